@@ -1,0 +1,50 @@
+# Two commands do everything on a fresh machine that has Python 3.11 or newer: make audit, make test.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+CORE := $(VENV)/.core-installed
+DEV := $(VENV)/.dev-installed
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+
+.PHONY: audit test lint types format readme figures check clean
+
+audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
+	$(BIN)/klgrad audit $(ARGS)
+
+test: $(DEV)  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+readme: $(DEV)  ## regenerate the README's tables
+	$(BIN)/python scripts/readme.py
+
+figures: $(DEV)  ## redraw the pictures of the README and the docs
+	$(BIN)/python docs/figures/coefficients.py
+
+check: test lint types  ## what CI runs
+	$(BIN)/python scripts/readme.py --check
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+
+# Torch comes first and alone, so that nothing else chooses its version.
+$(CORE): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install torch
+	$(PIP) install -e .
+	touch $@
+
+$(DEV): $(CORE)
+	$(PIP) install -e '.[dev]'
+	touch $@

@@ -1,0 +1,5 @@
+"""`python -m klgrad`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,79 @@
+"""The exact expected gradient of a loss, and its exact variance, on one problem."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..exact import Problem, every_group
+from .batch import Batch, from_problem
+from .subject import Subject
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """Moments of the gradient of one call of the loss, on one group drawn by the sampler.
+
+    Attributes:
+        mean: (P·V,) the expected gradient.
+        variance: E‖g - mean‖², times the group's size: of one completion, in a mean over completions.
+        typical: sqrt(E‖g‖²), the size that a zero mean is to be compared with.
+        on_padding: whether any gradient fell on masked positions.
+    """
+
+    mean: Tensor
+    variance: float
+    typical: float
+    on_padding: bool
+
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""∂loss/∂ of `logp`, `token_kl` and `token_forward_kl`, each (B, T)."""
+
+
+def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:
+    """The loss, and the loss seen from the scores: its gradient towards everything it may have used."""
+    loss = subject(batch)
+    found: tuple[Tensor | None, ...] = (None, None, None)
+    if loss.requires_grad:  # a tensor without gradient is a verdict, not an error
+        found = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
+    logp, kl, forward_kl = (torch.zeros_like(x) if g is None else g for x, g in zip(batch.leaves, found, strict=True))
+    return loss.detach(), (logp, kl, forward_kl)
+
+
+def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: Tensor) -> Gradient:
+    """Sum over every group of `size` completions; with advantages, of what the reference adds."""
+    members, probability = every_group(problem, size)
+    per_group, on_padding = every_gradient(subject, problem, members, advantage)
+    mean = probability @ per_group
+    second = float(probability @ per_group.square().sum(-1))
+    spread = float(probability @ (per_group - mean).square().sum(-1))
+    return Gradient(mean, spread * size, second**0.5, on_padding)
+
+
+def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> tuple[Tensor, bool]:
+    """(M, P·V) the gradient of the loss on each of M groups, and whether any fell on masked positions."""
+    parts = _all_coefficients(subject, problem, members, advantage)
+    mask = problem.space.mask[members]
+    on_padding = any(bool((part[~mask] != 0).any()) for part in parts)
+    jacobians = (problem.scores, problem.kl_gradients, problem.forward_kl_gradients)
+    per_group = torch.zeros(len(members), problem.logits.numel(), dtype=problem.logits.dtype)
+    for part, jacobian in zip(parts, jacobians, strict=True):
+        if bool((part != 0).any()):
+            per_group += torch.einsum("mgt,mgtp->mp", torch.where(mask, part, 0), jacobian[members])
+    return per_group, on_padding
+
+
+def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> Parts:
+    """(M, G, T) coefficients of every group's own call, stacked into one where the subject allows it."""
+    found = []
+    for group in [members] if subject.stacks else members.split(1):
+        batch = from_problem(problem, group, advantage)
+        _, parts = evaluate(subject, batch)
+        if bool(advantage.any()):
+            _, without = evaluate(subject, batch.at_reference().fresh())
+            parts = tuple(a - b for a, b in zip(parts, without, strict=True))
+        # A stacked call is a mean over all rows; times the number of groups it is each group's own.
+        found.append([part.reshape(*group.shape, -1) * len(group) for part in parts])
+    logp, kl, forward_kl = (torch.cat(part) for part in zip(*found, strict=True))
+    return logp, kl, forward_kl

@@ -1,0 +1,68 @@
+"""Audit results for programs (JSON) and for documents (Markdown)."""
+
+import json
+import math
+from collections.abc import Sequence
+
+from .problems import cases
+from .result import AuditResult
+
+COLUMNS = ("loss", "on-policy it descends", "off-policy", "scale", "variance", "near ref", "notes")
+
+
+def to_json(results: Sequence[AuditResult]) -> str:
+    """`{"results": [...], "problems": [...]}`; what is not a finite number is null."""
+    data = {"results": [r.to_dict() for r in results], "problems": [c.describe() for c in cases(on_policy=False)]}
+    return json.dumps(_finite(data), indent=2) + "\n"
+
+
+def to_markdown(results: Sequence[AuditResult]) -> str:
+    """One table."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for r in results:
+        name, *rest = cells_of(r)
+        lines.append("| " + " | ".join([f"`{name}`", *rest]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cells_of(r: AuditResult) -> tuple[str, ...]:
+    """The row of a table, in the order of `COLUMNS`."""
+    verdict, off = (
+        f"unknown ({_percent(bias[nearest])} from {nearest.replace('_', '-')})" if v == "unknown" else v
+        for v, bias, nearest in (
+            (r.verdict, r.bias, r.nearest),
+            (r.verdict_off_policy, r.bias_off_policy, r.nearest_off_policy),
+        )
+    )
+    scale = "" if r.scale is None or r.verdict == "unknown" else f"{r.scale:.3g}"
+    return (r.name, verdict, off, scale, f"{r.variance:.3g}", f"{r.variance_near:.3g}", "; ".join(notes(r)))
+
+
+def notes(r: AuditResult) -> list[str]:
+    """What to know beyond the verdict, in a few words each."""
+    found = []
+    if not r.depends_on_reference:
+        found.append("ignores ref" if r.variance else "no gradient")
+    if r.length_sensitive:
+        found.append(f"length-sensitive (equal lengths: {r.verdict_fixed_lengths})")
+    if r.dead_zone_from is not None:
+        found.append(f"dead from l = {r.dead_zone_from:g}")
+    elif r.float32_wrong_from is not None:
+        found.append(f"float32 fails from l = {r.float32_wrong_from:g}")
+    if not r.finite:
+        found.append("overflows")
+    if r.touches_padding:
+        found.append("touches padding")
+    return found
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.01 else f"{share:.0%}"
+
+
+def _finite(data: object) -> object:
+    if isinstance(data, dict):
+        return {k: _finite(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -1,0 +1,67 @@
+"""The answer of an audit, for people and for programs."""
+
+from dataclasses import asdict, dataclass
+
+from ..meaning import Verdict
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What one loss descends.
+
+    Attributes:
+        name: of the loss.
+        kind: `cell`, `term` or `function`.
+        verdict: the target it is the gradient of with samples of π, or `nothing`, or `unknown`.
+        verdict_off_policy: the same with samples of another policy.
+        scale: its multiple of that target (of the nearest one, if `unknown`); None for `nothing`.
+        scale_by_shape: the same for each batch shape, "rows x columns, fixed|varying".
+        bias: relative distance to each target at the best positive scale, on-policy.
+        cosine: with each target, on-policy.
+        bias_off_policy: as `bias`, off-policy.
+        cosine_off_policy: as `cosine`, off-policy.
+        nearest: the target with the least bias, on-policy.
+        nearest_off_policy: the same off-policy.
+        variance: exact, of one completion's gradient, over the on-policy problems; divided by scale²
+            where there is a verdict, so that losses for one target compare.
+        variance_near: the same over the problems near ref alone, where training mostly is.
+        depends_on_reference: whether moving ref changes any gradient at all.
+        length_sensitive: whether varying lengths change the verdict that fixed lengths give.
+        verdict_fixed_lengths: the on-policy verdict where all completions are equally long.
+        dead_zone: whether the gradient vanishes at large log-ratios, in float32.
+        dead_zone_from: the log-ratio log π - log ref where it first does.
+        float32_wrong_from: the log-ratio where float32 first loses the coefficient by more than 1%.
+        finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
+        touches_padding: whether gradient falls on masked positions.
+        verdict_by_problem: on-policy verdict on each problem alone.
+        advice: one sentence, with the sound alternative.
+    """
+
+    name: str
+    kind: str
+    verdict: Verdict
+    verdict_off_policy: Verdict
+    scale: float | None
+    scale_by_shape: dict[str, float]
+    bias: dict[str, float]
+    cosine: dict[str, float]
+    bias_off_policy: dict[str, float]
+    cosine_off_policy: dict[str, float]
+    nearest: str
+    nearest_off_policy: str
+    variance: float
+    variance_near: float
+    depends_on_reference: bool
+    length_sensitive: bool
+    verdict_fixed_lengths: Verdict
+    dead_zone: bool
+    dead_zone_from: float | None
+    float32_wrong_from: float | None
+    finite: bool
+    touches_padding: bool
+    verdict_by_problem: dict[str, Verdict]
+    advice: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data, ready for JSON."""
+        return asdict(self)

@@ -1,0 +1,103 @@
+"""`audit`: from a loss to its verdict."""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..exact import Problem
+from .advice import advise
+from .gradient import every_gradient, expected_gradient
+from .numerics import probe
+from .problems import cases
+from .result import AuditResult
+from .subject import Subject, as_subject
+from .verdict import MATCH, Comparison, Measurement, Shape
+
+Advantages = Literal["zero", "random"]
+
+
+def audit(loss: object, *, name: str | None = None, advantages: Advantages = "zero") -> AuditResult:
+    """Say which divergence a loss descends, by exact enumeration.
+
+    Args:
+        loss: a function that names in its signature what it wants of `logp`, `ref_logp`, `old_logp`,
+            `behavior_logp`, `mask`, `advantages`, `group`, `token_kl`, `token_forward_kl` and returns a
+            scalar or a (B, T) tensor; or a `KLTerm`, or a `Cell`.
+        name: shown in the report; the function's own if not given.
+        advantages: `zero` leaves the KL term alone in the loss. `random` gives every completion one, and
+            audits what the reference adds to the gradient: that with the reference where it is, minus
+            that with the reference moved onto the policy.
+    """
+    subject = as_subject(loss, name)
+    on = _compare(subject, advantages, on_policy=True)
+    off = _compare(subject, advantages, on_policy=False)
+    numerics = probe(subject)
+    nearest = on.nearest
+    fixed = on.only(lambda c: not c.varying).verdict
+    scales = {} if on.is_nothing or not on.is_finite else {_spoken(s): x for s, x in on.scales(nearest).items()}
+    result = AuditResult(
+        name=subject.name,
+        kind=subject.kind,
+        verdict=on.verdict,
+        verdict_off_policy=off.verdict,
+        scale=next(iter(scales.values()), None),
+        scale_by_shape=scales,
+        bias=on.bias,
+        cosine=on.cosine,
+        bias_off_policy=off.bias,
+        cosine_off_policy=off.cosine,
+        nearest=nearest,
+        nearest_off_policy=off.nearest,
+        variance=_variance(on),
+        variance_near=_variance(on.only(lambda c: c.distance == "near")),
+        depends_on_reference=_depends_on_reference(subject),
+        length_sensitive=on.only(lambda c: c.varying).verdict != fixed,
+        verdict_fixed_lengths=fixed,
+        dead_zone=numerics.dead_from is not None,
+        dead_zone_from=numerics.dead_from,
+        float32_wrong_from=numerics.wrong_from,
+        finite=numerics.finite and on.is_finite and off.is_finite,
+        touches_padding=any(m.gradient.on_padding for m in on.measured),
+        verdict_by_problem={c.name: on.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.measured)},
+    )
+    return replace(result, advice=advise(result, subject))
+
+
+def _compare(subject: Subject, advantages: Advantages, *, on_policy: bool) -> Comparison:
+    return Comparison(
+        [
+            Measurement(c, expected_gradient(subject, c.problem, c.group_size, _advantage(c.problem, advantages)))
+            for c in cases(on_policy)
+        ]
+    )
+
+
+def _advantage(problem: Problem, kind: Advantages) -> Tensor:
+    n = len(problem.space)
+    if kind == "zero":
+        return torch.zeros(n, dtype=torch.float64)
+    return torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+
+
+def _variance(on: Comparison) -> float:
+    matched = on.verdict not in ("nothing", "unknown")
+    scales = on.scales(on.nearest)
+    spread = [m.gradient.variance / (scales[m.case.shape] ** 2 if matched else 1.0) for m in on.measured]
+    return sum(spread) / len(spread)
+
+
+def _depends_on_reference(subject: Subject) -> bool:
+    """Whether another reference gives another gradient to any group of completions."""
+    problem = cases(on_policy=True)[0].problem
+    moved = replace(problem, ref_logits=problem.ref_logits.flip(-1))
+    members = torch.arange(len(problem.space))[None]
+    none = _advantage(problem, "zero")
+    here, there = (every_gradient(subject, p, members, none)[0] for p in (problem, moved))
+    return not torch.allclose(here, there, rtol=MATCH, atol=0.0)
+
+
+def _spoken(shape: Shape) -> str:
+    rows, columns, varying = shape
+    return f"{rows} x {columns}, {'varying' if varying else 'fixed'}"

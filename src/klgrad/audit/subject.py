@@ -1,0 +1,132 @@
+"""What is audited: a loss of any make, brought to one shape."""
+
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..cells import Cell
+from ..errors import LossCallError, LossOutputError
+from ..result import KLResult
+from ..rollout import Rollout
+from ..term import KLTerm
+from .batch import Batch
+
+ARGUMENTS = tuple(f.name for f in fields(Batch))
+"""What a user's loss may name in its signature."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A named loss over a `Batch`.
+
+    Attributes:
+        name: shown in reports.
+        kind: `cell`, `term` or `function`.
+        loss: returns a scalar, or (B, T), which is then summed over live tokens and averaged over rows.
+        stacks: many groups may be given in one call, for they do not influence each other and the loss
+            is a mean over rows. Only known of this package's own; others are called group by group.
+        instead: the sound alternative, for the advice.
+        summary: one line.
+    """
+
+    name: str
+    kind: Literal["cell", "term", "function"]
+    loss: Callable[[Batch], object]
+    stacks: bool = False
+    instead: str = ""
+    summary: str = ""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The scalar loss of one batch."""
+        try:
+            out = self.loss(batch)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise LossCallError(
+                f"{self.name} to return a loss",
+                f"{type(error).__name__}: {error}",
+                f"look at {last.filename}, line {last.lineno}; it was called with {batch.logp.dtype} tensors of "
+                f"shape {tuple(batch.logp.shape)}",
+            ) from error
+        return _scalar(self.name, out, batch)
+
+
+def as_subject(loss: object, name: str | None = None) -> Subject:
+    """A `KLTerm`, a `Cell`, a `Subject`, or a function of the tensors it names."""
+    if isinstance(loss, Subject):
+        return loss
+    if isinstance(loss, KLTerm):
+        return of_rollout(name or loss.name, "term", lambda r: loss(r).loss, stacks=loss.reduction == "sequence")
+    if isinstance(loss, Cell):
+        summary = loss.doc.split("\n")[0]
+        stacks = not loss.couples_groups
+        return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=loss.instead, summary=summary)
+    if callable(loss):
+        return of_function(loss, name or getattr(loss, "__name__", repr(loss)))
+    raise LossCallError("a function, a KLTerm or a Cell", type(loss).__name__, "pass the loss itself")
+
+
+def of_rollout(
+    name: str,
+    kind: Literal["cell", "term"],
+    loss: Callable[[Rollout], Tensor | KLResult],
+    *,
+    stacks: bool,
+    instead: str = "",
+    summary: str = "",
+) -> Subject:
+    """A loss that takes a `Rollout`."""
+
+    def call(batch: Batch) -> Tensor:
+        out = loss(batch.rollout())
+        return out.loss if isinstance(out, KLResult) else out
+
+    return Subject(name, kind, call, stacks, instead, summary)
+
+
+def of_function(function: Callable[..., object], name: str) -> Subject:
+    """A loss that receives by keyword the tensors it names in its signature."""
+    wanted = _wanted(function, name)
+    summary = (inspect.getdoc(function) or "").split("\n")[0]
+    return Subject(name, "function", lambda batch: function(**{k: getattr(batch, k) for k in wanted}), summary=summary)
+
+
+def _wanted(function: Callable[..., object], name: str) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return list(ARGUMENTS)
+    wanted = [p.name for p in parameters if p.name in ARGUMENTS]
+    stray = [
+        p.name
+        for p in parameters
+        if p.name not in ARGUMENTS and p.default is p.empty and p.kind is not p.VAR_POSITIONAL
+    ]
+    if stray or not wanted:
+        raise LossCallError(
+            f"{name} to take some of: {', '.join(ARGUMENTS)}",
+            f"parameters {', '.join(p.name for p in parameters) or '(none)'}",
+            "wrap it in a function that takes these names, and give every other parameter a default",
+        )
+    return wanted
+
+
+def _scalar(name: str, out: object, batch: Batch) -> Tensor:
+    shape = tuple(batch.logp.shape)
+    if not isinstance(out, Tensor):
+        raise LossOutputError(
+            f"{name} to return a scalar or a {shape} tensor", type(out).__name__, "return the loss tensor alone"
+        )
+    if out.shape == batch.logp.shape and out.numel() > 1:
+        return torch.where(batch.mask, out, 0).sum() / len(out)
+    if out.numel() == 1:
+        return out.reshape(())
+    raise LossOutputError(
+        f"{name} to return a scalar or a {shape} tensor (B, T)",
+        f"a tensor of shape {tuple(out.shape)}",
+        "reduce it, or return one value per token",
+    )

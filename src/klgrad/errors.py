@@ -1,0 +1,49 @@
+"""The error family: every message says what was expected, what came, and what to do.
+
+To add one, inherit from `KlgradError` and from the built-in class that a caller would already catch.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class KlgradError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+    def __init__(self, expected: str, received: str, remedy: str) -> None:
+        self.expected, self.received, self.remedy = expected, received, remedy
+        super().__init__(f"expected {expected}; received {received}; remedy: {remedy}")
+
+
+class RolloutError(KlgradError, ValueError):
+    """Tensors that cannot be one batch of sampled completions."""
+
+
+class MeaningError(KlgradError, ValueError):
+    """A KL term that could not mean what it says; the remedy names the sound one."""
+
+
+class ProblemError(KlgradError, ValueError):
+    """An exact problem that cannot be built or is too large to sum over."""
+
+
+class LossImportError(KlgradError, ImportError):
+    """A loss to audit that cannot be found or imported."""
+
+
+class LossCallError(KlgradError, RuntimeError):
+    """A loss to audit that raised, or asks for arguments that an audit does not have."""
+
+
+class LossOutputError(KlgradError, TypeError):
+    """A loss to audit that returned something that is not a loss."""
+
+
+class UnknownNameError(KlgradError, LookupError):
+    """A name that no registry holds; near matches are suggested."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(names)}"
+        super().__init__(f"a known {kind}", repr(name), remedy)

@@ -1,0 +1,66 @@
+"""What a KL term gives back, and the one place where coefficients become a loss."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .rollout import Rollout
+from .statistics import Estimate, ratio_of_means
+
+Reduction = Literal["sequence", "token"]
+"""`sequence`: summed over each completion's tokens, averaged over completions. `token`: summed over all
+live tokens of the batch, divided by their number; when lengths vary this is another objective."""
+
+
+@dataclass(frozen=True, eq=False)
+class KLResult:
+    r"""A KL term evaluated on one batch.
+
+    `loss` and (`coefficient`, `pathwise`) are two shapes of one gradient:
+    ∇loss = ∇(reduce(coefficient · logp) + pathwise), sample by sample.
+
+    Attributes:
+        loss: scalar; its value is the KL estimate `value.mean`, its gradient what the term declares.
+        coefficient: (B, T), detached, on the score of each sampled token. Subtract β x it from per-token
+            advantages *after* their normalisation, and let the trainer reduce.
+        pathwise: scalar; the full-vocabulary part of an `exact` term, to be added (times β) to the loss
+            beside the coefficient. Zero, without gradient, for sampled terms.
+        value: the KL estimate with its standard error, in the unit of the reduction.
+        diagnostics: detached scalars, by name.
+    """
+
+    loss: Tensor
+    coefficient: Tensor
+    pathwise: Tensor
+    value: Estimate
+    diagnostics: dict[str, Tensor]
+
+
+def reduce(per_token: Tensor, rollout: Rollout, reduction: Reduction) -> Tensor:
+    """(B, T) to a scalar, by the declared reduction; masked positions count for nothing."""
+    total = torch.where(rollout.mask, per_token, 0).sum()
+    return total / _count(rollout, reduction).sum().clamp(min=1)
+
+
+def assemble(
+    rollout: Rollout,
+    reduction: Reduction,
+    *,
+    coefficient: Tensor,
+    pathwise: Tensor | None,
+    value_per_sequence: Tensor,
+    diagnostics: dict[str, Tensor],
+) -> KLResult:
+    """Build the result: the loss carries the estimate as its value and the coefficients as its gradient."""
+    coefficient = torch.where(rollout.mask, coefficient, 0).detach()
+    value = ratio_of_means(value_per_sequence, _count(rollout, reduction), rollout.group)
+    full = torch.zeros_like(value.mean) if pathwise is None else reduce(pathwise, rollout, reduction)
+    surrogate = reduce(coefficient * rollout.logp, rollout, reduction) + full
+    loss = value.mean + (surrogate - surrogate.detach())
+    return KLResult(loss, coefficient, full, value, diagnostics)
+
+
+def _count(rollout: Rollout, reduction: Reduction) -> Tensor:
+    return rollout.lengths if reduction == "token" else torch.ones_like(rollout.lengths)

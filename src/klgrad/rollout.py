@@ -1,0 +1,131 @@
+"""A batch of sampled completions, checked once at the border so that nothing downstream has to."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from .errors import RolloutError
+
+ROUNDING_STEPS = 64
+"""How many units in the last place a log-prob may stand above 0 before it is an error: log-probs are
+made as logit minus log-sum-exp, and logits of size up to 64 round at 64 x eps of their dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    r"""Log-probs of sampled tokens by role, all (B, T), over the live tokens of B completions.
+
+    Positions where `mask` is 0 are overwritten with 0 by `torch.where`, so that whatever stands there
+    (-inf, NaN, padding) reaches neither a value nor a gradient. Half precision is lifted to float32.
+    Everything but `logp`, `token_kl` and `token_forward_kl` is detached.
+
+    Args:
+        logp: log π(y_t | y_<t) of the policy being trained; carries the gradient.
+        ref_logp: log ref(y_t | y_<t) of the anchor.
+        mask: 1 (or True) where a token of the completion stands, the end token included; else 0.
+        behavior_logp: log μ(y_t | y_<t) of what really sampled the tokens; None means π itself.
+        group: (B,) integers; completions of one prompt share one.
+        token_kl: KL(π(·|y_<t) ‖ ref(·|y_<t)) over the full vocabulary, differentiable towards π.
+        token_forward_kl: KL(ref(·|y_<t) ‖ π(·|y_<t)) likewise.
+    """
+
+    logp: Tensor
+    ref_logp: Tensor
+    mask: Tensor
+    behavior_logp: Tensor | None = None
+    group: Tensor | None = None
+    token_kl: Tensor | None = None
+    token_forward_kl: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        per_token = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("mask", "group")}
+        per_token = {name: x for name, x in per_token.items() if x is not None}
+        _check_shapes(self.logp, self.mask, self.group, per_token)
+        mask = _as_bool(self.mask)
+        dtype = torch.float32
+        for name, x in per_token.items():
+            _check_values(name, x.detach(), mask)
+            dtype = torch.promote_types(dtype, x.dtype)
+        zero = torch.zeros((), dtype=dtype, device=self.logp.device)
+        for name, x in per_token.items():
+            x = x if name in ("logp", "token_kl", "token_forward_kl") else x.detach()
+            object.__setattr__(self, name, torch.where(mask, x.to(dtype), zero))
+        object.__setattr__(self, "mask", mask)
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """l_t = log π - log ref of the sampled token, detached; 0 where masked."""
+        return self.logp.detach() - self.ref_logp
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) number of live tokens, in the dtype of the log-probs."""
+        return self.mask.sum(-1).to(self.logp.dtype)
+
+    @property
+    def sampler_logp(self) -> Tensor:
+        """Log-probs of what sampled the tokens: `behavior_logp`, or π itself where none was given."""
+        return self.logp.detach() if self.behavior_logp is None else self.behavior_logp
+
+
+def _check_shapes(logp: Tensor, mask: Tensor, group: Tensor | None, per_token: dict[str, Tensor]) -> None:
+    if logp.ndim != 2 or 0 in logp.shape:
+        raise RolloutError(
+            "`logp` of shape (B, T) with B, T >= 1", f"shape {tuple(logp.shape)}", "pass one row per completion"
+        )
+    for name, x in {**per_token, "mask": mask}.items():
+        if x.shape != logp.shape:
+            raise RolloutError(
+                f"`{name}` of shape {tuple(logp.shape)}, that of `logp`",
+                f"shape {tuple(x.shape)}",
+                f"align `{name}` with the sampled tokens: one entry per token, no prompt, no shift",
+            )
+    for name, x in per_token.items():
+        if not x.is_floating_point():
+            raise RolloutError(f"`{name}` of a floating dtype", str(x.dtype), "pass log-probs, not token ids")
+    if group is not None and (group.shape != logp.shape[:1] or group.is_floating_point()):
+        raise RolloutError(
+            f"`group` of shape ({logp.shape[0]},) and an integer dtype",
+            f"shape {tuple(group.shape)}, {group.dtype}",
+            "pass one prompt index per completion",
+        )
+
+
+def _as_bool(mask: Tensor) -> Tensor:
+    live = mask != 0
+    if mask.dtype != torch.bool and bool((live & (mask != 1)).any()):
+        b, t = torch.nonzero(live & (mask != 1))[0].tolist()
+        raise RolloutError(
+            "a `mask` of 0 and 1",
+            f"{mask[b, t].item():g} at [{b}, {t}]",
+            "pass the completion mask; weights belong to the loss, not to the mask",
+        )
+    return live
+
+
+def _check_values(name: str, x: Tensor, mask: Tensor) -> None:
+    """One device synchronisation for a sound tensor; the details are looked up only for a bad one."""
+    is_kl = name in ("token_kl", "token_forward_kl")
+    limit = ROUNDING_STEPS * torch.finfo(x.dtype).eps
+    beyond = (-x if is_kl else x) > limit
+    bad = mask & (beyond | ~torch.isfinite(x))
+    if not bool(bad.any()):
+        return
+    b, t = torch.nonzero(bad)[0].tolist()
+    value = x[b, t].item()
+    expected = f"`{name}` finite and {'>= 0' if is_kl else '<= 0'} at every live token"
+    raise RolloutError(expected, f"{value:g} at [{b}, {t}]", _remedy(name, value))
+
+
+def _remedy(name: str, value: float) -> str:
+    if value != value:
+        return "find the NaN upstream (a 0 * inf in a mask, an overflow in half precision)"
+    if value == float("-inf"):
+        return (
+            f"`{name}` gives the sampled token probability 0: mask the position, or score with the "
+            "unfiltered distribution (no top-k or top-p, no suppressed tokens)"
+        )
+    if name in ("token_kl", "token_forward_kl"):
+        return "pass the full-vocabulary KL of normalised distributions; truncated top-k sums can be negative"
+    return "pass log-softmax outputs; a positive value is a logit, a probability or a sum over tokens"
