@@ -32,7 +32,7 @@ def _scan(x: Tensor, mask: Tensor, discount: float) -> Tensor:
     doubling spans needs no power of 1/g, so that it is stable for every discount in [0, 1].
     """
     total = torch.where(mask, x, 0)
-    decay = torch.where(mask, discount, 1.0).to(x.dtype)
+    decay = torch.ones_like(total).masked_fill(mask, discount)
     span = 1
     while span < x.shape[-1]:
         reach = decay[:, :-span]

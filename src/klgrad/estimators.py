@@ -122,14 +122,14 @@ def k_lambda(lam: float) -> Estimator:
     return k
 
 
-@_with_slope(lambda log_ratio: -log_ratio * exp_capped(-log_ratio))
+@_with_slope(lambda log_ratio: log_ratio * exp_capped(-log_ratio))
 def forward_k3(log_ratio: Tensor) -> Tensor:
     r"""R log r - r + 1 with r = exp(-l) = ref/π: k3 of the other direction, weighted to π's samples.
 
     Estimates:
         KL(ref‖π) from samples of π, unbiased, never negative.
     Gradient:
-        as a loss `unknown`: slope -l exp(-l). A value to report, not a loss.
+        as a loss `unknown`: slope l exp(-l). A value to report, not a loss.
     Requires:
         y ~ π.
     """

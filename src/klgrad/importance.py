@@ -1,7 +1,6 @@
 r"""Importance ratios of π to the sampler μ, their bounds, and what the bounds cost.
 
-Ratios are detached weights. They are computed in log space and evaluated at no more than
-exp(`MAX_EXPONENT`), so that they stay finite.
+Ratios are detached weights. They are computed in log space and saturate at exp(`MAX_LOG_RATIO`).
 """
 
 from dataclasses import dataclass
@@ -11,20 +10,24 @@ import torch
 from torch import Tensor
 
 from .errors import MeaningError
-from .estimators import exp_capped
 from .rollout import Rollout
 
 Ratio = Literal["token", "prefix", "sequence"]
 
+MAX_LOG_RATIO = 20.0
+"""Ratios saturate at e^20 = 5e8, so that the product of two of them (a weighted leave-one-out baseline)
+with an estimator at its own cap stays finite in float32. A sample that heavy has left no effective sample
+size to speak of long before."""
+
 
 def token_ratio(rollout: Rollout) -> Tensor:
     """r_t = π(y_t)/μ(y_t), (B, T); 1 where masked."""
-    return exp_capped(_log_token_ratio(rollout))
+    return _bounded_exp(_log_token_ratio(rollout))
 
 
 def prefix_ratio(rollout: Rollout) -> Tensor:
     """w_t = r_1 ... r_t, token t included, (B, T)."""
-    return exp_capped(_log_token_ratio(rollout).cumsum(-1))
+    return _bounded_exp(_log_token_ratio(rollout).cumsum(-1))
 
 
 def prefix_ratio_before(rollout: Rollout) -> Tensor:
@@ -32,12 +35,16 @@ def prefix_ratio_before(rollout: Rollout) -> Tensor:
     log_ratio = _log_token_ratio(rollout)
     before = torch.zeros_like(log_ratio)
     before[:, 1:] = log_ratio.cumsum(-1)[:, :-1]
-    return exp_capped(before)
+    return _bounded_exp(before)
 
 
 def sequence_ratio(rollout: Rollout) -> Tensor:
     """w_T = r_1 ... r_T, (B, 1): one number per completion, to be broadcast on purpose."""
-    return exp_capped(_log_token_ratio(rollout).sum(-1, keepdim=True))
+    return _bounded_exp(_log_token_ratio(rollout).sum(-1, keepdim=True))
+
+
+def _bounded_exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
 def _log_token_ratio(rollout: Rollout) -> Tensor:

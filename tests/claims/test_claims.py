@@ -1,0 +1,75 @@
+"""Every docstring that claims a gradient, held against the audit."""
+
+import re
+
+import pytest
+from claims.docstrings import as_a_loss, gradient_section, on_and_off_policy
+from tolerances import EXACT
+
+from klgrad import KLTerm, OffPolicy, cells, squared_sequence
+from klgrad.audit import audit, catalogue
+from klgrad.audit.catalogue import every_term
+from klgrad.estimators import Estimator, forward_k3, k1, k2, k3, k_lambda
+from klgrad.result import reduce
+
+TERMS = {term.name: term for term in every_term()}
+NO_VERDICT = ("nothing", "unknown")
+
+
+def hold(result, on_policy, off_policy, scale):
+    assert (result.verdict, result.verdict_off_policy) == (on_policy, off_policy), result.advice
+    if scale is not None and on_policy not in NO_VERDICT:
+        for found in result.scale_by_shape.values():
+            EXACT.check(found, scale)
+
+
+@pytest.mark.parametrize("cell", cells.CELLS.values(), ids=cells.CELLS)
+def test_cell(cell):
+    hold(audit(cell), *on_and_off_policy(cell.doc))
+
+
+@pytest.mark.parametrize("term", TERMS.values(), ids=TERMS)
+def test_term(term):
+    hold(audit(term), *term.descends, 1.0)
+
+
+def test_squared_sequence():
+    claim = on_and_off_policy(squared_sequence.__doc__ or "")
+    hold(audit(catalogue()["squared-sequence"]), *claim)
+
+
+@pytest.mark.parametrize("estimator", [k1, k2, k3, k_lambda(0.25), forward_k3], ids=repr)
+def test_estimator(estimator: Estimator):
+    cell = cells.Cell(
+        repr(estimator), lambda r: reduce(estimator(r.logp - r.ref_logp), r, "sequence"), "", couples_groups=False
+    )
+    result = audit(cell)
+    assert result.verdict == as_a_loss(estimator.__doc__ or "")
+    if estimator.__name__ == "k_lambda(0.25)":
+        EXACT.check(result.scale or 0.0, 0.25)
+
+
+def test_the_docstring_of_klterm_says_what_its_configurations_descend():
+    text = gradient_section(KLTerm.__doc__ or "")
+    claimed = re.findall(r"(reverse|forward), (token|sequence): `([a-z-]+)`", text)
+    assert len(claimed) == 4
+    for divergence, level, verdict in claimed:
+        estimator = "k1" if divergence == "reverse" else "k3"
+        assert KLTerm(divergence=divergence, level=level, estimator=estimator).descends.on_policy == verdict
+    assert "with the token ratio off-policy `reverse-kl-token-sampler`" in text
+    assert (
+        KLTerm(level="token", sampler=OffPolicy("token", bound=None)).descends.off_policy == "reverse-kl-token-sampler"
+    )
+    assert "`descends` says `unknown`" in text
+    assert KLTerm(discount=0.5).descends == KLTerm(reduction="token").descends == ("unknown", "unknown")
+
+
+def test_every_configuration_has_its_own_name():
+    terms = list(every_term())
+    assert len({term.name for term in terms}) == len(terms) > 50
+
+
+def test_a_claim_that_drifts_fails():
+    drifted = (cells.get("k3-loss").doc).replace("forward-kl-token", "reverse-kl-token")
+    with pytest.raises(AssertionError, match="Descends the token-level forward KL"):
+        hold(audit(cells.get("k3-loss")), *on_and_off_policy(drifted))

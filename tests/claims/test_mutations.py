@@ -1,0 +1,100 @@
+"""Faults put into a copy of the package on purpose: each must break a claim."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import klgrad
+
+PACKAGE = Path(klgrad.__file__).parent
+CHECK = Path(__file__).with_name("broken.py")
+
+MUTATIONS = {
+    "wrong sign": (
+        "rollout.py",
+        "return self.logp.detach() - self.ref_logp",
+        "return self.ref_logp - self.logp.detach()",
+        "reverse-sequence-k1",
+    ),
+    "wrong sign of the surrogate": (
+        "result.py",
+        "(surrogate - surrogate.detach())",
+        "(surrogate.detach() - surrogate)",
+        "reverse-token-k1",
+    ),
+    "missing detach": (
+        "result.py",
+        "torch.where(rollout.mask, coefficient, 0).detach()",
+        "rollout.logp.detach() * 0 + coefficient + (rollout.logp - rollout.logp.detach())",
+        "reverse-token-k1",
+    ),
+    "ratio not detached": (
+        "importance.py",
+        "return rollout.logp.detach() - rollout.sampler_logp",
+        "return rollout.logp - rollout.sampler_logp",
+        "reverse-token-exact-prefix-ratio",
+    ),
+    "dropped future": ("credit.py", "discount * after, 0)", "0 * after, 0)", "reverse-sequence-k1"),
+    "future counts the present twice": (
+        "credit.py",
+        "after[:, :-1] = _scan(x, mask, discount)[:, 1:]",
+        "after = _scan(x, mask, discount)",
+        "reverse-sequence-k1",
+    ),
+    "batch-mean baseline": (
+        "credit.py",
+        "return (total - x) / (size - 1)",
+        "return total / size",
+        "reverse-sequence-k1-loo",
+    ),
+    "baseline unweighted off-policy": (
+        "term.py",
+        "coefficient - weight * credit.leave_one_out",
+        "coefficient - credit.leave_one_out",
+        "reverse-sequence-k1-loo-prefix-ratio",
+    ),
+    "exact form without its prefix weight": (
+        "importance.py",
+        "return _bounded_exp(before)",
+        "return torch.ones_like(before)",
+        "reverse-sequence-exact-prefix-ratio",
+    ),
+    "token ratio for the prefix": ("importance.py", ".cumsum(-1))", ")", "reverse-sequence-k1-prefix-ratio"),
+    "k3's slope for the reverse KL": (
+        "term.py",
+        "            return rollout.log_ratio\n",
+        "            return k3.slope(rollout.log_ratio)\n",
+        "reverse-token-k1",
+    ),
+}
+
+
+def broken_claims(package: Path, name: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    done = subprocess.run(
+        [sys.executable, str(CHECK), name], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.slow
+def test_a_fault_breaks_a_claim(mutation, tmp_path):
+    file, sound, faulty, name = MUTATIONS[mutation]
+    copy = tmp_path / "klgrad"
+    shutil.copytree(PACKAGE, copy)
+    text = (copy / file).read_text(encoding="utf-8")
+    assert text.count(sound) == 1, f"{file} no longer has the line that this fault replaces"
+    (copy / file).write_text(text.replace(sound, faulty), encoding="utf-8")
+    assert "broken:" in broken_claims(copy, name)
+
+
+@pytest.mark.slow
+def test_the_package_as_it_is_breaks_none(tmp_path):
+    for name in sorted({name for *_, name in MUTATIONS.values()}):
+        assert broken_claims(PACKAGE, name) == ""

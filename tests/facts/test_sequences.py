@@ -1,0 +1,129 @@
+"""Facts 11 to 15: sequences, y ~ π."""
+
+import pytest
+import torch
+from oracle import PROBLEMS, SEQUENCES, mean_gradient, mean_gradient_over_groups, whole_space
+from tolerances import EXACT
+
+from klgrad import KLTerm, cells
+from klgrad.credit import future, to_go, whole
+from klgrad.estimators import k3
+from klgrad.exact import autoregressive, target_gradients
+
+sequences = pytest.mark.parametrize("problem", [p.on_policy() for p in SEQUENCES.values()], ids=SEQUENCES)
+
+
+@sequences
+def test_fact_11_token_terms_miss_the_future(problem):
+    log_ratio = problem.logp - problem.ref_logp
+    targets = target_gradients(problem)
+    found = mean_gradient(problem, log_ratio)
+    EXACT.check_vector(found, targets["reverse_kl_token"])
+    # Near ref the future is a second-order effect, but never none.
+    assert (found - targets["reverse_kl_sequence"]).norm() > 0.001 * targets["reverse_kl_sequence"].norm()
+
+
+SAMPLED = {
+    "whole": lambda l, mask: whole(l, mask),
+    "to go": lambda l, mask: to_go(l, mask),
+    "k1 now, k3 later": lambda l, mask: l + future(k3.value(l), mask),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@sequences
+def test_fact_12_sampled_coefficients_are_unbiased_for_the_sequence(problem, name):
+    coefficient = SAMPLED[name](problem.logp - problem.ref_logp, problem.space.mask)
+    EXACT.check_vector(mean_gradient(problem, coefficient), target_gradients(problem)["reverse_kl_sequence"])
+
+
+@sequences
+def test_fact_12_exact_present_and_future(problem):
+    kl = problem.at_tokens(problem.prefix_kl())
+    score = mean_gradient(problem, future(kl, problem.space.mask))
+    pathwise = problem.probability @ problem.kl_gradients.sum(1)
+    EXACT.check_vector(score + pathwise, target_gradients(problem)["reverse_kl_sequence"])
+
+
+SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
+WITH_BASELINE = [
+    KLTerm(baseline="leave_one_out"),
+    KLTerm(estimator="k1_k3", baseline="leave_one_out"),
+    KLTerm(estimator="exact", baseline="leave_one_out"),
+]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("term", WITH_BASELINE, ids=lambda t: t.name)
+def test_fact_12_leave_one_out_by_step_over_every_group(term, size):
+    found = mean_gradient_over_groups(SMALL, size, lambda r: term(r).loss, on_policy=True)
+    EXACT.check_vector(found, target_gradients(SMALL)["reverse_kl_sequence"])
+
+
+def test_fact_12_leave_one_out_by_sequence_over_every_group():
+    found = mean_gradient_over_groups(SMALL, 2, cells.get("k1-reward-leave-one-out"), on_policy=True)
+    EXACT.check_vector(found, target_gradients(SMALL)["reverse_kl_sequence"])
+
+
+@sequences
+def test_fact_12_k2_of_the_whole_sequence_and_its_forward_twin(problem):
+    total = (problem.logp - problem.ref_logp).sum(-1, keepdim=True).expand_as(problem.logp)
+    EXACT.check_vector(mean_gradient(problem, total), target_gradients(problem)["squared_sequence"])
+    EXACT.check_vector(mean_gradient(problem, total), target_gradients(problem)["reverse_kl_sequence"])
+    EXACT.check_vector(mean_gradient(problem, k3.slope(total)), target_gradients(problem)["forward_kl_sequence"])
+
+
+def test_fact_12_variance_falls_from_whole_to_exact():
+    problem = PROBLEMS["varying"].on_policy()
+    l, mask, kl = problem.logp - problem.ref_logp, problem.space.mask, problem.at_tokens(problem.prefix_kl())
+
+    def variance(per_completion):
+        mean = problem.probability @ per_completion
+        return float(problem.probability @ (per_completion - mean).square().sum(-1))
+
+    score = lambda c: (c[..., None] * problem.scores).sum(1)  # noqa: E731
+    falling = [variance(score(whole(l, mask))), variance(score(to_go(l, mask)))]
+    falling.append(variance(score(future(kl, mask)) + problem.kl_gradients.sum(1)))
+    assert falling == sorted(falling, reverse=True)
+    assert falling[-1] < 0.5 * falling[0]
+
+
+@sequences
+def test_fact_13_a_discount_joins_token_to_sequence(problem):
+    rollout, targets = whole_space(problem), target_gradients(problem)
+    at = lambda g: mean_gradient(problem, KLTerm(discount=g)(rollout).coefficient)  # noqa: E731
+    EXACT.check_vector(at(0.0), targets["reverse_kl_token"])
+    EXACT.check_vector(at(1.0), targets["reverse_kl_sequence"])
+    gap = lambda g: float((at(g) - targets["reverse_kl_sequence"]).norm())  # noqa: E731
+    assert gap(0.0) > gap(0.5) > gap(0.9) > gap(1.0)
+
+
+def test_fact_13_a_mean_subtracted_before_discounting_pays_for_length():
+    """At ref itself there is nothing to regularise, yet the centred reward moves the policy."""
+    problem = PROBLEMS["varying"].on_policy()
+    constant = torch.where(problem.space.mask, 0.3, 0.0).double()  # every token's l minus the batch's mean
+    found = mean_gradient(problem, to_go(constant, problem.space.mask, 0.9))
+    lengths = problem.with_logits(problem.logits.clone().requires_grad_())
+    mean_length = (lengths.logp.sum(-1).exp() * problem.space.mask.sum(-1)).sum()
+    (towards_length,) = torch.autograd.grad(mean_length, lengths.logits)
+    assert torch.cosine_similarity(found, towards_length.flatten(), dim=0) > 0.9
+
+
+@pytest.mark.parametrize("name", ["k2-loss-length-mean", "k2-loss-token-mean"])
+def test_fact_14_dividing_by_length_changes_the_objective_only_when_lengths_vary(name):
+    for problem, matches in ((autoregressive(2, 2, ends=False, seed=1, away_from_ref=1.0), True), (SMALL, False)):
+        found = mean_gradient_over_groups(problem, 2, cells.get(name), on_policy=True)
+        target = target_gradients(problem)["reverse_kl_token"]
+        bias = (found - (found @ target / target.square().sum()) * target).norm() / found.norm()
+        assert (bias < EXACT.rtol) == matches
+
+
+def test_fact_15_the_sequence_target_shortens_completions_to_save_kl():
+    """Equal KL at every prefix: descending the sequence KL raises the end token, the token KL does not."""
+    problem = autoregressive(2, 3, ends=True, seed=0, away_from_ref=0.0)
+    logits = torch.zeros_like(problem.logits)
+    ref = torch.tensor([0.0, 1.0]).double().expand_as(logits)  # ref likes to go on, everywhere alike
+    problem = type(problem)(problem.space, logits, ref, logits)
+    targets = target_gradients(problem)
+    end = lambda g: float(g.view_as(logits)[0, 0])  # noqa: E731
+    assert end(targets["reverse_kl_sequence"]) < end(targets["reverse_kl_token"])

@@ -1,0 +1,60 @@
+"""Independent exact expectations for the tests: plain sums over completions, no part of the audit."""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from klgrad import Rollout
+from klgrad.exact import Problem, autoregressive, bandit
+
+PROBLEMS = {
+    "bandit": bandit(5, seed=3, away_from_ref=1.0),
+    "fixed": autoregressive(3, 3, ends=False, seed=4, away_from_ref=1.0),
+    "varying": autoregressive(3, 3, ends=True, seed=5, away_from_ref=1.0),
+    "near": autoregressive(2, 4, ends=True, seed=6, away_from_ref=0.05),
+}
+SEQUENCES = {name: problem for name, problem in PROBLEMS.items() if name != "bandit"}
+
+
+def whole_space(problem: Problem) -> Rollout:
+    """Every completion once, as one batch."""
+    return Rollout(
+        problem.logp,
+        problem.ref_logp,
+        problem.space.mask,
+        behavior_logp=problem.behavior_logp,
+        token_kl=problem.at_tokens(problem.prefix_kl()),
+        token_forward_kl=problem.at_tokens(problem.prefix_forward_kl()),
+    )
+
+
+def mean_gradient(problem: Problem, coefficient: Tensor) -> Tensor:
+    """E_μ[ Σ_t c_t s_t ] for coefficients (N, T) of every completion."""
+    per_completion = (coefficient[..., None] * problem.scores).sum(1)
+    return problem.probability @ per_completion
+
+
+def mean_gradient_over_groups(
+    problem: Problem, size: int, loss: Callable[[Rollout], Tensor], *, on_policy: bool
+) -> Tensor:
+    """E of ∇loss over every ordered group of `size` completions, by autograd through the logits."""
+    total = torch.zeros(problem.logits.numel(), dtype=torch.float64)
+    for members in itertools.product(range(len(problem.space)), repeat=size):
+        rows = torch.tensor(members)
+        logits = problem.logits.clone().requires_grad_()
+        moved = problem.with_logits(logits)
+        rollout = Rollout(
+            moved.logp[rows],
+            problem.ref_logp[rows],
+            problem.space.mask[rows],
+            behavior_logp=(problem.logp if on_policy else problem.behavior_logp)[rows],
+            group=torch.zeros(size, dtype=torch.long),
+            token_kl=moved.at_tokens(moved.prefix_kl())[rows],
+            token_forward_kl=moved.at_tokens(moved.prefix_forward_kl())[rows],
+        )
+        (gradient,) = torch.autograd.grad(loss(rollout), logits)
+        sampled = problem.on_policy() if on_policy else problem
+        total += sampled.probability[rows].prod() * gradient.flatten()
+    return total
