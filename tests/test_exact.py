@@ -49,7 +49,7 @@ def test_scores_and_kl_gradients_agree_with_autograd(problem):
         (lambda p: p.at_tokens(p.prefix_kl()), problem.kl_gradients),
         (lambda p: p.at_tokens(p.prefix_forward_kl()), problem.forward_kl_gradients),
     ):
-        jacobian = torch.autograd.functional.jacobian(lambda x: per_token(problem.with_logits(x)), problem.logits)
+        jacobian = torch.autograd.functional.jacobian(lambda x, f=per_token: f(problem.with_logits(x)), problem.logits)
         EXACT.check(analytic, jacobian.flatten(2))
 
 

@@ -12,8 +12,8 @@ from functools import update_wrapper
 import torch
 from torch import Tensor
 
-MAX_EXPONENT = 40.0
-"""exp is evaluated at no more than this: e^40 = 2e17, so that a product of two stays finite in float32.
+MAX_EXPONENT = 30.0
+"""exp is evaluated at no more than this: e^30 = 1e13, so that products with ratios stay finite in float32.
 A log-ratio beyond it saturates (it keeps its sign and a huge size; it never becomes inf, NaN or 0)."""
 
 SERIES_BELOW = 1e-2

@@ -71,9 +71,8 @@ def _check_choices(term: KLTerm) -> None:
         value = getattr(term, field)
         _refuse(value not in allowed, f"{field} in {allowed}", repr(value), f"write {field}={allowed[0]!r}, say")
     if term.sampler is not None:
-        ratio = getattr(term.sampler, "ratio", term.sampler)
         _refuse(
-            ratio not in get_args(Ratio),
+            getattr(term.sampler, "ratio", None) not in get_args(Ratio),
             "sampler=None (on-policy) or OffPolicy(ratio='token', 'prefix' or 'sequence', bound=...)",
             repr(term.sampler),
             "write sampler=OffPolicy('prefix', bound=None)",

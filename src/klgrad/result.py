@@ -57,8 +57,9 @@ def assemble(
     coefficient = torch.where(rollout.mask, coefficient, 0).detach()
     value = ratio_of_means(value_per_sequence, _count(rollout, reduction), rollout.group)
     full = torch.zeros_like(value.mean) if pathwise is None else reduce(pathwise, rollout, reduction)
-    surrogate = reduce(coefficient * rollout.logp, rollout, reduction) + full
-    loss = value.mean + (surrogate - surrogate.detach())
+    # Differences of the kind x - x.detach() are 0 with a gradient: the value is the estimate's alone.
+    score = reduce(coefficient * (rollout.logp - rollout.logp.detach()), rollout, reduction)
+    loss = value.mean + score + (full - full.detach())
     return KLResult(loss, coefficient, full, value, diagnostics)
 
 

@@ -188,7 +188,7 @@ def _diagnostics(term: KLTerm, rollout: Rollout, ratios: Tensor | None) -> dict[
     log_ratio = rollout.log_ratio[live]
     if not len(log_ratio):
         return {}
-    share = lambda flags: flags.to(log_ratio.dtype).mean()  # noqa: E731
+    share = lambda flags: flags.to(log_ratio.dtype).mean()
     found = {
         "length/mean": rollout.lengths.mean(),
         "log_ratio/abs_max": log_ratio.abs().amax(),

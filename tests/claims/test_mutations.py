@@ -22,8 +22,8 @@ MUTATIONS = {
     ),
     "wrong sign of the surrogate": (
         "result.py",
-        "(surrogate - surrogate.detach())",
-        "(surrogate.detach() - surrogate)",
+        "value.mean + score",
+        "value.mean - score",
         "reverse-token-k1",
     ),
     "missing detach": (
@@ -73,10 +73,10 @@ MUTATIONS = {
 }
 
 
-def broken_claims(package: Path, name: str) -> str:
+def broken_claims(package: Path, *names: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     done = subprocess.run(
-        [sys.executable, str(CHECK), name], env=environment, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, str(CHECK), *names], env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -95,6 +95,5 @@ def test_a_fault_breaks_a_claim(mutation, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_package_as_it_is_breaks_none(tmp_path):
-    for name in sorted({name for *_, name in MUTATIONS.values()}):
-        assert broken_claims(PACKAGE, name) == ""
+def test_the_package_as_it_is_breaks_none():
+    assert broken_claims(PACKAGE, *sorted({name for *_, name in MUTATIONS.values()})) == ""

@@ -101,7 +101,7 @@ def test_fact_20_a_standard_deviation_rescales_beta_by_prompt():
     """KL in the reward before the division: doubling β leaves the gradient as it was; after it, doubles it."""
     rewards = torch.tensor([1.0, 0.0, 0.5, 0.0]).double()
     kl = torch.tensor([0.3, -0.2, 0.4, 0.1]).double()
-    normalise = lambda x: (x - x.mean()) / x.std()  # noqa: E731
+    normalise = lambda x: (x - x.mean()) / x.std()
     before = [normalise(rewards - beta * kl) - normalise(rewards) for beta in (1.0, 2.0)]
     assert not torch.allclose(before[1], 2 * before[0], rtol=0.05)
     far = [normalise(-beta * kl) for beta in (1.0, 2.0)]
@@ -154,7 +154,7 @@ def test_the_consistency_loss_vanishes_at_the_optimum_under_any_sampler():
     reward, beta = torch.tensor([0.4, -0.3, 1.0, 0.2]).double(), 0.7
     optimum = SMALL.ref_logp.sum(-1) + reward / beta
     optimum = optimum - optimum.logsumexp(0)
-    one_token = lambda x: x[:, None].contiguous()  # noqa: E731
+    one_token = lambda x: x[:, None].contiguous()
     rollout = Rollout(
         one_token(optimum), one_token(SMALL.ref_logp.sum(-1)), torch.ones(4, 1), group=torch.zeros(4, dtype=torch.long)
     )

@@ -91,7 +91,7 @@ def test_fact_9_ratio_times_k1_is_right_in_the_mean_with_more_variance():
     coefficient = coefficient_of("ratio-k1-loss")
     EXACT.check(coefficient, LOG_RATIO + 1)
     expect(coefficient, REVERSE)
-    square = lambda c: BANDIT.probability @ (c[..., None] * BANDIT.scores).sum(1).square().sum(-1)  # noqa: E731
+    square = lambda c: BANDIT.probability @ (c[..., None] * BANDIT.scores).sum(1).square().sum(-1)
     assert square(LOG_RATIO + 1) > square(LOG_RATIO)
 
 

@@ -81,7 +81,7 @@ def test_fact_12_variance_falls_from_whole_to_exact():
         mean = problem.probability @ per_completion
         return float(problem.probability @ (per_completion - mean).square().sum(-1))
 
-    score = lambda c: (c[..., None] * problem.scores).sum(1)  # noqa: E731
+    score = lambda c: (c[..., None] * problem.scores).sum(1)
     falling = [variance(score(whole(l, mask))), variance(score(to_go(l, mask)))]
     falling.append(variance(score(future(kl, mask)) + problem.kl_gradients.sum(1)))
     assert falling == sorted(falling, reverse=True)
@@ -91,10 +91,10 @@ def test_fact_12_variance_falls_from_whole_to_exact():
 @sequences
 def test_fact_13_a_discount_joins_token_to_sequence(problem):
     rollout, targets = whole_space(problem), target_gradients(problem)
-    at = lambda g: mean_gradient(problem, KLTerm(discount=g)(rollout).coefficient)  # noqa: E731
+    at = lambda g: mean_gradient(problem, KLTerm(discount=g)(rollout).coefficient)
     EXACT.check_vector(at(0.0), targets["reverse_kl_token"])
     EXACT.check_vector(at(1.0), targets["reverse_kl_sequence"])
-    gap = lambda g: float((at(g) - targets["reverse_kl_sequence"]).norm())  # noqa: E731
+    gap = lambda g: float((at(g) - targets["reverse_kl_sequence"]).norm())
     assert gap(0.0) > gap(0.5) > gap(0.9) > gap(1.0)
 
 
@@ -125,5 +125,5 @@ def test_fact_15_the_sequence_target_shortens_completions_to_save_kl():
     ref = torch.tensor([0.0, 1.0]).double().expand_as(logits)  # ref likes to go on, everywhere alike
     problem = type(problem)(problem.space, logits, ref, logits)
     targets = target_gradients(problem)
-    end = lambda g: float(g.view_as(logits)[0, 0])  # noqa: E731
+    end = lambda g: float(g.view_as(logits)[0, 0])
     assert end(targets["reverse_kl_sequence"]) < end(targets["reverse_kl_token"])

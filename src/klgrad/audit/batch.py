@@ -59,7 +59,7 @@ def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
     """(M, G) groups of completion indices, stacked to M·G rows; `advantage` is (N,), one per completion."""
     rows = members.flatten()
     mask = problem.space.mask
-    padded = lambda x, fill: torch.where(mask, x, fill)[rows]  # noqa: E731
+    padded = lambda x, fill: torch.where(mask, x, fill)[rows]
     behavior = padded(problem.behavior_logp, PADDING_LOGP)
     return Batch(
         logp=padded(problem.logp, PADDING_LOGP),

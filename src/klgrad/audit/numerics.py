@@ -41,7 +41,7 @@ def probe(subject: Subject) -> Numerics:
     """Move one token's log-ratio through the ranges, the rest of a group of three held fixed."""
     sides = [_probe_side(subject, sign) for sign in (-1.0, 1.0)]
     dead, wrong = zip(*sides, strict=True)
-    first = lambda found: min((x for x in found if x is not None), key=abs, default=None)  # noqa: E731
+    first = lambda found: min((x for x in found if x is not None), key=abs, default=None)
     everywhere = [sign * size for sign in (-1.0, 1.0) for size in (*LIVE_RANGE, *EXTREMES)]
     return Numerics(first(dead), first(wrong), all(_is_finite(subject, x) for x in everywhere))
 

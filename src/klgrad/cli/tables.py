@@ -39,6 +39,7 @@ def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
         title = Text(TITLES[kind], style="bold")
         table = Table("loss", "on-policy", "off-policy", box=None, padding=(0, 1), pad_edge=False)
         table.columns[0].overflow = "fold"
+        table.columns[0].no_wrap = width >= WIDE
         table.columns[1].no_wrap = table.columns[2].no_wrap = True
         if width >= WIDE:
             table.add_column("scale", justify="right", no_wrap=True)

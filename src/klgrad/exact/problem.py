@@ -124,7 +124,7 @@ def autoregressive(
     """
     space = CompletionSpace(vocab, length, ends)
     generator = torch.Generator().manual_seed(seed)
-    noise = lambda: torch.randn(space.prefixes, vocab, generator=generator, dtype=torch.float64)  # noqa: E731
+    noise = lambda: torch.randn(space.prefixes, vocab, generator=generator, dtype=torch.float64)
     logits = noise()
     return Problem(space, logits, logits + away_from_ref * noise(), logits + off_policy * noise())
 

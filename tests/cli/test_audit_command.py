@@ -1,0 +1,153 @@
+"""`klgrad audit`, as a user runs it."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from klgrad.audit import catalogue
+from klgrad.cli import app, main
+from klgrad.errors import KlgradError
+from klgrad.exact import TARGETS
+
+LOSS = '''
+"""A user's file."""
+from klgrad import KLTerm
+
+def mine(logp, ref_logp, mask):
+    """My penalty."""
+    return (0.5 * (logp - ref_logp) ** 2 * mask).sum() / len(logp)
+
+class Losses:
+    @staticmethod
+    def other(logp, ref_logp):
+        return logp - ref_logp
+
+declared = KLTerm(level="token")
+'''
+
+
+@pytest.fixture
+def loss_file(tmp_path):
+    path = tmp_path / "losses.py"
+    path.write_text(LOSS)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+
+
+def test_chosen_cells_in_full():
+    result = run("k3-loss", "k1-reward")
+    assert result.exit_code == 0
+    assert "forward-kl-token" in result.output
+    assert "Descends the reverse KL between completions" in result.output
+
+
+def test_a_users_function_class_member_and_term(loss_file):
+    result = run(f"{loss_file}:mine", f"{loss_file}:Losses.other", f"{loss_file}:declared")
+    assert result.exit_code == 0, result.output
+    assert "My penalty." in result.output
+    assert result.output.count("reverse-kl-token ") >= 2
+    assert "Regularises nothing" in result.output
+
+
+def test_a_function_of_a_module(loss_file, monkeypatch):
+    monkeypatch.syspath_prepend(str(loss_file.parent))
+    assert run("losses:mine", "--expect", "reverse-kl-token").exit_code == 0
+
+
+def test_expectations_are_the_exit_status(loss_file):
+    assert run(f"{loss_file}:mine", "--expect", "reverse-kl-token").exit_code == 0
+    assert run(f"{loss_file}:mine", "--expect", "reverse_kl_token").exit_code == 0
+    failed = run(f"{loss_file}:mine", "--expect", "reverse-kl-sequence")
+    assert failed.exit_code == 1
+    assert "expected reverse-kl-sequence on-policy, found reverse-kl-token" in failed.output
+    assert run("ratio-k3-loss", "--expect-off-policy", "reverse-kl-token-sampler").exit_code == 0
+    assert run("ratio-k3-loss", "--expect-off-policy", "reverse-kl-token").exit_code == 1
+
+
+def test_json_is_what_programs_were_promised(tmp_path):
+    file = tmp_path / "deep" / "audit.json"
+    assert run("k1-loss", "ratio-k3-loss", "--json", file).exit_code == 0
+    data = json.loads(file.read_text())
+    promised = {
+        "name",
+        "verdict",
+        "verdict_off_policy",
+        "scale",
+        "bias",
+        "cosine",
+        "variance",
+        "depends_on_reference",
+        "length_sensitive",
+        "dead_zone",
+        "finite",
+        "advice",
+    }
+    for row in data["results"]:
+        assert promised <= set(row)
+        assert set(row["bias"]) == set(row["cosine"]) == set(TARGETS)
+    first, second = data["results"]
+    assert (first["verdict"], first["scale"]) == ("nothing", None)
+    assert second["verdict_off_policy"] == "reverse-kl-token-sampler"
+    assert {p["lengths_vary"] for p in data["problems"]} == {True, False}
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_markdown_is_a_table(tmp_path):
+    file = tmp_path / "audit.md"
+    assert run("k3-loss-clamped", "--markdown", file).exit_code == 0
+    header, rule, row = file.read_text().splitlines()
+    assert header.count("|") == rule.count("|") == row.count("|")
+    assert row.startswith("| `k3-loss-clamped` | unknown (")
+    assert "dead from l = -3" in row
+
+
+@pytest.mark.slow
+def test_the_whole_catalogue_is_one_table():
+    result = run()
+    assert result.exit_code == 0
+    for name in catalogue():
+        assert name in result.output
+
+
+BAD = {
+    "k3-los": "did you mean 'k3-loss'",
+    "missing.py:loss": "expected an existing Python file; received missing.py",
+    "nosuchpackage.module:loss": "ModuleNotFoundError",
+    "{file}:min": "did you mean 'mine'",
+    "{file}:": "add the part after ':'",
+}
+
+
+@pytest.mark.parametrize("argument", BAD)
+def test_bad_arguments_are_told_so(argument, loss_file):
+    result = run(argument.format(file=loss_file))
+    assert isinstance(result.exception, KlgradError)
+    assert BAD[argument] in str(result.exception)
+
+
+def test_a_file_that_does_not_import_is_told_so(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("import nonexistent_thing\n")
+    result = run(f"{file}:loss")
+    assert "No module named 'nonexistent_thing'" in str(result.exception)
+
+
+def test_an_unknown_verdict_is_told_so():
+    result = run("k3-loss", "--expect", "reverse-kl-sequences")
+    assert result.exit_code != 0
+    assert "reverse-kl-sequence" in (result.output + str(result.exception))
+
+
+def test_errors_end_with_status_2_and_no_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["klgrad", "audit", "k3-los"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("UnknownNameError: expected a known loss")
+    assert "Traceback" not in shown

@@ -1,0 +1,82 @@
+"""What may import what, and what the core needs: torch alone."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import klgrad
+
+PACKAGE = Path(klgrad.__file__).parent
+LAYERS = ("core", "exact", "audit", "cli")
+
+BLOCKED_IMPORT = """
+import sys
+from importlib.metadata import packages_distributions, requires
+from packaging.requirements import Requirement
+
+def closure(name, seen):
+    if name not in seen:
+        seen.add(name)
+        for line in requires(name) or []:
+            need = Requirement(line)
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                closure(need.name.lower().replace("_", "-"), seen)
+    return seen
+
+allowed = {n.replace("_", "-") for n in closure("torch", set())} | {"klgrad"}
+blocked = {
+    module for module, owners in packages_distributions().items()
+    if not any(owner.lower().replace("_", "-") in allowed for owner in owners)
+}
+assert {"typer", "rich", "numpy", "matplotlib", "pytest"} <= blocked, blocked
+for name in [m for m in sys.modules if m.split(".")[0] in blocked]:
+    del sys.modules[name]
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ModuleNotFoundError("blocked: " + name)
+
+sys.meta_path.insert(0, Refuse())
+import warnings
+warnings.simplefilter("ignore")  # torch says that numpy is missing
+import torch, klgrad, klgrad.exact, klgrad.audit
+logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+klgrad.KLTerm()(klgrad.Rollout(logp, logp - 1, torch.ones(1, 2))).loss.backward()
+assert logp.grad is not None
+assert klgrad.audit.audit(klgrad.KLTerm()).verdict == "reverse-kl-sequence"
+print("core needs torch alone")
+"""
+
+
+@pytest.mark.slow
+def test_the_core_and_the_audit_need_torch_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED_IMPORT], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout == "core needs torch alone\n", done.stderr
+
+
+def layer_of(path: Path) -> str:
+    folder = path.relative_to(PACKAGE).parts[0]
+    return folder if folder in LAYERS else ("cli" if path.name == "__main__.py" else "core")
+
+
+def imported_layers(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.relative_to(PACKAGE).parts[:-1]
+            parts = (*base[: len(base) - node.level + 1], *(node.module or "").split("."))
+            names = [parts[0]] if parts[0] else [alias.name for alias in node.names]
+            found |= {name if name in LAYERS else "core" for name in names}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    allowed = LAYERS[: LAYERS.index(layer_of(path)) + 1]
+    assert imported_layers(path) <= set(allowed)

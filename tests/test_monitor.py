@@ -1,0 +1,115 @@
+"""The honest report: right numbers, right errors, right units."""
+
+import pytest
+import torch
+from oracle import PROBLEMS
+from tolerances import EXACT, SINGLE
+
+from klgrad import Rollout, kl_report, mismatch_report
+from klgrad.errors import RolloutError
+from klgrad.importance import effective_sample_size
+from klgrad.statistics import ratio_of_means
+
+Z = 5.0
+"""Standard errors that a mean over fixed seeds may be off: one in two million."""
+
+
+def sample(problem, n, seed, *, from_behavior=False):
+    table = problem if from_behavior else problem.on_policy()
+    rows = torch.multinomial(table.probability, n, replacement=True, generator=torch.Generator().manual_seed(seed))
+    return Rollout(
+        problem.logp[rows],
+        problem.ref_logp[rows],
+        problem.space.mask[rows],
+        behavior_logp=table.behavior_logp[rows],
+        token_kl=problem.at_tokens(problem.prefix_kl())[rows],
+        token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
+    )
+
+
+def test_all_unbiased_estimates_agree_with_the_exact_kl_within_their_errors():
+    problem = PROBLEMS["varying"].on_policy()
+    kl = float((problem.probability * (problem.logp - problem.ref_logp).sum(-1)).sum())
+    per_token = kl / float(problem.probability @ problem.space.mask.sum(-1).double())
+    found = kl_report(sample(problem, 20_000, 1)).estimates
+    for name in ("k1", "k3", "exact"):
+        for unit, truth in (("per_sequence", kl), ("per_token", per_token)):
+            mean, error = found[f"kl/reverse/{name}/{unit}"]
+            assert abs(float(mean) - truth) < Z * float(error)
+            assert float(error) < 0.05 * truth
+    exact, k1 = (found[f"kl/reverse/{n}/per_sequence"].standard_error for n in ("exact", "k1"))
+    assert exact < k1
+
+
+def test_the_standard_error_is_the_spread_of_the_mean():
+    problem = PROBLEMS["varying"].on_policy()
+    reports = [kl_report(sample(problem, 200, seed)).estimates["kl/reverse/k1/per_token"] for seed in range(300)]
+    spread = torch.stack([r.mean for r in reports]).std()
+    claimed = torch.stack([r.standard_error for r in reports]).mean()
+    assert float(claimed) == pytest.approx(float(spread), rel=0.15)
+
+
+def test_completions_of_one_prompt_are_not_counted_as_independent():
+    """Every group repeats one value: its repetitions carry no information."""
+    values = torch.randn(50, generator=torch.Generator().manual_seed(0)).double()
+    group = torch.arange(50).repeat_interleave(8)
+    once = ratio_of_means(values, torch.ones(50).double())
+    repeated = ratio_of_means(values.repeat_interleave(8), torch.ones(400).double(), group)
+    EXACT.check(repeated.mean, once.mean)
+    EXACT.check(repeated.standard_error, once.standard_error)
+    blind = ratio_of_means(values.repeat_interleave(8), torch.ones(400).double())
+    assert blind.standard_error < 0.5 * once.standard_error
+
+
+def test_one_sample_has_no_error():
+    assert torch.isnan(ratio_of_means(torch.ones(1), torch.ones(1)).standard_error)
+
+
+def test_shares_beyond_clamps_are_counted_on_the_side_where_they_bite():
+    logp = torch.tensor([[-3.0, -5.0, -0.5, -0.5, -0.5]])
+    ref = torch.tensor([[-0.1, -0.1, -3.5, -5.5, -25.0]])
+    found = kl_report(Rollout(logp, ref, torch.ones(1, 5))).scalars
+    SINGLE.check(found["clamp/share_beyond_k3_value_10"], 2 / 5)
+    SINGLE.check(found["clamp/share_beyond_k2_value_10"], 3 / 5)
+    SINGLE.check(found["clamp/share_beyond_input_20"], 1 / 5)
+
+
+def test_mismatch_estimates_the_kl_of_the_sampler_to_the_trainer():
+    problem = PROBLEMS["varying"]
+    seen = sample(problem, 20_000, 2, from_behavior=True)
+    report = mismatch_report(seen.logp, seen.behavior_logp, seen.mask)
+    mu, gap = problem.probability, (problem.behavior_logp - problem.logp).sum(-1)
+    forward, backward = float(mu @ gap), -float((gap.neg().exp() * mu) @ gap)
+    for name, truth in (("mismatch/k1", forward), ("mismatch/k3", forward), ("mismatch_of_trainer/k3", backward)):
+        mean, error = report.estimates[f"kl/{name}/per_sequence"]
+        if name.endswith("of_trainer/k3"):
+            continue  # token by token it is the KL at the sampler's prefixes; see below
+        assert abs(float(mean) - truth) < Z * float(error)
+    EXACT.check(report.scalars["ratio/token/mean"], (seen.logp - seen.behavior_logp)[seen.mask].exp().mean())
+
+
+def test_a_matching_sampler_has_ratio_one_and_no_mismatch():
+    logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    found = mismatch_report(logp, logp, torch.ones(3, 4)).metrics()
+    assert found["kl/mismatch/k3/per_token"] == 0
+    assert found["ratio/token/max"] == found["ratio/sequence/effective_sample_size"] == 1
+    assert found["ratio/token/share_outside_band"] == 0
+
+
+def test_a_band_must_hold_one():
+    with pytest.raises(RolloutError, match="0 <= low <= 1 <= high"):
+        mismatch_report(-torch.ones(1, 1), -torch.ones(1, 1), torch.ones(1, 1), band=(1.5, 2.0))
+
+
+def test_effective_sample_size_counts_what_is_left():
+    EXACT.check(effective_sample_size(torch.ones(7).double()), 1.0)
+    EXACT.check(effective_sample_size(torch.tensor([1.0, 0, 0, 0]).double()), 0.25)
+    assert float(effective_sample_size(torch.zeros(3))) == 0
+    assert float(effective_sample_size(torch.tensor([1e30, 1e30]))) == 1
+
+
+def test_a_report_prints_a_line_per_number():
+    logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    text = str(kl_report(Rollout(logp, logp - 0.1, torch.ones(3, 4))))
+    assert "kl/reverse/k1/per_token     " in text
+    assert "±" in text

@@ -1,0 +1,106 @@
+"""The border: what is accepted, what is refused, and in which words."""
+
+import pytest
+import torch
+
+from klgrad import KLTerm, OffPolicy, Rollout, kl_report
+from klgrad.errors import KlgradError, RolloutError
+
+LOGP = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
+MASK = torch.tensor([[1, 1], [1, 0]])
+
+
+def with_value(x, value, at):
+    x = x.clone()
+    x[at] = value
+    return x
+
+
+BAD = {
+    "shape": (
+        {"ref_logp": LOGP[:, :1]},
+        r"`ref_logp` of shape \(2, 2\), that of `logp`; received shape \(2, 1\); remedy: align",
+    ),
+    "dimensions": ({"logp": LOGP[0]}, r"`logp` of shape \(B, T\).*received shape \(2,\)"),
+    "empty": ({"logp": LOGP[:0]}, r"B, T >= 1; received shape \(0, 2\)"),
+    "mask": ({"mask": torch.tensor([[1.0, 0.5], [1, 0]])}, r"a `mask` of 0 and 1; received 0.5 at \[0, 1\]"),
+    "mask of counts": ({"mask": torch.tensor([[1, 2], [1, 0]])}, r"received 2 at \[0, 1\]"),
+    "nan": ({"logp": with_value(LOGP, float("nan"), (1, 0))}, r"`logp` finite.*received nan at \[1, 0\].*find the NaN"),
+    "positive": ({"logp": with_value(LOGP, 0.7, (0, 1))}, r"received 0.7 at \[0, 1\]; remedy: pass log-softmax"),
+    "inf": ({"ref_logp": with_value(LOGP, float("inf"), (0, 0))}, r"`ref_logp`.*received inf at \[0, 0\]"),
+    "minus inf at a live token": (
+        {"ref_logp": with_value(LOGP, float("-inf"), (0, 1))},
+        r"`ref_logp`.*received -inf at \[0, 1\].*probability 0: mask the position",
+    ),
+    "behaviour": (
+        {"behavior_logp": with_value(LOGP, float("-inf"), (0, 1))},
+        r"`behavior_logp`.*received -inf at \[0, 1\]",
+    ),
+    "token ids": ({"logp": torch.ones(2, 2, dtype=torch.long)}, r"`logp` of a floating dtype; received torch.int64"),
+    "group": ({"group": torch.zeros(3, dtype=torch.long)}, r"`group` of shape \(2,\).*received shape \(3,\)"),
+    "group dtype": ({"group": torch.zeros(2)}, r"integer dtype; received shape \(2,\), torch.float32"),
+    "negative kl": ({"token_kl": with_value(-LOGP, -0.2, (0, 0))}, r"`token_kl` finite and >= 0.*received -0.2"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_says_what_was_expected_received_and_to_do(case):
+    change, text = BAD[case]
+    with pytest.raises(RolloutError, match=text) as caught:
+        Rollout(**{"logp": LOGP, "ref_logp": LOGP, "mask": MASK, **change})
+    assert isinstance(caught.value, KlgradError)
+    assert isinstance(caught.value, ValueError)
+    assert all((caught.value.expected, caught.value.received, caught.value.remedy))
+
+
+@pytest.mark.parametrize("junk", [float("-inf"), float("nan"), float("inf"), 3.0])
+def test_anything_may_stand_at_a_masked_position(junk):
+    dirty = with_value(LOGP, junk, (1, 1))
+    logp = dirty.clone().requires_grad_()
+    result = KLTerm()(Rollout(logp, dirty, MASK, behavior_logp=dirty))
+    (gradient,) = torch.autograd.grad(result.loss, logp)
+    assert bool(torch.isfinite(gradient).all())
+    assert float(gradient[1, 1]) == 0
+
+
+def test_rounding_above_zero_is_forgiven_by_the_dtypes_own_measure():
+    Rollout(with_value(LOGP, 1e-6, (0, 0)), LOGP, MASK)
+    Rollout(with_value(LOGP, 0.03, (0, 0)).half(), LOGP, MASK)
+    with pytest.raises(RolloutError):
+        Rollout(with_value(LOGP, 1e-4, (0, 0)), LOGP, MASK)
+
+
+def test_only_the_policy_keeps_its_gradient():
+    logp, ref, behavior = (LOGP.clone().requires_grad_() for _ in range(3))
+    rollout = Rollout(logp, ref, MASK, behavior_logp=behavior)
+    assert rollout.logp.requires_grad
+    assert not rollout.ref_logp.requires_grad
+    assert not rollout.behavior_logp.requires_grad
+
+
+def test_mixed_dtypes_take_the_widest_and_at_least_float32():
+    assert Rollout(LOGP.half(), LOGP.bfloat16(), MASK).logp.dtype == torch.float32
+    assert Rollout(LOGP.half(), LOGP.double(), MASK).ref_logp.dtype == torch.float64
+
+
+def test_a_batch_without_live_tokens_is_worth_nothing_and_breaks_nothing():
+    rollout = Rollout(LOGP, LOGP - 1, 0 * MASK, behavior_logp=LOGP, group=torch.zeros(2, dtype=torch.long))
+    for term in (KLTerm(), KLTerm(reduction="token"), KLTerm(sampler=OffPolicy("prefix", bound=None))):
+        result = term(rollout)
+        assert float(result.loss) == 0
+        assert not bool(result.coefficient.any())
+    kl_report(rollout)
+
+
+def test_what_a_term_needs_and_does_not_get():
+    plain = Rollout(LOGP, LOGP, MASK)
+    with pytest.raises(RolloutError, match="`behavior_logp` for an off-policy term; received none; remedy: pass"):
+        KLTerm(sampler=OffPolicy("prefix", bound=None))(plain)
+    with pytest.raises(RolloutError, match="`token_kl` for estimator='exact'"):
+        KLTerm(estimator="exact")(plain)
+    with pytest.raises(RolloutError, match="`token_forward_kl` for estimator='exact'"):
+        KLTerm(divergence="forward", level="token", estimator="exact")(plain)
+    with pytest.raises(RolloutError, match="a `group` index per completion"):
+        KLTerm(baseline="leave_one_out")(plain)
+    with pytest.raises(RolloutError, match=r"at least 2 completions in every group.*received group 7 with 1"):
+        KLTerm(baseline="leave_one_out")(Rollout(LOGP, LOGP, MASK, group=torch.tensor([7, 8])))

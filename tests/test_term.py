@@ -1,0 +1,94 @@
+"""What may be declared, and what an unsound declaration is told."""
+
+import pytest
+import torch
+from tolerances import EXACT
+
+from klgrad import Clip, KLTerm, Mask, OffPolicy, Rollout, Truncate
+from klgrad.errors import MeaningError
+
+TOKEN, PREFIX, SEQUENCE = (OffPolicy(ratio, bound=None) for ratio in ("token", "prefix", "sequence"))
+
+UNSOUND = [
+    ({"estimator": "k3"}, "gradient of the forward KL; remedy: write estimator='k1_k3'"),
+    ({"level": "token", "estimator": "k1_k3"}, "no future to put k3 on"),
+    ({"sampler": TOKEN}, "leaves the sampler's prefixes in the expectation; remedy: write OffPolicy\\('prefix'"),
+    ({"divergence": "forward"}, "remedy: write estimator='k3'"),
+    ({"divergence": "forward", "level": "token", "estimator": "k3", "sampler": TOKEN}, "OffPolicy\\('prefix'"),
+    ({"divergence": "forward", "estimator": "k3", "sampler": PREFIX}, "OffPolicy\\('sequence'"),
+    ({"divergence": "forward", "estimator": "exact"}, "write estimator='k3', or level='token'"),
+    ({"divergence": "forward", "estimator": "k3", "discount": 0.5}, "discount=1 for the forward KL"),
+    ({"level": "token", "discount": 0.5}, "write level='sequence' with the discount"),
+    ({"level": "token", "estimator": "exact", "baseline": "leave_one_out"}, "no sampled score to centre"),
+    ({"estimator": "exact", "influence_bound": 1.0}, "no influence bound for estimator='exact'"),
+    ({"discount": 1.5}, "a discount in \\[0, 1\\]; received 1.5"),
+    ({"influence_bound": 0.0}, "a positive, finite influence bound"),
+    ({"divergence": "backward"}, "divergence in \\('reverse', 'forward'\\); received 'backward'"),
+    ({"estimator": "k2"}, "estimator in"),
+    ({"sampler": "prefix"}, "write sampler=OffPolicy\\('prefix', bound=None\\)"),
+    ({"reduction": "mean"}, "reduction in \\('sequence', 'token'\\)"),
+]
+
+
+@pytest.mark.parametrize(("choices", "text"), UNSOUND, ids=lambda x: str(x)[:60])
+def test_an_unsound_combination_names_the_sound_one(choices, text):
+    with pytest.raises(MeaningError, match=text):
+        KLTerm(**choices)
+
+
+@pytest.mark.parametrize("bound", [lambda: Truncate(0.5), lambda: Clip(1.1, 2.0), lambda: Mask(0.5, float("inf"))])
+def test_a_bound_must_leave_the_on_policy_ratio_alone(bound):
+    with pytest.raises(MeaningError, match="a finite band around 1"):
+        bound()
+
+
+def test_the_bound_of_a_ratio_must_be_said():
+    with pytest.raises(TypeError, match="bound"):
+        OffPolicy("prefix")  # type: ignore[call-arg]
+
+
+def test_a_term_is_frozen_and_equal_by_meaning():
+    assert KLTerm() == KLTerm(divergence="reverse")
+    assert len({KLTerm(), KLTerm(), KLTerm(level="token")}) == 2
+    with pytest.raises(AttributeError):
+        KLTerm().level = "token"  # type: ignore[misc]
+
+
+SPOKEN = {
+    KLTerm(): "∇ KL(π‖ref), sequence level = E_π[ Σ_t (l_t + Σ_{s>t} l_s) ∇log π(y_t) ]; "
+    "summed over the sequence; on-policy",
+    KLTerm(level="token", sampler=TOKEN, reduction="token"): "∇ KL(π‖ref), token level = "
+    "E_μ[ Σ_t (r_t l_t) ∇log π(y_t) ]; averaged over the batch's tokens; off-policy by the token ratio; "
+    "ratio unbounded",
+    KLTerm(estimator="exact", discount=0.9, sampler=PREFIX): "∇ KL(π‖ref), sequence level = "
+    "E_μ[ Σ_t w_{t-1} ∇KL_t + Σ_{s>t} 0.9^(s-t) w_{s-1} KL_s ∇log π(y_t) ]; summed over the sequence; "
+    "off-policy by the prefix ratio; ratio unbounded",
+    KLTerm(divergence="forward", estimator="k3", sampler=SEQUENCE): "∇ KL(ref‖π), sequence level = "
+    "E_μ[ Σ_t w_T (1 - exp(-Σ_s l_s)) ∇log π(y_t) ]; summed over the sequence; off-policy by the sequence ratio; "
+    "ratio unbounded",
+}
+
+
+@pytest.mark.parametrize("term", SPOKEN, ids=lambda t: t.name)
+def test_a_term_says_aloud_what_it_is(term):
+    assert str(term) == SPOKEN[term]
+
+
+def test_the_reductions_divide_by_sequences_or_by_tokens():
+    logp = torch.tensor([[-1.0, -2.0, -1.0], [-3.0, 0.0, 0.0]]).double()
+    rollout = Rollout(logp, logp - 1, torch.tensor([[1, 1, 1], [1, 0, 0]]))
+    EXACT.check(KLTerm()(rollout).value.mean, 2.0)
+    EXACT.check(KLTerm(reduction="token")(rollout).value.mean, 1.0)
+
+
+def test_loss_and_advantage_give_one_update():
+    """Subtracting β c_t from the advantages, or adding β loss to the loss: the same gradient."""
+    torch.manual_seed(0)
+    logp = (-torch.rand(4, 6)).double().requires_grad_()
+    rollout = Rollout(logp, -torch.rand(4, 6).double(), torch.ones(4, 6), group=torch.tensor([0, 0, 1, 1]))
+    advantages, beta = torch.randn(4, 1).double(), 0.3
+    result = KLTerm(baseline="leave_one_out")(rollout)
+    policy_loss = lambda a: -(a * logp).sum(-1).mean()
+    added = torch.autograd.grad(policy_loss(advantages) + beta * result.loss, logp)[0]
+    subtracted = torch.autograd.grad(policy_loss(advantages - beta * result.coefficient), logp)[0]
+    EXACT.check(added, subtracted)
