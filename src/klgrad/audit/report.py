@@ -45,6 +45,8 @@ def notes(r: AuditResult) -> list[str]:
         found.append("ignores ref" if r.variance else "no gradient")
     if r.length_sensitive:
         found.append(f"length-sensitive (equal lengths: {r.verdict_fixed_lengths})")
+    if r.verdict == "unknown" != r.verdict_near:
+        found.append(f"near ref: {r.verdict_near}")
     if r.dead_zone_from is not None:
         found.append(f"dead from l = {r.dead_zone_from:g}")
     elif r.float32_wrong_from is not None:

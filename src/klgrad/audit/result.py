@@ -27,6 +27,7 @@ class AuditResult:
         variance_near: the same over the problems near ref alone, where training mostly is.
         depends_on_reference: whether moving ref changes any gradient at all.
         length_sensitive: whether varying lengths change the verdict that fixed lengths give.
+        verdict_near: the on-policy verdict on the problems near ref alone, where clamps do not bite.
         verdict_fixed_lengths: the on-policy verdict where all completions are equally long.
         dead_zone: whether the gradient vanishes at large log-ratios, in float32.
         dead_zone_from: the log-ratio log π - log ref where it first does.
@@ -53,6 +54,7 @@ class AuditResult:
     variance_near: float
     depends_on_reference: bool
     length_sensitive: bool
+    verdict_near: Verdict
     verdict_fixed_lengths: Verdict
     dead_zone: bool
     dead_zone_from: float | None

@@ -36,6 +36,7 @@ def audit(loss: object, *, name: str | None = None, advantages: Advantages = "ze
     numerics = probe(subject)
     nearest = on.nearest
     fixed = on.only(lambda c: not c.varying).verdict
+    near = on.only(lambda c: c.distance == "near")
     scales = {} if on.is_nothing or not on.is_finite else {_spoken(s): x for s, x in on.scales(nearest).items()}
     result = AuditResult(
         name=subject.name,
@@ -51,9 +52,10 @@ def audit(loss: object, *, name: str | None = None, advantages: Advantages = "ze
         nearest=nearest,
         nearest_off_policy=off.nearest,
         variance=_variance(on),
-        variance_near=_variance(on.only(lambda c: c.distance == "near")),
+        variance_near=_variance(near),
         depends_on_reference=_depends_on_reference(subject),
         length_sensitive=on.only(lambda c: c.varying).verdict != fixed,
+        verdict_near=near.verdict,
         verdict_fixed_lengths=fixed,
         dead_zone=numerics.dead_from is not None,
         dead_zone_from=numerics.dead_from,

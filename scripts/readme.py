@@ -1,0 +1,69 @@
+"""Keep the README's generated parts true: `python scripts/readme.py` writes them, `--check` compares.
+
+A part stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from klgrad.audit import audit, catalogue
+from klgrad.audit.report import to_markdown
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+
+SHOWN = (
+    "k1-loss",
+    "k2-loss",
+    "k3-loss",
+    "k3-loss-clamped",
+    "ratio-k3-loss",
+    "k1-reward",
+    "k3-reward",
+    "k1-reward-group-std",
+    "reverse-token-k1-token-ratio",
+    "reverse-sequence-k1-prefix-ratio",
+    "reverse-sequence-exact-loo-prefix-ratio",
+    "squared-sequence",
+)
+
+
+def verdicts() -> str:
+    """A selection of the catalogue."""
+    return to_markdown([audit(catalogue()[name]) for name in SHOWN])
+
+
+def example() -> str:
+    """What the example of the README prints."""
+    source = re.search(r"<!-- code -->\n```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert source, "the README has no `<!-- code -->` block"
+    done = subprocess.run([sys.executable, "-c", source.group(1)], capture_output=True, text=True, check=True, cwd=ROOT)
+    return f"```\n{done.stdout}```\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {"verdicts": verdicts, "example": example}
+
+
+def main() -> int:
+    """Write or check."""
+    torch.set_num_threads(1)
+    old = new = README.read_text(encoding="utf-8")
+    for name, make in PARTS.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        assert pattern.search(new), f"the README has no part {name!r}"
+        text = make()
+        new = pattern.sub(lambda found, text=text: found.group(1) + text + found.group(2), new)
+    if "--check" in sys.argv[1:]:
+        print("README is true" if old == new else "README is stale: run `make readme`")
+        return int(old != new)
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
