@@ -88,6 +88,7 @@ def test_loss_and_advantage_give_one_update():
     rollout = Rollout(logp, -torch.rand(4, 6).double(), torch.ones(4, 6), group=torch.tensor([0, 0, 1, 1]))
     advantages, beta = torch.randn(4, 1).double(), 0.3
     result = KLTerm(baseline="leave_one_out")(rollout)
+    assert not any(x.requires_grad for x in (result.coefficient, *result.value))
     policy_loss = lambda a: -(a * logp).sum(-1).mean()
     added = torch.autograd.grad(policy_loss(advantages) + beta * result.loss, logp)[0]
     subtracted = torch.autograd.grad(policy_loss(advantages - beta * result.coefficient), logp)[0]

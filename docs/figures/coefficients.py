@@ -38,6 +38,7 @@ def coefficient(loss: Callable[[Rollout], Tensor], log_ratio: Tensor) -> Tensor:
 
 
 def main() -> None:
+    """Draw both panels."""
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
     figure, (near, far) = plt.subplots(1, 2, figsize=(11, 4.6), width_ratios=(1, 1.15), constrained_layout=True)
     for axis, low, high in ((near, -4.0, 4.0), (far, -30.0, 8.0)):

@@ -28,8 +28,8 @@ MUTATIONS = {
     ),
     "missing detach": (
         "result.py",
-        "torch.where(rollout.mask, coefficient, 0).detach()",
-        "rollout.logp.detach() * 0 + coefficient + (rollout.logp - rollout.logp.detach())",
+        "(rollout.logp - rollout.logp.detach())",
+        "(rollout.logp - rollout.logp)",
         "reverse-token-k1",
     ),
     "ratio not detached": (
