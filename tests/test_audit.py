@@ -6,7 +6,7 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, cells
 from klgrad.audit import audit, catalogue
-from klgrad.audit.problems import REACH, cases
+from klgrad.audit.problems import RATIO_REACH, REACH, cases
 from klgrad.audit.subject import Subject
 from klgrad.audit.verdict import MATCH
 from klgrad.errors import LossCallError, LossOutputError
@@ -61,11 +61,44 @@ def clipped_policy_loss_with_kl(logp, old_logp, ref_logp, advantages, mask):
     return ((policy + 0.1 * 0.5 * (logp - ref_logp) ** 2) * mask).sum() / len(logp)
 
 
+def writes_in_place(logp, ref_logp, mask):
+    logp[~mask] = 0
+    ref_logp[~mask] = 0
+    return (0.5 * (logp - ref_logp) ** 2).sum() / len(logp)
+
+
+def truncates_its_ratio(logp, ref_logp, behavior_logp, mask):
+    weight = (logp - behavior_logp).exp().clamp(max=10).detach()
+    return (weight * 0.5 * (logp - ref_logp) ** 2 * mask).sum() / len(logp)
+
+
+def hinge(logp, ref_logp, mask):
+    return torch.relu(k2_sum(logp, ref_logp, mask) - 1)
+
+
+def k1_mean(logp, ref_logp, mask):
+    return ((logp - ref_logp) * mask).sum() / mask.sum()
+
+
+def stale(logp, old_logp, ref_logp, advantages, mask):
+    ratio = ((logp - old_logp) * mask).sum(-1, keepdim=True).exp()
+    reward = advantages[:, :1] - ((old_logp - ref_logp) * mask).sum(-1, keepdim=True)
+    return -(ratio * reward).mean()
+
+
+def noisy(logp, ref_logp, mask):
+    return k2_sum(logp, ref_logp, mask) * torch.rand(())
+
+
 VERDICTS = {
     k3_per_token: ("forward-kl-token", "unknown"),
     k2_sum: ("reverse-kl-token", "unknown"),
     casts_to_float32: ("reverse-kl-token", "unknown"),
-    forgets_the_mask: ("reverse-kl-token", "unknown"),
+    forgets_the_mask: ("unknown", "unknown"),
+    writes_in_place: ("reverse-kl-token", "unknown"),
+    truncates_its_ratio: ("reverse-kl-token", "unknown"),
+    hinge: ("unknown", "unknown"),
+    k1_mean: ("unknown", "unknown"),
     no_grad: ("nothing", "nothing"),
     not_differentiable: ("nothing", "nothing"),
     climbs: ("unknown", "unknown"),
@@ -87,7 +120,39 @@ def test_a_mean_over_tokens_is_right_only_at_equal_lengths():
     assert result.verdict == "unknown"
     assert result.length_sensitive
     assert result.verdict_fixed_lengths == "reverse-kl-token"
-    assert "lengths change that (were all equal: the token-level reverse KL" in result.advice
+    assert result.advice.startswith("Descends the token-level reverse KL (prefixes held fixed) if all completions")
+    equal = audit(k2_token_mean, lengths="equal")
+    assert equal.verdict == "reverse-kl-token"
+    assert not equal.length_sensitive
+
+
+def test_what_ignores_the_reference_is_told_so_first():
+    assert not audit(k1_mean).depends_on_reference
+    assert audit(k1_mean).advice.startswith("Regularises nothing: its gradient is the same whatever the reference")
+    assert audit(hinge).depends_on_reference
+
+
+def test_a_stale_kl_is_not_taken_for_a_fresh_one():
+    for advantages in ("zero", "random"):
+        result = audit(stale, advantages=advantages)
+        assert (result.verdict, result.verdict_off_policy) == ("reverse-kl-sequence", "unknown")
+
+
+def test_a_random_loss_has_no_verdict():
+    result = audit(noisy)
+    assert not result.deterministic
+    assert result.advice.startswith("Is not deterministic")
+
+
+def test_nan_is_called_nan():
+    result = audit(zero_over_zero)
+    assert result.advice.startswith("Gives NaN or inf in float64 on some group")
+    assert not result.touches_padding
+
+
+def test_an_audit_under_no_grad_is_an_audit():
+    with torch.no_grad():
+        assert audit(k2_sum).verdict == "reverse-kl-token"
 
 
 def test_a_wrong_sign_is_called_by_its_name():
@@ -154,6 +219,9 @@ def test_far_problems_pass_every_clamp_in_common_use():
             log_ratio = case.problem.logp - case.problem.ref_logp
             assert float(log_ratio.min()) < REACH[0]
             assert float(log_ratio.max()) > REACH[1]
+            ratio = (case.problem.logp - case.problem.behavior_logp).exp()
+            assert float(ratio.min()) < RATIO_REACH[0]
+            assert float(ratio.max()) > RATIO_REACH[1]
 
 
 @pytest.mark.parametrize("on_policy", [True, False])
@@ -196,6 +264,12 @@ def wants_the_moon(logp, moon):
     return logp.sum()
 
 
+def calls_backward(logp, ref_logp, mask):
+    loss = k2_sum(logp, ref_logp, mask)
+    loss.backward()
+    return loss
+
+
 def wants_nothing():
     return torch.zeros(())
 
@@ -203,11 +277,12 @@ def wants_nothing():
 BAD = {
     raises: (
         LossCallError,
-        r"raises to return a loss; received KeyError: 'no such setting'; remedy: look at .*line \d+",
+        r"raises to return a differentiable loss; received KeyError: 'no such setting'; remedy: look at .*line \d+",
     ),
-    returns_a_tuple: (LossOutputError, "received tuple; remedy: return the loss tensor alone"),
+    returns_a_tuple: (LossOutputError, "received tuple; remedy: return the loss tensor alone; of a"),
     returns_per_sequence: (LossOutputError, r"received a tensor of shape \(2,\)"),
     wants_the_moon: (LossCallError, "received parameters logp, moon; remedy: wrap it"),
+    calls_backward: (LossCallError, r"received RuntimeError: .*backward through the graph a second time"),
     wants_nothing: (LossCallError, r"received parameters \(none\)"),
 }
 

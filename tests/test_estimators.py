@@ -56,6 +56,15 @@ def test_beyond_the_cap_values_saturate_and_keep_their_sign(estimator):
     assert float(k3.slope(torch.tensor(-1e4))) == pytest.approx(-torch.tensor(MAX_EXPONENT).exp().item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("estimator", NAIVE, ids=repr)
+def test_half_precision_is_lifted(estimator, dtype):
+    l = torch.tensor([-12.0, 0.25, 12.0], dtype=dtype, requires_grad=True)
+    assert torch.equal(estimator.value(l.detach()), estimator.value(l.detach().float()))
+    (gradient,) = torch.autograd.grad(estimator(l).sum(), l)
+    assert bool(torch.isfinite(gradient[1:]).all())
+
+
 @given(x=st.floats(-60, 60))
 def test_k3_and_its_twin_are_never_negative(x):
     for dtype in (torch.float32, torch.float64):

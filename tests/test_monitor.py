@@ -69,7 +69,7 @@ def test_shares_beyond_clamps_are_counted_on_the_side_where_they_bite():
     logp = torch.tensor([[-3.0, -5.0, -0.5, -0.5, -0.5]])
     ref = torch.tensor([[-0.1, -0.1, -3.5, -5.5, -25.0]])
     found = kl_report(Rollout(logp, ref, torch.ones(1, 5))).scalars
-    SINGLE.check(found["clamp/share_beyond_k3_value_10"], 2 / 5)
+    SINGLE.check(found["clamp/share_beyond_k3_value_10"], 3 / 5)
     SINGLE.check(found["clamp/share_beyond_k2_value_10"], 3 / 5)
     SINGLE.check(found["clamp/share_beyond_input_20"], 1 / 5)
 

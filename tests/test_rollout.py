@@ -17,6 +17,7 @@ def with_value(x, value, at):
 
 
 BAD = {
+    "not a tensor": ({"logp": [[-1.0, -2.0]]}, "`logp` as a torch tensor; received list; remedy: wrap it"),
     "shape": (
         {"ref_logp": LOGP[:, :1]},
         r"`ref_logp` of shape \(2, 2\), that of `logp`; received shape \(2, 1\); remedy: align",
@@ -100,7 +101,7 @@ def test_what_a_term_needs_and_does_not_get():
         KLTerm(estimator="exact")(plain)
     with pytest.raises(RolloutError, match="`token_forward_kl` for estimator='exact'"):
         KLTerm(divergence="forward", level="token", estimator="exact")(plain)
-    with pytest.raises(RolloutError, match="a `group` index per completion"):
+    with pytest.raises(RolloutError, match="a `group` index per completion for a group statistic"):
         KLTerm(baseline="leave_one_out")(plain)
     with pytest.raises(RolloutError, match=r"at least 2 completions in every group.*received group 7 with 1"):
         KLTerm(baseline="leave_one_out")(Rollout(LOGP, LOGP, MASK, group=torch.tensor([7, 8])))

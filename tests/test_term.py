@@ -4,7 +4,7 @@ import pytest
 import torch
 from tolerances import EXACT
 
-from klgrad import Clip, KLTerm, Mask, OffPolicy, Rollout, Truncate
+from klgrad import Clip, KLTerm, Mask, OffPolicy, Rollout, Truncate, squared_sequence
 from klgrad.errors import MeaningError
 
 TOKEN, PREFIX, SEQUENCE = (OffPolicy(ratio, bound=None) for ratio in ("token", "prefix", "sequence"))
@@ -25,6 +25,7 @@ UNSOUND = [
     ({"influence_bound": 0.0}, "a positive, finite influence bound"),
     ({"divergence": "backward"}, "divergence in \\('reverse', 'forward'\\); received 'backward'"),
     ({"estimator": "k2"}, "estimator in"),
+    ({"level": "token", "estimator": "exact", "sampler": TOKEN}, "no token ratio for an exact token term"),
     ({"sampler": "prefix"}, "write sampler=OffPolicy\\('prefix', bound=None\\)"),
     ({"reduction": "mean"}, "reduction in \\('sequence', 'token'\\)"),
 ]
@@ -40,6 +41,18 @@ def test_an_unsound_combination_names_the_sound_one(choices, text):
 def test_a_bound_must_leave_the_on_policy_ratio_alone(bound):
     with pytest.raises(MeaningError, match="a finite band around 1"):
         bound()
+
+
+@pytest.mark.parametrize(("arguments", "text"), [(("prefixes", None), "ratio in"), (("prefix", 2.0), "Truncate")])
+def test_a_sampler_must_exist(arguments, text):
+    with pytest.raises(MeaningError, match=text):
+        OffPolicy(*arguments)
+
+
+def test_the_squared_sequence_takes_a_sound_bound_only():
+    rollout = Rollout(-torch.ones(1, 2), -torch.ones(1, 2), torch.ones(1, 2))
+    with pytest.raises(MeaningError, match="a positive, finite influence bound"):
+        squared_sequence(rollout, influence_bound=-1.0)
 
 
 def test_the_bound_of_a_ratio_must_be_said():

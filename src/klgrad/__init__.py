@@ -3,7 +3,14 @@
 The core needs torch alone. `klgrad.audit` says which divergence any loss descends.
 """
 
-from . import cells as cells, credit as credit, estimators as estimators, importance as importance
+from . import (
+    audit as audit,
+    cells as cells,
+    credit as credit,
+    estimators as estimators,
+    exact as exact,
+    importance as importance,
+)
 from .errors import KlgradError as KlgradError
 from .importance import Clip as Clip, Mask as Mask, Truncate as Truncate
 from .monitor import kl_report as kl_report, mismatch_report as mismatch_report

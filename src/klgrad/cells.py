@@ -5,7 +5,8 @@ A cell is estimator x placement x level x weighting. *As loss* differentiates th
 both. Each docstring's Gradient line is held against the audit by a test.
 
 Every cell takes a `Rollout` and returns a scalar: summed over the completion and averaged over
-completions, unless its name says otherwise. Where a ratio is used it is π/μ.
+completions, unless its name says otherwise. Where a ratio is used it is π/μ. Exponentials are this
+package's, which saturate; a trainer's own code may overflow where these do not.
 """
 
 from collections.abc import Callable
@@ -487,6 +488,6 @@ def k3_both_token(rollout: Rollout) -> Tensor:
 
 
 def _centred(per_sequence: Tensor, rollout: Rollout) -> Tensor:
-    """X minus its group's mean, itself included."""
+    """Values minus their group's mean, themselves included."""
     total, size = credit.group_total(per_sequence, rollout.group)
     return per_sequence - total / size

@@ -11,7 +11,7 @@ from .errors import RolloutError
 
 
 def to_go(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
-    r"""R_t = x_t + g R_{t'} with t' the next live token; (B, T) to (B, T), 0 where masked.
+    r"""The sum R_t = x_t + g R_{t'} with t' the next live token; (B, T) to (B, T), 0 where masked.
 
     Steps are counted in live tokens, so that masked-out tool outputs inside a completion do not discount.
     """
@@ -19,7 +19,7 @@ def to_go(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
 
 
 def future(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
-    """G R_{t'}: what `to_go` adds to x_t; the terms strictly after token t."""
+    """What `to_go` adds to x_t: the discounted terms strictly after token t."""
     after = torch.zeros_like(x)
     after[:, :-1] = _scan(x, mask, discount)[:, 1:]
     return torch.where(mask, discount * after, 0)
@@ -61,17 +61,15 @@ def leave_one_out(x: Tensor, group: Tensor | None) -> Tensor:
 def group_total(x: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sum of x over each completion's group, and the group's size, in shapes that broadcast with x."""
     if group is None:
-        raise RolloutError(
-            "a `group` index per completion for a group baseline", "none", "pass Rollout(group=...), or baseline='none'"
-        )
+        raise RolloutError("a `group` index per completion for a group statistic", "none", "pass Rollout(group=...)")
     _, index, counts = torch.unique(group, return_inverse=True, return_counts=True)
     size = counts[index]
     if bool((size < 2).any()):
         alone = group[size < 2][0].item()
         raise RolloutError(
-            "at least 2 completions in every group for a group baseline",
+            "at least 2 completions in every group",
             f"group {alone} with 1",
-            "sample more completions per prompt, or baseline='none'",
+            "sample more completions per prompt, or do without a group baseline",
         )
     total = torch.zeros(len(counts), *x.shape[1:], dtype=x.dtype, device=x.device).index_add(0, index, x)
     return total[index], size.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))

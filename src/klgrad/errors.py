@@ -39,6 +39,10 @@ class LossOutputError(KlgradError, TypeError):
     """A loss to audit that returned something that is not a loss."""
 
 
+class OutputError(KlgradError, OSError):
+    """A file that cannot be written."""
+
+
 class UnknownNameError(KlgradError, LookupError):
     """A name that no registry holds; near matches are suggested."""
 

@@ -28,8 +28,16 @@ class Estimator:
     __name__: str
 
     def __init__(self, value: Function, slope: Function) -> None:
-        self.value, self.slope = value, slope
+        self._value, self._slope = value, slope
         update_wrapper(self, value)
+
+    def value(self, log_ratio: Tensor) -> Tensor:
+        """The value; half precision is lifted to float32."""
+        return self._value(_lifted(log_ratio))
+
+    def slope(self, log_ratio: Tensor) -> Tensor:
+        """The derivative of the value by the log-ratio, likewise."""
+        return self._slope(_lifted(log_ratio))
 
     def __call__(self, log_ratio: Tensor) -> Tensor:
         """The value, whose gradient is slope x ∇log_ratio."""
@@ -42,6 +50,10 @@ class Estimator:
 
 def _with_slope(slope: Function) -> Callable[[Function], Estimator]:
     return lambda value: Estimator(value, slope)
+
+
+def _lifted(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def exp_capped(x: Tensor) -> Tensor:
@@ -90,7 +102,7 @@ def k2(log_ratio: Tensor) -> Tensor:
 
 @_with_slope(_k3_slope)
 def k3(log_ratio: Tensor) -> Tensor:
-    r"""exp(-l) - 1 + l, "variance reduced", "low_var_kl".
+    r"""The "variance reduced" estimate exp(-l) - 1 + l, also "low_var_kl".
 
     Estimates:
         KL(π‖ref), unbiased, never negative.
@@ -103,7 +115,7 @@ def k3(log_ratio: Tensor) -> Tensor:
 
 
 def k_lambda(lam: float) -> Estimator:
-    r"""L + λ (exp(-l) - 1): k1 at λ = 0, k3 at λ = 1.
+    r"""The family l + λ (exp(-l) - 1): k1 at λ = 0, k3 at λ = 1.
 
     Estimates:
         KL(π‖ref), unbiased for every λ.
@@ -124,7 +136,7 @@ def k_lambda(lam: float) -> Estimator:
 
 @_with_slope(lambda log_ratio: log_ratio * exp_capped(-log_ratio))
 def forward_k3(log_ratio: Tensor) -> Tensor:
-    r"""R log r - r + 1 with r = exp(-l) = ref/π: k3 of the other direction, weighted to π's samples.
+    r"""The value r log r - r + 1 with r = exp(-l) = ref/π: k3 of the other direction, on samples of π.
 
     Estimates:
         KL(ref‖π) from samples of π, unbiased, never negative.

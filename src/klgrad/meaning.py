@@ -6,7 +6,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from .errors import MeaningError
-from .importance import Ratio
+from .importance import Bound, Ratio
+from .result import Reduction
 
 if TYPE_CHECKING:
     from .term import KLTerm
@@ -31,12 +32,17 @@ class Descends(NamedTuple):
     off_policy: Verdict
 
 
-CHOICES = {
-    "divergence": ("reverse", "forward"),
-    "level": ("token", "sequence"),
-    "estimator": ("k1", "k1_k3", "k3", "exact"),
-    "baseline": ("none", "leave_one_out"),
-    "reduction": ("sequence", "token"),
+Divergence = Literal["reverse", "forward"]
+Level = Literal["token", "sequence"]
+TermEstimator = Literal["k1", "k1_k3", "k3", "exact"]
+Baseline = Literal["none", "leave_one_out"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "divergence": get_args(Divergence),
+    "level": get_args(Level),
+    "estimator": get_args(TermEstimator),
+    "baseline": get_args(Baseline),
+    "reduction": get_args(Reduction),
 }
 
 
@@ -58,6 +64,13 @@ def check(term: KLTerm) -> None:
             f"baseline={term.baseline!r}",
             "baseline='none'; at level='sequence' the future has a score and takes the baseline",
         )
+        _refuse(
+            term.estimator == "exact" and _ratio(term) == "token",
+            "no token ratio for an exact token term: summed over the vocabulary it needs none, and on stale "
+            "samples it is the target on the sampler's prefixes as it stands",
+            "ratio='token'",
+            "write sampler=None, or OffPolicy('prefix', ...) for π's own prefixes",
+        )
     _refuse(
         term.estimator == "exact" and term.influence_bound is not None,
         "no influence bound for estimator='exact', which sums over the vocabulary",
@@ -70,13 +83,38 @@ def _check_choices(term: KLTerm) -> None:
     for field, allowed in CHOICES.items():
         value = getattr(term, field)
         _refuse(value not in allowed, f"{field} in {allowed}", repr(value), f"write {field}={allowed[0]!r}, say")
-    if term.sampler is not None:
-        _refuse(
-            getattr(term.sampler, "ratio", None) not in get_args(Ratio),
-            "sampler=None (on-policy) or OffPolicy(ratio='token', 'prefix' or 'sequence', bound=...)",
-            repr(term.sampler),
-            "write sampler=OffPolicy('prefix', bound=None)",
-        )
+    _refuse(
+        term.sampler is not None and not hasattr(term.sampler, "ratio"),
+        "sampler=None (on-policy) or OffPolicy(...)",
+        repr(term.sampler),
+        "write sampler=OffPolicy('prefix', bound=None)",
+    )
+
+
+def check_sampler(ratio: object, bound: object) -> None:
+    """Raise for a ratio or a bound that does not exist."""
+    _refuse(
+        ratio not in get_args(Ratio),
+        f"ratio in {get_args(Ratio)}",
+        repr(ratio),
+        "write OffPolicy('prefix', bound=None)",
+    )
+    _refuse(
+        bound is not None and not isinstance(bound, Bound),
+        "bound=None, Truncate(high), Clip(low, high) or Mask(low, high)",
+        repr(bound),
+        "write bound=Truncate(2.0), say",
+    )
+
+
+def check_influence_bound(bound: float | None) -> None:
+    """Raise for a bound that bounds nothing."""
+    _refuse(
+        bound is not None and not 0 < bound < float("inf"),
+        "a positive, finite influence bound, or None",
+        f"{bound}",
+        "bound the log-ratio at, say, 5.0",
+    )
 
 
 def _check_numbers(term: KLTerm) -> None:
@@ -86,13 +124,7 @@ def _check_numbers(term: KLTerm) -> None:
         f"{term.discount:g}",
         "0 is the token level, 1 the whole future",
     )
-    bound = term.influence_bound
-    _refuse(
-        bound is not None and not 0 < bound < float("inf"),
-        "a positive, finite influence bound, or None",
-        f"{bound}",
-        "bound the log-ratio at, say, 5.0",
-    )
+    check_influence_bound(term.influence_bound)
 
 
 def _check_reverse(term: KLTerm) -> None:
@@ -203,7 +235,7 @@ def formula(term: KLTerm) -> str:
     if term.baseline != "none":
         notes.append("leave-one-out baseline")
     if term.influence_bound is not None:
-        notes.append(f"coefficients clipped at ±{term.influence_bound:g}")
+        notes.append(f"each token's own part clipped at ±{term.influence_bound:g} before credit and weights")
     kl = "KL(π‖ref)" if term.divergence == "reverse" else "KL(ref‖π)"
     body = _body(term, weight, before)
     return f"∇ {kl}, {term.level} level = E_{sampler}[ Σ_t {body} ]; {'; '.join(notes)}"

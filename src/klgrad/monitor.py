@@ -1,9 +1,10 @@
 """The honest KL report: every estimator at once, with standard errors, in stated units.
 
-Three divergences are often all called "kl" and are never mixed here: of π to ref (`kl_report`), and of the
-trainer's policy to what sampled the tokens (`mismatch_report`, which also serves π against its old self).
+Divergences of three kinds are often all called "kl", and never mixed here: of π to ref (`kl_report`), of the
+trainer's policy to what sampled the tokens, and of π to its old self (`mismatch_report` serves both).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,12 @@ from .importance import effective_sample_size, prefix_ratio, sequence_ratio, tok
 from .rollout import Rollout
 from .statistics import Estimate, ratio_of_means
 
-CLAMPS = {"k3_value_10": 2.61, "k2_value_10": 4.47, "input_20": 20.0}
-"""Log-ratios beyond which clamps in common use stop the gradient: k3 at 10 (for log ref/π > 2.61), k2 at
-10, the input at ±20."""
+CLAMPS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "k3_value_10": (k3.value, 10.0),
+    "k2_value_10": (k2.value, 10.0),
+    "input_20": (torch.abs, 20.0),
+}
+"""What is clamped in common use, and where: beyond it the gradient stops."""
 
 QUANTILES = (0.01, 0.5, 0.99)
 
@@ -124,13 +128,12 @@ def _lengths(rollout: Rollout) -> dict[str, Tensor]:
 
 
 def _beyond_clamps(rollout: Rollout) -> dict[str, Tensor]:
-    away = -rollout.log_ratio[rollout.mask]  # log ref/π: where it is large, the pull to ref is needed most
-    n = max(len(away), 1)
-    one_sided = {"k3_value_10"}  # k3 grows exponentially on this side only
-    return {
-        f"clamp/share_beyond_{name}": ((away if name in one_sided else away.abs()) > edge).sum() / n
-        for name, edge in CLAMPS.items()
-    } | {"log_ratio/abs_max": rollout.log_ratio.abs().amax()}
+    log_ratio = rollout.log_ratio[rollout.mask]
+    shares = {
+        f"clamp/share_beyond_{name}": (value(log_ratio) > limit).sum() / max(len(log_ratio), 1)
+        for name, (value, limit) in CLAMPS.items()
+    }
+    return shares | {"log_ratio/abs_max": rollout.log_ratio.abs().amax()}
 
 
 def _ratio_statistics(rollout: Rollout) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from .credit import group_total
 from .errors import MeaningError, RolloutError
+from .meaning import check_influence_bound
 from .result import KLResult, assemble
 from .rollout import Rollout
 
@@ -23,6 +24,7 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
         rollout: the batch.
         influence_bound: clips each completion's Σ_t l_t in the coefficient (Huber's slope).
     """
+    check_influence_bound(influence_bound)
     total = rollout.log_ratio.sum(-1)
     bounded = total if influence_bound is None else total.clamp(-influence_bound, influence_bound)
     return assemble(

@@ -41,6 +41,7 @@ class Rollout:
     def __post_init__(self) -> None:
         per_token = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("mask", "group")}
         per_token = {name: x for name, x in per_token.items() if x is not None}
+        _check_tensors({**per_token, "mask": self.mask})
         _check_shapes(self.logp, self.mask, self.group, per_token)
         mask = _as_bool(self.mask)
         dtype = torch.float32
@@ -67,6 +68,12 @@ class Rollout:
     def sampler_logp(self) -> Tensor:
         """Log-probs of what sampled the tokens: `behavior_logp`, or π itself where none was given."""
         return self.logp.detach() if self.behavior_logp is None else self.behavior_logp
+
+
+def _check_tensors(given: dict[str, object]) -> None:
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise RolloutError(f"`{name}` as a torch tensor", type(x).__name__, "wrap it with torch.as_tensor")
 
 
 def _check_shapes(logp: Tensor, mask: Tensor, group: Tensor | None, per_token: dict[str, Tensor]) -> None:
@@ -127,5 +134,5 @@ def _remedy(name: str, value: float) -> str:
             "unfiltered distribution (no top-k or top-p, no suppressed tokens)"
         )
     if name in ("token_kl", "token_forward_kl"):
-        return "pass the full-vocabulary KL of normalised distributions; truncated top-k sums can be negative"
+        return "compute the full-vocabulary KL in float32, of normalised distributions; truncated sums can be negative"
     return "pass log-softmax outputs; a positive value is a logit, a probability or a sum over tokens"

@@ -28,7 +28,9 @@ def ratio_of_means(total: Tensor, count: Tensor, group: Tensor | None = None) ->
     mean = total.sum() / whole
     residual = _sum_by_group(total - mean * count, group)
     n = len(residual)
-    error = (residual.square().sum() * n / max(n - 1, 1)).sqrt() / whole
+    # Dividing by the largest first keeps the squares finite, and `whole` before the size comes back in.
+    size = residual.abs().amax().clamp(min=torch.finfo(residual.dtype).tiny)
+    error = ((residual / size).square().sum() * n / max(n - 1, 1)).sqrt() * (size / whole)
     return Estimate(mean, error if n > 1 else torch.full_like(mean, float("nan")))
 
 

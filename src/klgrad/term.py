@@ -1,7 +1,6 @@
 """`KLTerm`: a KL term told what is meant, which computes just that."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,14 +17,9 @@ from .importance import (
     sequence_ratio,
     token_ratio,
 )
-from .meaning import Descends
+from .meaning import Baseline, Descends, Divergence, Level, TermEstimator
 from .result import KLResult, Reduction, assemble
 from .rollout import Rollout
-
-Divergence = Literal["reverse", "forward"]
-Level = Literal["token", "sequence"]
-TermEstimator = Literal["k1", "k1_k3", "k3", "exact"]
-Baseline = Literal["none", "leave_one_out"]
 
 
 @dataclass(frozen=True)
@@ -35,12 +29,16 @@ class OffPolicy:
     Args:
         ratio: `token` r_t (keeps the sampler's prefixes: a target of its own), `prefix` r_1...r_t, or
             `sequence` r_1...r_T.
-        bound: `Truncate`, `Clip` or `Mask`; None, said aloud, leaves it unbounded. A bound limits the
-            variance and adds bias; the result reports the share bounded and the effective sample size.
+        bound: `Truncate`, `Clip` or `Mask`; None, said aloud, leaves it unbounded (but for the saturation at
+            e^20 that keeps float32 finite). A bound limits the variance and adds bias; the result reports the
+            share bounded and the effective sample size.
     """
 
     ratio: Ratio
     bound: Bound | None
+
+    def __post_init__(self) -> None:
+        meaning.check_sampler(self.ratio, self.bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +64,11 @@ class KLTerm:
         estimator: for reverse `k1`; `k1_k3` (sequence level: the present token by k1, the future by k3);
             `exact` (full vocabulary, needs `Rollout.token_kl`). For forward `k3`; `exact` at token level.
         discount: g in [0, 1] on the future, at sequence level: 0 is the token level, 1 the sequence level.
-        baseline: `leave_one_out` needs `Rollout.group`; the expected gradient does not change.
+        baseline: `leave_one_out` needs `Rollout.group`. It leaves the expected gradient as it is, unless a
+            ratio is bounded or reduction="token", whose own bias it then changes.
         sampler: None for on-policy, or `OffPolicy`.
-        influence_bound: c > 0 clips each sampled token's coefficient to [-c, c]: the slope of a Huber
-            loss, bounded and without a dead zone.
+        influence_bound: c > 0 clips each token's own part (its log-ratio, its k3 as somebody's future) to
+            [-c, c] before credit and weights: the slope of a Huber loss, without a dead zone.
         reduction: `sequence` sums over the completion, `token` averages over all live tokens.
     """
 
@@ -195,7 +194,9 @@ def _diagnostics(term: KLTerm, rollout: Rollout, ratios: Tensor | None) -> dict[
         "log_ratio/share_saturated": share(log_ratio.abs() > MAX_EXPONENT),
     }
     if term.influence_bound is not None:
-        found["influence/share_bounded"] = share(term._slope(rollout)[live].abs() > term.influence_bound)
+        parts = [term._slope(rollout)] + ([k3.value(rollout.log_ratio)] if term.estimator == "k1_k3" else [])
+        beyond = torch.stack(parts).abs().amax(0) > term.influence_bound
+        found["influence/share_bounded"] = share(beyond[live])
     if ratios is not None and term.sampler is not None:
         # One weight per sample of what is weighted: a live token, or a completion (for a (B, 1) ratio).
         raw = ratios[live] if ratios.shape == live.shape else ratios[live.any(-1), 0]

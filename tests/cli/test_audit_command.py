@@ -67,6 +67,12 @@ def test_expectations_are_the_exit_status(loss_file):
     assert "expected reverse-kl-sequence on-policy, found reverse-kl-token" in failed.output
     assert run("ratio-k3-loss", "--expect-off-policy", "reverse-kl-token-sampler").exit_code == 0
     assert run("ratio-k3-loss", "--expect-off-policy", "reverse-kl-token").exit_code == 1
+    assert run("squared-sequence", "--expect", "squared-sequence").exit_code == 0  # on-policy they are one
+    assert run("k2-loss-token-mean", "--expect", "reverse-kl-token").exit_code == 1
+    assert run("k2-loss-token-mean", "--expect", "reverse-kl-token", "--lengths", "equal").exit_code == 0
+    strict = run("ratio-k3-loss", "--expect", "reverse-kl-token", "--strict")
+    assert strict.exit_code == 1
+    assert "ratio-k3-loss: float32 fails from l = -16, dead from l = -20" in strict.output
 
 
 def test_json_is_what_programs_were_promised(tmp_path):
@@ -118,6 +124,7 @@ BAD = {
     "k3-los": "did you mean 'k3-loss'",
     "missing.py:loss": "expected an existing Python file; received missing.py",
     "nosuchpackage.module:loss": "ModuleNotFoundError",
+    "{file}": "add ':' and the function's name",
     "{file}:min": "did you mean 'mine'",
     "{file}:": "add the part after ':'",
 }
@@ -135,6 +142,27 @@ def test_a_file_that_does_not_import_is_told_so(tmp_path):
     file.write_text("import nonexistent_thing\n")
     result = run(f"{file}:loss")
     assert "No module named 'nonexistent_thing'" in str(result.exception)
+
+
+def test_a_file_that_parses_arguments_or_exits_is_told_so(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('needed')\np.parse_args()\n")
+    assert "SystemExit" in str(run(f"{file}:loss").exception)
+
+
+def test_what_stands_beside_the_file_can_be_imported_when_the_loss_is_called(tmp_path):
+    (tmp_path / "beside_the_loss.py").write_text("half = 0.5\n")
+    file = tmp_path / "lazy.py"
+    file.write_text(
+        "def loss(logp, ref_logp):\n    from beside_the_loss import half\n    return half * (logp - ref_logp) ** 2\n"
+    )
+    assert run(f"{file}:loss", "--expect", "reverse-kl-token").exit_code == 0
+
+
+def test_a_report_that_cannot_be_written_is_told_so(tmp_path):
+    result = run("k1-loss", "--json", tmp_path)
+    assert isinstance(result.exception, KlgradError)
+    assert "give another path" in str(result.exception)
 
 
 def test_an_unknown_verdict_is_told_so():

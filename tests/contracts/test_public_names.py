@@ -7,7 +7,7 @@ import klgrad
 NAMES = {
     "Clip", "KLResult", "KLTerm", "KlgradError", "Mask", "OffPolicy", "Rollout", "Truncate",
     "consistency_loss", "forward_optimum", "kl_report", "mismatch_report", "reverse_optimum", "squared_sequence",
-    "cells", "credit", "estimators", "importance",
+    "audit", "cells", "credit", "estimators", "exact", "importance",
 }  # fmt: skip
 
 

@@ -65,6 +65,18 @@ def test_both_optima_take_batches_and_extreme_betas():
         EXACT.check(optimum(refs, rewards, 1.0)[2], REF)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_best_may_be_very_rare_under_ref(dtype):
+    """Two outcomes, reward 1 and 0: π(worse) = β (1 - ref(best)) / (1 + slack), and the best has the rest."""
+    found = forward_optimum(torch.tensor([-110.0, 0.0], dtype=dtype), torch.tensor([1.0, 0.0], dtype=dtype), 0.1)
+    assert found.exp().tolist() == pytest.approx([0.9, 0.1], rel=1e-5)
+
+
+def test_forward_needs_a_reference_with_full_support():
+    with pytest.raises(MeaningError, match="some probability"):
+        forward_optimum(torch.tensor([float("-inf"), 0.0]), torch.tensor([1.0, 0.0]), 0.1)
+
+
 @pytest.mark.parametrize("beta", [0.0, -1.0, float("nan")])
 def test_beta_must_be_positive(beta):
     with pytest.raises(MeaningError, match="beta > 0"):

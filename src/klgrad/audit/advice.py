@@ -1,5 +1,7 @@
 """One sentence of advice: what the loss does, and the sound alternative."""
 
+import math
+
 from .result import AuditResult
 from .subject import Subject
 
@@ -20,42 +22,74 @@ INSTEAD = {
 }
 
 
+STALE = "for stale data say KLTerm(sampler=OffPolicy(...))"
+
+
 def advise(result: AuditResult, subject: Subject) -> str:
     """The sentence."""
     sentence = "; ".join([_main(result), *_warnings(result)])
-    instead = subject.instead or ("" if subject.kind == "term" else INSTEAD.get(result.verdict, ""))
-    if not instead and result.verdict != "unknown" and result.verdict_off_policy == "unknown":
-        instead = "for stale data say KLTerm(sampler=OffPolicy(...))"
+    instead = _instead(result, subject)
     return f"{sentence[0].upper()}{sentence[1:]}{f': {instead}' if instead else ''}."
 
 
+def _instead(result: AuditResult, subject: Subject) -> str:
+    if not result.deterministic:
+        return "audit it in evaluation mode, without dropout or random state"
+    if not math.isfinite(result.variance):
+        return "add a small constant to what it divides by"
+    if subject.instead or _climbs(result):
+        return subject.instead or "return what is to be minimised"
+    if subject.kind == "term":
+        return STALE if result.verdict != "unknown" and result.verdict_off_policy == "unknown" else ""
+    if not result.depends_on_reference:
+        return INSTEAD["nothing"]
+    if result.length_sensitive:
+        sum_up = "sum over the completion instead, or audit it with --lengths equal"
+        return "; ".join(filter(None, [sum_up, INSTEAD.get(result.verdict_fixed_lengths, "")]))
+    if result.verdict in INSTEAD:
+        return INSTEAD[result.verdict]
+    return STALE if result.verdict_off_policy == "unknown" else ""
+
+
+def _climbs(result: AuditResult) -> bool:
+    return result.verdict == "unknown" and result.cosine[result.nearest] < -0.999
+
+
 def _main(result: AuditResult) -> str:
-    if result.verdict == "nothing":
+    if not result.deterministic:
+        return "is not deterministic: the same batch gives different gradients, and no verdict holds"
+    if not math.isfinite(result.variance):
+        return "gives NaN or inf in float64 on some group (completions that are all alike, a deviation of 0?)"
+    if result.verdict == "nothing" or not result.depends_on_reference:
         if result.variance == 0:
             return "regularises nothing, for no gradient reaches the log-probs"
-        why = "zero in expectation" + ("" if result.depends_on_reference else ", whatever the reference is")
-        return f"regularises nothing, for its gradient is {why}"
+        if result.depends_on_reference:
+            return "regularises nothing, for its gradient is zero in expectation"
+        return "regularises nothing: its gradient is the same whatever the reference is"
     if result.verdict != "unknown":
         return f"descends {SPOKEN[result.verdict]}"
     nearest = SPOKEN[result.nearest.replace("_", "-")]
-    if result.cosine[result.nearest] < -0.999:
+    if _climbs(result):
         return f"climbs {nearest}: the sign is wrong"
+    if result.length_sensitive and result.verdict_fixed_lengths in SPOKEN:
+        at_equal = SPOKEN[result.verdict_fixed_lengths]
+        return f"descends {at_equal} if all completions are equally long, and is off when lengths vary"
     declared = "by declaration a compromise" if result.kind == "term" else "descends no known target"
     return f"{declared} (nearest, {result.bias[result.nearest]:.0%} off: {nearest})"
 
 
 def _warnings(result: AuditResult) -> list[str]:
+    if not result.deterministic or not math.isfinite(result.variance):
+        return []
     found = []
     scales = list(result.scale_by_shape.values())
     if result.verdict not in ("nothing", "unknown") and max(scales) - min(scales) > 1e-6 * max(scales):
         found.append(f"its strength depends on the batch's shape ({min(scales):.3g} to {max(scales):.3g} x)")
-    if result.length_sensitive:
-        at_equal = SPOKEN.get(result.verdict_fixed_lengths, "no known target")
-        found.append(f"lengths change that (were all equal: {at_equal})")
-    if result.dead_zone_from is not None:
-        found.append(f"no gradient from log π/ref = {result.dead_zone_from:g} on")
-    elif result.float32_wrong_from is not None:
-        found.append(f"float32 loses it from log π/ref = {result.float32_wrong_from:g} on")
+    wrong, dead = result.float32_wrong_from, result.dead_zone_from
+    if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
+        found.append(f"float32 loses it from log π/ref = {wrong:g} on")
+    if dead is not None:
+        found.append(f"no gradient from log π/ref = {dead:g} on")
     if not result.finite:
         found.append("overflows in float32")
     if result.touches_padding:

@@ -1,6 +1,6 @@
 """The tensors that a loss under audit is called with."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ class Batch:
         """The same numbers on new leaves."""
         names = ("logp", "token_kl", "token_forward_kl")
         return replace(self, **{name: getattr(self, name).detach().clone().requires_grad_() for name in names})
+
+    def copy(self) -> "Batch":
+        """Copies that carry gradient back to this batch's leaves."""
+        return Batch(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
 
     def at_reference(self) -> "Batch":
         """The same batch with the reference moved onto the policy: what is left has no KL in it."""

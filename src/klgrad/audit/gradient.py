@@ -15,7 +15,8 @@ class Gradient:
     """Moments of the gradient of one call of the loss, on one group drawn by the sampler.
 
     Attributes:
-        mean: (P·V,) the expected gradient.
+        mean: (P·V + T,) the expected gradient: on the logits, then on the masked positions of each column,
+            where every target has none.
         variance: E‖g - mean‖², times the group's size: of one completion, in a mean over completions.
         typical: sqrt(E‖g‖²), the size that a zero mean is to be compared with.
         on_padding: whether any gradient fell on masked positions.
@@ -33,10 +34,13 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:
     """The loss, and the loss seen from the scores: its gradient towards everything it may have used."""
-    loss = subject(batch)
-    found: tuple[Tensor | None, ...] = (None, None, None)
-    if loss.requires_grad:  # a tensor without gradient is a verdict, not an error
-        found = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
+    with torch.enable_grad():
+        # The loss gets copies, as in training it gets a model's outputs: it may write into them.
+        loss = subject(batch.copy())
+        found: tuple[Tensor | None, ...] = (None, None, None)
+        if loss.requires_grad:  # a tensor without gradient is a verdict, not an error
+            with subject.named_errors(batch):
+                found = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
     logp, kl, forward_kl = (torch.zeros_like(x) if g is None else g for x, g in zip(batch.leaves, found, strict=True))
     return loss.detach(), (logp, kl, forward_kl)
 
@@ -52,16 +56,16 @@ def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: 
 
 
 def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> tuple[Tensor, bool]:
-    """(M, P·V) the gradient of the loss on each of M groups, and whether any fell on masked positions."""
+    """(M, P·V + T) the gradient of the loss on each of M groups, and whether any fell on masked positions."""
     parts = _all_coefficients(subject, problem, members, advantage)
     mask = problem.space.mask[members]
-    on_padding = any(bool((part[~mask] != 0).any()) for part in parts)
+    padding = torch.where(mask, 0, parts[0]).sum(1)
     jacobians = (problem.scores, problem.kl_gradients, problem.forward_kl_gradients)
     per_group = torch.zeros(len(members), problem.logits.numel(), dtype=problem.logits.dtype)
     for part, jacobian in zip(parts, jacobians, strict=True):
         if bool((part != 0).any()):
             per_group += torch.einsum("mgt,mgtp->mp", torch.where(mask, part, 0), jacobian[members])
-    return per_group, on_padding
+    return torch.cat([per_group, padding], -1), bool((padding.nan_to_num() != 0).any())
 
 
 def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> Parts:

@@ -5,7 +5,10 @@ The file is imported and run, as a test runner would: audit only code that you w
 
 import importlib
 import importlib.util
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -37,27 +40,32 @@ def _from_file(path: Path) -> ModuleType:
     assert spec.loader is not None, path  # a .py file always has one
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickles look their module up there
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
+    _import_from(str(path.resolve().parent))
+    with _named_errors(str(path)):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise _failed(str(path), error) from error
-    finally:
-        sys.path.pop(0)
     return module
 
 
 def _from_package(name: str) -> ModuleType:
-    sys.path.insert(0, "")
-    try:
+    _import_from(os.getcwd())
+    with _named_errors(name):
         return importlib.import_module(name)
-    except Exception as error:
-        raise _failed(name, error) from error
+
+
+def _import_from(folder: str) -> None:
+    """Let imports find what stands beside the file, now and when the loss is called, as pytest does."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+@contextmanager
+def _named_errors(where: str) -> Iterator[None]:
+    argv, sys.argv = sys.argv, [where]  # a script that parses arguments must not see ours
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise LossImportError(
+            f"{where} to import", f"{type(error).__name__}: {error}", "make `python -c 'import ...'` work on it first"
+        ) from error
     finally:
-        sys.path.pop(0)
-
-
-def _failed(where: str, error: Exception) -> LossImportError:
-    return LossImportError(
-        f"{where} to import", f"{type(error).__name__}: {error}", "make `python -c 'import ...'` work on it first"
-    )
+        sys.argv = argv

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+import torch
 from torch import Tensor
 
 from ..exact import Problem, autoregressive, target_gradients
@@ -36,8 +37,9 @@ class Case:
 
     @cached_property
     def targets(self) -> dict[str, Tensor]:
-        """The gradient of every target on this problem."""
-        return target_gradients(self.problem)
+        """The gradient of every target on this problem: on the logits, and 0 on the padding."""
+        padding = self.problem.logits.new_zeros(self.problem.space.length)
+        return {name: torch.cat([t, padding]) for name, t in target_gradients(self.problem).items()}
 
     def on_policy(self) -> "Case":
         """The same case with the policy itself as the sampler."""
@@ -61,19 +63,23 @@ class Case:
 SHAPES = (
     # vocabulary, length, ends, group size, seed: pairs on the larger spaces, triples on the smaller, since
     # with pairs alone a division by the group's standard deviation degenerates to a sign. The seeds are the
-    # first whose far problem has log-ratios beyond every clamp in common use (`REACH`).
-    (3, 2, False, 2, 8),
+    # first whose far problem passes every clamp and bound in common use (`REACH`, `RATIO_REACH`).
+    (3, 2, False, 2, 19),
     (3, 3, True, 2, 1),
     (2, 2, False, 3, 75),
-    (2, 3, True, 3, 75),
+    (2, 3, True, 3, 1620),
 )
 
-DISTANCES = {"near": 0.2, "far": 2.5}
-"""Spread of ref's logits around π's. Near, reverse and forward KL almost agree; far, they do not."""
+DISTANCES = {"near": (0.2, 0.5), "far": (2.5, 2.0)}
+"""Spread of ref's logits, and of the sampler's, around π's. Near, reverse and forward KL almost agree; far,
+they do not."""
 
 REACH = (-2.8, 4.6)
-"""Log-ratios that some tokens of every far problem pass: k3 and k2, clamped at 10, lose their gradient at
+"""log π/ref that some tokens of every far problem pass: k3 and k2, clamped at 10, lose their gradient at
 -2.61 and at ±4.47."""
+
+RATIO_REACH = (1 / 12, 12.0)
+"""π/μ that some tokens of every far problem pass: importance ratios are truncated at 2 to 10."""
 
 
 @cache
@@ -83,7 +89,7 @@ def cases(on_policy: bool) -> tuple[Case, ...]:
         return tuple(case.on_policy() for case in cases(on_policy=False))
     found = []
     for vocab, length, ends, group_size, seed in SHAPES:
-        for distance, spread in DISTANCES.items():
-            problem = autoregressive(vocab, length, ends=ends, seed=seed, away_from_ref=spread)
+        for distance, (from_ref, off_policy) in DISTANCES.items():
+            problem = autoregressive(vocab, length, ends=ends, seed=seed, away_from_ref=from_ref, off_policy=off_policy)
             found.append(Case(distance, problem, group_size, ends))
     return tuple(found)

@@ -1,9 +1,9 @@
 """Audit results for programs (JSON) and for documents (Markdown)."""
 
 import json
-import math
 from collections.abc import Sequence
 
+from ..files import finite
 from .problems import cases
 from .result import AuditResult
 
@@ -13,7 +13,7 @@ COLUMNS = ("loss", "on-policy it descends", "off-policy", "scale", "variance", "
 def to_json(results: Sequence[AuditResult]) -> str:
     """`{"results": [...], "problems": [...]}`; what is not a finite number is null."""
     data = {"results": [r.to_dict() for r in results], "problems": [c.describe() for c in cases(on_policy=False)]}
-    return json.dumps(_finite(data), indent=2) + "\n"
+    return json.dumps(finite(data), indent=2) + "\n"
 
 
 def to_markdown(results: Sequence[AuditResult]) -> str:
@@ -41,16 +41,19 @@ def cells_of(r: AuditResult) -> tuple[str, ...]:
 def notes(r: AuditResult) -> list[str]:
     """What to know beyond the verdict, in a few words each."""
     found = []
+    if not r.deterministic:
+        found.append("not deterministic")
     if not r.depends_on_reference:
         found.append("ignores ref" if r.variance else "no gradient")
     if r.length_sensitive:
         found.append(f"length-sensitive (equal lengths: {r.verdict_fixed_lengths})")
     if r.verdict == "unknown" != r.verdict_near:
         found.append(f"near ref: {r.verdict_near}")
-    if r.dead_zone_from is not None:
-        found.append(f"dead from l = {r.dead_zone_from:g}")
-    elif r.float32_wrong_from is not None:
-        found.append(f"float32 fails from l = {r.float32_wrong_from:g}")
+    wrong, dead = r.float32_wrong_from, r.dead_zone_from
+    if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
+        found.append(f"float32 fails from l = {wrong:g}")
+    if dead is not None:
+        found.append(f"dead from l = {dead:g}")
     if not r.finite:
         found.append("overflows")
     if r.touches_padding:
@@ -60,11 +63,3 @@ def notes(r: AuditResult) -> list[str]:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.01 else f"{share:.0%}"
-
-
-def _finite(data: object) -> object:
-    if isinstance(data, dict):
-        return {k: _finite(v) for k, v in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(v) for v in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -33,7 +33,8 @@ class AuditResult:
         dead_zone_from: the log-ratio log π - log ref where it first does.
         float32_wrong_from: the log-ratio where float32 first loses the coefficient by more than 1%.
         finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
-        touches_padding: whether gradient falls on masked positions.
+        deterministic: whether the same batch gives the same gradient twice; if not, nothing here holds.
+        touches_padding: whether gradient falls on masked positions; it then matches no target.
         verdict_by_problem: on-policy verdict on each problem alone.
         advice: one sentence, with the sound alternative.
     """
@@ -59,6 +60,7 @@ class AuditResult:
     dead_zone: bool
     dead_zone_from: float | None
     float32_wrong_from: float | None
+    deterministic: bool
     finite: bool
     touches_padding: bool
     verdict_by_problem: dict[str, Verdict]

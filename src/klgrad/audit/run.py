@@ -6,9 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..exact import Problem
+from ..exact import Problem, every_group
 from .advice import advise
-from .gradient import every_gradient, expected_gradient
+from .batch import from_problem
+from .gradient import evaluate, every_gradient, expected_gradient
 from .numerics import probe
 from .problems import cases
 from .result import AuditResult
@@ -16,9 +17,12 @@ from .subject import Subject, as_subject
 from .verdict import MATCH, Comparison, Measurement, Shape
 
 Advantages = Literal["zero", "random"]
+Lengths = Literal["all", "equal"]
 
 
-def audit(loss: object, *, name: str | None = None, advantages: Advantages = "zero") -> AuditResult:
+def audit(
+    loss: object, *, name: str | None = None, advantages: Advantages = "zero", lengths: Lengths = "all"
+) -> AuditResult:
     """Say which divergence a loss descends, by exact enumeration.
 
     Args:
@@ -28,11 +32,14 @@ def audit(loss: object, *, name: str | None = None, advantages: Advantages = "ze
         name: shown in the report; the function's own if not given.
         advantages: `zero` leaves the KL term alone in the loss. `random` gives every completion one, and
             audits what the reference adds to the gradient: that with the reference where it is, minus
-            that with the reference moved onto the policy.
+            that with the reference moved onto the policy. On-policy only; off-policy they stay zero.
+        lengths: `all` problems, or only those with completions of `equal` length, for a loss that is known to
+            average over tokens.
     """
     subject = as_subject(loss, name)
-    on = _compare(subject, advantages, on_policy=True)
-    off = _compare(subject, advantages, on_policy=False)
+    on = _compare(subject, advantages, lengths, on_policy=True)
+    # Off-policy, moving the reference would also move what a stale KL is frozen at: no advantages there.
+    off = _compare(subject, "zero", lengths, on_policy=False)
     numerics = probe(subject)
     nearest = on.nearest
     fixed = on.only(lambda c: not c.varying).verdict
@@ -54,12 +61,13 @@ def audit(loss: object, *, name: str | None = None, advantages: Advantages = "ze
         variance=_variance(on),
         variance_near=_variance(near),
         depends_on_reference=_depends_on_reference(subject),
-        length_sensitive=on.only(lambda c: c.varying).verdict != fixed,
+        length_sensitive=on.verdict != fixed,
         verdict_near=near.verdict,
         verdict_fixed_lengths=fixed,
         dead_zone=numerics.dead_from is not None,
         dead_zone_from=numerics.dead_from,
         float32_wrong_from=numerics.wrong_from,
+        deterministic=_deterministic(subject),
         finite=numerics.finite and on.is_finite and off.is_finite,
         touches_padding=any(m.gradient.on_padding for m in on.measured),
         verdict_by_problem={c.name: on.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.measured)},
@@ -67,11 +75,12 @@ def audit(loss: object, *, name: str | None = None, advantages: Advantages = "ze
     return replace(result, advice=advise(result, subject))
 
 
-def _compare(subject: Subject, advantages: Advantages, *, on_policy: bool) -> Comparison:
+def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool) -> Comparison:
     return Comparison(
         [
             Measurement(c, expected_gradient(subject, c.problem, c.group_size, _advantage(c.problem, advantages)))
             for c in cases(on_policy)
+            if lengths == "all" or not c.varying
         ]
     )
 
@@ -91,13 +100,25 @@ def _variance(on: Comparison) -> float:
 
 
 def _depends_on_reference(subject: Subject) -> bool:
-    """Whether another reference gives another gradient to any group of completions."""
+    """Whether another reference gives another gradient to any group of completions, far from it too."""
+    for case in cases(on_policy=True):
+        if case.distance == "far" and not case.varying:
+            problem = case.problem
+            moved = replace(problem, ref_logits=problem.ref_logits.flip(-1))
+            members, _ = every_group(problem, case.group_size)
+            none = _advantage(problem, "zero")
+            here, there = (every_gradient(subject, p, members, none)[0] for p in (problem, moved))
+            if not torch.allclose(here, there, rtol=MATCH, atol=0.0, equal_nan=True):
+                return True
+    return False
+
+
+def _deterministic(subject: Subject) -> bool:
+    """Whether the same batch gives the same gradient twice."""
     problem = cases(on_policy=True)[0].problem
-    moved = replace(problem, ref_logits=problem.ref_logits.flip(-1))
-    members = torch.arange(len(problem.space))[None]
-    none = _advantage(problem, "zero")
-    here, there = (every_gradient(subject, p, members, none)[0] for p in (problem, moved))
-    return not torch.allclose(here, there, rtol=MATCH, atol=0.0)
+    batch = from_problem(problem, torch.tensor([[0, 1]]), _advantage(problem, "zero"))
+    once, again = (evaluate(subject, batch)[1][0] for _ in range(2))
+    return torch.equal(once.nan_to_num(), again.nan_to_num())
 
 
 def _spoken(shape: Shape) -> str:

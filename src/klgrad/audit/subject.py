@@ -2,8 +2,10 @@
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -15,6 +17,9 @@ from ..result import KLResult
 from ..rollout import Rollout
 from ..term import KLTerm
 from .batch import Batch
+
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+"""Where a traceback is not the user's own."""
 
 ARGUMENTS = tuple(f.name for f in fields(Batch))
 """What a user's loss may name in its signature."""
@@ -43,17 +48,24 @@ class Subject:
 
     def __call__(self, batch: Batch) -> Tensor:
         """The scalar loss of one batch."""
-        try:
+        with self.named_errors(batch):
             out = self.loss(batch)
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise LossCallError(
-                f"{self.name} to return a loss",
-                f"{type(error).__name__}: {error}",
-                f"look at {last.filename}, line {last.lineno}; it was called with {batch.logp.dtype} tensors of "
-                f"shape {tuple(batch.logp.shape)}",
-            ) from error
         return _scalar(self.name, out, batch)
+
+    @contextmanager
+    def named_errors(self, batch: Batch) -> Iterator[None]:
+        """Turn whatever the loss raises into an error that says where and with what."""
+        try:
+            yield
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [f for f in frames if not f.filename.startswith(LIBRARIES)] or frames
+            raise LossCallError(
+                f"{self.name} to return a differentiable loss",
+                f"{type(error).__name__}: {error}",
+                f"look at {own[-1].filename}, line {own[-1].lineno}; it was called with {batch.logp.dtype} tensors "
+                f"of shape {tuple(batch.logp.shape)} and a bool mask; groups of 2 and of 3 rows are tried",
+            ) from error
 
 
 def as_subject(loss: object, name: str | None = None) -> Subject:
@@ -97,7 +109,12 @@ def of_function(function: Callable[..., object], name: str) -> Subject:
 
 
 def _wanted(function: Callable[..., object], name: str) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise LossCallError(
+            f"{name} to have a signature", str(error), "wrap it in a Python function that names its tensors"
+        ) from error
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return list(ARGUMENTS)
     wanted = [p.name for p in parameters if p.name in ARGUMENTS]
@@ -119,7 +136,9 @@ def _scalar(name: str, out: object, batch: Batch) -> Tensor:
     shape = tuple(batch.logp.shape)
     if not isinstance(out, Tensor):
         raise LossOutputError(
-            f"{name} to return a scalar or a {shape} tensor", type(out).__name__, "return the loss tensor alone"
+            f"{name} to return a scalar or a {shape} tensor",
+            type(out).__name__,
+            "return the loss tensor alone; of a (loss, metrics) pair, wrap it and return the first",
         )
     if out.shape == batch.logp.shape and out.numel() > 1:
         return torch.where(batch.mask, out, 0).sum() / len(out)
@@ -128,5 +147,5 @@ def _scalar(name: str, out: object, batch: Batch) -> Tensor:
     raise LossOutputError(
         f"{name} to return a scalar or a {shape} tensor (B, T)",
         f"a tensor of shape {tuple(out.shape)}",
-        "reduce it, or return one value per token",
+        "`.mean()` a value per row, or return one value per token",
     )

@@ -1,6 +1,5 @@
 """`klgrad audit`."""
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, get_args
@@ -11,13 +10,21 @@ from rich.console import Console
 from rich.progress import track
 
 from ..audit import AuditResult, Subject, audit, catalogue, load
-from ..audit.report import to_json, to_markdown
-from ..errors import UnknownNameError
+from ..audit.report import notes, to_json, to_markdown
+from ..errors import LossImportError, UnknownNameError
+from ..files import write_whole
 from ..meaning import Verdict
 from . import tables
 
 PIPED_WIDTH = 160
 """Columns of the output where no terminal says how wide it is."""
+
+
+class Lengths(StrEnum):
+    """Which problems a loss is audited on."""
+
+    all = "all"
+    equal = "equal"
 
 
 class Advantages(StrEnum):
@@ -59,6 +66,12 @@ def command(
     advantages: Annotated[
         Advantages, typer.Option(help="What a loss that names `advantages` receives; random audits what ref adds.")
     ] = Advantages.zero,
+    lengths: Annotated[
+        Lengths, typer.Option(help="`equal` leaves out the problems with varying lengths, for a mean over tokens.")
+    ] = Lengths.all,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with status 1 for a dead zone or a gradient that is not finite, too.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results for programs.", show_default=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table for a document.", show_default=False)] = None,
 ) -> None:
@@ -74,7 +87,7 @@ def command(
         console = Console(width=PIPED_WIDTH)
     subjects = [_find(name) for name in losses] if losses else list(catalogue().values())
     results = [
-        audit(subject, advantages=advantages.value)
+        audit(subject, advantages=advantages.value, lengths=lengths.value)
         for subject in track(subjects, "Auditing", console=Console(stderr=True), transient=True)
     ]
     if losses:
@@ -84,8 +97,12 @@ def command(
         console.print(tables.overview(results, console.width))
     for path, text in ((json, to_json), (markdown, to_markdown)):
         if path is not None:
-            _write(path, text(results))
-    _hold(console, results, expect, expect_off_policy)
+            write_whole(path, text(results))
+    _hold(console, results, expect, expect_off_policy, strict)
+
+
+COINCIDE_ON_POLICY = {"reverse-kl-token-sampler": "reverse-kl-token", "squared-sequence": "reverse-kl-sequence"}
+"""Targets that are one on-policy, where the verdict has the plainer name."""
 
 
 def _find(name: str) -> Subject:
@@ -94,24 +111,23 @@ def _find(name: str) -> Subject:
         return known[name]
     if ":" in name:
         return load(name)
+    if name.endswith(".py"):
+        raise LossImportError("path/to/file.py:function", repr(name), "add ':' and the function's name")
     raise UnknownNameError("loss", name, known)
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
-def _hold(console: Console, results: list[AuditResult], expect: str | None, expect_off_policy: str | None) -> None:
+def _hold(
+    console: Console, results: list[AuditResult], expect: str | None, expect_off_policy: str | None, strict: bool
+) -> None:
     failed = []
+    expect = COINCIDE_ON_POLICY.get(expect or "", expect)
     for r in results:
         checks = (("on-policy", expect, r.verdict), ("off-policy", expect_off_policy, r.verdict_off_policy))
         failed += [
             f"{r.name}: expected {want} {where}, found {got}" for where, want, got in checks if want and want != got
         ]
+        if strict and (r.dead_zone or not r.finite):
+            failed.append(f"{r.name}: {', '.join(notes(r))}")
     for line in failed:
         console.print(line, style="bold red", highlight=False)
     if failed:

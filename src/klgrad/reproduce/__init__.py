@@ -1,0 +1,4 @@
+"""The papers' tabular and analytic results, each computed, its claim checked, and drawn."""
+
+from .run import Outcome as Outcome, reproduce as reproduce
+from .study import Check as Check, Settings as Settings, Study as Study

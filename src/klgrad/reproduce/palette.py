@@ -1,0 +1,56 @@
+"""One colour and line style for one estimator, in every figure.
+
+Okabe and Ito's colours: distinguishable without colour vision; the styles tell them apart in grey print.
+"""
+
+from typing import Any
+
+BLACK, GREY = "#000000", "#7F7F7F"
+ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+
+STYLES: dict[str, tuple[str, Any]] = {
+    "exact": (BLACK, "-"),
+    "k1-reward": (GREEN, "-"),
+    "k1-reward-leave-one-out": (BLUE, "-"),
+    "k1-reward-optimal-baseline": (PURPLE, "-"),
+    "k2-loss": (SKY, "--"),
+    "k1-loss": (GREY, ":"),
+    "k3-loss": (ORANGE, "-"),
+    "k3-loss-clamped": (VERMILION, "--"),
+    "k3-reward": (VERMILION, "-."),
+    "k1-both": (GREEN, ":"),
+    "k3-both": (ORANGE, ":"),
+    "token": (ORANGE, "--"),
+    "to-go": (SKY, "-"),
+    "to-go-leave-one-out": (BLUE, "--"),
+    "k1-k3": (PURPLE, "--"),
+    "exact-leave-one-out": (BLACK, "--"),
+    "discount": (VERMILION, "-"),
+    "ratio-k3-loss": (PURPLE, "-"),
+    "influence-bound": (BLUE, "-"),
+    "k1": (GREEN, "-"),
+    "k2": (SKY, "--"),
+    "k3": (ORANGE, "-"),
+}
+
+NAMES = {
+    "exact": "analytic",
+    "k1-reward": "vanilla (k1 in reward)",
+    "k1-reward-leave-one-out": "vanilla, leave-one-out",
+    "k1-reward-optimal-baseline": "vanilla, baseline v*",
+    "k2-loss": "squared (k2 as loss)",
+    "k1-loss": "vanilla incorrect (k1 as loss)",
+    "k3-loss": "variance reduced incorrect (k3 as loss)",
+    "k3-reward": "k3 in reward",
+    "k1-both": "k1 in both",
+    "k3-both": "k3 in both",
+    "k1": "vanilla (k1)",
+    "k2": "squared (k2)",
+    "k3": "variance reduced (k3)",
+}
+
+
+def style(name: str) -> dict[str, Any]:
+    """Keyword arguments for `plot`."""
+    colour, line = STYLES[name]
+    return {"color": colour, "linestyle": line, "label": NAMES.get(name, name.replace("-", " "))}
