@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 Numbers = dict[str, Any]
 """Nested dictionaries and lists of numbers and strings."""
@@ -85,3 +86,9 @@ class Study:
     def draw(self) -> "Callable[[Numbers, Figure], None]":
         """Draw."""
         return self.module.draw
+
+
+def over_repeats(x: "Tensor") -> dict[str, Any]:
+    """Mean and standard error over the last axis, as plain lists (or numbers)."""
+    error = x.std(-1) / x.shape[-1] ** 0.5
+    return {"mean": x.mean(-1).tolist(), "error": error.tolist()}

@@ -1,0 +1,1 @@
+"""Schulman, "Approximating KL Divergence", 2020."""
