@@ -7,13 +7,16 @@ CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test lint types format readme figures check clean
+.PHONY: audit test reproduce lint types format readme figures results bench check clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
 
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+reproduce: $(DEV)  ## the papers' tabular results, each with its claim checked
+	$(BIN)/klgrad reproduce $(ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -31,6 +34,13 @@ readme: $(DEV)  ## regenerate the README's tables
 
 figures: $(DEV)  ## redraw the pictures of the README and the docs
 	$(BIN)/python docs/figures/coefficients.py
+
+results: $(DEV)  ## recompute docs/results.md and its figures
+	$(BIN)/klgrad reproduce --fresh --out build/reproduced
+	$(BIN)/python scripts/results.py build/reproduced
+
+bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
+	$(BIN)/python benchmarks/bench_reproduce.py
 
 check: test lint types  ## what CI runs
 	$(BIN)/python scripts/readme.py --check

@@ -39,6 +39,10 @@ class LossOutputError(KlgradError, TypeError):
     """A loss to audit that returned something that is not a loss."""
 
 
+class MissingExtraError(KlgradError, ImportError):
+    """An optional package that this needs; the remedy names the extra."""
+
+
 class OutputError(KlgradError, OSError):
     """A file that cannot be written."""
 

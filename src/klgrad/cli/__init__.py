@@ -6,10 +6,11 @@ import typer
 
 from .. import __version__
 from ..errors import KlgradError
-from . import audit
+from . import audit, reproduce
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
+app.command("reproduce")(reproduce.command)
 
 
 def _version(asked: bool) -> None:

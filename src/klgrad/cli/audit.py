@@ -15,9 +15,7 @@ from ..errors import LossImportError, UnknownNameError
 from ..files import write_whole
 from ..meaning import Verdict
 from . import tables
-
-PIPED_WIDTH = 160
-"""Columns of the output where no terminal says how wide it is."""
+from .console import stderr, stdout
 
 
 class Lengths(StrEnum):
@@ -82,13 +80,11 @@ def command(
     Its file is imported and run, as a test runner would.
     """
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
+    console = stdout()
     subjects = [_find(name) for name in losses] if losses else list(catalogue().values())
     results = [
         audit(subject, advantages=advantages.value, lengths=lengths.value)
-        for subject in track(subjects, "Auditing", console=Console(stderr=True), transient=True)
+        for subject in track(subjects, "Auditing", console=stderr(), transient=True)
     ]
     if losses:
         for subject, result in zip(subjects, results, strict=True):

@@ -65,7 +65,7 @@ def _kept(data: Path, asked: dict[str, Any]) -> Numbers | None:
     try:
         saved = json.loads(data.read_text(encoding="utf-8"))
         return saved["numbers"] if saved["settings"] == asked else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

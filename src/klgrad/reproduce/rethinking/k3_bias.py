@@ -1,7 +1,8 @@
-"""k3 as loss agrees with the reverse KL gradient to first order about ref: its coefficient is short by (δ-1)²/2 - (δ-1)³/3 + O((δ-1)⁴), δ = ref/π.
+"""About ref, k3 as loss is the reverse KL gradient to first order only: its coefficient is (δ-1)²/2 short, δ = ref/π.
 
-Lemma E.1 (first-order agreement and second-order bias) of Liu et al. (arXiv 2510.01555). The expansion is fitted
-to the difference of the slopes of this package's k2 and k3; the fit's range and degree are ours. So is the
+Lemma E.1 (first-order agreement and second-order bias) of Liu et al. (arXiv 2510.01555): the
+coefficient falls short by (δ-1)²/2 - (δ-1)³/3 + O((δ-1)⁴). The expansion is fitted to the difference of the slopes
+of this package's k2 and k3; the fit's range and degree are ours. So is the
 reading at the level of a policy: along straight lines from ref through random bandits, the relative gap between
 the two expected gradients, summed over all outcomes, shrinks in proportion to the distance.
 """
@@ -103,17 +104,17 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     left, right = figure.subplots(1, 2)
     x = torch.tensor(numbers["delta_minus_1"], dtype=torch.float64)
     left.plot(x, numbers["short"], **{**style("k3-loss"), "label": "measured", "linewidth": 2.5})
-    left.plot(x, x**2 / 2, color=GREY, linestyle=":", label="(δ-1)²/2")
-    left.plot(x, x**2 / 2 - x**3 / 3, color=BLACK, linestyle="--", label="(δ-1)²/2 - (δ-1)³/3")
+    left.plot(x, x**2 / 2, color=GREY, linestyle=":", label="(δ−1)²/2")
+    left.plot(x, x**2 / 2 - x**3 / 3, color=BLACK, linestyle="--", label="(δ−1)²/2 − (δ−1)³/3")
     left.set_ylim(-0.7, 2.0)
-    left.set_xlabel("δ - 1, with δ = ref/π")
-    left.set_ylabel("-log δ - (1 - δ)")
+    left.set_xlabel("δ − 1, with δ = ref/π")
+    left.set_ylabel("shortfall of k3's coefficient, −log δ − (1 − δ)")
     left.legend(loc="lower left", fontsize=9)
     distance = numbers["distance"]
     for gaps in numbers["gap"]:
         right.loglog(distance, gaps, **{**style("k3-loss"), "label": None, "linewidth": 0.8, "alpha": 0.6})
     middle = _median(numbers["gap"], -1) / distance[-1]
     right.loglog(distance, [middle * d for d in distance], color=BLACK, linestyle="--", label="∝ distance")
-    right.set_xlabel("distance of ref (std of the logits' difference)")
+    right.set_xlabel("std of the logits' difference, π to ref")
     right.set_ylabel("relative gap, ∇ k3 as loss to ∇KL(π‖ref)")
     right.legend(loc="upper left", fontsize=9)

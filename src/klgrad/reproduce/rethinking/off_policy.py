@@ -1,4 +1,4 @@
-"""On another policy's samples the KL gradient of k2 as loss or k1 in reward is biased; times the ratio π/μ it is exact again; clipping the ratio biases it anew.
+"""Off-policy, k2 as loss and k1 in reward are biased; the ratio π/μ makes them exact again; clipping it biases anew.
 
 The off-policy correction of Liu et al. (arXiv 2510.01555): treat the coefficient of a KL term like an advantage and
 weight it by the importance ratio. Tested by summing over every outcome of random bandits in float64, the sampler μ
@@ -44,7 +44,7 @@ DIFFERENT = 1e-6
 
 def run(settings: Settings) -> Numbers:
     """Relative distance from the reverse KL gradient, by weighting, placement, bandit and distance of the sampler."""
-    count = settings.size(32, 10)
+    count = settings.size(24, 8)
     bandits = [bandit(ARMS, seed=1000 * settings.seed + i, away_from_ref=1.0, off_policy=1.0) for i in range(count)]
     targets = [target_gradients(problem)["reverse_kl_sequence"] for problem in bandits]
     sampled = [[_sampled_at(problem, distance) for distance in DISTANCES] for problem in bandits]
@@ -82,18 +82,21 @@ def check(numbers: Numbers) -> list[Check]:
     none, ratio, clipped = (_table(numbers, weighting) for weighting in WEIGHTINGS)
     clips = torch.tensor(numbers["clips"]).expand_as(clipped)
     on_policy = max(table[..., 0].max().item() for table in (none, ratio, clipped))
-    unweighted, cut = none[..., 1:].min().item(), clipped[clips].min().item()
-    # From twice as far to twice as far again, so that the growth is not that of one distance alone.
+    unweighted, cut = none[..., 1:].min().item(), min(clipped[clips].tolist(), default=0.0)
     growing = lambda table: _mean_error((table[1, :, -1] / table[1, :, -3]).log())
     return [
         below("on-policy every weighting is exact (largest relative error)", on_policy, EXACT),
         Check("off-policy unweighted is biased, on every bandit", f"smallest {unweighted:.3g}", unweighted > DIFFERENT),
-        exceeds("the more so the farther off (log bias, distance 2 against 1/2)", *growing(none)),
+        exceeds("the unweighted bias grows (log, distance 2 against 1/2)", *growing(none)),
         below("with the ratio exact, k1 in reward (largest relative error)", ratio[0].max().item(), EXACT),
         below("with the ratio exact, k2 as loss (largest relative error)", ratio[1].max().item(), EXACT),
         below("clipped at 1 ± 0.2, exact where nothing is clipped", clipped[~clips].max().item(), EXACT),
-        Check("biased wherever something is", f"smallest {cut:.3g} of {int(clips[1].sum())} cases", cut > DIFFERENT),
-        exceeds("the more so the farther off (log bias, distance 2 against 1/2)", *growing(clipped)),
+        Check(
+            "clipped, biased wherever something is",
+            f"smallest {cut:.3g} of {int(clips[1].sum())} cases",
+            cut > DIFFERENT,
+        ),
+        exceeds("the clipped bias grows (log, distance 2 against 1/2)", *growing(clipped)),
         below("no ratio meets its cap (log)", numbers["largest_log_ratio"], MAX_LOG_RATIO),
     ]
 

@@ -1,7 +1,8 @@
 """Many bandits at once: the paper's tabular protocol (appendix C), batched over methods and repeats.
 
 100 arms; logits of ref are ε1, of π ε1 + ε2 (or ε1, where the reward is maximised), with ε unit Gaussian. What n
-samples tell is in how often each arm came up, so a gradient estimate is computed from counts, never sample by sample.
+samples tell is in how often each arm came up, so a gradient estimate is computed from counts, never sample by
+sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,12 +66,12 @@ Weight = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(log-ratio of each arm, counts, probability) to the coefficient on each arm's score."""
 
 WEIGHTS: dict[str, Weight] = {
-    "k1-reward": lambda l, counts, p: k1.value(l),
-    "k1-reward-leave-one-out": lambda l, counts, p: k1.value(l) - others_mean(l, counts),
-    "k1-reward-optimal-baseline": lambda l, counts, p: k1.value(l) - (p * l).sum(-1, keepdim=True),
-    "k2-loss": lambda l, counts, p: k2.slope(l),
-    "k1-loss": lambda l, counts, p: k1.slope(l),
-    "k3-loss": lambda l, counts, p: k3.slope(l),
+    "k1-reward": lambda x, counts, p: k1.value(x),
+    "k1-reward-leave-one-out": lambda x, counts, p: k1.value(x) - others_mean(x, counts),
+    "k1-reward-optimal-baseline": lambda x, counts, p: k1.value(x) - (p * x).sum(-1, keepdim=True),
+    "k2-loss": lambda x, counts, p: k2.slope(x),
+    "k1-loss": lambda x, counts, p: k1.slope(x),
+    "k3-loss": lambda x, counts, p: k3.slope(x),
 }
 
 

@@ -1,10 +1,11 @@
-"""Descending the estimated gradient closes the KL to ref with the vanilla, leave-one-out and squared estimates, more
-slowly with k3 as a loss, and not at all with k1 as a loss, which drifts away.
+"""Descending the estimated gradient closes the KL to ref with the vanilla, leave-one-out and squared estimates,
+more slowly with k3 as a loss, and not at all with k1 as a loss, which drifts away.
 
-Figure 3 of the paper: KL(π‖ref) against steps, n = 4 samples a step, learning rate 1, 100 problems. The number of steps
-is not given; we take 1000. We add n = 16 and 64 for what the figure does not show: that k3 is slower is a matter of its
-variance at n = 4, and with more samples it is the faster one (it descends the forward KL, whose pull on arms that π has
-left is the stronger).
+Figure 3 of the paper: KL(π‖ref) against steps, n = 4 samples a step, learning rate 1, 100 problems. The number of
+steps is not given; we take 1000. All reproduces but one sentence: k3 as a loss is not the slower one. Its *mean*
+over problems is higher at n = 4 because a few runs are thrown far off by a huge ratio; on the typical problem, and
+with 16 or 64 samples on all of them, it is faster than vanilla (it descends the forward KL, whose pull on arms that
+π has left is the stronger). Seen alike, at the end of the run, with seeds 0, 1 and 2.
 """
 
 from typing import TYPE_CHECKING
@@ -33,19 +34,15 @@ def run(settings: Settings) -> Numbers:
     at = {n: dict(zip(METHODS, curve, strict=True)) for n, curve in curves.items()}
     start = at[4]["exact"][0]
     # In logarithms, problem by problem: a mean over problems is ruled by the few where k3 met a huge ratio.
-    slower = {n: over_repeats((x["k3-loss"] / x["k1-reward"])[_early(x["k3-loss"])].log()) for n, x in at.items()}
+    slower = {n: over_repeats((x["k3-loss"] / x["k1-reward"])[-1].log()) for n, x in at.items()}
     return {
         "steps": list(range(0, steps + 1, EVERY)),
         "kl": {str(n): {name: over_repeats(curve) for name, curve in x.items()} for n, x in at.items()},
         "fallen": {name: over_repeats(start - curve[-1]) for name, curve in at[4].items()},
         "k3 behind vanilla": {str(n): x for n, x in slower.items()},
+        "worst end": {name: float(at[4][name][-1].max()) for name in METHODS},
         "squared is vanilla": float((at[4]["k2-loss"] - at[4]["k1-reward"]).abs().max()),
     }
-
-
-def _early(curve: Tensor) -> int:
-    """The point at a tenth of the run, where the descent is under way."""
-    return (len(curve) - 1) // 10
 
 
 def _descend(problems: bandits.Bandits, samples: int, steps: int, generator: torch.Generator) -> Tensor:
@@ -70,7 +67,7 @@ def check(numbers: Numbers) -> list[Check]:
     return [
         *(exceeds(f"{name} closes the KL", *fallen[name]) for name in down),
         exceeds("k1 as loss drifts away", -fallen["k1-loss"][0], fallen["k1-loss"][1]),
-        exceeds("k3 as loss is slower than vanilla at n = 4", *behind["4"]),
+        exceeds("k3 as loss is slower than vanilla on the typical problem, n = 4", *behind["4"]),
         exceeds("(ours) k3 as loss is faster than vanilla at n = 64", *ahead("64")),
         below("squared is vanilla", numbers["squared is vanilla"], 1e-4),
     ]

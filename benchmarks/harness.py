@@ -1,0 +1,71 @@
+"""Side-by-side timing: the candidates take turns in one process, and what counts is their ratio.
+
+Rows of results carry what they were measured with; tables are made from the rows.
+"""
+
+import csv
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+
+import klgrad
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def side_by_side(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each candidate, `rounds` times in turn, after one round that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(rounds + 1):
+        for name, run in candidates.items():
+            start = time.perf_counter()
+            run()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def rows(benchmark: str, seconds: dict[str, list[float]], baseline: str) -> list[dict[str, object]]:
+    """One row per candidate, with its median, its spread and how many times faster than the baseline it is."""
+    return [
+        {
+            "benchmark": benchmark,
+            "candidate": name,
+            "median_s": f"{median(x):.4g}",
+            "p20_s": f"{quantiles(x, n=5)[0]:.4g}",
+            "p80_s": f"{quantiles(x, n=5)[3]:.4g}",
+            "times_faster": f"{median(seconds[baseline]) / median(x):.3g}",
+            "processor": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "klgrad": klgrad.__version__,
+            "commit": _commit(),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+        for name, x in seconds.items()
+    ]
+
+
+def save(found: list[dict[str, object]], file: str) -> None:
+    """Write the rows as CSV under results/, and print them."""
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / file).open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, list(found[0]))
+        writer.writeheader()
+        writer.writerows(found)
+    for row in found:
+        print(f"{row['benchmark']:<28}{row['candidate']:<10}{row['median_s']:>10} s  {row['times_faster']:>8} x")
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"

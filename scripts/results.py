@@ -1,0 +1,52 @@
+"""Write docs/results.md and its figures from the numbers of `klgrad reproduce --out DIR`: `results.py DIR`."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from klgrad.reproduce.catalogue import studies
+
+DOCS = Path(__file__).parent.parent / "docs"
+IMAGES = DOCS / "images" / "reproduce"
+
+HEAD = """# Reproduced results
+
+Made by `make results` (`klgrad reproduce`, seed {seed}): every number below was measured in that run, none was typed.
+A sentence marked *(ours)* is not the paper's. Statistical sentences are judged by their z-score over repeats (more than 4
+standard errors), exact ones to the tolerance shown. `klgrad reproduce NAME` recomputes one of them.
+
+"""
+
+
+def main(run: Path) -> None:
+    """One table, then one section per result."""
+    saved = {name: json.loads((run / f"{name}.json").read_text(encoding="utf-8")) for name in studies()}
+    page = [
+        HEAD.format(seed=next(iter(saved.values()))["settings"]["seed"]),
+        "| result | claim | verdict |\n|---|---|---|\n",
+    ]
+    for name, data in saved.items():
+        anchor = name.replace("/", "").replace(".", "")
+        page.append(f"| [{name}](#{anchor}) | {data['claim']} | {data['verdict']} |\n")
+    for name, data in saved.items():
+        page.append(_section(name, data, run))
+    (DOCS / "results.md").write_text("".join(page), encoding="utf-8")
+
+
+def _section(name: str, data: dict, run: Path) -> str:
+    picture = IMAGES / f"{name.replace('/', '-')}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run / f"{name}.png", picture)
+    doc = (studies()[name].module.__doc__ or "").strip().split("\n\n", 1)[1]
+    checks = "".join(
+        f"- {'✓' if check['holds'] else '✗'} {check['claim']}: {check['measured']}\n" for check in data["checks"]
+    )
+    return (
+        f"\n## {name}\n\n{data['claim']}\n\n![{name}](images/reproduce/{picture.name})\n\n{checks}\n"
+        f"{' '.join(doc.split())}\n"
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""`klgrad reproduce`."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import MissingExtraError, UnknownNameError
+from ..reproduce import Outcome, Settings, Study, every_outcome
+from ..reproduce.catalogue import studies
+from .console import stderr, stdout
+
+INTERRUPTED = 130
+"""The exit status that shells give to Ctrl-C."""
+
+
+def command(
+    results: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RESULT]...", help="Names as in --list. None: all.", show_default=False),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name every result with its claim, and stop.")] = False,
+    out: Annotated[Path, typer.Option(help="Where numbers (JSON) and figures (PNG) go.")] = Path("reproduced"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: all within ten seconds.")] = False,
+    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Results to compute at a time.")] = min(4, os.cpu_count() or 1),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what an earlier run has left.")] = False,
+) -> None:
+    """Recompute the papers' tabular and analytic results, check each claim, and draw it.
+
+    Interrupted, it leaves whole files only; run again, it goes on with what is missing.
+    """
+    console = stdout()
+    known = studies()
+    for name in results or []:
+        if name not in known:
+            raise UnknownNameError("result", name, known)
+    chosen = [known[name] for name in results or known]
+    if list_:
+        console.print(_claims(chosen))
+        return
+    _require_matplotlib()
+    torch.set_num_threads(1)  # the tensors are small; threads only wait for each other, processes do not
+    outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed), out, fresh, jobs)
+    console.print(_summary(known, outcomes))
+    console.print(f"Numbers and figures are in {out}/", highlight=False)
+    if stopped:
+        console.print("Interrupted; the same command goes on with what is missing.", style="yellow")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: int) -> tuple[list[Outcome], bool]:
+    """Outcomes in the order asked for, and whether somebody stopped it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    found: dict[str, Outcome] = {}
+    stopped = False
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        task = progress.add_task("Reproducing", total=len(chosen))
+        try:
+            for outcome in every_outcome(chosen, settings, out, fresh=fresh, jobs=jobs):
+                found[outcome.name] = outcome
+                progress.update(task, description=outcome.name, advance=1)
+        except KeyboardInterrupt:
+            stopped = True
+    return [found[study.name] for study in chosen if study.name in found], stopped
+
+
+def _claims(chosen: list[Study]) -> Table:
+    table = Table("result", "claim", box=None, pad_edge=False)
+    for study in chosen:
+        table.add_row(Text(study.name, style="bold"), study.claim)
+    return table
+
+
+def _summary(known: dict[str, Study], outcomes: list[Outcome]) -> Table:
+    table = Table("result", "claim", "verdict", "seconds", box=None, pad_edge=False, show_lines=False)
+    table.columns[0].no_wrap = True
+    table.columns[3].justify = "right"
+    for outcome in outcomes:
+        verdict = Text(outcome.verdict, style="green" if outcome.reproduced else "yellow")
+        seconds = "kept" if outcome.seconds is None else f"{outcome.seconds:.1f}"
+        table.add_row(outcome.name, known[outcome.name].claim, verdict, seconds)
+    return table
+
+
+def _require_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'")
