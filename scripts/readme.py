@@ -46,7 +46,15 @@ def example() -> str:
     return f"```\n{done.stdout}```\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"verdicts": verdicts, "example": example}
+def results() -> str:
+    """The table of docs/results.md, with its links turned to point there."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    table = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    assert table, "docs/results.md has no table"
+    return table.group(0).replace("](#", "](docs/results.md#")
+
+
+PARTS: dict[str, Callable[[], str]] = {"verdicts": verdicts, "example": example, "results": results}
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ IMAGES = DOCS / "images" / "reproduce"
 HEAD = """# Reproduced results
 
 Made by `make results` (`klgrad reproduce`, seed {seed}): every number below was measured in that run, none was typed.
-A sentence marked *(ours)* is not the paper's. Statistical sentences are judged by their z-score over repeats (more than 4
-standard errors), exact ones to the tolerance shown. `klgrad reproduce NAME` recomputes one of them.
+A sentence marked *(ours)* is not the paper's. Statistical sentences are judged by their z-score over repeats (more than
+4 standard errors), exact ones to the tolerance shown. `klgrad reproduce NAME` recomputes one of them.
 
 """
 

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from klgrad import KLTerm, Rollout, cells
+from klgrad.reproduce.palette import style
 
 OUT = Path(__file__).parent.parent / "images" / "coefficients.png"
 
-# Okabe and Ito's palette: distinguishable without colour vision, and in print by its line styles.
 # Wide light curves lie under narrow dark ones where they coincide.
 BOUNDED = KLTerm(level="token", influence_bound=5.0)
-CURVES: list[tuple[str, Callable[[Rollout], Tensor], str, str, float]] = [
-    ("k1 as loss: descends nothing", cells.get("k1-loss"), "#000000", ":", 2),
-    ("k2 as loss = k1 in reward: reverse KL", cells.get("k2-loss"), "#009E73", "-", 4.5),
-    ("k3 as loss (GRPO): forward KL", cells.get("k3-loss"), "#E69F00", "-", 4.5),
-    ("k3 as loss, clamped at 10: no gradient", cells.get("k3-loss-clamped"), "#D55E00", "--", 1.8),
-    ("ratio x k3, as in DeepSeek-V3.2: float32 loses it", cells.get("ratio-k3-loss"), "#CC79A7", "-", 1.0),
-    ("KLTerm with influence_bound=5", lambda r: BOUNDED(r).loss, "#0072B2", "-", 1.8),
+CURVES: list[tuple[str, str, Callable[[Rollout], Tensor], float]] = [
+    ("k1-loss", "k1 as loss: descends nothing", cells.get("k1-loss"), 2),
+    ("k1-reward", "k2 as loss = k1 in reward: reverse KL", cells.get("k2-loss"), 4.5),
+    ("k3-loss", "k3 as loss (GRPO): forward KL", cells.get("k3-loss"), 4.5),
+    ("k3-loss-clamped", "k3 as loss, clamped at 10: no gradient", cells.get("k3-loss-clamped"), 1.8),
+    ("ratio-k3-loss", "ratio x k3, as in DeepSeek-V3.2: float32 loses it", cells.get("ratio-k3-loss"), 1.0),
+    ("influence-bound", "KLTerm with influence_bound=5", lambda r: BOUNDED(r).loss, 1.8),
 ]
 
 
@@ -43,8 +43,8 @@ def main() -> None:
     figure, (near, far) = plt.subplots(1, 2, figsize=(11, 4.6), width_ratios=(1, 1.15), constrained_layout=True)
     for axis, low, high in ((near, -4.0, 4.0), (far, -30.0, 8.0)):
         x = torch.linspace(low, high, 1601)
-        for label, loss, colour, style, width in CURVES:
-            axis.plot(x, coefficient(loss, x), color=colour, linestyle=style, linewidth=width, label=label)
+        for name, label, loss, width in CURVES:
+            axis.plot(x, coefficient(loss, x), **style(name) | {"label": label, "linewidth": width})
         axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
         axis.axvline(0, color="#999999", linewidth=0.8, zorder=0)
         axis.set_xlim(low, high)

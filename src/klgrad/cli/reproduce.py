@@ -1,5 +1,6 @@
 """`klgrad reproduce`."""
 
+import importlib
 import importlib.util
 import os
 from pathlib import Path
@@ -92,3 +93,4 @@ def _summary(known: dict[str, Study], outcomes: list[Outcome]) -> Table:
 def _require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'")
+    importlib.import_module("matplotlib.backends.backend_agg")  # once, before workers are forked

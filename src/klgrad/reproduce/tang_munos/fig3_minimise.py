@@ -29,7 +29,7 @@ def run(settings: Settings) -> Numbers:
     """KL to ref over the steps."""
     generator = torch.Generator().manual_seed(settings.seed)
     problems = bandits.draw(settings.size(100, 40), generator, torch.float32)
-    steps = settings.size(1000, 200)
+    steps = settings.size(1000, 150)
     curves = {n: _descend(problems, n, steps, generator) for n in SAMPLES}  # each (methods, points, repeats)
     at = {n: dict(zip(METHODS, curve, strict=True)) for n, curve in curves.items()}
     start = at[4]["exact"][0]

@@ -71,7 +71,7 @@ def run(settings: Settings) -> Numbers:
     target = target_gradients(problem)["reverse_kl_sequence"]
     moments = {name: moments_of_mean(name, problem, SAMPLES) for name in METHODS}
     unit = float(target.square().sum())
-    repeats, steps = settings.size(100, 40), settings.size(100, 30)
+    repeats, steps = settings.size(100, 60), settings.size(100, 20)
     paths = {name: _descend(method, repeats, steps, settings.seed) for name, method in METHODS.items()}
     log_area = {name: path.log().mean(0) for name, path in paths.items()}
     return {

@@ -37,7 +37,7 @@ class Paths:
 
 def lengths(settings: Settings) -> tuple[int, int]:
     """Repeats and steps."""
-    return settings.size(100, 40), settings.size(1000, 300)
+    return settings.size(100, 60), settings.size(1000, 300)
 
 
 @cache
