@@ -5,15 +5,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
+OTHERS := $(VENV)-frameworks/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test reproduce lint types format readme figures results bench check clean
+.PHONY: audit test test-frameworks reproduce lint types format readme figures results frameworks bench check clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
 
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF and SkyRL for real; their pins clash with the rest
+	$(VENV)-frameworks/bin/python -m pytest tests/frameworks $(ARGS)
 
 reproduce: $(DEV)  ## the papers' tabular results, each with its claim checked
 	$(BIN)/klgrad reproduce $(ARGS)
@@ -39,20 +43,34 @@ results: $(DEV)  ## recompute docs/results.md and its figures
 	$(BIN)/klgrad reproduce --fresh --out build/reproduced
 	$(BIN)/python scripts/results.py build/reproduced
 
+frameworks: $(DEV) $(OTHERS)  ## audit every framework, and write docs/frameworks
+	$(BIN)/python scripts/frameworks.py
+	$(VENV)-frameworks/bin/python scripts/frameworks.py
+
 bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
+	$(BIN)/python benchmarks/bench_logs.py
 
-check: test lint types  ## what CI runs
+check: test test-frameworks lint types  ## what CI runs
 	$(BIN)/python scripts/readme.py --check
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-frameworks .pytest_cache .ruff_cache .hypothesis
 
 # Torch comes first and alone, so that nothing else chooses its version.
 $(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install torch
 	$(PIP) install -e .
+	touch $@
+
+# OpenRLHF and SkyRL come without their dependencies: one file of each is loaded, not the package.
+$(OTHERS): export PIP_CONSTRAINT := $(CURDIR)/constraints-frameworks.txt
+$(OTHERS): pyproject.toml constraints-frameworks.txt
+	test -x $(VENV)-frameworks/bin/python || $(PYTHON) -m venv $(VENV)-frameworks
+	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install torch
+	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install verl pytest pytest-xdist hypothesis -e .
+	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps openrlhf skyrl
 	touch $@
 
 $(DEV): $(CORE)

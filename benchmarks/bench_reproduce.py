@@ -1,8 +1,13 @@
 """Batched tabular experiments against the plain loop: `python benchmarks/bench_reproduce.py`.
 
 The plain loop is how the protocol reads: one problem at a time, one method at a time, the loss differentiated by
-autograd. The batched one is what `klgrad reproduce` runs. Both do the same steps on as many problems.
+autograd. The batched one is what `klgrad reproduce` runs. Both do the same steps on as many problems. Then the whole
+command, in full and `--quick`, in seconds.
 """
+
+import subprocess
+import sys
+import tempfile
 
 import torch
 from harness import rows, save, side_by_side
@@ -59,7 +64,16 @@ def _loss(method: str, logp: torch.Tensor, ref_logp: torch.Tensor) -> torch.Tens
     return (weight * logp).mean()
 
 
+def command(*options: str) -> None:
+    """The whole command, into an empty folder."""
+    with tempfile.TemporaryDirectory() as out:
+        run = [sys.executable, "-m", "klgrad", "reproduce", "--out", out, *options]
+        subprocess.run(run, check=True, capture_output=True)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     seconds = side_by_side({"plain loop": plain_loop, "batched": batched}, rounds=5)
-    save(rows("tabular descent", seconds, "plain loop"), "reproduce.csv")
+    found = rows("tabular descent", seconds, "plain loop")
+    whole = side_by_side({"full": command, "--quick": lambda: command("--quick")}, rounds=2)
+    save([*found, *rows("klgrad reproduce", whole, "full")], "reproduce.csv")

@@ -54,7 +54,41 @@ def results() -> str:
     return table.group(0).replace("](#", "](docs/results.md#")
 
 
-PARTS: dict[str, Callable[[], str]] = {"verdicts": verdicts, "example": example, "results": results}
+SHOWN_SETTINGS = (
+    "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
+    "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
+    "trl rloo normalize_advantages=False",
+    "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean",
+    "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo",
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
+    "openrlhf algo.kl.use_loss estimator=k1 unbiased_gradient=False",
+    "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
+    "skyrl use_kl_loss kl_estimator_type=k3",
+    "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
+)
+
+
+def frameworks() -> str:
+    """Rows of docs/frameworks, with each framework's version and the date of its audit."""
+    lines, made = [], []
+    for page in sorted((ROOT / "docs" / "frameworks").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        title, date = re.search(r"# (.*)\n\nMade on (\S+)", text).groups()  # type: ignore[union-attr]
+        made.append(f"[{title}](docs/frameworks/{page.name}) on {date}")
+        header = re.findall(r"^\| loss .*\n\|.*\n", text, re.MULTILINE)[0]
+        lines += [
+            row for name in SHOWN_SETTINGS for row in re.findall(rf"^\| `{re.escape(name)}` .*\n", text, re.MULTILINE)
+        ]
+    return f"Audited: {', '.join(made)}.\n\n{header}{''.join(lines)}"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "verdicts": verdicts,
+    "example": example,
+    "results": results,
+    "frameworks": frameworks,
+}
 
 
 def main() -> int:

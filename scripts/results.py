@@ -12,9 +12,9 @@ IMAGES = DOCS / "images" / "reproduce"
 
 HEAD = """# Reproduced results
 
-Made by `make results` (`klgrad reproduce`, seed {seed}): every number below was measured in that run, none was typed.
+Made by `make results` (`klgrad reproduce`, seed {seed}): every number in a verdict or a check was measured in that run.
 A sentence marked *(ours)* is not the paper's. Statistical sentences are judged by their z-score over repeats (more than
-4 standard errors), exact ones to the tolerance shown. `klgrad reproduce NAME` recomputes one of them.
+4 standard errors), the others to the limit or tolerance shown. `klgrad reproduce NAME` recomputes one of them.
 
 """
 
@@ -43,8 +43,8 @@ def _section(name: str, data: dict, run: Path) -> str:
         f"- {'✓' if check['holds'] else '✗'} {check['claim']}: {check['measured']}\n" for check in data["checks"]
     )
     return (
-        f"\n## {name}\n\n{data['claim']}\n\n![{name}](images/reproduce/{picture.name})\n\n{checks}\n"
-        f"{' '.join(doc.split())}\n"
+        f"\n## {name}\n\n{data['claim']}\n\n*{data['source']}*\n\n"
+        f"![{name}](images/reproduce/{picture.name})\n\n{checks}\n{' '.join(doc.split())}\n"
     )
 
 

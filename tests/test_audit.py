@@ -169,7 +169,7 @@ def test_padding_dead_zones_and_overflow_are_seen():
     assert not audit(zero_over_zero).finite
     clamped = audit(cells.get("k3-loss-clamped"))
     assert clamped.dead_zone
-    assert clamped.dead_zone_from == -3.0
+    assert clamped.dead_zone_from == -2.65
     product = audit(cells.get("ratio-k3-loss"))
     assert product.dead_zone
     assert product.float32_wrong_from == -16.0

@@ -14,6 +14,15 @@ class KlgradError(Exception):
         self.expected, self.received, self.remedy = expected, received, remedy
         super().__init__(f"expected {expected}; received {received}; remedy: {remedy}")
 
+    def __reduce__(self) -> tuple[object, ...]:  # so that a worker process can raise it to its parent
+        return _rebuilt, (type(self), self.expected, self.received, self.remedy)
+
+
+def _rebuilt(kind: type[KlgradError], expected: str, received: str, remedy: str) -> KlgradError:
+    error = kind.__new__(kind)
+    KlgradError.__init__(error, expected, received, remedy)
+    return error
+
 
 class RolloutError(KlgradError, ValueError):
     """Tensors that cannot be one batch of sampled completions."""
@@ -37,6 +46,10 @@ class LossCallError(KlgradError, RuntimeError):
 
 class LossOutputError(KlgradError, TypeError):
     """A loss to audit that returned something that is not a loss."""
+
+
+class NotAuditableError(KlgradError, ImportError):
+    """A framework that is not here, or cannot be imported here."""
 
 
 class MissingExtraError(KlgradError, ImportError):

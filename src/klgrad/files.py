@@ -8,9 +8,22 @@ from typing import Any
 from .errors import OutputError
 
 
+def partial_of(path: Path) -> Path:
+    """Where a file stands while it is written."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def ensure_folder(path: Path) -> None:
+    """Make the folder, or say why not: before the work, not after it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError("a folder that can be written", f"{path}: {error.strerror}", "give another path") from error
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write beside the file, then move into place: a reader or an interruption never sees half of it."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content.encode() if isinstance(content, str) else content)

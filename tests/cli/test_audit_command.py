@@ -109,7 +109,7 @@ def test_markdown_is_a_table(tmp_path):
     header, rule, row = file.read_text().splitlines()
     assert header.count("|") == rule.count("|") == row.count("|")
     assert row.startswith("| `k3-loss-clamped` | unknown (")
-    assert "dead from l = -3" in row
+    assert "dead from l = -2.65" in row
 
 
 @pytest.mark.slow

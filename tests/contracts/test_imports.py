@@ -10,7 +10,7 @@ import pytest
 import klgrad
 
 PACKAGE = Path(klgrad.__file__).parent
-LAYERS = ("core", "exact", "audit", "reproduce", "cli")
+LAYERS = ("core", "exact", "audit", "logs", "reproduce", "frameworks", "cli")
 
 BLOCKED_IMPORT = """
 import sys

@@ -32,6 +32,11 @@ class Batch:
         """What a loss may put a gradient on."""
         return self.logp, self.token_kl, self.token_forward_kl
 
+    @property
+    def group_size(self) -> int:
+        """Completions to a group; all groups of a batch are alike."""
+        return int((self.group == self.group[0]).sum())
+
     def fresh(self) -> "Batch":
         """The same numbers on new leaves."""
         names = ("logp", "token_kl", "token_forward_kl")

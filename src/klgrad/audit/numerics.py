@@ -9,7 +9,7 @@ from .batch import Batch
 from .gradient import evaluate
 from .subject import Subject
 
-LIVE_RANGE = (1.0, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 16.0, 17.0, 20.0, 25.0, 30.0)
+LIVE_RANGE = (1.0, 2.0, 2.65, 3.0, 4.0, 4.5, 5.0, 7.5, 10.0, 15.0, 16.0, 17.0, 20.0, 25.0, 30.0)
 """|log ref/π| of a token whose coefficient must neither vanish nor lose its digits."""
 
 EXTREMES = (50.0, 90.0, 200.0, 1e3, 9e3)
@@ -64,16 +64,16 @@ def _probe_side(subject: Subject, sign: float) -> tuple[float | None, float | No
 
 
 def _coefficient(subject: Subject, log_ratio: float, dtype: torch.dtype) -> float:
-    _, (on_logp, _, _) = evaluate(subject, _batch(log_ratio, dtype))
+    _, (on_logp, _, _) = evaluate(subject, probe_batch(log_ratio, dtype))
     return float(on_logp[0, 1])
 
 
 def _is_finite(subject: Subject, log_ratio: float) -> bool:
-    loss, parts = evaluate(subject, _batch(log_ratio, torch.float32))
+    loss, parts = evaluate(subject, probe_batch(log_ratio, torch.float32))
     return all(bool(torch.isfinite(x).all()) for x in (loss, *parts))
 
 
-def _batch(log_ratio: float, dtype: torch.dtype) -> Batch:
+def probe_batch(log_ratio: float, dtype: torch.dtype) -> Batch:
     """Three completions of three tokens, on-policy; token [0, 1] has the given log-ratio."""
     logp = torch.tensor([[-0.7, -0.5, -1.9], [-1.1, -0.3, -0.8], [-2.3, -1.4, -0.6]], dtype=torch.float64)
     ref = torch.tensor([[-1.0, -0.5, -1.6], [-0.6, -0.9, -1.2], [-1.7, -1.5, -0.2]], dtype=torch.float64)

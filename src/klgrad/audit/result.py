@@ -11,7 +11,7 @@ class AuditResult:
 
     Attributes:
         name: of the loss.
-        kind: `cell`, `term` or `function`.
+        kind: `cell`, `term`, `function` or `framework`.
         verdict: the target it is the gradient of with samples of π, or `nothing`, or `unknown`.
         verdict_off_policy: the same with samples of another policy.
         scale: its multiple of that target (of the nearest one, if `unknown`); None for `nothing`.

@@ -31,7 +31,7 @@ class Subject:
 
     Attributes:
         name: shown in reports.
-        kind: `cell`, `term` or `function`.
+        kind: `cell`, `term`, `function` or `framework`.
         loss: returns a scalar, or (B, T), which is then summed over live tokens and averaged over rows.
         stacks: many groups may be given in one call, for they do not influence each other and the loss
             is a mean over rows. Only known of this package's own; others are called group by group.
@@ -40,7 +40,7 @@ class Subject:
     """
 
     name: str
-    kind: Literal["cell", "term", "function"]
+    kind: Literal["cell", "term", "function", "framework"]
     loss: Callable[[Batch], object]
     stacks: bool = False
     instead: str = ""

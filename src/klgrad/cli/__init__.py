@@ -6,10 +6,12 @@ import typer
 
 from .. import __version__
 from ..errors import KlgradError
-from . import audit, reproduce
+from . import advise, audit, logs, reproduce
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
+app.command("advise")(advise.command)
+app.command("logs")(logs.command)
 app.command("reproduce")(reproduce.command)
 
 

@@ -10,9 +10,12 @@ from rich.console import Console
 from rich.progress import track
 
 from ..audit import AuditResult, Subject, audit, catalogue, load
+from ..audit.curve import coefficient_curve
+from ..audit.html import to_html
 from ..audit.report import notes, to_json, to_markdown
-from ..errors import LossImportError, UnknownNameError
+from ..errors import LossImportError, NotAuditableError, UnknownNameError
 from ..files import write_whole
+from ..frameworks import FRAMEWORKS
 from ..meaning import Verdict
 from . import tables
 from .console import stderr, stdout
@@ -48,8 +51,8 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[LOSS]...",
-            help="A name of the catalogue, `path/to/file.py:function` or `package.module:function`. "
-            "None: the whole catalogue.",
+            help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, or a framework: "
+            f"{', '.join(FRAMEWORKS)}. None: the whole catalogue.",
             show_default=False,
         ),
     ] = None,
@@ -61,6 +64,7 @@ def command(
         str | None,
         typer.Option(metavar="VERDICT", parser=_verdict, help="The same for the off-policy verdict."),
     ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Audit every framework that is installed.")] = False,
     advantages: Annotated[
         Advantages, typer.Option(help="What a loss that names `advantages` receives; random audits what ref adds.")
     ] = Advantages.zero,
@@ -72,6 +76,7 @@ def command(
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results for programs.", show_default=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table for a document.", show_default=False)] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page for people, with curves.", show_default=False)] = None,
 ) -> None:
     """Say which divergence a KL loss descends, by summing over every outcome of small problems.
 
@@ -81,12 +86,16 @@ def command(
     """
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
     console = stdout()
-    subjects = [_find(name) for name in losses] if losses else list(catalogue().values())
+    subjects = _frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
+    for name in losses or []:
+        subjects += _frameworks(console, [name], wanted=True) if name in FRAMEWORKS else [_find(name)]
+    if not losses and not all_:
+        subjects = list(catalogue().values())
     results = [
         audit(subject, advantages=advantages.value, lengths=lengths.value)
         for subject in track(subjects, "Auditing", console=stderr(), transient=True)
     ]
-    if losses:
+    if losses and not all_ and not set(losses) & set(FRAMEWORKS):
         for subject, result in zip(subjects, results, strict=True):
             console.print(tables.in_full(result, subject))
     else:
@@ -94,7 +103,27 @@ def command(
     for path, text in ((json, to_json), (markdown, to_markdown)):
         if path is not None:
             write_whole(path, text(results))
+    if html is not None:
+        curves = [coefficient_curve(subject) for subject in subjects]
+        write_whole(html, to_html(results, curves, summaries=[subject.summary for subject in subjects]))
     _hold(console, results, expect, expect_off_policy, strict)
+
+
+def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Subject]:
+    """All settings of the frameworks; one that cannot be audited is a line, or an error if it was asked for."""
+    found = []
+    for name in names:
+        framework = FRAMEWORKS[name]
+        try:
+            found += framework.subjects()
+        except NotAuditableError as error:
+            if wanted:
+                raise
+            console.print(str(error.received), style="yellow", highlight=False)
+            continue
+        if framework.remark:
+            console.print(framework.remark, style="yellow", highlight=False)
+    return found
 
 
 COINCIDE_ON_POLICY = {"reverse-kl-token-sampler": "reverse-kl-token", "squared-sequence": "reverse-kl-sequence"}

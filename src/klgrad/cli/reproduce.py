@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingExtraError, UnknownNameError
+from ..files import ensure_folder
 from ..reproduce import Outcome, Settings, Study, every_outcome
 from ..reproduce.catalogue import studies
 from .console import stderr, stdout
@@ -42,12 +44,14 @@ def command(
     for name in results or []:
         if name not in known:
             raise UnknownNameError("result", name, known)
-    chosen = [known[name] for name in results or known]
+    chosen = [known[name] for name in dict.fromkeys(results or known)]
     if list_:
         console.print(_claims(chosen))
         return
     _require_matplotlib()
     torch.set_num_threads(1)  # the tensors are small; threads only wait for each other, processes do not
+    ensure_folder(out)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers end, files stay whole
     outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed), out, fresh, jobs)
     console.print(_summary(known, outcomes))
     console.print(f"Numbers and figures are in {out}/", highlight=False)

@@ -18,6 +18,7 @@ TITLES = {
     "cell": "Cells: losses as found in the wild",
     "term": "Terms: losses that declare what they mean",
     "function": "Functions",
+    "framework": "Frameworks: their own code, by setting",
 }
 
 CAPTION = (

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from .run import Outcome, reproduce
+from ..files import partial_of
+from .run import Outcome, files_of, reproduce
 from .study import Settings, Study
 
 _studies: dict[str, Study] = {}
@@ -33,12 +34,13 @@ def every_outcome(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        for partial in out.rglob(".*.partial"):
-            partial.unlink(missing_ok=True)
+        for path in (path for study in studies for path in files_of(study, out)):
+            partial_of(path).unlink(missing_ok=True)
 
 
 def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _one(name: str, settings: Settings, out: Path, fresh: bool) -> Outcome:

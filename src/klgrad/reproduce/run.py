@@ -42,22 +42,34 @@ class Outcome:
 
 def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:
     """Compute (unless the same settings were computed before), judge and draw one result under `out`."""
-    data, picture = out / f"{study.name}.json", out / f"{study.name}.png"
+    data, picture = files_of(study, out)
     asked = {"klgrad": __version__, **asdict(settings)}
     numbers, seconds = None if fresh else _kept(data, asked), None
     if numbers is None:
         start = time.perf_counter()
         # What is judged and drawn is what JSON keeps, nothing finer.
-        numbers = json.loads(json.dumps(study.run(settings)))
+        numbers = json.loads(json.dumps(finite(study.run(settings))))
         seconds = time.perf_counter() - start
         picture.unlink(missing_ok=True)
     outcome = Outcome(study.name, study.check(numbers), seconds)
+    saved = {
+        "result": study.name,
+        "source": study.source,
+        "claim": study.claim,
+        "settings": asked,
+        "verdict": outcome.verdict,
+    }
+    saved |= {"checks": [asdict(check) for check in outcome.checks], "numbers": numbers}
+    # Numbers before the picture: one that is missing is drawn from them, one that is stale would be kept.
+    write_whole(data, json.dumps(saved, indent=1) + "\n")
     if not picture.exists():
         write_whole(picture, _draw(study, numbers))
-    saved = {"result": study.name, "claim": study.claim, "settings": asked, "verdict": outcome.verdict}
-    saved |= {"checks": [asdict(check) for check in outcome.checks], "numbers": numbers}
-    write_whole(data, json.dumps(finite(saved), indent=1) + "\n")
     return outcome
+
+
+def files_of(study: Study, out: Path) -> tuple[Path, Path]:
+    """Where its numbers and its figure go."""
+    return out / f"{study.name}.json", out / f"{study.name}.png"
 
 
 def _kept(data: Path, asked: dict[str, Any]) -> Numbers | None:

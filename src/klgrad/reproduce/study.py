@@ -7,6 +7,7 @@ see the saved numbers only, so that neither can depend on anything that was not 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ Numbers = dict[str, Any]
 SIGNIFICANT = 4.0
 """Standard errors beyond which a difference over repeats counts: one chance in thirty thousand, with about
 sixty comparisons made in all."""
+
+
+MARGIN = 0.25
+"""A gain in the logarithm that would count as one: a quarter."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ def exceeds(claim: str, difference: float, error: float) -> Check:
     return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT)
 
 
+def no_gain(claim: str, gain: float, error: float) -> Check:
+    """A statistical claim that something does not improve: two standard errors above the gain stay within a margin."""
+    return Check(claim, f"gain {gain:.2g} ± {error:.2g} (log), margin {MARGIN:g}", gain + 2 * error < MARGIN)
+
+
 def within(claim: str, value: float, expected: float, tolerance: float) -> Check:
     """A claim that a number has a value, to a relative tolerance."""
     off = abs(value - expected) / abs(expected) if expected else abs(value)
@@ -71,6 +81,12 @@ class Study:
     def claim(self) -> str:
         """The first paragraph of the module's docstring, on one line."""
         return " ".join((self.module.__doc__ or "").strip().split("\n\n")[0].split())
+
+    @property
+    def source(self) -> str:
+        """The paper: the first sentence of its package's docstring."""
+        package = import_module(self.module.__name__.rpartition(".")[0]) if "." in self.module.__name__ else self.module
+        return " ".join((package.__doc__ or "").split())
 
     @property
     def run(self) -> Callable[[Settings], Numbers]:

@@ -4,7 +4,9 @@ error that no number of samples removes.
 Figure 2 of the paper: root of the summed squared error of the estimated gradient of KL(π‖ref), against the number
 of samples, over 100 problems, with leave-one-out and the near-optimal baseline v* = KL beside the plain vanilla
 one. We add the exact error of each problem, and the floors of the two incorrect ones. Exactly, leave-one-out is the
-smaller error only from a few samples on: at n = 2 the one other sample adds more noise than it removes.
+smaller error only from a few samples on: at n = 2 the one other sample adds more noise than it removes. Points are
+the mean over problems of the root of one squared error, as the paper has it; lines are of the root of its
+expectation, which is larger where errors have heavy tails.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..palette import style
-from ..study import Check, Numbers, Settings, below, exceeds, over_repeats, within
+from ..study import Check, Numbers, Settings, exceeds, over_repeats, within
 from . import bandits
 
 if TYPE_CHECKING:
@@ -63,7 +65,6 @@ def run(settings: Settings) -> Numbers:
             for name, floor in _floors(log_ratio, p, target).items()
         },
         "saved": {name: over_repeats(x) for name, x in saved.items()},
-        "squared is vanilla": float((at["k2-loss"] - at["k1-reward"]).abs().max()),
     }
 
 
@@ -117,7 +118,6 @@ def check(numbers: Numbers) -> list[Check]:
         ),
         exceeds(f"(ours) and the larger one at n = {FEWEST}", -cost, cost_error),
         exceeds("the baseline v* has a smaller error than none", *saved[f"k1-reward-optimal-baseline, n = {FEWEST}"]),
-        below("squared is vanilla, sample by sample", numbers["squared is vanilla"], 1e-12),
     ]
 
 

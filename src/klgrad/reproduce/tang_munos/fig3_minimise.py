@@ -2,10 +2,10 @@
 more slowly with k3 as a loss, and not at all with k1 as a loss, which drifts away.
 
 Figure 3 of the paper: KL(π‖ref) against steps, n = 4 samples a step, learning rate 1, 100 problems. The number of
-steps is not given; we take 1000. All reproduces but one sentence: k3 as a loss is not the slower one. Its *mean*
-over problems is higher at n = 4 because a few runs are thrown far off by a huge ratio; on the typical problem, and
-with 16 or 64 samples on all of them, it is faster than vanilla (it descends the forward KL, whose pull on arms that
-π has left is the stronger). Seen alike, at the end of the run, with seeds 0, 1 and 2.
+steps is not given; we take 1000. All reproduces but one sentence: that k3 as a loss is slower. Its mean over
+problems, which the paper draws, is above vanilla's only where a few runs were thrown far off by a huge ratio, and
+not by enough to tell from chance; on the typical problem it is faster, and more so with 16 or 64 samples (it
+descends the forward KL, whose pull on arms that π has left is the stronger).
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..palette import style
-from ..study import Check, Numbers, Settings, below, exceeds, over_repeats
+from ..study import Check, Numbers, Settings, exceeds, over_repeats
 from . import bandits
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run(settings: Settings) -> Numbers:
         "fallen": {name: over_repeats(start - curve[-1]) for name, curve in at[4].items()},
         "k3 behind vanilla": {str(n): x for n, x in slower.items()},
         "worst end": {name: float(at[4][name][-1].max()) for name in METHODS},
-        "squared is vanilla": float((at[4]["k2-loss"] - at[4]["k1-reward"]).abs().max()),
+        "k3 minus vanilla": over_repeats((at[4]["k3-loss"] - at[4]["k1-reward"])[-1]),
     }
 
 
@@ -63,13 +63,13 @@ def check(numbers: Numbers) -> list[Check]:
     fallen = {name: (x["mean"], x["error"]) for name, x in numbers["fallen"].items()}
     behind = {n: (x["mean"], x["error"]) for n, x in numbers["k3 behind vanilla"].items()}
     ahead = lambda n: (-behind[n][0], behind[n][1])
+    mean = (numbers["k3 minus vanilla"]["mean"], numbers["k3 minus vanilla"]["error"])
     down = ["exact", "k1-reward", "k1-reward-leave-one-out", "k2-loss", "k3-loss"]
     return [
         *(exceeds(f"{name} closes the KL", *fallen[name]) for name in down),
         exceeds("k1 as loss drifts away", -fallen["k1-loss"][0], fallen["k1-loss"][1]),
-        exceeds("k3 as loss is slower than vanilla on the typical problem, n = 4", *behind["4"]),
-        exceeds("(ours) k3 as loss is faster than vanilla at n = 64", *ahead("64")),
-        below("squared is vanilla", numbers["squared is vanilla"], 1e-4),
+        exceeds("k3 as loss is slower than vanilla, mean over problems, n = 4", *mean),
+        *(exceeds(f"(ours) on the typical problem it is faster, n = {n}", *ahead(str(n))) for n in SAMPLES),
     ]
 
 

@@ -1,9 +1,10 @@
 """Maximising a reward under a KL penalty, the vanilla gradients bring π towards the optimum π*; k1 and k3
 differentiated as losses do not.
 
-Figure 4 of the paper: KL(π‖π*) over its initial value against steps, n = 4. β is not given: at β = 1 we see the
-figure; at smaller β the reward rules, every method ends nearer π* than it began, and k3 as a loss is then no worse
-placed than vanilla. The sweep is part of the result.
+Figure 4 of the paper: KL(π‖π*) over its initial value against steps, n = 4. β and the number of steps are not
+given; we take 1000 steps and sweep β. At β = 1 the figure is seen as printed. At β = 0.1 the reward rules and the
+methods have hardly parted by then, the analytic one included. The checks marked as ours say what else the sweep
+shows.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..palette import style
-from ..study import Check, Numbers, Settings, exceeds, over_repeats
+from ..study import Check, Numbers, Settings, exceeds, no_gain, over_repeats
 from .regularised import BETA, EVERY, METHODS, simulate
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ BETAS = [0.1, 0.3, 1.0, 3.0]
 
 def run(settings: Settings) -> Numbers:
     """Paths at β = 1, and where each method ends for every β."""
-    paths = {beta: simulate(settings, SAMPLES, beta) for beta in BETAS}
+    paths = {
+        beta: simulate(settings, SAMPLES, beta, settings.size(1000, 800 if beta == BETA else 300)) for beta in BETAS
+    }
     main = paths[BETA].to_optimum
     ends = {beta: dict(zip(METHODS, x.converged(x.to_optimum), strict=True)) for beta, x in paths.items()}
     return {
@@ -43,6 +46,7 @@ def run(settings: Settings) -> Numbers:
 
 def check(numbers: Numbers) -> list[Check]:
     """The claim, sentence by sentence, at β = 1; then what the sweep adds."""
+    gain, error = -numbers["log end over start"]["k3-loss"]["mean"], numbers["log end over start"]["k3-loss"]["error"]
     end = {name: (x["mean"], x["error"]) for name, x in numbers["log end over start"].items()}
     worse = {beta: (x["mean"], x["error"]) for beta, x in numbers["log k3 over vanilla"].items()}
     saved = numbers["log vanilla over leave-one-out"]
@@ -50,7 +54,8 @@ def check(numbers: Numbers) -> list[Check]:
     return [
         *(exceeds(f"{name} approaches π*", -end[name][0], end[name][1]) for name in approach),
         exceeds("k1 as loss ends further from π* than it began", *end["k1-loss"]),
-        exceeds("k3 as loss ends further from π* than vanilla", *worse["1.0"]),
+        no_gain("k3 as loss ends no nearer π* than it began", gain, error),
+        *(exceeds(f"k3 as loss ends further from π* than vanilla, β = {b}", *worse[b]) for b in ("0.3", "1.0", "3.0")),
         exceeds("leave-one-out ends nearer than vanilla", saved["mean"], saved["error"]),
     ]
 

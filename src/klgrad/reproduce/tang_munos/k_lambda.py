@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...estimators import k_lambda
+from ..palette import GREY, ORANGE
 from ..study import Check, Numbers, Settings, below, over_repeats
 from . import bandits
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LAMBDAS = [0.0, 0.25, 0.5, 1.0, 2.0]
-COLOURS = ["#440154", "#3b528b", "#21918c", "#5ec962", "#b5c918"]
+COLOURS = [GREY, "#3b528b", "#21918c", ORANGE, "#5ec962"]
+"""λ = 0 and 1 are k1 and k3 as losses, in their colours."""
 STEPS = 200
 
 

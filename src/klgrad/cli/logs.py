@@ -1,0 +1,182 @@
+"""`klgrad logs`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..files import write_whole
+from ..logs import LogReport, examine
+from ..logs.columns import parse_choices
+from ..logs.report import to_json
+from ..monitor import Report
+from .console import stderr, stdout
+
+
+def command(
+    file: Annotated[Path, typer.Argument(help="Parquet, JSONL or NPZ, with per-token log-probs.", show_default=False)],
+    cell: Annotated[str, typer.Option(help="The KL loss in use, by its name in `klgrad audit`.")] = "k3-loss",
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=NAME",
+            help="A column whose name is not recognised. Roles: logp, ref_logp, old_logp, behavior_logp, mask, group.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report for programs.", show_default=False)] = None,
+) -> None:
+    """Report a run's KL honestly, from its logged log-probs, and what its KL loss pulled on.
+
+    The file has a row per completion with lists `logp`, `ref_logp`, perhaps `behavior_logp` (what sampled), `old_logp`,
+    and `mask`; the names of TRL, verl, OpenRLHF, prime-rl and others are recognised. It is read once, in bounded
+    memory.
+    """
+    # A block fits a core's cache; threads only wait for each other, above all on a busy machine.
+    torch.set_num_threads(1)
+    chosen = parse_choices(column or [])
+    report = _examine(file, cell, chosen, stderr())
+    if json is not None:
+        write_whole(json, to_json(report))
+    stdout().print(show(report))
+
+
+def _examine(file: Path, cell: str, chosen: dict[str, str], console: Console) -> LogReport:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"Reading {file.name}", total=None)
+        return examine(file, cell, chosen, progress=lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def show(r: LogReport) -> RenderableType:
+    """Everything, section by section."""
+    read = ", ".join(f"{role} from `{name}`" if role != name else role for role, name in r.columns.items())
+    parts: list[RenderableType] = [
+        Text(f"{r.file}: {r.rows:,} completions, {r.tokens:,} tokens", style="bold"),
+        Text(f"Read {read}.", style="dim"),
+        *(Text(note, style="yellow") for note in r.notes),
+        *_section("KL to the reference", _estimates(r.kl), _scalars(r.kl, ("length", "clamp", "log_ratio"))),
+    ]
+    if any(name.startswith("ratio/") for name in r.kl.scalars):
+        sampler = "behavior_logp" if "behavior_logp" in r.columns else "old_logp"
+        parts += _section(f"Importance ratios, logp to {sampler}", _ratios(r.kl))
+    parts += _section(f"What {r.cell.name} puts on the tokens, against the sound terms", _coefficients(r), _dead(r))
+    parts += _section("Trainer against sampler", *_mismatch(r))
+    parts += _section("What to change", *(Text(sentence) for sentence in r.advice))
+    return Group(*parts)
+
+
+def _section(title: str, *parts: RenderableType) -> list[RenderableType]:
+    return ["", Text(title, style="bold"), *parts]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=not i)
+    return table
+
+
+MEANINGS = {
+    "kl/reverse/k1": "KL(π‖ref) by k1",
+    "kl/reverse/k2": "KL(π‖ref) by k2 (biased)",
+    "kl/reverse/k3": "KL(π‖ref) by k3",
+    "kl/forward/k3": "KL(ref‖π) by k3",
+    "kl/mismatch/k1": "KL(sampler‖trainer) by k1",
+    "kl/mismatch/k2": "KL(sampler‖trainer) by k2 (biased)",
+    "kl/mismatch/k3": "KL(sampler‖trainer) by k3",
+    "kl/mismatch_of_trainer/k3": "KL(trainer‖sampler) by k3",
+}
+
+
+def _estimates(report: Report) -> Table:
+    table = _table("", "per token", "per completion")
+    for name, meaning in MEANINGS.items():
+        if f"{name}/per_token" in report.estimates:
+            units = ("per_token", "per_sequence")
+            table.add_row(meaning, *(str(report.estimates[f"{name}/{unit}"]) for unit in units))
+    return table
+
+
+SPOKEN = {
+    "length/mean": "tokens per completion, mean",
+    "length/min": "fewest",
+    "length/max": "most",
+    "clamp/share_beyond_k3_value_10": "tokens beyond a clamp of k3 at 10",
+    "clamp/share_beyond_k2_value_10": "tokens beyond a clamp of k2 at 10",
+    "clamp/share_beyond_input_20": "tokens beyond |log π/ref| = 20",
+    "log_ratio/abs_max": "largest |log π/ref|",
+}
+
+
+def _scalars(report: Report, prefixes: tuple[str, ...]) -> Table:
+    table = _table("", "")
+    for name, x in report.scalars.items():
+        if name.startswith(prefixes):
+            table.add_row(SPOKEN[name], f"{float(x):.3%}" if "share" in name else f"{float(x):.4g}")
+    return table
+
+
+def _ratios(report: Report) -> Table:
+    table = _table("", "mean", "1%", "50%", "99%", "max", "effective sample size")
+    for kind in ("token", "prefix", "sequence"):
+        if f"ratio/{kind}/mean" in report.scalars:
+            numbers = [float(report.scalars[f"ratio/{kind}/{x}"]) for x in RATIO_FIELDS]
+            table.add_row(kind, *(f"{x:.4g}" for x in numbers[:-1]), f"{numbers[-1]:.1%}")
+    return table
+
+
+RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max", "effective_sample_size")
+
+
+def _coefficients(r: LogReport) -> Table:
+    table = _table("against", "relative difference", "correlation", "nearest multiple", "largest", "largest sound")
+    for c in r.comparisons.values():
+        numbers = (_number(c.correlation), _number(c.scale), f"{c.largest:.3g}", f"{c.largest_sound:.3g}")
+        table.add_row(c.term, _percent(c.relative_difference), *numbers)
+    return table
+
+
+def _dead(r: LogReport) -> Text:
+    on_policy, off_policy = r.descends
+    return Text(
+        f"{r.dead_share:.3%} of the tokens are in a dead zone. "
+        f"It descends {on_policy} on-policy, {off_policy} off-policy."
+    )
+
+
+def _mismatch(r: LogReport) -> list[RenderableType]:
+    if r.mismatch is None or r.cause is None:
+        return [Text("Not told: the file has no log-probs of what sampled the tokens (behavior_logp).", style="dim")]
+    found: list[RenderableType] = [_estimates(r.mismatch)]
+    trainer = "old_logp" if "old_logp" in r.columns else "logp"
+    outside = float(r.mismatch.scalars["ratio/token/share_outside_band"])
+    left = float(r.mismatch.scalars["ratio/sequence/effective_sample_size"])
+    found.append(
+        Text(
+            f"{trainer} to behavior_logp: {outside:.3%} of the token ratios are outside 0.5 to 2; "
+            f"effective sample size {left:.1%} of the completions."
+        )
+    )
+    label = LABELS.get(r.cause.name, f"Likely cause: {r.cause.name}. ")
+    found.append(Text(label + r.cause.says, style="green" if r.cause.name == "none" else "bold yellow"))
+    return found
+
+
+LABELS = {"none": "", "unexplained": "No cause is shown. "}
+
+
+LABELS = {"none": "", "unexplained": "No cause is shown. "}
+
+
+def _number(x: float) -> str:
+    return "none" if x != x else f"{x:.3f}"
+
+
+def _percent(x: float) -> str:
+    return "none" if x != x else f"{x:.1%}" if x < 10 else f"{x:.3g} x"

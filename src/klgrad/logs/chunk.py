@@ -1,0 +1,168 @@
+"""A bounded number of rows of a log, ragged, and as blocks that the package's formulas take."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..errors import RolloutError
+from ..rollout import Rollout
+from .columns import PER_TOKEN
+from .errors import LogError
+
+BLOCK_CELLS = 2**17
+"""Cells of a padded block, padding included: what a core's cache holds, so that memory is not what limits."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Values of all rows one after the other, and how many each row has."""
+
+    values: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of a log with their dead tokens dropped, which changes no statistic: nothing is carried across them.
+
+    Attributes:
+        rows: (B,) numbers of the rows in the file.
+        unit: what the rows are called there, `row` (counted from 0) or `line` (from 1).
+        lengths: (B,) live tokens.
+        columns: role to flat log-probs of the live tokens.
+        group: (B,) index of the completion's prompt, or None.
+        mask: live or not, before dead tokens were dropped, or None.
+        done: how far in the file the chunk ends, in the reader's own measure.
+    """
+
+    rows: Tensor
+    unit: str
+    lengths: Tensor
+    columns: dict[str, Tensor]
+    group: Tensor | None
+    mask: Ragged | None
+    done: int
+
+    @property
+    def starts(self) -> Tensor:
+        """(B,) where each row's values begin."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    def place(self, row: int, token: int) -> str:
+        """How a reader of the file finds a live token of a row of this chunk."""
+        if self.mask is not None:
+            start = int(self.mask.lengths[:row].sum())
+            live = self.mask.values[start : start + int(self.mask.lengths[row])]
+            token = int(torch.nonzero(live)[token])
+        return f"{self.unit} {int(self.rows[row])}, token {token}"
+
+
+def build(
+    rows: Tensor, unit: str, given: dict[str, Ragged], group: Tensor | None, done: int, names: dict[str, str]
+) -> Chunk:
+    """Check that all columns of a row are equally long, and drop the dead tokens."""
+    lengths = given["logp"].lengths
+    for role, column in given.items():
+        if not torch.equal(column.lengths, lengths):
+            i = int(torch.nonzero(column.lengths != lengths)[0])
+            raise LogError(
+                f"as many entries in `{names[role]}` as in `{names['logp']}` in every row",
+                f"{int(column.lengths[i])} against {int(lengths[i])} in {unit} {int(rows[i])}",
+                f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
+            )
+    columns = {role: column.values for role, column in given.items() if role in PER_TOKEN}
+    mask = given.get("mask")
+    if mask is not None:
+        live = _as_bool(mask, rows, unit, names["mask"])
+        mask = Ragged(live, lengths)
+        columns = {role: x[live] for role, x in columns.items()}
+        counted = torch.cat([torch.zeros(1, dtype=torch.int64), live.cumsum(0)])
+        ends = lengths.cumsum(0)
+        lengths = counted[ends] - counted[ends - lengths]
+    return Chunk(rows, unit, lengths, columns, group, mask, done)
+
+
+def _as_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
+    if mask.values.dtype == torch.bool:
+        return mask.values
+    live = mask.values != 0
+    stray = live & (mask.values != 1)
+    if bool(stray.any()):
+        at = int(torch.nonzero(stray)[0])
+        row = int(torch.searchsorted(mask.lengths.cumsum(0), at, right=True))
+        raise LogError(
+            f"a mask of 0 and 1 in `{name}`",
+            f"{mask.values[at].item():g} in {unit} {int(rows[row])}",
+            "log the completion mask; weights belong to the loss, not to the mask",
+        )
+    return live
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of similar length as one padded batch."""
+
+    rollout: Rollout
+    trainer: Rollout | None
+    group: Tensor | None
+    rows: Tensor = field(repr=False)
+
+
+def blocks(chunk: Chunk) -> Iterator[Block]:
+    """The chunk in padded blocks: rows sorted by length, so that there is little padding."""
+    order = torch.argsort(chunk.lengths, stable=True)
+    starts = chunk.starts
+    for index in _cut(order, chunk.lengths):
+        try:
+            yield _pad(chunk, index, starts)
+        except RolloutError:
+            _name_the_row(chunk, starts)
+            raise
+
+
+def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Runs of rows whose padded size is within `BLOCK_CELLS`, or single rows."""
+    width = lengths[order].clamp(min=1).tolist()
+    begin = 0
+    for i, longest in enumerate(width):
+        if i > begin and (i - begin + 1) * longest > BLOCK_CELLS:
+            yield order[begin:i]
+            begin = i
+    yield order[begin:]
+
+
+def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> Block:
+    lengths = chunk.lengths[index]
+    steps = torch.arange(max(1, int(lengths.max())))
+    mask = steps < lengths[:, None]
+    at = torch.where(mask, starts[index][:, None] + steps, 0)
+    padded = {role: _take(x, at) for role, x in chunk.columns.items()}
+    logp = padded["logp"].requires_grad_()  # the cells' coefficients are gradients
+    behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
+    sampler = old if behavior is None else behavior
+    rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
+    trainer = None
+    if behavior is not None:
+        # What π was when it sampled is the old policy, where the file has it; `ref` is the sampler here.
+        trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
+    return Block(rollout, trainer, None if chunk.group is None else chunk.group[index], index)
+
+
+def _take(x: Tensor, at: Tensor) -> Tensor:
+    return x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype)
+
+
+def _name_the_row(chunk: Chunk, starts: Tensor) -> None:
+    """Find the first row that is no rollout, in the order of the file, and say so in the file's terms."""
+    for row in range(len(chunk.lengths)):
+        try:
+            _pad(chunk, torch.tensor([row]), starts)
+        except RolloutError as error:
+            place = re.search(r" at \[0, (\d+)\]$", error.received)
+            received = f"{error.received} in {chunk.unit} {int(chunk.rows[row])}"
+            if place:
+                received = f"{error.received[: place.start()]} at {chunk.place(row, int(place[1]))}"
+            raise LogError(error.expected, received, error.remedy) from error

@@ -1,0 +1,137 @@
+"""What a cell puts on the score of each token of this very data, against what the sound terms put there."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import cells
+from ..cells import Cell
+from ..errors import RolloutError
+from ..importance import Truncate
+from ..rollout import Rollout
+from ..term import KLTerm, OffPolicy
+from .errors import LogError
+
+PREFIX_BOUND = Truncate(2.0)
+"""Unbounded, the product of hundreds of ratios is noise; a bounded one is what one would train with."""
+
+ALIVE, DEAD = 1e-2, 1e-3
+"""A token is in a dead zone where the sound coefficient is beyond the first, and the cell's within the second of it."""
+
+
+def sound_terms(off_policy: bool) -> dict[str, KLTerm]:
+    """The reverse KL by level, weighted by what sampled the tokens where the file says it."""
+    if not off_policy:
+        return {"token": KLTerm(level="token"), "sequence": KLTerm()}
+    return {
+        "token": KLTerm(level="token", sampler=OffPolicy("token", bound=None)),
+        "sequence": KLTerm(sampler=OffPolicy("prefix", bound=PREFIX_BOUND)),
+    }
+
+
+def cell_of(name: str) -> Cell:
+    """A cell whose coefficients need no more than the completion itself."""
+    cell = cells.get(name)
+    one = torch.full((2, 1), -1.0)
+    alone = not cell.couples_groups
+    try:
+        cell(Rollout(one, one, one != 0, behavior_logp=one))
+    except RolloutError:  # it asked for a group
+        alone = False
+    if not alone:
+        raise LogError(
+            "a cell whose coefficients depend on one completion alone",
+            f"{name!r}, which needs the whole batch or group",
+            f"choose another, such as k3-loss or k1-reward; `klgrad audit {name}` tells about this one",
+        )
+    return cell
+
+
+def coefficients(cell: Cell, rollout: Rollout) -> Tensor:
+    """(B, T) what the cell's gradient puts on each token's score, at the scale of a sum over the completion."""
+    with torch.enable_grad():
+        loss = cell(rollout)
+        if not loss.requires_grad:
+            return torch.zeros_like(rollout.log_ratio)
+        (gradient,) = torch.autograd.grad(loss, rollout.logp, allow_unused=True)
+    # The cell is a mean over completions; times their number it is each completion's own.
+    return torch.zeros_like(rollout.log_ratio) if gradient is None else gradient * len(rollout.logp)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell's coefficients c against a term's s over all tokens.
+
+    Attributes:
+        term: the term, as it would be written.
+        relative_difference: ‖c - s‖ / ‖s‖.
+        correlation: of c with s; NaN where one is constant.
+        scale: the multiple of s nearest to c.
+        largest, largest_sound: max |c|, max |s|.
+    """
+
+    term: str
+    relative_difference: float
+    correlation: float
+    scale: float
+    largest: float
+    largest_sound: float
+
+
+class CoefficientSums:
+    """Second moments of the coefficients of one cell and of the sound terms."""
+
+    def __init__(self, cell: Cell, off_policy: bool) -> None:
+        self.cell, self.terms = cell, sound_terms(off_policy)
+        self.moments = {level: torch.zeros(6, dtype=torch.float64) for level in self.terms}
+        self.largest = torch.zeros(3, dtype=torch.float64)
+        self.tokens = self.dead = 0
+
+    def add(self, rollout: Rollout) -> None:
+        """One batch."""
+        live = rollout.mask
+        c = coefficients(self.cell, rollout)[live].double()
+        if not len(c):
+            return
+        largest = [c.abs().max()]
+        for level, term in self.terms.items():
+            s = term(rollout).coefficient[live].double()
+            # The square of the difference has its own sum: from the others it would cancel where c is s.
+            self.moments[level] += torch.stack([c.sum(), s.sum(), c @ c, s @ s, c @ s, (c - s) @ (c - s)])
+            largest.append(s.abs().max())
+            if level == "token":
+                self.dead += int(((s.abs() > ALIVE) & (c.abs() < DEAD * s.abs())).sum())
+        self.largest = torch.maximum(self.largest, torch.stack(largest))
+        self.tokens += len(c)
+
+    @property
+    def dead_share(self) -> float:
+        """Share of tokens on which the cell puts nothing where the sound term at token level puts something."""
+        return self.dead / max(self.tokens, 1)
+
+    def comparisons(self) -> dict[str, Comparison]:
+        """By level."""
+        found = {}
+        for (level, moments), sound in zip(self.moments.items(), self.largest[1:].tolist(), strict=True):
+            c, s, cc, ss, cs, off = moments.tolist()
+            n = max(self.tokens, 1)
+            spread = max(cc - c * c / n, 0.0) * max(ss - s * s / n, 0.0)
+            # A spread that is rounding is none: a constant has no correlation.
+            varies = spread > 1e-20 * cc * ss
+            found[level] = Comparison(
+                written(self.terms[level]),
+                (off / ss) ** 0.5 if ss else float("nan"),
+                (cs - c * s / n) / spread**0.5 if varies else float("nan"),
+                cs / ss if ss else float("nan"),
+                float(self.largest[0]),
+                sound,
+            )
+        return found
+
+
+def written(term: KLTerm) -> str:
+    """The term as one writes it, defaults left out."""
+    level = "level='token'" if term.level == "token" else ""
+    sampler = f"sampler=OffPolicy({term.sampler.ratio!r}, bound={term.sampler.bound})" if term.sampler else ""
+    return f"KLTerm({', '.join(filter(None, [level, sampler]))})"

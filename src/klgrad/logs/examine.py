@@ -1,0 +1,100 @@
+"""One pass over a log."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..cells import Cell
+from ..monitor import Report
+from ..statistics import Estimate
+from .accumulate import KLSums
+from .chunk import Block, Chunk, blocks
+from .coefficients import CoefficientSums, cell_of
+from .errors import LogError
+from .mismatch import Lags, MismatchSums
+from .read import CHUNK_TOKENS, open_log
+from .report import LogReport, Padding
+
+Progress = Callable[[int, int], None]
+"""Called with how far the file is read, and where it ends."""
+
+
+def examine(
+    path: Path,
+    cell: str = "k3-loss",
+    columns: dict[str, str] | None = None,
+    *,
+    progress: Progress = lambda done, total: None,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> LogReport:
+    """Read the file once, a bounded number of tokens at a time, and report.
+
+    Args:
+        path: Parquet, JSONL or NPZ.
+        cell: the name of the KL loss in use, of `klgrad.cells`.
+        columns: role to column, where the recognised names are not meant.
+        progress: told how far it is.
+        chunk_tokens: about as many tokens as are held at a time.
+    """
+    chosen = cell_of(cell)
+    log = open_log(path, columns or {}, chunk_tokens)
+    sums = _Sums(chosen, log.columns)
+    for chunk in log.chunks():
+        sums.look(chunk)
+        for block in blocks(chunk):
+            sums.add(block)
+        progress(chunk.done, log.total)
+    if not sums.kl.lengths.tokens:
+        rows = sums.kl.lengths.rows
+        raise LogError(
+            "a log with at least one live token",
+            f"{rows} rows without any" if rows else f"{path}, which has no rows",
+            "check that the mask is 1 at the completion's tokens" if rows else "write the log again",
+        )
+    return sums.report(path)
+
+
+class _Sums:
+    """Everything that is accumulated."""
+
+    def __init__(self, cell: Cell, columns: dict[str, str]) -> None:
+        self.cell, self.columns = cell, columns
+        self.kl, self.lags, self.padding = KLSums(), Lags(), Padding()
+        self.coefficients = CoefficientSums(cell, "behavior_logp" in columns or "old_logp" in columns)
+        shared = None if "old_logp" in columns else self.kl.ratios
+        self.mismatch = MismatchSums(shared) if "behavior_logp" in columns else None
+
+    def look(self, chunk: Chunk) -> None:
+        """Without a mask, rows that end in exact zeros look like padding."""
+        if chunk.mask is None:
+            self.padding.add(chunk)
+
+    def add(self, block: Block) -> None:
+        rollout = block.rollout
+        self.kl.add(rollout, block.group)
+        self.coefficients.add(rollout)
+        self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
+        if self.mismatch is not None and block.trainer is not None:
+            self.mismatch.add(block.trainer, block.group)
+
+    def report(self, path: Path) -> LogReport:
+        mismatch = self.mismatch
+        return LogReport(
+            file=str(path),
+            columns=self.columns,
+            rows=self.kl.lengths.rows,
+            tokens=self.kl.lengths.tokens,
+            kl=_report(self.kl.estimates(), self.kl.scalars()),
+            cell=self.cell,
+            comparisons=self.coefficients.comparisons(),
+            dead_share=self.coefficients.dead_share,
+            mismatch=None if mismatch is None else _report(mismatch.totals.estimates(), mismatch.scalars()),
+            cause=None if mismatch is None else mismatch.cause(),
+            reference=self.lags,
+            padding=self.padding,
+        )
+
+
+def _report(estimates: dict[str, Estimate], scalars: dict[str, float]) -> Report:
+    return Report(estimates, {name: torch.tensor(x, dtype=torch.float64) for name, x in scalars.items()})

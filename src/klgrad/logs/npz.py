@@ -1,0 +1,139 @@
+"""NPZ: rectangular arrays, streamed out of the archive row by row, so that what a header promises is not allocated."""
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ..errors import MissingExtraError
+from . import columns
+from .chunk import Chunk, Ragged, build
+from .errors import LogError
+from .groups import Groups
+
+BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What an array says of itself."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def open_log(
+    path: Path, chosen: dict[str, str], chunk_tokens: int
+) -> tuple[dict[str, str], int, Callable[[], Iterator[Chunk]]]:
+    """Columns, number of rows, and the reader."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            present = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+            names = columns.assign(present, chosen)
+            headers = {}
+            for role, name in names.items():
+                with archive.open(f"{name}.npy") as stream:
+                    headers[role] = _header(stream, name)
+    except BROKEN as error:
+        raise _broken(path, error) from error
+    _check(headers, names)
+    rows, width = headers["logp"].shape
+    size = max(1, min(rows, chunk_tokens // max(width, 1)))
+    return names, rows, lambda: _chunks(path, names, size)
+
+
+def _numpy() -> Any:
+    try:
+        import numpy
+        import numpy.lib.format
+    except ImportError as error:
+        raise MissingExtraError("numpy, to read NPZ", "no such package", "pip install 'klgrad[logs]'") from error
+    return numpy
+
+
+def _header(stream: IO[bytes], name: str) -> _Header:
+    form = _numpy().lib.format
+    try:
+        version = form.read_magic(stream)
+        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+    except ValueError as error:
+        reason = str(error).split("\n")[0]
+        raise LogError(f"`{name}` as a NumPy array", reason, "write the file again with numpy.savez") from error
+    if dtype.hasobject:
+        raise LogError(
+            f"`{name}` as an array of numbers",
+            "an array of Python objects, which is a pickle and can run code",
+            "save rectangular arrays and a mask, or write ragged lists as Parquet or JSONL",
+        )
+    if fortran and len(shape) > 1:
+        raise LogError(
+            f"`{name}` row by row (C order)", "Fortran order", "save numpy.ascontiguousarray(x), or the transpose"
+        )
+    return _Header(shape, dtype)
+
+
+def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
+    shape = headers["logp"].shape
+    for role, header in headers.items():
+        expected = shape[:1] if role == "group" else shape
+        if len(shape) != 2 or header.shape != expected:
+            raise LogError(
+                f"`{names[role]}` of shape {f'{expected}, one entry per completion' if role == 'group' else '(B, T)'}"
+                + (f", that of `{names['logp']}` {shape}" if len(shape) == 2 and role != "group" else ""),
+                f"shape {header.shape}",
+                "pad the completions to one length and save a mask",
+            )
+        if role in columns.PER_TOKEN and header.dtype.kind != "f":
+            raise LogError(f"`{names[role]}` of a floating dtype", str(header.dtype), "save log-probs, not token ids")
+
+
+def _chunks(path: Path, names: dict[str, str], size: int) -> Iterator[Chunk]:
+    groups, done = Groups(), 0
+    try:
+        with ExitStack() as stack:
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            streams = {role: stack.enter_context(archive.open(f"{name}.npy")) for role, name in names.items()}
+            headers = {role: _header(stream, names[role]) for role, stream in streams.items()}
+            rows = headers["logp"].shape[0]
+            while done < rows:
+                count = min(size, rows - done)
+                numbers = torch.arange(done, done + count)
+                read = {role: _rows(streams[role], headers[role], names[role], done, count) for role in names}
+                group = groups.number(read.pop("group").tolist()) if "group" in names else None
+                given = {role: _ragged(x) for role, x in read.items()}
+                done += count
+                yield build(numbers, "row", given, group, done, names)
+    except BROKEN as error:
+        raise _broken(path, error) from error
+
+
+def _rows(stream: IO[bytes], header: _Header, name: str, done: int, count: int) -> Any:
+    numpy = _numpy()
+    per_row = header.dtype.itemsize * int(numpy.prod(header.shape[1:], dtype=object))
+    wanted = per_row * count
+    data = stream.read(wanted)
+    if len(data) != wanted:
+        held = done + len(data) // max(per_row, 1)
+        raise LogError(
+            f"the {header.shape[0]} rows that `{name}` promises", f"data that end in row {held}", "write the file again"
+        )
+    flat = numpy.frombuffer(data, header.dtype)
+    return flat.astype(header.dtype.newbyteorder("=")).reshape(count, *header.shape[1:])
+
+
+def _ragged(x: Any) -> Ragged:
+    rows, width = x.shape
+    return Ragged(torch.from_numpy(x.reshape(-1)), torch.full((rows,), width, dtype=torch.int64))
+
+
+def _broken(path: Path, error: BaseException) -> LogError:
+    what = str(error) or type(error).__name__
+    return LogError(
+        "a whole NPZ file", f"{path}: {what}", "write it again with numpy.savez: it was cut off, or is no NPZ"
+    )

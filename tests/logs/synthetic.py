@@ -1,0 +1,85 @@
+"""Logs with known contents: sampled from softmaxes, with one fault injected."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+ROWS, TOKENS, VOCABULARY, GROUP = 400, 50, 60, 8
+
+
+def sampled(fault="clean", amount=0.0, *, rows=ROWS, tokens=TOKENS, seed=0):
+    """(rows, tokens) float32: logp of the trainer, behavior_logp of the sampler, ref_logp; and group.
+
+    Completions of a group share the context of their first token.
+    """
+    g = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+    scale = 1 + 5 * torch.rand(rows, tokens, 1, generator=g, dtype=torch.float64)  # some contexts are near certain
+    z = scale * normal(rows, tokens, VOCABULARY)
+    group = torch.arange(rows) // GROUP
+    z[:, 0] = z[group * GROUP, 0]
+    trainer, sampler, ref = z, z, z + 0.1 * normal(rows, tokens, VOCABULARY)
+    if fault == "temperature":
+        sampler = z / amount
+    elif fault == "top-p":
+        p, order = z.softmax(-1).sort(-1, descending=True)
+        keep = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p < amount)
+        sampler = z.masked_fill(~keep, -torch.inf)
+    elif fault == "dropout":
+        trainer = z + amount * normal(rows, tokens, VOCABULARY)
+    elif fault == "stale":
+        noise = normal(rows, tokens, VOCABULARY)
+        noise[:, 0] = noise[group * GROUP, 0]
+        sampler = z + amount * noise
+    drawn = torch.multinomial(sampler.softmax(-1).flatten(0, 1), 1, generator=g).reshape(rows, tokens, 1)
+    logp, behavior, ref = (x.log_softmax(-1).gather(-1, drawn)[..., 0].float() for x in (trainer, sampler, ref))
+    if fault == "shift":
+        behavior = torch.cat([behavior[:, 1:], behavior[:, :1]], -1)
+    elif fault == "bf16":
+        behavior = behavior.bfloat16().float()
+    return {"logp": logp, "ref_logp": ref, "behavior_logp": behavior, "group": group}
+
+
+def mask_of(shape, seed=0):
+    """Completions of varying length, one of them empty, with a hole in each long one."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, shape[1] + 1, shape[:1], generator=g)
+    lengths[1] = 0
+    mask = torch.arange(shape[1]) < lengths[:, None]
+    mask[:, 3] = False
+    return mask
+
+
+def lists(data):
+    return {name: x.tolist() for name, x in data.items()}
+
+
+def write_parquet(path, data, **options):
+    columns = {}
+    for name, x in data.items():
+        if isinstance(x, torch.Tensor) and x.ndim == 2:
+            columns[name] = pa.array(list(x.numpy()))
+        else:
+            columns[name] = pa.array(x.tolist() if isinstance(x, torch.Tensor) else x)
+    pq.write_table(pa.table(columns), path, **options)
+
+
+def write_jsonl(path, data):
+    rows = lists(data)
+    count = len(next(iter(rows.values())))
+    path.write_text("".join(json.dumps({k: v[i] for k, v in rows.items()}) + "\n" for i in range(count)))
+
+
+def write_npz(path, data):
+    np.savez(path, **{name: x.numpy() for name, x in data.items()})
+
+
+WRITERS = {".parquet": write_parquet, ".jsonl": write_jsonl, ".npz": write_npz}
+
+
+def write(path, data):
+    WRITERS[path.suffix](path, data)
+    return path

@@ -1,0 +1,251 @@
+"""Whatever is wrong with a file is told with its row and a remedy, and nothing is written."""
+
+import json
+import struct
+import sys
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from logs.synthetic import WRITERS, mask_of, sampled, write
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.errors import KlgradError, MissingExtraError
+from klgrad.logs import LogError, examine
+
+
+def told(path, **options):
+    """What the command says; it must write nothing."""
+    out = path.parent / "out" / "report.json"
+    result = CliRunner().invoke(app, ["logs", str(path), "--json", str(out)])
+    assert isinstance(result.exception, KlgradError), result.output
+    assert isinstance(result.exception, LogError), repr(result.exception)
+    assert result.stdout == ""
+    assert not out.parent.exists()
+    assert "remedy: " in str(result.exception)
+    return str(result.exception)
+
+
+def place(suffix, row, token):
+    return f"line {row + 1}, token {token}" if suffix == ".jsonl" else f"row {row}, token {token}"
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize("role", ["logp", "ref_logp", "behavior_logp"])
+@pytest.mark.parametrize(
+    ("value", "shown", "remedy"),
+    [
+        (float("nan"), "nan", "find the NaN upstream"),
+        (0.5, "0.5", "a positive value is a logit, a probability or a sum over tokens"),
+        (float("-inf"), "-inf", "gives the sampled token probability 0"),
+    ],
+)
+def test_a_bad_value_is_told_with_its_place(suffix, role, value, shown, remedy, tmp_path):
+    data = sampled(rows=30, tokens=6)
+    data[role][17, 4] = data[role][20, 1] = value
+    text = told(write(tmp_path / f"log{suffix}", data))
+    assert f"received {shown} at {place(suffix, 17, 4)};" in text
+    assert remedy in text
+
+
+def test_places_count_masked_tokens_and_masked_values_do_not_matter(tmp_path):
+    data = sampled(rows=30, tokens=9)
+    data["mask"] = mask_of(data["logp"].shape)
+    row = int(data["mask"][:, 5].nonzero()[0])
+    data["logp"][~data["mask"]] = float("nan")
+    examine(write(tmp_path / "log.npz", data))
+    data["logp"][row, 5] = float("nan")
+    assert f"nan at row {row}, token 5" in told(write(tmp_path / "log.npz", data))
+
+
+def test_rounding_above_0_is_no_error(tmp_path):
+    data = sampled(rows=4, tokens=5)
+    data["logp"][0, 0] = 1e-6
+    for suffix in WRITERS:
+        examine(write(tmp_path / f"log{suffix}", data))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_rows_of_mixed_length_are_told(suffix, tmp_path):
+    rows = [{"logp": [-1.0, -2.0], "ref_logp": [-1.0, -2.0]} for _ in range(5)]
+    rows[3]["ref_logp"] = [-1.0]
+    path = tmp_path / f"log{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    where = "line 4" if suffix == ".jsonl" else "row 3"
+    assert f"as many entries in `ref_logp` as in `logp` in every row; received 1 against 2 in {where};" in told(path)
+
+
+def test_arrays_of_other_shapes_are_told(tmp_path):
+    path = tmp_path / "log.npz"
+    np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 5)))
+    assert "`ref_logp` of shape (B, T), that of `logp` (3, 4); received shape (3, 5)" in told(path)
+    np.savez(path, logp=-np.ones(3), ref_logp=-np.ones(3))
+    assert "`logp` of shape (B, T); received shape (3,)" in told(path)
+    np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 4)), group=np.zeros((3, 4)))
+    assert "`group` of shape (3,), one entry per completion" in told(path)
+    np.savez(path, logp=np.ones((3, 4), int), ref_logp=-np.ones((3, 4)))
+    assert "save log-probs, not token ids" in told(path)
+    np.savez(path, logp=np.asfortranarray(-np.ones((3, 4))), ref_logp=-np.ones((3, 4)))
+    assert "ascontiguousarray" in told(path)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.999])
+def test_a_truncated_file_is_told(suffix, share, tmp_path):
+    path = write(tmp_path / f"log{suffix}", sampled(rows=30, tokens=6))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    text = told(path)
+    assert "cut off" in text
+    assert "write" in text
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_garbage_in_the_middle_is_told(suffix, tmp_path):
+    path = write(tmp_path / f"log{suffix}", sampled(rows=300, tokens=60))
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 8 : len(whole) // 8 + 3000] = b"\xff" * 3000
+    path.write_bytes(whole)
+    told(path)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_an_empty_file_is_told(suffix, tmp_path):
+    path = tmp_path / f"log{suffix}"
+    path.write_bytes(b"")
+    assert "which is empty (0 bytes)" in told(path)
+
+
+def test_files_without_rows_or_live_tokens_are_told(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n\n")
+    assert "blank lines only" in told(path)
+    path = tmp_path / "log.parquet"
+    kind = pa.list_(pa.float32())
+    pq.write_table(pa.table({"logp": pa.array([], kind), "ref_logp": pa.array([], kind)}), path)
+    assert "which has no rows" in told(path)
+    path = tmp_path / "log.npz"
+    np.savez(path, logp=-np.ones((0, 4)), ref_logp=-np.ones((0, 4)))
+    assert "which has no rows" in told(path)
+    np.savez(path, logp=-np.ones((5, 4)), ref_logp=-np.ones((5, 4)), mask=np.zeros((5, 4)))
+    assert "5 rows without any; remedy: check that the mask is 1" in told(path)
+
+
+def varint(n):
+    n *= 2  # zigzag
+    found = b""
+    while n >= 128:
+        found, n = found + bytes([n % 128 + 128]), n // 128
+    return found + bytes([n])
+
+
+def test_a_parquet_that_promises_2_to_the_31_rows_is_told(tmp_path):
+    path = write(tmp_path / "log.parquet", sampled(rows=300, tokens=2))
+    data = path.read_bytes()
+    (size,) = struct.unpack("<I", data[-8:-4])
+    body, footer = data[: -8 - size], data[-8 - size : -8]
+    assert footer.count(b"\x16" + varint(300)) >= 1
+    footer = footer.replace(b"\x16" + varint(300), b"\x16" + varint(2**31), 1)
+    path.write_bytes(body + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    assert pq.ParquetFile(path).metadata.num_rows == 2**31
+    assert "2147483648 rows" in told(path)
+
+
+def test_an_npz_that_promises_2_to_the_31_rows_is_told(tmp_path):
+    path = tmp_path / "log.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("logp", "ref_logp"):
+            with archive.open(f"{name}.npy", "w") as stream:
+                header = {"descr": "<f4", "fortran_order": False, "shape": (2**31, 512)}
+                np.lib.format.write_array_header_1_0(stream, header)
+    assert "the 2147483648 rows that `logp` promises; received data that end in row 0" in told(path)
+
+
+class Trap:
+    """Unpickled, it would leave a mark."""
+
+    def __reduce__(self):
+        return exec, ("import sys; sys.klgrad_trap = True",)
+
+
+def test_a_pickle_is_never_read(tmp_path):
+    path = tmp_path / "log.npz"
+    ragged = np.array([Trap(), [-1.0]], dtype=object)
+    np.savez(path, logp=ragged, ref_logp=ragged, allow_pickle=True)
+    assert "an array of Python objects, which is a pickle and can run code" in told(path)
+    for suffix in (".pkl", ".pt", ".bin"):
+        path = tmp_path / f"log{suffix}"
+        torch.save({"logp": 1}, path)
+        assert "a pickle can run code and is never read" in told(path)
+    assert not hasattr(sys, "klgrad_trap")
+
+
+def test_unknown_suffixes_and_missing_files_are_told(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("logp\n")
+    assert "a file that ends in .parquet, .jsonl, .ndjson, .npz" in told(path)
+    assert "an existing file" in told(tmp_path / "none.parquet")
+    (tmp_path / "folder.parquet").mkdir()
+    assert "a folder of shards is read file by file" in told(tmp_path / "folder.parquet")
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_missing_columns_are_told_with_the_nearest(suffix, tmp_path):
+    data = sampled(rows=4, tokens=3)
+    data["refernce_logp"] = data.pop("ref_logp")
+    assert "did you mean 'refernce_logp'?" in told(write(tmp_path / f"log{suffix}", data))
+
+
+def test_json_that_is_no_log_is_told(tmp_path):
+    path = tmp_path / "log.jsonl"
+    good = '{"logp": [-1.0], "ref_logp": [-1.0]}\n'
+    bad = {
+        "[1, 2]\n": "list in line 2",
+        '{"logp": [-1.0]}\n': "line 2 without it",
+        '{"logp": -1.0, "ref_logp": [-1.0]}\n': "float in line 2",
+        '{"logp": [null], "ref_logp": [-1.0]}\n': "null at line 2, token 0",
+        '{"logp": [-1.0], "ref_logp": ["a"]}\n': '"a" at line 2, token 0',
+        '{"logp": [[-1.0]], "ref_logp": [-1.0]}\n': "[-1.0] at line 2, token 0",
+        '{"logp": [NaN], "ref_logp": [-1.0]}\n': "nan at line 2, token 0",
+    }
+    for line, shown in bad.items():
+        path.write_text(good + line + good)
+        assert shown in told(path), line
+    path.write_bytes(good.encode() + b"\xff\xfe\n")
+    assert "line 2" in told(path)
+
+
+def test_parquet_that_is_no_log_is_told(tmp_path):
+    path = tmp_path / "log.parquet"
+    good = [[-1.0], [-2.0]]
+    bad = [
+        ({"logp": [-1.0, -2.0], "ref_logp": good}, "`logp` as lists of floats, one list per completion; received a"),
+        ({"logp": [[1], [2]], "ref_logp": good}, "lists of floats"),
+        ({"logp": [["a"], ["b"]], "ref_logp": good}, "lists of floats"),
+        ({"logp": good, "ref_logp": [[-1.0], None]}, "null in row 1"),
+        ({"logp": good, "ref_logp": [[-1.0], [None]]}, "nan at row 1, token 0"),
+        ({"logp": good, "ref_logp": good, "mask": [[1], [2]]}, "a mask of 0 and 1 in `mask`; received 2 in row 1"),
+    ]
+    for columns, shown in bad:
+        pq.write_table(pa.table(columns), path)
+        assert shown in told(path), columns
+
+
+def test_a_missing_extra_is_told(tmp_path, monkeypatch):
+    path = write(tmp_path / "log.parquet", sampled(rows=4, tokens=3))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'klgrad\[logs\]'"):
+        examine(path)
+
+
+def test_an_unknown_or_batch_wide_cell_is_told_before_the_file_is_read(tmp_path):
+    for cell, text in {"k3-los": "did you mean 'k3-loss'", "k2-loss-token-mean": "needs the whole batch"}.items():
+        with pytest.raises(KlgradError, match=text):
+            examine(tmp_path / "none.parquet", cell)

@@ -1,0 +1,109 @@
+"""An injected fault is found and named; a log without one is left in peace."""
+
+import pytest
+import torch
+from logs.synthetic import sampled, write
+
+from klgrad.logs import examine
+
+
+def cause_of(tmp_path, data):
+    found = examine(write(tmp_path / "log.npz", data))
+    assert found.cause is not None
+    return found.cause, found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("temperature", [0.6, 0.8, 0.9, 1.2, 1.5])
+def test_a_temperature_is_named(temperature, seed, tmp_path):
+    cause, found = cause_of(tmp_path, sampled("temperature", temperature, seed=seed))
+    assert cause.name == "temperature"
+    assert abs(cause.statistics["temperature_ratio"] - temperature) < 0.03
+    assert "Divide the trainer's logits by" in found.advice[0]
+
+
+@pytest.mark.parametrize("p", [0.8, 0.9, 0.95])
+def test_a_filter_is_named_with_the_mass_it_kept(p, tmp_path):
+    cause, _ = cause_of(tmp_path, sampled("top-p", p))
+    assert cause.name == "filter"
+    assert p - 0.01 <= cause.statistics["least_mass_kept"] <= p + 0.01
+    assert p <= cause.statistics["mass_kept"] < 1
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_shift_is_named_with_its_direction(swap, tmp_path):
+    data = sampled("shift")
+    if swap:
+        data["logp"], data["behavior_logp"] = data["behavior_logp"], data["logp"]
+    cause, _ = cause_of(tmp_path, data)
+    assert (cause.name, cause.statistics["shift"]) == ("shift", -1 if swap else 1)
+    assert ("previous" if swap else "next") in cause.says
+
+
+@pytest.mark.parametrize("side", ["logp", "behavior_logp"])
+def test_bf16_is_named_with_its_side(side, tmp_path):
+    data = sampled()
+    data[side] = data[side].bfloat16().float()
+    cause, _ = cause_of(tmp_path, data)
+    assert cause.name == "rounding"
+    assert f"The {'trainer' if side == 'logp' else 'sampler'}'s log-probs are rounded to bf16" in cause.says
+
+
+@pytest.mark.parametrize("amount", [0.1, 0.3, 1.0])
+def test_dropout_is_named_where_prompts_repeat(amount, tmp_path):
+    cause, _ = cause_of(tmp_path, sampled("dropout", amount))
+    assert cause.name == "random trainer"
+    assert "model.eval()" in cause.remedy
+
+
+@pytest.mark.parametrize("amount", [0.1, 0.3, 1.0])
+def test_other_weights_are_no_noise(amount, tmp_path):
+    cause, _ = cause_of(tmp_path, sampled("stale", amount))
+    assert cause.name == "systematic"
+
+
+@pytest.mark.parametrize("fault", ["dropout", "stale"])
+@pytest.mark.parametrize("amount", [0.02, 0.1, 0.3, 1.0])
+def test_without_groups_no_cause_is_guessed(fault, amount, tmp_path):
+    data = sampled(fault, amount)
+    del data["group"]
+    cause, _ = cause_of(tmp_path, data)
+    assert cause.name == "unexplained"
+    assert "`group` column would tell" in cause.says
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4])
+def test_clean_data_raises_no_alarm(noise, seed, tmp_path):
+    data = sampled(seed=seed)
+    wobble = noise * torch.randn(data["logp"].shape, generator=torch.Generator().manual_seed(seed))
+    data["behavior_logp"] = (data["behavior_logp"] + wobble).clamp(max=0)
+    cause, found = cause_of(tmp_path, data)
+    assert (cause.name, cause.remedy) == ("none", "")
+    assert found.reference.shift() == 0
+
+
+def test_data_in_bf16_on_both_sides_alike_is_clean(tmp_path):
+    data = sampled()
+    data["logp"] = data["behavior_logp"] = data["logp"].bfloat16().float()
+    assert cause_of(tmp_path, data)[0].name == "none"
+
+
+def test_a_shifted_reference_is_the_first_thing_to_change(tmp_path):
+    data = sampled()
+    data["ref_logp"] = data["ref_logp"].roll(-1, 1)
+    _, found = cause_of(tmp_path, data)
+    assert found.advice[0].startswith("Align `ref_logp`: its entry for the previous token fits `logp` better")
+
+
+def test_a_sound_cell_on_clean_data_needs_no_change(tmp_path):
+    found = examine(write(tmp_path / "log.npz", sampled()), "k2-loss")
+    assert found.advice == ["Nothing to change: trainer, reference and KL term are as they should be on this data."]
+    assert found.comparisons["token"].relative_difference < 1e-6
+
+
+def test_stale_data_are_to_be_weighted(tmp_path):
+    data = sampled("stale", 1.0)
+    del data["group"]
+    found = examine(write(tmp_path / "log.npz", data), "k2-loss")
+    assert "weight the KL term, KLTerm(sampler=OffPolicy('prefix', bound=Truncate(high=2.0)))" in found.advice[1]

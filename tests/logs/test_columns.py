@@ -1,0 +1,59 @@
+"""Every framework's names are found; a missing column comes with the nearest names."""
+
+import pytest
+
+from klgrad.logs import LogError
+from klgrad.logs.columns import NAMES, assign, parse_choices
+
+FRAMEWORKS = {
+    "TRL": "per_token_logps ref_per_token_logps old_per_token_logps sampling_per_token_logps completion_mask",
+    "verl": "log_prob ref_log_prob old_log_probs rollout_log_probs response_mask",
+    "OpenRLHF": "action_log_probs base_action_log_probs old_action_log_probs rollout_log_probs action_mask",
+    "prime-rl": "trainer_logprobs ref_logprobs old_logp inference_logprobs loss_mask",
+    "tinker": "training_logprobs base_logprobs old_logp sampling_logprobs mask",
+    "torchtune": "pi_logprobs ref_logprobs pi_old_logprobs behavior_logp mask",
+    "cleanrl": "newlogprob ref_logp b_logprobs behavior_logp mask",
+}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_frameworks_names_are_recognised(framework):
+    names = FRAMEWORKS[framework].split()
+    roles = ("logp", "ref_logp", "old_logp", "behavior_logp", "mask")
+    assert assign(["reward", *reversed(names)], {}) == dict(zip(roles, names, strict=True))
+
+
+def test_no_name_has_two_roles():
+    every = [name for names in NAMES.values() for name in names]
+    assert len(every) == len(set(every))
+
+
+def test_capitals_do_not_matter_and_a_choice_wins():
+    assert assign(["LogP", "Ref_Logp"], {}) == {"logp": "LogP", "ref_logp": "Ref_Logp"}
+    chosen = assign(["logp", "mine", "ref_logp"], {"logp": "mine"})
+    assert chosen["logp"] == "mine"
+    swapped = assign(["logp", "ref_logp"], {"logp": "ref_logp", "ref_logp": "logp"})
+    assert swapped == {"logp": "ref_logp", "ref_logp": "logp"}
+
+
+@pytest.mark.parametrize(
+    ("present", "chosen", "told"),
+    [
+        (["logp", "ref_logpp", "reward"], {}, "did you mean 'ref_logpp'? name it with --column ref_logp=NAME"),
+        (["logp", "reward"], {}, "received columns logp, reward; remedy: name it with --column ref_logp=NAME"),
+        (["my_logps", "ref_logp"], {}, "did you mean 'my_logps'"),
+        ([], {}, "received columns (none)"),
+        (["logp", "reference"], {"ref_logp": "referenc"}, "did you mean 'reference'"),
+    ],
+)
+def test_a_missing_column_is_told_with_the_nearest(present, chosen, told):
+    with pytest.raises(LogError) as error:
+        assign(present, chosen)
+    assert told in str(error.value)
+
+
+def test_choices_are_role_and_name():
+    assert parse_choices(["ref-logp=a", "mask = b"]) == {"ref_logp": "a", "mask": "b"}
+    for bad in ("logp", "nonsense=a", "logp="):
+        with pytest.raises(LogError, match="ROLE=NAME"):
+            parse_choices([bad])
