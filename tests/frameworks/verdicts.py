@@ -70,6 +70,11 @@ VERL = {
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo without std": REVERSE_SEQUENCE,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo": REVERSE_SEQUENCE,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus": UNKNOWN,
+    "verl distillation loss_mode=k1 use_policy_gradient=True": REVERSE_TOKEN,
+    "verl distillation loss_mode=k2 use_policy_gradient=True": UNKNOWN,  # k2 as a detached coefficient
+    "verl distillation loss_mode=k2 use_policy_gradient=False": UNKNOWN,  # values clamped at ±10
+    "verl distillation loss_mode=k3 use_policy_gradient=True": UNKNOWN,
+    "verl distillation loss_mode=k3 use_policy_gradient=False": UNKNOWN,
     **{
         f"verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator={name}": UNKNOWN
         for name in ("grpo", "grpo without std", "rloo", "reinforce_plus_plus")

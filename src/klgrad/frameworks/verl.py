@@ -1,9 +1,10 @@
-"""verl: `kl_penalty` with `agg_loss`, as `ppo_loss` adds them; and the KL in the reward, end to end.
+"""verl: its `ppo_loss` with the KL in the loss, the KL in the reward end to end, and its distillation losses.
 
-In the loss (`use_kl_loss`): `kl_penalty` is fed logp and ref_logp, and `agg_loss` reduces it. In the reward
-(`use_kl_in_reward`): `apply_kl_penalty` takes the old log-probs and the reference's and writes token-level rewards,
-the chosen advantage estimator turns them into advantages, and the vanilla policy loss, with its clipping, meets
-logp. Scores are 0, or the completion's advantage on its last token where the audit asks for random ones.
+Every loss is verl's own, called on a micro-batch in the layout that its workers hand over: log-probs of prompt and
+response, unpadded, one prompt token each. In the loss (`use_kl_loss`) advantages are the audit's, zero unless asked
+otherwise. In the reward (`use_kl_in_reward`) `apply_kl_penalty` takes the old log-probs and the reference's and
+writes token-level rewards, the chosen estimator turns them into advantages, and `ppo_loss` meets logp; scores are the
+audit's advantages on the last token. Distillation takes ref_logp as the teacher's log-probs and no task reward.
 """
 # pyright: reportMissingImports=false
 # (it is audited in an environment of its own)
@@ -26,61 +27,108 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "rloo": {},
     "reinforce_plus_plus": {},
 }
-TOKEN_MEAN = "token-mean"
+REFUSED = ("k1", False)
+"""Distilling by k1 differentiated, which does nothing: verl's own configuration refuses it."""
+
+TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
 
 
 def subjects() -> list[Subject]:
-    """In the loss: every type, and the default reduction. In the reward: two types x four advantage estimators."""
-    in_loss = [_in_loss(kind, "seq-mean-token-sum") for kind in TYPES]
+    """In the loss: every type, and the default reduction. In the reward and distillation: what changes the answer."""
     default = [_in_loss(kind, TOKEN_MEAN) for kind in ("low_var_kl", "low_var_kl+")]
+    in_loss = [_in_loss(kind, SUM) for kind in TYPES]
     in_reward = [_in_reward(kind, name) for kind, name in product(("kl", "low_var_kl"), ESTIMATORS)]
-    return [*default, *in_loss, *in_reward]
+    distilled = [_distilled(*setting) for setting in product(("k1", "k2", "k3"), (True, False)) if setting != REFUSED]
+    return [*default, *in_loss, *in_reward, *distilled]
 
 
 def _in_loss(kind: str, reduction: str) -> Subject:
-    from verl.trainer.ppo import core_algos
+    from verl.workers.utils.losses import ppo_loss
 
     def loss(batch: Batch) -> Tensor:
-        per_token = core_algos.kl_penalty(batch.logp, batch.ref_logp, kind)
-        return core_algos.agg_loss(per_token, batch.mask.to(batch.logp.dtype), reduction)
+        actor = _actor(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind, loss_agg_mode=reduction)
+        return ppo_loss(actor, *_micro_batch(batch, batch.advantages))[0]
 
     name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
     return Subject(name, "framework", loss, stacks=reduction != TOKEN_MEAN)
 
 
 def _in_reward(kind: str, estimator: str) -> Subject:
+    from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo import core_algos
-    from verl.workers.config import ActorConfig
+    from verl.workers.utils.losses import ppo_loss
 
-    actor = ActorConfig(strategy="fsdp", rollout_n=1, ppo_mini_batch_size=1, ppo_micro_batch_size_per_gpu=1)
     advantage = core_algos.get_adv_estimator_fn(estimator.split()[0])
 
     def loss(batch: Batch) -> Tensor:
         mask = batch.mask.to(batch.logp.dtype)
-        data = _proto(batch, mask)
-        data, _ = _ray_trainer().apply_kl_penalty(data, core_algos.FixedKLController(1.0), kl_penalty=kind)
+        data, _ = _ray_trainer().apply_kl_penalty(
+            _proto(batch, mask), core_algos.FixedKLController(1.0), kl_penalty=kind
+        )
         advantages, _ = advantage(
             token_level_rewards=data.batch["token_level_rewards"],
             response_mask=mask,
             index=batch.group.numpy(),
-            config=_algorithm(),
+            config=AlgoConfig(),
             **ESTIMATORS[estimator],
         )
-        out, _ = core_algos.compute_policy_loss_vanilla(
-            old_log_prob=batch.old_logp,
-            log_prob=batch.logp,
-            advantages=advantages,
-            response_mask=mask,
-            loss_agg_mode="seq-mean-token-sum",
-            config=actor,
-        )
-        return out
+        return ppo_loss(_actor(loss_agg_mode=SUM), *_micro_batch(batch, advantages))[0]
 
     # REINFORCE++ whitens over the whole batch; the others look at one group at a time.
     stacks = estimator != "reinforce_plus_plus"
     return Subject(
         f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={estimator}", "framework", loss, stacks=stacks
     )
+
+
+def _distilled(mode: str, policy_gradient: bool) -> Subject:
+    from verl.trainer.distillation.losses import distillation_ppo_loss
+    from verl.workers.config import DistillationConfig, DistillationLossConfig
+
+    def loss(batch: Batch) -> Tensor:
+        chosen = DistillationLossConfig(loss_mode=mode, use_policy_gradient=policy_gradient, use_task_rewards=False)
+        config = DistillationConfig(distillation_loss=chosen)
+        return distillation_ppo_loss(_actor(loss_agg_mode=SUM), config, *_micro_batch(batch, batch.advantages))[0]
+
+    name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}"
+    return Subject(name, "framework", loss, stacks=True)
+
+
+def _actor(**settings: Any) -> Any:
+    from verl.workers.config import ActorConfig
+
+    return ActorConfig(strategy="fsdp", rollout_n=1, ppo_mini_batch_size=1, ppo_micro_batch_size_per_gpu=1, **settings)
+
+
+def _micro_batch(batch: Batch, advantages: Tensor) -> tuple[dict[str, Tensor], Any]:
+    """Model output and data as a worker hands them to a loss."""
+    from verl.utils import tensordict_utils
+
+    mask = batch.mask.to(batch.logp.dtype)
+    ones = torch.ones_like(batch.mask, dtype=torch.long)
+    tensors = {
+        "prompts": ones[:, :1],
+        "responses": ones,
+        "attention_mask": torch.cat([ones[:, :1], batch.mask.long()], 1),
+        "response_mask": mask,
+        "old_log_probs": batch.old_logp,
+        "ref_log_prob": batch.ref_logp,
+        "advantages": advantages,
+        "teacher_logprobs": torch.nested.nested_tensor_from_jagged(
+            _unpadded(batch.ref_logp, batch.mask)[:, None],
+            torch.nn.functional.pad((batch.mask.sum(-1) + 1).cumsum(0), (1, 0)),
+        ),
+    }
+    data = tensordict_utils.get_tensordict(
+        tensors, non_tensor_dict={"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None}
+    )
+    return {"log_probs": _unpadded(batch.logp, batch.mask)}, data
+
+
+def _unpadded(per_token: Tensor, mask: Tensor) -> Tensor:
+    """(B, T) to one row of prompt and response tokens; verl reads each log-prob one position to the left."""
+    kept = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+    return torch.cat([per_token, torch.zeros_like(per_token[:, :1])], 1)[kept]
 
 
 @cache
@@ -101,9 +149,3 @@ def _proto(batch: Batch, mask: Tensor) -> Any:
             "ref_log_prob": batch.ref_logp,
         }
     )
-
-
-def _algorithm() -> Any:
-    from verl.trainer.config import AlgoConfig
-
-    return AlgoConfig()
