@@ -62,6 +62,7 @@ SHOWN_SETTINGS = (
     "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo",
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
+    "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
     "openrlhf algo.kl.use_loss estimator=k1 unbiased_gradient=False",
     "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
     "skyrl use_kl_loss kl_estimator_type=k3",

@@ -99,7 +99,16 @@ def openrlhf_unbiased(rollout):
     return (weight * (rollout.logp - rollout.ref_logp) ** 2 / 2 * rollout.mask).sum(-1).mean()
 
 
+def openrlhf_default(rollout):
+    """k1 of the sampler to go as a negative advantage, clipped, averaged over the batch's tokens."""
+    to_go = ((rollout.behavior_logp - rollout.ref_logp) * rollout.mask).flip(-1).cumsum(-1).flip(-1)
+    ratio = (rollout.logp - rollout.behavior_logp).exp()
+    loss = -torch.minimum(-to_go * ratio, -to_go * ratio.clamp(0.8, 1.2))
+    return (loss * rollout.mask).sum() / rollout.mask.sum()
+
+
 INDEPENDENT = {
+    "openrlhf algo.kl in reward estimator=k1 advantage=rloo": openrlhf_default,
     "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean": verl_default,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo": verl_rloo,
     "skyrl use_kl_loss kl_estimator_type=k3": skyrl_default,

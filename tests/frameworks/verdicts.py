@@ -42,6 +42,11 @@ TRL = grpo("trl", ("dapo", "grpo", "dr_grpo", "luspo")) | {
 }
 LIGER = grpo("liger", ("dapo", "grpo", "dr_grpo"))
 OPENRLHF = {
+    # the reward to go of k1, averaged over the batch's tokens by the policy loss
+    "openrlhf algo.kl in reward estimator=k1 advantage=rloo": token_mean("reverse-kl-sequence"),
+    "openrlhf algo.kl in reward estimator=k2 advantage=rloo": UNKNOWN,
+    "openrlhf algo.kl in reward estimator=k3 advantage=rloo": UNKNOWN,
+} | {
     f"openrlhf algo.kl.use_loss estimator={k} unbiased_gradient={unbiased}": (
         summed("reverse-kl-token", "unknown")  # the ratio is truncated at 10
         if unbiased

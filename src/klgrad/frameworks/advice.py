@@ -82,6 +82,12 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
         ),
     },
     "openrlhf": {
+        ("reverse", "sequence"): Setting(
+            "--algo.kl.estimator k1 --algo.advantage.estimator rloo",
+            "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
+            Descends("unknown", "unknown"),
+            "The policy loss averages over the batch's tokens: reverse-kl-sequence only at equal lengths.",
+        ),
         ("reverse", "token"): Setting(
             "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
             "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",

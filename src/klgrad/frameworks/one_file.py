@@ -40,28 +40,49 @@ def path_of(distribution: str, ending: str) -> Path:
     raise ImportError(f"{distribution} has no file {ending}; its layout has changed")
 
 
-def load(distribution: str, ending: str, *, stand_ins: tuple[str, ...]) -> ModuleType:
-    """Run the file as a module, with stand-ins for the named packages where they cannot be imported."""
+def load(
+    distribution: str,
+    ending: str,
+    *,
+    stand_ins: tuple[str, ...],
+    package: str | None = None,
+    loaded: dict[str, ModuleType] | None = None,
+) -> ModuleType:
+    """Run the file as a module, with stand-ins for the named packages where they cannot be imported.
+
+    Args:
+        distribution: the installed package.
+        ending: of the file's path in it.
+        stand_ins: modules to replace, parents before children.
+        package: what the file's relative imports are relative to.
+        loaded: files of the same package that were loaded before, by the names that this one imports.
+    """
     path = path_of(distribution, ending)
     spec = importlib.util.spec_from_file_location(f"klgrad_loaded_{path.stem}", path)
     assert spec is not None, path
     assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    with _standing_in(stand_ins):
+    if package is not None:
+        module.__package__ = package
+    with _standing_in(stand_ins, loaded or {}):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _standing_in(names: tuple[str, ...]) -> Iterator[None]:
+def _standing_in(names: tuple[str, ...], loaded: dict[str, ModuleType]) -> Iterator[None]:
     missing = [name for name in names if name not in sys.modules and not _importable(name)]
-    for name in missing:
-        sys.modules[name] = _StandIn(name)
+    placed = {name: _StandIn(name) for name in missing} | loaded
+    kept = {name: sys.modules.get(name) for name in placed}
+    sys.modules.update(placed)
     try:
         yield
     finally:
-        for name in missing:
-            sys.modules.pop(name, None)
+        for name, module in kept.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
 
 
 def _importable(name: str) -> bool:
