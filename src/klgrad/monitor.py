@@ -84,7 +84,8 @@ def mismatch_report(
     r"""How far the trainer's policy π is from μ, which sampled these tokens.
 
     Estimates:
-        KL(μ‖π), the direction that samples of μ estimate without weights, by k1, k2 and k3; and KL(π‖μ).
+        KL(μ‖π), the direction that samples of μ estimate without weights, by k1, k2 and k3; and KL(π‖μ) of
+        the next token, at the sampler's prefixes.
     Gradient:
         none: everything is detached.
     Requires:

@@ -76,5 +76,5 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     paths.set(yscale="log", xlabel="steps", ylabel="KL(π‖π*) / KL(ref‖π*)")
     paths.set_title(f"β = {BETA:g}, n = {SAMPLES}", fontsize=10)
     sweep.axhline(1, color="#999999", lw=0.8)
-    sweep.set(xscale="log", yscale="log", xlabel="β", ylabel="the same, converged")
+    sweep.set(xscale="log", yscale="log", xlabel="β", ylabel="the same, at the end")
     figure.legend(*paths.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)

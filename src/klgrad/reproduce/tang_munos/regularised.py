@@ -2,7 +2,7 @@
 
 π starts at ref; a step adds the leave-one-out policy gradient of a Gaussian reward and subtracts β times an
 estimate of the KL's gradient, at learning rate 1, in float32. The paper gives neither β nor the number of steps. At
-β = 1 its figures are seen as printed; figure 4 sweeps it.
+β = 1 its figures are seen as printed; each of them sweeps it.
 """
 
 from collections.abc import Sequence
