@@ -4,6 +4,7 @@ Rows of results carry what they were measured with; tables are made from the row
 """
 
 import csv
+import os
 import platform
 import subprocess
 import time
@@ -43,27 +44,41 @@ def rows(benchmark: str, seconds: dict[str, list[float]], baseline: str) -> list
             "times_faster": f"{median(seconds[baseline]) / median(x):.3g}",
             "processor": platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "klgrad": klgrad.__version__,
-            "commit": _commit(),
-            "date": datetime.now(UTC).date().isoformat(),
+            **provenance(),
         }
         for name, x in seconds.items()
     ]
 
 
-def save(found: list[dict[str, object]], file: str) -> None:
-    """Write the rows as CSV under results/, and print them."""
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / file).open("w", newline="", encoding="utf-8") as handle:
+def provenance() -> dict[str, str]:
+    """What a number was measured with."""
+    return {
+        "torch": torch.__version__,
+        "klgrad": klgrad.__version__,
+        "commit": _commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def write(found: list[dict[str, object]], path: Path) -> None:
+    """Write the rows as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as handle:
         writer = csv.DictWriter(handle, list(found[0]))
         writer.writeheader()
         writer.writerows(found)
+
+
+def save(found: list[dict[str, object]], file: str) -> None:
+    """Write the rows under results/, and print them."""
+    write(found, RESULTS / file)
     for row in found:
         print(f"{row['benchmark']:<28}{row['candidate']:<10}{row['median_s']:>10} s  {row['times_faster']:>8} x")
 
 
 def _commit() -> str:
+    if "KLGRAD_COMMIT" in os.environ:  # where the tree was copied without its history
+        return os.environ["KLGRAD_COMMIT"]
     here = Path(__file__).parent
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False

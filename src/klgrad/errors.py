@@ -36,6 +36,10 @@ class ProblemError(KlgradError, ValueError):
     """An exact problem that cannot be built or is too large to sum over."""
 
 
+class KernelInputError(KlgradError, ValueError):
+    """Hidden states, heads, targets or logits that no exact KL can be computed from."""
+
+
 class LossImportError(KlgradError, ImportError):
     """A loss to audit that cannot be found or imported."""
 

@@ -1,0 +1,136 @@
+"""The exact KL from hidden states, on a GPU: `python benchmarks/bench_kernels.py [--quick] [--out FOLDER]`.
+
+Floors are matrix products alone, run in turn with the rest: 4 projections for what keeps its logits, 6 for what
+recomputes them; 3 and 4 for the log-prob alone. Memory is what one forward and backward takes beyond its inputs, the
+gradients included.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import rivals
+import torch
+from gpu import in_turn, rows
+from harness import RESULTS, write
+from torch import Tensor
+
+from klgrad.kernels import Head, token_statistics
+
+SHAPES = ((4096, 128256), (2048, 151936))
+TOKENS = 8192
+NOTHING_KEPT = 768 << 20
+"""Bytes that a tile of 16384 entries just fits into."""
+
+
+class Case:
+    """Random hidden states and heads of a policy and of a reference near it, in bf16."""
+
+    def __init__(self, tokens: int, hidden: int, vocabulary: int) -> None:
+        torch.manual_seed(0)
+        new = lambda *shape, scale=1.0: (torch.randn(*shape, device="cuda") * scale).bfloat16()
+        self.h, self.w = new(tokens, hidden), new(vocabulary, hidden, scale=2 / hidden**0.5)
+        self.h_ref, self.w_ref = self.h + 0.05 * torch.randn_like(self.h), self.w.clone()
+        self.h.requires_grad_()
+        self.w.requires_grad_()
+        self.y = torch.randint(0, vocabulary, (tokens,), device="cuda")
+        self.up = torch.rand(4, tokens, device="cuda")
+
+    def ours(self, paired: bool = True, **how: object) -> None:
+        """Forward, and backward with weights on every output."""
+        reference = (self.h_ref, Head(self.w_ref)) if paired else ()
+        s = token_statistics(self.h, Head(self.w), self.y, *reference, **how)  # type: ignore[arg-type]
+        outputs = (s.logp, s.entropy, s.reverse_kl, s.forward_kl) if paired else (s.logp,)
+        torch.stack([(u * x).sum() for u, x in zip(self.up, outputs, strict=False)]).sum().backward()
+
+    def cleared(self, step: Callable[[], object]) -> Callable[[], object]:
+        """The step, leaving no gradient behind, so that each one's memory is counted."""
+
+        def run() -> None:
+            step()
+            self.h.grad = self.w.grad = None
+
+        return run
+
+
+def floors(case: Case, counts: tuple[int, ...]) -> dict[str, Callable[[], object]]:
+    h, w, w_ref = case.h.detach(), case.w.detach(), case.w_ref
+    out = torch.empty(len(h), len(w), dtype=h.dtype, device=h.device)
+
+    def products(count: int) -> None:
+        for i in range(count):
+            torch.mm(h, (w_ref if i % 2 else w).T, out=out)
+
+    return {f"{count} projections": partial(products, count) for count in counts}
+
+
+def exact(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
+    case = Case(TOKENS, hidden, vocabulary)
+    ours = {
+        "klgrad lean": partial(case.ours),
+        "klgrad fast": partial(case.ours, mode="fast"),
+        "klgrad, 0.75 GiB, nothing kept": partial(case.ours, budget=NOTHING_KEPT),
+    }
+    others = rivals.exact(case.h, case.w, case.h_ref, case.w_ref, case.up[0])
+    base = floors(case, (4, 6))
+    found = in_turn(base | {name: case.cleared(step) for name, step in (ours | others).items()}, rounds)
+    four = {"klgrad fast", "torch, full logits (KL alone)"}
+    chosen = {name: "4 projections" if name in four else "6 projections" for name in found if name not in base}
+    return list(rows("exact KL", found, chosen, tokens=TOKENS, hidden=hidden, vocabulary=vocabulary))
+
+
+def sampled(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
+    case = Case(TOKENS, hidden, vocabulary)
+    ours = {
+        "klgrad lean": partial(case.ours, paired=False),
+        "klgrad fast": partial(case.ours, paired=False, mode="fast"),
+    }
+    others = rivals.sampled(case.h, case.w, case.y, case.up[0])
+    base = floors(case, (3, 4))
+    found = in_turn(base | {name: case.cleared(step) for name, step in (ours | others).items()}, rounds)
+    chosen = {name: "4 projections" for name in found if name not in base} | {"klgrad fast": "3 projections"}
+    return list(rows("log-prob alone", found, chosen, tokens=TOKENS, hidden=hidden, vocabulary=vocabulary))
+
+
+def linear(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
+    """The same step over ever more tokens."""
+    made: list[dict[str, object]] = []
+    for tokens in (8192, 16384, 32768, 65536, 131072):
+        case = Case(tokens, hidden, vocabulary)
+        found = in_turn({"klgrad lean": case.cleared(case.ours)}, rounds)
+        # The gradients' own memory grows with the tokens, by definition; what is extra is the rest.
+        for measured in found.values():
+            measured.extra_bytes -= (case.h.numel() + case.w.numel()) * 2
+        made += rows("tokens", found, {}, tokens=tokens, hidden=hidden, vocabulary=vocabulary)
+        del case
+        torch.cuda.empty_cache()
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--only", choices=("exact", "sampled", "linear"))
+    given = parser.parse_args()
+    parts: dict[str, Callable[[int, int, int], list[dict[str, object]]]] = {
+        "exact": exact,
+        "sampled": sampled,
+        "linear": linear,
+    }
+    for name, part in parts.items():
+        if given.only in (None, name):
+            shapes = SHAPES if name != "linear" else SHAPES[1:]
+            made = [row for shape in shapes for row in part(*shape, given.rounds if name != "linear" else 3)]
+            write(made, given.out / f"kernels_{name}.csv")
+            for row in made:
+                size = f"{row['tokens']} x {row['hidden']} x {row['vocabulary']}"
+                print(
+                    f"{row['benchmark']:<16}{size:<24}{row['candidate']:<36}{row['median_ms']:>8} ms "
+                    f"[{row['p20_ms']}, {row['p80_ms']}]  {row['times_floor']:>6} x  {row['extra_gib']:>6} GiB"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Timing on a GPU: candidates take turns, so that they share whatever the clocks and the power limit do."""
+
+import importlib.metadata
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+
+import torch
+from harness import provenance
+
+Step = Callable[[], object]
+
+
+@dataclass
+class Measured:
+    """Milliseconds of each round, and the most memory that one run took beyond what stood before."""
+
+    milliseconds: list[float] = field(default_factory=list)
+    extra_bytes: int = 0
+
+    @property
+    def median(self) -> float:
+        return median(self.milliseconds)
+
+
+def in_turn(candidates: dict[str, Step], rounds: int) -> dict[str, Measured]:
+    """Run every candidate `rounds` times, after two rounds that do not count; each round in an order of its own.
+
+    What ran before decides how warm the GPU is and so how fast: a fixed order would favour whoever follows an idler.
+    One that raises is dropped, and its reason printed: a rival that does not run here is no result.
+    """
+    found = {name: Measured() for name in candidates}
+    shuffle = random.Random(0)
+    for turn in range(rounds + 2):
+        for name in shuffle.sample(list(found), len(found)):
+            try:
+                milliseconds, extra = _once(candidates[name])
+            except Exception as error:
+                print(f"  {name} does not run here: {type(error).__name__}: {str(error)[:200]}")
+                del found[name]
+                continue
+            if turn >= 2:
+                found[name].milliseconds.append(milliseconds)
+                found[name].extra_bytes = max(found[name].extra_bytes, extra)
+    return found
+
+
+def _once(step: Step) -> tuple[float, int]:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end), torch.cuda.max_memory_allocated() - before
+
+
+def rows(
+    benchmark: str, found: dict[str, Measured], floors: dict[str, str], **shape: int
+) -> Iterable[dict[str, object]]:
+    """CSV rows; `floors` names for each candidate the one that it is a multiple of."""
+    for name, measured in found.items():
+        floor = floors.get(name)
+        yield {
+            "benchmark": benchmark,
+            "candidate": name,
+            **shape,
+            "median_ms": f"{measured.median:.4g}",
+            "p20_ms": f"{quantiles(measured.milliseconds, n=5)[0]:.4g}",
+            "p80_ms": f"{quantiles(measured.milliseconds, n=5)[3]:.4g}",
+            "floor": floor or "",
+            "times_floor": f"{measured.median / found[floor].median:.3f}" if floor in found else "",
+            "extra_gib": f"{measured.extra_bytes / 2**30:.2f}",
+            "gpu": torch.cuda.get_device_name(),
+            "triton": importlib.metadata.version("triton"),
+            **provenance(),
+        }

@@ -1,0 +1,7 @@
+"""The exact KL without the logits: kernels over hidden states, over logits, and over the top k of a vocabulary."""
+
+from .from_logits import from_logits as from_logits
+from .head import Head as Head
+from .plan import Plan as Plan, make_plan as make_plan
+from .statistics import TokenStatistics as TokenStatistics, token_statistics as token_statistics
+from .topk import lumped_kl as lumped_kl, sampled_tail_kl as sampled_tail_kl

@@ -1,0 +1,116 @@
+"""What is refused at the border, with what to do about it."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import KernelInputError
+from .head import Head
+from .parallel import Shard
+from .state import INFINITE
+
+INFINITE_LOSS = -INFINITE
+"""A log-prob below this is one of an entry that was banned."""
+
+
+def shapes(
+    hidden: Tensor, targets: Tensor, ref_hidden: Tensor | None, mask: Tensor | None, entries: Tensor | None
+) -> None:
+    """All leading shapes are those of `targets`."""
+    if not hidden.is_floating_point():
+        raise KernelInputError("`hidden` of a floating dtype", str(hidden.dtype), "pass hidden states, not token ids")
+    if targets.is_floating_point():
+        raise KernelInputError("integer `targets`", str(targets.dtype), "pass token ids")
+    for name, x in (("hidden", hidden), ("ref_hidden", ref_hidden), ("entries", entries)):
+        if x is not None and (x.ndim != targets.ndim + 1 or x.shape[:-1] != targets.shape):
+            raise KernelInputError(
+                f"`{name}` of shape {(*targets.shape, 'H' if name != 'entries' else 'k')}, led by that of `targets`",
+                f"shape {tuple(x.shape)}",
+                "pass one row per predicted token: hidden states of positions 0..T-2 for tokens 1..T-1",
+            )
+    if mask is not None and mask.shape != targets.shape:
+        raise KernelInputError(f"`mask` of shape {tuple(targets.shape)}", f"shape {tuple(mask.shape)}", "align them")
+
+
+def heads(head: Head, hidden: Tensor, ref_head: Head | None, ref_hidden: Tensor | None) -> None:
+    """Each head fits its hidden states, and both score one vocabulary."""
+    if (ref_head is None) != (ref_hidden is None):
+        given, missing = ("ref_head", "ref_hidden") if ref_hidden is None else ("ref_hidden", "ref_head")
+        raise KernelInputError(f"`{missing}` beside `{given}`", "none", "pass both for the KL, or neither")
+    for name, h, x in (("hidden", head, hidden), ("ref_hidden", ref_head, ref_hidden)):
+        if h is not None and x is not None and h.weight.shape[1] != x.shape[-1]:
+            raise KernelInputError(
+                f"`{name}` of width {h.weight.shape[1]}, that of its head's weight (V, H)",
+                f"width {x.shape[-1]}",
+                "pass the last hidden states and `lm_head.weight` of one model",
+            )
+    if ref_head is not None:
+        one_vocabulary(head.vocabulary, ref_head.vocabulary)
+
+
+def one_vocabulary(own: int, other: int) -> None:
+    """The two models score the same entries."""
+    if own != other:
+        raise KernelInputError(
+            "policy and reference over one vocabulary",
+            f"{own} and {other} entries",
+            f"one may be padded: if the tokenizer is the same, cut both to its length (at most {min(own, other)}): "
+            "Head(weight[:n], bias[:n]), or logits[..., :n]",
+        )
+
+
+def targets(wanted: Tensor, shard: Shard | None, vocabulary: int) -> None:
+    """Every wanted entry is in the vocabulary; looked at once."""
+    if not wanted.numel():
+        return
+    total = vocabulary
+    if shard is not None and shard.group is not None:
+        size = torch.tensor(vocabulary, device=wanted.device)
+        dist.all_reduce(size, group=shard.group)
+        total = int(size)
+    low, high = (int(x) for x in torch.stack(wanted.aminmax()))
+    if low < 0 or high >= total:
+        raise KernelInputError(
+            f"targets from 0 to {total - 1} where the mask is 1",
+            f"{low if low < 0 else high}",
+            "mask padding (-100 and the like), and use the tokenizer of this model",
+        )
+
+
+def results(found: tuple[Tensor, ...], policy: tuple[Tensor | None, ...], reference: tuple[Tensor | None, ...]) -> None:
+    """NaN or infinity in a result has its cause in an input, which is only then looked for."""
+    sums = torch.stack([x.detach().sum(dtype=torch.float64) for x in found[:5]])
+    if bool(sums.isfinite().all()):
+        return
+    names = ("hidden", "head.weight", "head.bias", "ref_hidden", "ref_head.weight", "ref_head.bias")
+    for name, x in zip(names, (*policy, *reference), strict=True):
+        if x is not None and not bool(x.isfinite().all()):
+            where = (~x.isfinite()).nonzero()[0].tolist()
+            raise KernelInputError(
+                f"finite `{name}`",
+                f"{float(x[tuple(where)]):g} at {where}",
+                "find it upstream (an overflow in half precision, an uninitialised or diverged weight)",
+            )
+    raise KernelInputError("finite statistics", "an overflow in the logits", "look at the scale of hidden and heads")
+
+
+def log_probs(logp: Tensor, logits: Tensor) -> None:
+    """A sampled token has a finite log-prob; given logits may be -inf elsewhere."""
+    sound = logp.detach() > INFINITE_LOSS
+    if bool(sound.all()):
+        return
+    row = int((~sound).nonzero()[0])
+    nan = bool(logits[row].isnan().any())
+    raise KernelInputError(
+        "a finite log-prob of every sampled token",
+        f"{'NaN logits' if nan else f'{float(logp[row].detach()):g}'} at live token {row}",
+        "find the NaN upstream" if nan else "score with the distribution that sampled: no entry banned that it allowed",
+    )
+
+
+def has_reference(ref_logp: Tensor | None) -> None:
+    """A rollout needs one."""
+    if ref_logp is None:
+        raise KernelInputError(
+            "statistics with a reference", "none was given", "pass ref_hidden and ref_head to token_statistics"
+        )

@@ -1,0 +1,67 @@
+"""The first pass over the tiles: sums, the wanted entries' logits, and what there is room to keep."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import state
+from .inputs import Inputs
+from .state import Finished
+from .tile import Kept, Tile, kept_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """What forward knows of all tokens.
+
+    Attributes:
+        finished: log-sum-exps, KLs, entropies.
+        picked: (2, N) logits of the targets, by the policy and by the reference.
+        others: (N, k) logits of other entries, by the policy.
+        states: (FIELDS, slices, N) of this process' part of the vocabulary.
+        kept: what stays of the first `plan.kept` entries.
+    """
+
+    finished: Finished
+    picked: Tensor
+    others: Tensor
+    states: Tensor
+    kept: Kept | None
+
+
+def scan(inputs: Inputs) -> Scan:
+    """One pass over every tile."""
+    job, tokens = inputs.job, len(inputs.hidden)
+    fields = state.FIELDS if inputs.paired else state.POLICY_FIELDS
+    states = inputs.new(fields, sum(job.backend.slices(len(t)) for t in inputs.tiles), tokens)
+    picked = torch.zeros_like(inputs.new(2, tokens))
+    others = torch.zeros_like(inputs.new(tokens, job.others.shape[1]))
+    kept, buffers, first = _room(inputs), inputs.buffers(), 0
+    for columns in inputs.tiles:
+        for rows in job.plan.strips(0, tokens):
+            tile = inputs.projected(rows, columns, buffers)
+            own = kept.cut(rows, columns) if kept else None
+            job.backend.statistics(tile, states[:, :, rows], first, picked[:, rows], own)
+            if others.shape[1]:
+                _pick(tile, job.others[rows], others[rows])
+        first += job.backend.slices(len(columns))
+    finished = state.finish(job.shard.merge(state.merge(states)))
+    return Scan(finished, job.shard.total(picked), job.shard.total(others), states, kept)
+
+
+def _room(inputs: Inputs) -> Kept | None:
+    columns = inputs.job.plan.kept
+    if not columns:
+        return None
+    new = lambda: inputs.new(len(inputs.hidden), columns, dtype=kept_dtype(inputs.hidden.dtype))
+    return Kept(new(), new() if inputs.paired else None)
+
+
+def _pick(tile: Tile, wanted: Tensor, logits: Tensor) -> None:
+    """Copy the policy's logits of wanted entries that this tile holds."""
+    assert tile.raw is not None  # forward's tiles are all projected
+    local, here = tile.locate(wanted)
+    raw = tile.raw.gather(1, local)
+    raw = raw if tile.bias is None else raw + tile.bias[local + tile.start]
+    logits.copy_(torch.where(here, tile.transform.apply(raw), logits))

@@ -1,0 +1,43 @@
+"""A head whose vocabulary is split over processes: running statistics are gathered, logits never are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import state
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """This process' part of the vocabulary, from `start` on; `group` None is the whole of it."""
+
+    group: Any = None
+    start: int = 0
+
+    def merge(self, own: Tensor) -> Tensor:
+        """(FIELDS, N) states of this part to those of all parts."""
+        if self.group is None:
+            return own
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, own.contiguous(), group=self.group)
+        return state.merge(torch.stack(parts, 1))
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over all parts."""
+        if self.group is not None and x.numel():
+            x = x.contiguous()
+            dist.all_reduce(x, group=self.group)
+        return x
+
+
+def shard_of(vocabulary: int, group: Any, device: torch.device) -> Shard:
+    """Where this process' part begins, by the sizes of the parts before it."""
+    if group is None:
+        return Shard()
+    sizes = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)
+    sizes[dist.get_rank(group)] = vocabulary
+    dist.all_reduce(sizes, group=group)
+    return Shard(group, int(sizes[: dist.get_rank(group)].sum()))

@@ -1,0 +1,36 @@
+"""Matrix products that accumulate, and return, float32 whatever the inputs are."""
+
+import torch
+from torch import Tensor
+
+HALVES = (torch.bfloat16, torch.float16)
+HAS_OUT_DTYPE = "out_dtype" in (torch.mm.__doc__ or "")
+"""Torch 2.8 and newer give a float32 product of half-precision matrices without rounding it in between."""
+
+
+def project(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write hidden @ weight.T, in the dtype of `out`, which is not narrower."""
+    if hidden.dtype == out.dtype:
+        torch.mm(hidden, weight.T, out=out)
+    elif hidden.is_cuda and HAS_OUT_DTYPE:
+        torch.mm(hidden, weight.T, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(hidden.to(out.dtype), weight.T.to(out.dtype), out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to `total` in the dtype of `total`."""
+    if a.dtype == total.dtype:
+        torch.addmm(total, a, b, out=total)
+    elif a.is_cuda and HAS_OUT_DTYPE:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write a @ b, rounded once to the dtype of `out`."""
+    if a.is_cuda or a.dtype not in HALVES:
+        torch.mm(a, b, out=out)
+    else:
+        out.copy_(a.float() @ b.float())

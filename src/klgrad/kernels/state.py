@@ -1,0 +1,144 @@
+r"""Sums over a part of the vocabulary, which merge into the log-probs, both KLs and the entropy of the whole.
+
+With a = z - max z and b = z_ref - max z_ref over the part, d = a - b, a state holds Σe^a, Σe^b, Σe^a d, Σe^a a and the
+two *excesses*
+
+    reverse: Σ e^b - e^a + e^a d     forward: Σ e^a - e^b - e^b d
+
+whose terms are Bregman divergences: none is negative, so that nothing cancels however near the reference is. The KL is
+reverse / Σe^a plus log1p(x) - x at x = Σe^b / Σe^a - 1, which is of second order too.
+
+All functions are in torch, and shared by every backend; a backend only makes the states of its tiles.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FIELDS = 8
+POLICY_FIELDS = 3
+NEAR = {torch.float64: 0.05, torch.float32: 0.5}
+"""Below this |d|, e^b - e^a + e^a d is summed as a series, whose next term is then under the dtype's precision."""
+
+LOWEST = -1e30
+"""Logits below this, -inf among them, are held at it: such an entry has no probability, and all sums stay finite."""
+INFINITE = 1e25
+"""A KL above this is one to an entry that LOWEST stands for: infinite."""
+
+
+class State(NamedTuple):
+    """One number per token for each sum; without a reference only the first three stand for something."""
+
+    top: Tensor
+    mass: Tensor
+    energy: Tensor
+    ref_top: Tensor
+    ref_mass: Tensor
+    gap: Tensor
+    reverse: Tensor
+    forward: Tensor
+
+
+class Finished(NamedTuple):
+    """What the whole vocabulary's state says: log-sum-exps, both KLs, the entropy."""
+
+    logsumexp: Tensor
+    entropy: Tensor
+    shift: Tensor
+    """Log-sum-exp of the policy minus that of the reference."""
+    reverse_kl: Tensor
+    forward_kl: Tensor
+
+
+def excesses(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """e^b - e^a + e^a (a - b), and the same with a and b exchanged, without cancellation."""
+    d, p, q = a - b, a.exp(), b.exp()
+    square = d * d
+    even = square * (1 / 2 + square * (1 / 24 + square * (1 / 720 + square / 40320)))
+    odd = square * d * (1 / 6 + square * (1 / 120 + square * (1 / 5040 + square / 362880)))
+    near = d.abs() < NEAR[d.dtype]
+    return torch.where(near, p * (even - odd), q - p + p * d), torch.where(near, q * (even + odd), p - q - q * d)
+
+
+def of_logits(z: Tensor, z_ref: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(N, V) logits to a, d and the state of all V, (FIELDS, N)."""
+    top = z.amax(-1)
+    a = z - top[:, None]
+    p = a.exp()
+    policy = [top, p.sum(-1), (p * a).sum(-1)]
+    if z_ref is None:
+        return a, None, torch.stack(policy)
+    ref_top = z_ref.amax(-1)
+    b = z_ref - ref_top[:, None]
+    d = a - b
+    sums = [ref_top, b.exp().sum(-1), (p * d).sum(-1), *(x.sum(-1) for x in excesses(a, b))]
+    return a, d, torch.stack([*policy, *sums])
+
+
+def merge(parts: Tensor) -> Tensor:
+    """(FIELDS, parts, N) states of disjoint parts of the vocabulary to (FIELDS, N) of their union."""
+    top, mass, energy = parts[:POLICY_FIELDS]
+    drop = top - top.amax(0)
+    weight = drop.exp()
+    policy = [top.amax(0), (weight * mass).sum(0), (weight * (energy + drop * mass)).sum(0)]
+    if len(parts) == POLICY_FIELDS:
+        return torch.stack(policy)
+    # Moving the two maxima by different amounts moves every d by the same, and the excesses follow from
+    # φ(x - s) = e^s φ(x) + φ(-s) - x (e^s - 1), of which `excesses` computes the middle term.
+    s = State(*parts)
+    ref_drop = s.ref_top - s.ref_top.amax(0)
+    ref_weight = ref_drop.exp()
+    reverse, forward = excesses(drop, ref_drop)
+    lag = weight - ref_weight
+    sums = [
+        ref_weight * s.ref_mass,
+        weight * (s.gap + (drop - ref_drop) * s.mass),
+        ref_weight * s.reverse + reverse * s.mass + lag * s.gap,
+        weight * s.forward + forward * s.ref_mass - lag * _ref_gap(s),
+    ]
+    return torch.stack([*policy, s.ref_top.amax(0), *(x.sum(0) for x in sums)])
+
+
+def _ref_gap(s: State) -> Tensor:
+    """-Σe^b d, which the other sums tell: the two excesses add up to Σ(e^a - e^b) d."""
+    return s.reverse + s.forward - s.gap
+
+
+def finish(state: Tensor) -> Finished:
+    """The state of the whole vocabulary to what it means."""
+    top, mass, energy = state[:POLICY_FIELDS]
+    logsumexp, entropy = top + mass.log(), mass.log() - energy / mass
+    if len(state) == POLICY_FIELDS:
+        none = torch.zeros_like(top)
+        return Finished(logsumexp, entropy, none, none, none)
+    s = State(*state)
+    beyond = _mass_ratio(s.ref_mass, s.mass, s.reverse - s.gap)
+    behind = _mass_ratio(s.mass, s.ref_mass, s.forward - _ref_gap(s))
+    return Finished(
+        logsumexp,
+        entropy,
+        shift=top - s.ref_top - torch.log1p(beyond),
+        reverse_kl=_or_infinite(s.reverse / s.mass + _log1p_minus(beyond)),
+        forward_kl=_or_infinite(s.forward / s.ref_mass + _log1p_minus(behind)),
+    )
+
+
+def _or_infinite(kl: Tensor) -> Tensor:
+    return torch.where(kl > INFINITE, torch.inf, kl)
+
+
+def _mass_ratio(above: Tensor, below: Tensor, difference: Tensor) -> Tensor:
+    """The quotient minus 1; near 0 from `difference`, which is above - below without its cancellation."""
+    far = above / below - 1
+    near = difference / below
+    return torch.where(far.abs() < NEAR[far.dtype], near, far)
+
+
+def _log1p_minus(x: Tensor) -> Tensor:
+    """log1p(x) - x, which is -x²/2 near 0 and cancels there if computed as it is written."""
+    small = x.clamp(-0.1, 0.1)
+    series = torch.zeros_like(x)
+    for power in range(14 if x.dtype == torch.float64 else 8, 1, -1):
+        series = series * small + (-1.0) ** (power + 1) / power
+    return torch.where(x.abs() < 0.1, small * small * series, torch.log1p(x) - x)

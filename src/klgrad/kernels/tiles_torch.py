@@ -1,0 +1,56 @@
+"""Tiles in torch: what the Triton kernels do, for any device and for float64."""
+
+import torch
+from torch import Tensor
+
+from . import state, weights
+from .head import Transform
+from .tile import Kept, Tile
+
+
+def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kept | None) -> None:
+    """Write the tile's state at `states[:, first]`, its targets' logits into `picked`, and a and d into `kept`."""
+    z, z_ref = _logits(tile)
+    local, here = tile.locate(tile.targets)
+    for i, logits in enumerate((z, z_ref)):
+        if logits is not None:
+            picked[i] = torch.where(here, logits.gather(1, local[:, None])[:, 0], picked[i])
+    a, d, states[:, first] = state.of_logits(z, z_ref)
+    if kept is not None:
+        kept.store(a, d)
+
+
+def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | None, out: Tensor) -> None:
+    """Write d loss / d raw logit of the tile into `out`, from its logits or from what was kept of them."""
+    logsumexp, shift = rows[0, :, None], rows[1, :, None]
+    pair = None
+    if kept is None:
+        z, z_ref = _logits(tile)
+        if z_ref is not None:
+            pair = z - z_ref - shift, z_ref - (logsumexp - shift)
+    else:
+        top = states[0, first, :, None]
+        z = kept.a.to(rows.dtype) + top
+        if kept.d is not None:
+            delta = kept.d.to(rows.dtype) + (top - states[3, first, :, None]) - shift
+            pair = delta, z - logsumexp - delta
+    columns = torch.arange(tile.start, tile.start + tile.width, device=z.device)
+    hit = columns == tile.targets[:, None]
+    gradient = weights.at_logits(rows, z - logsumexp, pair, hit, tile.extra)
+    out.copy_(gradient * tile.transform.slope(z))
+
+
+def slices(width: int) -> int:
+    """How many states a tile of this width has."""
+    return 1
+
+
+def _logits(tile: Tile) -> tuple[Tensor, Tensor | None]:
+    assert tile.raw is not None  # only kept tiles have none, and those are not asked
+    z = _finished(tile.raw, tile.bias, tile, tile.transform)
+    return z, None if tile.ref_raw is None else _finished(tile.ref_raw, tile.ref_bias, tile, tile.ref_transform)
+
+
+def _finished(raw: Tensor, bias: Tensor | None, tile: Tile, transform: Transform) -> Tensor:
+    raw = raw if bias is None else raw + bias[tile.start : tile.start + tile.width]
+    return transform.apply(raw).clamp(min=state.LOWEST)

@@ -1,0 +1,361 @@
+"""Tiles in Triton: one program to a token and a slice of the vocabulary, all sums of a slice in registers.
+
+The formulae are those of `state.py` and `weights.py`; the tests hold the two together.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .head import Transform
+from .state import LOWEST, NEAR
+from .tile import LARGEST_KEPT, Kept, Tile
+
+SLICE = 2048
+WARPS = 4
+
+
+def slices(width: int) -> int:
+    """How many states a tile of this width has."""
+    return triton.cdiv(width, SLICE)
+
+
+def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kept | None) -> None:
+    """Write the tile's states from `states[:, first]` on, its targets' logits into `picked`, a and d into `kept`."""
+    paired = tile.ref_raw is not None
+    raw = _present(tile.raw, states)
+    ref_raw = _present(tile.ref_raw, states)
+    _statistics_kernel[(len(tile.targets), slices(tile.width))](
+        raw,
+        ref_raw,
+        _present(tile.bias, states),
+        _present(tile.ref_bias, states),
+        tile.targets,
+        states,
+        picked,
+        states if kept is None else kept.a,
+        states if kept is None or kept.d is None else kept.d,
+        *(raw.stride(0), ref_raw.stride(0), *states.stride()[:2], 0 if kept is None else kept.a.stride(0)),
+        *(picked.stride(0), tile.start, tile.width, first),
+        *_numbers(tile.transform),
+        *_numbers(tile.ref_transform),
+        PAIRED=paired,
+        BIAS=tile.bias is not None,
+        REF_BIAS=tile.ref_bias is not None,
+        SOFTCAP=tile.transform.softcap is not None,
+        REF_SOFTCAP=tile.ref_transform.softcap is not None,
+        KEEP=kept is not None,
+        LIMIT=LARGEST_KEPT,
+        EVEN=tile.width % SLICE == 0,
+        FINITE=tile.finite,
+        LOWEST=LOWEST,
+        NEAR=NEAR[torch.float32],
+        SLICE=SLICE,
+        num_warps=WARPS,
+    )
+
+
+def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | None, out: Tensor) -> None:
+    """Write d loss / d raw logit of the tile into `out`; `out` may be the memory of `kept.a`."""
+    paired = tile.ref_raw is not None if kept is None else kept.d is not None
+    source = _present(tile.raw, rows) if kept is None else kept.a
+    ref_source = _present(tile.ref_raw if kept is None else kept.d, rows)
+    extra = _present(tile.extra, rows)
+    _gradient_kernel[(len(tile.targets), slices(tile.width))](
+        source,
+        ref_source,
+        _present(tile.bias, rows),
+        _present(tile.ref_bias, rows),
+        extra,
+        tile.targets,
+        rows,
+        states,
+        out,
+        *(source.stride(0), ref_source.stride(0), extra.stride(0), rows.stride(0), *states.stride()[:2], out.stride(0)),
+        *(tile.start, tile.width, first),
+        *_numbers(tile.transform),
+        *_numbers(tile.ref_transform),
+        PAIRED=paired,
+        BIAS=tile.bias is not None,
+        REF_BIAS=tile.ref_bias is not None,
+        SOFTCAP=tile.transform.softcap is not None,
+        REF_SOFTCAP=tile.ref_transform.softcap is not None,
+        EXTRA=tile.extra is not None,
+        KEPT=kept is not None,
+        EVEN=tile.width % SLICE == 0,
+        FINITE=tile.finite,
+        LOWEST=LOWEST,
+        SLICE=SLICE,
+        num_warps=WARPS,
+    )
+
+
+def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
+    """A pointer must point somewhere even where the kernel does not look."""
+    return stand_in if x is None else x
+
+
+def _numbers(transform: Transform) -> tuple[float, float, float]:
+    return transform.scale, transform.softcap or 1.0, 1 / transform.temperature
+
+
+@triton.jit
+def _transformed(raw, scale: tl.constexpr, cap: tl.constexpr, inverse_temperature: tl.constexpr, SOFTCAP: tl.constexpr):
+    z = raw * scale
+    if SOFTCAP:
+        z = cap * (1 - 2 / (tl.exp(2 * (z / cap)) + 1))  # tanh
+    return z * inverse_temperature
+
+
+@triton.jit
+def _logits(
+    raw_ptr,
+    bias_ptr,
+    columns,
+    live,
+    scale: tl.constexpr,
+    cap: tl.constexpr,
+    inverse_temperature: tl.constexpr,
+    BIAS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    EVEN: tl.constexpr,
+    FINITE: tl.constexpr,
+    LOWEST: tl.constexpr,
+):
+    if EVEN:
+        raw = tl.load(raw_ptr + columns).to(tl.float32)
+    else:
+        raw = tl.load(raw_ptr + columns, mask=live, other=0.0).to(tl.float32)
+    if BIAS:
+        raw += tl.load(bias_ptr + columns, mask=live, other=0.0).to(tl.float32)
+    z = _transformed(raw, scale, cap, inverse_temperature, SOFTCAP)
+    if not FINITE:
+        z = tl.maximum(z, LOWEST)
+    if not EVEN:
+        z = tl.where(live, z, LOWEST)
+    return z
+
+
+@triton.jit
+def _sum6(a, b, c, d, e, f, a2, b2, c2, d2, e2, f2):
+    return a + a2, b + b2, c + c2, d + d2, e + e2, f + f2
+
+
+@triton.jit
+def _max2(a, b, a2, b2):
+    return tl.maximum(a, a2), tl.maximum(b, b2)
+
+
+@triton.jit
+def _sum2(a, b, a2, b2):
+    return a + a2, b + b2
+
+
+@triton.jit
+def _statistics_kernel(
+    raw_ptr,
+    ref_raw_ptr,
+    bias_ptr,
+    ref_bias_ptr,
+    targets_ptr,
+    states_ptr,
+    picked_ptr,
+    kept_a_ptr,
+    kept_d_ptr,
+    raw_stride,
+    ref_raw_stride,
+    field_stride,
+    slice_stride,
+    kept_stride,
+    picked_stride,
+    start,
+    width,
+    first,
+    scale: tl.constexpr,
+    cap: tl.constexpr,
+    inverse_temperature: tl.constexpr,
+    ref_scale: tl.constexpr,
+    ref_cap: tl.constexpr,
+    ref_inverse_temperature: tl.constexpr,
+    PAIRED: tl.constexpr,
+    BIAS: tl.constexpr,
+    REF_BIAS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    REF_SOFTCAP: tl.constexpr,
+    KEEP: tl.constexpr,
+    LIMIT: tl.constexpr,
+    EVEN: tl.constexpr,
+    FINITE: tl.constexpr,
+    LOWEST: tl.constexpr,
+    NEAR: tl.constexpr,
+    SLICE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    columns = part * SLICE + tl.arange(0, SLICE)
+    live = columns < width
+    state = states_ptr + (first + part) * slice_stride + row
+
+    z = _logits(
+        raw_ptr + row * raw_stride,
+        bias_ptr + start,
+        columns,
+        live,
+        *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE, LOWEST),
+    )
+    target = tl.load(targets_ptr + row) - start
+    mine = (target >= part * SLICE) & (target < tl.minimum((part + 1) * SLICE, width))
+    if mine:
+        chosen = _logits(
+            raw_ptr + row * raw_stride,
+            bias_ptr + start,
+            target,
+            mine,
+            *(scale, cap, inverse_temperature, BIAS, SOFTCAP, True, FINITE, LOWEST),
+        )
+        tl.store(picked_ptr + row, chosen)
+    if PAIRED:
+        z_ref = _logits(
+            ref_raw_ptr + row * ref_raw_stride,
+            ref_bias_ptr + start,
+            columns,
+            live,
+            *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE, LOWEST),
+        )
+        if mine:
+            chosen = _logits(
+                ref_raw_ptr + row * ref_raw_stride,
+                ref_bias_ptr + start,
+                target,
+                mine,
+                *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, True, FINITE, LOWEST),
+            )
+            tl.store(picked_ptr + picked_stride + row, chosen)
+        top, ref_top = tl.reduce((z, z_ref), 0, _max2)
+        a = z - top
+        b = z_ref - ref_top
+        d = a - b
+        p = tl.exp(a)
+        q = tl.exp(b)
+        square = d * d
+        even = square * (1 / 2 + square * (1 / 24 + square * (1 / 720)))
+        odd = square * d * (1 / 6 + square * (1 / 120 + square * (1 / 5040)))
+        near = tl.abs(d) < NEAR
+        reverse = tl.where(near, p * (even - odd), q - p + p * d)
+        forward = tl.where(near, q * (even + odd), p - q - q * d)
+        mass, energy, ref_mass, gap, reverse, forward = tl.reduce((p, p * a, q, p * d, reverse, forward), 0, _sum6)
+        tl.store(state + 3 * field_stride, ref_top)
+        tl.store(state + 4 * field_stride, ref_mass)
+        tl.store(state + 5 * field_stride, gap)
+        tl.store(state + 6 * field_stride, reverse)
+        tl.store(state + 7 * field_stride, forward)
+        if KEEP:
+            d = tl.minimum(tl.maximum(d, -LIMIT), LIMIT)
+            tl.store(kept_d_ptr + row * kept_stride + columns, d, mask=live)
+    else:
+        top = tl.max(z, 0)
+        a = z - top
+        p = tl.exp(a)
+        mass, energy = tl.reduce((p, p * a), 0, _sum2)
+    tl.store(state, top)
+    tl.store(state + field_stride, mass)
+    tl.store(state + 2 * field_stride, energy)
+    if KEEP:
+        tl.store(kept_a_ptr + row * kept_stride + columns, tl.maximum(a, -LIMIT), mask=live)
+
+
+@triton.jit
+def _gradient_kernel(
+    source_ptr,
+    ref_source_ptr,
+    bias_ptr,
+    ref_bias_ptr,
+    extra_ptr,
+    targets_ptr,
+    rows_ptr,
+    states_ptr,
+    out_ptr,
+    source_stride,
+    ref_source_stride,
+    extra_stride,
+    rows_stride,
+    field_stride,
+    slice_stride,
+    out_stride,
+    start,
+    width,
+    first,
+    scale: tl.constexpr,
+    cap: tl.constexpr,
+    inverse_temperature: tl.constexpr,
+    ref_scale: tl.constexpr,
+    ref_cap: tl.constexpr,
+    ref_inverse_temperature: tl.constexpr,
+    PAIRED: tl.constexpr,
+    BIAS: tl.constexpr,
+    REF_BIAS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    REF_SOFTCAP: tl.constexpr,
+    EXTRA: tl.constexpr,
+    KEPT: tl.constexpr,
+    EVEN: tl.constexpr,
+    FINITE: tl.constexpr,
+    LOWEST: tl.constexpr,
+    SLICE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    columns = part * SLICE + tl.arange(0, SLICE)
+    live = columns < width
+    numbers = rows_ptr + row
+    logsumexp = tl.load(numbers)
+    shift = tl.load(numbers + rows_stride)
+    alpha = tl.load(numbers + 2 * rows_stride)
+    w_reverse = tl.load(numbers + 3 * rows_stride)
+    minus_w_entropy = tl.load(numbers + 4 * rows_stride)
+    w_forward = tl.load(numbers + 5 * rows_stride)
+    w_logp = tl.load(numbers + 6 * rows_stride)
+    target = tl.load(targets_ptr + row) - start
+
+    if KEPT:
+        state = states_ptr + (first + part) * slice_stride + row
+        top = tl.load(state)
+        z = tl.load(source_ptr + row * source_stride + columns, mask=live, other=0.0).to(tl.float32) + top
+    else:
+        z = _logits(
+            source_ptr + row * source_stride,
+            bias_ptr + start,
+            columns,
+            live,
+            *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE, LOWEST),
+        )
+    log_p = z - logsumexp
+    p = tl.exp(log_p)
+    inner = alpha + minus_w_entropy * log_p
+    gradient = tl.where(columns == target, w_logp, 0.0)
+    if PAIRED:
+        if KEPT:
+            d = tl.load(ref_source_ptr + row * ref_source_stride + columns, mask=live, other=0.0).to(tl.float32)
+            delta = d + (top - tl.load(state + 3 * field_stride) - shift)
+            log_q = log_p - delta
+        else:
+            z_ref = _logits(
+                ref_source_ptr + row * ref_source_stride,
+                ref_bias_ptr + start,
+                columns,
+                live,
+                *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE, LOWEST),
+            )
+            delta = z - z_ref - shift
+            log_q = z_ref - (logsumexp - shift)
+        inner += w_reverse * delta
+        gradient -= w_forward * tl.exp(log_q)
+    gradient += p * inner
+    if EXTRA:
+        gradient += tl.load(extra_ptr + row * extra_stride + columns, mask=live, other=0.0)
+    slope = scale * inverse_temperature
+    if SOFTCAP:
+        capped = z / (cap * inverse_temperature)
+        slope = slope * (1 - capped * capped)
+    tl.store(out_ptr + row * out_stride + columns, (gradient * slope).to(out_ptr.dtype.element_ty), mask=live)
