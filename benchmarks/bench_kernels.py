@@ -14,7 +14,6 @@ import rivals
 import torch
 from gpu import in_turn, rows
 from harness import RESULTS, write
-from torch import Tensor
 
 from klgrad.kernels import Head, token_statistics
 

@@ -21,6 +21,7 @@ class Measured:
 
     @property
     def median(self) -> float:
+        """Of the rounds, in milliseconds."""
         return median(self.milliseconds)
 
 

@@ -55,7 +55,7 @@ class StatisticsFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients to the policy's hidden states, weight and bias."""
-        inputs, seen = Inputs(*ctx.saved_tensors, ctx.job), ctx.seen
+        inputs, seen = Inputs(*ctx.saved_tensors, job=ctx.job), ctx.seen
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.
         ctx.seen = replace(seen, kept=None)
         logp, _, reverse, forward, entropy, others = upstream

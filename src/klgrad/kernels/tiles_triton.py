@@ -3,6 +3,9 @@
 The formulae are those of `state.py` and `weights.py`; the tests hold the two together.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
+# (a kernel is written in Python and read by another compiler)
+
 import torch
 import triton
 import triton.language as tl
