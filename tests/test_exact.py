@@ -32,6 +32,15 @@ def test_probabilities_sum_to_one(problem):
     EXACT.check(every_group(problem, 2)[1].sum(), 1.0)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_group_without_order_stands_for_all_of_its_orders(size):
+    problem = PROBLEMS["bandit"]
+    sums = dict.fromkeys(map(tuple, every_group(problem, size, ordered=False)[0].tolist()), 0.0)
+    for members, probability in zip(*every_group(problem, size), strict=True):
+        sums[tuple(sorted(members.tolist()))] += float(probability)
+    EXACT.check(every_group(problem, size, ordered=False)[1], torch.tensor([*sums.values()], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_prefix_probability_is_the_mass_of_completions_through_it(problem):
     visits = torch.zeros(problem.space.prefixes, dtype=torch.float64)

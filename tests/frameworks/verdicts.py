@@ -36,31 +36,74 @@ def grpo(framework, loss_types):
     }
 
 
-TRL = grpo("trl", ("dapo", "grpo", "dr_grpo", "luspo")) | {
+# Without bias correction no ratio touches the KL, so its level has no row in TRL.
+LEVEL_WITHOUT_CORRECTION = "importance_sampling_level=sequence use_bias_correction_kl=False"
+DR_GRPO = "trl grpo loss_type=dr_grpo"  # and TRL's defaults: bias corrected, by the token ratio
+# Scored by the trainer just before the loss, π_old is π: the ratio that should correct the KL is 1. The one that
+# corrects for vLLM multiplies the policy's term, and the KL is added after. So: l_t on the sampler's tokens.
+VLLM = summed("reverse-kl-token", "unknown")
+# The KL of completions that are cut off is dropped; where all are equally long, all of them are.
+TRUNCATED = ("unknown", "unknown", "nothing")
+TRL = {
+    **{
+        name: claim
+        for name, claim in grpo("trl", ("dapo", "grpo", "dr_grpo", "luspo")).items()
+        if LEVEL_WITHOUT_CORRECTION not in name
+    },
+    **{f"trl grpo loss_type={kind}": token_mean("reverse-kl-token") for kind in ("bnpo", "cispo", "vespo", "sapo")},
+    f"{DR_GRPO} mask_truncated_completions=True": TRUNCATED,
+    f"{DR_GRPO} use_vllm=True": VLLM,
+    f"{DR_GRPO} use_vllm=True vllm_importance_sampling_mode=sequence_truncate": VLLM,
+    f"{DR_GRPO} use_vllm=True vllm_importance_sampling_mode=token_mask": VLLM,
+    f"{DR_GRPO} use_vllm=True vllm_importance_sampling_mode=token_truncate": VLLM,
+    f"{DR_GRPO} use_vllm=True vllm_importance_sampling_correction=False": VLLM,
     "trl rloo normalize_advantages=False": summed("reverse-kl-sequence", "unknown"),
     "trl rloo normalize_advantages=True": UNKNOWN,
+    "trl rloo normalize_advantages=False mask_truncated_completions=True": TRUNCATED,
+    # Cov_μ(Σl, Σs), the gradient of Var_μ(Σl) / 2: the leave-one-out mean is no baseline off-policy.
+    "trl rloo normalize_advantages=False use_vllm=True": summed("reverse-kl-sequence", "unknown"),
 }
 LIGER = grpo("liger", ("dapo", "grpo", "dr_grpo"))
 OPENRLHF = {
-    # the reward to go of k1, averaged over the batch's tokens by the policy loss
+    # the reward to go of k1, averaged over the batch's tokens by the policy loss; scores are scaled before it is added
     "openrlhf algo.kl in reward estimator=k1 advantage=rloo": token_mean("reverse-kl-sequence"),
+    "openrlhf algo.kl in reward estimator=k1 advantage=group_norm": token_mean("reverse-kl-sequence"),
+    "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0": UNKNOWN,  # divided by the batch's deviation
+    # less the batch's mean, in which a completion's later tokens weigh more: its own share of that is not the target
+    "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0 no_std_norm": UNKNOWN,
     "openrlhf algo.kl in reward estimator=k2 advantage=rloo": UNKNOWN,
     "openrlhf algo.kl in reward estimator=k3 advantage=rloo": UNKNOWN,
 } | {
+    # averaged over the batch's tokens, too
     f"openrlhf algo.kl.use_loss estimator={k} unbiased_gradient={unbiased}": (
-        summed("reverse-kl-token", "unknown")  # the ratio is truncated at 10
-        if unbiased
-        else {"k1": summed("nothing", "unknown")}.get(k, UNKNOWN)  # values clamped at ±10
-    )
+        token_mean("reverse-kl-token") if unbiased else {"k1": token_mean("nothing")}.get(k, UNKNOWN)
+    )  # k2 and k3 without the switch: values clamped at 10
     for k in ("k1", "k2", "k3")
     for unbiased in (False, True)
+}
+SKYRL_REWARD = {
+    "k3 advantage=grpo token_mean": UNKNOWN,
+    "k1 advantage=rloo token_mean": token_mean("reverse-kl-sequence"),
+    "k1 advantage=grpo": UNKNOWN,
+    "k1 advantage=grpo without std": summed("reverse-kl-sequence", "unknown"),
+    "k1 advantage=rloo": summed("reverse-kl-sequence", "unknown"),
+    "k1 advantage=maxrl": UNKNOWN,  # divided by the group's mean, KL and all
+    "k1 advantage=reinforce++": UNKNOWN,
+    "k1 advantage=gae critic=0": UNKNOWN,
+    "k3 advantage=rloo": UNKNOWN,
+    "k2 advantage=rloo": UNKNOWN,
+    "abs advantage=rloo": UNKNOWN,
+    # the KL of the policy itself, weighted by π/μ of the token, or of the completion up to a cap
+    "k1 advantage=rloo tis=token": summed("reverse-kl-sequence", "unknown"),
+    "k1 advantage=rloo tis=sequence": summed("reverse-kl-sequence", "unknown"),
+    "k1 advantage=rloo tis=sequence uncapped": summed("reverse-kl-sequence", "reverse-kl-sequence"),
 }
 SKYRL = {
     "skyrl use_kl_loss kl_estimator_type=k3": UNKNOWN,
     "skyrl use_kl_loss kl_estimator_type=k1": token_mean("nothing"),
     "skyrl use_kl_loss kl_estimator_type=k2": token_mean("reverse-kl-token"),
     "skyrl use_kl_loss kl_estimator_type=abs": UNKNOWN,
-}
+} | {f"skyrl use_kl_in_reward estimator={setting}": claim for setting, claim in SKYRL_REWARD.items()}
 REVERSE_TOKEN, REVERSE_SEQUENCE = summed("reverse-kl-token", "unknown"), summed("reverse-kl-sequence", "unknown")
 VERL = {
     "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean": UNKNOWN,
@@ -74,7 +117,9 @@ VERL = {
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo": UNKNOWN,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo without std": REVERSE_SEQUENCE,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo": REVERSE_SEQUENCE,
+    # divided by the batch's deviation
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus": UNKNOWN,
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=gae critic=0": UNKNOWN,
     "verl distillation loss_mode=k1 use_policy_gradient=True": REVERSE_TOKEN,
     "verl distillation loss_mode=k2 use_policy_gradient=True": UNKNOWN,  # k2 as a detached coefficient
     "verl distillation loss_mode=k2 use_policy_gradient=False": UNKNOWN,  # values clamped at ±10
@@ -82,7 +127,7 @@ VERL = {
     "verl distillation loss_mode=k3 use_policy_gradient=False": UNKNOWN,
     **{
         f"verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator={name}": UNKNOWN
-        for name in ("grpo", "grpo without std", "rloo", "reinforce_plus_plus")
+        for name in ("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0")
     },
 }
 ALL = {"trl": TRL, "verl": VERL, "openrlhf": OPENRLHF, "skyrl": SKYRL, "liger": LIGER}

@@ -47,7 +47,7 @@ def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:
 
 def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: Tensor) -> Gradient:
     """Sum over every group of `size` completions; with advantages, of what the reference adds."""
-    members, probability = every_group(problem, size)
+    members, probability = every_group(problem, size, ordered=not subject.exchangeable)
     per_group, on_padding = every_gradient(subject, problem, members, advantage)
     mean = probability @ per_group
     second = float(probability @ per_group.square().sum(-1))

@@ -102,10 +102,10 @@ def _variance(on: Comparison) -> float:
 def _depends_on_reference(subject: Subject) -> bool:
     """Whether another reference gives another gradient to any group of completions, far from it too."""
     for case in cases(on_policy=True):
-        if case.distance == "far" and not case.varying:
+        if case.distance == "far":
             problem = case.problem
             moved = replace(problem, ref_logits=problem.ref_logits.flip(-1))
-            members, _ = every_group(problem, case.group_size)
+            members, _ = every_group(problem, case.group_size, ordered=not subject.exchangeable)
             none = _advantage(problem, "zero")
             here, there = (every_gradient(subject, p, members, none)[0] for p in (problem, moved))
             if not torch.allclose(here, there, rtol=MATCH, atol=0.0, equal_nan=True):

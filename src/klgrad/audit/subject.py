@@ -35,6 +35,7 @@ class Subject:
         loss: returns a scalar, or (B, T), which is then summed over live tokens and averaged over rows.
         stacks: many groups may be given in one call, for they do not influence each other and the loss
             is a mean over rows. Only known of this package's own; others are called group by group.
+        exchangeable: the rows of a group may change places, so each group is called in one order only.
         instead: the sound alternative, for the advice.
         summary: one line.
     """
@@ -45,6 +46,7 @@ class Subject:
     stacks: bool = False
     instead: str = ""
     summary: str = ""
+    exchangeable: bool = False
 
     def __call__(self, batch: Batch) -> Tensor:
         """The scalar loss of one batch."""

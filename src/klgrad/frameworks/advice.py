@@ -10,10 +10,11 @@ from ..meaning import Descends, Divergence, Level
 Meaning = tuple[Divergence, Level]
 
 CODE = """\
-from klgrad import KLTerm, OffPolicy, Rollout, Truncate
+from klgrad import {names}
 
 term = KLTerm({choices})
-kl = term(Rollout(logp, ref_logp, mask, behavior_logp=behavior_logp, group=group))
+# All (B, T); mask is 1 at the completion's tokens.
+kl = term(Rollout(logp, ref_logp, mask{behavior}))
 loss = loss + beta * kl.loss\
 """
 """What to write where a framework has no setting: in its loss, with its tensors by these names."""
@@ -50,7 +51,8 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             'GRPOConfig(beta=..., loss_type="dr_grpo", importance_sampling_level="token", use_bias_correction_kl=True)',
             "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
             Descends("reverse-kl-token", "reverse-kl-token-sampler"),
-            "The default loss_type, dapo, averages over the batch's tokens: the same only at equal lengths.",
+            "The default loss_type, dapo, averages over the batch's tokens: the same only at equal lengths. "
+            "With use_vllm, nothing corrects the KL for what vLLM samples otherwise than the trainer: unknown there.",
         ),
         ("reverse", "sequence"): Setting(
             "RLOOConfig(beta=..., normalize_advantages=False)",
@@ -78,7 +80,19 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
             Descends("reverse-kl-sequence", "unknown"),
-            "With adv_estimator=grpo the group's standard deviation divides the KL too, and β loses its meaning.",
+            "With adv_estimator=grpo the group's standard deviation divides the KL too, and β loses its meaning; with "
+            "gae the batch's does, and lam < 1 discounts what of the KL to come the critic does not know.",
+        ),
+        ("forward", "token"): Setting(
+            "actor_rollout_ref.actor.use_kl_loss=True\n"
+            "actor_rollout_ref.actor.kl_loss_type=low_var_kl\n"
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
+            Descends("unknown", "unknown"),
+            "It is forward-kl-token, cut off where log ref/π > 2.61. Distilling by loss_mode=forward_kl_topk descends "
+            "the forward KL from the teacher cut to its top k tokens, off by up to twice the mass cut away, and has no "
+            "gradient where its value is negative, as it can be when the student gives those tokens more weight than "
+            "the teacher; with use_policy_gradient=True it descends nothing.",
         ),
     },
     "openrlhf": {
@@ -86,16 +100,31 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "--algo.kl.estimator k1 --algo.advantage.estimator rloo",
             "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
             Descends("unknown", "unknown"),
-            "The policy loss averages over the batch's tokens: reverse-kl-sequence only at equal lengths.",
+            "The policy loss averages over the batch's tokens: reverse-kl-sequence only at equal lengths. The default "
+            "estimator, gae, whitens: the batch's spread divides β.",
         ),
         ("reverse", "token"): Setting(
             "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
             "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
-            Descends("reverse-kl-token", "unknown"),
-            "Off-policy its ratio is truncated at 10.",
+            Descends("unknown", "unknown"),
+            "It averages over the batch's tokens: reverse-kl-token only at equal lengths. Off-policy its ratio is "
+            "truncated at 10.",
         ),
     },
     "skyrl": {
+        ("reverse", "sequence"): Setting(
+            "trainer.algorithm.use_kl_loss=false\n"
+            "trainer.algorithm.use_kl_in_reward=true\n"
+            "trainer.algorithm.kl_estimator_type=k1\n"
+            "trainer.algorithm.advantage_estimator=rloo\n"
+            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm\n"
+            "trainer.algorithm.max_seq_len=...",
+            "skyrl use_kl_in_reward estimator=k1 advantage=rloo",
+            Descends("reverse-kl-sequence", "unknown"),
+            "In the reward k3, the default, descends no divergence. With off_policy_correction.tis_ratio_type=sequence "
+            "and sequence_tis_ratio_clip_high out of reach it holds for an inference engine's samples too, on the "
+            "first update after a rollout, at a variance that grows with the length.",
+        ),
         ("reverse", "token"): Setting(
             "trainer.algorithm.use_kl_loss=true\ntrainer.algorithm.kl_estimator_type=k2",
             "skyrl use_kl_loss kl_estimator_type=k2",
@@ -124,10 +153,12 @@ def code(meaning: Meaning, off_policy: bool) -> str:
     divergence, level = meaning
     choices = [f'level="{level}"'] if divergence == "reverse" else ['divergence="forward"', f'level="{level}"']
     choices += ['estimator="k3"'] if divergence == "forward" else []
+    names, behavior = "KLTerm, Rollout", ""
     if off_policy:
         ratio = "sequence" if meaning == ("forward", "sequence") else "prefix"
         choices.append(f'sampler=OffPolicy("{ratio}", bound=Truncate(2.0))')
-    return CODE.format(choices=", ".join(choices))
+        names, behavior = "KLTerm, OffPolicy, Rollout, Truncate", ", behavior_logp=behavior_logp"
+    return CODE.format(names=names, choices=", ".join(choices), behavior=behavior)
 
 
 def expresses(setting: Setting, meaning: Meaning, off_policy: bool) -> bool:

@@ -8,6 +8,9 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.metadata import files
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +18,10 @@ from typing import Any
 
 
 class _StandIn(ModuleType):
-    """Any attribute, call or subscript gives a stand-in again; as a decorator it leaves what it decorates be."""
+    """Any attribute, call or subscript gives a stand-in again; as a decorator it leaves what it decorates be.
+
+    It is false and empty, so that `if ray.is_initialized()` takes the way that does without.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -28,8 +34,33 @@ class _StandIn(ModuleType):
     def __getitem__(self, _: Any) -> "_StandIn":
         return self
 
+    def __bool__(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
     def __mro_entries__(self, _: Any) -> tuple[type, ...]:
         return (object,)
+
+
+class _StandInFinder(MetaPathFinder, Loader):
+    """Finds a stand-in for every module at or below the given names."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self.made: list[str] = []
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        below = any(fullname == name or fullname.startswith(f"{name}.") for name in self.names)
+        return ModuleSpec(fullname, self, is_package=True) if below else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self.made.append(spec.name)
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
 
 
 def path_of(distribution: str, ending: str) -> Path:
@@ -48,43 +79,62 @@ def load(
     package: str | None = None,
     loaded: dict[str, ModuleType] | None = None,
 ) -> ModuleType:
-    """Run the file as a module, with stand-ins for the named packages where they cannot be imported.
+    """Run the file as a module, with stand-ins for what cannot be imported.
 
     Args:
         distribution: the installed package.
         ending: of the file's path in it.
-        stand_ins: modules to replace, parents before children.
+        stand_ins: what to replace, each with all that lies below it: a package (`ray`) only where it is not
+            installed, a part of one (`skyrl.train`) always.
         package: what the file's relative imports are relative to.
         loaded: files of the same package that were loaded before, by the names that this one imports.
     """
     path = path_of(distribution, ending)
-    spec = importlib.util.spec_from_file_location(f"klgrad_loaded_{path.stem}", path)
+    name = f"klgrad_loaded_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
     assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     if package is not None:
         module.__package__ = package
-    with _standing_in(stand_ins, loaded or {}):
+    # A dataclass looks its own module up while it is made.
+    with standing_in(stand_ins, (loaded or {}) | {name: module}):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _standing_in(names: tuple[str, ...], loaded: dict[str, ModuleType]) -> Iterator[None]:
-    missing = [name for name in names if name not in sys.modules and not _importable(name)]
-    placed = {name: _StandIn(name) for name in missing} | loaded
-    kept = {name: sys.modules.get(name) for name in placed}
-    sys.modules.update(placed)
+def standing_in(names: tuple[str, ...], loaded: dict[str, ModuleType] | None = None) -> Iterator[None]:
+    """Stand-ins as for `load`, for as long as it lasts: for a function that imports when it is called."""
+    loaded = loaded or {}
+    before = {name: sys.modules.get(name) for name in loaded}
+    finder = _StandInFinder(tuple(name for name in names if not _importable(name)))
+    sys.meta_path.insert(0, finder)
     try:
+        for name, module in loaded.items():
+            sys.modules[name] = module
+            parent, _, child = name.rpartition(".")
+            if parent:  # for `from parent import child`
+                setattr(importlib.import_module(parent), child, module)
         yield
     finally:
-        for name, module in kept.items():
-            if module is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = module
+        sys.meta_path.remove(finder)
+        for name in (*finder.made, *loaded):
+            _forget(name, before.get(name))
 
 
+def _forget(name: str, before: ModuleType | None) -> None:
+    """Take a module out again, from the package above it too, or put back what was there."""
+    parent, _, child = name.rpartition(".")
+    above = sys.modules.get(parent)
+    sys.modules.pop(name, None)
+    if before is not None:
+        sys.modules[name] = before
+    if above is not None and not isinstance(above, _StandIn):
+        setattr(above, child, before) if before is not None else vars(above).pop(child, None)
+
+
+@cache
 def _importable(name: str) -> bool:
-    """Whether a top-level package is there; a submodule of a package that is audited by one file never is."""
+    """Whether a top-level package is there; a part of a package that is audited by one file never is."""
     return "." not in name and importlib.util.find_spec(name) is not None

@@ -1,22 +1,32 @@
 """TRL: its own `GRPOTrainer` and `RLOOTrainer`, from sampled completions to the loss.
 
-A real trainer is built around a tiny model and a tokenizer made on the spot. Two of its methods are given what an
-exact problem knows: `_generate_single_turn` returns the completions of the group under audit, and
-`_get_per_token_logps_and_entropies` their log-probs, by who asks: the reference model gets `ref_logp`, the scoring
-pass before the loss `behavior_logp` (the policy that sampled), the loss itself `logp`. Rewards, the KL in the
-reward, baselines, normalisation, clipping and reduction are TRL's. The reward function gives 0, or the completion's
-advantage where the audit asks for random ones.
+A real trainer is built for each setting, around models that say what they are told (`trl_model`): the reference
+`ref_logp`, the policy `behavior_logp` when a batch is scored (it is what sampled) and `logp` in the loss. Only
+`_generate_single_turn` is replaced: it gives the completions under audit, of which one that fills the batch's columns
+is cut off. Log-probs, rewards, the KL in the reward, baselines, normalisation, clipping and reduction are TRL's.
+Rewards are 0, or the completion's advantage where the audit asks for random ones. TRL's head computes log-probs in
+float32: for the verdict its code runs in float64, and for the float32 probes as it is.
+
+With `use_vllm` the sampler is another program: `behavior_logp` is what it reports, and the policy says `logp` at
+scoring too, as where each batch is used once. vLLM itself is not called.
+
+Left out, because they act on the policy's term or on the advantages, and the KL is added after (held by a test):
+`epsilon`, `epsilon_high`, `delta`, `off_policy_mask_threshold`, `top_entropy_quantile`, `scale_rewards`, the constants
+of sapo and vespo, the bounds of vLLM's ratio, and `importance_sampling_level` without bias correction. RLOO's
+`reward_clip_range` comes before the KL; its `epsilon` bites off-policy only, where its KL is stale anyway.
+`temperature` divides the logits of both models, so the KL is that of the policies that sample (held by a test).
+An entropy bonus has a gradient of its own; `sync_ref_model` moves the reference between updates.
 """
 # pyright: reportPrivateImportUsage=false
 # (its package exports lazily, which no checker sees)
 
+import logging
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,154 +34,176 @@ from torch import Tensor
 
 from ..audit import Subject
 from ..audit.batch import Batch
+from .trl_model import WORDS, completion, in_float64, prompt, saved_model, teach, tokenizer
 
-WORDS = ("<pad>", "<end>", "q", "a", "b", "c")
-PROMPT = "q"
 BETA = 1.0
+
+TOKEN_MEANS = ("dapo", "bnpo", "cispo", "vespo")
+"""Loss types that average over the batch's tokens: a mean over groups only if these have equally many."""
 
 
 def subjects() -> list[Subject]:
-    """GRPO: reductions x ratio level x bias correction. RLOO: with and without normalised advantages."""
+    """GRPO: what interacts with the KL in full, then the rest one at a time. RLOO: one at a time."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    grpo = [
-        _grpo(loss_type, level, correction)
-        for loss_type, level, correction in product(
-            ("dapo", "grpo", "dr_grpo", "luspo"), ("token", "sequence"), (True, False)
-        )
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # for prompts this short, threads only wait
+    ratios = (("token", True), ("token", False), ("sequence", True))
+    in_full = [
+        grpo(loss_type=kind, importance_sampling_level=level, use_bias_correction_kl=correction)
+        for kind, (level, correction) in product(("dapo", "grpo", "dr_grpo", "luspo"), ratios)
     ]
-    return [*grpo, *(_rloo(normalize) for normalize in (False, True))]
+    modes = ("sequence_truncate", "token_mask", "token_truncate")
+    return [
+        *in_full,
+        *(grpo(loss_type=kind) for kind in ("bnpo", "cispo", "vespo", "sapo")),
+        grpo(loss_type="dr_grpo", mask_truncated_completions=True),
+        grpo(loss_type="dr_grpo", use_vllm=True),
+        *(grpo(loss_type="dr_grpo", use_vllm=True, vllm_importance_sampling_mode=mode) for mode in modes),
+        grpo(loss_type="dr_grpo", use_vllm=True, vllm_importance_sampling_correction=False),
+        rloo(normalize_advantages=False),
+        rloo(normalize_advantages=True),
+        rloo(normalize_advantages=False, mask_truncated_completions=True),
+        rloo(normalize_advantages=False, use_vllm=True),
+    ]
 
 
-def _grpo(loss_type: str, level: str, correction: bool) -> Subject:
-    name = f"trl grpo loss_type={loss_type} importance_sampling_level={level} use_bias_correction_kl={correction}"
-
-    def loss(batch: Batch) -> Tensor:
-        trainer = _trainer("grpo", batch.group_size)
-        trainer.loss_type, trainer.importance_sampling_level = loss_type, level
-        trainer.args.use_bias_correction_kl = correction
-        trainer.max_completion_length = batch.logp.shape[1]
-        return _end_to_end(trainer, batch)
-
-    # A mean over the batch's tokens ties groups together; every other reduction is a mean over completions.
-    return Subject(name, "framework", loss, stacks=loss_type != "dapo")
+def grpo(**settings: Any) -> Subject:
+    """A `GRPOTrainer` with these settings; what is not named is TRL's default."""
+    return _subject("grpo", settings, stacks=True)
 
 
-def _rloo(normalize: bool) -> Subject:
-    def loss(batch: Batch) -> Tensor:
-        trainer = _trainer("rloo", batch.group_size)
-        trainer.normalize_advantages = normalize
-        return _end_to_end(trainer, batch)
-
+def rloo(**settings: Any) -> Subject:
+    """An `RLOOTrainer` with these settings; what is not named is TRL's default."""
     # Normalised, the advantages of a batch share one mean and deviation.
-    return Subject(f"trl rloo normalize_advantages={normalize}", "framework", loss, stacks=not normalize)
+    return _subject("rloo", settings, stacks=not settings["normalize_advantages"])
 
 
-def _end_to_end(trainer: Any, batch: Batch) -> Tensor:
-    """Score the batch's groups of completions, then take the loss, by the trainer's own methods."""
-    with _fed(trainer, batch):
-        rows = [{"prompt": PROMPT} for _ in range(len(batch.logp))]
-        with torch.no_grad():
-            scored = trainer._generate_and_score_completions(rows)
-        trainer._klgrad_phase = "loss"
-        return trainer._compute_loss(trainer.model, scored)
+def declared(**settings: Any) -> Subject:
+    """This package's `KLTrainer` on TRL, at β = 1, with these settings."""
+    return _subject("klgrad", {"kl_coef": 1.0, **settings}, stacks=True)
 
 
-@contextmanager
-def _fed(trainer: Any, batch: Batch) -> Iterator[None]:
-    """Lend the trainer the batch's completions, log-probs and rewards."""
-    lengths = batch.mask.sum(-1).tolist()
-    completions = [[WORDS.index("a")] * (n - 1) + [WORDS.index("<end>")] for n in lengths]
+def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
+    def loss(batch: Batch) -> Tensor:
+        stage = _stage(kind, batch.group_size, tuple(settings.items()))
+        if settings.get("loss_type") not in TOKEN_MEANS:
+            return stage.loss(batch)
+        parts = _by_token_count(batch)
+        return torch.stack([stage.loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
 
-    def generate(*_: Any, **__: Any) -> Any:
-        return (completions, None) if hasattr(trainer, "loss_type") else completions  # GRPO also wants log-probs
+    name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
+    return Subject(name, "framework", loss, stacks=stacks, exchangeable=True)
 
-    def logps(
-        model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor, None]:
-        if model is trainer.ref_model:
-            chosen = batch.ref_logp
-        else:
-            chosen = batch.logp if trainer._klgrad_phase == "loss" else batch.behavior_logp
-        chosen = chosen[:, :logits_to_keep]  # TRL pads to the longest completion of the group
-        return chosen, torch.zeros_like(chosen), None
 
-    trainer._klgrad_phase, trainer._klgrad_rewards = "score", batch.advantages[:, 0].tolist()
-    trainer._generate_single_turn, trainer._get_per_token_logps_and_entropies = generate, logps
-    try:
-        yield
-    finally:
-        del trainer._generate_single_turn, trainer._get_per_token_logps_and_entropies
+def _by_token_count(batch: Batch) -> Iterator[Batch]:
+    """The groups that have equally many tokens, together: what ties a batch's groups then ties them no more."""
+    count = batch.mask.sum(-1).view(-1, batch.group_size).sum(-1).repeat_interleave(batch.group_size)
+    for tokens in count.unique():
+        yield Batch(**{field.name: getattr(batch, field.name)[count == tokens] for field in fields(batch)})
+
+
+class _Stage:
+    """A trainer whose models, sampler and rewards say what the batch under audit has."""
+
+    def __init__(self, kind: str, group_size: int, settings: dict[str, Any]) -> None:
+        self.trainer = trainer = build(kind, group_size, lambda completions, **_: self.rewards, **settings)
+        trainer._generate_single_turn = self._generate
+        self.policy, self.reference = teach(trainer.model), teach(trainer.ref_model)
+        self.reports_logp = kind != "rloo"
+        self.completions: list[list[int]] = []
+        self.sampled_logp: list[list[float]] = []
+        self.rewards: list[float] = []
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Score the batch's groups of completions, then take the loss, by the trainer's own methods."""
+        from trl.kernels import chunked_logprob
+
+        self._take(batch)
+        with in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
+            self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
+            self.reference.logp = batch.ref_logp
+            rows = [{"prompt": prompt(row)} for row in range(len(batch.logp))]
+            scored = self.trainer._generate_and_score_completions(rows)
+            self.policy.logp = batch.logp
+            loss = self.trainer._compute_loss(self.trainer.model, scored)
+            # Differentiated here, for the head's backward pass is to run in float64 too.
+            (gradient,) = torch.autograd.grad(loss, batch.logp)
+        return loss.detach() + (gradient * (batch.logp - batch.logp.detach())).sum()
+
+    def _take(self, batch: Batch) -> None:
+        rows, columns = batch.logp.shape
+        self.trainer.max_completion_length = columns
+        self.trainer.args.per_device_train_batch_size = rows
+        lengths = batch.mask.sum(-1).tolist()
+        self.completions = [completion(n, ended=n < columns) for n in lengths]
+        self.sampled_logp = [logp[:n] for logp, n in zip(batch.behavior_logp.tolist(), lengths, strict=True)]
+        self.rewards = batch.advantages[:, 0].tolist()
+
+    def _generate(self, *_: Any, **__: Any) -> Any:
+        return (self.completions, self.sampled_logp) if self.reports_logp else self.completions
 
 
 @cache
-def _trainer(kind: str, group_size: int) -> Any:
-    """A real trainer of the given group size; every audited setting shares it."""
-    import trl
+def _stage(kind: str, group_size: int, settings: tuple[tuple[str, Any], ...]) -> _Stage:
+    return _Stage(kind, group_size, dict(settings))
 
-    trainer_class, config_class = {
-        "grpo": (trl.GRPOTrainer, trl.GRPOConfig),
-        "rloo": (trl.RLOOTrainer, trl.RLOOConfig),
-    }[kind]
-    folder = _saved_model()
-    config = config_class(
-        output_dir=str(folder / kind),
-        per_device_train_batch_size=group_size,
-        num_generations=group_size,
-        num_iterations=2,  # so that the log-probs at sampling are kept, and stale samples are seen to be stale
-        beta=BETA,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
-    )
-    holder: list[Any] = []
-    rewards: Callable[..., list[float]] = lambda completions, **_: holder[0]._klgrad_rewards
-    trainer = trainer_class(
-        model=str(folder),
-        reward_funcs=rewards,
-        args=config,
-        train_dataset=_prompts(group_size),
-        processing_class=_tokenizer(),
-    )
+
+def build(
+    kind: str, group_size: int, rewards: Any, words: tuple[str, ...] = WORDS, use_vllm: bool = False, **settings: Any
+) -> Any:
+    """A real trainer, with a tiny Llama over these words; the kind `klgrad` is this package's own."""
+    from datasets import Dataset
+
+    trainer_class, config_class = _classes(kind)
+    if kind != "klgrad":
+        settings = {"beta": BETA, **settings}
+    with _quietly():
+        folder = saved_model(words)
+        config = config_class(
+            output_dir=folder,
+            per_device_train_batch_size=group_size,
+            num_generations=group_size,
+            # Twice, so that the log-probs at sampling are kept, and stale samples are seen to be stale.
+            num_iterations=1 if use_vllm else 2,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            disable_tqdm=True,
+            **settings,
+        )
+        trainer = trainer_class(
+            model=folder,
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": [words[-1]] * group_size}),
+            processing_class=tokenizer(words),
+        )
+    trainer.use_vllm = use_vllm  # set in the configuration, it would start vLLM
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1  # which the training loop would set
-    holder.append(trainer)
     return trainer
 
 
-def _prompts(rows: int) -> Any:
-    from datasets import Dataset
+def _classes(kind: str) -> tuple[Any, Any]:
+    import trl
 
-    return Dataset.from_dict({"prompt": [PROMPT] * rows})
+    if kind == "klgrad":
+        from ..trl import KLConfig, KLTrainer
 
-
-@cache
-def _saved_model() -> Path:
-    """A model too small to matter, on disk, where TRL looks for the reference."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = Path(tempfile.mkdtemp(prefix="klgrad-trl-"))
-    tiny = LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    LlamaForCausalLM(tiny).save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
-    return folder
+        return KLTrainer, KLConfig
+    return {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}[kind]
 
 
-@cache
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No progress bars for a model of two kilobytes, and no advice on settings that are here to be audited."""
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="c"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+    shown, disabled = is_progress_bar_enabled(), logging.root.manager.disable
+    disable_progress_bar()
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        if shown:
+            enable_progress_bar()

@@ -3,8 +3,10 @@
 Every loss is verl's own, called on a micro-batch in the layout that its workers hand over: log-probs of prompt and
 response, unpadded, one prompt token each. In the loss (`use_kl_loss`) advantages are the audit's, zero unless asked
 otherwise. In the reward (`use_kl_in_reward`) `apply_kl_penalty` takes the old log-probs and the reference's and
-writes token-level rewards, the chosen estimator turns them into advantages, and `ppo_loss` meets logp; scores are the
-audit's advantages on the last token. Distillation takes ref_logp as the teacher's log-probs and no task reward.
+writes token-level rewards, `compute_advantage` turns them into advantages, and `ppo_loss` meets logp and sums over the
+tokens (`seq-mean-token-sum`); scores are the audit's advantages on the last token. Distillation takes ref_logp as the
+teacher's log-probs and no task reward. Its `forward_kl_topk` needs whole distributions, which a batch of the audit does
+not hold: what that descends is held by a test of its own, and said by `klgrad advise verl --divergence forward`.
 """
 # pyright: reportMissingImports=false
 # (it is audited in an environment of its own)
@@ -19,14 +21,13 @@ from torch import Tensor
 from ..audit import Subject
 from ..audit.batch import Batch
 from .one_file import load
+from .reward import Critic, instead, scores, untrained
 
 TYPES = ("low_var_kl", "low_var_kl+", "kl", "kl+", "mse", "abs")
-ESTIMATORS: dict[str, dict[str, Any]] = {
-    "grpo": {"norm_adv_by_std_in_grpo": True},
-    "grpo without std": {"norm_adv_by_std_in_grpo": False},
-    "rloo": {},
-    "reinforce_plus_plus": {},
-}
+ADVANTAGES = ("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0")
+WHITENED = ("reinforce_plus_plus", "gae critic=0")
+"""Over the whole batch; the others look at one group at a time."""
+
 REFUSED = ("k1", False)
 """Distilling by k1 differentiated, which does nothing: verl's own configuration refuses it."""
 
@@ -37,9 +38,9 @@ def subjects() -> list[Subject]:
     """In the loss: every type, and the default reduction. In the reward and distillation: what changes the answer."""
     default = [_in_loss(kind, TOKEN_MEAN) for kind in ("low_var_kl", "low_var_kl+")]
     in_loss = [_in_loss(kind, SUM) for kind in TYPES]
-    in_reward = [_in_reward(kind, name) for kind, name in product(("kl", "low_var_kl"), ESTIMATORS)]
+    in_rewards = [in_reward(*setting) for setting in product(("kl", "low_var_kl"), ADVANTAGES)]
     distilled = [_distilled(*setting) for setting in product(("k1", "k2", "k3"), (True, False)) if setting != REFUSED]
-    return [*default, *in_loss, *in_reward, *distilled]
+    return [*default, *in_loss, *in_rewards, *distilled]
 
 
 def _in_loss(kind: str, reduction: str) -> Subject:
@@ -53,32 +54,37 @@ def _in_loss(kind: str, reduction: str) -> Subject:
     return Subject(name, "framework", loss, stacks=reduction != TOKEN_MEAN)
 
 
-def _in_reward(kind: str, estimator: str) -> Subject:
+def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
+    """The KL in the reward, by the trainer's own functions.
+
+    Args:
+        kind: `kl_penalty`.
+        advantage: one of `ADVANTAGES`.
+        lam: of GAE.
+        critic: of GAE.
+    """
     from verl.trainer.config import AlgoConfig
-    from verl.trainer.ppo import core_algos
+    from verl.trainer.ppo.core_algos import FixedKLController
     from verl.workers.utils.losses import ppo_loss
 
-    advantage = core_algos.get_adv_estimator_fn(estimator.split()[0])
+    trainer, config = _ray_trainer(), AlgoConfig()
 
     def loss(batch: Batch) -> Tensor:
-        mask = batch.mask.to(batch.logp.dtype)
-        data, _ = _ray_trainer().apply_kl_penalty(
-            _proto(batch, mask), core_algos.FixedKLController(1.0), kl_penalty=kind
+        data = _proto(batch, critic(batch))
+        data, _ = trainer.apply_kl_penalty(data, FixedKLController(1.0), kl_penalty=kind)
+        data = trainer.compute_advantage(
+            data,
+            advantage.split()[0],
+            lam=lam,
+            norm_adv_by_std_in_grpo="without std" not in advantage,
+            config=config,
         )
-        advantages, _ = advantage(
-            token_level_rewards=data.batch["token_level_rewards"],
-            response_mask=mask,
-            index=batch.group.numpy(),
-            config=AlgoConfig(),
-            **ESTIMATORS[estimator],
-        )
-        return ppo_loss(_actor(loss_agg_mode=SUM), *_micro_batch(batch, advantages))[0]
+        return ppo_loss(_actor(loss_agg_mode=SUM), *_micro_batch(batch, data.batch["advantages"]))[0]
 
-    # REINFORCE++ whitens over the whole batch; the others look at one group at a time.
-    stacks = estimator != "reinforce_plus_plus"
-    return Subject(
-        f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={estimator}", "framework", loss, stacks=stacks
-    )
+    name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
+    whitened = advantage in WHITENED
+    better = instead(k1="" if kind == "kl" else "kl_penalty=kl", unwhitened="adv_estimator=rloo" if whitened else "")
+    return Subject(name, "framework", loss, stacks=not whitened, instead=better)
 
 
 def _distilled(mode: str, policy_gradient: bool) -> Subject:
@@ -88,7 +94,11 @@ def _distilled(mode: str, policy_gradient: bool) -> Subject:
     def loss(batch: Batch) -> Tensor:
         chosen = DistillationLossConfig(loss_mode=mode, use_policy_gradient=policy_gradient, use_task_rewards=False)
         config = DistillationConfig(distillation_loss=chosen)
-        return distillation_ppo_loss(_actor(loss_agg_mode=SUM), config, *_micro_batch(batch, batch.advantages))[0]
+        output, data = _micro_batch(batch, batch.advantages)
+        lengths = torch.nn.functional.pad((batch.mask.sum(-1) + 1).cumsum(0), (1, 0))
+        teacher = _unpadded(batch.ref_logp, batch.mask)[:, None]
+        data["teacher_logprobs"] = torch.nested.nested_tensor_from_jagged(teacher, lengths)
+        return distillation_ppo_loss(_actor(loss_agg_mode=SUM), config, output, data)[0]
 
     name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}"
     return Subject(name, "framework", loss, stacks=True)
@@ -114,10 +124,6 @@ def _micro_batch(batch: Batch, advantages: Tensor) -> tuple[dict[str, Tensor], A
         "old_log_probs": batch.old_logp,
         "ref_log_prob": batch.ref_logp,
         "advantages": advantages,
-        "teacher_logprobs": torch.nested.nested_tensor_from_jagged(
-            _unpadded(batch.ref_logp, batch.mask)[:, None],
-            torch.nn.functional.pad((batch.mask.sum(-1) + 1).cumsum(0), (1, 0)),
-        ),
     }
     data = tensordict_utils.get_tensordict(
         tensors, non_tensor_dict={"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None}
@@ -137,15 +143,16 @@ def _ray_trainer() -> Any:
     return load("verl", "verl/trainer/ppo/ray_trainer.py", stand_ins=("verl.workers.rollout.llm_server",))
 
 
-def _proto(batch: Batch, mask: Tensor) -> Any:
+def _proto(batch: Batch, values: Tensor) -> Any:
     from verl import DataProto
 
-    last = (torch.arange(mask.shape[1]) == mask.sum(-1, keepdim=True) - 1).to(mask.dtype)
     return DataProto.from_dict(
         {
-            "response_mask": mask,
-            "token_level_scores": last * batch.advantages,
+            "response_mask": batch.mask.to(batch.logp.dtype),
+            "token_level_scores": scores(batch),
             "old_log_probs": batch.old_logp,
             "ref_log_prob": batch.ref_logp,
-        }
+            "values": values,
+        },
+        non_tensors={"uid": batch.group.numpy()},
     )

@@ -1,0 +1,128 @@
+"""The language model, tokenizer and precision that TRL's trainers get for an audit.
+
+TRL reads log-probs off a causal language model by code of its own: it pads, feeds token ids to the transformer, shifts,
+projects the hidden states by the head in tiles, divides by the temperature and picks the sampled token. All of that
+runs here, on a `LlamaForCausalLM` whose transformer is a `Told` and whose head is the identity, so that hidden states
+are logits. A `Told` looks at the token ids alone: the prompt spells the row of a table of log-probs, and each token of
+the completion gets the log-prob at its place in the row.
+"""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WORDS = ("<pad>", "<end>", "q", "a", "else", *"0123456789")
+PAD, END, QUESTION, WORD, ELSE, ZERO = range(6)
+
+IMPOSSIBLE = -1e6
+"""A logit without probability. Not -inf, for the head multiplies it by 0."""
+
+
+def prompt(row: int) -> str:
+    """The prompt that spells a row: the higher, the longer, so that there is something to pad."""
+    return " ".join([*str(row), WORDS[QUESTION]])
+
+
+def completion(length: int, *, ended: bool) -> list[int]:
+    """Token ids, cut off unless `ended`; what the words are does not matter."""
+    return [WORD] * (length - 1) + [END if ended else WORD]
+
+
+class Told(torch.nn.Module):
+    """In a transformer's place: the token that follows has the log-prob told, one other token has the rest."""
+
+    logp: Tensor
+    """(B, T), one row for each prompt, with or without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = torch.nn.Identity()  # without one, transformers takes it for no language model
+
+    def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
+        """(B, L) ids to (B, L, V) hidden states; those within the prompt are 0."""
+        asked = int((input_ids[0] == QUESTION).int().argmax())
+        assert bool((input_ids[:, asked] == QUESTION).all()), "prompts that are not padded on the left"
+        digits = (input_ids[:, :asked] - ZERO).clamp(min=0)
+        row = digits @ torch.tensor([10**power for power in reversed(range(asked))])
+        following = input_ids[:, asked + 1 :]
+        logp = self.logp[row, : following.shape[1]]
+        against_else = logp - torch.log(-torch.expm1(logp))
+        logits = logp.new_full((*logp.shape, len(WORDS)), IMPOSSIBLE)
+        logits[..., ELSE] = 0.0
+        logits = logits.scatter(-1, following[..., None], against_else[..., None])
+        return SimpleNamespace(last_hidden_state=torch.nn.functional.pad(logits, (0, 0, asked, 1)))
+
+
+def teach(model: Any) -> Told:
+    """Put a `Told` into a causal language model, and the identity for its head."""
+    model.model = Told()
+    model.lm_head = torch.nn.Linear(len(WORDS), len(WORDS), bias=False).requires_grad_(False)
+    torch.nn.init.eye_(model.lm_head.weight)
+    return model.model
+
+
+class _WideTorch:
+    """In a module's `torch`'s place: who asks for float32 gets float64."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@contextmanager
+def in_float64(*modules: ModuleType) -> Iterator[None]:
+    """Run the modules' code in float64 where it says float32, as TRL's head does whatever it is fed."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    for module in modules:
+        module.torch = _WideTorch()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.torch = torch  # type: ignore[attr-defined]
+        del torch.Tensor.float  # the tensor's own shows again
+        torch.set_default_dtype(default)
+
+
+@cache
+def saved_model(words: tuple[str, ...] = WORDS) -> str:
+    """The folder of a tiny Llama, for TRL loads the reference from disk; it goes when the program ends."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tempfile.mkdtemp(prefix="klgrad-trl-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tiny = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(tiny).save_pretrained(folder)
+    return folder
+
+
+@cache
+def tokenizer(words: tuple[str, ...] = WORDS) -> Any:
+    """One id for each word, in order."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    by_word = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[-1]))
+    by_word.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=by_word, pad_token=words[PAD], eos_token=words[END])
