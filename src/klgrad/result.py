@@ -27,6 +27,8 @@ class KLResult:
             advantages *after* their normalisation, and let the trainer reduce.
         pathwise: scalar; the full-vocabulary part of an `exact` term, to be added (times β) to the loss
             beside the coefficient. Zero, without gradient, for sampled terms.
+        per_token: (B, T), 0 in value; whatever weights it is summed with, the gradient is that of the term with
+            those weights on its tokens. For trainers that reduce in a way of their own.
         value: the KL estimate with its standard error, in the unit of the reduction.
         diagnostics: detached scalars, by name.
     """
@@ -34,6 +36,7 @@ class KLResult:
     loss: Tensor
     coefficient: Tensor
     pathwise: Tensor
+    per_token: Tensor
     value: Estimate
     diagnostics: dict[str, Tensor]
 
@@ -58,9 +61,11 @@ def assemble(
     value = ratio_of_means(value_per_sequence, _count(rollout, reduction), rollout.group)
     full = torch.zeros_like(value.mean) if pathwise is None else reduce(pathwise, rollout, reduction)
     # Differences of the kind x - x.detach() are 0 with a gradient: the value is the estimate's alone.
-    score = reduce(coefficient * (rollout.logp - rollout.logp.detach()), rollout, reduction)
-    loss = value.mean + score + (full - full.detach())
-    return KLResult(loss, coefficient, full, value, diagnostics)
+    per_token = coefficient * (rollout.logp - rollout.logp.detach())
+    if pathwise is not None:
+        per_token = per_token + torch.where(rollout.mask, pathwise - pathwise.detach(), 0)
+    loss = value.mean + reduce(per_token, rollout, reduction)
+    return KLResult(loss, coefficient, full, per_token, value, diagnostics)
 
 
 def _count(rollout: Rollout, reduction: Reduction) -> Tensor:

@@ -22,8 +22,8 @@ MUTATIONS = {
     ),
     "wrong sign of the surrogate": (
         "result.py",
-        "value.mean + score",
-        "value.mean - score",
+        "value.mean + reduce",
+        "value.mean - reduce",
         "reverse-token-k1",
     ),
     "missing detach": (

@@ -1,0 +1,111 @@
+"""`KLConfig`: TRL's `GRPOConfig`, with the KL declared by what it means."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl.trainer.grpo_config import GRPOConfig
+
+from .objective import Objective, objective_of
+
+PLACEMENTS = ("loss", "advantage", "reward")
+REDUCTIONS = ("policy", "sequence")
+
+
+@dataclass
+class KLConfig(GRPOConfig):
+    """Everything of `GRPOConfig`; its own `beta` stays 0, and the KL is told by the fields named `kl_...`."""
+
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS
+
+    kl_coef: float = field(
+        default=0.05, metadata={"help": "β: the weight of the KL. With `kl_target`, where it starts."}
+    )
+    kl_placement: str = field(
+        default="loss",
+        metadata={
+            "help": "`loss`: beside the policy loss. `advantage`: subtracted from the advantages after their "
+            "normalisation. `reward`: in the reward, where a standard deviation rescales β.",
+            "choices": list(PLACEMENTS),
+        },
+    )
+    kl_divergence: str = field(
+        default="reverse",
+        metadata={"help": "`reverse` is KL(π‖ref), `forward` is KL(ref‖π).", "choices": ["reverse", "forward"]},
+    )
+    kl_level: str = field(
+        default="sequence",
+        metadata={
+            "help": "`sequence`: the gradient of the divergence between distributions over completions. `token`: "
+            "visited prefixes held fixed.",
+            "choices": ["sequence", "token"],
+        },
+    )
+    kl_estimator: str = field(
+        default="k1",
+        metadata={
+            "help": "`k1`, `k1_k3` (the future by k3), `k3` (forward KL), or `exact` (the full vocabulary).",
+            "choices": ["k1", "k1_k3", "k3", "exact"],
+        },
+    )
+    kl_discount: float = field(default=1.0, metadata={"help": "g in [0, 1] on the future, at sequence level."})
+    kl_baseline: str = field(
+        default="none",
+        metadata={
+            "help": "`leave_one_out` over the completions of a prompt that are in the same update, on all processes.",
+            "choices": ["none", "leave_one_out"],
+        },
+    )
+    kl_ratio: str = field(
+        default="none",
+        metadata={
+            "help": "Importance ratio on the KL, to what really sampled: `token`, `prefix`, `sequence`, or `none`.",
+            "choices": ["none", "token", "prefix", "sequence"],
+        },
+    )
+    kl_ratio_bound: str = field(
+        default="truncate:2",
+        metadata={"help": "`truncate:MAX`, `clip:LOW:HIGH`, `mask:LOW:HIGH`, or `none`."},
+    )
+    kl_influence_bound: float | None = field(
+        default=None, metadata={"help": "c > 0 clips each token's own part to [-c, c], without a dead zone."}
+    )
+    kl_reduction: str = field(
+        default="policy",
+        metadata={
+            "help": "`policy`: as `loss_type` reduces the policy loss, so that β compares with TRL's. `sequence`: "
+            "summed over the completion, averaged over completions.",
+            "choices": list(REDUCTIONS),
+        },
+    )
+    kl_cell: str | None = field(
+        default=None,
+        metadata={"help": "Instead of all this, a loss of klgrad.cells by name, sound or not, for study."},
+    )
+    kl_target: float | None = field(
+        default=None, metadata={"help": "Adapt β so that the KL stays near this, in the unit of `kl_target_unit`."}
+    )
+    kl_target_unit: str = field(
+        default="sequence",
+        metadata={"help": "Nats per completion, or per token.", "choices": ["sequence", "token"]},
+    )
+    kl_horizon: int = field(
+        default=50, metadata={"help": "Updates over which β moves by a factor of e for an error of the target's size."}
+    )
+    rollout_lag: int = field(
+        default=0,
+        metadata={"help": "Train on completions that are this many generations old, as asynchronous training does."},
+    )
+    rollout_lag_uncorrected: bool = field(
+        default=False, metadata={"help": "Allow `rollout_lag` without importance weights on the KL, for study."}
+    )
+    teacher: str | None = field(
+        default=None, metadata={"help": "Distil from this model: it is the reference, and rewards are optional."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.objective: Objective = objective_of(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the objective, which the other fields tell."""
+        return {name: value for name, value in super().to_dict().items() if name != "objective"}

@@ -1,0 +1,46 @@
+"""The KL as a reward function of TRL's, and the absence of one."""
+
+from typing import Any
+
+import torch
+
+
+def no_reward(completions: list[Any], **_: Any) -> list[float]:
+    """0: the KL is all there is, as in distillation."""
+    return [0.0] * len(completions)
+
+
+class KLReward:
+    """log π - log ref of each completion, at the policy that sampled it; TRL subtracts β times it.
+
+    TRL logs it as `rewards/kl_to_reference/mean`.
+    """
+
+    __name__ = "kl_to_reference"
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def __call__(self, **_: Any) -> list[float]:
+        """One number per completion that TRL has just sampled."""
+        from .hidden import reference
+
+        trainer = self.trainer
+        prompts, completions = trainer._last_ids
+        batch = _padded(trainer, prompts, completions)
+        own = trainer.score(trainer.model, batch)
+        with reference(trainer) as ref:
+            other = trainer.score(ref, batch)
+        return ((own - other) * batch["completion_mask"]).sum(-1).tolist()
+
+
+def _padded(trainer: Any, prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
+    from trl.trainer.utils import pad
+
+    device, made = trainer.accelerator.device, {}
+    for name, rows, side in (("prompt", prompts, "left"), ("completion", completions, "right")):
+        ids = [torch.tensor(row) for row in rows]
+        ones = [torch.ones_like(row) for row in ids]
+        made[f"{name}_ids"] = pad(ids, padding_value=trainer._tokenizer.pad_token_id, padding_side=side).to(device)
+        made[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side).to(device)
+    return made

@@ -1,0 +1,244 @@
+"""`KLTrainer`: TRL's `GRPOTrainer` with the KL that was declared, and everything else TRL's."""
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from ..estimators import k3
+from ..importance import token_ratio
+from ..kernels import TokenStatistics
+from ..result import KLResult
+from ..rollout import Rollout
+from . import metrics
+from .coefficient import AdaptiveCoefficient
+from .config import KLConfig
+from .gather import everywhere
+from .hidden import add_statistics_forward, exact_statistics
+from .reduction import weights
+from .reward import KLReward, no_reward
+from .start import check_start, named_reference
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One forward pass of the policy over a batch: log-probs that carry the gradient."""
+
+    logp: Tensor
+    entropy: Tensor | None
+    aux_loss: Tensor | None
+    exact: TokenStatistics | None = None
+
+
+class KLTrainer(GRPOTrainer):
+    """A `GRPOTrainer` whose KL term is a `KLTerm`; see `KLConfig` for its fields.
+
+    TRL's `beta` is 0 wherever a loss is computed. It is lent a 1 where TRL makes, prepares and asks the reference, so
+    that adapters, FSDP and DeepSpeed are handled by TRL's own code.
+    """
+
+    args: KLConfig
+    model: Any
+
+    def __init__(self, model: Any, reward_funcs: Any = None, args: KLConfig | None = None, **kwargs: Any) -> None:
+        self.args = args = args or KLConfig("klgrad-run")
+        self.objective = args.objective
+        self.coefficient = AdaptiveCoefficient(args.kl_coef, args.kl_target, args.kl_horizon)
+        self._answer: Seen | None = None
+        self._lagging: deque[dict[str, Any]] = deque()
+        self._checked_start = False
+        rewards = [*_listed(reward_funcs)] or [no_reward]
+        if self.objective.placement == "reward":
+            self._kl_reward = KLReward(self)
+            rewards.append(self._kl_reward)
+            args.reward_weights = [*(args.reward_weights or [1.0] * (len(rewards) - 1)), -args.kl_coef]
+            if args.scale_rewards not in (False, "none"):
+                warnings.warn(
+                    f"kl_placement='reward' with scale_rewards={args.scale_rewards!r}: the standard deviation divides "
+                    "the KL too, so that β differs from prompt to prompt; kl_placement='advantage' keeps its meaning",
+                    stacklevel=2,
+                )
+        args.beta = 1.0  # so that TRL makes and prepares the reference
+        try:
+            with named_reference(model, args) as named:
+                super().__init__(named, reward_funcs=rewards, args=args, **kwargs)
+        finally:
+            args.beta = 0.0
+        self.beta = 0.0
+        if self.objective.exact:
+            for each in (self.accelerator.unwrap_model(self.model), self.ref_model):
+                if each is not None:
+                    unwrapped = self.accelerator.unwrap_model(each)
+                    add_statistics_forward(
+                        unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
+                    )
+
+    # Scoring
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        made = super()._generate(prompts)
+        self._last_ids = made[0], made[1]  # prompt and completion ids, for a KL in the reward
+        return made
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self.beta = 0.0 if self.objective.exact or self.objective.placement == "reward" else 1.0
+        try:
+            batch = super()._generate_and_score_completions(inputs)
+        finally:
+            self.beta = 0.0
+        rows = len(batch["completion_ids"])
+        first = self.accelerator.process_index * rows
+        batch["group"] = (torch.arange(rows, device=self.accelerator.device) + first) // self.num_generations
+        if self.args.rollout_lag and self.model.training:
+            return self._delayed(batch)
+        return batch
+
+    def _delayed(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Put the fresh batch at the end of the queue, and take the one that is `rollout_lag` generations old."""
+        if "old_per_token_logps" not in batch:
+            batch["old_per_token_logps"] = self.score(self.model, batch)
+        self._lagging.append(batch)
+        return self._lagging[0] if len(self._lagging) <= self.args.rollout_lag else self._lagging.popleft()
+
+    # The loss
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if self.objective.placement == "reward":
+            return super()._compute_loss(model, inputs)
+        seen = self._forward(model, inputs)
+        rollout, own = self._rollout(seen, inputs)
+        if not self._checked_start:
+            self._checked_start = True
+            check_start(self, rollout)
+        result = self.objective.term(rollout) if self.objective.term is not None else None
+        given, beta = inputs, self.coefficient.value
+        if self.objective.placement == "advantage" and result is not None:
+            advantages = inputs["advantages"]
+            advantages = advantages[:, None] if advantages.dim() == 1 else advantages
+            given = {**inputs, "advantages": advantages - beta * _own(result.coefficient, own, seen.logp)}
+        with self.answering(seen):
+            loss = super()._compute_loss(model, given)
+        loss = loss + beta * self._kl_loss(model, inputs, seen, rollout, result, own)
+        metrics.record(self, rollout, result)
+        return loss
+
+    def _kl_loss(
+        self, model: Any, inputs: dict[str, Any], seen: Seen, rollout: Rollout, result: KLResult | None, own: slice
+    ) -> Tensor:
+        """In value the KL, weighed token by token as the policy loss is; its gradient is what the term declares."""
+        accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
+        if result is None:
+            assert self.objective.cell is not None
+            # A cell is a mean over the completions of all processes; theirs carry no gradient here.
+            return self.objective.cell(rollout) * self.accelerator.num_processes / accumulation
+        per_token = _own(result.per_token, own, seen.logp)
+        if self.objective.placement == "advantage":  # the coefficients are in the advantages
+            per_token = per_token - _own(result.coefficient, own, seen.logp) * (seen.logp - seen.logp.detach())
+        else:
+            per_token = per_token + _own(token_values(rollout), own, seen.logp)
+        if self.objective.reduction == "sequence":
+            return per_token.sum() / (len(per_token) * accumulation)
+        return (weights(self, model, inputs, seen.logp) * per_token).sum()
+
+    def _rollout(self, seen: Seen, inputs: dict[str, Any]) -> tuple[Rollout, slice]:
+        """All processes' completions of this step, of which `own` rows carry a gradient."""
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        behavior = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
+        if behavior is None and self.objective.term is not None and self.objective.term.sampler is not None:
+            behavior = seen.logp.detach()  # generation and update are aligned: π itself sampled
+        if behavior is not None:
+            behavior = torch.where(behavior.isnan(), seen.logp.detach(), behavior)
+        exact = seen.exact
+        local = {
+            "logp": seen.logp,
+            "ref_logp": inputs["ref_per_token_logps"] if exact is None else exact.ref_logp,
+            "mask": mask,
+            "behavior_logp": behavior,
+            "group": inputs["group"],
+            "token_kl": None if exact is None else exact.reverse_kl,
+            "token_forward_kl": None if exact is None else exact.forward_kl,
+        }
+        tensors, own = everywhere(self.accelerator, local)
+        return Rollout(**tensors), own
+
+    # Forward passes
+
+    def score(self, model: Any, batch: dict[str, Any]) -> Tensor:
+        """Log-probs of completions by any of the models, without gradient, in batches that fit."""
+        with torch.no_grad():
+            return self._sampled(model, batch, batch_size=self.args.per_device_train_batch_size)[0]
+
+    def _forward(self, model: Any, batch: dict[str, Any]) -> Seen:
+        if not self.objective.exact:
+            aux = self.aux_loss_enabled and self.model.training
+            return Seen(*self._sampled(model, batch, compute_entropy=True, compute_aux_loss=aux))
+        ids, attention, keep = _joined(batch)
+        found = exact_statistics(self, model, ids, attention, keep, batch["completion_mask"])
+        return Seen(found.logp, found.entropy, None, found)
+
+    def _sampled(self, model: Any, batch: dict[str, Any], **how: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        ids, attention, keep = _joined(batch)
+        extra = {name: batch.get(name) for name in MULTIMODAL if batch.get(name) is not None}
+        return super()._get_per_token_logps_and_entropies(model, ids, attention, keep, **extra, **how)
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._answer is not None:
+            seen = self._answer
+            entropy = torch.zeros_like(seen.logp) if seen.entropy is None else seen.entropy
+            return seen.logp, entropy, seen.aux_loss
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    @contextmanager
+    def answering(self, seen: "Seen | Tensor") -> Iterator[None]:
+        """While TRL computes a loss, give it these log-probs instead of a second forward pass."""
+        self._answer = seen if isinstance(seen, Seen) else Seen(seen, None, None)
+        try:
+            yield
+        finally:
+            self._answer = None
+
+
+MULTIMODAL = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+"""What `_get_per_token_logps_and_entropies` takes beside text."""
+
+
+def token_values(rollout: Rollout) -> Tensor:
+    """(B, T) what the KL adds to the loss in value, detached: exact, or k3, on what sampled the tokens."""
+    if rollout.token_kl is not None:
+        return rollout.token_kl.detach()
+    value = k3.value(rollout.log_ratio)
+    return value if rollout.behavior_logp is None else value * token_ratio(rollout)
+
+
+def _joined(batch: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    return ids, attention, batch["completion_ids"].shape[1]
+
+
+def _own(x: Tensor, own: slice, like: Tensor) -> Tensor:
+    """This process' rows, cut to the length that they had before all processes' were padded to one."""
+    return x[own, : like.shape[1]]
+
+
+def _listed(reward_funcs: Any) -> list[Any]:
+    if reward_funcs is None:
+        return []
+    return list(reward_funcs) if isinstance(reward_funcs, list) else [reward_funcs]

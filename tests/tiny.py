@@ -1,0 +1,93 @@
+"""A tiny language model on disk, with a tokenizer of words, for whole training runs."""
+
+import tempfile
+from functools import cache
+
+import torch
+
+WORDS = ("<pad>", "<end>", *(f"w{i}" for i in range(30)))
+TARGET = 5
+"""The token that `reward` counts."""
+
+
+@cache
+def folder(layers=2, hidden=32, words=len(WORDS)):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    made = tempfile.mkdtemp(prefix="klgrad-tiny-")
+    config = LlamaConfig(
+        vocab_size=words,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(made)
+    tokenizer().save_pretrained(made)
+    return made
+
+
+@cache
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    by_word = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
+    by_word.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=by_word, pad_token="<pad>", eos_token="<end>")
+
+
+def prompts(rows=64):
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": [f"w{i % 30} w{(7 * i) % 30}" for i in range(rows)]})
+
+
+def reward(completion_ids, **_):
+    return [sum(token == TARGET for token in ids) + 0.1 * len(ids) for ids in completion_ids]
+
+
+SETTINGS = {
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "max_completion_length": 8,
+    "max_steps": 3,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": [],
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "seed": 1,
+    "gradient_checkpointing": False,
+}
+
+
+def trainer(trainer_class, config_class, output, model=None, reward_funcs=reward, **settings):
+    return trainer_class(
+        model=model or folder(),
+        reward_funcs=reward_funcs,
+        args=config_class(output_dir=str(output), **{**SETTINGS, **settings}),
+        train_dataset=prompts(),
+        processing_class=tokenizer(),
+    )
+
+
+def trained(*args, **settings):
+    made = trainer(*args, **settings)
+    made.train()
+    return made
+
+
+def weights(trained):
+    return torch.cat([p.detach().flatten() for p in trained.model.parameters()])
+
+
+def logged(trained, name):
+    return [row[name] for row in trained.state.log_history if name in row]

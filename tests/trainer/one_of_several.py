@@ -1,0 +1,49 @@
+"""A short run as one process of one or more, on completions that depend on their place in the whole batch alone."""
+
+import sys
+from pathlib import Path
+
+import tiny
+import torch
+
+from klgrad.trl import KLConfig, KLTrainer
+
+
+class Dictated(KLTrainer):
+    """Completions are dictated, so that any number of processes gets the same ones."""
+
+    def _generate_single_turn(self, prompt_ids, *_, **__):
+        rows = len(prompt_ids)
+        first = self.accelerator.process_index * rows + 100 * self.state.global_step
+        return [dictated(first + row) for row in range(rows)], None
+
+
+def dictated(place):
+    random = torch.Generator().manual_seed(place)
+    length = int(torch.randint(2, 8, (), generator=random))
+    return [*torch.randint(2, 32, (length,), generator=random).tolist(), 1]
+
+
+def main(output, processes, **settings):
+    torch.set_num_threads(1)
+    each = tiny.SETTINGS["per_device_train_batch_size"] // processes
+    # Plain descent, in which a rounding error stays as small as it was.
+    plain = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 1e9}
+    backend = "gloo" if processes > 1 else None
+    made = tiny.trained(
+        Dictated, KLConfig, output, per_device_train_batch_size=each, ddp_backend=backend, **plain, **settings
+    )
+    if made.accelerator.is_main_process:
+        torch.save(
+            {"weights": tiny.weights(made), "kl": tiny.logged(made, "kl/reverse/k3/per_token")}, output / "end.pt"
+        )
+    if processes > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    given = dict(pair.split("=") for pair in sys.argv[4:])
+    if "num_generations" in given:
+        given["num_generations"] = int(given["num_generations"])
+    main(Path(sys.argv[1]), int(sys.argv[2]), model=sys.argv[3], kl_coef=0.3, **given)

@@ -1,0 +1,66 @@
+"""What a `KLConfig` refuses, before anything is loaded."""
+
+import pytest
+
+from klgrad import Clip, KLTerm, Mask, OffPolicy, Truncate
+from klgrad.errors import MeaningError
+from klgrad.trl import KLConfig
+from klgrad.trl.objective import bound_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def config(**settings):
+    return KLConfig("unused", use_cpu=True, bf16=False, report_to=[], **settings)
+
+
+def test_the_fields_are_a_term():
+    made = config(kl_estimator="exact", kl_discount=0.9, kl_baseline="leave_one_out", kl_ratio="prefix")
+    sampler = OffPolicy("prefix", Truncate(2.0))
+    assert made.objective.term == KLTerm(
+        estimator="exact", discount=0.9, baseline="leave_one_out", sampler=sampler
+    )
+    assert made.objective.exact
+    assert "objective" not in made.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"beta": 0.1}, "two KL terms would add up"),
+        ({"kl_coef": -0.1}, "kl_coef"),
+        ({"kl_target": -1.0}, "kl_target"),
+        ({"kl_target": 1.0, "kl_coef": 0.0}, "0 has none"),
+        ({"kl_horizon": 0}, "kl_horizon"),
+        ({"rollout_lag": -1}, "rollout_lag"),
+        ({"rollout_lag": 2}, "kl_ratio='prefix' corrects"),
+        ({"kl_ratio": "prefix", "kl_placement": "advantage"}, "weighs the KL once"),
+        ({"kl_placement": "reward", "kl_level": "token"}, "one number per completion"),
+        ({"kl_placement": "reward", "kl_discount": 0.5}, "baseline there"),
+        ({"kl_placement": "nowhere"}, "loss is the default"),
+        ({"kl_cell": "k3-los"}, "did you mean 'k3-loss'"),
+        ({"kl_cell": "k3-loss", "kl_placement": "reward"}, "a whole loss"),
+        ({"kl_ratio": "token", "kl_ratio_bound": "truncate"}, "truncate:2"),
+        ({"kl_estimator": "k3"}, "reverse"),
+    ],
+)
+def test_refused(settings, told):
+    with pytest.raises((MeaningError, LookupError), match=told):
+        config(**settings)
+
+
+def test_a_group_of_one_has_no_peers():
+    with pytest.raises((MeaningError, ValueError), match="generations"):
+        config(kl_baseline="leave_one_out", num_generations=1)
+
+
+def test_lag_uncorrected_by_name():
+    assert config(rollout_lag=2, rollout_lag_uncorrected=True).rollout_lag == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [("truncate:2", Truncate(2.0)), ("clip:0.5:2", Clip(0.5, 2.0)), ("mask:0.5:2", Mask(0.5, 2.0)), ("none", None)],
+)
+def test_bounds(text, bound):
+    assert bound_of(text) == bound

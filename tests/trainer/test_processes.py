@@ -1,0 +1,49 @@
+"""Two processes make the update that one makes on the same batch, baselines across processes included."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from tolerances import SAME_STEPS
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parent / "one_of_several.py"
+CASES = {
+    # Groups of eight over processes of four: every group lies in both.
+    "leave-one-out": ["kl_baseline=leave_one_out", "num_generations=8", "loss_type=dr_grpo"],
+    "exact": ["kl_estimator=exact", "kl_baseline=leave_one_out", "kl_reduction=sequence"],
+    "a cell": ["kl_cell=k1-reward"],
+}
+
+
+def run(output, processes, settings):
+    """Start the processes and wait; the environment is what a launcher would set."""
+    output.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    path = os.pathsep.join([str(SCRIPT.parent.parent), os.environ.get("PYTHONPATH", "")])
+    started = []
+    for rank in range(processes):
+        env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        if processes > 1:
+            env |= {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        command = [sys.executable, "-W", "ignore", str(SCRIPT), str(output), str(processes), tiny.folder(), *settings]
+        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    for process in started:
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, said[-3000:]
+    return torch.load(output / "end.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_are_one(case, tmp_path):
+    one, two = (run(tmp_path / str(n), n, CASES[case]) for n in (1, 2))
+    SAME_STEPS.check(two["weights"], one["weights"])
+    SAME_STEPS.check(torch.tensor(two["kl"]), torch.tensor(one["kl"]))
