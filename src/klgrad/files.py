@@ -2,6 +2,7 @@
 
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where no file can be written, perhaps none can be looked for
+            partial.unlink(missing_ok=True)
         raise OutputError("a file that can be written", f"{path}: {error.strerror}", "give another path") from error
 
 

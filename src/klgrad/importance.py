@@ -111,4 +111,9 @@ def effective_sample_size(weight: Tensor) -> Tensor:
     """(Σw)² / Σw² as a share of the number of weights, in (0, 1]; 0 when all are 0."""
     # Dividing by the largest first keeps the squares finite and changes nothing else.
     w = weight / weight.max().clamp(min=torch.finfo(weight.dtype).tiny)
-    return w.sum().square() / (w.square().sum().clamp(min=torch.finfo(w.dtype).tiny) * w.numel())
+    return effective_share(w.numel(), w.sum(), w.square().sum())
+
+
+def effective_share(n: int, total: Tensor, square: Tensor) -> Tensor:
+    """The same from n, Σw and Σw², which batches add up to."""
+    return total.square() / (square.clamp(min=torch.finfo(square.dtype).tiny) * n)

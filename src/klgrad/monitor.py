@@ -1,7 +1,8 @@
 """The honest KL report: every estimator at once, with standard errors, in stated units.
 
 Divergences of three kinds are often all called "kl", and never mixed here: of π to ref (`kl_report`), of the
-trainer's policy to what sampled the tokens, and of π to its old self (`mismatch_report` serves both).
+trainer's policy to what sampled the tokens, and of π to its old self (`mismatch_report` serves both). Both are sums
+over one batch; `KLSums` and `MismatchSums` take as many batches as there are, and report the same of all of them.
 """
 
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from .errors import RolloutError
 from .estimators import forward_k3, k1, k2, k3
-from .importance import effective_sample_size, prefix_ratio, sequence_ratio, token_ratio
+from .importance import token_ratio
 from .rollout import Rollout
-from .statistics import Estimate, ratio_of_means
+from .statistics import Estimate
+from .sums import Lengths, Ratios, Totals
 
 CLAMPS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "k3_value_10": (k3.value, 10.0),
@@ -23,10 +25,8 @@ CLAMPS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 """What is clamped in common use, and where: beyond it the gradient stops."""
 
-QUANTILES = (0.01, 0.5, 0.99)
-
-MAX_QUANTILE_INPUT = 2**24
-"""`torch.quantile` refuses more elements than this; beyond it every n-th is taken."""
+BAND = (0.5, 2.0)
+"""Token ratios of trainer to sampler outside it are counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,81 @@ class Report:
         return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
+class KLSums:
+    """What `kl_report` tells, of one batch after the other. All must have the same optional fields."""
+
+    def __init__(self) -> None:
+        self.lengths, self.ratios = Lengths(), Ratios()
+        self.furthest = 0.0
+        self._totals: Totals | None = None
+        self._beyond = dict.fromkeys(CLAMPS, 0)
+
+    def add(self, rollout: Rollout, group: Tensor | None = None) -> None:
+        """One batch; `group` (B,) is numbered from 0, the same in every batch."""
+        log_ratio = rollout.log_ratio
+        values = {f"kl/reverse/{k}": k.value(log_ratio) for k in (k1, k2, k3)}
+        values["kl/forward/k3"] = forward_k3.value(log_ratio)
+        if rollout.token_kl is not None:
+            values["kl/reverse/exact"] = rollout.token_kl.detach()
+        if rollout.token_forward_kl is not None:
+            values["kl/forward/exact"] = rollout.token_forward_kl.detach()
+        self._totals = self._totals or Totals(list(values))
+        self._totals.add(list(values.values()), rollout, group)
+        self.lengths.add(rollout)
+        for name, (value, limit) in CLAMPS.items():
+            self._beyond[name] += int((value(log_ratio) > limit).sum())  # a masked token has log-ratio 0
+        self.furthest = max(self.furthest, float(log_ratio.abs().amax()))
+        if rollout.behavior_logp is not None:
+            self.ratios.add(rollout)
+
+    def report(self) -> Report:
+        """Of everything so far."""
+        shares = {f"clamp/share_beyond_{name}": self.lengths.share(count) for name, count in self._beyond.items()}
+        scalars = {**self.lengths.scalars(), **shares, "log_ratio/abs_max": _scalar(self.furthest)}
+        return Report(self._totals.estimates() if self._totals else {}, scalars | self.ratios.scalars())
+
+
+class MismatchSums:
+    """What `mismatch_report` tells, of one batch after the other."""
+
+    def __init__(self, band: tuple[float, float] = BAND, *, ratios: Ratios | None = None) -> None:
+        """Ratios that somebody else accumulates, because they are the same, are not accumulated twice."""
+        low, high = band
+        if not 0 <= low <= 1 <= high:
+            raise RolloutError("a band with 0 <= low <= 1 <= high", f"{band}", "write band=(0.5, 2.0), say")
+        self.band, self.lengths = band, Lengths()
+        self.ratios, self._own_ratios = ratios or Ratios(), ratios is None
+        self.furthest = 0.0
+        self._totals: Totals | None = None
+        self._outside = 0
+
+    def add(self, seen: Rollout, group: Tensor | None = None) -> None:
+        """One batch, with the trainer as π and the sampler both as reference and as μ."""
+        # For samples of μ the log-ratio that estimates a KL without weights is log μ - log π.
+        away = -seen.log_ratio
+        values = {f"kl/mismatch/{k}": k.value(away) for k in (k1, k2, k3)}
+        values["kl/mismatch_of_trainer/k3"] = forward_k3.value(away)
+        self._totals = self._totals or Totals(list(values))
+        self._totals.add(list(values.values()), seen, group)
+        self.lengths.add(seen)
+        if self._own_ratios:
+            self.ratios.add(seen)
+        ratio = token_ratio(seen)  # 1 where masked, which is inside
+        self._outside += int(((ratio < self.band[0]) | (ratio > self.band[1])).sum())
+        self.furthest = max(self.furthest, float(away.abs().amax()))
+
+    def report(self) -> Report:
+        """Of everything so far."""
+        scalars = self.lengths.scalars() | self.ratios.scalars()
+        scalars["ratio/token/share_outside_band"] = self.lengths.share(self._outside)
+        scalars["log_ratio/abs_max"] = _scalar(self.furthest)
+        return Report(self._totals.estimates() if self._totals else {}, scalars)
+
+
+def _scalar(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64)
+
+
 def kl_report(rollout: Rollout) -> Report:
     r"""How far π is from ref on this batch.
 
@@ -61,16 +136,9 @@ def kl_report(rollout: Rollout) -> Report:
         y ~ π for the estimates to mean that; `behavior_logp` adds the ratio statistics that tell, but the
         estimates are not weighted by it.
     """
-    values = {f"kl/reverse/{k}": k.value(rollout.log_ratio) for k in (k1, k2, k3)}
-    values["kl/forward/k3"] = forward_k3.value(rollout.log_ratio)
-    if rollout.token_kl is not None:
-        values["kl/reverse/exact"] = rollout.token_kl.detach()
-    if rollout.token_forward_kl is not None:
-        values["kl/forward/exact"] = rollout.token_forward_kl.detach()
-    scalars = _lengths(rollout) | _beyond_clamps(rollout)
-    if rollout.behavior_logp is not None:
-        scalars |= _ratio_statistics(rollout)
-    return Report(_both_units(values, rollout), scalars)
+    sums = KLSums()
+    sums.add(rollout, _numbered(rollout.group))
+    return sums.report()
 
 
 def mismatch_report(
@@ -78,7 +146,7 @@ def mismatch_report(
     behavior_logp: Tensor,
     mask: Tensor,
     *,
-    band: tuple[float, float] = (0.5, 2.0),
+    band: tuple[float, float] = BAND,
     group: Tensor | None = None,
 ) -> Report:
     r"""How far the trainer's policy π is from μ, which sampled these tokens.
@@ -98,60 +166,11 @@ def mismatch_report(
         band: token ratios outside it are counted.
         group: (B,) prompt index, for clustered errors.
     """
-    low, high = band
-    if not 0 <= low <= 1 <= high:
-        raise RolloutError("a band with 0 <= low <= 1 <= high", f"{band}", "write band=(0.5, 2.0), say")
+    sums = MismatchSums(band)
     seen = Rollout(logp.detach(), behavior_logp, mask, behavior_logp=behavior_logp, group=group)
-    # For samples of μ the log-ratio that estimates a KL without weights is log μ - log π.
-    away = -seen.log_ratio
-    values = {f"kl/mismatch/{k}": k.value(away) for k in (k1, k2, k3)}
-    values["kl/mismatch_of_trainer/k3"] = forward_k3.value(away)
-    scalars = _lengths(seen) | _ratio_statistics(seen)
-    ratio = token_ratio(seen)[seen.mask]
-    outside = (ratio < low) | (ratio > high)
-    scalars["ratio/token/share_outside_band"] = outside.to(ratio.dtype).sum() / max(len(ratio), 1)
-    scalars["log_ratio/abs_max"] = away.abs().amax()
-    return Report(_both_units(values, seen), scalars)
+    sums.add(seen, _numbered(seen.group))
+    return sums.report()
 
 
-def _both_units(values: dict[str, Tensor], rollout: Rollout) -> dict[str, Estimate]:
-    units = {"per_sequence": torch.ones_like(rollout.lengths), "per_token": rollout.lengths}
-    return {
-        f"{name}/{unit}": ratio_of_means(torch.where(rollout.mask, x, 0).sum(-1), count, rollout.group)
-        for name, x in values.items()
-        for unit, count in units.items()
-    }
-
-
-def _lengths(rollout: Rollout) -> dict[str, Tensor]:
-    lengths = rollout.lengths
-    return {"length/mean": lengths.mean(), "length/min": lengths.amin(), "length/max": lengths.amax()}
-
-
-def _beyond_clamps(rollout: Rollout) -> dict[str, Tensor]:
-    log_ratio = rollout.log_ratio[rollout.mask]
-    shares = {
-        f"clamp/share_beyond_{name}": (value(log_ratio) > limit).sum() / max(len(log_ratio), 1)
-        for name, (value, limit) in CLAMPS.items()
-    }
-    return shares | {"log_ratio/abs_max": rollout.log_ratio.abs().amax()}
-
-
-def _ratio_statistics(rollout: Rollout) -> dict[str, Tensor]:
-    live = rollout.mask
-    found = {}
-    ratios = {
-        "token": token_ratio(rollout)[live],
-        "prefix": prefix_ratio(rollout)[live],
-        "sequence": sequence_ratio(rollout)[live.any(-1), 0],
-    }
-    for name, ratio in ratios.items():
-        if not len(ratio):
-            continue
-        found[f"ratio/{name}/mean"] = ratio.mean()
-        found[f"ratio/{name}/max"] = ratio.amax()
-        thin = ratio[:: -(-len(ratio) // MAX_QUANTILE_INPUT)]
-        for q, x in zip(QUANTILES, thin.quantile(torch.tensor(QUANTILES).to(thin)), strict=True):
-            found[f"ratio/{name}/quantile_{q:g}"] = x
-        found[f"ratio/{name}/effective_sample_size"] = effective_sample_size(ratio)
-    return found
+def _numbered(group: Tensor | None) -> Tensor | None:
+    return None if group is None else torch.unique(group, return_inverse=True)[1]

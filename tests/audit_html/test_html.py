@@ -1,12 +1,13 @@
 """The page of `klgrad audit --html`: well-formed, self-contained, true to the results, and readable in a browser."""
 
+import json
 import math
 import re
 import shutil
 import struct
 import subprocess
 from dataclasses import replace
-from html import escape
+from html import escape, unescape
 from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import pairwise
@@ -19,13 +20,14 @@ from klgrad import KLTerm, OffPolicy
 from klgrad.audit import audit, catalogue
 from klgrad.audit.curve import GRID, coefficient_curve, dead_zones
 from klgrad.audit.html import to_html
-from klgrad.audit.html_parts import STALE, WORDS, kind_of
+from klgrad.audit.html_fix import STALE, Fix
+from klgrad.audit.html_parts import WORDS, kind_of
 from klgrad.audit.subject import as_subject
 from klgrad.cli import app
 from klgrad.meaning import Verdict
 
 NAMES = ("k1-loss", "k3-loss", "k3-loss-clamped", "reverse-sequence-k1", "k1-reward")
-VOID = {"meta", "br", "link", "img", "input", "hr"}
+VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}
 EVIL = """<script>alert("1")</script> & 'co' <b>"""
 
 
@@ -215,6 +217,96 @@ def test_the_term_for_stale_samples_has_that_target(verdict, code):
     assert (result.verdict, result.verdict_off_policy) == (verdict, verdict)
 
 
+LONG = "actor_rollout_ref.actor.a_setting_with_a_long_name.and_more=a-value-that-is-long-too_and_goes_on_and_on"
+SETTINGS = [
+    f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={mode} an_option_with_a_very_long_name_indeed={flag}"
+    for kind in ("low_var_kl", "low_var_kl+", "kl", "mse", "abs")
+    for mode in ("token-mean", "seq-mean-token-sum")
+    for flag in ("True", "False")
+]
+FIXES = {
+    "verl": [
+        Fix(
+            "reverse-kl-token",
+            f"a.use_kl_loss=True\n{LONG}",
+            "reverse-kl-token",
+            "unknown",
+            SETTINGS[3],
+            note="A note.",
+        ),
+        Fix("reverse-kl-sequence", "--algo.kl x --flag", "unknown", "unknown", SETTINGS[4]),
+        Fix("reverse-kl-sequence", "term = KLTerm()", "reverse-kl-sequence", "unknown", place="its loss"),
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def framework(audited):
+    """Twenty settings of one framework."""
+    results, curves = audited
+    some = [replace(results[i % 5], name=name, kind="framework") for i, name in enumerate(SETTINGS)]
+    tags = {SETTINGS[0]: "default"}
+    return to_html(some, [curves[i % 5] for i in range(len(some))], fixes=FIXES, tags=tags)
+
+
+def card_of(page, number):
+    return page.split(f'<article class="card" id="loss-{number}-')[1].split("</article>")[0]
+
+
+def lines_in(part):
+    """What a reader copies from each block of code."""
+    blocks = re.findall(r'<pre class="lines"><code>(.*?)</code></pre>', part, re.DOTALL)
+    return [unescape(re.sub(r"<[^>]+>", "", block)) for block in blocks]
+
+
+def test_a_frameworks_page_says_what_to_write_in_its_own_lines(framework):
+    Checker(framework)
+    section = framework.split("What to write in verl")[1].split("Index")[0]
+    assert lines_in(section) == [fix.lines for fix in FIXES["verl"]]
+    for told in ("A note.", "Reverse KL, whole completions, nearest setting", "No setting says it; in its loss:"):
+        assert told in section
+    assert "What 20 settings of verl descend" in framework
+
+
+def test_every_card_of_a_framework_has_the_lines_for_what_it_comes_nearest_to(framework):
+    token, nearest, code = (fix.lines for fix in FIXES["verl"])
+    # k1-loss, k3-loss and the clamped k3-loss are of tokens; the other two of completions.
+    expected = ([token], [token], [token], [nearest, code], [nearest, code])
+    for i in range(len(SETTINGS)):
+        own = {3: [token], 4: [code]}  # a setting that is the one to write, and one that is only the nearest
+        assert lines_in(card_of(framework, i + 1)) == own.get(i, expected[i % 5]), i
+    assert "These are its lines, for the reverse KL, token by token" in card_of(framework, 4)
+
+
+def test_settings_stand_out_and_rows_are_grouped(framework):
+    assert framework.count('class="group"') == 1
+    assert "<code>verl use_<wbr>kl_<wbr>loss</code>" in framework
+    row = framework.split('href="#loss-3-')[1].split("</tr>")[0]
+    assert re.findall(r"<b>(.*?)</b>", row) == ["low_<wbr>var_<wbr>kl", "seq-mean-token-sum", "True"]
+    assert framework.count('<span class="tag">default</span>') == 1
+
+
+def test_what_holds_at_equal_lengths_is_told_so(audited):
+    results, curves = audited
+    mean = replace(
+        results[2], verdict="unknown", verdict_fixed_lengths="reverse-kl-token", length_sensitive=True, name="mean"
+    )
+    page = to_html([mean, results[0]], [curves[2], curves[0]])
+    assert "Reverse KL, token by token, at equal lengths only" in card_of(page, 1)
+    row = page.split('href="#loss-1-mean"')[1].split("</tr>")[0]
+    assert "reverse, token at equal lengths" in row
+    assert "length-sensitive" not in row
+
+
+def test_fixes_are_escaped(audited):
+    results, curves = audited
+    evil = replace(results[0], name=f"verl {EVIL}", kind="framework")
+    fixes = {"verl": [Fix("reverse-kl-token", EVIL, "unknown", "unknown", place=EVIL, note=EVIL)]}
+    page = to_html([evil, evil], [curves[0]] * 2, fixes=fixes, tags={evil.name: EVIL})
+    assert not {"script"} & {tag for tag, _ in Checker(page).tags}
+    assert set(lines_in(page)) == {EVIL}
+
+
 def luminance(colour):
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -240,18 +332,22 @@ def test_the_command_writes_it(tmp_path):
     assert "GRPO as published" in text
 
 
-MEASURE = """<body style="margin:0"><iframe style="border:0;width:{width}px;height:2400px" srcdoc="{page}"></iframe>
-<script>onload = () => {{
-  const root = document.querySelector("iframe").contentDocument;
-  const wide = [...root.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > {width} + 0.5);
-  const tight = [...root.querySelectorAll("td, th")].filter(e => e.scrollWidth > e.clientWidth + 1);
-  document.body.dataset.found = root.documentElement.scrollWidth + " " + wide.length + " " + tight.length;
+FRAME = '<iframe style="border:0;width:{width}px;height:2400px" srcdoc="{page}"></iframe>'
+MEASURE = """<body style="margin:0">{frames}<script>onload = () => {{
+  const found = [...document.querySelectorAll("iframe")].map(frame => {{
+    const root = frame.contentDocument;
+    const wide = [...root.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > {width} + 0.5);
+    const tight = [...root.querySelectorAll("td, th, pre")].filter(e => e.scrollWidth > e.clientWidth + 1);
+    return [root.documentElement.scrollWidth - {width}, wide.length, tight.length];
+  }});
+  document.body.dataset.found = JSON.stringify(found);
 }}</script></body>"""
 
 
-def browse(tmp_path, name, page, width, *flags):
-    path = tmp_path / f"{name}.html"
-    path.write_text(MEASURE.format(width=width, page=escape(page)), encoding="utf-8")
+def browse(tmp_path, pages, width, *flags):
+    path = tmp_path / "page.html"
+    frames = "".join(FRAME.format(width=width, page=escape(page)) for page in pages)
+    path.write_text(MEASURE.format(width=width, frames=frames), encoding="utf-8")
     # A window may not be as narrow as a phone; the frame in it is.
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"]
@@ -259,31 +355,27 @@ def browse(tmp_path, name, page, width, *flags):
     return subprocess.run([*command, path.as_uri()], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def overflow(tmp_path, name, page, width):
-    dom = browse(tmp_path, name, page, width, "--virtual-time-budget=3000", "--dump-dom")
-    found = re.search(r'data-found="(\d+) (\d+) (\d+)"', dom)
+def overflows(tmp_path, pages, width):
+    """By how much each page is too wide, and how many of its parts are."""
+    dom = browse(tmp_path, pages, width, "--virtual-time-budget=3000", "--dump-dom")
+    found = re.search(r'data-found="([^"]+)"', dom)
     assert found, dom[-300:]
-    return int(found[1]) - width, int(found[2]), int(found[3])
+    return json.loads(unescape(found[1]))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the PATH")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_browser(tmp_path, audited, width):
+@pytest.mark.parametrize(("width", "scheme"), [(390, "1"), (1280, "0")], ids=["phone, light", "desk, dark"])
+def test_in_a_browser(tmp_path, audited, framework, width, scheme):
     results, curves = audited
     long = replace(results[2], name="my_package.a_module_with_a_long_name:" + "a_long_function_name" * 4)
     page = to_html([*results, long], [*curves, curves[2]])
-    assert overflow(tmp_path, "page", page, width) == (0, 0, 0)
-    too_wide = page.replace(
-        "<main>",
-        f'<main><table style="table-layout:fixed"><tr><td><p style="width:{width + 100}px">x</p></td></tr></table>',
-    )
-    assert min(overflow(tmp_path, "wide", too_wide, width)) > 0  # the checks can fail
-    for theme, scheme in (("light", "1"), ("dark", "0")):
-        picture = tmp_path / f"{width}-{theme}.png"
-        browse(
-            tmp_path, theme, page, width, f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={picture}"
-        )
-        content = picture.read_bytes()
-        assert struct.unpack(">II", content[16:24]) == (max(width, 500), 2400)
-        assert len(content) > 50_000, "a blank page"
+    too_wide = f'<table style="table-layout:fixed"><tr><td><p style="width:{width + 100}px">x</p></td></tr></table>'
+    *fits, wide = overflows(tmp_path, [page, framework, page.replace("<main>", f"<main>{too_wide}")], width)
+    assert fits == [[0, 0, 0]] * 2
+    assert min(wide) > 0  # the checks can fail
+    picture = tmp_path / "page.png"
+    browse(tmp_path, [framework], width, f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={picture}")
+    content = picture.read_bytes()
+    assert struct.unpack(">II", content[16:24]) == (max(width, 500), 2400)
+    assert len(content) > 50_000, "a blank page"

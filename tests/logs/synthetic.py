@@ -1,6 +1,7 @@
 """Logs with known contents: sampled from softmaxes, with one fault injected."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -10,37 +11,53 @@ import torch
 ROWS, TOKENS, VOCABULARY, GROUP = 400, 50, 60, 8
 
 
-def sampled(fault="clean", amount=0.0, *, rows=ROWS, tokens=TOKENS, seed=0):
+def sampled(fault="clean", amount=0.0, *, rows=ROWS, tokens=TOKENS, seed=0, **faults):
     """(rows, tokens) float32: logp of the trainer, behavior_logp of the sampler, ref_logp; and group.
 
-    Completions of a group share the context of their first token.
+    Completions of a group share the context of their first token. Faults are `temperature`, `top_p`, `dropout`,
+    `stale`, `shift`, `bf16` and `bf16_logits`, one of them by name and amount or several by keyword.
     """
-    g = torch.Generator().manual_seed(seed)
-    normal = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
-    scale = 1 + 5 * torch.rand(rows, tokens, 1, generator=g, dtype=torch.float64)  # some contexts are near certain
-    z = scale * normal(rows, tokens, VOCABULARY)
-    group = torch.arange(rows) // GROUP
-    z[:, 0] = z[group * GROUP, 0]
-    trainer, sampler, ref = z, z, z + 0.1 * normal(rows, tokens, VOCABULARY)
-    if fault == "temperature":
-        sampler = z / amount
-    elif fault == "top-p":
-        p, order = z.softmax(-1).sort(-1, descending=True)
-        keep = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p < amount)
-        sampler = z.masked_fill(~keep, -torch.inf)
-    elif fault == "dropout":
-        trainer = z + amount * normal(rows, tokens, VOCABULARY)
-    elif fault == "stale":
+    faults[fault.replace("-", "_")] = amount
+    z, ref, group = _contexts(rows, tokens, seed)
+    g = torch.Generator().manual_seed(seed + 1000)
+    normal = lambda *shape: torch.randn(*shape, generator=g)
+    trainer = sampler = z
+    if "stale" in faults:
         noise = normal(rows, tokens, VOCABULARY)
         noise[:, 0] = noise[group * GROUP, 0]
-        sampler = z + amount * noise
+        sampler = sampler + faults["stale"] * noise
+    if "temperature" in faults:
+        sampler = sampler / faults["temperature"]
+    if "top_p" in faults:
+        p, order = sampler.softmax(-1).sort(-1, descending=True)
+        keep = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p < faults["top_p"])
+        sampler = sampler.masked_fill(~keep, -torch.inf)
+    if "dropout" in faults:
+        trainer = z + faults["dropout"] * normal(rows, tokens, VOCABULARY)
     drawn = torch.multinomial(sampler.softmax(-1).flatten(0, 1), 1, generator=g).reshape(rows, tokens, 1)
-    logp, behavior, ref = (x.log_softmax(-1).gather(-1, drawn)[..., 0].float() for x in (trainer, sampler, ref))
-    if fault == "shift":
+    if "bf16_logits" in faults:
+        sampler = sampler.bfloat16().float()
+    logp, behavior, ref = (_log_prob(x, drawn) for x in (trainer, sampler, ref))
+    if "shift" in faults:
         behavior = torch.cat([behavior[:, 1:], behavior[:, :1]], -1)
-    elif fault == "bf16":
+    if "bf16" in faults or "bf16_logits" in faults:
         behavior = behavior.bfloat16().float()
     return {"logp": logp, "ref_logp": ref, "behavior_logp": behavior, "group": group}
+
+
+@cache
+def _contexts(rows, tokens, seed):
+    """Logits of policy and reference, and the prompts' numbers."""
+    g = torch.Generator().manual_seed(seed)
+    scale = 1 + 5 * torch.rand(rows, tokens, 1, generator=g)  # some contexts are near certain
+    z = scale * torch.randn(rows, tokens, VOCABULARY, generator=g)
+    group = torch.arange(rows) // GROUP
+    z[:, 0] = z[group * GROUP, 0]
+    return z, z + 0.1 * torch.randn(z.shape, generator=g), group
+
+
+def _log_prob(logits, drawn):
+    return logits.log_softmax(-1).gather(-1, drawn)[..., 0]
 
 
 def mask_of(shape, seed=0):

@@ -67,6 +67,8 @@ def test_rounding_above_0_is_no_error(tmp_path):
     data["logp"][0, 0] = 1e-6
     for suffix in WRITERS:
         examine(write(tmp_path / f"log{suffix}", data))
+        wide = {name: x.double() if x.is_floating_point() else x for name, x in data.items()}
+        examine(write(tmp_path / f"log{suffix}", wide))  # pandas and datasets store a trainer's float32 so
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -92,6 +94,9 @@ def test_arrays_of_other_shapes_are_told(tmp_path):
     assert "`group` of shape (3,), one entry per completion" in told(path)
     np.savez(path, logp=np.ones((3, 4), int), ref_logp=-np.ones((3, 4)))
     assert "save log-probs, not token ids" in told(path)
+    for dtype in (np.longdouble, complex, "<U3"):
+        np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 4)), mask=np.ones((3, 4)).astype(dtype))
+        assert "`mask` of a number or boolean dtype of up to 64 bits" in told(path)
     np.savez(path, logp=np.asfortranarray(-np.ones((3, 4))), ref_logp=-np.ones((3, 4)))
     assert "ascontiguousarray" in told(path)
 
@@ -168,6 +173,18 @@ def test_an_npz_that_promises_2_to_the_31_rows_is_told(tmp_path):
     assert "the 2147483648 rows that `logp` promises; received data that end in row 0" in told(path)
 
 
+@pytest.mark.parametrize("shape", [(1, 2**28), (3, -4), (-3, 4)])
+def test_an_npz_with_rows_that_are_no_completions_is_told(shape, tmp_path):
+    path = tmp_path / "log.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("logp", "ref_logp"):
+            with archive.open(f"{name}.npy", "w") as stream:
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(stream, header)
+                stream.write(bytes(1000))
+    assert f"completions of up to 67108864 tokens; received shape {shape}" in told(path)
+
+
 class Trap:
     """Unpickled, it would leave a mark."""
 
@@ -214,6 +231,9 @@ def test_json_that_is_no_log_is_told(tmp_path):
         '{"logp": [-1.0], "ref_logp": ["a"]}\n': '"a" at line 2, token 0',
         '{"logp": [[-1.0]], "ref_logp": [-1.0]}\n': "[-1.0] at line 2, token 0",
         '{"logp": [NaN], "ref_logp": [-1.0]}\n': "nan at line 2, token 0",
+        '{"logp": [-1' + "0" * 400 + '], "ref_logp": [-1.0]}\n': "at line 2, token 0",
+        '{"logp": [-1.0], "ref_logp": [-1.0]} {"logp": [-1.0], "ref_logp": [-1.0]}\n': "line 2",
+        "[" * 10_000 + "\n": "line 2",
     }
     for line, shown in bad.items():
         path.write_text(good + line + good)
@@ -232,10 +252,54 @@ def test_parquet_that_is_no_log_is_told(tmp_path):
         ({"logp": good, "ref_logp": [[-1.0], None]}, "null in row 1"),
         ({"logp": good, "ref_logp": [[-1.0], [None]]}, "nan at row 1, token 0"),
         ({"logp": good, "ref_logp": good, "mask": [[1], [2]]}, "a mask of 0 and 1 in `mask`; received 2 in row 1"),
+        (
+            {"logp": good, "ref_logp": good, "mask": [[True], [None]]},
+            "a mask of 0 and 1 in `mask`; received nan in row 1",
+        ),
+        ({"logp": good, "ref_logp": good, "mask": [["a"], ["b"]]}, "or none with mask="),
+        (
+            {"logp": good, "ref_logp": good, "group": ["a", None]},
+            "prompt in `group` in every row; received null in row 1",
+        ),
     ]
     for columns, shown in bad:
         pq.write_table(pa.table(columns), path)
         assert shown in told(path), columns
+
+
+def test_a_column_that_is_there_twice_is_told(tmp_path):
+    path, column = tmp_path / "log.parquet", pa.array([[-1.0], [-2.0]])
+    pq.write_table(pa.table([column] * 3, names=["logp", "logp", "ref_logp"]), path)
+    assert "one column `logp`; received 2 of that name" in told(path)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize("role", ["old_logp", "behavior_logp", "ref_logp"])
+def test_the_bad_column_is_named_as_the_file_names_it(suffix, role, tmp_path):
+    """Where both are there, the old policy is the trainer, and the sampler the reference, of the mismatch."""
+    data = sampled(rows=12, tokens=4)
+    data["old_logp"] = data["logp"].clone()
+    data[role][7, 2] = 0.5
+    frameworks = {"logp": "log_prob", "old_logp": "old_log_probs", "behavior_logp": "rollout_log_probs"}
+    named = {frameworks.get(name, name): x for name, x in data.items()}
+    text = told(write(tmp_path / f"log{suffix}", named))
+    assert f"expected `{frameworks.get(role, role)}` finite and <= 0 at every live token; received 0.5 at" in text
+
+
+def test_prompts_of_any_kind_are_told_apart(tmp_path):
+    rows = [{"logp": [-1.0 - i], "ref_logp": [-1.0]} for i in range(4)]
+    kinds = ([1, 1, 2, 2], ["a", "a", "b", "b"], [[1], [1], [2], [2]], [{"role": "user"}] * 2 + [{"role": "me"}] * 2)
+    kinds += (["long" * 50 + "a"] * 2 + ["long" * 50 + "b"] * 2,)
+    errors = set()
+    for i, prompts in enumerate(kinds):
+        for suffix in (".jsonl", ".parquet"):
+            path, table = tmp_path / f"{i}{suffix}", [row | {"prompt": p} for row, p in zip(rows, prompts, strict=True)]
+            if suffix == ".jsonl":
+                path.write_text("\n".join(map(json.dumps, table)))
+            else:
+                pq.write_table(pa.Table.from_pylist(table), path)
+            errors.add(float(examine(path).kl.estimates["kl/reverse/k1/per_token"].standard_error))
+    assert errors == {1.0}  # of two groups with totals -1 and -5 over two tokens each
 
 
 def test_a_missing_extra_is_told(tmp_path, monkeypatch):

@@ -13,11 +13,11 @@ def cause_of(tmp_path, data):
     return found.cause, found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("temperature", [0.6, 0.8, 0.9, 1.2, 1.5])
 def test_a_temperature_is_named(temperature, seed, tmp_path):
     cause, found = cause_of(tmp_path, sampled("temperature", temperature, seed=seed))
-    assert cause.name == "temperature"
+    assert (cause.name, cause.alone) == ("temperature", True)
     assert abs(cause.statistics["temperature_ratio"] - temperature) < 0.03
     assert "Divide the trainer's logits by" in found.advice[0]
 
@@ -25,7 +25,7 @@ def test_a_temperature_is_named(temperature, seed, tmp_path):
 @pytest.mark.parametrize("p", [0.8, 0.9, 0.95])
 def test_a_filter_is_named_with_the_mass_it_kept(p, tmp_path):
     cause, _ = cause_of(tmp_path, sampled("top-p", p))
-    assert cause.name == "filter"
+    assert (cause.name, cause.alone) == ("filter", True)
     assert p - 0.01 <= cause.statistics["least_mass_kept"] <= p + 0.01
     assert p <= cause.statistics["mass_kept"] < 1
 
@@ -36,7 +36,7 @@ def test_a_shift_is_named_with_its_direction(swap, tmp_path):
     if swap:
         data["logp"], data["behavior_logp"] = data["behavior_logp"], data["logp"]
     cause, _ = cause_of(tmp_path, data)
-    assert (cause.name, cause.statistics["shift"]) == ("shift", -1 if swap else 1)
+    assert (cause.name, cause.statistics["shift"], cause.alone) == ("shift", -1 if swap else 1, True)
     assert ("previous" if swap else "next") in cause.says
 
 
@@ -52,7 +52,7 @@ def test_bf16_is_named_with_its_side(side, tmp_path):
 @pytest.mark.parametrize("amount", [0.1, 0.3, 1.0])
 def test_dropout_is_named_where_prompts_repeat(amount, tmp_path):
     cause, _ = cause_of(tmp_path, sampled("dropout", amount))
-    assert cause.name == "random trainer"
+    assert (cause.name, cause.alone) == ("random trainer", True)
     assert "model.eval()" in cause.remedy
 
 
@@ -60,6 +60,49 @@ def test_dropout_is_named_where_prompts_repeat(amount, tmp_path):
 def test_other_weights_are_no_noise(amount, tmp_path):
     cause, _ = cause_of(tmp_path, sampled("stale", amount))
     assert cause.name == "systematic"
+
+
+TWO = [
+    ("filter", {"temperature": 0.8, "top_p": 0.9}),
+    ("filter", {"temperature": 0.8, "top_p": 0.99}),
+    ("filter", {"temperature": 1.25, "top_p": 0.9}),
+    ("filter", {"top_p": 0.9, "dropout": 0.1}),
+    ("filter", {"top_p": 0.9, "stale": 0.3}),
+    ("temperature", {"temperature": 0.8, "dropout": 0.1}),
+    ("temperature", {"temperature": 1.25, "dropout": 0.5}),
+    ("temperature", {"temperature": 0.8, "stale": 0.1}),
+    ("shift", {"temperature": 0.8, "shift": 1}),
+    ("shift", {"stale": 0.1, "shift": 1}),
+    ("random trainer", {"dropout": 0.5, "stale": 0.5}),
+    ("random trainer", {"temperature": 0.95, "dropout": 0.1}),
+    ("systematic", {"dropout": 0.1, "stale": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("name", "faults"), TWO)
+def test_one_of_two_causes_is_not_told_as_the_only_one(name, faults, tmp_path):
+    data = sampled(**faults)
+    cause, found = cause_of(tmp_path, data)
+    assert (cause.name, cause.alone) == (name, False)
+    assert found.advice[0].endswith("Then log again: that is not all.")
+    del data["group"]
+    assert cause_of(tmp_path, data)[0].alone is not True
+
+
+@pytest.mark.parametrize(("fault", "amount"), [("temperature", 0.8), ("top-p", 0.9)])
+def test_without_groups_it_is_not_told_whether_that_is_all(fault, amount, tmp_path):
+    data = sampled(fault, amount)
+    del data["group"]
+    cause, _ = cause_of(tmp_path, data)
+    assert cause.alone is None
+    assert "A `group` column would tell whether that is all." in cause.says
+
+
+def test_logits_in_half_precision_are_more_than_rounded_log_probs(tmp_path):
+    data = sampled("bf16-logits")
+    cause, _ = cause_of(tmp_path, data)
+    assert (cause.name, cause.alone) == ("rounding", None)
+    assert "logits in half precision" in cause.says
 
 
 @pytest.mark.parametrize("fault", ["dropout", "stale"])
@@ -72,7 +115,7 @@ def test_without_groups_no_cause_is_guessed(fault, amount, tmp_path):
     assert "`group` column would tell" in cause.says
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4])
 def test_clean_data_raises_no_alarm(noise, seed, tmp_path):
     data = sampled(seed=seed)
@@ -94,6 +137,7 @@ def test_a_shifted_reference_is_the_first_thing_to_change(tmp_path):
     data["ref_logp"] = data["ref_logp"].roll(-1, 1)
     _, found = cause_of(tmp_path, data)
     assert found.advice[0].startswith("Align `ref_logp`: its entry for the previous token fits `logp` better")
+    assert len(found.advice) == 1  # coefficients of columns that are out of line tell nothing
 
 
 def test_a_sound_cell_on_clean_data_needs_no_change(tmp_path):
@@ -107,3 +151,26 @@ def test_stale_data_are_to_be_weighted(tmp_path):
     del data["group"]
     found = examine(write(tmp_path / "log.npz", data), "k2-loss")
     assert "weight the KL term, KLTerm(sampler=OffPolicy('prefix', bound=Truncate(high=2.0)))" in found.advice[1]
+    assert "The tokens are not π's own" in found.notes[0]
+    on_policy = examine(write(tmp_path / "log.npz", sampled()), "k2-loss")
+    assert not any("not π's own" in note for note in on_policy.notes)
+
+
+def test_a_mismatch_with_a_remedy_is_mended_and_not_weighted(tmp_path):
+    found = examine(write(tmp_path / "log.npz", sampled("temperature", 0.6)), "k2-loss")
+    assert float(found.kl.scalars["ratio/sequence/effective_sample_size"]) < 0.5
+    assert [text.split()[0] for text in found.advice] == ["Divide"]
+
+
+def test_a_policy_at_the_reference_is_nothing_to_judge(tmp_path):
+    data = sampled(rows=20, tokens=8)
+    found = examine(write(tmp_path / "log.npz", data | {"ref_logp": data["logp"]}))
+    assert found.advice == ["Nothing to judge a KL term by: π is ref at every token."]
+    assert "π is ref at every token" in found.notes[0]
+
+
+def test_what_is_not_in_the_file_is_not_called_sound(tmp_path):
+    data = sampled(rows=20, tokens=8)
+    del data["behavior_logp"]
+    (advice,) = examine(write(tmp_path / "log.npz", data), "k2-loss").advice
+    assert advice == "Nothing to change in reference and KL term; whether trainer and sampler agree is not told."

@@ -3,7 +3,7 @@
 import pytest
 
 from klgrad.logs import LogError
-from klgrad.logs.columns import NAMES, assign, parse_choices
+from klgrad.logs.columns import EXAMPLES, GROUP, MASK, ROLES, WHOSE, assign, parse_choices, role_of
 
 FRAMEWORKS = {
     "TRL": "per_token_logps ref_per_token_logps old_per_token_logps sampling_per_token_logps completion_mask",
@@ -13,6 +13,11 @@ FRAMEWORKS = {
     "tinker": "training_logprobs base_logprobs old_logp sampling_logprobs mask",
     "torchtune": "pi_logprobs ref_logprobs pi_old_logprobs behavior_logp mask",
     "cleanrl": "newlogprob ref_logp b_logprobs behavior_logp mask",
+    "NeMo RL": "curr_logprobs reference_policy_logprobs prev_logprobs generation_logprobs token_mask",
+    "slime": "log_probs ref_log_probs old_log_probs rollout_log_probs loss_masks",
+    "ROLL": "log_probs ref_log_probs old_log_probs infer_logprobs response_mask",
+    "open-instruct": "new_logprobs ref_logprobs old_logprobs vllm_logprobs response_masks",
+    "distillation": "student_logps teacher_logps old_logps sampler_logps assistant_masks",
 }
 
 
@@ -24,8 +29,37 @@ def test_a_frameworks_names_are_recognised(framework):
 
 
 def test_no_name_has_two_roles():
-    every = [name for names in NAMES.values() for name in names]
-    assert len(every) == len(set(every))
+    words = [word for words in WHOSE.values() for word in words]
+    assert len(words) == len(set(words))
+    assert {role_of(name) for name in ROLES} == {(role, -1) for role in ROLES}
+    for role, names in (*EXAMPLES.items(), ("mask", MASK), ("group", GROUP)):
+        assert {told[0] for name in names if (told := role_of(name))} == {role}, role
+
+
+def test_what_a_name_does_not_say_is_not_guessed():
+    for name in ("attention_mask", "logits", "top_logprobs", "sum_logp", "cumulative_logprob", "prompt_ids", "reward"):
+        assert role_of(name) is None, name
+
+
+def test_areal_calls_the_engines_log_probs_plainly_logprobs():
+    areal = ["logprobs", "prox_logp", "ref_logp", "loss_mask"]
+    names = {"logp": "prox_logp", "ref_logp": "ref_logp", "behavior_logp": "logprobs", "mask": "loss_mask"}
+    assert assign(areal, {}) == names
+    assert assign(areal, {"logp": "logprobs"})["logp"] == "logprobs"
+
+
+def test_the_plainest_name_is_taken_last():
+    assert assign(["logprobs", "ref_logp", "trainer_logprobs"], {})["logp"] == "trainer_logprobs"
+    assert assign(["teacher_logp", "logp", "policy_logp", "ref_logprobs"], {}) == {
+        "logp": "logp",
+        "ref_logp": "ref_logprobs",
+    }
+    assert assign(["prompt", "uid", "logp", "ref_logp"], {})["group"] == "uid"
+
+
+def test_a_column_can_be_left_out():
+    chosen = parse_choices(["mask=", "group="])
+    assert assign(["logp", "ref_logp", "mask", "uid"], chosen) == {"logp": "logp", "ref_logp": "ref_logp"}
 
 
 def test_capitals_do_not_matter_and_a_choice_wins():

@@ -1,14 +1,18 @@
 """`klgrad logs`, as a user runs it."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
-from logs.synthetic import sampled, write
+from logs.synthetic import mask_of, sampled, write
+from rich.console import Console
 from typer.testing import CliRunner
 
 from klgrad.cli import app
+from klgrad.errors import OutputError
+from klgrad.logs import examine, jsonl
 
 
 def run(*arguments):
@@ -66,3 +70,37 @@ def test_reading_the_commands_needs_no_pyarrow():
     code = "import sys; import klgrad.cli, klgrad.logs.read; print('pyarrow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_report_fits_a_narrow_terminal(tmp_path, monkeypatch):
+    from klgrad.cli import logs
+
+    monkeypatch.setattr(logs, "stdout", lambda: Console(width=80))
+    result = run(write(tmp_path / "log.npz", sampled("dropout", 0.3, rows=40, tokens=10)))
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.stdout
+    assert re.search(r"relative difference +\d", result.stdout)
+
+
+def test_a_path_that_cannot_be_written_does_not_cost_the_report(tmp_path):
+    (tmp_path / "file").write_text("")
+    path = write(tmp_path / "log.npz", sampled(rows=8, tokens=5))
+    result = run(path, "--json", tmp_path / "file" / "report.json")
+    assert isinstance(result.exception, OutputError)
+    assert "What to change" in result.stdout
+
+
+def test_json_lines_are_read_the_same_with_and_without_pyarrow(tmp_path, monkeypatch):
+    data = sampled("dropout", 0.2, rows=24, tokens=6)
+    data["mask"] = mask_of(data["logp"].shape)
+    path = write(tmp_path / "log.jsonl", data)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:9], "", *lines[9:]]))  # a blank line: that block is read line by line
+    monkeypatch.setattr(jsonl, "BLOCK", 700)
+    by_arrow = []
+    monkeypatch.setattr(jsonl, "_fast", lambda *args, fast=jsonl._fast: by_arrow.append(fast(*args)) or by_arrow[-1])
+    fast = examine(path).to_dict()
+    assert any(part is None for part in by_arrow)
+    assert sum(part is not None for part in by_arrow) > 5
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert examine(path).to_dict() == fast

@@ -2,21 +2,16 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
 from .curve import Curve
-from .html_parts import KINDS, SHORT, bar, card, kind_of, mark, number, percent
-from .report import notes
+from .html_card import card
+from .html_fix import Fixes, framework_of, what_to_write
+from .html_index import index
+from .html_parts import KINDS, bar, kind_of, mark
 from .result import AuditResult
-
-GROUPS = {
-    "cell": "Cells: losses as found in the wild",
-    "term": "Terms: losses that declare what they mean",
-    "function": "Functions",
-    "framework": "Frameworks: their own code, by setting",
-}
 
 SHAPES = {
     "reverse": '<circle cx="8" cy="8" r="7.5"/><path class="ink" d="M4.4 8.3l2.5 2.5 4.7-5.4"/>',
@@ -46,22 +41,29 @@ closely.</dd></div>
 </dl></section>"""
 
 
-def to_html(results: Sequence[AuditResult], curves: Sequence[Curve], *, summaries: Sequence[str] = ()) -> str:
+def to_html(
+    results: Sequence[AuditResult],
+    curves: Sequence[Curve],
+    *,
+    summaries: Sequence[str] = (),
+    fixes: Fixes | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> str:
     """One page, the same for the same results.
 
     Args:
         results: of the audit.
         curves: of `coefficient_curve`, one per result; an empty one is told as none.
         summaries: one line about each loss, if there are any.
+        fixes: what to write, by framework.
+        tags: a word for some of the losses, by name: `default`, say.
     """
     about = list(summaries) or [""] * len(results)
+    fixes = fixes or {}
     anchors = [f"loss-{i}-{_slug(r.name)}" for i, r in enumerate(results, 1)]
-    cards = "".join(card(*each) for each in zip(results, curves, anchors, about, strict=True))
-    title = (
-        f"What {escape(results[0].name)} descends" if len(results) == 1 else f"What {len(results)} KL losses descend"
-    )
+    cards = "".join(card(*each, fixes) for each in zip(results, curves, anchors, about, strict=True))
+    title, many = _title(results), len(results) > 1
     style = files(__package__ or "klgrad.audit").joinpath("page.css").read_text(encoding="utf-8")
-    index = _index(results, anchors) if len(results) > 1 else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -77,9 +79,10 @@ def to_html(results: Sequence[AuditResult], curves: Sequence[Curve], *, summarie
 <header class="page"><p class="kicker">klgrad audit</p><h1>{title}</h1>
 {_lead(results)}</header>
 <main>
-{_tally(results) if len(results) > 1 else ""}
-{index}
-<section class="cards" aria-labelledby="losses"><h2 id="losses">{"Each loss" if index else "The loss"}</h2>{cards}
+{_tally(results) if many else ""}
+{what_to_write(fixes)}
+{index(results, anchors, tags or {}) if many else ""}
+<section class="cards" aria-labelledby="losses"><h2 id="losses">{"Each loss" if many else "The loss"}</h2>{cards}
 </section>
 {READING}
 </main>
@@ -97,6 +100,15 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
 
 
+def _title(results: Sequence[AuditResult]) -> str:
+    if len(results) == 1:
+        return f"What {escape(results[0].name)} descends"
+    frameworks = {framework_of(r) for r in results}
+    if "" not in frameworks:
+        return f"What {len(results)} settings of {escape(' and '.join(sorted(frameworks)))} descend"
+    return f"What {len(results)} KL losses descend"
+
+
 def _lead(results: Sequence[AuditResult]) -> str:
     """The headline: how many are what they are taken for."""
     total = len(results)
@@ -106,7 +118,8 @@ def _lead(results: Sequence[AuditResult]) -> str:
     if total == 1:
         return f'<p class="lead">{escape(results[0].advice)}</p>'
     still = "and none still does" if not both else f"and {both} {'does' if both == 1 else 'do'} so"
-    text = f"Of {total} losses, {on or 'none'} {'descend' if on > 1 else 'descends'} the reverse KL from fresh samples"
+    what = "losses" if any(not framework_of(r) for r in results) else "settings"
+    text = f"Of {total} {what}, {on or 'none'} {'descend' if on > 1 else 'descends'} the reverse KL from fresh samples"
     text += f", {still} from stale ones" if on else ""
     if flawed:
         text += f"; {flawed} {'has' if flawed == 1 else 'have'} a dead zone or trouble in float32"
@@ -127,34 +140,3 @@ def _tally(results: Sequence[AuditResult]) -> str:
         '<section aria-labelledby="tally"><h2 id="tally">Verdicts</h2><table class="tally"><thead><tr>'
         f"<td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{hint}</section>"
     )
-
-
-def _index(results: Sequence[AuditResult], anchors: Sequence[str]) -> str:
-    columns = ("loss", "on-policy", "off-policy", "variance", "near ref", "notes")
-    head = "".join(f'<th scope="col" class="{name.replace(" ", "-")}">{name}</th>' for name in columns)
-    bodies = []
-    for group in dict.fromkeys(r.kind for r in results):
-        rows = [_row(r, anchor) for r, anchor in zip(results, anchors, strict=True) if r.kind == group]
-        title = f'<tr class="group"><th scope="rowgroup" colspan="{len(columns)}">{GROUPS[group]}</th></tr>'
-        bodies.append(f"<tbody>{title}{''.join(rows)}</tbody>")
-    return (
-        '<section aria-labelledby="index"><h2 id="index">Index</h2>'
-        f'<table class="index"><thead><tr>{head}</tr></thead>{"".join(bodies)}</table></section>'
-    )
-
-
-def _row(r: AuditResult, anchor: str) -> str:
-    sides = ((r.verdict, r.bias, r.nearest), (r.verdict_off_policy, r.bias_off_policy, r.nearest_off_policy))
-    verdicts = "".join(f"<td>{_cell(v, bias[nearest], nearest)}</td>" for v, bias, nearest in sides)
-    return (
-        f'<tr><th scope="row"><a href="#{anchor}">{escape(r.name)}</a></th>{verdicts}'
-        f'<td class="variance">{number(r.variance)}</td><td class="near-ref">{number(r.variance_near)}</td>'
-        f'<td class="notes">{escape("; ".join(notes(r)))}</td></tr>'
-    )
-
-
-def _cell(verdict: str, bias: float, nearest: str) -> str:
-    kind = kind_of(verdict)
-    text = SHORT.get(verdict, verdict)
-    off = f" <small>{percent(bias)} from {SHORT[nearest.replace('_', '-')]}</small>" if verdict == "unknown" else ""
-    return f'<span class="cell {kind}">{mark(kind)}<span>{text}{off}</span></span>'

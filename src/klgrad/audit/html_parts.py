@@ -1,14 +1,8 @@
-"""The card of one loss, and the words that a verdict is told in."""
+"""The words that a verdict is told in, and the small parts that the page is made of."""
 
 import math
 import re
 from html import escape
-
-from ..exact import TARGETS
-from .chart import curve_svg
-from .curve import Curve, dead_zones
-from .result import AuditResult
-from .verdict import MATCH
 
 WORDS = {
     "reverse-kl-sequence": ("Reverse KL, whole completions", "The gradient of KL(π‖ref) between completions."),
@@ -50,17 +44,14 @@ SHORT = {
 KINDS = {"reverse": "reverse KL", "forward": "forward KL", "nothing": "nothing", "unknown": "unknown"}
 """The four colours, each with its shape, and what they stand for."""
 
-STALE = {
-    "reverse-kl-sequence": "KLTerm(sampler=OffPolicy('prefix', bound=None))",
-    "reverse-kl-token": "KLTerm(level='token', sampler=OffPolicy('prefix', bound=None))",
-    "forward-kl-token": (
-        "KLTerm(divergence='forward', level='token', estimator='k3', sampler=OffPolicy('prefix', bound=None))"
-    ),
-    "forward-kl-sequence": "KLTerm(divergence='forward', estimator='k3', sampler=OffPolicy('sequence', bound=None))",
-}
-"""What has the same target when the samples are another policy's."""
+SEAMS = re.compile(r"(?<=[_=.:])(?=\w)")
+"""Where the name of a setting or a function may be broken over lines."""
 
-TERM = re.compile(r"KLTerm\((?:[^()]|\([^()]*\))*\)")
+CODE_SEAMS = re.compile(r"(?<=[=.])(?=\w)")
+"""Where a line of configuration may be."""
+
+PHONE = 36
+"""Characters of code that fit a phone; only a longer word is broken."""
 
 
 def kind_of(verdict: str) -> str:
@@ -82,50 +73,37 @@ def number(x: float | None, digits: int = 3) -> str:
     return f"{x:.{digits}g}".replace("-", "−")
 
 
-def card(r: AuditResult, curve: Curve, anchor: str, summary: str = "") -> str:
-    """Everything about one loss."""
-    about = f'<p class="about">{escape(summary)}</p>' if summary else ""
-    return f"""
-<article class="card" id="{anchor}" aria-labelledby="{anchor}-name">
-<header><h3 id="{anchor}-name">{escape(r.name)}</h3>{about}</header>
-<div class="verdicts">
-{_verdict("On-policy", r.verdict, r.bias, r.cosine, r.nearest, r)}
-{_verdict("Off-policy", r.verdict_off_policy, r.bias_off_policy, r.cosine_off_policy, r.nearest_off_policy, r)}
-</div>
-{_advice(r)}
-<div class="columns">
-<section class="{kind_of(r.verdict)}"><h4>Coefficient on a sampled token</h4>{_curve(r, curve)}</section>
-<section><h4>Distance to each target</h4>{_distances(r)}</section>
-</div>
-<section class="numbers"><h4>Numbers</h4><dl class="facts">{"".join(_facts(r, curve))}</dl></section>
-</article>"""
+def spoken(verdict: str) -> str:
+    """A verdict's title within a sentence."""
+    title = WORDS[verdict][0]
+    return title[0].lower() + title[1:]
 
 
-def _verdict(
-    where: str, verdict: str, bias: dict[str, float], cosine: dict[str, float], nearest: str, r: AuditResult
-) -> str:
+def breakable(text: str) -> str:
+    """Escaped, with seams at which a narrow page may break a name."""
+    return "<wbr>".join(escape(part, quote=False) for part in SEAMS.split(text))
+
+
+def code_block(lines: str) -> str:
+    """Lines to copy, as they are; a narrow page breaks them between words, and long words at their seams."""
+    code = re.sub(r"[^ \n]+", lambda m: _code_word(m[0]), lines)
+    return f'<pre class="lines"><code>{code}</code></pre>'
+
+
+def _code_word(word: str) -> str:
+    parts = CODE_SEAMS.split(word) if len(word) > PHONE else [word]
+    return "<wbr>".join(_unbroken(escape(part, quote=False)) for part in parts)
+
+
+def _unbroken(part: str) -> str:
+    """A browser would break `--flag` after its hyphens."""
+    return f'<span class="whole">{part}</span>' if "-" in part and len(part) <= PHONE else part
+
+
+def verdict_line(verdict: str, where: str) -> str:
+    """A verdict in a line: its shape, what it is, and where."""
     kind = kind_of(verdict)
-    title, sentence = WORDS[verdict]
-    if verdict == "unknown":
-        title, sentence = _unknown(bias[nearest], cosine[nearest], nearest.replace("_", "-"), r)
-    elif verdict == "nothing" and r.variance == 0:
-        sentence = "No gradient reaches the log-probs."
-    return (
-        f'<section class="verdict {kind}">{mark(kind)}<div><h4>{where}</h4>'
-        f'<p class="title">{escape(title)}</p><p>{escape(sentence)}</p></div></section>'
-    )
-
-
-def _unknown(bias: float, cosine: float, nearest: str, r: AuditResult) -> tuple[str, str]:
-    name = WORDS[nearest][0]
-    name = name[0].lower() + name[1:]
-    if not r.deterministic:
-        return "No verdict", "The same batch gives different gradients."
-    if not math.isfinite(r.variance):
-        return "No verdict", "The gradient is not a finite number on some group."
-    if cosine < -0.999:
-        return f"Climbs the {name}", "The sign is wrong."
-    return WORDS["unknown"][0], f"Nearest: {name}, {percent(bias)} off."
+    return f'<span class="cell {kind}">{mark(kind)}<span>{SHORT.get(verdict, verdict)} {where}</span></span>'
 
 
 def percent(share: float) -> str:
@@ -135,111 +113,7 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.01 else f"{share:.0%}"
 
 
-def _advice(r: AuditResult) -> str:
-    text = TERM.sub(lambda m: f"<code>{m[0]}</code>", escape(r.advice, quote=False))
-    lines = [("instead", term) for term in dict.fromkeys(TERM.findall(r.advice)) if "..." not in term]
-    if r.verdict_off_policy == "unknown" and r.verdict in STALE and not any("sampler" in term for _, term in lines):
-        lines.append(("the same, from stale samples", STALE[r.verdict]))
-    code = "".join(f"<div><dt>{why}</dt><dd><code>{escape(term, quote=False)}</code></dd></div>" for why, term in lines)
-    write = f'<p class="write">Write</p><dl class="code">{code}</dl>' if code else ""
-    return f'<section class="advice"><h4>Advice</h4><p>{text}</p>{write}</section>'
-
-
-def _curve(r: AuditResult, curve: Curve) -> str:
-    if not curve:
-        return (
-            '<p class="none">No curve: it differentiates the KL over the whole vocabulary, so that part of its '
-            "gradient is on tokens that were not sampled.</p>"
-        )
-    zones = " and ".join(spoken_zone(*zone) for zone in dead_zones(curve))
-    keys = [
-        _key('<path class="line" d="M1 5H21"/>', "this loss"),
-        _key('<path class="sound" d="M1 5H21"/>', "sound: log π/ref itself"),
-    ]
-    if zones:
-        swatch = '<rect class="dead" width="22" height="10"/><path class="hatch" d="M1 10L11 0M11 10L21 0"/>'
-        keys.append(_key(swatch, f"no gradient {zones}"))
-    if any(y is None for _, y in curve):
-        keys.append("<li>gaps: not a finite number</li>")
-    svg = curve_svg(r.name, curve, f"{r.name}: {f'no gradient {zones}' if zones else 'no dead zone'}")
-    return f'<figure>{svg}<figcaption><ul class="keys">{"".join(keys)}</ul></figcaption></figure>'
-
-
-def _key(swatch: str, text: str) -> str:
-    return f'<li><svg class="key" aria-hidden="true" viewBox="0 0 22 10">{swatch}</svg>{text}</li>'
-
-
-def spoken_zone(low: float, high: float) -> str:
-    """A dead zone in words."""
-    return f"below {number(high)}" if low < 0 else f"above {number(low)}"
-
-
-def _distances(r: AuditResult) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{SHORT[name.replace("_", "-")]}</th>'
-        f"{_distance(r.bias[name])}{_distance(r.bias_off_policy[name])}</tr>"
-        for name in TARGETS
-    )
-    return (
-        '<table class="bias"><thead><tr><th scope="col">target</th><th scope="col">on-policy</th>'
-        f'<th scope="col">off-policy</th></tr></thead><tbody>{rows}</tbody></table>'
-        '<p class="hint">0% is a match, 100% no likeness.</p>'
-    )
-
-
-def _distance(bias: float) -> str:
-    if not math.isfinite(bias):
-        return f"<td>{number(bias)}</td>"
-    text = "match" if bias <= MATCH else percent(bias)
-    return f'<td class="{"match" if bias <= MATCH else ""}">{text}{bar(bias)}</td>'
-
-
 def bar(share: float) -> str:
     """A share of one as a bar, beside the number that says it."""
     rects = f'<rect class="track" width="100" height="6"/><rect width="{share * 100:.1f}" height="6"/>'
     return f'<svg class="bar" aria-hidden="true" viewBox="0 0 100 6" preserveAspectRatio="none">{rects}</svg>'
-
-
-def _facts(r: AuditResult, curve: Curve) -> list[str]:
-    """What was measured beside the verdict; what is amiss is in bold."""
-    zones = [spoken_zone(*zone) for zone in dead_zones(curve)]
-    if not zones and r.dead_zone_from is not None:
-        zones = [f"from {number(r.dead_zone_from)} on"]
-    wrong = r.float32_wrong_from
-    found = [
-        ("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}", False),
-        ("Scale", _scale(r), False),
-        ("Lengths", _lengths(r), r.length_sensitive),
-        ("Dead zone", f"no gradient for log π/ref {' and '.join(zones)}" if zones else "none", bool(zones)),
-        (
-            "float32",
-            "keeps its digits" if wrong is None else f"wrong from log π/ref = {number(wrong)} on",
-            wrong is not None,
-        ),
-        ("Finite", "always" if r.finite else "overflows, or 0/0", not r.finite),
-        ("Padding", "gets gradient" if r.touches_padding else "gets none", r.touches_padding),
-        ("Depends on ref", "yes" if r.depends_on_reference else "no", not r.depends_on_reference),
-    ]
-    if r.verdict == "unknown" != r.verdict_near:
-        found.append(("Near ref alone", WORDS[r.verdict_near][0].lower().replace("kl", "KL"), False))
-    if not r.deterministic:
-        found.append(("Deterministic", "no", True))
-    return [
-        f"<div><dt>{name}</dt><dd>{f'<strong>{text}</strong>' if amiss else text}</dd></div>"
-        for name, text, amiss in found
-    ]
-
-
-def _scale(r: AuditResult) -> str:
-    scales = list(r.scale_by_shape.values())
-    if r.verdict in ("nothing", "unknown") or not scales:
-        return "none without a target"
-    if max(scales) - min(scales) <= 1e-6 * max(map(abs, scales)):
-        return f"{number(scales[0])} × the target"
-    return f"{number(min(scales))} to {number(max(scales))} × the target, by the batch’s shape"
-
-
-def _lengths(r: AuditResult) -> str:
-    if not r.length_sensitive:
-        return "do not change the verdict"
-    return f"change the verdict; equal ones give: {WORDS[r.verdict_fixed_lengths][0]}"

@@ -18,6 +18,11 @@ from .subject import Subject, as_subject
 
 def load(spec: str) -> Subject:
     """Import the function and make it a subject."""
+    return as_subject(find(spec), name=spec)
+
+
+def find(spec: str) -> object:
+    """Import whatever stands behind the name."""
     where, _, name = spec.rpartition(":")
     if not where or not name:
         raise LossImportError(
@@ -29,7 +34,7 @@ def load(spec: str) -> Subject:
         if not hasattr(loss, part):
             raise UnknownNameError(f"name in {where}", name, [n for n in vars(loss) if not n.startswith("_")])
         loss = getattr(loss, part)
-    return as_subject(loss, name=spec)
+    return loss
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -4,13 +4,12 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Group
-from rich.panel import Panel
-from rich.syntax import Syntax
+from rich.console import Console
 from rich.text import Text
 
 from ..errors import UnknownNameError
-from ..frameworks.advice import SETTINGS, WHERE, Meaning, code, expresses
+from ..frameworks.advice import SETTINGS, WHERE, Meaning, Setting, code, expresses
+from ..frameworks.defaults import DEFAULTS
 from .console import stdout
 
 
@@ -28,6 +27,11 @@ class LevelChoice(StrEnum):
     sequence = "sequence"
 
 
+BOUNDED = (
+    "It descends {target} on-policy. Off-policy Truncate(2.0) bounds the variance and adds bias; bound=None adds none."
+)
+
+
 def command(
     framework: Annotated[str, typer.Argument(help=f"One of: {', '.join(SETTINGS)}.")],
     divergence: Annotated[
@@ -40,20 +44,43 @@ def command(
         bool, typer.Option("--off-policy", help="The samples are stale or another engine's.")
     ] = False,
 ) -> None:
-    """Say what to write for the KL that is meant, and what it would really descend."""
+    """Say what to write for the KL that is meant, and what it would really descend.
+
+    The lines stand without a frame, to be copied.
+    """
+    framework = framework.lower()
     if framework not in SETTINGS:
         raise UnknownNameError("framework", framework, SETTINGS)
     meaning: Meaning = (divergence.value, level.value)
-    wanted = f"{divergence.value}-kl-{level.value}, {'off-policy' if off_policy else 'on-policy'}"
+    target = f"{divergence.value}-kl-{level.value}"
     setting = SETTINGS[framework].get(meaning)
-    parts: list[object] = []
-    if setting is not None:
-        parts += [Syntax(setting.lines, "python" if "(" in setting.lines else "ini", theme="ansi_dark"), ""]
-        parts.append(f"It descends {setting.descends.on_policy} on-policy, {setting.descends.off_policy} off-policy.")
-        parts += [setting.note] if setting.note else []
-    if setting is None or not expresses(setting, meaning, off_policy):
-        reason = "no setting says it" if setting is None else "that is not quite it"
-        parts += ["" if setting else None, f"In {framework} {reason}; in {WHERE[framework]}, write:", ""]
-        parts.append(Syntax(code(meaning, off_policy), "python", theme="ansi_dark"))
-    shown = [part for part in parts if part is not None]
-    stdout().print(Panel(Group(*shown), title=Text(f"{framework}: {wanted}", style="bold"), title_align="left"))  # type: ignore[arg-type]
+    console = stdout()
+    console.print(Text(f"{framework}: {target}, {'off-policy' if off_policy else 'on-policy'}", style="bold"))
+    if setting is not None and expresses(setting, meaning, off_policy):
+        _setting(console, setting, "Write")
+    else:
+        if setting is not None:
+            _setting(console, setting, "No setting says it on every batch. The nearest is")
+        _say(console, f"{'To have it' if setting else 'No setting says it'}: in {WHERE[framework]}, write")
+        _lines(console, code(meaning, off_policy))
+        _say(console, BOUNDED.format(target=target) if off_policy else f"It descends {target} on-policy.")
+    _say(console, f"As it stands: {DEFAULTS[framework]}")
+
+
+def _setting(console: Console, setting: Setting, why: str) -> None:
+    _say(console, why)
+    _lines(console, setting.lines)
+    _say(console, f"It descends {setting.descends.on_policy} on-policy, {setting.descends.off_policy} off-policy.")
+    if setting.note:
+        console.print(Text(setting.note))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text))
+
+
+def _lines(console: Console, lines: str) -> None:
+    """Not wrapped: a line that is copied must be one."""
+    console.print()
+    console.print(Text(lines, style="cyan"), soft_wrap=True)

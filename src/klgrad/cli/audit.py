@@ -19,6 +19,7 @@ from ..frameworks import FRAMEWORKS
 from ..meaning import Verdict
 from . import tables
 from .console import stderr, stdout
+from .fixes import TAGS, fixes_for
 
 
 class Lengths(StrEnum):
@@ -105,7 +106,9 @@ def command(
             write_whole(path, text(results))
     if html is not None:
         curves = [coefficient_curve(subject) for subject in subjects]
-        write_whole(html, to_html(results, curves, summaries=[subject.summary for subject in subjects]))
+        summaries = [subject.summary for subject in subjects]
+        page = to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
+        write_whole(html, page)
     _hold(console, results, expect, expect_off_policy, strict)
 
 

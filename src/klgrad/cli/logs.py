@@ -1,5 +1,6 @@
 """`klgrad logs`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from rich.text import Text
 
 from ..files import write_whole
 from ..logs import LogReport, examine
+from ..logs.causes import Cause
+from ..logs.coefficients import Comparison
 from ..logs.columns import parse_choices
 from ..logs.report import to_json
 from ..monitor import Report
@@ -25,7 +28,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="ROLE=NAME",
-            help="A column whose name is not recognised. Roles: logp, ref_logp, old_logp, behavior_logp, mask, group.",
+            help="A column whose name is not recognised. Roles: logp, ref_logp, old_logp, behavior_logp, mask, group. "
+            "`ROLE=` leaves out one that is not needed.",
             show_default=False,
         ),
     ] = None,
@@ -41,9 +45,11 @@ def command(
     torch.set_num_threads(1)
     chosen = parse_choices(column or [])
     report = _examine(file, cell, chosen, stderr())
-    if json is not None:
-        write_whole(json, to_json(report))
-    stdout().print(show(report))
+    try:
+        if json is not None:
+            write_whole(json, to_json(report))
+    finally:  # a path that cannot be written does not cost the report
+        stdout().print(show(report))
 
 
 def _examine(file: Path, cell: str, chosen: dict[str, str], console: Console) -> LogReport:
@@ -135,17 +141,29 @@ RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max",
 
 
 def _coefficients(r: LogReport) -> Table:
-    table = _table("against", "relative difference", "correlation", "nearest multiple", "largest", "largest sound")
-    for c in r.comparisons.values():
-        numbers = (_number(c.correlation), _number(c.scale), f"{c.largest:.3g}", f"{c.largest_sound:.3g}")
-        table.add_row(c.term, _percent(c.relative_difference), *numbers)
+    """A column per level, for the terms are wider than a terminal; they stand below."""
+    table = _table("", *(LEVELS[level] for level in r.comparisons))
+    for name, number in NUMBERS.items():
+        table.add_row(name, *(number(c) for c in r.comparisons.values()))
     return table
+
+
+LEVELS = {"token": "token by token", "sequence": "whole completions"}
+
+NUMBERS: dict[str, Callable[[Comparison], str]] = {
+    "relative difference": lambda c: _percent(c.relative_difference),
+    "correlation": lambda c: _number(c.correlation),
+    "nearest multiple of the sound one": lambda c: _number(c.scale),
+    "largest": lambda c: f"{c.largest:.3g}",
+    "largest of the sound ones": lambda c: f"{c.largest_sound:.3g}",
+}
 
 
 def _dead(r: LogReport) -> Text:
     on_policy, off_policy = r.descends
+    sound = "".join(f"Sound, {LEVELS[level]}: {c.term}\n" for level, c in r.comparisons.items())
     return Text(
-        f"{r.dead_share:.3%} of the tokens are in a dead zone. "
+        f"{sound}{r.dead_share:.3%} of the tokens are in a dead zone. "
         f"It descends {on_policy} on-policy, {off_policy} off-policy."
     )
 
@@ -163,15 +181,14 @@ def _mismatch(r: LogReport) -> list[RenderableType]:
             f"effective sample size {left:.1%} of the completions."
         )
     )
-    label = LABELS.get(r.cause.name, f"Likely cause: {r.cause.name}. ")
-    found.append(Text(label + r.cause.says, style="green" if r.cause.name == "none" else "bold yellow"))
+    found.append(Text(_label(r.cause) + r.cause.says, style="green" if r.cause.name == "none" else "bold yellow"))
     return found
 
 
-LABELS = {"none": "", "unexplained": "No cause is shown. "}
-
-
-LABELS = {"none": "", "unexplained": "No cause is shown. "}
+def _label(cause: Cause) -> str:
+    if cause.name in ("none", "unexplained"):
+        return "" if cause.name == "none" else "No cause is shown. "
+    return f"One cause of several: {cause.name}. " if cause.alone is False else f"Likely cause: {cause.name}. "
 
 
 def _number(x: float) -> str:

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import RolloutError
-from ..rollout import Rollout
+from ..rollout import ROUNDING_STEPS, Rollout
 from .columns import PER_TOKEN
 from .errors import LogError
 
@@ -35,6 +35,7 @@ class Chunk:
         columns: role to flat log-probs of the live tokens.
         group: (B,) index of the completion's prompt, or None.
         mask: live or not, before dead tokens were dropped, or None.
+        names: role to the column's name in the file.
         done: how far in the file the chunk ends, in the reader's own measure.
     """
 
@@ -44,6 +45,7 @@ class Chunk:
     columns: dict[str, Tensor]
     group: Tensor | None
     mask: Ragged | None
+    names: dict[str, str]
     done: int
 
     @property
@@ -73,7 +75,7 @@ def build(
                 f"{int(column.lengths[i])} against {int(lengths[i])} in {unit} {int(rows[i])}",
                 f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
             )
-    columns = {role: column.values for role, column in given.items() if role in PER_TOKEN}
+    columns = {role: _at_most_0(column.values) for role, column in given.items() if role in PER_TOKEN}
     mask = given.get("mask")
     if mask is not None:
         live = _as_bool(mask, rows, unit, names["mask"])
@@ -82,7 +84,14 @@ def build(
         counted = torch.cat([torch.zeros(1, dtype=torch.int64), live.cumsum(0)])
         ends = lengths.cumsum(0)
         lengths = counted[ends] - counted[ends - lengths]
-    return Chunk(rows, unit, lengths, columns, group, mask, done)
+    return Chunk(rows, unit, lengths, columns, group, mask, names, done)
+
+
+def _at_most_0(x: Tensor) -> Tensor:
+    """Float64 that a trainer computed in float32 may stand above 0 by float32's rounding, which is no error."""
+    if x.dtype != torch.float64:
+        return x
+    return torch.where((x > 0) & (x <= ROUNDING_STEPS * torch.finfo(torch.float32).eps), 0.0, x)
 
 
 def _as_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
@@ -103,12 +112,17 @@ def _as_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of similar length as one padded batch."""
+    """Rows of similar length as one padded batch.
+
+    Attributes:
+        rollout: with the file's sampler, or else its old policy, as μ.
+        trainer: what π was when it sampled, with μ both as reference and as sampler; None without `behavior_logp`.
+        group: (B,) index of the completion's prompt, or None.
+    """
 
     rollout: Rollout
     trainer: Rollout | None
     group: Tensor | None
-    rows: Tensor = field(repr=False)
 
 
 def blocks(chunk: Chunk) -> Iterator[Block]:
@@ -119,7 +133,7 @@ def blocks(chunk: Chunk) -> Iterator[Block]:
         try:
             yield _pad(chunk, index, starts)
         except RolloutError:
-            _name_the_row(chunk, starts)
+            _name_the_row(chunk)
             raise
 
 
@@ -146,23 +160,29 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> Block:
     rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
     trainer = None
     if behavior is not None:
-        # What π was when it sampled is the old policy, where the file has it; `ref` is the sampler here.
         trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
-    return Block(rollout, trainer, None if chunk.group is None else chunk.group[index], index)
+    return Block(rollout, trainer, None if chunk.group is None else chunk.group[index])
 
 
 def _take(x: Tensor, at: Tensor) -> Tensor:
     return x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype)
 
 
-def _name_the_row(chunk: Chunk, starts: Tensor) -> None:
-    """Find the first row that is no rollout, in the order of the file, and say so in the file's terms."""
-    for row in range(len(chunk.lengths)):
+def _name_the_row(chunk: Chunk) -> None:
+    """Find the first value that no rollout has, in the order of the file, and say so in the file's terms."""
+    found: list[tuple[int, str, RolloutError]] = []
+    for role, x in chunk.columns.items():
         try:
-            _pad(chunk, torch.tensor([row]), starts)
+            Rollout(x[None], x[None], torch.ones(1, len(x)))
         except RolloutError as error:
             place = re.search(r" at \[0, (\d+)\]$", error.received)
-            received = f"{error.received} in {chunk.unit} {int(chunk.rows[row])}"
-            if place:
-                received = f"{error.received[: place.start()]} at {chunk.place(row, int(place[1]))}"
-            raise LogError(error.expected, received, error.remedy) from error
+            found += [(int(place[1]), role, error)] if place else []
+    if found:
+        at, role, error = min(found, key=lambda each: each[0])
+        row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
+        name = f"`{chunk.names[role]}`"
+        raise LogError(
+            error.expected.replace("`logp`", name),
+            f"{error.received.split(' at ')[0]} at {chunk.place(row, at - int(chunk.starts[row]))}",
+            error.remedy.replace("`logp`", name),
+        ) from error

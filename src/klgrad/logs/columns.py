@@ -1,6 +1,7 @@
 """Which column plays which role, under the names that frameworks write."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 from .errors import LogError
@@ -8,106 +9,114 @@ from .errors import LogError
 PER_TOKEN = ("logp", "ref_logp", "old_logp", "behavior_logp")
 """Roles with one number per token; `mask` has one too, `group` one per completion."""
 
-NAMES: dict[str, tuple[str, ...]] = {
+WHOSE: dict[str, tuple[str, ...]] = {
     "logp": (
-        "logp",
-        "per_token_logps",  # TRL
-        "log_prob",  # verl
-        "action_log_probs",  # OpenRLHF, SkyRL
-        "trainer_logprobs",  # prime-rl
-        "training_logprobs",  # tinker
-        "pi_logprobs",  # torchtune
-        "newlogprob",  # cleanrl
-        "curr_logprobs",  # NeMo RL
-        "current_logprobs",
-        "policy_logprobs",
-        "log_probs",
-        "logprobs",
-        "logps",
+        *("policy", "pi", "trainer", "training", "train", "new", "curr", "current", "student"),
+        *("actor", "learner", "model", "local", ""),
     ),
     "ref_logp": (
-        "ref_logp",
-        "ref_per_token_logps",
-        "ref_log_prob",
-        "ref_log_probs",
-        "base_action_log_probs",
-        "ref_logprobs",
-        "base_logprobs",
-        "reference_policy_logprobs",
-        "reference_logprobs",
-        "ref_logps",
-        "teacher_logprobs",
-        "teacher_log_probs",
-        "teacher_logp",
+        *("ref", "reference", "ref_policy", "reference_policy", "ref_model", "base", "base_model"),
+        *("anchor", "initial", "teacher"),
     ),
-    "old_logp": (
-        "old_logp",
-        "old_per_token_logps",
-        "old_log_prob",
-        "old_log_probs",
-        "old_action_log_probs",
-        "pi_old_logprobs",
-        "b_logprobs",
-        "prev_logprobs",
-        "old_logprobs",
-    ),
+    "old_logp": ("old", "pi_old", "old_policy", "prev", "previous", "b", "prox", "proximal"),
     "behavior_logp": (
-        "behavior_logp",
-        "behaviour_logp",
-        "sampling_per_token_logps",
-        "rollout_log_probs",
-        "rollout_logprobs",
-        "inference_logprobs",
-        "sampling_logprobs",
-        "generation_logprobs",
-        "vllm_logprobs",
-        "sampler_logprobs",
+        *("behavior", "behaviour", "behavior_policy", "rollout", "inference", "infer", "sampling"),
+        *("sampler", "generation", "generator", "gen", "vllm", "sglang", "engine", "mu"),
     ),
-    # Not `attention_mask`: it marks prompts, too.
-    "mask": ("mask", "completion_mask", "response_mask", "action_mask", "loss_mask", "token_mask"),
-    "group": ("group", "group_id", "uid", "prompt_id", "prompt_index", "prompt_idx", "problem_id", "example_id"),
 }
-"""Names by role, in order of preference."""
+"""What stands before `logp`, `log_probs`, ... in a column's name, by role and in order of preference.
+
+TRL, verl, OpenRLHF, SkyRL, prime-rl, NeMo RL, slime, AReaL, ROLL, tinker, torchtune, open-instruct and cleanrl all
+spell the same few words differently.
+"""
+
+LOGP = re.compile(r"_?log_?p(rob)?s?$")
+FILLER = re.compile(r"(^|_)(per_token|action|token)(?=_|$)")
+"""Words that change no role: `ref_per_token_logps`, `base_action_log_probs`."""
+
+# Not `attention_mask`: it marks prompts, too.
+MASK = ("completion_mask", "response_mask", "action_mask", "loss_mask", "token_mask", "assistant_mask")
+
+GROUP = (
+    *("group", "group_id", "group_index", "uid", "prompt_id", "prompt_uid", "prompt_index", "prompt_idx"),
+    *("problem_id", "question_id", "example_id", "task_id", "prompt"),
+)
+
+ROLES = (*WHOSE, "mask", "group")
 
 REMEDY = "name it with --column {role}=NAME"
 
+EXAMPLES = {
+    "logp": ("logp", "per_token_logps", "log_prob", "action_log_probs", "trainer_logprobs"),
+    "ref_logp": ("ref_logp", "ref_per_token_logps", "ref_log_prob", "base_action_log_probs", "reference_logprobs"),
+}
+"""What an error offers for the two roles that must be there."""
+
+
+def role_of(column: str) -> tuple[str, int] | None:
+    """The role that a name speaks of, and how gladly it is taken: the less the better."""
+    name = re.sub(r"\W+", "_", column.lower()).strip("_")
+    if name in ROLES:
+        return name, -1
+    if name.removesuffix("s") in MASK:
+        return "mask", MASK.index(name.removesuffix("s"))
+    if name in GROUP:
+        return "group", GROUP.index(name)
+    stem = LOGP.search(name)
+    if stem is None:
+        return None
+    whose = FILLER.sub("", name[: stem.start()]).strip("_")
+    return next(((role, words.index(whose)) for role, words in WHOSE.items() if whose in words), None)
+
 
 def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
-    """Role to column: what the user chose, else the first recognised name that is there.
+    """Role to column: what the user chose ("" for none), else the recognised name that is taken most gladly.
 
     Without a column for `logp`, `old_logp` is taken: at the start of an update π is the old policy.
     """
-    found = {}
-    for role, names in NAMES.items():
-        if role in chosen:
-            found[role] = _chosen(role, chosen[role], present)
-        else:
-            at_hand = {name.lower(): name for name in present if name not in chosen.values()}
-            match = next((at_hand[name] for name in names if name in at_hand), None)
-            if match is not None:
-                found[role] = match
+    best: dict[str, tuple[int, str]] = {}
+    for name in present:
+        if name not in chosen.values() and (told := role_of(name)) is not None:
+            role, rank = told
+            if role not in best or rank < best[role][0]:
+                best[role] = rank, name
+    found = {role: name for role, (_, name) in best.items() if role not in chosen}
+    found |= {role: _chosen(role, name, present) for role, name in chosen.items() if name}
+    if "logp" in found and not chosen.keys() & {"logp", "behavior_logp"} and _is_of_the_engine(found):
+        found["behavior_logp"] = found.pop("logp")
     if "logp" not in found and "old_logp" in found:
         found["logp"] = found.pop("old_logp")
     for role in ("logp", "ref_logp"):
         if role not in found:
             raise _missing(role, present)
-    return found
+    return {role: found[role] for role in ROLES if role in found}
+
+
+def _is_of_the_engine(found: dict[str, str]) -> bool:
+    """AReaL calls the trainer's recomputed log-probs `prox_logp`, and those of what sampled plainly `logprobs`."""
+    plain = found["logp"].lower() in ("logprobs", "logprob", "log_probs")
+    return plain and found.get("old_logp", "").lower().startswith("prox") and "behavior_logp" not in found
 
 
 def parse_choices(choices: Iterable[str]) -> dict[str, str]:
-    """`role=NAME` as the command takes it."""
+    """`role=NAME` as the command takes it; `role=` leaves one out that is not needed."""
     found = {}
     for choice in choices:
         role, equals, name = choice.partition("=")
         role = role.strip().replace("-", "_")
-        if not equals or role not in NAMES or not name.strip():
+        if not equals or role not in ROLES or (role in EXAMPLES and not name.strip()):
             raise LogError(
-                f"ROLE=NAME with a role of: {', '.join(NAMES)}",
+                f"ROLE=NAME with a role of: {', '.join(ROLES)}",
                 repr(choice),
-                "write --column ref_logp=my_reference, say",
+                "write --column ref_logp=my_reference, say; --column mask= leaves a column out that is not needed",
             )
         found[role] = name.strip()
     return found
+
+
+def another(role: str) -> str:
+    """How to have another column for a role, or none."""
+    return f"name another column with --column {role}=NAME" + (f", or none with {role}=" * (role not in EXAMPLES))
 
 
 def _chosen(role: str, name: str, present: Sequence[str]) -> str:
@@ -122,19 +131,19 @@ def _missing(role: str, present: Sequence[str]) -> LogError:
     near = _nearest(role, present)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return LogError(
-        f"a column of per-token log-probs for `{role}`, such as {', '.join(NAMES[role][:5])}",
+        f"a column of per-token log-probs for `{role}`, such as {', '.join(EXAMPLES[role])}",
         f"columns {_listed(present)}",
         hint + REMEDY.format(role=role),
     )
 
 
 def _nearest(role: str, present: Sequence[str]) -> list[str]:
-    """Columns by how much they look like any name of the role; names of other roles are no candidates."""
-    taken = {name for other, names in NAMES.items() if other != role for name in names}
+    """Columns by how much they look like any name of the role; those that speak of another are no candidates."""
+    known = {f"{word}_{stem}".strip("_") for word in WHOSE[role] for stem in ("logp", "logps", "logprobs", "log_probs")}
     score = {
-        name: max(difflib.SequenceMatcher(None, name.lower(), known).ratio() for known in NAMES[role])
+        name: max(difflib.SequenceMatcher(None, name.lower(), like).ratio() for like in {*known, *EXAMPLES[role]})
         for name in present
-        if name.lower() not in taken
+        if (told := role_of(name)) is None or told[0] == role
     }
     return sorted((name for name in score if score[name] >= 0.6), key=lambda name: -score[name])[:3]
 

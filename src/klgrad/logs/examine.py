@@ -3,18 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from ..cells import Cell
-from ..monitor import Report
-from ..statistics import Estimate
-from .accumulate import KLSums
+from ..monitor import KLSums, MismatchSums
+from .causes import cause_of
 from .chunk import Block, Chunk, blocks
 from .coefficients import CoefficientSums, cell_of
 from .errors import LogError
-from .mismatch import Lags, MismatchSums
+from .evidence import Evidence, Lags, Padding
 from .read import CHUNK_TOKENS, open_log
-from .report import LogReport, Padding
+from .report import LogReport
 
 Progress = Callable[[int, int], None]
 """Called with how far the file is read, and where it ends."""
@@ -49,7 +46,7 @@ def examine(
         rows = sums.kl.lengths.rows
         raise LogError(
             "a log with at least one live token",
-            f"{rows} rows without any" if rows else f"{path}, which has no rows",
+            f"{rows} row{'s' * (rows != 1)} without any" if rows else f"{path}, which has no rows",
             "check that the mask is 1 at the completion's tokens" if rows else "write the log again",
         )
     return sums.report(path)
@@ -62,8 +59,9 @@ class _Sums:
         self.cell, self.columns = cell, columns
         self.kl, self.lags, self.padding = KLSums(), Lags(), Padding()
         self.coefficients = CoefficientSums(cell, "behavior_logp" in columns or "old_logp" in columns)
-        shared = None if "old_logp" in columns else self.kl.ratios
-        self.mismatch = MismatchSums(shared) if "behavior_logp" in columns else None
+        # Without an old policy the trainer is π itself, and so are its ratios to the sampler.
+        self.mismatch = MismatchSums(ratios=None if "old_logp" in columns else self.kl.ratios)
+        self.evidence = Evidence() if "behavior_logp" in columns else None
 
     def look(self, chunk: Chunk) -> None:
         """Without a mask, rows that end in exact zeros look like padding."""
@@ -75,26 +73,23 @@ class _Sums:
         self.kl.add(rollout, block.group)
         self.coefficients.add(rollout)
         self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
-        if self.mismatch is not None and block.trainer is not None:
+        if self.evidence is not None and block.trainer is not None:
             self.mismatch.add(block.trainer, block.group)
+            self.evidence.add(block.trainer, block.group)
 
     def report(self, path: Path) -> LogReport:
-        mismatch = self.mismatch
+        evidence = self.evidence
         return LogReport(
             file=str(path),
             columns=self.columns,
             rows=self.kl.lengths.rows,
             tokens=self.kl.lengths.tokens,
-            kl=_report(self.kl.estimates(), self.kl.scalars()),
+            kl=self.kl.report(),
             cell=self.cell,
             comparisons=self.coefficients.comparisons(),
             dead_share=self.coefficients.dead_share,
-            mismatch=None if mismatch is None else _report(mismatch.totals.estimates(), mismatch.scalars()),
-            cause=None if mismatch is None else mismatch.cause(),
+            mismatch=None if evidence is None else self.mismatch.report(),
+            cause=None if evidence is None else cause_of(evidence),
             reference=self.lags,
             padding=self.padding,
         )
-
-
-def _report(estimates: dict[str, Estimate], scalars: dict[str, float]) -> Report:
-    return Report(estimates, {name: torch.tensor(x, dtype=torch.float64) for name, x in scalars.items()})

@@ -1,18 +1,43 @@
 """Prompt identifiers of any kind, numbered in the order they are met."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from .errors import LogError
+
+LONGEST = 64
+"""Characters of an identifier that is kept as it is; of a longer one, such as a whole prompt, a digest is kept."""
+
 
 class Groups:
     """Numbers identifiers; what it holds grows with the prompts, not with the tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, unit: str) -> None:
+        self._name, self._unit = name, unit
         self._known: dict[object, int] = {}
 
-    def number(self, identifiers: Iterable[object]) -> Tensor:
-        """(B,) numbers from 0."""
-        known = self._known
-        return torch.tensor([known.setdefault(x, len(known)) for x in identifiers], dtype=torch.int64)
+    def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
+        """(B,) numbers from 0; `rows` are those that an error names."""
+        known, found = self._known, []
+        for i, x in enumerate(identifiers):
+            if x is None or x != x:
+                raise LogError(
+                    f"the completion's prompt in `{self._name}` in every row",
+                    f"{'null' if x is None else 'NaN'} in {self._unit} {int(rows[i])}",
+                    "log it for every completion, or leave the column out",
+                )
+            found.append(known.setdefault(_key(x), len(known)))
+        return torch.tensor(found, dtype=torch.int64)
+
+
+def _key(x: object) -> object:
+    """Something small that can be compared: messages and dictionaries are their JSON."""
+    if not isinstance(x, str | int | float):
+        x = json.dumps(x, sort_keys=True, default=str)
+    if isinstance(x, str) and len(x) > LONGEST:
+        return hashlib.blake2b(x.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return x

@@ -18,6 +18,12 @@ from .groups import Groups
 
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
 
+LONGEST_ROW = 2**26
+"""Entries: a longer one is no completion, and would not fit in bounded memory."""
+
+KINDS = {"mask": "biuf", **dict.fromkeys(columns.PER_TOKEN, "f")}
+"""Letters of NumPy's kinds of numbers that a role may have."""
+
 
 @dataclass(frozen=True)
 class _Header:
@@ -39,7 +45,7 @@ def open_log(
             for role, name in names.items():
                 with archive.open(f"{name}.npy") as stream:
                     headers[role] = _header(stream, name)
-    except BROKEN as error:
+    except (*BROKEN, RuntimeError) as error:  # a RuntimeError if it is encrypted
         raise _broken(path, error) from error
     _check(headers, names)
     rows, width = headers["logp"].shape
@@ -89,12 +95,21 @@ def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
                 f"shape {header.shape}",
                 "pad the completions to one length and save a mask",
             )
-        if role in columns.PER_TOKEN and header.dtype.kind != "f":
-            raise LogError(f"`{names[role]}` of a floating dtype", str(header.dtype), "save log-probs, not token ids")
+        if role in KINDS and (header.dtype.kind not in KINDS[role] or header.dtype.itemsize > 8):
+            wanted = "a number or boolean" if role == "mask" else "a floating"
+            raise LogError(
+                f"`{names[role]}` of {wanted} dtype of up to 64 bits",
+                str(header.dtype),
+                "save a mask as booleans" if role == "mask" else "save log-probs, not token ids, as float32",
+            )
+    if not 0 <= shape[1] <= LONGEST_ROW or shape[0] < 0:
+        raise LogError(
+            f"completions of up to {LONGEST_ROW} tokens", f"shape {shape}", "save one row per completion, (B, T)"
+        )
 
 
 def _chunks(path: Path, names: dict[str, str], size: int) -> Iterator[Chunk]:
-    groups, done = Groups(), 0
+    groups, done = Groups(names.get("group", ""), "row"), 0
     try:
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(path))
@@ -105,7 +120,7 @@ def _chunks(path: Path, names: dict[str, str], size: int) -> Iterator[Chunk]:
                 count = min(size, rows - done)
                 numbers = torch.arange(done, done + count)
                 read = {role: _rows(streams[role], headers[role], names[role], done, count) for role in names}
-                group = groups.number(read.pop("group").tolist()) if "group" in names else None
+                group = groups.number(read.pop("group").tolist(), numbers) if "group" in names else None
                 given = {role: _ragged(x) for role, x in read.items()}
                 done += count
                 yield build(numbers, "row", given, group, done, names)

@@ -31,8 +31,11 @@ def open_log(
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_BUFFER)
     except (pa.ArrowException, OSError) as error:
         raise LogError("a whole Parquet file", f"{path}: {_first_line(error)}", REWRITE) from error
-    names = columns.assign(file.schema_arrow.names, chosen)
+    present = file.schema_arrow.names
+    names = columns.assign(present, chosen)
     for role, name in names.items():
+        if present.count(name) > 1:
+            raise LogError(f"one column `{name}`", f"{present.count(name)} of that name", "write it once")
         _check_type(pa, role, name, file.schema_arrow.field(name).type)
     rows = file.metadata.num_rows
     return names, rows, lambda: _chunks(pa, path, file, names, rows, _batch_rows(file, names, chunk_tokens))
@@ -52,13 +55,13 @@ def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
         return
     is_list = any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
     inner = kind.value_type if is_list else None
-    number = pa.types.is_floating if role != "mask" else lambda t: pa.types.is_boolean(t) or pa.types.is_primitive(t)
-    if inner is None or not number(inner):
+    tests = [pa.types.is_floating] + ([pa.types.is_integer, pa.types.is_boolean] if role == "mask" else [])
+    if inner is None or not any(test(inner) for test in tests):
         wanted = "numbers or booleans" if role == "mask" else "floats"
         raise LogError(
             f"`{name}` as lists of {wanted}, one list per completion",
             f"a column of {kind}",
-            f"log per-token values, or name another column with --column {role}=NAME",
+            f"log per-token values, or {columns.another(role)}",
         )
 
 
@@ -74,7 +77,7 @@ def _batch_rows(file: Any, names: dict[str, str], tokens: int) -> int:
 
 
 def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, size: int) -> Iterator[Chunk]:
-    groups, done = Groups(), 0
+    groups, done = Groups(names.get("group", ""), "row"), 0
     try:
         for batch in file.iter_batches(batch_size=size, columns=list(dict.fromkeys(names.values()))):
             numbers = torch.arange(done, done + batch.num_rows)
@@ -82,7 +85,7 @@ def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, si
             given = {
                 role: _ragged(batch.column(name), name, numbers) for role, name in names.items() if role != "group"
             }
-            group = groups.number(batch.column(names["group"]).to_pylist()) if "group" in names else None
+            group = groups.number(batch.column(names["group"]).to_pylist(), numbers) if "group" in names else None
             yield build(numbers, "row", given, group, done, names)
     except (pa.ArrowException, OSError) as error:
         raise LogError(
@@ -101,8 +104,10 @@ def _ragged(column: Any, name: str, rows: torch.Tensor) -> Ragged:
             "leave the row out, or log an empty list",
         )
     lengths = torch.from_numpy(column.value_lengths().to_numpy(zero_copy_only=False).astype("int64"))
-    # A null inside a list becomes NaN, which is then told like any other NaN.
-    values = column.flatten().to_numpy(zero_copy_only=False)
+    flat = column.flatten()
+    # A null inside a list becomes NaN, which is then told like any other NaN; booleans have none.
+    flat = flat.cast("float32") if flat.null_count and flat.type == "bool" else flat
+    values = flat.to_numpy(zero_copy_only=False)
     return Ragged(torch.from_numpy(values if values.flags.writeable else values.copy()), lengths)
 
 

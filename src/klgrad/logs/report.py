@@ -4,42 +4,18 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
-import torch
-
 from ..cells import Cell
 from ..files import finite
 from ..monitor import Report
-from .chunk import Chunk
+from .causes import Cause
 from .coefficients import Comparison
-from .mismatch import Cause, Lags
+from .evidence import Lags, Padding
 
 HARDLY = 0.05
 """Relative difference of coefficients below which an unsound cell does as a sound one, on this data."""
 
 STALE = 0.5
 """Effective sample size of whole completions, as a share, below which the data is another policy's."""
-
-
-class Padding:
-    """Rows whose last token has log-prob exactly 0 in every column: padding that no mask covers."""
-
-    def __init__(self) -> None:
-        self.rows = self.suspect = 0
-
-    def add(self, chunk: Chunk) -> None:
-        """One chunk without a mask."""
-        some = chunk.lengths > 0
-        last = (chunk.lengths.cumsum(0) - 1)[some]
-        zero = torch.ones(len(last), dtype=torch.bool)
-        for x in chunk.columns.values():
-            zero &= x[last] == 0
-        self.rows += len(last)
-        self.suspect += int(zero.sum())
-
-    @property
-    def share(self) -> float:
-        """Of rows."""
-        return self.suspect / max(self.rows, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +54,11 @@ class LogReport:
 
     @property
     def notes(self) -> list[str]:
-        """What to know about how the file was read."""
+        """What to know about how the file was read, and what its numbers cannot mean."""
         found = []
-        if "logp" in self.columns and self.columns["logp"].lower().startswith(("old", "prev", "pi_old", "b_log")):
+        if "logp" in self.columns and self.columns["logp"].lower().startswith(
+            ("old", "prev", "prox", "pi_old", "b_log")
+        ):
             found.append(f"`{self.columns['logp']}` is taken as logp: at the start of an update π is the old policy.")
         if self.padding.share > 0.01:
             found.append(
@@ -89,13 +67,33 @@ class LogReport:
             )
         if "behavior_logp" not in self.columns and "old_logp" in self.columns:
             found.append("Ratios are π/old; the sampler's own log-probs are not in the file.")
+        if self._is_at_the_reference:
+            found.append("π is ref at every token: right before the first update; later, ref is not held fixed.")
+        elif self._is_stale:
+            found.append("The tokens are not π's own, and the KLs to the reference are not weighted for that.")
         return found
 
     @property
+    def _is_at_the_reference(self) -> bool:
+        return float(self.kl.scalars["log_ratio/abs_max"]) == 0
+
+    @property
+    def _is_stale(self) -> bool:
+        return float(self.kl.scalars.get("ratio/sequence/effective_sample_size", 1.0)) < STALE
+
+    @property
     def advice(self) -> list[str]:
-        """What to change: the worst first, two sentences at most."""
-        found = [*self._misaligned(), *self._cause(), *self._unsound(), *self._stale()]
-        return found[:2] or ["Nothing to change: trainer, reference and KL term are as they should be on this data."]
+        """What to change, the worst first; what hangs on columns that are out of line is left out."""
+        misaligned = self._misaligned()
+        found = [*misaligned, *self._cause(), *([] if misaligned else self._unsound()), *self._stale()]
+        return found or [self._nothing()]
+
+    def _nothing(self) -> str:
+        if self._is_at_the_reference:
+            return "Nothing to judge a KL term by: π is ref at every token."
+        if self.cause is None:
+            return "Nothing to change in reference and KL term; whether trainer and sampler agree is not told."
+        return "Nothing to change: trainer, reference and KL term are as they should be on this data."
 
     def _misaligned(self) -> list[str]:
         shift = self.reference.shift()
@@ -108,7 +106,9 @@ class LogReport:
         ]
 
     def _cause(self) -> list[str]:
-        return [self.cause.remedy] if self.cause is not None and self.cause.remedy else []
+        if self.cause is None or not self.cause.remedy:
+            return []
+        return [self.cause.remedy + (" Then log again: that is not all." if self.cause.alone is False else "")]
 
     def _unsound(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
@@ -128,11 +128,12 @@ class LogReport:
         ]
 
     def _stale(self) -> list[str]:
-        left = self.kl.scalars.get("ratio/sequence/effective_sample_size")
-        if left is None or float(left) > STALE or self.descends[1] not in ("unknown", "nothing"):
+        mended = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
+        if not self._is_stale or mended or self.descends[1] not in ("unknown", "nothing"):
             return []
+        left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
         return [
-            f"The tokens are another policy's (effective sample size {float(left):.0%} of the completions): weight the "
+            f"The tokens are another policy's (effective sample size {left:.0%} of the completions): weight the "
             f"KL term, {self.comparisons['sequence'].term}."
         ]
 

@@ -1,0 +1,96 @@
+"""JSON lines by the standard library, one by one, so that what is wrong is told with its line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from . import columns
+from .chunk import Ragged
+from .errors import LogError
+
+
+class Block(NamedTuple):
+    """Whole lines: their bytes, the number of the first, and how many there are."""
+
+    data: bytes
+    first: int
+    lines: int
+
+
+Part = tuple[torch.Tensor, dict[str, Ragged], list[object]]
+"""Numbers of the lines, their columns by role, and their prompts."""
+
+
+def read_lines(block: Block, names: dict[str, str], path: Path) -> Part:
+    """The block's rows; the first thing that is wrong is told with its line."""
+    rows = [
+        (line, {role: _entry(record, role, name, line) for role, name in names.items()})
+        for line, record in records(block, path)
+    ]
+    given = {}
+    for role in [role for role in names if role != "group"] if rows else []:
+        lists = [row[role] for _, row in rows]
+        given[role] = Ragged(torch.cat(lists), torch.tensor([len(x) for x in lists]))
+    group = [row["group"] for _, row in rows] if "group" in names else []
+    return torch.tensor([line for line, _ in rows], dtype=torch.int64), given, group
+
+
+def records(block: Block, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number of the line, and its object."""
+    lines = block.data.split(b"\n")
+    for i, line in enumerate(lines):
+        number = block.first + i
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            what = "cut off or " if i == len(lines) - 1 else ""  # no line break after it
+            raise LogError(
+                "one JSON object per line",
+                f"line {number} of {path}, which is {what}no JSON ({error})",
+                "write the file again, one `json.dumps(row)` per line",
+            ) from error
+        if not isinstance(record, dict):
+            raise LogError(
+                "one JSON object per line",
+                f"{type(record).__name__} in line {number} of {path}",
+                'write {"logp": [...], "ref_logp": [...]} per completion',
+            )
+        yield number, record
+
+
+def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
+    if name not in record:
+        raise LogError(
+            f"`{name}` in every line, as in the first", f"line {number} without it", "leave the line out, or log it"
+        )
+    value = record[name]
+    if role == "group":
+        return value
+    if not isinstance(value, list):
+        raise LogError(
+            f"`{name}` as a list, one number per token",
+            f"{type(value).__name__} in line {number}",
+            f"log per-token values, or {columns.another(role)}",
+        )
+    try:
+        # float32, as trainers compute: a log-prob of 1e-7 is rounding there, and an error in float64.
+        numbers = torch.tensor(value, dtype=torch.float32)
+        if numbers.ndim != 1:
+            raise TypeError("lists in a list")
+        return numbers
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        token = next((i for i, x in enumerate(value) if not isinstance(x, float) and not _fits(x)), 0)
+        raise LogError(
+            f"a number per token in `{name}`",
+            f"{json.dumps(value[token])[:40] if value else value} at line {number}, token {token}",
+            "log a number for every token, and mask what is not to count",
+        ) from error
+
+
+def _fits(x: object) -> bool:
+    return isinstance(x, int) and abs(x) < 2**63

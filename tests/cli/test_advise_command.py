@@ -1,0 +1,55 @@
+"""`klgrad advise`: lines that can be copied, and what the framework descends as it stands."""
+
+import dataclasses
+import inspect
+
+import pytest
+from frameworks.verdicts import ALL
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.advice import SETTINGS
+from klgrad.frameworks.defaults import DEFAULTS
+
+
+def advised(*arguments):
+    shown = CliRunner().invoke(app, ["advise", *arguments])
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_defaults_descend_what_the_audit_of_them_finds(name):
+    default = DEFAULTS[name]
+    assert (*default.descends, default.at_equal_lengths) == ALL[name][default.subject]
+    assert f"As it stands: {default.says}" in advised(name)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_lines_can_be_copied(name):
+    for (divergence, level), setting in SETTINGS[name].items():
+        shown = advised(name.upper(), "--divergence", divergence, "--level", level).split("\n")
+        assert set(setting.lines.split("\n")) <= set(shown)  # whole lines, without a frame or padding
+
+
+def test_what_a_setting_does_not_say_comes_with_code_and_its_truth():
+    shown = advised("trl", "--level", "sequence", "--off-policy")
+    nearest, code = shown.split("To have it: in a GRPOTrainer subclass")
+    assert "No setting says it on every batch. The nearest is" in nearest
+    assert 'sampler=OffPolicy("prefix", bound=Truncate(2.0))' in code
+    assert "Off-policy Truncate(2.0) bounds the variance and adds bias" in code
+    plain = advised("trl", "--divergence", "forward", "--level", "sequence")
+    assert "No setting says it: in" in plain
+    assert "OffPolicy" not in plain
+
+
+@pytest.mark.slow
+def test_the_defaults_are_those_of_the_installed_frameworks():
+    trl, liger = pytest.importorskip("trl"), pytest.importorskip("liger_kernel.chunked_loss")
+    fields = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
+    parameters = inspect.signature(liger.LigerFusedLinearGRPOLoss.__init__).parameters
+    for name, defaults in (("trl", fields), ("liger", {key: p.default for key, p in parameters.items()})):
+        pairs = [word.split("=") for word in DEFAULTS[name].subject.split() if "=" in word]
+        assert {key: str(defaults[key]) for key, _ in pairs} == dict(pairs)
+    assert (fields["beta"], parameters["beta"].default) == (0.0, 0.04)
