@@ -1,8 +1,9 @@
-"""Keep the README's generated parts true: `python scripts/readme.py` writes them, `--check` compares.
+"""Keep generated parts of the README and the docs true: `python scripts/readme.py` writes them, `--check` compares.
 
 A part stands between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
 
+import csv
 import re
 import subprocess
 import sys
@@ -84,28 +85,93 @@ def frameworks() -> str:
     return f"Audited: {', '.join(made)}.\n\n{header}{''.join(lines)}"
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "verdicts": verdicts,
-    "example": example,
-    "results": results,
-    "frameworks": frameworks,
+BENCHMARKS = ROOT / "benchmarks" / "results"
+
+
+def kernels() -> str:
+    """The kernels' timings, one table for each benchmark, shapes side by side."""
+    return (
+        "\n".join(
+            [
+                _timings("exact", "exact KL, both directions, entropy and log-probs"),
+                _timings("sampled", "log-prob alone"),
+            ]
+        )
+        + _linear()
+    )
+
+
+def exact_kernels() -> str:
+    """The first of these tables."""
+    return _timings("exact", "exact KL, both directions, entropy and log-probs")
+
+
+def _timings(name: str, title: str) -> str:
+    rows = _rows(name)
+    shapes = list(dict.fromkeys((row["hidden"], row["vocabulary"]) for row in rows))
+    cells = {(row["candidate"], row["hidden"]): _cell(row) for row in rows}
+    lines = [
+        f"| {title} | " + " | ".join(f"hidden {hidden}, vocabulary {size}" for hidden, size in shapes) + " |",
+        "|---|" + "---|" * len(shapes),
+    ]
+    for candidate in dict.fromkeys(row["candidate"] for row in rows):
+        lines.append(f"| {candidate} | " + " | ".join(cells[candidate, hidden] for hidden, _ in shapes) + " |")
+    one = rows[0]
+    made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, commit {one['commit']}, {one['date']}"
+    return "\n".join([*lines, "", f"*{made}*", ""])
+
+
+def _cell(row: dict[str, str]) -> str:
+    floor = f", {float(row['times_floor']):.2f} x floor" if row["times_floor"] else ""
+    memory = f", {row['extra_gib']} GiB" if row["floor"] else ""
+    return f"{row['median_ms']} ms{floor}{memory}"
+
+
+def _linear() -> str:
+    lines = ["", "| tokens | lean | per 1000 tokens | memory beside the gradients |", "|---|---|---|---|"]
+    for row in _rows("linear"):
+        each = 1000 * float(row["median_ms"]) / int(row["tokens"])
+        lines.append(f"| {row['tokens']} | {row['median_ms']} ms | {each:.2f} ms | {row['extra_gib']} GiB |")
+    return "\n".join([*lines, ""])
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (BENCHMARKS / f"kernels_{name}.csv").open(newline="", encoding="utf-8") as handle:
+        return list(csv.DictReader(handle))
+
+
+PARTS: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {
+        "verdicts": verdicts,
+        "example": example,
+        "results": results,
+        "frameworks": frameworks,
+        "kernels": exact_kernels,
+    },
+    ROOT / "docs" / "kernels.md": {"kernels": kernels},
 }
 
 
 def main() -> int:
     """Write or check."""
     torch.set_num_threads(1)
-    old = new = README.read_text(encoding="utf-8")
-    for name, make in PARTS.items():
+    stale = [str(page.relative_to(ROOT)) for page, parts in PARTS.items() if not _up_to_date(page, parts)]
+    if "--check" in sys.argv[1:]:
+        print(f"stale: {', '.join(stale)}: run `make readme`" if stale else "generated parts are true")
+        return int(bool(stale))
+    return 0
+
+
+def _up_to_date(page: Path, parts: dict[str, Callable[[], str]]) -> bool:
+    old = new = page.read_text(encoding="utf-8")
+    for name, make in parts.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        assert pattern.search(new), f"the README has no part {name!r}"
+        assert pattern.search(new), f"{page.name} has no part {name!r}"
         text = make()
         new = pattern.sub(lambda found, text=text: found.group(1) + text + found.group(2), new)
-    if "--check" in sys.argv[1:]:
-        print("README is true" if old == new else "README is stale: run `make readme`")
-        return int(old != new)
-    README.write_text(new, encoding="utf-8")
-    return 0
+    if "--check" not in sys.argv[1:]:
+        page.write_text(new, encoding="utf-8")
+    return old == new
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""The memory of one RL step on a real model, with the exact KL: `python benchmarks/bench_step.py MODEL_FOLDER`.
+
+Forward of policy and reference over whole completions, a policy gradient plus the sequence-level exact KL, backward.
+`logits` holds both models' logits, as a trainer that asks its model for them does; the others take hidden states. The
+prediction counts (tokens x vocabulary) buffers: for `logits` those that torch holds at the peak of backward, for the
+kernels their plan.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu import in_turn, rows
+from harness import RESULTS, write
+from torch import Tensor
+
+from klgrad import KLTerm
+from klgrad.kernels import Head, TokenStatistics, make_plan, reference, token_statistics
+
+TERM = KLTerm(estimator="exact", discount=0.9, baseline="leave_one_out")
+BETA = 0.05
+
+
+class Step:
+    """A policy, a frozen reference, and a batch of completions in groups of 8."""
+
+    def __init__(self, folder: Path, completions: int, length: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        load = lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).cuda()
+        self.policy: Any = load()
+        self.ref: Any = load().requires_grad_(False)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for p in self.policy.parameters():
+                p += 0.01 * p.std() * torch.randn_like(p)
+        self.vocabulary = self.policy.config.vocab_size
+        self.ids = torch.randint(0, self.vocabulary, (completions, length + 1), device="cuda")
+        self.mask = torch.ones(completions, length, device="cuda")
+        self.group = torch.arange(completions, device="cuda") // 8
+        self.advantages = torch.randn(completions, 1, device="cuda")
+
+    def run(self, statistics: Callable[[], TokenStatistics]) -> None:
+        """One step, leaving no gradient behind."""
+        found = statistics()
+        kl = TERM(found.rollout(self.mask, group=self.group))
+        (BETA * kl.loss - (self.advantages * found.logp).sum(-1).mean()).backward()
+        self.policy.zero_grad(set_to_none=True)
+
+    def logits(self) -> TokenStatistics:
+        """Both models' logits in full, lifted to float32."""
+        z = self.policy(self.ids[:, :-1]).logits.float()
+        with torch.no_grad():
+            z_ref = self.ref(self.ids[:, :-1]).logits.float()
+        return reference.statistics_of_logits(z, self.ids[:, 1:], z_ref)
+
+    def kernels(self, **how: Any) -> TokenStatistics:
+        """Hidden states through the kernels."""
+        hidden = self.policy.model(self.ids[:, :-1]).last_hidden_state
+        with torch.no_grad():
+            ref_hidden = self.ref.model(self.ids[:, :-1]).last_hidden_state
+        return token_statistics(hidden, Head.of(self.policy), self.ids[:, 1:], ref_hidden, Head.of(self.ref), **how)
+
+
+def predicted(step: Step, name: str) -> float:
+    """GiB for the KL and the log-probs, beside the models' own activations and gradients."""
+    tokens = step.mask.numel()
+    if name == "logits":
+        # bf16 and float32 logits, log p, p, their difference's product and two gradients of it; of the reference log q
+        return tokens * step.vocabulary * (2 + 4 * 7) / 2**30
+    plan = make_plan(tokens, step.vocabulary, torch.bfloat16, paired=True, mode="fast" if "fast" in name else "lean")
+    return (plan.tile_bytes + plan.kept_bytes) / 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    made: list[dict[str, object]] = []
+    for completions, length in ((16, 512), (32, 512), (64, 512)):
+        step = Step(given.model, completions, length)
+        ways: dict[str, Callable[[], TokenStatistics]] = {
+            "logits": step.logits,
+            "klgrad lean": step.kernels,
+            "klgrad fast": partial(step.kernels, mode="fast"),
+        }
+        bare = {"activations alone": partial(_activations, step)}
+        found = in_turn(bare | {name: partial(step.run, way) for name, way in ways.items()}, rounds=5)
+        tokens = completions * length
+        for row in rows("RL step", found, {}, tokens=tokens, hidden=576, vocabulary=step.vocabulary):
+            row["predicted_gib"] = f"{predicted(step, str(row['candidate'])):.2f}" if row["candidate"] in ways else ""
+            beyond = float(str(row["extra_gib"])) - found["activations alone"].extra_bytes / 2**30
+            row["beyond_activations_gib"] = f"{beyond:.2f}"
+            print(
+                {
+                    k: row[k]
+                    for k in (
+                        "candidate",
+                        "tokens",
+                        "median_ms",
+                        "extra_gib",
+                        "beyond_activations_gib",
+                        "predicted_gib",
+                    )
+                }
+            )
+            made.append(row)
+        del step, ways, bare, found
+        torch.cuda.empty_cache()
+    write(made, given.out / "step.csv")
+
+
+def _activations(step: Step) -> None:
+    """Forward and backward of the models without any head."""
+    hidden: Tensor = step.policy.model(step.ids[:, :-1]).last_hidden_state
+    with torch.no_grad():
+        step.ref.model(step.ids[:, :-1])
+    hidden.float().square().mean().backward()
+    step.policy.zero_grad(set_to_none=True)
+
+
+if __name__ == "__main__":
+    main()
