@@ -24,7 +24,7 @@ def gradients(
     inputs: Inputs, seen: Scan, numbers: Tensor, others: Tensor | None, needed: tuple[bool, ...]
 ) -> Gradients:
     """Gradients of what `numbers` (weights.per_token) and `others` (N, k) weigh."""
-    several = len(inputs.chunks) > 1
+    several = len(inputs.chunks) != 1
     # One chunk sums over its tokens inside the matrix product; several need a float32 sum between them.
     new_weight = torch.zeros_like if several else torch.empty_like
     total = Gradients(

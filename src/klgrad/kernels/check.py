@@ -1,16 +1,10 @@
 """What is refused at the border, with what to do about it."""
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import KernelInputError
 from .head import Head
-from .parallel import Shard
-from .state import INFINITE
-
-INFINITE_LOSS = -INFINITE
-"""A log-prob below this is one of an entry that was banned."""
 
 
 def shapes(
@@ -59,29 +53,33 @@ def one_vocabulary(own: int, other: int) -> None:
         )
 
 
-def targets(wanted: Tensor, shard: Shard | None, vocabulary: int) -> None:
-    """Every wanted entry is in the vocabulary; looked at once."""
-    if not wanted.numel():
-        return
-    total = vocabulary
-    if shard is not None and shard.group is not None:
-        size = torch.tensor(vocabulary, device=wanted.device)
-        dist.all_reduce(size, group=shard.group)
-        total = int(size)
-    low, high = (int(x) for x in torch.stack(wanted.aminmax()))
-    if low < 0 or high >= total:
+def outcome(
+    wanted: Tensor,
+    vocabulary: int,
+    found: tuple[Tensor, ...],
+    policy: tuple[Tensor | None, ...],
+    reference: tuple[Tensor | None, ...],
+) -> None:
+    """Targets and results, at the price of one synchronisation; what is wrong is looked for only if something is."""
+    stray = (wanted < 0) | (wanted >= vocabulary)
+    if bool(stray.any() | ~torch.stack(found[:5]).detach().isfinite().all()):
+        targets(wanted, vocabulary)
+        _results(policy, reference)
+
+
+def targets(wanted: Tensor, vocabulary: int) -> None:
+    """Every wanted entry is in the vocabulary."""
+    stray = wanted[(wanted < 0) | (wanted >= vocabulary)]
+    if len(stray):
         raise KernelInputError(
-            f"targets from 0 to {total - 1} where the mask is 1",
-            f"{low if low < 0 else high}",
+            f"targets from 0 to {vocabulary - 1} where the mask is 1",
+            f"{int(stray[0])}",
             "mask padding (-100 and the like), and use the tokenizer of this model",
         )
 
 
-def results(found: tuple[Tensor, ...], policy: tuple[Tensor | None, ...], reference: tuple[Tensor | None, ...]) -> None:
-    """NaN or infinity in a result has its cause in an input, which is only then looked for."""
-    sums = torch.stack([x.detach().sum(dtype=torch.float64) for x in found[:5]])
-    if bool(sums.isfinite().all()):
-        return
+def _results(policy: tuple[Tensor | None, ...], reference: tuple[Tensor | None, ...]) -> None:
+    """NaN or infinity in a result has its cause in an input."""
     names = ("hidden", "head.weight", "head.bias", "ref_hidden", "ref_head.weight", "ref_head.bias")
     for name, x in zip(names, (*policy, *reference), strict=True):
         if x is not None and not bool(x.isfinite().all()):
@@ -94,17 +92,19 @@ def results(found: tuple[Tensor, ...], policy: tuple[Tensor | None, ...], refere
     raise KernelInputError("finite statistics", "an overflow in the logits", "look at the scale of hidden and heads")
 
 
-def log_probs(logp: Tensor, logits: Tensor) -> None:
-    """A sampled token has a finite log-prob; given logits may be -inf elsewhere."""
-    sound = logp.detach() > INFINITE_LOSS
+def log_probs(logp: Tensor, ref_logp: Tensor, logits: Tensor, ref_logits: Tensor | None) -> None:
+    """A sampled token has a finite log-prob; given logits may be -inf elsewhere, and the reference's anywhere."""
+    sound = logp.detach().isfinite() & ~ref_logp.isnan()
     if bool(sound.all()):
         return
     row = int((~sound).nonzero()[0])
-    nan = bool(logits[row].isnan().any())
+    for name, x in (("logits", logits), ("ref_logits", ref_logits)):
+        if x is not None and not bool((x[row] < torch.inf).all()):
+            raise KernelInputError(f"`{name}` without NaN and +inf", f"one at live token {row}", "find it upstream")
     raise KernelInputError(
         "a finite log-prob of every sampled token",
-        f"{'NaN logits' if nan else f'{float(logp[row].detach()):g}'} at live token {row}",
-        "find the NaN upstream" if nan else "score with the distribution that sampled: no entry banned that it allowed",
+        f"{float(logp[row].detach()):g} at live token {row}",
+        "score with the distribution that sampled: no entry banned that it allowed",
     )
 
 
@@ -113,4 +113,14 @@ def has_reference(ref_logp: Tensor | None) -> None:
     if ref_logp is None:
         raise KernelInputError(
             "statistics with a reference", "none was given", "pass ref_hidden and ref_head to token_statistics"
+        )
+
+
+def first_order() -> None:
+    """A backward pass that is to be differentiated again would silently lack its second half."""
+    if torch.is_grad_enabled():
+        raise KernelInputError(
+            "first derivatives",
+            "create_graph=True",
+            "take second ones through klgrad.kernels.reference, in plain torch",
         )

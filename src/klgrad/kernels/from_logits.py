@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import check, state, weights
 from .function import backend_for
-from .head import Transform
+from .head import Transform, check_positive
 from .statistics import TokenStatistics, all_rows, live_rows
 from .tile import Tile
 
@@ -42,6 +42,7 @@ def from_logits(
         temperature: that both are divided by.
         validate: look at targets and log-probs for strays and NaN, at the price of one synchronisation.
     """
+    check_positive(temperature=temperature)
     check.shapes(logits, targets, ref_logits, mask, None)
     check.one_vocabulary(logits.shape[-1], logits.shape[-1] if ref_logits is None else ref_logits.shape[-1])
     index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
@@ -49,11 +50,11 @@ def from_logits(
     wanted = flat(targets).long().contiguous()
     z, z_ref = flat(logits), None if ref_logits is None else flat(ref_logits.detach())
     if validate:
-        check.targets(wanted[:, None], None, logits.shape[-1])
+        check.targets(wanted[:, None], logits.shape[-1])
     with torch.autocast(z.device.type, enabled=False):
         logp, entropy, ref_logp, reverse, forward = _FromLogits.apply(z, z_ref, wanted, Transform(1, None, temperature))
     if validate:
-        check.log_probs(logp, z)
+        check.log_probs(logp, ref_logp, z, z_ref)
     back = lambda x: all_rows(x, index, targets.shape)
     paired = [None if z_ref is None else back(x) for x in (ref_logp, reverse, forward)]
     return TokenStatistics(back(logp), back(entropy), paired[0], paired[1], paired[2], None)
@@ -72,13 +73,14 @@ class _FromLogits(torch.autograd.Function):
         ctx.save_for_backward(z, z_ref, targets)
         ctx.transform, ctx.finished, ctx.states = transform, finished, states
         ctx.set_materialize_grads(False)
-        ref_logp = picked[1] - (finished.logsumexp - finished.shift)
+        ref_logp = state.log_prob(picked[1], finished.logsumexp - finished.shift)
         ctx.mark_non_differentiable(ref_logp)
         copies = (x.clone() for x in (finished.reverse_kl, finished.forward_kl))
-        return picked[0] - finished.logsumexp, finished.entropy.clone(), ref_logp, *copies
+        return state.log_prob(picked[0], finished.logsumexp), finished.entropy.clone(), ref_logp, *copies
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        check.first_order()
         z, z_ref, targets = ctx.saved_tensors
         logp, entropy, _, reverse, forward = upstream
         none = torch.zeros_like(ctx.finished.logsumexp)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import tiles_torch, weights
+from . import check, tiles_torch, weights
 from .backward import gradients
 from .forward import scan
 from .inputs import Inputs, Job
+from .state import log_prob
 
 
 def backend_for(x: Tensor) -> ModuleType:
@@ -46,15 +47,16 @@ class StatisticsFunction(torch.autograd.Function):
         ctx.job, ctx.seen = job, seen
         ctx.set_materialize_grads(False)
         logsumexp, entropy, shift, reverse, forward = seen.finished
-        ref_logp = seen.picked[1] - (logsumexp - shift)
+        logp, ref_logp = (log_prob(*pair) for pair in zip(seen.picked, (logsumexp, logsumexp - shift), strict=True))
         ctx.mark_non_differentiable(ref_logp)
-        others = seen.others - logsumexp[:, None]
+        others = log_prob(seen.others, logsumexp[:, None])
         # Copies, because what is returned may be changed in place, and backward still needs these.
-        return seen.picked[0] - logsumexp, ref_logp, reverse.clone(), forward.clone(), entropy.clone(), others
+        return logp, ref_logp, reverse.clone(), forward.clone(), entropy.clone(), others
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients to the policy's hidden states, weight and bias."""
+        check.first_order()
         inputs, seen = Inputs(*ctx.saved_tensors, job=ctx.job), ctx.seen
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.
         ctx.seen = replace(seen, kept=None)

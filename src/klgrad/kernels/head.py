@@ -1,5 +1,6 @@
 """An output head: what makes logits of hidden states, by whichever model."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -7,6 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
+
+MULTIPLIERS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+"""Names under which transformers' configs multiply the logits; `logits_scaling` divides them, but for one family."""
 
 
 class Transform(NamedTuple):
@@ -29,6 +33,13 @@ class Transform(NamedTuple):
         if self.softcap is None:
             return slope
         return slope * (1 - (logits * (self.temperature / self.softcap)) ** 2)
+
+
+def check_positive(**given: float | None) -> None:
+    """Each is, where it was given at all."""
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise KernelInputError(f"`{name}` > 0", f"{value!r}", "greedy sampling has no distribution to compare")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +69,7 @@ class Head:
             raise KernelInputError(
                 f"a head `bias` of shape ({self.weight.shape[0]},)", f"shape {tuple(self.bias.shape)}", "one per token"
             )
-        for name in ("temperature", "softcap"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise KernelInputError(f"`{name}` > 0", f"{value!r}", "greedy sampling has no distribution to compare")
+        check_positive(temperature=self.temperature, softcap=self.softcap)
 
     @property
     def transform(self) -> Transform:
@@ -76,14 +84,14 @@ class Head:
     @classmethod
     def of(cls, model: Any, temperature: float = 1.0) -> "Head":
         """The head of a transformers model, with the soft-cap and the scale that its config names."""
-        layer = model.get_output_embeddings()
-        config = model.config
-        scale = float(getattr(config, "logit_scale", None) or 1.0)
-        divided = getattr(config, "logits_scaling", None)
+        layer, config = model.get_output_embeddings(), model.config.get_text_config()
+        scale = math.prod(getattr(config, name, None) or 1.0 for name in MULTIPLIERS)
+        divided = getattr(config, "logits_scaling", None) or 1.0
+        scale = scale * divided if config.model_type == "hyperclovax" else scale / divided
         return cls(
             layer.weight,
             getattr(layer, "bias", None),
             temperature=temperature,
             softcap=getattr(config, "final_logit_softcapping", None),
-            scale=scale / float(divided or 1.0),
+            scale=scale,
         )

@@ -12,8 +12,9 @@ from . import state
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """This process' part of the vocabulary, from `start` on; `group` None is the whole of it."""
+    """This process' part of a vocabulary, from `start` on; `group` None is the whole of it."""
 
+    vocabulary: int
     group: Any = None
     start: int = 0
 
@@ -36,8 +37,8 @@ class Shard:
 def shard_of(vocabulary: int, group: Any, device: torch.device) -> Shard:
     """Where this process' part begins, by the sizes of the parts before it."""
     if group is None:
-        return Shard()
+        return Shard(vocabulary)
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)
     sizes[dist.get_rank(group)] = vocabulary
     dist.all_reduce(sizes, group=group)
-    return Shard(group, int(sizes[: dist.get_rank(group)].sum()))
+    return Shard(int(sizes.sum()), group, int(sizes[: dist.get_rank(group)].sum()))

@@ -8,6 +8,9 @@ two *excesses*
 whose terms are Bregman divergences: none is negative, so that nothing cancels however near the reference is. The KL is
 reverse / Σe^a plus log1p(x) - x at x = Σe^b / Σe^a - 1, which is of second order too.
 
+An entry that only one of the two models bans has an infinite share in one of the KLs. It counts with d = 0 here, so
+that all sums stay finite and the other KL right, and what it weighs is summed beside them.
+
 All functions are in torch, and shared by every backend; a backend only makes the states of its tiles.
 """
 
@@ -16,15 +19,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FIELDS = 8
+FIELDS = 10
 POLICY_FIELDS = 3
 NEAR = {torch.float64: 0.05, torch.float32: 0.5}
 """Below this |d|, e^b - e^a + e^a d is summed as a series, whose next term is then under the dtype's precision."""
 
 LOWEST = -1e30
 """Logits below this, -inf among them, are held at it: such an entry has no probability, and all sums stay finite."""
-INFINITE = 1e25
-"""A KL above this is one to an entry that LOWEST stands for: infinite."""
+BANNED = 1e29
+"""A |d| above this is between an entry that LOWEST stands for and one that it does not."""
 
 
 class State(NamedTuple):
@@ -38,6 +41,10 @@ class State(NamedTuple):
     gap: Tensor
     reverse: Tensor
     forward: Tensor
+    stray: Tensor
+    """Σe^a where only the reference bans: any at all makes the reverse KL infinite."""
+    ref_stray: Tensor
+    """Σe^b where only the policy does."""
 
 
 class Finished(NamedTuple):
@@ -51,13 +58,19 @@ class Finished(NamedTuple):
     forward_kl: Tensor
 
 
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    """What d is, a - b, but 0 where only one is banned."""
+    d = a - b
+    return torch.where(d.abs() > BANNED, 0.0, d)
+
+
 def excesses(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """e^b - e^a + e^a (a - b), and the same with a and b exchanged, without cancellation."""
-    d, p, q = a - b, a.exp(), b.exp()
+    """e^b - e^a + e^a d, and the same with a and b exchanged, without cancellation."""
+    d, p, q = difference(a, b), a.exp(), b.exp()
     square = d * d
     even = square * (1 / 2 + square * (1 / 24 + square * (1 / 720 + square / 40320)))
     odd = square * d * (1 / 6 + square * (1 / 120 + square * (1 / 5040 + square / 362880)))
-    near = d.abs() < NEAR[d.dtype]
+    near = (a - b).abs() < NEAR[d.dtype]
     return torch.where(near, p * (even - odd), q - p + p * d), torch.where(near, q * (even + odd), p - q - q * d)
 
 
@@ -71,9 +84,9 @@ def of_logits(z: Tensor, z_ref: Tensor | None) -> tuple[Tensor, Tensor | None, T
         return a, None, torch.stack(policy)
     ref_top = z_ref.amax(-1)
     b = z_ref - ref_top[:, None]
-    d = a - b
-    sums = [ref_top, b.exp().sum(-1), (p * d).sum(-1), *(x.sum(-1) for x in excesses(a, b))]
-    return a, d, torch.stack([*policy, *sums])
+    d, q = a - b, b.exp()
+    terms = [q, p * difference(a, b), *excesses(a, b), p * (d > BANNED), q * (d < -BANNED)]
+    return a, d, torch.stack([*policy, ref_top, *(x.sum(-1) for x in terms)])
 
 
 def merge(parts: Tensor) -> Tensor:
@@ -90,12 +103,14 @@ def merge(parts: Tensor) -> Tensor:
     ref_drop = s.ref_top - s.ref_top.amax(0)
     ref_weight = ref_drop.exp()
     reverse, forward = excesses(drop, ref_drop)
-    lag = weight - ref_weight
+    lag, apart = weight - ref_weight, drop - ref_drop
     sums = [
         ref_weight * s.ref_mass,
-        weight * (s.gap + (drop - ref_drop) * s.mass),
+        weight * (s.gap + difference(drop, ref_drop) * s.mass),
         ref_weight * s.reverse + reverse * s.mass + lag * s.gap,
         weight * s.forward + forward * s.ref_mass - lag * _ref_gap(s),
+        weight * torch.where(apart > BANNED, s.mass, s.stray),
+        ref_weight * torch.where(apart < -BANNED, s.ref_mass, s.ref_stray),
     ]
     return torch.stack([*policy, s.ref_top.amax(0), *(x.sum(0) for x in sums)])
 
@@ -119,13 +134,14 @@ def finish(state: Tensor) -> Finished:
         logsumexp,
         entropy,
         shift=top - s.ref_top - torch.log1p(beyond),
-        reverse_kl=_or_infinite(s.reverse / s.mass + _log1p_minus(beyond)),
-        forward_kl=_or_infinite(s.forward / s.ref_mass + _log1p_minus(behind)),
+        reverse_kl=torch.where(s.stray > 0, torch.inf, s.reverse / s.mass + _log1p_minus(beyond)),
+        forward_kl=torch.where(s.ref_stray > 0, torch.inf, s.forward / s.ref_mass + _log1p_minus(behind)),
     )
 
 
-def _or_infinite(kl: Tensor) -> Tensor:
-    return torch.where(kl > INFINITE, torch.inf, kl)
+def log_prob(logits: Tensor, logsumexp: Tensor) -> Tensor:
+    """Of entries by their logits; -inf for banned ones."""
+    return torch.where(logits <= LOWEST, -torch.inf, logits - logsumexp)
 
 
 def _mass_ratio(above: Tensor, below: Tensor, difference: Tensor) -> Tensor:

@@ -100,8 +100,6 @@ def token_statistics(
         reference = tuple(None if x is None else x.detach() for x in _tensors(flat(ref_hidden), ref_head))
     wanted, others = flat(targets).long().contiguous(), _entries(entries, flat, targets)
     shard = shard_of(len(policy[1]), group, hidden.device)
-    if validate:
-        check.targets(torch.cat([wanted[:, None], others], 1), shard, len(policy[1]))
     plan = make_plan(
         max(len(wanted), 1), len(policy[1]), policy[0].dtype, paired=ref_hidden is not None, mode=mode, budget=budget
     )
@@ -119,7 +117,7 @@ def token_statistics(
         found = StatisticsFunction.apply(*policy, *reference, job)
     logp, ref_logp, reverse, forward, entropy, entries_logp = found
     if validate:
-        check.results(found, policy, reference)
+        check.outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, found, policy, reference)
     back = lambda x: all_rows(x, index, live.shape)
     paired = ref_hidden is not None
     return TokenStatistics(
@@ -143,8 +141,20 @@ def _tensors(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]
 
 
 def whole(x: Tensor) -> Tensor:
-    """A sharded parameter (FSDP2's) gathered; the gradient goes back to the shards."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x  # pyright: ignore[reportAttributeAccessIssue]
+    """A sharded parameter (FSDP2's) gathered; the gradient goes back to the shards.
+
+    It is the mean over the processes, each of which has tokens of its own, as FSDP's is for every other parameter.
+    """
+    mesh = getattr(x, "device_mesh", None)
+    if mesh is None:
+        return x
+    from torch.distributed.tensor import DTensor, Partial
+
+    assert isinstance(x, DTensor)
+    full = x.full_tensor(grad_placements=[Partial()] * mesh.ndim)
+    if full.requires_grad:
+        full.register_hook(lambda gradient: gradient / mesh.size())
+    return full
 
 
 def _entries(entries: Tensor | None, flat: Any, targets: Tensor) -> Tensor:

@@ -52,5 +52,6 @@ def _logits(tile: Tile) -> tuple[Tensor, Tensor | None]:
 
 
 def _finished(raw: Tensor, bias: Tensor | None, tile: Tile, transform: Transform) -> Tensor:
+    raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
     raw = raw if bias is None else raw + bias[tile.start : tile.start + tile.width]
     return transform.apply(raw).clamp(min=state.LOWEST)

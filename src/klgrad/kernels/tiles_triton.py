@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .head import Transform
-from .state import LOWEST, NEAR
+from .state import BANNED, LOWEST, NEAR
 from .tile import LARGEST_KEPT, Kept, Tile
 
 SLICE = 2048
@@ -53,6 +53,7 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
         LOWEST=LOWEST,
+        BANNED=BANNED,
         NEAR=NEAR[torch.float32],
         SLICE=SLICE,
         num_warps=WARPS,
@@ -134,7 +135,7 @@ def _logits(
         raw += tl.load(bias_ptr + columns, mask=live, other=0.0).to(tl.float32)
     z = _transformed(raw, scale, cap, inverse_temperature, SOFTCAP)
     if not FINITE:
-        z = tl.maximum(z, LOWEST)
+        z = tl.where(z < LOWEST, LOWEST, z)  # not tl.maximum, which would take NaN for banned
     if not EVEN:
         z = tl.where(live, z, LOWEST)
     return z
@@ -191,6 +192,7 @@ def _statistics_kernel(
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     LOWEST: tl.constexpr,
+    BANNED: tl.constexpr,
     NEAR: tl.constexpr,
     SLICE: tl.constexpr,
 ):
@@ -241,10 +243,19 @@ def _statistics_kernel(
         d = a - b
         p = tl.exp(a)
         q = tl.exp(b)
+        if KEEP:
+            kept_d = tl.minimum(tl.maximum(d, -LIMIT), LIMIT)
+            tl.store(kept_d_ptr + row * kept_stride + columns, kept_d, mask=live)
+        near = tl.abs(d) < NEAR
+        if FINITE:
+            stray = 0.0
+            ref_stray = 0.0
+        else:
+            stray, ref_stray = tl.reduce((tl.where(d > BANNED, p, 0.0), tl.where(d < -BANNED, q, 0.0)), 0, _sum2)
+            d = tl.where(tl.abs(d) > BANNED, 0.0, d)
         square = d * d
         even = square * (1 / 2 + square * (1 / 24 + square * (1 / 720)))
         odd = square * d * (1 / 6 + square * (1 / 120 + square * (1 / 5040)))
-        near = tl.abs(d) < NEAR
         reverse = tl.where(near, p * (even - odd), q - p + p * d)
         forward = tl.where(near, q * (even + odd), p - q - q * d)
         mass, energy, ref_mass, gap, reverse, forward = tl.reduce((p, p * a, q, p * d, reverse, forward), 0, _sum6)
@@ -253,9 +264,8 @@ def _statistics_kernel(
         tl.store(state + 5 * field_stride, gap)
         tl.store(state + 6 * field_stride, reverse)
         tl.store(state + 7 * field_stride, forward)
-        if KEEP:
-            d = tl.minimum(tl.maximum(d, -LIMIT), LIMIT)
-            tl.store(kept_d_ptr + row * kept_stride + columns, d, mask=live)
+        tl.store(state + 8 * field_stride, stray)
+        tl.store(state + 9 * field_stride, ref_stray)
     else:
         top = tl.max(z, 0)
         a = z - top

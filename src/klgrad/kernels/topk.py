@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import KernelInputError
 from ..estimators import forward_k3, k3
-from .state import excesses
+from .state import BANNED, LOWEST, excesses
 
 Divergence = Literal["reverse", "forward"]
 
@@ -31,8 +31,7 @@ def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: Divergence = "reverse"
         ref_logp: (..., k) log ref of the same entries, such as a teacher's stored top k.
         divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
     """
-    _check(logp, ref_logp)
-    a, b = _with_tail(logp), _with_tail(ref_logp.detach())
+    a, b = (_with_tail(x) for x in _checked(logp, ref_logp))
     return _with_gradient(_excess(a, b, divergence).sum(-1), _pull(a, b, divergence).sum(-1))
 
 
@@ -66,8 +65,8 @@ def sampled_tail_kl(
         ratio: (...) token ratio π/μ where another policy sampled; the head needs none.
         divergence: `reverse` or `forward`.
     """
-    _check(logp, ref_logp)
-    b, log_ratio = ref_logp.detach(), token_logp.detach() - token_ref_logp.detach()
+    logp, b = _checked(logp, ref_logp)
+    log_ratio = token_logp.detach() - token_ref_logp.detach()
     weight = (~in_head.bool()).to(logp.dtype) * (1.0 if ratio is None else ratio.detach())
     if divergence == "reverse":
         tail, coefficient = k3.value(log_ratio), log_ratio
@@ -79,7 +78,11 @@ def sampled_tail_kl(
 
 def _excess(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
     """Per entry q - p + p log(p/q), or its mirror image: never negative, and the KL in sum where both sum to 1."""
-    return excesses(a.detach(), b)[0 if divergence == "reverse" else 1]
+    reverse, forward = excesses(a.detach(), b)
+    apart = a.detach() - b
+    if divergence == "reverse":
+        return torch.where(apart > BANNED, torch.inf, reverse)
+    return torch.where(apart < -BANNED, torch.inf, forward)
 
 
 def _pull(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
@@ -98,10 +101,13 @@ def _with_tail(logp: Tensor) -> Tensor:
     return torch.cat([logp, (1 - mass).clamp(min=floor).log()], -1)
 
 
-def _check(logp: Tensor, ref_logp: Tensor) -> None:
+def _checked(logp: Tensor, ref_logp: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float32 or wider, the reference's detached; -inf is held where differences stay finite."""
     if logp.shape != ref_logp.shape or not logp.is_floating_point():
         raise KernelInputError(
             "log-probs of the same k entries, (..., k) by both",
             f"shapes {tuple(logp.shape)} and {tuple(ref_logp.shape)}",
             "gather the policy's at the reference's entries: token_statistics(..., entries=ids).entries_logp",
         )
+    lifted = lambda x: x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=LOWEST)
+    return lifted(logp), lifted(ref_logp.detach())

@@ -1,0 +1,135 @@
+"""Hidden states, heads and targets to try the kernels on, and the float64 specification of the same inputs."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+
+import torch
+from tolerances import BFLOAT16, EXACT, FLOAT16, SINGLE
+from torch import Tensor
+
+from klgrad import kernels
+from klgrad.kernels import Head, TokenStatistics, plan, reference
+
+OUTPUTS = ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp")
+"""Those with a gradient."""
+GRADIENT = {torch.float64: EXACT, torch.float32: SINGLE, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+"""How near a gradient comes, by its dtype."""
+SMALL_TILES = {"GRANULE": 8, "WIDTH": 16, "STRIP": 3, "ROWS": 5}
+"""What to make the constants of `plan`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Positional inputs of `token_statistics`, and the entries asked for."""
+
+    hidden: Tensor
+    head: Head
+    targets: Tensor
+    ref_hidden: Tensor | None = None
+    ref_head: Head | None = None
+    entries: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> "Case":
+        """The same numbers in another dtype, with leaves of their own."""
+        cast = lambda x: None if x is None else x.detach().to(dtype, copy=True)
+        head = lambda h: None if h is None else replace(h, weight=cast(h.weight), bias=cast(h.bias))
+        return replace(
+            self,
+            hidden=cast(self.hidden),
+            head=head(self.head),
+            ref_hidden=cast(self.ref_hidden),
+            ref_head=head(self.ref_head),
+        )
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What gets a gradient."""
+        return [x for x in (self.hidden, self.head.weight, self.head.bias) if x is not None]
+
+    def require_grad(self) -> "Case":
+        """Itself, after asking for gradients."""
+        for x in self.leaves:
+            x.requires_grad_()
+        return self
+
+    def statistics(self, package: ModuleType = kernels, **options) -> TokenStatistics:
+        """By the kernels, or by a copy of them with a fault in it."""
+        own = lambda h: None if h is None else package.Head(h.weight, h.bias, h.temperature, h.softcap, h.scale)
+        given = (self.hidden, own(self.head), self.targets, self.ref_hidden, own(self.ref_head))
+        return package.token_statistics(*given, entries=self.entries, **options)
+
+    def specification(self) -> TokenStatistics:
+        """By the reference, in the dtype of the case."""
+        given = (self.hidden, self.head, self.targets, self.ref_hidden, self.ref_head)
+        return reference.token_statistics(*given, entries=self.entries)
+
+
+def make(
+    shape: tuple[int, ...] = (7,),
+    vocabulary: int = 50,
+    size: int = 16,
+    ref_size: int | None = None,
+    *,
+    seed: int = 0,
+    bias: bool = False,
+    ref_bias: bool = False,
+    entries: int = 3,
+    paired: bool = True,
+    dtype: torch.dtype = torch.float64,
+    policy: dict | None = None,
+    ref: dict | None = None,
+) -> Case:
+    """Random inputs; logits have a spread of about 2, and `policy` and `ref` are further fields of the heads."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+
+    def model(size: int, biased: bool, fields: dict | None) -> tuple[Tensor, Head]:
+        weight = 2 * normal(vocabulary, size) / size**0.5
+        return normal(*shape, size), Head(weight, normal(vocabulary) if biased else None, **(fields or {}))
+
+    hidden, head = model(size, bias, policy)
+    ref_hidden, ref_head = model(ref_size or size, ref_bias, ref)
+    draw = lambda *s: torch.randint(vocabulary, s, generator=generator)
+    case = Case(hidden, head, draw(*shape), entries=draw(*shape, entries) if entries else None)
+    return (replace(case, ref_hidden=ref_hidden, ref_head=ref_head) if paired else case).to(dtype)
+
+
+def weigh(found: TokenStatistics, seed: int = 1) -> Tensor:
+    """A weighted sum of all outputs at once, with the same random weights for the same shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros((), dtype=torch.float64)
+    for name in OUTPUTS:
+        x = getattr(found, name)
+        if x is not None:
+            total = total + (torch.randn(x.shape, generator=generator, dtype=torch.float64) * x).sum()
+    return total
+
+
+def compare(found: TokenStatistics, expected: TokenStatistics, tolerance) -> None:
+    """Every output; None on one side is None on the other."""
+    for name, x in found._asdict().items():
+        y = getattr(expected, name)
+        assert (x is None) == (y is None), name
+        if x is not None:
+            tolerance.check(x, y)
+
+
+def agree(case: Case, value_tolerance, gradient_tolerance=None, **options) -> None:
+    """Values, and gradients of a weighted sum of all of them, against the specification in float64."""
+    wide = case.to(torch.float64).require_grad()
+    case.require_grad()
+    found, expected = case.statistics(**options), wide.specification()
+    compare(found, expected, value_tolerance)
+    gradients = torch.autograd.grad(weigh(found), case.leaves)
+    for gradient, truth in zip(gradients, torch.autograd.grad(weigh(expected), wide.leaves), strict=True):
+        (gradient_tolerance or value_tolerance).check_vector(gradient.double(), truth)
+
+
+def budget(case: Case, *, kept: int) -> int:
+    """Bytes for tiles of one granule and `kept` entries of every token held until backward."""
+    tokens, paired = case.targets.numel(), case.ref_head is not None
+    plenty = plan.make_plan(tokens, case.head.vocabulary, case.hidden.dtype, paired=paired, mode="fast")
+    per_column = plenty.tile_bytes // plenty.columns
+    per_kept = plenty.kept_bytes // plenty.kept
+    return plan.GRANULE * per_column + kept * per_kept

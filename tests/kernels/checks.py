@@ -1,0 +1,94 @@
+"""Cheap checks of a copy of the kernels, each of which some planted fault must break."""
+
+import torch
+from kernels.cases import SMALL_TILES, agree, budget, make, weigh
+from tolerances import EXACT, NEAR_KL, SINGLE
+
+from klgrad.kernels import reference
+
+
+def tiled(package, kept=None, **settings) -> None:
+    """Values and gradients over many small tiles, with nothing, something or everything kept."""
+    vars(package.plan).update(SMALL_TILES)
+    case = make(**settings)
+    agree(case, EXACT, package=package, **({} if kept is None else {"budget": budget(case, kept=kept)}))
+
+
+def recomputed(package) -> None:
+    tiled(package, kept=0, bias=True)
+
+
+def kept(package) -> None:
+    tiled(package)
+
+
+def kept_with_cap(package) -> None:
+    tiled(package, policy={"softcap": 2.0, "temperature": 0.7})
+
+
+def second_backward(package) -> None:
+    case = make().require_grad()
+    total = weigh(case.statistics(package))
+    first = torch.autograd.grad(total, case.leaves, retain_graph=True)
+    for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
+        EXACT.check_vector(again, before)
+
+
+def no_token(package) -> None:
+    """Memory that nobody wrote to holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        case = make((0,)).require_grad()
+        gradients = torch.autograd.grad(weigh(case.statistics(package)), case.leaves)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all((g == 0).all() for g in gradients)
+
+
+def of_logits(step, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    z, noise = torch.randn(2, 8, 300, generator=generator, dtype=torch.float64)
+    z, z_ref, targets = z.to(dtype), (z + step * noise).to(dtype), torch.arange(8)
+    return z, z_ref, targets, reference.statistics_of_logits(z.double(), targets, z_ref.double())
+
+
+def near(package) -> None:
+    z, z_ref, targets, truth = of_logits(1e-4)
+    found = package.from_logits(z, targets, z_ref)
+    NEAR_KL.check(found.reverse_kl, truth.reverse_kl)
+    NEAR_KL.check(found.forward_kl, truth.forward_kl)
+
+
+def far(package) -> None:
+    z, z_ref, targets, truth = of_logits(3.0)
+    found = package.from_logits(z, targets, z_ref)
+    SINGLE.check(found.reverse_kl, truth.reverse_kl)
+    SINGLE.check(found.forward_kl, truth.forward_kl)
+
+
+def banned(package) -> None:
+    z, z_ref, targets, _ = of_logits(0.1)
+    z_ref[:, 200:] = -torch.inf
+    found = package.from_logits(z, targets, z_ref)
+    log_q, log_p = z_ref[:, :200].double().log_softmax(-1), z.double().log_softmax(-1)[:, :200]
+    SINGLE.check(found.forward_kl, (log_q.exp() * (log_q - log_p)).sum(-1))
+    assert (found.reverse_kl == torch.inf).all()
+
+
+def top_k(package) -> None:
+    """E over every token of value and gradient of the head with a sampled tail, both ways."""
+    generator = torch.Generator().manual_seed(0)
+    z, ref = torch.randn(2, 7, generator=generator, dtype=torch.float64)
+    log_p, log_q = z.requires_grad_().log_softmax(-1), ref.log_softmax(-1)
+    p, q, head = log_p.exp(), log_q.exp(), torch.tensor([1, 4])
+    for divergence, full in {"reverse": (p * (log_p - log_q)).sum(), "forward": (q * (log_q - log_p)).sum()}.items():
+        one = lambda y, d: package.sampled_tail_kl(
+            log_p[head], log_q[head], log_p[y], log_q[y], (head == y).any(), divergence=d
+        )
+        mean = sum(p[y].detach() * one(y, divergence) for y in range(7))
+        EXACT.check(mean, full)
+        slope = lambda x: torch.autograd.grad(x, z, retain_graph=True)[0]
+        EXACT.check_vector(slope(mean), slope(full))
+
+
+CHECKS = (recomputed, kept, kept_with_cap, second_backward, no_token, near, far, banned, top_k)

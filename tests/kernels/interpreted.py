@@ -1,0 +1,199 @@
+"""The Triton kernels, run by Triton's interpreter, against the same tiles in torch.
+
+Not collected by itself: `test_triton.py` runs it in a process of its own, where TRITON_INTERPRET is set in time.
+"""
+
+import importlib
+import os
+
+import pytest
+import torch
+from kernels.cases import agree, budget, make
+from kernels.mutants import planted
+from tolerances import BFLOAT16, SINGLE
+
+from klgrad.kernels import from_logits, function, reference, state, tiles_torch, tiles_triton, weights
+from klgrad.kernels.head import Transform
+from klgrad.kernels.tile import Kept, Tile
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+TOKENS, SLICE, START = 5, 8, 40
+PLAIN = Transform()
+CAPPED = Transform(1.3, 2.5, 0.7)
+OTHER = Transform(0.8, 4.0, 1.2)
+TILES = {
+    "plain": {},
+    "policy alone": {"paired": False},
+    "partial slice": {"width": 19},
+    "narrower than a slice": {"width": 5},
+    "policy alone, partial": {"paired": False, "width": 19, "bias": True},
+    "start": {"start": START, "bias": True, "ref_bias": True},
+    "bias": {"bias": True},
+    "reference's bias": {"ref_bias": True},
+    "soft-cap": {"transform": CAPPED, "width": 19},
+    "both capped": {"transform": CAPPED, "ref_transform": OTHER, "bias": True},
+    "reference capped": {"ref_transform": OTHER},
+    "extra": {"extra": True, "width": 19},
+    "near": {"near": 1e-3},
+    "both ban": {"bans": "both", "width": 19},
+    "policy bans": {"bans": "policy"},
+    "reference bans": {"bans": "reference", "width": 19},
+    "a slice is banned": {"bans": "slice"},
+    "half-precision logits": {"dtype": torch.bfloat16, "width": 19},
+}
+
+
+@pytest.fixture(autouse=True)
+def narrow_slices(monkeypatch):
+    monkeypatch.setattr(tiles_triton, "SLICE", SLICE)
+
+
+def tile(
+    width=2 * SLICE, start=0, paired=True, bias=False, ref_bias=False, near=None, bans=None, extra=False,
+    transform=PLAIN, ref_transform=PLAIN, dtype=torch.float32,
+) -> Tile:  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    noise = lambda *shape: torch.randn(*shape, generator=generator)
+    raw = 2 * noise(TOKENS, width)
+    ref_raw = 2 * noise(TOKENS, width) if near is None else raw + near * noise(TOKENS, width)
+    hit = torch.zeros(width, dtype=torch.bool)
+    hit[:SLICE] = bans == "slice"
+    hit[::7] = bans is not None
+    if bans in ("both", "policy"):
+        raw[:, hit] = -torch.inf
+    if bans in ("both", "reference", "slice"):
+        ref_raw[:, hit] = -torch.inf
+    targets = torch.tensor([start + 1, start + width - 1, start + width // 2 + 1, start - 3, start + width + 3])
+    biases = [noise(start + width) if there else None for there in (bias, ref_bias and paired)]
+    return Tile(
+        start, width, targets, raw.to(dtype), ref_raw.to(dtype) if paired else None, *biases, transform, ref_transform,
+        projected=bans is None, extra=noise(TOKENS, width) if extra else None,
+    )  # fmt: skip
+
+
+def scanned(backend, tile, keep=None):
+    """States, picked logits and what was kept, by one backend."""
+    paired = tile.ref_raw is not None
+    fields = state.FIELDS if paired else state.POLICY_FIELDS
+    states = torch.full((fields, 1 + backend.slices(tile.width), TOKENS), torch.nan)  # one state of a tile before it
+    picked = torch.zeros(2, TOKENS)
+    room = lambda: torch.full((TOKENS, tile.width), torch.nan, dtype=keep)
+    kept = Kept(room(), room() if paired else None) if keep else None
+    backend.statistics(tile, states, 1, picked, kept)
+    assert states[:, 0].isnan().all()
+    return states, picked, kept
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_statistics(name):
+    one = tile(**TILES[name])
+    (states, picked, _), (expected, expected_picked, _) = scanned(tiles_triton, one), scanned(tiles_torch, one)
+    SINGLE.check(picked, expected_picked)
+    found, truth = (state.finish(state.merge(s[:, 1:])) for s in (states, expected))
+    for x, y in zip(found, truth, strict=True):
+        assert torch.equal(x.isinf(), y.isinf())
+        SINGLE.check(x[~x.isinf()], y[~y.isinf()])
+
+
+NAMES = ("logp", "reverse", "forward", "entropy")
+ROWS = dict(zip(NAMES, torch.randn(4, TOKENS, generator=torch.Generator().manual_seed(7)), strict=True))
+
+
+def gradient(backend, one, used, keep=None, dtype=torch.float32):
+    states, _, kept = scanned(backend if keep else tiles_torch, one, keep)
+    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
+    upstream = [ROWS[n] if n in used else torch.zeros(TOKENS) for n in ROWS]
+    rows = weights.per_token(finished, weights.Upstream(*upstream))
+    out = torch.full((TOKENS, one.width), torch.nan, dtype=dtype) if kept is None else kept.a.view(dtype)
+    backend.gradient(one, rows, states, 1, kept, out)
+    return out
+
+
+def finite_outputs(name):
+    """An infinite KL has no gradient."""
+    bans = TILES[name].get("bans")
+    return {"policy": ("logp", "reverse", "entropy")}.get(
+        bans, ("logp", "forward", "entropy") if bans in ("reference", "slice") else tuple(ROWS)
+    )
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_gradient(name):
+    one, used = tile(**TILES[name]), finite_outputs(name)
+    found, truth = gradient(tiles_triton, one, used), gradient(tiles_torch, one, used)
+    SINGLE.check_vector(found, truth)
+
+
+@pytest.mark.parametrize("name", [n for n in TILES if "bans" not in TILES[n]])
+def test_gradient_in_place_of_what_was_kept(name):
+    one = tile(**TILES[name])
+    found, truth = gradient(tiles_triton, one, ROWS, keep=torch.float32), gradient(tiles_torch, one, ROWS)
+    SINGLE.check_vector(found, truth)
+
+
+@pytest.mark.parametrize("keep", [None, torch.float16], ids=["recomputed", "kept"])
+def test_gradient_in_half_precision(keep):
+    one = tile(**TILES["both capped"])
+    found = gradient(tiles_triton, one, ROWS, keep=keep, dtype=torch.bfloat16)
+    BFLOAT16.check_vector(found.float(), gradient(tiles_torch, one, ROWS))
+
+
+@pytest.mark.parametrize("settings", [{"bias": True}, {"bans": "both"}, {}], ids=str)
+def test_nan_is_not_taken_for_a_ban(settings):
+    one = tile(**settings)
+    one.raw[2, 12] = torch.nan
+    finished = state.finish(state.merge(scanned(tiles_triton, one)[0][:, 1:]))
+    assert finished.logsumexp.isnan().tolist() == [False, False, True, False, False]
+    assert finished.reverse_kl.isnan().tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kept", [0, 8, None])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_whole_function(kept, dtype, monkeypatch):
+    monkeypatch.setattr(tiles_triton, "SLICE", 16)
+    case = make((6,), 29, dtype=dtype, bias=True, policy={"softcap": 4.0})
+    assert function.backend_for(case.hidden) is tiles_triton
+    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
+    agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **options)
+
+
+def test_from_logits():
+    one = tile(bans="reference", width=19)
+    targets = torch.tensor([1, 2, 3, 4, 5])
+    z = one.raw.clone().requires_grad_()
+    found = from_logits(z, targets, one.ref_raw)
+    truth = reference.statistics_of_logits(one.raw.double(), targets)
+    SINGLE.check(found.logp, truth.logp)
+    assert (found.reverse_kl == torch.inf).all()
+    (gradient,) = torch.autograd.grad(found.forward_kl.sum(), z)
+    SINGLE.check_vector(gradient, one.raw.softmax(-1) - one.ref_raw.softmax(-1))
+
+
+FAULTS = {
+    "the slope dropped": ("(gradient * slope).to(", "gradient.to(", lambda: test_gradient("soft-cap")),
+    "q dropped": ("gradient -= w_forward * tl.exp(log_q)", "gradient -= 0", lambda: test_gradient("plain")),
+    "the partial slice summed": (
+        "z = tl.where(live, z, LOWEST)",
+        "z = z",
+        lambda: test_statistics("narrower than a slice"),
+    ),
+    "NaN taken for a ban": (
+        "tl.where(z < LOWEST, LOWEST, z)",
+        "tl.maximum(z, LOWEST)",
+        lambda: test_nan_is_not_taken_for_a_ban({"bias": True}),
+    ),
+    "the series everywhere": ("near = tl.abs(d) < NEAR", "near = tl.abs(d) < 1e9", lambda: test_statistics("plain")),
+    "bans not counted": ("tl.where(d > BANNED, p, 0.0)", "0 * p", lambda: test_statistics("reference bans")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_caught(fault, tmp_path, monkeypatch):
+    sound, faulty, check = FAULTS[fault]
+    package = planted(tmp_path, monkeypatch, "tiles_triton.py", sound, faulty)
+    broken = importlib.import_module(f"{package.__name__}.tiles_triton")
+    monkeypatch.setattr(broken, "SLICE", SLICE)
+    monkeypatch.setitem(globals(), "tiles_triton", broken)
+    with pytest.raises(AssertionError):
+        check()

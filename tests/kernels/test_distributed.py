@@ -1,0 +1,50 @@
+"""Two processes: a vocabulary split over them, and parameters sharded over them."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from kernels.processes import CUTS, WORLD, outcome, the_case, tokens_of, work
+from tolerances import EXACT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each process found; they are started once, for they have torch to import."""
+    folder = tmp_path_factory.mktemp("processes")
+    torch.multiprocessing.spawn(work, (str(folder),), nprocs=WORLD)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+def test_a_split_vocabulary_gives_what_one_process_gives(ranks):
+    truth = outcome(the_case())
+    for name, cut in CUTS.items():
+        found = [rank["split"][name] for rank in ranks]
+        for one in found:
+            for x, y in zip(one["values"], truth["values"], strict=True):
+                EXACT.check(x, y)
+            EXACT.check(one["gradients"][0], truth["gradients"][0])
+        for i in (1, 2):  # weight and bias: each rank has the rows it holds
+            parts = [one["gradients"][i] for one in found]
+            assert [len(x) for x in parts] == list(cut)
+            EXACT.check(torch.cat(parts), truth["gradients"][i])
+
+
+def test_a_target_beyond_all_parts_is_refused(ranks):
+    assert all("targets from 0 to 49" in rank["split"]["stray"] for rank in ranks)
+
+
+def test_sharded_parameters_get_the_mean_gradient_of_all_ranks_tokens(ranks):
+    """As FSDP gives every other parameter: each rank's loss is over tokens of its own."""
+    truth = [outcome(tokens_of(the_case(), rank)) for rank in range(WORLD)]
+    for one, alone in zip((rank["sharded"] for rank in ranks), truth, strict=True):
+        for x, y in zip(one["values"], alone["values"], strict=True):
+            EXACT.check(x, y)
+        EXACT.check(one["gradients"][0], alone["gradients"][0])
+        assert one["local"] == [25, 25]
+        for i in (1, 2):
+            EXACT.check(one["gradients"][i], sum(t["gradients"][i] for t in truth) / WORLD)

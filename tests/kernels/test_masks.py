@@ -1,0 +1,87 @@
+"""Whatever stands where the mask is 0 reaches nothing, and a batch may have no live token at all."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernels.cases import compare, make, weigh
+from tolerances import EXACT
+
+from klgrad.kernels import from_logits
+
+SHAPE = (4, 5)
+LIVE = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
+
+
+@pytest.fixture
+def filled_memory():
+    """Memory that nobody wrote to holds NaN, so that reading it shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def spoilt(case, mask):
+    """Garbage at every masked position."""
+    dead = mask == 0
+    put = lambda x, value: x.masked_fill(dead[..., None] if x.ndim > dead.ndim else dead, value)
+    return replace(
+        case,
+        hidden=put(case.hidden, torch.nan),
+        targets=put(case.targets, -100),
+        ref_hidden=put(case.ref_hidden, torch.inf),
+        entries=put(case.entries, 10**6),
+    ).require_grad()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32], ids=str)
+@pytest.mark.usefixtures("small_tiles", "filled_memory")
+def test_masked_rows_reach_nothing(dtype):
+    case = make(SHAPE, bias=True)
+    masked = spoilt(case, LIVE)
+    found = masked.statistics(mask=LIVE.to(dtype))
+    case.require_grad()
+    zero = lambda x: x * (LIVE[..., None] if x.ndim > LIVE.ndim else LIVE)
+    expected = type(found)(*(zero(x) for x in case.statistics()))
+    compare(found, expected, EXACT)
+    gradients = torch.autograd.grad(weigh(found), masked.leaves)
+    for gradient, truth in zip(gradients, torch.autograd.grad(weigh(expected), case.leaves), strict=True):
+        EXACT.check(gradient, truth)
+    assert (gradients[0][LIVE == 0] == 0).all()
+
+
+def test_masked_logits_reach_nothing():
+    generator = torch.Generator().manual_seed(0)
+    z, z_ref = torch.randn(2, *SHAPE, 9, generator=generator, dtype=torch.float64)
+    targets = torch.randint(9, SHAPE, generator=generator)
+    dead = LIVE == 0
+    bad = z.masked_fill(dead[..., None], torch.nan).requires_grad_()
+    z.requires_grad_()
+    found = from_logits(bad, targets.masked_fill(dead, -100), z_ref.masked_fill(dead[..., None], torch.nan), mask=LIVE)
+    expected = type(found)(*(None if x is None else x * LIVE for x in from_logits(z, targets, z_ref)))
+    compare(found, expected, EXACT)
+    (gradient,), (truth,) = torch.autograd.grad(weigh(found), bad), torch.autograd.grad(weigh(expected), z)
+    EXACT.check(gradient, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("why", ["all masked", "no tokens"])
+@pytest.mark.usefixtures("filled_memory")
+def test_without_a_live_token_everything_is_zero(why, dtype):
+    shape = (2, 3) if why == "all masked" else (2, 0)
+    case, mask = make(shape, bias=True, dtype=dtype), torch.zeros(shape)
+    case = spoilt(case, mask) if why == "all masked" else case.require_grad()
+    for options in ({"mask": mask}, {"mask": mask, "mode": "fast"}) + (({},) if why == "no tokens" else ()):
+        found = case.statistics(**options)
+        assert all(x.shape[:2] == shape and (x == 0).all() for x in found)
+        gradients = torch.autograd.grad(weigh(found), case.leaves)
+        assert all((g == 0).all() for g in gradients)
+
+
+def test_logits_without_a_live_token():
+    z = torch.full((2, 5), torch.nan, requires_grad=True)
+    found = from_logits(z, torch.tensor([-100, -100]), z.detach(), mask=torch.zeros(2))
+    assert (found.reverse_kl == 0).all()
+    (gradient,) = torch.autograd.grad(weigh(found), z)
+    assert (gradient == 0).all()

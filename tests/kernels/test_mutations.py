@@ -1,0 +1,55 @@
+"""Faults put into a copy of the kernels on purpose: each must break a check."""
+
+import pytest
+from kernels import checks
+from kernels.mutants import planted
+
+MUTATIONS = {
+    "the reference's probability dropped": (
+        "weights.py", "out = out - w_forward * log_q.exp()", "out = out", checks.recomputed),
+    "the entropy dropped from alpha": ("weights.py", " - w.entropy * finished.entropy", "", checks.recomputed),
+    "further entries dropped from alpha": (
+        "weights.py", "w.logp if elsewhere is None else w.logp + elsewhere", "w.logp", checks.recomputed),
+    "wrong sign of the lag": ("state.py", "+ lag * s.gap", "- lag * s.gap", checks.recomputed),
+    "wrong sign of the other lag": ("state.py", "- lag * _ref_gap(s)", "+ lag * _ref_gap(s)", checks.recomputed),
+    "energy of parts not moved": ("state.py", "(energy + drop * mass)", "energy", checks.recomputed),
+    "series everywhere": ("state.py", "near = (a - b).abs() < NEAR[d.dtype]", "near = d == d", checks.far),
+    "series nowhere": ("state.py", "near = (a - b).abs() < NEAR[d.dtype]", "near = d != d", checks.near),
+    "bans kept in the sums": ("state.py", "torch.where(d.abs() > BANNED, 0.0, d)", "d", checks.banned),
+    "bans not counted": ("state.py", "torch.where(s.stray > 0, torch.inf, ", "(", checks.banned),
+    "slope of the soft-cap forgotten": (
+        "head.py", "slope * (1 - (logits * (self.temperature / self.softcap)) ** 2)", "slope", checks.kept_with_cap),
+    "temperature forgotten in the slope": (
+        "head.py", "slope = self.scale / self.temperature", "slope = self.scale", checks.kept_with_cap),
+    "kept differences without the tops": (
+        "tiles_torch.py", " + (top - states[3, first, :, None]) - shift", " - shift", checks.kept),
+    "kept differences without the shift": (
+        "tiles_torch.py", ":, None]) - shift\n            pair", ":, None])\n            pair", checks.kept),
+    "kept logits without their top": (
+        "tiles_torch.py", "kept.a.to(rows.dtype) + top", "kept.a.to(rows.dtype)", checks.kept),
+    "what was kept read twice": ("function.py", "replace(seen, kept=None)", "seen", checks.second_backward),
+    "an entry of another tile taken": (
+        "tile.py", "(local >= 0) & (local < self.width)", "local >= 0", checks.recomputed),
+    "chunks that overwrite each other": (
+        "backward.py", "add_product(total.weight[part], to_logits.T, inputs.hidden[rows])",
+        "product(to_logits.T, inputs.hidden[rows], out=total.weight[part])", checks.recomputed),
+    "memory nobody wrote": ("backward.py", "len(inputs.chunks) != 1", "len(inputs.chunks) > 1", checks.no_token),
+    "the head's mass left over": ("topk.py", "(a.detach() - b) * a.exp()", "(a - b) * a.exp()", checks.top_k),
+    "the tail's share as k3's slope": ("topk.py", "k3.slope(log_ratio) - 1", "k3.slope(log_ratio)", checks.top_k),
+    "the head sampled as well": ("topk.py", "(~in_head.bool())", "torch.ones_like(in_head)", checks.top_k),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_fault_breaks_its_check(mutation, tmp_path, monkeypatch):
+    *fault, check = MUTATIONS[mutation]
+    package = planted(tmp_path, monkeypatch, *fault)
+    with pytest.raises(AssertionError):
+        check(package)
+
+
+@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
+def test_a_copy_without_a_fault_breaks_none(check, tmp_path, monkeypatch):
+    package = planted(tmp_path, monkeypatch, "plan.py", "LEAN_BUDGET = 2 << 30", "LEAN_BUDGET = 2 << 30")
+    assert package.__file__.startswith(str(tmp_path))
+    check(package)

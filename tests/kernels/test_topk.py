@@ -1,0 +1,174 @@
+"""The KL over k entries and a tail, by the sum over every token that may be sampled."""
+
+import pytest
+import torch
+from kernels.cases import make
+from tolerances import EXACT, SINGLE
+
+from klgrad.kernels import lumped_kl, reference, sampled_tail_kl
+
+VOCABULARY, ROWS = 9, 4
+GENERATOR = torch.Generator().manual_seed(0)
+LOGITS, REF, SAMPLER = torch.randn(3, ROWS, VOCABULARY, generator=GENERATOR, dtype=torch.float64)
+LOG_Q = REF.log_softmax(-1)
+both = pytest.mark.parametrize("divergence", ["reverse", "forward"])
+every_k = pytest.mark.parametrize("k", [1, 3, 8])
+
+
+def divided(k):
+    """The policy's log-probs with gradient, the reference's k best entries, and who is among them."""
+    z = LOGITS.clone().requires_grad_()
+    ids = LOG_Q.topk(k).indices
+    in_head = torch.zeros(ROWS, VOCABULARY, dtype=torch.bool).scatter(1, ids, True)
+    return z, z.log_softmax(-1), ids, in_head
+
+
+def part(log_p, log_q, divergence):
+    """Terms of the KL by its definition, entry by entry."""
+    return log_p.exp() * (log_p - log_q) if divergence == "reverse" else log_q.exp() * (log_q - log_p)
+
+
+def gradient(total, z):
+    return torch.autograd.grad(total.sum(), z, retain_graph=True)[0]
+
+
+@both
+@every_k
+def test_the_lumped_kl_is_that_of_its_definition(k, divergence):
+    z, log_p, ids, in_head = divided(k)
+    found = lumped_kl(log_p.gather(1, ids), LOG_Q.gather(1, ids), divergence)
+    tail = lambda log: torch.where(in_head, 0, log.exp()).sum(-1, keepdim=True).log()
+    lumps = [torch.cat([log.gather(1, ids), tail(log)], -1) for log in (log_p, LOG_Q)]
+    plain, full = part(*lumps, divergence).sum(-1), part(log_p, LOG_Q, divergence).sum(-1)
+    EXACT.check(found, plain)
+    EXACT.check_vector(gradient(found, z), gradient(plain, z))
+    assert (found >= 0).all()
+    assert (found <= full + EXACT.atol).all()
+    if k < VOCABULARY - 1:  # a tail of one is no lump
+        assert (found < full).all()
+
+
+@both
+def test_the_lumped_kl_is_the_full_one_where_the_tails_proportions_agree(divergence):
+    z, log_p, ids, in_head = divided(3)
+    other = torch.where(in_head, log_p + torch.linspace(-1, 1, VOCABULARY).double(), log_p + 0.4).log_softmax(-1)
+    found = lumped_kl(log_p.gather(1, ids), other.detach().gather(1, ids), divergence)
+    full = part(log_p, other.detach(), divergence).sum(-1)
+    EXACT.check(found, full)
+    EXACT.check_vector(gradient(found, z), gradient(full, z))
+
+
+def mean_over_tokens(k, divergence, on_policy):
+    """E of `sampled_tail_kl` and of its gradient, over every token y, with the worst single value."""
+    z, log_p, ids, in_head = divided(k)
+    log_mu = log_p.detach() if on_policy else SAMPLER.log_softmax(-1)
+    value, slope, worst = 0, 0, torch.inf
+    for y in range(VOCABULARY):
+        ratio = None if on_policy else (log_p - log_mu)[:, y].exp()
+        one = sampled_tail_kl(
+            log_p.gather(1, ids),
+            LOG_Q.gather(1, ids),
+            log_p[:, y],
+            LOG_Q[:, y],
+            in_head[:, y],
+            ratio=ratio,
+            divergence=divergence,
+        )
+        chance = log_mu[:, y].exp()
+        value, slope = value + chance * one.detach(), slope + gradient(chance * one, z)
+        worst = min(worst, float(one.detach().min()))
+    return z, log_p, value, slope, worst
+
+
+@both
+@every_k
+@pytest.mark.parametrize("on_policy", [True, False], ids=["on-policy", "another sampler"])
+def test_head_and_sampled_tail_are_unbiased_in_value_and_in_gradient(k, divergence, on_policy):
+    z, log_p, value, slope, worst = mean_over_tokens(k, divergence, on_policy)
+    full = part(log_p, LOG_Q, divergence).sum(-1)
+    EXACT.check(value, full)
+    EXACT.check_vector(slope, gradient(full, z))
+    assert worst >= 0
+
+
+@both
+@every_k
+def test_without_its_tail_the_gradient_lacks_that_of_the_tails_part(k, divergence):
+    z, log_p, _, in_head = divided(k)
+    terms = part(log_p, LOG_Q, divergence)
+    lost = gradient(terms.sum(-1), z) - gradient(torch.where(in_head, terms, 0), z)
+    EXACT.check_vector(lost, gradient(torch.where(in_head, 0, terms), z))
+    assert lost.norm() > 0.01
+
+
+@every_k
+def test_a_score_for_the_tail_beside_a_differentiated_head_adds_the_gradient_of_the_heads_mass(k):
+    """Σ_K p Δ leaves ∇Σ_K p over, which only a differentiated tail would cancel: once, whatever the reference is."""
+    z, log_p, _, in_head = divided(k)
+    delta, p = (log_p - LOG_Q).detach(), log_p.detach().exp()
+    naive = gradient(torch.where(in_head, part(log_p, LOG_Q, "reverse"), 0), z)
+    for y in range(VOCABULARY):
+        scored = torch.where(in_head[:, y], 0, delta[:, y]) * log_p[:, y]
+        naive = naive + gradient(p[:, y] * scored, z)
+    excess = naive - gradient(part(log_p, LOG_Q, "reverse"), z)
+    EXACT.check_vector(excess, gradient(torch.where(in_head, log_p.exp(), 0), z))
+    assert excess.norm() > 0.01
+
+
+@pytest.mark.parametrize("k", [3, 6])
+def test_renormalising_the_head_drops_both_the_tail_and_the_price_of_the_heads_mass(k):
+    """By the chain rule KL = P·KL(head) + (1-P)·KL(tail) + KL of the masses; the head's share of ∇ is P ∇KL(head)."""
+    z, log_p, ids, in_head = divided(k)
+    inside = [log.gather(1, ids) for log in (log_p, LOG_Q)]
+    outside = [log[~in_head].view(ROWS, -1) for log in (log_p, LOG_Q)]
+    kl = lambda pair: part(*(log.log_softmax(-1) for log in pair), "reverse").sum(-1)
+    mass, ref_mass = (log.exp().sum(-1) for log in inside)
+    of_masses = mass * (mass / ref_mass).log() + (1 - mass) * ((1 - mass) / (1 - ref_mass)).log()
+    truth = gradient(part(log_p, LOG_Q, "reverse"), z)
+    renormalised = gradient(mass.detach() * kl(inside), z)
+    dropped = gradient(kl(inside).detach() * mass, z) + gradient((1 - mass) * kl(outside), z) + gradient(of_masses, z)
+    EXACT.check_vector(truth - renormalised, dropped)
+    assert dropped.norm() > 0.01
+
+
+@both
+def test_from_a_teachers_stored_top_k_and_without_logits(divergence):
+    """Entries of `token_statistics` carry the gradient to hidden states and head."""
+    case, wide = make((6,), 40, entries=0), make((6,), 40, entries=0)
+    stored = reference.logits(case.ref_hidden, case.ref_head).log_softmax(-1).topk(5)
+    in_head = (stored.indices == case.targets[:, None]).any(-1)
+    in_head[0] = True  # as a mask may say, for all that the formula cares
+
+    def losses(logp, token_logp):
+        lump = lumped_kl(logp, stored.values, divergence)
+        rest = sampled_tail_kl(
+            logp, stored.values, token_logp, token_logp.detach() - 0.3, in_head, divergence=divergence
+        )
+        return lump + 2 * rest
+
+    found = (
+        type(case)(case.hidden, case.head, case.targets, case.ref_hidden, case.ref_head, entries=stored.indices)
+        .require_grad()
+        .statistics()
+    )
+    log_p = reference.logits(wide.require_grad().hidden, wide.head).log_softmax(-1)
+    expected = losses(log_p.gather(1, stored.indices), log_p.gather(1, wide.targets[:, None])[:, 0])
+    total = losses(found.entries_logp, found.logp)
+    EXACT.check(total, expected)
+    truth = torch.autograd.grad(expected.sum(), wide.leaves)
+    for x, y in zip(torch.autograd.grad(total.sum(), case.leaves), truth, strict=True):
+        EXACT.check_vector(x, y)
+
+
+def test_half_precision_is_lifted():
+    logp = torch.tensor([[-1.0, -2.0]], dtype=torch.bfloat16)
+    assert lumped_kl(logp, logp - 0.5).dtype == torch.float32
+    SINGLE.check(lumped_kl(logp, logp - 0.5), lumped_kl(logp.double(), logp.double() - 0.5))
+
+
+def test_a_banned_entry_makes_one_direction_infinite():
+    allowed, banned = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -torch.inf]])
+    inf = float("inf")
+    assert float(lumped_kl(allowed, banned)) == float(lumped_kl(banned, allowed, "forward")) == inf
+    for finite in (lumped_kl(banned, allowed), lumped_kl(allowed, banned, "forward"), lumped_kl(banned, banned)):
+        assert 0 <= float(finite) < inf

@@ -1,0 +1,74 @@
+"""The Triton kernels on a machine without a GPU: run by the interpreter, and compiled for a GPU that is not there.
+
+The first is `interpreted.py`, in a process where the interpreter is on before Triton is imported.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).with_name("interpreted.py")
+QUIET = ["-W", "ignore::RuntimeWarning"]  # numpy's, of infinities that a GPU passes over in silence
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+]
+
+
+def test_the_kernels_do_what_torch_does():
+    command = [sys.executable, "-m", "pytest", str(FILE), "-q", "-n", "0", "-p", "no:cacheprovider", *QUIET]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=FILE.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+NUMBERS = {"scale": 1.3, "cap": 2.0, "inverse_temperature": 1.0} | {
+    "ref_scale": 1.0, "ref_cap": 2.0, "ref_inverse_temperature": 0.7
+}  # fmt: skip
+SWITCHES = dict.fromkeys(("PAIRED", "BIAS", "REF_BIAS", "SOFTCAP", "REF_SOFTCAP", "KEEP", "EXTRA", "KEPT"), True)
+VARIANTS = {
+    "everything": {},
+    "nothing": dict.fromkeys(SWITCHES, False) | {"EVEN": True, "FINITE": True},
+    "finite": {"FINITE": True, "BIAS": False, "REF_BIAS": False},
+    "policy alone": {"PAIRED": False},
+    "recomputed": {"KEPT": False, "KEEP": False},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kernel", ["_statistics_kernel", "_gradient_kernel"])
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 announces a default of 3.10
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter does not compile")
+def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
+    """What the interpreter lets pass: types that branches disagree on, what cannot be stored."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from klgrad.kernels import state, tile, tiles_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    function = getattr(tiles_triton, kernel)
+    limits = {"LIMIT": tile.LARGEST_KEPT, "LOWEST": state.LOWEST, "BANNED": state.BANNED, "NEAR": 0.5}
+    given = {**NUMBERS, **SWITCHES, **limits, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE}
+    names = [p.name for p in function.params]
+    constants = {name: value for name, value in (given | VARIANTS[variant]).items() if name in names}
+    kinds = {"targets_ptr": "*i64", "kept_a_ptr": "*fp16", "kept_d_ptr": "*fp16", "out_ptr": "*bf16"}
+    kind = lambda name: kinds.get(name, "*fp32" if name.endswith("_ptr") else "i32")
+    signature = {name: "constexpr" if name in constants else kind(name) for name in names}
+    source = ASTSource(fn=function, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tiles_triton.WARPS})
+    assert compiled.asm["cubin"]
