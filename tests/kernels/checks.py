@@ -66,11 +66,22 @@ def far(package) -> None:
     SINGLE.check(found.forward_kl, truth.forward_kl)
 
 
+def exchanged(package) -> None:
+    """Masses that agree, entry by entry far apart, in two parts: what is summed for the near is used here too."""
+    z, *_ = of_logits(1.0, torch.float64)
+    truth = reference.statistics_of_logits(z, torch.arange(8), z.flip(-1))
+    parts = [package.state.of_logits(z[:, part], z.flip(-1)[:, part])[2] for part in (slice(100), slice(100, 300))]
+    found = package.state.finish(package.state.merge(torch.stack(parts, 1)))
+    EXACT.check(found.reverse_kl, truth.reverse_kl)
+    EXACT.check(found.forward_kl, truth.forward_kl)
+
+
 def banned(package) -> None:
     z, z_ref, targets, _ = of_logits(0.1)
-    z_ref[:, 200:] = -torch.inf
+    z_ref[:, 280:] = -torch.inf
     found = package.from_logits(z, targets, z_ref)
-    log_q, log_p = z_ref[:, :200].double().log_softmax(-1), z.double().log_softmax(-1)[:, :200]
+    log_q, log_p = z_ref[:, :280].double().log_softmax(-1), z.double().log_softmax(-1)[:, :280]
+    SINGLE.check(found.ref_logp, log_q[range(8), targets])
     SINGLE.check(found.forward_kl, (log_q.exp() * (log_q - log_p)).sum(-1))
     assert (found.reverse_kl == torch.inf).all()
 
@@ -91,4 +102,4 @@ def top_k(package) -> None:
         EXACT.check_vector(slope(mean), slope(full))
 
 
-CHECKS = (recomputed, kept, kept_with_cap, second_backward, no_token, near, far, banned, top_k)
+CHECKS = (recomputed, kept, kept_with_cap, second_backward, no_token, near, far, exchanged, banned, top_k)

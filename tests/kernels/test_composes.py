@@ -82,20 +82,25 @@ def test_compilation_goes_around_it():
         SINGLE.check_vector(x, y)
 
 
-@pytest.mark.parametrize(
-    ("config", "fields"),
-    [
-        ({}, {}),
-        ({"final_logit_softcapping": 30.0}, {"softcap": 30.0}),
-        ({"final_logit_softcapping": None, "logit_scale": 0.0625}, {"scale": 0.0625}),
-        ({"logits_scaling": 8.0}, {"scale": 0.125}),
-    ],
-    ids=str,
-)
-def test_the_head_of_a_model(config, fields):
+CONFIGS = {
+    "plain": ({}, {}),
+    "Gemma": ({"final_logit_softcapping": 30.0}, {"softcap": 30.0}),
+    "Cohere": ({"final_logit_softcapping": None, "logit_scale": 0.0625}, {"scale": 0.0625}),
+    "Falcon H1": ({"lm_head_multiplier": 0.04}, {"scale": 0.04}),
+    "Granite": ({"logits_scaling": 8.0}, {"scale": 0.125}),
+    "HyperCLOVA X": ({"logits_scaling": 8.0, "model_type": "hyperclovax"}, {"scale": 8.0}),
+}
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+@pytest.mark.parametrize("nested", [False, True], ids=["text", "in a multimodal model"])
+def test_the_head_of_a_model(model, nested):
+    config, fields = CONFIGS[model]
+    text = SimpleNamespace(**{"model_type": "some", **config})
+    text.get_text_config = lambda: text
+    outer = SimpleNamespace(get_text_config=lambda: text) if nested else text
     layer = torch.nn.Linear(4, 9, bias=False)
-    model = SimpleNamespace(config=SimpleNamespace(**config), get_output_embeddings=lambda: layer)
-    head = Head.of(model, temperature=0.7)
+    head = Head.of(SimpleNamespace(config=outer, get_output_embeddings=lambda: layer), temperature=0.7)
     expected = Head(layer.weight, temperature=0.7, **fields)
     assert head.weight is layer.weight
     assert (head.bias, head.transform, head.vocabulary) == (None, expected.transform, 9)

@@ -10,10 +10,10 @@ MUTATIONS = {
     "the entropy dropped from alpha": ("weights.py", " - w.entropy * finished.entropy", "", checks.recomputed),
     "further entries dropped from alpha": (
         "weights.py", "w.logp if elsewhere is None else w.logp + elsewhere", "w.logp", checks.recomputed),
-    "wrong sign of the lag": ("state.py", "+ lag * s.gap", "- lag * s.gap", checks.recomputed),
-    "wrong sign of the other lag": ("state.py", "- lag * _ref_gap(s)", "+ lag * _ref_gap(s)", checks.recomputed),
+    "wrong sign of the lag": ("state.py", "+ lag * s.gap", "- lag * s.gap", checks.exchanged),
+    "wrong sign of the other lag": ("state.py", "- lag * s.ref_gap", "+ lag * s.ref_gap", checks.exchanged),
     "energy of parts not moved": ("state.py", "(energy + drop * mass)", "energy", checks.recomputed),
-    "series everywhere": ("state.py", "near = (a - b).abs() < NEAR[d.dtype]", "near = d == d", checks.far),
+    "series everywhere": ("state.py", "near = (a - b).abs() < NEAR[d.dtype]", "near = d == d", checks.exchanged),
     "series nowhere": ("state.py", "near = (a - b).abs() < NEAR[d.dtype]", "near = d != d", checks.near),
     "bans kept in the sums": ("state.py", "torch.where(d.abs() > BANNED, 0.0, d)", "d", checks.banned),
     "bans not counted": ("state.py", "torch.where(s.stray > 0, torch.inf, ", "(", checks.banned),

@@ -12,7 +12,7 @@ def project(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write hidden @ weight.T, in the dtype of `out`, which is not narrower."""
     if hidden.dtype == out.dtype:
         torch.mm(hidden, weight.T, out=out)
-    elif hidden.is_cuda and HAS_OUT_DTYPE:
+    elif hidden.dtype in HALVES and hidden.is_cuda and HAS_OUT_DTYPE:
         torch.mm(hidden, weight.T, out_dtype=out.dtype, out=out)
     else:
         torch.mm(hidden.to(out.dtype), weight.T.to(out.dtype), out=out)
@@ -22,7 +22,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a @ b to `total` in the dtype of `total`."""
     if a.dtype == total.dtype:
         torch.addmm(total, a, b, out=total)
-    elif a.is_cuda and HAS_OUT_DTYPE:
+    elif a.dtype in HALVES and a.is_cuda and HAS_OUT_DTYPE:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)

@@ -1,12 +1,12 @@
 r"""Sums over a part of the vocabulary, which merge into the log-probs, both KLs and the entropy of the whole.
 
-With a = z - max z and b = z_ref - max z_ref over the part, d = a - b, a state holds Σe^a, Σe^b, Σe^a d, Σe^a a and the
-two *excesses*
+With a = z - max z and b = z_ref - max z_ref over the part, d = a - b, a state holds Σe^a, Σe^b, Σe^a d, -Σe^b d, Σe^a a
+and the two *excesses*
 
     reverse: Σ e^b - e^a + e^a d     forward: Σ e^a - e^b - e^b d
 
 whose terms are Bregman divergences: none is negative, so that nothing cancels however near the reference is. The KL is
-reverse / Σe^a plus log1p(x) - x at x = Σe^b / Σe^a - 1, which is of second order too.
+reverse / Σe^a plus log1p(x) - x at x = Σe^b / Σe^a - 1, which is of second order too. Far away it is the textbook's.
 
 An entry that only one of the two models bans has an infinite share in one of the KLs. It counts with d = 0 here, so
 that all sums stay finite and the other KL right, and what it weighs is summed beside them.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FIELDS = 10
+FIELDS = 11
 POLICY_FIELDS = 3
 NEAR = {torch.float64: 0.05, torch.float32: 0.5}
 """Below this |d|, e^b - e^a + e^a d is summed as a series, whose next term is then under the dtype's precision."""
@@ -39,6 +39,7 @@ class State(NamedTuple):
     ref_top: Tensor
     ref_mass: Tensor
     gap: Tensor
+    ref_gap: Tensor
     reverse: Tensor
     forward: Tensor
     stray: Tensor
@@ -85,7 +86,8 @@ def of_logits(z: Tensor, z_ref: Tensor | None) -> tuple[Tensor, Tensor | None, T
     ref_top = z_ref.amax(-1)
     b = z_ref - ref_top[:, None]
     d, q = a - b, b.exp()
-    terms = [q, p * difference(a, b), *excesses(a, b), p * (d > BANNED), q * (d < -BANNED)]
+    gap = difference(a, b)
+    terms = [q, p * gap, -q * gap, *excesses(a, b), p * (d > BANNED), q * (d < -BANNED)]
     return a, d, torch.stack([*policy, ref_top, *(x.sum(-1) for x in terms)])
 
 
@@ -107,17 +109,13 @@ def merge(parts: Tensor) -> Tensor:
     sums = [
         ref_weight * s.ref_mass,
         weight * (s.gap + difference(drop, ref_drop) * s.mass),
+        ref_weight * (s.ref_gap - difference(drop, ref_drop) * s.ref_mass),
         ref_weight * s.reverse + reverse * s.mass + lag * s.gap,
-        weight * s.forward + forward * s.ref_mass - lag * _ref_gap(s),
+        weight * s.forward + forward * s.ref_mass - lag * s.ref_gap,
         weight * torch.where(apart > BANNED, s.mass, s.stray),
         ref_weight * torch.where(apart < -BANNED, s.ref_mass, s.ref_stray),
     ]
     return torch.stack([*policy, s.ref_top.amax(0), *(x.sum(0) for x in sums)])
-
-
-def _ref_gap(s: State) -> Tensor:
-    """-Σe^b d, which the other sums tell: the two excesses add up to Σ(e^a - e^b) d."""
-    return s.reverse + s.forward - s.gap
 
 
 def finish(state: Tensor) -> Finished:
@@ -128,14 +126,14 @@ def finish(state: Tensor) -> Finished:
         none = torch.zeros_like(top)
         return Finished(logsumexp, entropy, none, none, none)
     s = State(*state)
-    beyond = _mass_ratio(s.ref_mass, s.mass, s.reverse - s.gap)
-    behind = _mass_ratio(s.mass, s.ref_mass, s.forward - _ref_gap(s))
+    beyond, reverse = _kl(s.reverse, s.gap, s.mass, s.ref_mass)
+    _, forward = _kl(s.forward, s.ref_gap, s.ref_mass, s.mass)
     return Finished(
         logsumexp,
         entropy,
         shift=top - s.ref_top - torch.log1p(beyond),
-        reverse_kl=torch.where(s.stray > 0, torch.inf, s.reverse / s.mass + _log1p_minus(beyond)),
-        forward_kl=torch.where(s.ref_stray > 0, torch.inf, s.forward / s.ref_mass + _log1p_minus(behind)),
+        reverse_kl=torch.where(s.stray > 0, torch.inf, reverse),
+        forward_kl=torch.where(s.ref_stray > 0, torch.inf, forward),
     )
 
 
@@ -144,11 +142,12 @@ def log_prob(logits: Tensor, logsumexp: Tensor) -> Tensor:
     return torch.where(logits <= LOWEST, -torch.inf, logits - logsumexp)
 
 
-def _mass_ratio(above: Tensor, below: Tensor, difference: Tensor) -> Tensor:
-    """The quotient minus 1; near 0 from `difference`, which is above - below without its cancellation."""
-    far = above / below - 1
-    near = difference / below
-    return torch.where(far.abs() < NEAR[far.dtype], near, far)
+def _kl(excess: Tensor, gap: Tensor, mass: Tensor, other_mass: Tensor) -> tuple[Tensor, Tensor]:
+    """The quotient of the masses minus 1, and the KL: by its excess near 0, by E[d] + log quotient far from it."""
+    far = other_mass / mass - 1
+    near = far.abs() < NEAR[far.dtype]
+    beyond = torch.where(near, (excess - gap) / mass, far)  # the excess is other_mass - mass + gap
+    return beyond, torch.where(near, excess / mass + _log1p_minus(beyond), gap / mass + torch.log1p(far))
 
 
 def _log1p_minus(x: Tensor) -> Tensor:

@@ -142,8 +142,8 @@ def _logits(
 
 
 @triton.jit
-def _sum6(a, b, c, d, e, f, a2, b2, c2, d2, e2, f2):
-    return a + a2, b + b2, c + c2, d + d2, e + e2, f + f2
+def _sum7(a, b, c, d, e, f, g, a2, b2, c2, d2, e2, f2, g2):
+    return a + a2, b + b2, c + c2, d + d2, e + e2, f + f2, g + g2
 
 
 @triton.jit
@@ -258,14 +258,17 @@ def _statistics_kernel(
         odd = square * d * (1 / 6 + square * (1 / 120 + square * (1 / 5040)))
         reverse = tl.where(near, p * (even - odd), q - p + p * d)
         forward = tl.where(near, q * (even + odd), p - q - q * d)
-        mass, energy, ref_mass, gap, reverse, forward = tl.reduce((p, p * a, q, p * d, reverse, forward), 0, _sum6)
+        mass, energy, ref_mass, gap, ref_gap, reverse, forward = tl.reduce(
+            (p, p * a, q, p * d, q * d, reverse, forward), 0, _sum7
+        )
         tl.store(state + 3 * field_stride, ref_top)
         tl.store(state + 4 * field_stride, ref_mass)
         tl.store(state + 5 * field_stride, gap)
-        tl.store(state + 6 * field_stride, reverse)
-        tl.store(state + 7 * field_stride, forward)
-        tl.store(state + 8 * field_stride, stray)
-        tl.store(state + 9 * field_stride, ref_stray)
+        tl.store(state + 6 * field_stride, -ref_gap)
+        tl.store(state + 7 * field_stride, reverse)
+        tl.store(state + 8 * field_stride, forward)
+        tl.store(state + 9 * field_stride, stray)
+        tl.store(state + 10 * field_stride, ref_stray)
     else:
         top = tl.max(z, 0)
         a = z - top

@@ -1,7 +1,7 @@
 r"""The KL over k entries of the vocabulary and a tail, for teachers that are stored or served as their top k.
 
-Both forms keep the gradient right. Summing the k terms alone, renormalised or not, is biased: its gradient lacks, or
-adds, a multiple of that of the head's mass Σ_K p, because the k terms of Σ p Δ have ∇Σ_K p left over.
+Both forms keep the gradient right. Summing the k terms alone lacks the gradient of the tail's part; scoring the tail
+beside a differentiated head adds ∇Σ_K p, the gradient of the head's mass, once.
 """
 
 from typing import Literal
