@@ -58,15 +58,19 @@ def results() -> str:
 SHOWN_SETTINGS = (
     "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
     "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
+    "trl grpo loss_type=dr_grpo use_vllm=True",
     "trl rloo normalize_advantages=False",
     "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean",
     "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo",
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
+    "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0",
     "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
     "openrlhf algo.kl.use_loss estimator=k1 unbiased_gradient=False",
     "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
     "skyrl use_kl_loss kl_estimator_type=k3",
+    "skyrl use_kl_in_reward estimator=k1 advantage=rloo",
+    "skyrl use_kl_in_reward estimator=k1 advantage=rloo tis=sequence uncapped",
     "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
 )
 
@@ -107,7 +111,7 @@ def exact_kernels() -> str:
 
 
 def _timings(name: str, title: str) -> str:
-    rows = _rows(name)
+    rows = _rows(f"kernels_{name}")
     shapes = list(dict.fromkeys((row["hidden"], row["vocabulary"]) for row in rows))
     cells = {(row["candidate"], row["hidden"]): _cell(row) for row in rows}
     lines = [
@@ -129,14 +133,27 @@ def _cell(row: dict[str, str]) -> str:
 
 def _linear() -> str:
     lines = ["", "| tokens | lean | per 1000 tokens | memory beside the gradients |", "|---|---|---|---|"]
-    for row in _rows("linear"):
+    for row in _rows("kernels_linear"):
         each = 1000 * float(row["median_ms"]) / int(row["tokens"])
         lines.append(f"| {row['tokens']} | {row['median_ms']} ms | {each:.2f} ms | {row['extra_gib']} GiB |")
     return "\n".join([*lines, ""])
 
 
+def step() -> str:
+    """The memory of a whole RL step, counted and measured."""
+    rows = [row for row in _rows("step") if row["predicted_gib"]]
+    cells = {(row["candidate"], row["tokens"]): row for row in rows}
+    tokens = list(dict.fromkeys(row["tokens"] for row in rows))
+    lines = ["| | " + " | ".join(f"{n} tokens" for n in tokens) + " |", "|---|" + "---|" * len(tokens)]
+    for candidate in dict.fromkeys(row["candidate"] for row in rows):
+        each = [cells[candidate, n] for n in tokens]
+        said = [f"{x['beyond_activations_gib']} (counted {x['predicted_gib']}), {x['median_ms']} ms" for x in each]
+        lines.append(f"| {candidate} | " + " | ".join(said) + " |")
+    return "\n".join([*lines, ""])
+
+
 def _rows(name: str) -> list[dict[str, str]]:
-    with (BENCHMARKS / f"kernels_{name}.csv").open(newline="", encoding="utf-8") as handle:
+    with (BENCHMARKS / f"{name}.csv").open(newline="", encoding="utf-8") as handle:
         return list(csv.DictReader(handle))
 
 
@@ -148,7 +165,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "frameworks": frameworks,
         "kernels": exact_kernels,
     },
-    ROOT / "docs" / "kernels.md": {"kernels": kernels},
+    ROOT / "docs" / "kernels.md": {"kernels": kernels, "step": step},
 }
 
 
