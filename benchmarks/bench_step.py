@@ -69,7 +69,8 @@ def predicted(step: Step, name: str) -> float:
     """GiB for the KL and the log-probs, beside the models' own activations and gradients."""
     tokens = step.mask.numel()
     if name == "logits":
-        # Saved for backward: log p, p, log p - log q and q in float32. Backward holds as many again, and a bf16 gradient.
+        # Saved for backward: log p, p, log p - log q and q in float32. Backward holds as many again, and a bf16
+        # gradient.
         return tokens * step.vocabulary * (4 * 8 + 2) / 2**30
     plan = make_plan(tokens, step.vocabulary, torch.bfloat16, paired=True, mode="fast" if "fast" in name else "lean")
     return (plan.tile_bytes + plan.kept_bytes) / 2**30

@@ -17,9 +17,7 @@ def config(**settings):
 def test_the_fields_are_a_term():
     made = config(kl_estimator="exact", kl_discount=0.9, kl_baseline="leave_one_out", kl_ratio="prefix")
     sampler = OffPolicy("prefix", Truncate(2.0))
-    assert made.objective.term == KLTerm(
-        estimator="exact", discount=0.9, baseline="leave_one_out", sampler=sampler
-    )
+    assert made.objective.term == KLTerm(estimator="exact", discount=0.9, baseline="leave_one_out", sampler=sampler)
     assert made.objective.exact
     assert "objective" not in made.to_dict()
 

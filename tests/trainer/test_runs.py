@@ -6,6 +6,7 @@ import torch
 
 from klgrad.errors import KernelInputError
 from klgrad.trl import KLConfig, KLTrainer
+from klgrad.trl.gather import with_peers
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +115,23 @@ def test_what_is_logged(tmp_path):
 def test_two_kls_are_one_too_many(tmp_path):
     with pytest.raises(ValueError, match="two KL terms"):
         made(tmp_path, beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ([0, 0, 1, 1], [0, 0, 1, 1]),
+        ([0, 0, 1, 2], [0, 0, 3, 3]),
+        ([0, 0, 0, 1], [0, 0, 0, 0]),
+        ([7], [7]),
+        ([4, 5], [6, 6]),
+    ],
+)
+def test_nobody_is_left_alone(group, expected):
+    assert with_peers(torch.tensor(group)).tolist() == expected
+
+
+def test_groups_that_micro_batches_cut_apart(tmp_path):
+    trainer = made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=4, gradient_accumulation_steps=4)
+    trainer.train()
+    assert len(tiny.logged(trainer, "grad_norm")) == 3

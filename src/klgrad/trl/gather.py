@@ -15,6 +15,20 @@ def everywhere(accelerator: Any, local: dict[str, Tensor | None]) -> tuple[dict[
     return {name: None if x is None else _gathered(accelerator, x, own) for name, x in local.items()}, own
 
 
+def with_peers(group: Tensor) -> Tensor:
+    """Groups in which nobody is alone: completions whose group lies in other micro-batches share one.
+
+    TRL shuffles a generation batch before it splits it. A baseline over completions of other prompts is as unbiased as
+    one over the same prompt's, for it does not look at the completion either; it only helps less.
+    """
+    values, index, counts = group.unique(return_inverse=True, return_counts=True)
+    alone = counts[index] == 1
+    if not bool(alone.any()) or len(values) == 1:
+        return group
+    home = values.new_tensor(int(values.max()) + 1) if int(alone.sum()) > 1 else values[counts.argmax()]
+    return torch.where(alone, home, group)
+
+
 def _gathered(accelerator: Any, x: Tensor, own: slice) -> Tensor:
     if x.ndim == 1:
         return accelerator.gather(x)

@@ -19,7 +19,7 @@ from ..rollout import Rollout
 from . import metrics
 from .coefficient import AdaptiveCoefficient
 from .config import KLConfig
-from .gather import everywhere
+from .gather import everywhere, with_peers
 from .hidden import add_statistics_forward, exact_statistics
 from .reduction import weights
 from .reward import KLReward, no_reward
@@ -165,7 +165,7 @@ class KLTrainer(GRPOTrainer):
             "token_forward_kl": None if exact is None else exact.forward_kl,
         }
         tensors, own = everywhere(self.accelerator, local)
-        return Rollout(**tensors), own
+        return Rollout(**{**tensors, "group": with_peers(tensors["group"])}), own
 
     # Forward passes
 
