@@ -11,12 +11,12 @@ TARGET = 5
 
 
 @cache
-def folder(layers=2, hidden=32, words=len(WORDS)):
+def folder(layers=2, hidden=32, words=None):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     made = tempfile.mkdtemp(prefix="klgrad-tiny-")
     config = LlamaConfig(
-        vocab_size=words,
+        vocab_size=words or len(WORDS),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,

@@ -32,7 +32,9 @@ EXACT = Tol(1e-9, 1e-13, "sums over all outcomes in float64 lose a few digits of
 DIFFERENCE = Tol(1e-6, 1e-9, "central differences with step 1e-5 are good to about 1e-10 of the function")
 SINGLE = Tol(1e-5, 1e-6, "float32 arithmetic over a few dozen terms")
 FLOAT32_REWARD = Tol(1e-6, 1e-9, "TRL holds rewards in float32, whatever computes them")
-SAME_STEPS = Tol(1e-4, 5e-6, "float32 training steps, in which sums are taken in another order; Adam divides by small gradients")
+SAME_STEPS = Tol(
+    1e-4, 5e-6, "float32 training steps, in which sums are taken in another order; Adam divides by small gradients"
+)
 BFLOAT16 = Tol(5e-3, 1e-6, "a gradient rounded to bfloat16 twice, towards the logits and after the product: 2^-9 each")
 FLOAT16 = Tol(1e-3, 1e-6, "a gradient rounded to float16 twice: 2^-12 each")
 NEAR_KL = Tol(1e-2, 0.0, "a KL of 1e-8 between float32 logits of size 1, each rounded at 1e-7: a percent at worst")

@@ -4,7 +4,6 @@ import pytest
 from language_model import (
     END,
     LIMIT,
-    PROMPT,
     everything_in_float64,
     expected_gradient,
     forward_kl,

@@ -8,7 +8,6 @@ from klgrad.frameworks.trl import declared
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 CASES = {
-    "token": ({"kl_level": "token", "kl_reduction": "sequence"}, "reverse-kl-token", "unknown"),
     "token, token ratio": (
         {"kl_level": "token", "kl_reduction": "sequence", "kl_ratio": "token", "kl_ratio_bound": "none"},
         "reverse-kl-token",

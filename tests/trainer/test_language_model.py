@@ -36,7 +36,6 @@ CASES = {
         sequence_reverse_kl,
         1 / LIMIT,
     ),
-    "exact, token": ({**SUMMED, "kl_estimator": "exact", "kl_level": "token"}, TOKEN, 1.0),
     "exact, discount 0": ({**SUMMED, "kl_estimator": "exact", "kl_discount": 0.0}, TOKEN, 1.0),
     "exact, forward": (
         {**SUMMED, "kl_divergence": "forward", "kl_level": "token", "kl_estimator": "exact"},
@@ -51,8 +50,6 @@ CASES = {
     ),
     # The group's mean, of which the completion itself is one of two, takes half of it away.
     "in the reward": ({**POLICY, "kl_placement": "reward", "scale_rewards": "none"}, sequence_reverse_kl, 0.5 / LIMIT),
-    "a cell": ({"kl_cell": "k3-loss"}, FORWARD, 1.0),
-    "tempered": ({**SUMMED, "kl_estimator": "exact", "temperature": 0.6}, sequence_reverse_kl, 1.0),
 }
 
 

@@ -17,7 +17,6 @@ CASES = {
     # Groups of eight over processes of four: every group lies in both.
     "leave-one-out": ["kl_baseline=leave_one_out", "num_generations=8", "loss_type=dr_grpo"],
     "exact": ["kl_estimator=exact", "kl_baseline=leave_one_out", "kl_reduction=sequence"],
-    "a cell": ["kl_cell=k1-reward"],
 }
 
 

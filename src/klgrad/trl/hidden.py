@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from ..kernels import Head, TokenStatistics, token_statistics
 
@@ -66,7 +66,8 @@ def add_statistics_forward(model: Any) -> None:
             question.ref_head,
             mask=question.mask,
         )
-        return Answer(None, *found[:5])
+        logp, entropy, ref_logp, reverse, forward, _ = found
+        return Answer(logp=logp, entropy=entropy, ref_logp=ref_logp, reverse_kl=reverse, forward_kl=forward)
 
     model.forward = answering
 
@@ -85,7 +86,8 @@ def exact_statistics(
         ref_head = Head.of(trainer.accelerator.unwrap_model(ref), temperature=trainer.temperature)
         question = Question(keep, trainer.temperature, input_ids[:, -keep:], mask, ref_hidden, ref_head)
     said = ask(model, question)
-    assert said.logp is not None and said.entropy is not None  # it was asked for them
+    assert said.logp is not None  # it was asked for them
+    assert said.entropy is not None
     return TokenStatistics(said.logp, said.entropy, said.ref_logp, said.reverse_kl, said.forward_kl, None)
 
 
