@@ -1,4 +1,4 @@
-"""Every placement, level and estimator of `KLTrainer`, down to the parameters of a language model that is enumerated."""
+"""Every placement, level and estimator of `KLTrainer`, down to the parameters of an enumerated language model."""
 
 import pytest
 from language_model import (

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from . import check, state, weights
-from .function import backend_for
+from .function import backend_for, uncompiled
 from .head import Transform, check_positive
 from .statistics import TokenStatistics, all_rows, live_rows
 from .tile import Tile
 
 
-@torch.compiler.disable
+@uncompiled
 def from_logits(
     logits: Tensor,
     targets: Tensor,

@@ -1,9 +1,10 @@
 """The autograd function around the two passes."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from .backward import gradients
 from .forward import scan
 from .inputs import Inputs, Job
 from .state import log_prob
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def backend_for(x: Tensor) -> ModuleType:
@@ -25,6 +29,11 @@ def backend_for(x: Tensor) -> ModuleType:
     except ImportError:  # a CUDA build without Triton
         return tiles_torch
     return tiles_triton
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Let `torch.compile` go around it: tiles are chosen by what is live."""
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
 
 
 class StatisticsFunction(torch.autograd.Function):

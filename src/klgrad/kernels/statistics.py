@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..rollout import Rollout
 from . import check
-from .function import StatisticsFunction, backend_for
+from .function import StatisticsFunction, backend_for, uncompiled
 from .head import Head, Transform
 from .inputs import Job
 from .parallel import shard_of
@@ -48,7 +48,7 @@ class TokenStatistics(NamedTuple):
         )
 
 
-@torch.compiler.disable
+@uncompiled
 def token_statistics(
     hidden: Tensor,
     head: Head,

@@ -66,8 +66,13 @@ def add_statistics_forward(model: Any) -> None:
             question.ref_head,
             mask=question.mask,
         )
-        logp, entropy, ref_logp, reverse, forward, _ = found
-        return Answer(logp=logp, entropy=entropy, ref_logp=ref_logp, reverse_kl=reverse, forward_kl=forward)
+        return Answer(
+            logp=found.logp,
+            entropy=found.entropy,
+            ref_logp=found.ref_logp,
+            reverse_kl=found.reverse_kl,
+            forward_kl=found.forward_kl,
+        )
 
     model.forward = answering
 
