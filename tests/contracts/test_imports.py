@@ -10,7 +10,7 @@ import pytest
 import klgrad
 
 PACKAGE = Path(klgrad.__file__).parent
-LAYERS = ("core", "kernels", "exact", "audit", "logs", "reproduce", "trl", "frameworks", "cli")
+LAYERS = ("core", "kernels", "exact", "audit", "logs", "reproduce", "trl", "frameworks", "train", "cli")
 
 BLOCKED_IMPORT = """
 import sys
