@@ -6,13 +6,16 @@ import typer
 
 from .. import __version__
 from ..errors import KlgradError
-from . import advise, audit, logs, reproduce
+from . import advise, audit, compare, distill, logs, reproduce, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
 app.command("advise")(advise.command)
 app.command("logs")(logs.command)
 app.command("reproduce")(reproduce.command)
+app.command("train", context_settings=train.SETTINGS)(train.command)
+app.command("distill", context_settings=distill.SETTINGS)(distill.command)
+app.command("compare")(compare.command)
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,13 @@
+"""`klgrad distill`."""
+
+import typer
+
+from .training import SETTINGS, train_or_distill
+
+
+def command(context: typer.Context) -> None:
+    """Bring a student near its teacher, on the student's own completions, on TRL."""
+    train_or_distill("distill", context.args)
+
+
+__all__ = ["SETTINGS", "command"]

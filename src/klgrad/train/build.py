@@ -1,0 +1,117 @@
+"""From settings to a trainer that is ready: models, prompts, rewards, all checked before anything is trained."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .data import Data, data_of
+from .errors import SettingError
+from .evaluate import Evaluator
+from .model import EMBEDDED, layer_count, resolve
+from .rewards import guarded, probe
+from .settings import Settings
+from .trainer import RunTrainer
+
+DROPPED = 3
+"""A student that nobody chose misses one layer in so many of its teacher's."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is trained and what it is held to, by name for people and as transformers finds them."""
+
+    name: str
+    path: str
+    reference_name: str
+    reference: str
+
+
+def models_of(settings: Settings) -> Models:
+    """Find both; nothing is loaded yet."""
+    run, training, policy = settings.run, settings.training, settings.policy
+    _check(settings)
+    if settings.command == "train" and training.teacher is None:
+        name = policy.model_name_or_path or EMBEDDED
+        path = resolve(name, run.student_layers)
+        return Models(_spoken(name, run.student_layers), path, name, path)
+    teacher = training.teacher or EMBEDDED
+    name, layers = policy.model_name_or_path, run.student_layers
+    if name is None:
+        name = teacher
+        layers = layers if layers is not None else max(1, layer_count(teacher) * (DROPPED - 1) // DROPPED)
+    return Models(_spoken(name, layers), resolve(name, layers), teacher, resolve(teacher))
+
+
+def _spoken(name: str, layers: int | None) -> str:
+    return name if layers is None else f"{name} with {layers} layers"
+
+
+def _check(settings: Settings) -> None:
+    training, policy = settings.training, settings.policy
+    if training.teacher is not None and policy.use_peft:
+        raise SettingError(
+            "a teacher without `use_peft`",
+            "both",
+            "with adapters the reference is the model without them, not the teacher",
+        )
+    if settings.run.eval_every < 0 or settings.run.eval_size < 0:
+        raise SettingError(
+            "`eval_every` and `eval_size` >= 0", "less", "0 evaluates only before and after, or not at all"
+        )
+    if training.save_only_model and str(training.save_strategy) != "SaveStrategy.NO":
+        raise SettingError("whole checkpoints", "save_only_model=True", "leave it out: a run could not go on from them")
+
+
+def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
+    """Load everything, try the rewards, and put it together."""
+    from transformers import AutoTokenizer
+    from transformers.trainer_callback import PrinterCallback
+
+    training = settings.training
+    tokenizer = AutoTokenizer.from_pretrained(models.path, padding_side="left", truncation_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    data = data_of(settings.run, training.seed, conversational=tokenizer.chat_template is not None)
+    rewards = [guarded(reward) for reward in data.rewards]
+    probe(data.rewards, data.train[0])
+    trained = _trained_on(settings, rewards)
+    weights = list(training.reward_weights or [1.0] * len(rewards))
+    trainer = _trainer(settings, models, tokenizer, data, trained)
+    trainer.remove_callback(PrinterCallback)
+    trainer.task_rewards = [reward.__name__ for reward in trained]
+    return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, settings.run.eval_greedy)
+
+
+def _trained_on(settings: Settings, rewards: list[Any]) -> list[Any]:
+    """A distillation is judged by a built-in verifier, but rewarded only by what was asked for."""
+    if settings.command == "distill" and settings.run.reward is None:
+        return []
+    if not rewards:
+        raise SettingError(
+            "a reward for a dataset of one's own",
+            "none",
+            "--reward package.module:function, or klgrad distill, which needs none",
+        )
+    return rewards
+
+
+def _trainer(settings: Settings, models: Models, tokenizer: Any, data: Data, rewards: list[Any]) -> RunTrainer:
+    from trl.trainer.utils import get_peft_config, get_quantization_config
+
+    training, policy = settings.training, settings.policy
+    training.teacher = models.reference if settings.command == "distill" or training.teacher else None
+    chosen = {
+        "dtype": policy.dtype,
+        "attn_implementation": policy.attn_implementation,
+        "revision": policy.model_revision,
+    }
+    given: Any = training.model_init_kwargs or {}
+    training.model_init_kwargs = {k: v for k, v in chosen.items() if v is not None} | dict(given)
+    return RunTrainer(
+        models.path,
+        rewards or None,
+        training,
+        train_dataset=data.train,
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(policy),
+        peft_config=get_peft_config(policy),
+    )

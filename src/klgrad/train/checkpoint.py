@@ -1,0 +1,82 @@
+"""Which checkpoints of a run are whole: each is written down file by file when it is finished, and looked at again."""
+
+import json
+import re
+import shutil
+import zlib
+from pathlib import Path
+
+from ..files import write_whole
+
+MANIFEST = "klgrad_manifest.json"
+END = 1 << 20
+"""Bytes at the start and at the end of a file that are compared; a file of many gigabytes is not read through."""
+NAME = re.compile(r"checkpoint-(\d+)$")
+
+
+def seal(folder: Path) -> None:
+    """Write down every file's size and ends, last of all: a checkpoint without this was never finished."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    entries = {str(p.relative_to(folder)): _fingerprint(p) for p in files}
+    write_whole(folder / MANIFEST, json.dumps({"files": entries}, indent=1))
+
+
+def fault(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None if nothing is."""
+    try:
+        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        return "it was not finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} cannot be read"
+    for name, expected in entries.items():
+        path = folder / name
+        try:
+            found = _fingerprint(path)
+        except OSError:
+            return f"{name} is missing or cannot be read"
+        if found["bytes"] != expected.get("bytes"):
+            return f"{name} has {found['bytes']} bytes, not {expected.get('bytes')}"
+        if found != expected:
+            return f"{name} is not what was written"
+    return None
+
+
+def checkpoints(output: Path) -> list[Path]:
+    """Of a run, the newest first."""
+    found = [(int(match[1]), path) for path in output.glob("checkpoint-*") if (match := NAME.match(path.name))]
+    return [path for _, path in sorted(found, reverse=True) if path.is_dir()]
+
+
+def last_sound(output: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and a sentence on each that was passed over."""
+    passed = []
+    for path in checkpoints(output):
+        wrong = fault(path)
+        if wrong is None:
+            return path, passed
+        passed.append(f"{path.name} is damaged ({wrong})")
+    return None, passed
+
+
+def step_of(checkpoint: Path) -> int:
+    """How many updates it is from."""
+    match = NAME.match(checkpoint.name)
+    assert match is not None, checkpoint
+    return int(match[1])
+
+
+def rotate(output: Path, keep: int | None) -> None:
+    """Remove all but the newest `keep`, only ever after the newest was sealed."""
+    if keep is None or keep <= 0:
+        return
+    for path in checkpoints(output)[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _fingerprint(path: Path) -> dict[str, int]:
+    with path.open("rb") as file:
+        head = zlib.crc32(file.read(END))
+        size = file.seek(0, 2)
+        file.seek(max(0, size - END))
+        return {"bytes": size, "head": head, "tail": zlib.crc32(file.read(END))}

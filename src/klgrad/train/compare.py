@@ -1,0 +1,79 @@
+"""Runs side by side, from their folders."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from . import record
+from .errors import RunError
+from .figures import Drawn, draw
+from .history import History
+from .summary import estimate, score, summarise
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run: its name, what it maximised, its history and what came of it."""
+
+    name: str
+    run: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
+def load(folders: list[Path]) -> list[Compared]:
+    """Read all of them, finished or not."""
+    names = _names(folders)
+    found = []
+    for folder, name in zip(folders, names, strict=True):
+        run, rows = record.read(folder, record.RUN), History(folder).rows()
+        if not rows:
+            raise RunError("a run with a history", f"{folder}, without", "train it for at least one update")
+        found.append(Compared(name, run, rows, summarise(folder)))
+    return found
+
+
+def figure(runs: list[Compared], path: Path) -> None:
+    """All in one picture."""
+    draw([Drawn(run.name, run.rows) for run in runs], path)
+
+
+def table(runs: list[Compared]) -> Table:
+    """A row per run."""
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, title in enumerate(
+        ("run", "maximises", "updates", "in-domain", "out-of-domain", "KL per completion", "length")
+    ):
+        found.add_column(title, justify="left" if i < 2 else "right", no_wrap=i != 1)
+    for run in runs:
+        before, after = run.summary["before"], run.summary["after"]
+        objective = Text(run.run.get("objective", {}).get("objective", ""))  # in which [reward] is no markup
+        if before is None:
+            last = run.summary["last_updates"]
+            found.add_row(
+                run.name, objective, str(run.summary["updates"]), "", "", f"{last['kl_per_sequence'] or 0:.4g}", ""
+            )
+            continue
+        moved = [_moved(before["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
+        kl = f"{before['kl']['per_sequence']['mean'] or 0:.3g} -> {estimate(after['kl']['per_sequence'])}"
+        length = f"{before['length']:.1f} -> {after['length']:.1f}"
+        found.add_row(run.name, objective, str(run.summary["updates"]), *moved, kl, length)
+    return found
+
+
+def _moved(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
+    return "" if before is None else f"{before['reward']:.3f} -> {score(after)}"
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The folders' own names, or with as much before them as tells them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    if len(set(parts)) < len(parts):
+        raise RunError("different runs", "one of them twice", "name each folder once")
+    depth = 1
+    while len({p[-depth:] for p in parts}) < len(parts):
+        depth += 1
+    return ["/".join(p[-depth:]) for p in parts]

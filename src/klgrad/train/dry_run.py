@@ -1,0 +1,95 @@
+"""`--dry-run`: what would be trained, in one formula, what that descends, and what memory it takes."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..audit import audit
+from .build import Models
+from .memory import estimate, size
+from .settings import Settings
+
+
+def described(settings: Settings, models: Models) -> RenderableType:
+    """The plan, for a person."""
+    training = settings.training
+    parts: list[RenderableType] = [
+        Text("Maximises", style="bold"),
+        Text(f"  {objective(settings)}"),
+        Text(f"  {training.objective.formula}"),
+        "",
+        _facts(settings, models),
+        "",
+        Text("Memory, in all and before sharding; activations come on top", style="bold"),
+        _memory(settings, models),
+    ]
+    return Group(*parts)
+
+
+def objective(settings: Settings) -> str:
+    """One line: E[reward] - β KL, where and how."""
+    training = settings.training
+    reward = "E[reward] - " if settings.command == "train" else "-"
+    beta = "β" if training.kl_target is not None else f"{training.kl_coef:g}"
+    if training.objective.cell is not None:
+        return f"{reward}{beta} x {training.kl_cell}, a cell for study"
+    sides = ("π", "ref") if training.kl_divergence == "reverse" else ("ref", "π")
+    return f"{reward}{beta} KL({sides[0]}‖{sides[1]})"
+
+
+def verdict(settings: Settings) -> str:
+    """What the term descends, summed over every outcome."""
+    o = settings.training.objective
+    found = audit(o.term if o.term is not None else o.cell)
+    return f"{found.verdict} on-policy, {found.verdict_off_policy} off-policy"
+
+
+def facts(settings: Settings, models: Models) -> dict[str, str]:
+    """What somebody would ask before starting it."""
+    training: Any = settings.training
+    per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
+    beta = f"{training.kl_coef:g}, constant"
+    if training.kl_target is not None:
+        beta = f"from {training.kl_coef:g}, adapted to {training.kl_target:g} nats per {training.kl_target_unit}"
+    length = f"{training.max_steps} updates" if training.max_steps > 0 else f"{training.num_train_epochs:g} epochs"
+    reduction = "as the policy loss" if training.kl_reduction == "policy" else "summed over each completion"
+    found = {
+        "model": models.name,
+        "reference": f"the teacher {models.reference_name}" if training.teacher else "the model as it starts",
+        "placement": f"in the {training.kl_placement}; weighed {reduction} ({training.loss_type})",
+        "β": beta,
+        "the term descends": verdict(settings),
+        "trains": f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} "
+        f"completions of at most {training.max_completion_length} tokens",
+        "learning rate": f"{training.learning_rate:g}, {_scheduler(training)}",
+    }
+    if training.rollout_lag:
+        found["lag"] = f"{training.rollout_lag} generations, ratio {training.kl_ratio}"
+    return found
+
+
+def _scheduler(training: Any) -> str:
+    return str(getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type))
+
+
+def _facts(settings: Settings, models: Models) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, value in facts(settings, models).items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _memory(settings: Settings, models: Models) -> Table:
+    items = estimate(settings, models.path, models.reference)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for item in items:
+        table.add_row(item.name, size(item.bytes), item.note)
+    table.add_row("in all", size(sum(item.bytes for item in items)), "")
+    return table

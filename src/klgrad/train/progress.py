@@ -1,0 +1,91 @@
+"""What a run shows while it runs, and what it writes down: one row per update."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+from .evaluate import Evaluator
+from .history import History, kl_of
+from .trainer import RunTrainer
+
+EVALUATED = "evaluation"
+
+
+class Recorder(TrainerCallback):
+    """Writes every logged row to the history, evaluates on schedule, and moves the bar."""
+
+    def __init__(
+        self, trainer: RunTrainer, history: History, evaluator: Evaluator, every: int, console: Console
+    ) -> None:
+        self.trainer, self.history, self.evaluator, self.every = trainer, history, evaluator, every
+        self.rewards, self.console = trainer.task_rewards, console
+        self.main = trainer.accelerator.is_main_process
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=console, transient=True, disable=not self.main)
+        self._started = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """How good it is before; a run that is gone on with knows that already."""
+        self.task = self.bar.add_task("Training", total=state.max_steps, completed=state.global_step)
+        if state.global_step == 0:
+            self._evaluate(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Evaluate now and then, and at the end."""
+        self.bar.update(self.task, completed=state.global_step)
+        due = self.every > 0 and state.global_step % self.every == 0
+        if due or state.global_step >= state.max_steps:
+            self._evaluate(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """A row of the history, and a line where there is no bar to look at."""
+        if not self.main or not logs or "train_runtime" in logs:  # that one is of the whole run
+            return
+        row = {"step": state.global_step, "seconds": round(time.monotonic() - self._started, 3), **logs}
+        if self.rewards:
+            row["task_reward"] = sum(logs.get(f"rewards/{name}/mean") or 0.0 for name in self.rewards)
+        self.history.append(row)
+        said = described(row)
+        self.bar.update(self.task, description=said)
+        if not self.console.is_terminal:
+            self.console.print(f"{state.global_step}/{state.max_steps}  {said}", highlight=False)
+
+    def _evaluate(self, step: int) -> None:
+        if not self.evaluator.sets:
+            return
+        self.bar.update(self.task, description="Evaluating")
+        found = self.evaluator(self.trainer)
+        if self.main:
+            self.history.append({"step": step, EVALUATED: found})
+            self.console.print(f"[bold]after {step} updates[/]  {evaluated(found)}", highlight=False)
+
+
+def described(row: dict[str, Any]) -> str:
+    """An update in a few words."""
+    parts = []
+    if row.get("task_reward") is not None:
+        parts.append(f"reward {row['task_reward']:.3f}")
+    if kl_of(row) is not None:
+        parts.append(f"KL {kl_of(row):.3g} nats per completion")
+    length = row.get("length/mean", row.get("completions/mean_length"))
+    if length is not None:
+        parts.append(f"length {length:.1f}")
+    return "  ".join(parts)
+
+
+def evaluated(found: dict[str, Any]) -> str:
+    """An evaluation in a few words."""
+    names = {"in": "in-domain", "out": "out-of-domain"}
+    parts = [f"{names[d]} {x['reward']:.3f} ± {x['standard_error']:.3f}" for d, x in found["domains"].items()]
+    kl = found["kl"]["per_token"]
+    parts.append(f"KL {kl['mean']:.3g} ± {kl['standard_error']:.2g} nats per token")
+    return "  ".join(parts)

@@ -1,0 +1,84 @@
+"""A run's folder: `run.json` says what it is, `summary.json` what came of it."""
+
+import json
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..files import ensure_folder, finite, write_whole
+from .checkpoint import checkpoints
+from .errors import RunError
+from .history import FILE as HISTORY
+
+RUN, SUMMARY, FIGURE, MODEL = "run.json", "summary.json", "run.png", "model"
+PACKAGES = ("torch", "trl", "transformers", "accelerate", "datasets", "peft", "vllm")
+
+
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """Before anything is loaded: a run that is there is not lost unasked."""
+    ensure_folder(folder)
+    there = _left(folder)
+    if there and not overwrite:
+        raise RunError(
+            "an output folder without a run",
+            f"{folder}, which has {there[0].name}",
+            "--resume goes on with it, --overwrite replaces it, --output_dir puts this one elsewhere",
+        )
+
+
+def clear(folder: Path) -> None:
+    """Make room for a new run."""
+    for path in _left(folder):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _left(folder: Path) -> list[Path]:
+    files = [folder / name for name in (RUN, HISTORY, SUMMARY, FIGURE, MODEL)]
+    return [path for path in (*files, *checkpoints(folder)) if path.exists()]
+
+
+def write_run(folder: Path, command: str, settings: dict[str, Any], objective: dict[str, Any]) -> None:
+    """What would start the same run again."""
+    content = {"command": command, "settings": settings, "objective": objective, "versions": versions()}
+    write_whole(folder / RUN, json.dumps(finite(content), indent=1, default=str, ensure_ascii=False))
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """For programs."""
+    write_whole(folder / SUMMARY, json.dumps(finite(summary), indent=1, ensure_ascii=False))
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    """One of a run's files."""
+    path = folder / name
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        remedy = "name the output folder of klgrad train or distill"
+        raise RunError(f"a run's folder, with {name}", str(folder), remedy) from None
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{name} that can be read", f"{path}: {error}", "take it from a backup, or train anew"
+        ) from error
+    if not isinstance(found, dict):
+        raise RunError(f"{name} of a run", f"{path} with a {type(found).__name__}", "train anew")
+    return found
+
+
+def recorded_settings(folder: Path) -> dict[str, Any]:
+    """Those that a run was started with."""
+    return dict(read(folder, RUN).get("settings", {}))
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    found = {"klgrad": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

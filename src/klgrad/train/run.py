@@ -1,0 +1,121 @@
+"""A run from its settings to its summary."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from . import record
+from .build import Models, build, models_of
+from .checkpoint import last_sound, step_of
+from .dry_run import described, objective
+from .figures import Drawn, draw
+from .history import History
+from .progress import Recorder
+from .quiet import one_voice
+from .settings import Settings
+from .stop import Stopping
+from .summary import summarise, table_of
+
+
+def run(settings: Settings, out: Console, err: Console) -> int:
+    """Train, and give the exit status: 0, or 128 + the signal that stopped it."""
+
+    def warn(text: str) -> None:
+        err.print(Text(text, style="yellow"))
+
+    with one_voice(warn):
+        models = models_of(settings)
+        if settings.run.dry_run:
+            out.print(described(settings, models))
+            return 0
+        return _Run(settings, models, out, err, warn).go()
+
+
+class _Run:
+    def __init__(self, settings: Settings, models: Models, out: Console, err: Console, warn: Any) -> None:
+        self.settings, self.models, self.out, self.err, self.warn = settings, models, out, err, warn
+        self.folder = Path(str(settings.training.output_dir))
+        self.history = History(self.folder)
+        self.main = settings.training.process_index == 0
+
+    def go(self) -> int:
+        checkpoint = self._checkpoint()
+        if self.main and checkpoint is None:
+            record.check_free(self.folder, overwrite=self.settings.run.overwrite or self.settings.run.resume)
+        trainer, evaluator = build(self.settings, self.models)
+        if self.main:
+            self._prepare_folder(checkpoint)
+            self._announce(checkpoint)
+        stopping = Stopping(trainer, self.warn)
+        recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)
+        trainer.add_callback(recorder)
+        trainer.add_callback(stopping)
+        started = time.monotonic()
+        try:
+            with stopping.listening(), recorder.bar:
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except KeyboardInterrupt:
+            stopping.save_boundary()
+            return self._stopped(stopping.received or 2)
+        except Exception:
+            if stopping.save_boundary() and self.main:
+                self.warn(f"The run is safe in {self.folder} as it was before this update. {self._how_to_resume()}")
+            raise
+        if stopping.received is not None:
+            return self._stopped(stopping.received)
+        trainer.save_whole_model(self.folder / record.MODEL)
+        if self.main:
+            self._finish(time.monotonic() - started)
+        return 0
+
+    def _checkpoint(self) -> Path | None:
+        """Where to go on from; None to begin."""
+        if not self.settings.run.resume:
+            return None
+        found, passed = last_sound(self.folder)
+        for sentence in passed if self.main else []:
+            self.warn(f"{sentence}; the one before it is used, if there is one.")
+        if found is None and self.main:
+            self.warn(f"No sound checkpoint is in {self.folder}; the run begins anew, with the same settings.")
+        return found
+
+    def _prepare_folder(self, checkpoint: Path | None) -> None:
+        if checkpoint is None:
+            record.clear(self.folder)
+        else:
+            self.history.cut(step_of(checkpoint))
+        what = {"objective": objective(self.settings), "term": self.settings.training.objective.formula}
+        record.write_run(self.folder, self.settings.command, self.settings.given, what)
+
+    def _announce(self, checkpoint: Path | None) -> None:
+        where = "" if checkpoint is None else f", going on from {checkpoint.name}"
+        self.err.print(
+            Text(
+                f"{self.settings.command} {self.models.name}{where}: maximises {objective(self.settings)}", style="bold"
+            )
+        )
+        self.err.print(Text(self.settings.training.objective.formula, style="dim"))
+
+    def _stopped(self, number: int) -> int:
+        if self.main:
+            found, _ = last_sound(self.folder)
+            at = "nothing was saved yet" if found is None else f"saved after {step_of(found)} updates in {found}"
+            self.warn(f"Stopped; {at}. {self._how_to_resume()}")
+        return 128 + number
+
+    def _how_to_resume(self) -> str:
+        return f"Go on with: klgrad {self.settings.command} --output_dir {self.folder} --resume"
+
+    def _finish(self, seconds: float) -> None:
+        summary = {**summarise(self.folder), "seconds": round(seconds, 1)}
+        record.write_summary(self.folder, summary)
+        draw([Drawn(self.folder.name, self.history.rows())], self.folder / record.FIGURE)
+        self.out.print(table_of(summary))
+        self.out.print(
+            f"{summary['updates']} updates; this took {seconds:.0f} s. In {self.folder}/: {record.MODEL}/, "
+            f"{record.FIGURE}, {record.SUMMARY}, history.jsonl",
+            highlight=False,
+        )

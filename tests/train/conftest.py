@@ -1,0 +1,65 @@
+"""Runs of the commands on a tiny model."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from train.small import SMALL, arguments, write_model
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, tmp_path_factory):
+    """No network, no cache of the user's, one thread."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def called(tiny, command, output, **settings):
+    """Run a command in this process; gives its exit status and what it printed."""
+    from rich.console import Console
+
+    from klgrad.train.parse import parse
+    from klgrad.train.run import run
+
+    small = {} if settings.get("resume") else {"model": tiny, **SMALL}
+    if command == "distill" and not settings.get("resume"):
+        small = {**small, "model": None, "teacher": tiny}
+    text = io.StringIO()
+    console = Console(file=text, width=160)
+    status = run(parse(command, arguments(**{**small, "output_dir": output, **settings})), console, console)
+    return status, text.getvalue()
+
+
+@pytest.fixture
+def run(model, monkeypatch):
+    """As `called`, without the figure, which takes longer than the training."""
+    monkeypatch.setattr("klgrad.train.run.draw", lambda *_: None)
+    return lambda command, output, **settings: called(model, command, output, **settings)
+
+
+@pytest.fixture
+def weights():
+    """The weights that a run ended with."""
+
+    def read(folder):
+        from safetensors.torch import load_file
+
+        (path,) = (Path(folder) / "model").glob("*.safetensors")
+        return load_file(path)
+
+    return read

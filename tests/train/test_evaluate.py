@@ -1,0 +1,102 @@
+"""An evaluation measures, and training does not notice it."""
+
+import json
+import random
+
+import numpy
+import pytest
+import torch
+
+from klgrad.train.rng import apart
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def test_random_numbers_go_on_as_if_nothing_had_been_drawn():
+    def drawn():
+        return random.random(), numpy.random.rand(), float(torch.rand(()))
+
+    def seeded():
+        random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+
+    seeded()
+    expected = drawn(), drawn()
+    seeded()
+    first = drawn()
+    with apart(7):
+        inside = drawn()
+    with apart(7):
+        assert drawn() == inside
+    assert (first, drawn()) == expected
+    assert inside not in expected
+
+
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_training_is_the_same_with_and_without(command, run, weights, tmp_path):
+    for every, name in ((0, "without"), (1, "with")):
+        assert run(command, tmp_path / name, eval_every=every, max_steps=3)[0] == 0
+    a, b = weights(tmp_path / "without"), weights(tmp_path / "with")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    rows = [json.loads(line) for line in (tmp_path / "with" / "history.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "evaluation" in row] == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def trainer(model, tmp_path):
+    from train.small import SMALL, arguments
+
+    from klgrad.train.build import build, models_of
+    from klgrad.train.parse import parse
+
+    def made(**settings):
+        settings = parse("train", arguments(**{**SMALL, "model": model, "output_dir": tmp_path, **settings}))
+        return build(settings, models_of(settings))
+
+    return made
+
+
+def test_it_repeats_and_leaves_the_trainer_as_it_was(trainer):
+    made, evaluator = trainer()
+    made.model.train()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first, second = evaluator(made), evaluator(made)
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), state)
+    assert made.model.training
+    assert made.generation_config.do_sample
+
+
+def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
+    made, evaluator = trainer(kl_estimator="exact")
+    assert evaluator(made)["kl"]["per_token"]["mean"] == pytest.approx(0, abs=1e-6)
+    with torch.no_grad():
+        for p in made.model.parameters():
+            p.mul_(1.5)
+    found = evaluator(made)["kl"]
+    assert found["per_token"]["estimator"] == "exact"
+    assert found["per_token"]["mean"] > 0.01
+    assert found["per_sequence"]["mean"] > found["per_token"]["mean"]
+
+
+def test_greedy_is_the_likeliest(trainer):
+    made, evaluator = trainer(eval_greedy=True)
+    prompts, completions = evaluator._sample(made, evaluator.sets[0].rows)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids = torch.tensor([[*prompt, *completion]])
+        likeliest = made.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1)
+        assert likeliest.tolist() == completion
+    assert made.generation_config.do_sample
+
+
+def test_rewards_are_of_the_right_rows(trainer, monkeypatch):
+    """A model that writes each question's answer scores 1, one that writes another's does not."""
+    made, evaluator = trainer(eval_size=8)
+    for each in evaluator.sets[:2]:
+        for shift, expected in ((0, 1.0), (1, 0.0)):
+            answers = [row["answer"] for row in each.rows]
+            wrong = [a if shift == 0 else str(int(a) + 1) for a in answers]
+            texts = iter([made._tokenizer(a)["input_ids"] for a in wrong])
+            monkeypatch.setattr(made, "_generate_single_turn", lambda p, *_, t=texts: ([next(t) for _ in p], None))
+            one = type(evaluator)([each], evaluator.rewards, evaluator.weights, 0)(made)
+            assert one["sets"][each.name]["reward"] == expected

@@ -1,0 +1,112 @@
+"""Flags over a file over a preset over TRL; what cannot be understood is named with its nearest."""
+
+import json
+
+import pytest
+from train.small import arguments
+
+from klgrad.errors import MeaningError, UnknownNameError
+from klgrad.train.errors import RunError, SettingError
+from klgrad.train.parse import parse
+
+CPU = ("--use_cpu",)
+
+
+@pytest.fixture
+def yaml(tmp_path):
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return ["--config", str(path)]
+
+    return write
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(yaml):
+    file = yaml("quick: true\nlearning_rate: 3e-5\nkl_coef: 0.5\nmodel: smollm2:20\n")
+    found = parse("train", [*file, "--kl_coef", "0.25", *CPU])
+    assert found.training.kl_coef == 0.25
+    assert found.training.learning_rate == 3e-5
+    assert found.training.num_generations == 4  # of the preset
+    assert found.training.epsilon == 0.2  # of TRL
+    assert found.policy.model_name_or_path == "smollm2:20"
+    assert parse("train", ["--model", "smollm2:20", *CPU]).policy.model_name_or_path == "smollm2:20"
+
+
+def test_a_model_of_ones_own_gets_trls_defaults():
+    assert parse("train", ["--model", "some/where", *CPU]).training.max_completion_length == 512
+    assert parse("train", [*CPU]).training.max_completion_length == 32
+
+
+def test_epochs_are_not_overruled_by_a_preset():
+    assert parse("train", ["--num_train_epochs", "2", *CPU]).training.max_steps == -1
+    assert parse("train", [*CPU]).training.max_steps > 0
+
+
+def test_distillation_is_only_the_kl():
+    found = parse("distill", [*CPU])
+    assert (found.training.teacher, found.training.kl_coef, found.training.objective.exact) == ("smollm2", 1.0, True)
+    assert found.policy.model_name_or_path is None
+
+
+def test_dashes_are_underscores():
+    assert parse("train", ["--dry-run", "--kl-coef=0.125", *CPU]).run.dry_run
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (["--kl_coeff", "1"], UnknownNameError, "did you mean 'kl_coef'"),
+        (["--kl_coeff=1"], UnknownNameError, "did you mean 'kl_coef'"),
+        (["--kl_level", "tokens"], SettingError, "invalid choice: 'tokens'"),
+        (["--max_steps", "many"], SettingError, "max_steps"),
+        (["--kl_coef", "-1"], MeaningError, "`kl_coef` >= 0"),
+        (["--beta", "0.1"], MeaningError, "TRL's own KL off"),
+        (["--num_generations", "1"], SettingError, "fit together"),
+        (["--rollout_lag", "1"], MeaningError, "`kl_ratio` with `rollout_lag`"),
+        (["--config"], SettingError, "name a YAML file"),
+        (["--config", "missing.yaml"], SettingError, "No such file"),
+        (["stray"], UnknownNameError, "stray"),
+    ],
+)
+def test_what_cannot_be_used(given, error, said):
+    with pytest.raises(error, match=said):
+        parse("train", [*given, *CPU])
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("kl_coef: [1", SettingError, "line"),
+        ("- a\n- b\n", SettingError, "list"),
+        ("", SettingError, "NoneType"),
+        ("kl_coff: 1\n", UnknownNameError, "did you mean 'kl_coef'"),
+        ("modle: x\n", UnknownNameError, "did you mean 'model'"),
+        ("kl_coef: -1\n", MeaningError, "`kl_coef` >= 0"),
+    ],
+)
+def test_a_file_that_cannot_be_used(yaml, text, error, said):
+    with pytest.raises(error, match=said):
+        parse("train", [*yaml(text), *CPU])
+
+
+def test_a_binary_file_is_no_settings(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingError, match="not text"):
+        parse("train", ["--config", str(path)])
+
+
+def test_what_was_given_starts_the_same_run_again(tmp_path):
+    first = parse("train", arguments(quick=True, kl_coef=0.5, output_dir=tmp_path, use_cpu=True, resume=None))
+    (tmp_path / "run.json").write_text(json.dumps({"settings": first.given}))
+    again = parse("train", arguments(output_dir=tmp_path, resume=True))
+    before, after = first.training.to_dict(), again.training.to_dict()
+    assert {k for k in before if before[k] != after[k]} <= {"logging_dir"}
+    assert vars(again.run) == {**vars(first.run), "resume": True}
+    assert parse("train", arguments(output_dir=tmp_path, resume=True, kl_coef=0.75)).training.kl_coef == 0.75
+
+
+def test_resuming_nothing_is_told(tmp_path):
+    with pytest.raises(RunError, match=r"run\.json"):
+        parse("train", arguments(output_dir=tmp_path, resume=True))
