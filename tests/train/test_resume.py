@@ -13,8 +13,8 @@ import torch
 from train.conftest import called
 from train.small import SMALL, arguments
 
-from klgrad.train.checkpoint import fault, last_sound
-from klgrad.train.errors import RewardError
+from klgrad.train.checkpoint import fault, last_sound, seal
+from klgrad.train.errors import RewardError, RunError
 from klgrad.train.trainer import RunTrainer
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -57,7 +57,9 @@ CASES = {
         },
         1,
     ),
-    "old completions, several epochs": ({"rollout_lag": 2, "kl_ratio": "prefix", "train_size": 4}, 3),
+    "old completions": ({"rollout_lag": 2, "kl_ratio": "prefix"}, 3),
+    "within the second epoch": ({"train_size": 6, "max_steps": 7}, 4),
+    "between two epochs": ({"train_size": 4, "max_steps": 5}, 4),
     "a reference that moves": ({"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}, 3),
 }
 
@@ -108,16 +110,18 @@ def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["raise", "nan", "interrupt"])
-def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tmp_path, capsys):
-    """The run is saved as it was before that step, whatever the schedule: and random numbers too."""
+def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tmp_path):
+    """The run is saved as it was before that step, whatever the schedule: half a gradient and random numbers too."""
+    settings = {**QUIET, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 3}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run("train", whole, reward=reward(), **QUIET)[0] == 0
+    third = 3  # of the batches of two steps: the second update needs half of the second, and then this one
+    assert run("train", whole, reward=reward(), **settings)[0] == 0
     if what == "interrupt":
-        assert run("train", parts, reward=reward(3, what), **QUIET)[0] == 130
+        assert run("train", parts, reward=reward(third, what), **settings)[0] == 130
     else:
         with pytest.raises(RewardError, match="counted"):
-            run("train", parts, reward=reward(3, what), **QUIET)
-    assert [path.name for path in parts.glob("checkpoint-*")] == ["checkpoint-2"]
+            run("train", parts, reward=reward(third, what), **settings)
+    assert [path.name for path in parts.glob("checkpoint-*")] == ["checkpoint-1"]
     reward()
     assert run("train", parts, resume=True)[0] == 0
     assert same(weights(whole), weights(parts))
@@ -246,6 +250,34 @@ def test_older_checkpoints_go_only_when_the_newest_is_sealed(finished, run, tmp_
     assert passed == ["checkpoint-2 is damaged (it was not finished)"]
 
 
+def test_a_run_that_is_over_is_not_trained_further(finished, run, weights, tmp_path):
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    shutil.rmtree(parts / "model")
+    status, text = run("train", parts, resume=True)
+    assert status == 0
+    assert "4 updates, and it was over already" in text
+    assert same(weights(finished), weights(parts))
+
+
+def test_a_run_that_is_over_can_be_made_longer(finished, run, tmp_path):
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    status, text = run("train", parts, resume=True, max_steps=5)
+    assert status == 0
+    assert "5 updates in" in text
+
+
+def test_another_number_of_processes_is_refused(finished, run, tmp_path):
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    path = parts / "checkpoint-4" / "klgrad_state_0.json"
+    path.write_text(path.read_text().replace('"processes": 1', '"processes": 2'))
+    seal(path.parent)
+    with pytest.raises(RunError, match="a checkpoint of 1 processes; received checkpoint-4, of 2"):
+        run("train", parts, resume=True, max_steps=5)
+
+
 def test_only_as_many_are_kept_as_were_asked_for(run, tmp_path):
     run("train", tmp_path / "run", save_total_limit=2)
     assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
@@ -257,7 +289,6 @@ def test_no_pickle_of_ours(finished):
 
 
 def test_a_state_that_cannot_be_plain_is_refused(tmp_path):
-    from klgrad.train.errors import RunError
     from klgrad.train.state import _packed
 
     with pytest.raises(RunError, match="object"):

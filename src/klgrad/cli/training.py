@@ -31,6 +31,8 @@ OFTEN = (
     "gradient_accumulation_steps", "num_generations", "max_completion_length", "temperature", "loss_type",
     "num_iterations", "use_vllm", "report_to", "save_steps", "seed",
 )  # fmt: skip
+INTERRUPTED = 130
+"""The exit status that shells give to Ctrl-C."""
 MODEL = ("model_name_or_path", "dtype", "attn_implementation", "use_peft", "lora_r")
 
 
@@ -52,7 +54,10 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
     if is_needed(settings) and not settings.run.dry_run:
         execute(settings, arguments)
     progress = stderr() if stderr().is_terminal else Console(stderr=True, width=PIPED_WIDTH)
-    status = run(settings, stdout(), progress)
+    try:
+        status = run(settings, stdout(), progress)
+    except KeyboardInterrupt:  # before training began, when there is nothing to save
+        status = INTERRUPTED
     if status:
         raise typer.Exit(status)
 

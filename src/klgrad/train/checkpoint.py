@@ -66,6 +66,12 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
+def is_over(checkpoint: Path, max_steps: int) -> bool:
+    """Whether nothing is left to train; `max_steps` of 0 or less means as many as the run itself meant."""
+    planned = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["max_steps"]
+    return step_of(checkpoint) >= (max_steps if max_steps > 0 else planned)
+
+
 def rotate(output: Path, keep: int | None) -> None:
     """Remove all but the newest `keep`, only ever after the newest was sealed."""
     if keep is None or keep <= 0:

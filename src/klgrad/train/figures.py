@@ -113,22 +113,14 @@ def _label(axes: dict[str, Any]) -> None:
 def _legend(figure: Any, runs: list[Drawn]) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D([], [], color=COLOURS[i % len(COLOURS)], linewidth=2, label=run.name) for i, run in enumerate(runs)
-    ]
+    colours = zip(COLOURS * len(runs), runs, strict=False)
+    names = [Line2D([], [], color=colour, linewidth=2, label=run.name) for colour, run in colours]
     grey: dict[str, Any] = {"color": palette.GREY}
-    handles += [
+    mark = {**grey, "marker": "o", "markersize": 5}
+    marks = [
         Line2D([], [], **grey, linewidth=0.8, label="training completions"),
-        Line2D([], [], **grey, marker="o", markersize=5, label="held out"),
-        Line2D(
-            [],
-            [],
-            **grey,
-            marker="o",
-            markersize=5,
-            markerfacecolor="white",
-            linestyle=":",
-            label="held out, out of domain",
-        ),
+        Line2D([], [], **mark, label="held out"),
+        Line2D([], [], **mark, markerfacecolor="white", linestyle=":", label="held out, out of domain"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
+    figure.legend(handles=names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
+    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)

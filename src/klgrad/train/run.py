@@ -9,7 +9,7 @@ from rich.text import Text
 
 from . import record
 from .build import Models, build, models_of
-from .checkpoint import last_sound, step_of
+from .checkpoint import is_over, last_sound, step_of
 from .dry_run import described, objective
 from .figures import Drawn, draw
 from .history import History
@@ -18,6 +18,7 @@ from .quiet import one_voice
 from .settings import Settings
 from .stop import Stopping
 from .summary import summarise, table_of
+from .trainer import RunTrainer
 
 
 def run(settings: Settings, out: Console, err: Console) -> int:
@@ -49,6 +50,9 @@ class _Run:
         if self.main:
             self._prepare_folder(checkpoint)
             self._announce(checkpoint)
+        if checkpoint is not None and is_over(checkpoint, self.settings.training.max_steps):
+            trainer.load_weights(checkpoint)
+            return self._finish(trainer, 0.0)
         stopping = Stopping(trainer, self.warn)
         recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)
         trainer.add_callback(recorder)
@@ -64,12 +68,9 @@ class _Run:
             if stopping.save_boundary() and self.main:
                 self.warn(f"The run is safe in {self.folder} as it was before this update. {self._how_to_resume()}")
             raise
-        if stopping.received is not None:
+        if stopping.received is not None and trainer.state.global_step < trainer.state.max_steps:
             return self._stopped(stopping.received)
-        trainer.save_whole_model(self.folder / record.MODEL)
-        if self.main:
-            self._finish(time.monotonic() - started)
-        return 0
+        return self._finish(trainer, time.monotonic() - started)
 
     def _checkpoint(self) -> Path | None:
         """Where to go on from; None to begin."""
@@ -109,13 +110,20 @@ class _Run:
     def _how_to_resume(self) -> str:
         return f"Go on with: klgrad {self.settings.command} --output_dir {self.folder} --resume"
 
-    def _finish(self, seconds: float) -> None:
+    def _finish(self, trainer: RunTrainer, seconds: float) -> int:
+        trainer.save_whole_model(self.folder / record.MODEL)
+        if self.main:
+            self._tell(seconds)
+        return 0
+
+    def _tell(self, seconds: float) -> None:
         summary = {**summarise(self.folder), "seconds": round(seconds, 1)}
         record.write_summary(self.folder, summary)
         draw([Drawn(self.folder.name, self.history.rows())], self.folder / record.FIGURE)
         self.out.print(table_of(summary))
+        took = f" in {seconds:.0f} s" if seconds else ", and it was over already"
         self.out.print(
-            f"{summary['updates']} updates; this took {seconds:.0f} s. In {self.folder}/: {record.MODEL}/, "
-            f"{record.FIGURE}, {record.SUMMARY}, history.jsonl",
+            f"{summary['updates']} updates{took}. In {self.folder}/: {record.MODEL}/, {record.FIGURE}, "
+            f"{record.SUMMARY}, history.jsonl",
             highlight=False,
         )

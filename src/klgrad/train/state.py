@@ -25,6 +25,7 @@ def save(trainer: Any, folder: Path) -> None:
 
     tensors: dict[str, Tensor] = {}
     known = {
+        "processes": trainer.accelerator.num_processes,
         "step": trainer._step,
         "coefficient": trainer.coefficient.value,
         "tokens": trainer._total_train_tokens,
@@ -47,14 +48,11 @@ def restore(trainer: Any, folder: Path) -> None:
     from safetensors.torch import load_file
 
     rank, device = trainer.accelerator.process_index, trainer.accelerator.device
-    path = folder / _state_file(rank)
-    if not path.is_file():
-        raise RunError(
-            f"a checkpoint of {trainer.accelerator.num_processes} processes",
-            f"{folder} without {path.name}",
-            "resume with as many processes as it was written with",
-        )
-    known = json.loads(path.read_text(encoding="utf-8"))
+    path, wanted = folder / _state_file(rank), trainer.accelerator.num_processes
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"processes": "fewer"}
+    if known["processes"] != wanted:
+        received = f"{folder.name}, of {known['processes']}"
+        raise RunError(f"a checkpoint of {wanted} processes", received, "resume with as many as it was written with")
     stored = folder / _tensor_file(rank)
     tensors = {k: v.to(device) for k, v in load_file(stored).items()} if stored.is_file() else {}
     trainer._step = known["step"]

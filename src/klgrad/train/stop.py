@@ -1,6 +1,7 @@
 """Stopping a run without losing it: by Ctrl-C, by a signal, or because something in a step failed."""
 
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from .checkpoint import fault
 from .trainer import RunTrainer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 1.0
+"""Seconds in which a second signal is the same one: a launcher passes on what its processes already got."""
 
 
 class Stopping(TrainerCallback):
@@ -27,6 +30,7 @@ class Stopping(TrainerCallback):
     def __init__(self, trainer: RunTrainer, say: Callable[[str], None]) -> None:
         self.trainer, self.say = trainer, say
         self.received: int | None = None
+        self._when = 0.0
         self._boundary: dict[str, Any] | None = None
 
     @contextmanager
@@ -40,9 +44,11 @@ class Stopping(TrainerCallback):
                 signal.signal(number, handler)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is not None and time.monotonic() - self._when > PATIENCE:
             raise KeyboardInterrupt
-        self.received = number
+        if self.received is not None:
+            return
+        self.received, self._when = number, time.monotonic()
         self.say("Stopping after this update; once more stops at once.")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from ..trl import KLTrainer
 from . import state
 from .checkpoint import rotate, seal
+from .errors import RunError
 
 
 class RunTrainer(KLTrainer):
@@ -28,6 +29,12 @@ class RunTrainer(KLTrainer):
     def save_checkpoint(self) -> None:
         """Now, whatever the schedule says."""
         self._save_checkpoint(self.model_wrapped, None)
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Of a run that is over; `train` would take one step more."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise RunError("a run with updates left", f"{checkpoint}, its last", "raise max_steps, or merge its shards")
+        self._load_from_checkpoint(str(checkpoint))
 
     def save_whole_model(self, folder: Path) -> None:
         """In one piece, even where checkpoints are in shards."""
