@@ -87,6 +87,18 @@ def forward_kl(p, q):
     return reverse_kl(q, p)
 
 
+def lumped(k):
+    """The reverse KL over the reference's k likeliest words and one lump of the others."""
+
+    def divergence(p, q):
+        best = q.topk(k).indices
+        rest = torch.tensor([i for i in range(len(q)) if i not in best])
+        both = [torch.cat([x[best], x[rest].logsumexp(0, keepdim=True)]) for x in (p, q)]
+        return reverse_kl(*both)
+
+    return divergence
+
+
 def sequence_reverse_kl(policy, ref):
     logp, ref_logp = (torch.stack([completion_logp(t, y) for y in COMPLETIONS]) for t in (policy, ref))
     return (logp.exp() * (logp - ref_logp)).sum()

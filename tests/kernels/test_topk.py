@@ -5,7 +5,8 @@ import torch
 from kernels.cases import make
 from tolerances import EXACT, SINGLE
 
-from klgrad.kernels import lumped_kl, reference, sampled_tail_kl
+from klgrad.errors import KernelInputError
+from klgrad.kernels import lumped_kl, reference, sampled_tail_kl, top_entries
 
 VOCABULARY, ROWS = 9, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -172,3 +173,29 @@ def test_a_banned_entry_makes_one_direction_infinite():
     assert float(lumped_kl(allowed, banned)) == float(lumped_kl(banned, allowed, "forward")) == inf
     for finite in (lumped_kl(banned, allowed), lumped_kl(allowed, banned, "forward"), lumped_kl(banned, banned)):
         assert 0 <= float(finite) < inf
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("budget", [1, 1 << 20])
+def test_top_entries_are_those_of_all_logits(masked, budget):
+    case = make(vocabulary=23, bias=True, policy={"temperature": 0.7, "softcap": 3.0})
+    head = case.head
+    mask = torch.tensor([1, 0, 1, 1, 0, 1, 1]) if masked else None
+    live = slice(None) if mask is None else mask == 1
+    logits = head.transform.apply(case.hidden @ head.weight.T + head.bias)
+    full = logits.detach().log_softmax(-1)
+    found = top_entries(case.hidden, head, case.targets, 4, mask=mask, budget=budget)
+    best = full.topk(4)
+    assert torch.equal(found.ids[live], best.indices[live])
+    EXACT.check(found.logp[live], best.values[live])
+    EXACT.check(found.token_logp[live], full.gather(1, case.targets[:, None])[live, 0])
+    assert torch.equal(found.has_token[live], (best.indices == case.targets[:, None]).any(-1)[live])
+    assert not found.logp.requires_grad
+    assert all(len(set(row)) == 4 for row in found.ids.tolist())
+
+
+@pytest.mark.parametrize("k", [0, 23])
+def test_as_many_entries_as_there_are_is_no_top(k):
+    case = make(vocabulary=23)
+    with pytest.raises(KernelInputError, match="k from 1 to 22"):
+        top_entries(case.hidden, case.head, case.targets, k)

@@ -40,6 +40,8 @@ def test_the_fields_are_a_term():
         ({"kl_cell": "k3-loss", "kl_placement": "reward"}, "a whole loss"),
         ({"kl_ratio": "token", "kl_ratio_bound": "truncate"}, "truncate:2"),
         ({"kl_estimator": "k3"}, "reverse"),
+        ({"kl_top_k": 8}, "sampled token alone"),
+        ({"kl_top_k": 0, "kl_estimator": "exact"}, "kl_top_k"),
     ],
 )
 def test_refused(settings, told):

@@ -7,6 +7,7 @@ from language_model import (
     expected_gradient,
     forward_kl,
     gradient_of,
+    lumped,
     policies,
     reverse_kl,
     sequence_reverse_kl,
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 TOKEN, FORWARD = token_level(reverse_kl), token_level(forward_kl)
 SUMMED = {"kl_reduction": "sequence"}
+TOP = {**SUMMED, "kl_estimator": "exact", "kl_top_k": 2}
 POLICY = {"loss_type": "dr_grpo"}  # divides by the longest completion that is allowed
 CASES = {
     "k1, sequence": (SUMMED, sequence_reverse_kl, 1.0),
@@ -42,6 +44,10 @@ CASES = {
         FORWARD,
         1.0,
     ),
+    "top 2, the tail sampled": ({**TOP, "kl_discount": 0.0}, TOKEN, 1.0),
+    "top 2, the tail sampled, sequence": (TOP, sequence_reverse_kl, 1.0),
+    "top 2, the tail sampled, forward": ({**TOP, "kl_divergence": "forward", "kl_level": "token"}, FORWARD, 1.0),
+    "top 2, the tail in one lump": ({**TOP, "kl_discount": 0.0, "kl_tail": "lump"}, token_level(lumped(2)), 1.0),
     "in the advantage": ({**POLICY, "kl_placement": "advantage"}, sequence_reverse_kl, 1 / LIMIT),
     "in the advantage, exact": (
         {**POLICY, "kl_placement": "advantage", "kl_estimator": "exact"},

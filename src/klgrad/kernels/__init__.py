@@ -1,5 +1,6 @@
 """The exact KL without the logits: kernels over hidden states, over logits, and over the top k of a vocabulary."""
 
+from .entries import TopEntries as TopEntries, top_entries as top_entries
 from .from_logits import from_logits as from_logits
 from .head import Head as Head
 from .plan import Plan as Plan, make_plan as make_plan

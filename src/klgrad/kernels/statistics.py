@@ -94,10 +94,10 @@ def token_statistics(
     live = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask != 0
     index = None if mask is None else live.flatten().nonzero()[:, 0]
     flat = lambda x: live_rows(x, index, live.ndim)
-    policy = _tensors(flat(hidden), head)
+    policy = head_tensors(flat(hidden), head)
     reference: tuple[Tensor | None, ...] = (None, None, None)
     if ref_hidden is not None and ref_head is not None:
-        reference = tuple(None if x is None else x.detach() for x in _tensors(flat(ref_hidden), ref_head))
+        reference = tuple(None if x is None else x.detach() for x in head_tensors(flat(ref_hidden), ref_head))
     wanted, others = flat(targets).long().contiguous(), _entries(entries, flat, targets)
     shard = shard_of(len(policy[1]), group, hidden.device)
     plan = make_plan(
@@ -130,7 +130,7 @@ def token_statistics(
     )
 
 
-def _tensors(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:
+def head_tensors(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:
     """Hidden states and head in one dtype: autocast's where it is on, else the wider of the two."""
     weight, bias = whole(head.weight), None if head.bias is None else whole(head.bias)
     dtype = torch.promote_types(hidden.dtype, weight.dtype)

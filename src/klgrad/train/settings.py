@@ -105,14 +105,14 @@ EMBEDDED: dict[str, Any] = {
 
 QUICK: dict[str, Any] = {
     **EMBEDDED,
-    "max_steps": 12,
+    "max_steps": 10,
     "learning_rate": 1e-5,
     "per_device_train_batch_size": 32,
     "gradient_accumulation_steps": 1,
     "num_generations": 4,
     "max_completion_length": 10,
-    "save_steps": 6,
-    "eval_every": 6,
+    "save_steps": 5,
+    "eval_every": 5,
     "eval_size": 12,
 }
 """For a CPU and ten minutes: 8 prompts of 4 samples."""

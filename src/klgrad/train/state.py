@@ -49,7 +49,9 @@ def restore(trainer: Any, folder: Path) -> None:
 
     rank, device = trainer.accelerator.process_index, trainer.accelerator.device
     path, wanted = folder / _state_file(rank), trainer.accelerator.num_processes
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"processes": "fewer"}
+    known: dict[str, Any] = {"processes": "fewer"}
+    if path.is_file():
+        known = json.loads(path.read_text(encoding="utf-8"))
     if known["processes"] != wanted:
         received = f"{folder.name}, of {known['processes']}"
         raise RunError(f"a checkpoint of {wanted} processes", received, "resume with as many as it was written with")

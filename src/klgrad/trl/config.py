@@ -5,7 +5,7 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
-from .objective import Objective, objective_of
+from .objective import TAILS, Objective, objective_of
 
 PLACEMENTS = ("loss", "advantage", "reward")
 REDUCTIONS = ("policy", "sequence")
@@ -45,6 +45,21 @@ class KLConfig(GRPOConfig):
         metadata={
             "help": "`k1`, `k1_k3` (the future by k3), `k3` (forward KL), or `exact` (the full vocabulary).",
             "choices": ["k1", "k1_k3", "k3", "exact"],
+        },
+    )
+    kl_top_k: int | None = field(
+        default=None,
+        metadata={
+            "help": "With `exact`: sum over this many of the reference's likeliest entries only, and treat the rest by "
+            "`kl_tail`; what a teacher that is stored or served can tell."
+        },
+    )
+    kl_tail: str = field(
+        default="sampled",
+        metadata={
+            "help": "What `kl_top_k` leaves out: `sampled`, by the sampled token, unbiased; `lump`, as one entry, a "
+            "lower bound without noise.",
+            "choices": list(TAILS),
         },
     )
     kl_discount: float = field(default=1.0, metadata={"help": "g in [0, 1] on the future, at sequence level."})

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
-from ..kernels import Head, TokenStatistics, token_statistics
+from ..kernels import Head, TokenStatistics, TopEntries, token_statistics, top_entries
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What to ask a model for instead of logits: hidden states alone, or statistics of its last tokens.
+    """What to ask a model for instead of logits: hidden states, its top entries, or statistics of its last tokens.
 
     Attributes:
         keep: how many last tokens are wanted.
@@ -24,6 +24,8 @@ class Question:
         mask: (B, keep) live ones.
         ref_hidden: (B, keep, H') of the reference.
         ref_head: its head.
+        entries: (B, keep, k) vocabulary entries whose log-probs are wanted too.
+        top_k: how many of its own likeliest entries are wanted, and no statistics.
     """
 
     keep: int
@@ -32,11 +34,13 @@ class Question:
     mask: Tensor | None = None
     ref_hidden: Tensor | None = None
     ref_head: Head | None = None
+    entries: Tensor | None = None
+    top_k: int | None = None
 
 
 @dataclass
 class Answer(ModelOutput):
-    """Hidden states, or the fields of `TokenStatistics`."""
+    """Hidden states, or the fields of `TokenStatistics`, or of `TopEntries`."""
 
     hidden: Tensor | None = None
     logp: Tensor | None = None
@@ -44,6 +48,10 @@ class Answer(ModelOutput):
     ref_logp: Tensor | None = None
     reverse_kl: Tensor | None = None
     forward_kl: Tensor | None = None
+    entries_logp: Tensor | None = None
+    ids: Tensor | None = None
+    token_logp: Tensor | None = None
+    has_token: Tensor | None = None
 
 
 def add_statistics_forward(model: Any) -> None:
@@ -58,42 +66,66 @@ def add_statistics_forward(model: Any) -> None:
         hidden = last[:, -question.keep - 1 : -1]
         if question.targets is None:
             return Answer(hidden=hidden)
+        head = Head.of(model, temperature=question.temperature)
+        if question.top_k is not None:
+            best = top_entries(hidden, head, question.targets, question.top_k, mask=question.mask)
+            return Answer(ids=best.ids, logp=best.logp, token_logp=best.token_logp, has_token=best.has_token)
         found = token_statistics(
             hidden,
-            Head.of(model, temperature=question.temperature),
+            head,
             question.targets,
             question.ref_hidden,
             question.ref_head,
             mask=question.mask,
+            entries=question.entries,
         )
-        return Answer(
-            logp=found.logp,
-            entropy=found.entropy,
-            ref_logp=found.ref_logp,
-            reverse_kl=found.reverse_kl,
-            forward_kl=found.forward_kl,
-        )
+        return Answer(**found._asdict())
 
     model.forward = answering
 
 
-def exact_statistics(
-    trainer: Any, model: Any, input_ids: Tensor, attention_mask: Tensor, keep: int, mask: Tensor
-) -> TokenStatistics:
-    """Log-probs, both exact KLs and the entropy of the last `keep` tokens, no logits held."""
+@dataclass(frozen=True, eq=False)
+class Completions:
+    """Prompts and completions joined, of which the last `keep` tokens are completion, live where `mask` is 1."""
 
-    def ask(whom: Any, question: Question) -> Answer:
-        with trainer.accelerator.autocast():
-            return whom(input_ids=input_ids, attention_mask=attention_mask, question=question)
+    ids: Tensor
+    attention: Tensor
+    keep: int
+    mask: Tensor
 
+    @property
+    def targets(self) -> Tensor:
+        """(B, keep) the completions' tokens."""
+        return self.ids[:, -self.keep :]
+
+
+def exact_statistics(trainer: Any, model: Any, batch: Completions) -> TokenStatistics:
+    """Log-probs, both exact KLs and the entropy of the completions, no logits held."""
+    heat = trainer.temperature
     with torch.no_grad(), reference(trainer) as ref:
-        ref_hidden = ask(ref, Question(keep, trainer.temperature)).hidden
-        ref_head = Head.of(trainer.accelerator.unwrap_model(ref), temperature=trainer.temperature)
-        question = Question(keep, trainer.temperature, input_ids[:, -keep:], mask, ref_hidden, ref_head)
-    said = ask(model, question)
-    assert said.logp is not None  # it was asked for them
-    assert said.entropy is not None
-    return TokenStatistics(said.logp, said.entropy, said.ref_logp, said.reverse_kl, said.forward_kl, None)
+        ref_hidden = _ask(trainer, ref, batch, Question(batch.keep, heat)).hidden
+        ref_head = Head.of(trainer.accelerator.unwrap_model(ref), temperature=heat)
+        question = Question(batch.keep, heat, batch.targets, batch.mask, ref_hidden, ref_head)
+    return _statistics(_ask(trainer, model, batch, question))
+
+
+def top_k_statistics(trainer: Any, model: Any, batch: Completions, k: int) -> tuple[TokenStatistics, TopEntries]:
+    """The policy's log-probs and entropy, also of the reference's k likeliest entries, and these."""
+    heat = trainer.temperature
+    with torch.no_grad(), reference(trainer) as ref:
+        best = _ask(trainer, ref, batch, Question(batch.keep, heat, batch.targets, batch.mask, top_k=k))
+    found = TopEntries(*(best[name] for name in ("ids", "logp", "token_logp", "has_token")))
+    question = Question(batch.keep, heat, batch.targets, batch.mask, entries=found.ids)
+    return _statistics(_ask(trainer, model, batch, question)), found
+
+
+def _ask(trainer: Any, whom: Any, batch: Completions, question: Question) -> Answer:
+    with trainer.accelerator.autocast():
+        return whom(input_ids=batch.ids, attention_mask=batch.attention, question=question)
+
+
+def _statistics(said: Answer) -> TokenStatistics:
+    return TokenStatistics(*(getattr(said, name) for name in TokenStatistics._fields))
 
 
 @contextmanager

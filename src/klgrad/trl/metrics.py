@@ -15,6 +15,8 @@ def record(trainer: Any, rollout: Rollout, result: KLResult | None) -> None:
     """Append this step's numbers to TRL's, and feed β."""
     mode = "train" if trainer.model.training else "eval"
     log, report = trainer._metrics[mode], kl_report(rollout).metrics()
+    if trainer.objective.top_k is not None:  # an estimate or a bound, by its own name
+        report = {name.replace("/exact/", "/top_k/"): value for name, value in report.items()}
     for name, value in report.items():
         log[name].append(value)
     if result is not None:
@@ -27,7 +29,7 @@ def record(trainer: Any, rollout: Rollout, result: KLResult | None) -> None:
 
 
 def _adapt(trainer: Any, report: dict[str, float]) -> None:
-    """By the unbiased estimate: exact where there is one, else k3 (unbiased, and of less variance than k1)."""
+    """By an unbiased estimate: exact where it is, else k3 (unbiased too, and of less variance than k1)."""
     unit = f"per_{trainer.args.kl_target_unit}"
     name = next(n for n in (f"kl/reverse/exact/{unit}", f"kl/reverse/k3/{unit}") if n in report)
     if trainer.accelerator.sync_gradients:

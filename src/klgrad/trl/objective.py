@@ -9,6 +9,8 @@ from ..errors import MeaningError
 from ..importance import Bound, Clip, Mask, Truncate
 from ..term import KLTerm, OffPolicy
 
+TAILS = ("sampled", "lump")
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -18,6 +20,9 @@ class Objective:
     cell: Cell | None
     placement: str
     reduction: str
+    top_k: int | None = None
+    tail: str = "sampled"
+    tail_bound: Bound | None = None
 
     @property
     def exact(self) -> bool:
@@ -29,7 +34,10 @@ class Objective:
         """One line."""
         if self.cell is not None:
             return f"{self.cell.name} (a cell for study): {self.cell.doc.splitlines()[0]}"
-        return str(self.term)
+        if self.top_k is None:
+            return str(self.term)
+        tail = "the rest by the sampled token" if self.tail == "sampled" else "the rest as one entry, a lower bound"
+        return f"{self.term}; KL over the reference's {self.top_k} likeliest entries, {tail}"
 
 
 def objective_of(config: Any) -> Objective:
@@ -54,7 +62,9 @@ def objective_of(config: Any) -> Objective:
     )
     _check_placement(config, term)
     _check_lag(config, term)
-    return Objective(term, None, config.kl_placement, config.kl_reduction)
+    _check_top_k(config)
+    top_k, tail, bound = config.kl_top_k, config.kl_tail, bound_of(config.kl_ratio_bound)
+    return Objective(term, None, config.kl_placement, config.kl_reduction, top_k, tail, bound)
 
 
 def bound_of(text: str) -> Bound | None:
@@ -133,3 +143,18 @@ def _check_lag(config: Any, term: KLTerm) -> None:
             "the completions' sampler is no longer the policy: kl_ratio='prefix' corrects for it; "
             "rollout_lag_uncorrected=True studies what happens if nothing does",
         )
+
+
+def _check_top_k(config: Any) -> None:
+    if config.kl_top_k is None:
+        return
+    if config.kl_top_k < 1:
+        raise MeaningError("`kl_top_k` >= 1", f"{config.kl_top_k}", "64, say, or none for the full vocabulary")
+    if config.kl_estimator != "exact":
+        raise MeaningError(
+            "`kl_estimator`='exact' with `kl_top_k`",
+            f"kl_estimator={config.kl_estimator!r}",
+            "a sampled estimator looks at the sampled token alone; drop one of the two",
+        )
+    if config.kl_tail not in TAILS:
+        raise MeaningError("`kl_tail` sampled or lump", repr(config.kl_tail), "sampled is unbiased")

@@ -20,10 +20,11 @@ from . import metrics
 from .coefficient import AdaptiveCoefficient
 from .config import KLConfig
 from .gather import everywhere, with_peers
-from .hidden import add_statistics_forward, exact_statistics
+from .hidden import Completions, add_statistics_forward, exact_statistics, top_k_statistics
 from .reduction import weights
 from .reward import KLReward, no_reward
 from .start import check_start, named_reference
+from .top_k import with_top_k_kl
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,23 +150,26 @@ class KLTrainer(GRPOTrainer):
     def _rollout(self, seen: Seen, inputs: dict[str, Any]) -> tuple[Rollout, slice]:
         """All processes' completions of this step, of which `own` rows carry a gradient."""
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        behavior = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
-        if behavior is None and self.objective.term is not None and self.objective.term.sampler is not None:
-            behavior = seen.logp.detach()  # generation and update are aligned: π itself sampled
-        if behavior is not None:
-            behavior = torch.where(behavior.isnan(), seen.logp.detach(), behavior)
         exact = seen.exact
         local = {
             "logp": seen.logp,
             "ref_logp": inputs["ref_per_token_logps"] if exact is None else exact.ref_logp,
             "mask": mask,
-            "behavior_logp": behavior,
+            "behavior_logp": self._behavior(seen.logp.detach(), inputs),
             "group": inputs["group"],
             "token_kl": None if exact is None else exact.reverse_kl,
             "token_forward_kl": None if exact is None else exact.forward_kl,
         }
         tensors, own = everywhere(self.accelerator, local)
         return Rollout(**{**tensors, "group": with_peers(tensors["group"])}), own
+
+    def _behavior(self, logp: Tensor, inputs: dict[str, Any]) -> Tensor | None:
+        """Log-probs of what really sampled, where that is told or asked for."""
+        behavior = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
+        if behavior is None:  # generation and update are aligned: π itself sampled
+            weighed = self.objective.term is not None and self.objective.term.sampler is not None
+            return logp if weighed else None
+        return torch.where(behavior.isnan(), logp, behavior)
 
     # Forward passes
 
@@ -178,8 +182,13 @@ class KLTrainer(GRPOTrainer):
         if not self.objective.exact:
             aux = self.aux_loss_enabled and self.model.training
             return Seen(*self._sampled(model, batch, compute_entropy=True, compute_aux_loss=aux))
-        ids, attention, keep = _joined(batch)
-        found = exact_statistics(self, model, ids, attention, keep, batch["completion_mask"])
+        given = Completions(*_joined(batch), batch["completion_mask"])
+        if self.objective.top_k is None:
+            found = exact_statistics(self, model, given)
+        else:
+            found, best = top_k_statistics(self, model, given, self.objective.top_k)
+            behavior = self._behavior(found.logp.detach(), batch)
+            found = with_top_k_kl(found, best, self.objective, given.mask, behavior)
         return Seen(found.logp, found.entropy, None, found)
 
     def _sampled(self, model: Any, batch: dict[str, Any], **how: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
