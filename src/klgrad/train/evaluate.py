@@ -13,8 +13,8 @@ import torch
 from ..monitor import KLSums
 from ..rollout import Rollout
 from ..trl.gather import everywhere
-from ..trl.hidden import exact_statistics, reference
-from ..trl.reward import _padded as padded
+from ..trl.hidden import Completions, exact_statistics, reference
+from ..trl.reward import padded
 from .data import EvaluationSet
 from .rewards import bystanders
 from .rng import apart
@@ -128,9 +128,7 @@ def _rollout(trainer: Any, prompts: list[list[int]], completions: list[list[int]
     batch = padded(trainer, prompts, completions)
     local: dict[str, Any] = {"mask": batch["completion_mask"]}
     if trainer.objective.exact:
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        seen = exact_statistics(trainer, trainer.model, ids, attention, local["mask"].shape[1], local["mask"])
+        seen = exact_statistics(trainer, trainer.model, Completions.of(batch))
         local |= {"logp": seen.logp, "ref_logp": seen.ref_logp, "token_kl": seen.reverse_kl}
     else:
         with reference(trainer) as ref:

@@ -90,6 +90,8 @@ def _preset(command: str, given: dict[str, Any]) -> dict[str, Any]:
     if command == "distill":
         found |= DISTILL
         found |= QUICK_STUDENT if given.get("quick") else STUDENT if embedded else {}
+        if given.get("kl_level") == "token":
+            found.pop("kl_discount")  # there is no future to discount
     if "num_train_epochs" in given:
         found.pop("max_steps", None)  # which would win over it
     if not torch.cuda.is_available():

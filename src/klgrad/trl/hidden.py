@@ -93,6 +93,13 @@ class Completions:
     keep: int
     mask: Tensor
 
+    @classmethod
+    def of(cls, batch: dict[str, Any]) -> "Completions":
+        """From what TRL makes of prompts and completions."""
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        return cls(ids, attention, batch["completion_ids"].shape[1], batch["completion_mask"])
+
     @property
     def targets(self) -> Tensor:
         """(B, keep) the completions' tokens."""

@@ -27,14 +27,15 @@ class KLReward:
 
         trainer = self.trainer
         prompts, completions = trainer._last_ids
-        batch = _padded(trainer, prompts, completions)
+        batch = padded(trainer, prompts, completions)
         own = trainer.score(trainer.model, batch)
         with reference(trainer) as ref:
             other = trainer.score(ref, batch)
         return ((own - other) * batch["completion_mask"]).sum(-1).tolist()
 
 
-def _padded(trainer: Any, prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
+def padded(trainer: Any, prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Token ids as TRL's own batches have them."""
     from trl.trainer.utils import pad
 
     device, made = trainer.accelerator.device, {}

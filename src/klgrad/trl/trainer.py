@@ -182,7 +182,7 @@ class KLTrainer(GRPOTrainer):
         if not self.objective.exact:
             aux = self.aux_loss_enabled and self.model.training
             return Seen(*self._sampled(model, batch, compute_entropy=True, compute_aux_loss=aux))
-        given = Completions(*_joined(batch), batch["completion_mask"])
+        given = Completions.of(batch)
         if self.objective.top_k is None:
             found = exact_statistics(self, model, given)
         else:
@@ -192,9 +192,9 @@ class KLTrainer(GRPOTrainer):
         return Seen(found.logp, found.entropy, None, found)
 
     def _sampled(self, model: Any, batch: dict[str, Any], **how: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        ids, attention, keep = _joined(batch)
+        given = Completions.of(batch)
         extra = {name: batch.get(name) for name in MULTIMODAL if batch.get(name) is not None}
-        return super()._get_per_token_logps_and_entropies(model, ids, attention, keep, **extra, **how)
+        return super()._get_per_token_logps_and_entropies(model, given.ids, given.attention, given.keep, **extra, **how)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         if self._answer is not None:
@@ -234,12 +234,6 @@ def token_values(rollout: Rollout) -> Tensor:
         return rollout.token_kl.detach()
     value = k3.value(rollout.log_ratio)
     return value if rollout.behavior_logp is None else value * token_ratio(rollout)
-
-
-def _joined(batch: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    return ids, attention, batch["completion_ids"].shape[1]
 
 
 def _own(x: Tensor, own: slice, like: Tensor) -> Tensor:

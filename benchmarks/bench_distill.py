@@ -1,0 +1,201 @@
+"""Distillation side by side: klgrad's terms, and what other trainers do, from one student, teacher and set of prompts.
+
+`python benchmarks/bench_distill.py sweep TEACHER` trains every setting at every rate; `... seeds TEACHER` trains
+each setting again, from other seeds, at the rate that was its best. All students are then judged by one evaluator: the
+exact KL to the teacher on their own completions of held-out prompts.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS, provenance, write
+
+KEPT = 20
+"""Layers of the student, of the teacher's 30."""
+RATES = (3e-5, 1e-4, 3e-4)
+SEEDS = (1, 2, 3)
+EVALUATIONS = 4
+"""Completions of each held-out prompt that a student is judged by."""
+COMMON = {
+    "lr_scheduler_type": "constant",
+    "per_device_train_batch_size": "128",
+    "gradient_accumulation_steps": "2",
+    "max_completion_length": "32",
+    "gradient_checkpointing": "false",
+    "save_strategy": "no",
+    "report_to": "none",
+    "logging_steps": "1",
+}
+TOKEN = "--kl_level token"
+LOO = "--kl_baseline leave_one_out"
+SETTINGS = {
+    "exact, discount 0": "--kl_estimator exact --kl_discount 0",
+    "exact, discount 0.5, leave-one-out": f"--kl_estimator exact --kl_discount 0.5 {LOO}",
+    "exact, discount 1, leave-one-out": f"--kl_estimator exact --kl_discount 1 {LOO}",
+    "top 64, the tail sampled": "--kl_estimator exact --kl_discount 0 --kl_top_k 64",
+    "sampled, sequence level": f"--kl_estimator k1_k3 --kl_discount 1 {LOO}",
+    "TRL DistillationTrainer, reverse KL (its default)": "trl 1.0",
+    "TRL DistillationTrainer, JSD": "trl 0.5",
+    "TRL DistillationTrainer, forward KL": "trl 0.0",
+    "on-policy distillation: k1 of the token as advantage": f"--kl_estimator k1 --kl_placement advantage {TOKEN}",
+    "k1 of the completion as reward": "--kl_estimator k1 --kl_placement reward --kl_discount 1",
+    "GRPO's k3 as loss": "--kl_cell k3-loss",
+}
+"""What klgrad declares, then what others do: their own trainer, or the same loss in ours."""
+OWN = 5
+"""So many of the settings are klgrad's."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run."""
+
+    setting: str
+    rate: float
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """A name for its output."""
+        return f"{list(SETTINGS).index(self.setting):02d}-{self.rate:g}-{self.seed}"
+
+    def command(self, given: Any, out: Path) -> list[str]:
+        """What to run."""
+        chosen = {**COMMON, "max_steps": given.updates, "learning_rate": self.rate, "seed": self.seed}
+        flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
+        how = SETTINGS[self.setting].split()
+        if how[0] == "trl":
+            return [sys.executable, __file__, "trl", str(given.teacher), "--beta", how[1], "--out", str(out), *flags]
+        data = ["--num_generations", "8", "--eval_every", "0", "--eval_size", "8", "--overwrite", "true"]
+        models = ["--model", f"{given.teacher}:{KEPT}", "--teacher", str(given.teacher), "--output_dir", str(out)]
+        return [sys.executable, "-m", "klgrad", "distill", *models, *data, *flags, *how]
+
+
+def train_all(jobs: list[Job], given: Any) -> dict[Job, Path]:
+    """Several at a time; one that fails is told of and left out."""
+    from klgrad.train.model import resolve
+
+    resolve(f"{given.teacher}:{KEPT}")  # made once, before all ask for it
+    runs: Path = given.runs
+
+    def one(job: Job) -> Path | None:
+        out, start = runs / job.folder, time.monotonic()
+        out.mkdir(parents=True, exist_ok=True)
+        with (runs / f"{job.folder}.log").open("w") as log:
+            status = subprocess.run(job.command(given, out), stdout=log, stderr=subprocess.STDOUT).returncode
+        print(f"{job.setting} at {job.rate:g}, seed {job.seed}: exit {status}, {time.monotonic() - start:.0f} s")
+        return out / "model" if status == 0 else None
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        found = list(pool.map(one, jobs))
+    return {job: path for job, path in zip(jobs, found, strict=True) if path is not None}
+
+
+def evaluator(given: Any) -> Any:
+    """A function from a model's folder to its KL and lengths, whoever trained it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from klgrad.train.build import build, models_of
+    from klgrad.train.parse import parse
+
+    flags = [x for name, value in COMMON.items() for x in (f"--{name}", value)]
+    models = ["--model", f"{given.teacher}:{KEPT}", "--teacher", str(given.teacher)]
+    settings = parse("distill", [*models, *flags, "--eval_size", "64", "--output_dir", str(given.runs / "evaluator")])
+    trainer, evaluate = build(settings, models_of(settings))
+    student = str(models_of(settings).path)
+
+    def judge(folder: Path | None) -> dict[str, float]:
+        source = AutoModelForCausalLM.from_pretrained(folder or student, dtype=torch.float32)
+        trainer.model.load_state_dict(source.state_dict())
+        found = []
+        for seed in range(EVALUATIONS):
+            object.__setattr__(evaluate, "seed", 1000 + seed)
+            found.append(evaluate(trainer))
+        mean = lambda pick: sum(pick(x) for x in found) / len(found)
+        return {
+            "kl_per_token": mean(lambda x: x["kl"]["per_token"]["mean"]),
+            "kl_per_completion": mean(lambda x: x["kl"]["per_sequence"]["mean"]),
+            "length": mean(lambda x: x["length"]),
+            "correct_in_domain": mean(lambda x: x["domains"]["in"]["reward"]),
+        }
+
+    return judge
+
+
+def train_by_trl(given: Any, rest: list[str]) -> None:
+    """TRL's own distillation trainer, on the prompts that `klgrad distill` trains on."""
+    from transformers import AutoTokenizer
+    from trl import DistillationConfig, DistillationTrainer, TrlParser
+
+    from klgrad.train.data import data_of
+    from klgrad.train.model import resolve
+    from klgrad.train.settings import RunConfig
+
+    student = resolve(f"{given.teacher}:{KEPT}")
+    kinds: Any = (DistillationConfig,)
+    args = TrlParser(kinds).parse_args_into_dataclasses([*rest, "--output_dir", str(given.out)])[0]
+    args.beta, args.disable_tqdm = given.beta, True
+    tokenizer = AutoTokenizer.from_pretrained(student, padding_side="left")
+    data = data_of(RunConfig(eval_size=8), args.seed, conversational=True)
+    trainer = DistillationTrainer(
+        student,
+        str(given.teacher),
+        args,
+        train_dataset=data.train.select_columns(["prompt"]),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    trainer.save_model(str(given.out / "model"))
+
+
+def best_rates(path: Path) -> dict[str, float]:
+    """Of each setting, by the KL per token."""
+    with path.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["learning_rate"]]
+    ordered = sorted(rows, key=lambda row: -float(row["kl_per_token"]))
+    return {row["setting"]: float(row["learning_rate"]) for row in ordered}  # the last one stays
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["sweep", "seeds", "trl"])
+    parser.add_argument("teacher", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--runs", type=Path, default=Path("runs/distillation"))
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--jobs", type=int, default=12)
+    parser.add_argument("--beta", type=float, default=1.0)
+    parser.add_argument("--only", default="", help="settings with this in their name")
+    given, rest = parser.parse_known_args()
+    if given.what == "trl":
+        return train_by_trl(given, rest)
+    names = [name for name in SETTINGS if given.only in name]
+    if given.what == "sweep":
+        jobs = [Job(name, rate, 0) for rate in RATES for name in names]
+    else:
+        rates = best_rates(given.out / "distill_sweep.csv")
+        jobs = [Job(name, rates[name], seed) for seed in SEEDS for name in names if name in rates]
+    trained, judge, made = train_all(jobs, given), evaluator(given), []
+    for job, folder in [(None, None), *trained.items()]:
+        numbers = {name: f"{value:.4g}" for name, value in judge(folder).items()}
+        setting = {"setting": "the student as it starts", "klgrad": "", "learning_rate": "", "seed": ""}
+        if job is not None:
+            own = list(SETTINGS).index(job.setting) < OWN
+            setting = {"setting": job.setting, "klgrad": own, "learning_rate": f"{job.rate:g}", "seed": job.seed}
+        made.append({**setting, **numbers, "updates": given.updates, **provenance()})
+        print(json.dumps({**setting, **numbers}))
+        write(made, given.out / f"distill_{given.what}.csv")
+    return None
+
+
+if __name__ == "__main__":
+    main()
