@@ -70,12 +70,13 @@ SETTINGS = {
 
 
 def trainer(trainer_class, config_class, output, model=None, reward_funcs=reward, **settings):
+    of_trainer = {name: settings.pop(name) for name in ("peft_config", "processing_class") if name in settings}
     return trainer_class(
         model=model or folder(),
         reward_funcs=reward_funcs,
         args=config_class(output_dir=str(output), **{**SETTINGS, **settings}),
         train_dataset=prompts(),
-        processing_class=tokenizer(),
+        **{"processing_class": tokenizer(), **of_trainer},
     )
 
 

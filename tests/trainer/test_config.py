@@ -40,6 +40,14 @@ def test_the_fields_are_a_term():
         ({"kl_cell": "k3-loss", "kl_placement": "reward"}, "a whole loss"),
         ({"kl_ratio": "token", "kl_ratio_bound": "truncate"}, "truncate:2"),
         ({"kl_estimator": "k3"}, "reverse"),
+        ({"kl_coef": float("inf")}, "finite"),
+        ({"kl_target_unit": "tokens"}, "kl_target_unit"),
+        ({"kl_reduction": "mean"}, "policy is the default"),
+        ({"kl_cell": "k3-loss", "kl_estimator": "exact"}, "no `kl_estimator` beside `kl_cell`"),
+        ({"kl_cell": "k3-loss", "rollout_lag": 1}, "sampler is no longer the policy"),
+        ({"kl_placement": "advantage", "importance_sampling_level": "sequence"}, "spreads every token's coefficient"),
+        ({"kl_placement": "advantage", "top_entropy_quantile": 0.2}, "would be dropped"),
+        ({"teacher": "somebody", "sync_ref_model": True}, "overwritten by the student"),
         ({"kl_top_k": 8}, "sampled token alone"),
         ({"kl_top_k": 0, "kl_estimator": "exact"}, "kl_top_k"),
     ],
@@ -52,6 +60,17 @@ def test_refused(settings, told):
 def test_a_group_of_one_has_no_peers():
     with pytest.raises((MeaningError, ValueError), match="generations"):
         config(kl_baseline="leave_one_out", num_generations=1)
+
+
+@pytest.mark.parametrize(
+    "stale", [{"num_iterations": 2}, {"steps_per_generation": 4, "gradient_accumulation_steps": 2}]
+)
+def test_stale_completions_without_weights_are_told_of(stale, recwarn):
+    with pytest.warns(UserWarning, match="leaves the KL uncorrected"):
+        config(**stale)
+    recwarn.clear()
+    config(**stale, kl_ratio="prefix")
+    assert not [w for w in recwarn if "uncorrected" in str(w.message)]
 
 
 def test_lag_uncorrected_by_name():

@@ -1,12 +1,18 @@
 """Short runs of a `KLTrainer`: staleness, an adaptive β, a teacher, what is logged and what is warned of."""
 
+import shutil
+
 import pytest
 import tiny
 import torch
+from tolerances import SINGLE
+from trl.trainer.grpo_trainer import GRPOTrainer
 
-from klgrad.errors import KernelInputError
+from klgrad import Rollout
+from klgrad.errors import KernelInputError, MeaningError
 from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.gather import with_peers
+from klgrad.trl.gather import shuffled_by_group, with_peers
+from klgrad.trl.metrics import unbiased_kl
 
 pytestmark = pytest.mark.slow
 
@@ -47,13 +53,84 @@ def test_lag(tmp_path):
     assert tiny.logged(trainer, "ratio/prefix/effective_sample_size")[-1] < 1
 
 
-def test_beta_is_adapted_towards_its_target(tmp_path):
-    far = made(tmp_path / "far", kl_target=1e-6, kl_horizon=2, max_steps=4)
-    far.train()
-    near = made(tmp_path / "near", kl_target=100.0, kl_horizon=2, max_steps=4)
-    near.train()
-    assert far.coefficient.value > 0.05 > near.coefficient.value
-    assert tiny.logged(far, "kl/coef")[-1] > tiny.logged(far, "kl/coef")[0]
+def test_lag_counts_updates(tmp_path):
+    """Two generations to an update: a lag of one update is one of two generations."""
+    settings = {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 3}
+    trainer = made(tmp_path, rollout_lag=1, kl_ratio="prefix", **settings)
+    ages, loss = [], trainer._compute_loss
+    score = GRPOTrainer._generate_and_score_completions
+
+    def born(inputs):
+        return {**score(trainer, inputs), "born": torch.full((8,), trainer.state.global_step)}
+
+    def computed(model, inputs):
+        ages.append(trainer.state.global_step - int(inputs["born"][0]))
+        return loss(model, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda self, inputs: born(inputs))
+        trainer._compute_loss = computed
+        trainer.train()
+    assert ages == [0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_beta_is_adapted_towards_its_target(placement, tmp_path):
+    found = {}
+    for name, target in (("far", 1e-6), ("near", 100.0)):
+        trainer = made(tmp_path / name, kl_target=target, kl_horizon=2, max_steps=4, kl_placement=placement)
+        trainer.train()
+        found[name] = trainer
+    assert found["far"].coefficient.value > 0.05 > found["near"].coefficient.value
+    assert tiny.logged(found["far"], "kl/coef")[-1] > tiny.logged(found["far"], "kl/coef")[0]
+    if placement == "reward":
+        assert float(found["far"].reward_weights[-1]) == pytest.approx(-found["far"].coefficient.value)
+
+
+def test_an_update_is_logged_as_a_whole(tmp_path):
+    """Errors, lengths and what β is fed are those of all its micro-batches."""
+    common = {"kl_target": 1.0, "max_steps": 1, "loss_type": "dr_grpo", "num_iterations": 1}
+    numbers = []
+    for name, rows, steps in (("one", 16, 1), ("four", 4, 4)):
+        settings = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": steps}
+        trainer = made(tmp_path / name, **common, **settings)
+        with torch.no_grad():  # far enough from its reference to have something to log
+            for parameter in trainer.ref_model.parameters():
+                parameter.mul_(1.5)
+        trainer.train()
+        logged = {
+            k: v for k, v in trainer.state.log_history[0].items() if k.startswith(("kl/", "length/", "log_ratio"))
+        }
+        numbers.append({**logged, "beta": trainer.coefficient.value})
+    one, four = numbers
+    assert one.keys() == four.keys()
+    assert one["kl/reverse/k3/per_sequence/standard_error"] > 0
+    for name, value in one.items():
+        SINGLE.check(four[name], value)
+
+
+def test_what_is_fed_to_beta_is_weighed(tmp_path):
+    """By the declared ratio: on completions of another policy the plain mean is not the KL."""
+    trainer = made(tmp_path, kl_target=1.0, kl_ratio="sequence", kl_ratio_bound="none")
+    logp, ref, mu = -torch.rand(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
+    weight = (logp - mu).sum(-1).exp()
+    plain = ((logp - ref).neg().exp() - 1 + (logp - ref)).sum(-1)
+    SINGLE.check(unbiased_kl(trainer, rollout), (weight * plain).sum())
+
+
+def test_nothing_live_moves_no_beta(tmp_path):
+    trainer = made(tmp_path, kl_target=1.0, max_steps=1)
+    score = trainer._generate_and_score_completions
+
+    def masked(inputs):  # as TRL masks completions that were cut off
+        batch = score(inputs)
+        return {**batch, "completion_mask": torch.zeros_like(batch["completion_mask"])}
+
+    trainer._generate_and_score_completions = masked
+    trainer.train()
+    assert tiny.logged(trainer, "length/mean") == [0.0]
+    assert trainer.coefficient.value == 0.05
 
 
 def test_teacher_and_student_of_different_sizes(tmp_path):
@@ -78,9 +155,86 @@ def test_teacher_and_student_of_different_sizes(tmp_path):
     assert sum(kl[-3:]) < 0.7 * sum(kl[:3])
 
 
-def test_vocabularies_must_agree(tmp_path):
-    with pytest.raises(KernelInputError, match="one vocabulary"):
-        made(tmp_path, teacher=tiny.folder(words=40), reward_funcs=None)
+def test_tokenizers_must_agree(tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny.folder(), other)
+    written = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(written.replace('"w29"', '"other"'))
+    with pytest.raises(KernelInputError, match=r"one tokenizer.*token 31"):
+        made(tmp_path, teacher=str(other), reward_funcs=None)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "k1"])
+def test_a_head_may_be_padded(estimator, tmp_path):
+    """As in families whose sizes round the vocabulary up differently; the entries beyond are nobody's."""
+    common = {"reward_funcs": None, "kl_estimator": estimator, "kl_coef": 1.0, "max_steps": 1}
+    trainer = made(tmp_path, teacher=tiny.folder(words=40), **common)
+    assert (trainer.shared_vocabulary, trainer.model.config.vocab_size) == (32, 32)
+    trainer.train()
+    assert tiny.logged(trainer, "kl/reverse/k3/per_token")[0] > 0
+
+
+def test_a_teacher_needs_a_student_without_adapters(tmp_path):
+    from peft import LoraConfig
+
+    with pytest.raises(MeaningError, match="without adapters"):
+        tiny.trainer(KLTrainer, KLConfig, tmp_path, teacher=tiny.folder(layers=1), peft_config=LoraConfig())
+
+
+def test_the_students_tokenizer_is_its_own(tmp_path, monkeypatch):
+    from transformers import AutoProcessor
+
+    asked = []
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda name, **_: asked.append(name) or tiny.tokenizer())
+    made(tmp_path, teacher=tiny.folder(layers=1), reward_funcs=None, processing_class=None)
+    assert asked == [tiny.folder()]
+
+
+@pytest.mark.parametrize("estimator", ["exact", "k1"])
+def test_adapters(estimator, tmp_path):
+    """The reference is the model without them: the KL starts at 0, grows, and only adapters move."""
+    from peft import LoraConfig
+
+    adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=True)
+    trainer = made(tmp_path, kl_estimator=estimator, peft_config=adapters, learning_rate=1e-1)
+    assert trainer.ref_model is None
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    kl = tiny.logged(trainer, "kl/reverse/k3/per_token")
+    assert kl[0] == pytest.approx(0, abs=1e-7)
+    assert kl[-1] > 1e-4
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved
+    assert all("lora" in name for name in moved)
+
+
+def test_a_reference_that_follows(tmp_path):
+    """TRL's own: by half at every second update."""
+    moving = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}
+    trainer = made(tmp_path, max_steps=2, **moving)
+    start = [p.detach().clone() for p in trainer.ref_model.parameters()]
+    trainer.train()
+    for ref, own, first in zip(trainer.ref_model.parameters(), trainer.model.parameters(), start, strict=True):
+        SINGLE.check(ref, (own + first) / 2)
+
+
+def test_leave_one_out_needs_two_in_a_micro_batch(tmp_path):
+    with pytest.raises(MeaningError, match="no peers there"):
+        made(
+            tmp_path,
+            kl_baseline="leave_one_out",
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=8,
+        )
+
+
+def test_the_config_is_left_as_it_was(tmp_path):
+    settings = {**tiny.SETTINGS, "kl_placement": "reward", "scale_rewards": "none"}
+    args = KLConfig(str(tmp_path), **settings)
+    for _ in range(2):
+        trainer = KLTrainer(tiny.folder(), tiny.reward, args, train_dataset=tiny.prompts())
+        assert trainer.reward_weights.tolist() == pytest.approx([1.0, -0.05])
+    assert args.reward_weights is None
 
 
 def test_a_kl_that_does_not_start_at_zero_is_told_of(tmp_path):
@@ -131,7 +285,28 @@ def test_nobody_is_left_alone(group, expected):
     assert with_peers(torch.tensor(group)).tolist() == expected
 
 
-def test_groups_that_micro_batches_cut_apart(tmp_path):
+def test_prompts_are_shuffled_whole():
+    torch.manual_seed(0)
+    group = torch.arange(12) // 3
+    orders = []
+    for _ in range(5):
+        found = shuffled_by_group({"group": group, "row": torch.arange(12), "name": list(range(12)), "one": None})
+        assert found["row"].tolist() == found["name"]
+        assert sorted(found["name"]) == list(range(12))
+        assert all(len(set(found["group"][i : i + 3].tolist())) == 1 for i in range(0, 12, 3))
+        orders.append(tuple(found["name"]))
+    assert len(set(orders)) > 1
+
+
+def test_peers_stay_together(tmp_path):
     trainer = made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=4, gradient_accumulation_steps=4)
+    seen, loss = [], trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: seen.append(inputs["group"].tolist()) or loss(model, inputs)
+    trainer.train()
+    assert all(len(set(group)) == 1 for group in seen)
+
+
+def test_groups_that_micro_batches_cut_apart(tmp_path):
+    trainer = made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=2, gradient_accumulation_steps=8)
     trainer.train()
     assert len(tiny.logged(trainer, "grad_norm")) == 3

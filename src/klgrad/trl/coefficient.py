@@ -21,9 +21,9 @@ class AdaptiveCoefficient:
     target: float | None
     horizon: int
 
-    def update(self, kl: float) -> None:
-        """One optimizer step's unbiased estimate, in the unit of the target."""
-        if self.target is None or not math.isfinite(kl):
+    def update(self, kl: float | None) -> None:
+        """One optimizer step's unbiased estimate, in the unit of the target; None where nothing was live."""
+        if self.target is None or kl is None or not math.isfinite(kl):
             return
         error = min(max(kl / self.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
         self.value *= math.exp(error / self.horizon)

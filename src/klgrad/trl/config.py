@@ -5,10 +5,8 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
-from .objective import TAILS, Objective, objective_of
-
-PLACEMENTS = ("loss", "advantage", "reward")
-REDUCTIONS = ("policy", "sequence")
+from .checks import PLACEMENTS, REDUCTIONS, TAILS, UNITS
+from .objective import Objective, objective_of
 
 
 @dataclass
@@ -66,7 +64,8 @@ class KLConfig(GRPOConfig):
     kl_baseline: str = field(
         default="none",
         metadata={
-            "help": "`leave_one_out` over the completions of a prompt that are in the same update, on all processes.",
+            "help": "`leave_one_out`, over the completions of a prompt in one micro-batch of all processes; it should hold "
+            "whole groups.",
             "choices": ["none", "leave_one_out"],
         },
     )
@@ -97,18 +96,21 @@ class KLConfig(GRPOConfig):
         metadata={"help": "Instead of all this, a loss of klgrad.cells by name, sound or not, for study."},
     )
     kl_target: float | None = field(
-        default=None, metadata={"help": "Adapt β so that the KL stays near this, in the unit of `kl_target_unit`."}
+        default=None, metadata={"help": "Adapt β so that KL(π‖ref) stays near this, in the unit of `kl_target_unit`."}
     )
     kl_target_unit: str = field(
         default="sequence",
-        metadata={"help": "Nats per completion, or per token.", "choices": ["sequence", "token"]},
+        metadata={"help": "Nats per completion, or per token.", "choices": list(UNITS)},
     )
     kl_horizon: int = field(
         default=50, metadata={"help": "Updates over which β moves by a factor of e for an error of the target's size."}
     )
     rollout_lag: int = field(
         default=0,
-        metadata={"help": "Train on completions that are this many generations old, as asynchronous training does."},
+        metadata={
+            "help": "Train on completions that are this many updates old, as asynchronous training does; the first "
+            "are repeated until there are some that old."
+        },
     )
     rollout_lag_uncorrected: bool = field(
         default=False, metadata={"help": "Allow `rollout_lag` without importance weights on the KL, for study."}

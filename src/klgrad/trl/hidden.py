@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -24,6 +24,7 @@ class Question:
         mask: (B, keep) live ones.
         ref_hidden: (B, keep, H') of the reference.
         ref_head: its head.
+        vocabulary: how many entries both models share, where one of them pads its head; None for all.
         entries: (B, keep, k) vocabulary entries whose log-probs are wanted too.
         top_k: how many of its own likeliest entries are wanted, and no statistics.
     """
@@ -34,6 +35,7 @@ class Question:
     mask: Tensor | None = None
     ref_hidden: Tensor | None = None
     ref_head: Head | None = None
+    vocabulary: int | None = None
     entries: Tensor | None = None
     top_k: int | None = None
 
@@ -54,6 +56,11 @@ class Answer(ModelOutput):
     has_token: Tensor | None = None
 
 
+def base_of(model: Any) -> Any:
+    """The language model itself, inside its adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def add_statistics_forward(model: Any) -> None:
     """Let `model(..., question=Question(...))` answer it; without one, the forward is as it was."""
     forward = model.forward
@@ -66,10 +73,9 @@ def add_statistics_forward(model: Any) -> None:
         hidden = last[:, -question.keep - 1 : -1]
         if question.targets is None:
             return Answer(hidden=hidden)
-        head = Head.of(model, temperature=question.temperature)
+        head = _head(model, question.temperature, question.vocabulary)
         if question.top_k is not None:
-            best = top_entries(hidden, head, question.targets, question.top_k, mask=question.mask)
-            return Answer(ids=best.ids, logp=best.logp, token_logp=best.token_logp, has_token=best.has_token)
+            return Answer(**top_entries(hidden, head, question.targets, question.top_k, mask=question.mask)._asdict())
         found = token_statistics(
             hidden,
             head,
@@ -82,6 +88,13 @@ def add_statistics_forward(model: Any) -> None:
         return Answer(**found._asdict())
 
     model.forward = answering
+
+
+def _head(model: Any, temperature: float, vocabulary: int | None) -> Head:
+    head = Head.of(model, temperature=temperature)
+    if vocabulary is None or vocabulary == head.vocabulary:
+        return head
+    return replace(head, weight=head.weight[:vocabulary], bias=None if head.bias is None else head.bias[:vocabulary])
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,22 +121,21 @@ class Completions:
 
 def exact_statistics(trainer: Any, model: Any, batch: Completions) -> TokenStatistics:
     """Log-probs, both exact KLs and the entropy of the completions, no logits held."""
-    heat = trainer.temperature
+    heat, shared = trainer.temperature, trainer.shared_vocabulary
     with torch.no_grad(), reference(trainer) as ref:
         ref_hidden = _ask(trainer, ref, batch, Question(batch.keep, heat)).hidden
-        ref_head = Head.of(trainer.accelerator.unwrap_model(ref), temperature=heat)
-        question = Question(batch.keep, heat, batch.targets, batch.mask, ref_hidden, ref_head)
+        ref_head = _head(trainer.accelerator.unwrap_model(ref), heat, shared)
+        question = Question(batch.keep, heat, batch.targets, batch.mask, ref_hidden, ref_head, shared)
     return _statistics(_ask(trainer, model, batch, question))
 
 
 def top_k_statistics(trainer: Any, model: Any, batch: Completions, k: int) -> tuple[TokenStatistics, TopEntries]:
     """The policy's log-probs and entropy, also of the reference's k likeliest entries, and these."""
-    heat = trainer.temperature
+    plain = Question(batch.keep, trainer.temperature, batch.targets, batch.mask, vocabulary=trainer.shared_vocabulary)
     with torch.no_grad(), reference(trainer) as ref:
-        best = _ask(trainer, ref, batch, Question(batch.keep, heat, batch.targets, batch.mask, top_k=k))
+        best = _ask(trainer, ref, batch, replace(plain, top_k=k))
     found = TopEntries(*(best[name] for name in ("ids", "logp", "token_logp", "has_token")))
-    question = Question(batch.keep, heat, batch.targets, batch.mask, entries=found.ids)
-    return _statistics(_ask(trainer, model, batch, question)), found
+    return _statistics(_ask(trainer, model, batch, replace(plain, entries=found.ids))), found
 
 
 def _ask(trainer: Any, whom: Any, batch: Completions, question: Question) -> Answer:

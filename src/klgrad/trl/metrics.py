@@ -1,39 +1,74 @@
-"""What is logged, through TRL's own metrics: the honest report, the ratios, β, and lengths."""
+"""What is logged, through TRL's own metrics, of whole updates: the honest report, the ratios, β, and lengths."""
 
 import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..monitor import kl_report
+from torch import Tensor
+
+from ..monitor import KLSums
 from ..result import KLResult
 from ..rollout import Rollout
+from ..term import KLTerm
 
 COLLAPSED = 0.5
 """Lengths that have fallen below this share of their first mean, while the KL fell too, are warned of."""
 
 
-def record(trainer: Any, rollout: Rollout, result: KLResult | None) -> None:
-    """Append this step's numbers to TRL's, and feed β."""
+@dataclass
+class Window:
+    """The micro-batches of one update so far: sums, so that errors and maxima are the update's."""
+
+    sums: KLSums = field(default_factory=KLSums)
+    total: float = 0.0
+    diagnostics: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, rollout: Rollout, group: Tensor, result: KLResult | None, unbiased: float) -> None:
+        """One micro-batch, of all processes; `unbiased` is its KL, summed over completions."""
+        self.sums.add(rollout, group)
+        self.total += unbiased
+        for name, value in (result.diagnostics if result is not None else {}).items():
+            self.diagnostics.setdefault(name, []).append(float(value))
+
+    def metrics(self) -> dict[str, float]:
+        """By name; what both tell, the sums tell of the whole update."""
+        peak = lambda name, values: max(values) if name.endswith("max") else sum(values) / len(values)
+        found = {name: peak(name, values) for name, values in self.diagnostics.items()}
+        return found | self.sums.report().metrics()
+
+    def kl(self, unit: str) -> float | None:
+        """To the reference, in nats per `sequence` or `token`; None where no token was live."""
+        lengths = self.sums.lengths
+        return self.total / (lengths.tokens if unit == "token" else lengths.rows) if lengths.tokens else None
+
+
+def unbiased_kl(trainer: Any, rollout: Rollout) -> float:
+    """KL(π‖ref) summed over the completions: exact where it is, else by k3; weighed by the ratio that was declared."""
+    if trainer.args.kl_target is None:
+        return 0.0
+    objective = trainer.objective
+    sampler = objective.term.sampler if objective.term is not None else None
+    whole = objective.top_k is None and rollout.token_kl is not None
+    term = KLTerm(estimator="exact" if whole else "k1_k3", sampler=sampler)
+    return float(term(rollout).value.mean) * len(rollout.mask)
+
+
+def record(trainer: Any, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
+    """Add a micro-batch; after an update's last one, append its numbers to TRL's, and feed β."""
     mode = "train" if trainer.model.training else "eval"
-    log, report = trainer._metrics[mode], kl_report(rollout).metrics()
+    window = trainer.windows[mode]
+    window.add(rollout, group, result, unbiased_kl(trainer, rollout))
+    if not last:
+        return
+    trainer.windows[mode] = Window()
+    report, log = window.metrics(), trainer._metrics[mode]
     if trainer.objective.top_k is not None:  # an estimate or a bound, by its own name
         report = {name.replace("/exact/", "/top_k/"): value for name, value in report.items()}
-    for name, value in report.items():
+    for name, value in {**report, "kl/coef": trainer.coefficient.value}.items():
         log[name].append(value)
-    if result is not None:
-        for name, value in result.diagnostics.items():
-            log[name].append(float(value))
-    log["kl/coef"].append(trainer.coefficient.value)
     if mode == "train":
-        _adapt(trainer, report)
+        trainer.coefficient.update(window.kl(trainer.args.kl_target_unit))
         _watch_lengths(trainer, report)
-
-
-def _adapt(trainer: Any, report: dict[str, float]) -> None:
-    """By an unbiased estimate: exact where it is, else k3 (unbiased too, and of less variance than k1)."""
-    unit = f"per_{trainer.args.kl_target_unit}"
-    name = next(n for n in (f"kl/reverse/exact/{unit}", f"kl/reverse/k3/{unit}") if n in report)
-    if trainer.accelerator.sync_gradients:
-        trainer.coefficient.update(report[name])
 
 
 def _watch_lengths(trainer: Any, report: dict[str, float]) -> None:

@@ -3,6 +3,11 @@
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from ..rollout import Rollout
+from .gather import everywhere
+from .metrics import record
 
 
 def no_reward(completions: list[Any], **_: Any) -> list[float]:
@@ -26,12 +31,27 @@ class KLReward:
         from .hidden import reference
 
         trainer = self.trainer
-        prompts, completions = trainer._last_ids
+        prompts, completions, tools = trainer._last_made
         batch = padded(trainer, prompts, completions)
+        mask = batch["completion_mask"]
+        if tools is not None:  # what a tool said the policy did not sample
+            mask = mask * padded(trainer, prompts, tools)["completion_ids"]
         own = trainer.score(trainer.model, batch)
         with reference(trainer) as ref:
             other = trainer.score(ref, batch)
-        return ((own - other) * batch["completion_mask"]).sum(-1).tolist()
+        self._record(own, other, mask)
+        return ((own - other) * mask).sum(-1).tolist()
+
+    def _record(self, logp: Tensor, ref_logp: Tensor, mask: Tensor) -> None:
+        """What the other placements log from their losses; β, where it is adapted, is TRL's weight of this reward."""
+        trainer = self.trainer
+        local: dict[str, Tensor | None] = {"logp": logp, "ref_logp": ref_logp, "mask": mask}
+        tensors, _ = everywhere(trainer.accelerator, {**local, "group": trainer.groups(len(mask))})
+        group = tensors.pop("group")
+        rollout = Rollout(**tensors)
+        trainer.check_start(rollout)
+        record(trainer, rollout, group, None, last=True)  # it comes as one batch
+        trainer.reward_weights[-1] = -trainer.coefficient.value
 
 
 def padded(trainer: Any, prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:

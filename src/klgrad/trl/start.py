@@ -1,13 +1,11 @@
-"""What is looked at before a run is trusted: whose reference it is, and whether the KL starts at 0."""
+"""What is looked at before a run is trusted: whether all fits together, and whether the KL starts at 0."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ..errors import KernelInputError
+from ..errors import MeaningError
 from ..estimators import k3
 from ..rollout import Rollout
 
@@ -15,30 +13,22 @@ START_KL = 1e-3
 """Nats per token: what bf16 forward passes of one model in two arrangements differ by, at most."""
 
 
-@contextmanager
-def named_reference(model: Any, args: Any) -> Iterator[Any]:
-    """While TRL sets up, let the model's name lead to the teacher, from where TRL loads its reference."""
-    if args.teacher is None:
-        yield model
-        return
-    from transformers import AutoConfig
-    from trl.trainer.utils import create_model_from_path
-
-    student = create_model_from_path(model, **(args.model_init_kwargs or {})) if isinstance(model, str) else model
-    theirs = AutoConfig.from_pretrained(args.teacher).get_text_config().vocab_size
-    ours = student.config.get_text_config().vocab_size
-    if theirs != ours:
-        raise KernelInputError(
-            "teacher and student over one vocabulary",
-            f"{theirs} and {ours} entries",
-            "distil within one family of tokenizers; a padded head can be cut or resized to the tokenizer's length",
+def check_built(trainer: Any) -> None:
+    """What only a trainer that stands can tell: processes, adapters and experts."""
+    args = trainer.args
+    rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
+    if args.kl_baseline == "leave_one_out" and rows < 2:
+        raise MeaningError(
+            "micro-batches of at least 2 completions for leave-one-out",
+            f"per_device_train_batch_size={rows} on one process",
+            "a completion has no peers there: raise it and lower gradient_accumulation_steps, or kl_baseline='none'",
         )
-    name = student.config._name_or_path
-    student.config._name_or_path = args.teacher
-    try:
-        yield student
-    finally:
-        student.config._name_or_path = name
+    if trainer.objective.exact and trainer.aux_loss_enabled:
+        raise MeaningError(
+            "no router loss with kl_estimator='exact'",
+            f"router_aux_loss_coef={trainer.router_aux_loss_coef}",
+            "set router_aux_loss_coef=0, or choose a sampled estimator",
+        )
 
 
 def check_start(trainer: Any, rollout: Rollout) -> None:

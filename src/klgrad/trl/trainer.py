@@ -1,5 +1,6 @@
 """`KLTrainer`: TRL's `GRPOTrainer` with the KL that was declared, and everything else TRL's."""
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -19,11 +20,12 @@ from ..rollout import Rollout
 from . import metrics
 from .coefficient import AdaptiveCoefficient
 from .config import KLConfig
-from .gather import everywhere, with_peers
-from .hidden import Completions, add_statistics_forward, exact_statistics, top_k_statistics
+from .gather import everywhere, groups_together, with_peers
+from .hidden import Completions, add_statistics_forward, base_of, exact_statistics, top_k_statistics
 from .reduction import weights
 from .reward import KLReward, no_reward
-from .start import check_start, named_reference
+from .start import check_built, check_start
+from .teacher import as_reference, shared_vocabulary
 from .top_k import with_top_k_kl
 
 
@@ -54,37 +56,31 @@ class KLTrainer(GRPOTrainer):
         self._answer: Seen | None = None
         self._lagging: deque[dict[str, Any]] = deque()
         self._checked_start = False
-        rewards = [*_listed(reward_funcs)] or [no_reward]
+        self.windows = {"train": metrics.Window(), "eval": metrics.Window()}
+        rewards, weights = [*_listed(reward_funcs)] or [no_reward], args.reward_weights
         if self.objective.placement == "reward":
-            self._kl_reward = KLReward(self)
-            rewards.append(self._kl_reward)
-            args.reward_weights = [*(args.reward_weights or [1.0] * (len(rewards) - 1)), -args.kl_coef]
-            if args.scale_rewards not in (False, "none"):
-                warnings.warn(
-                    f"kl_placement='reward' with scale_rewards={args.scale_rewards!r}: the standard deviation divides "
-                    "the KL too, so that β differs from prompt to prompt; kl_placement='advantage' keeps its meaning",
-                    stacklevel=2,
-                )
+            rewards.append(KLReward(self))
+            args.reward_weights = [*(weights or [1.0] * (len(rewards) - 1)), -args.kl_coef]
+            _warn_of_deviations(args)
         args.beta = 1.0  # so that TRL makes and prepares the reference
         try:
-            with named_reference(model, args) as named:
-                super().__init__(named, reward_funcs=rewards, args=args, **kwargs)
+            with as_reference(model, args, kwargs) as (named, given):
+                super().__init__(named, reward_funcs=rewards, args=args, **given)
         finally:
-            args.beta = 0.0
+            args.beta, args.reward_weights = 0.0, weights
         self.beta = 0.0
+        check_built(self)
+        self.shared_vocabulary = None if self.ref_model is None else shared_vocabulary(self.model, self.ref_model)
         if self.objective.exact:
-            for each in (self.accelerator.unwrap_model(self.model), self.ref_model):
+            for each in (self.model, self.ref_model):
                 if each is not None:
-                    unwrapped = self.accelerator.unwrap_model(each)
-                    add_statistics_forward(
-                        unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
-                    )
+                    add_statistics_forward(base_of(self.accelerator.unwrap_model(each)))
 
     # Scoring
 
     def _generate(self, prompts: list[Any]) -> Any:
         made = super()._generate(prompts)
-        self._last_ids = made[0], made[1]  # prompt and completion ids, for a KL in the reward
+        self._last_made = made[:3]  # prompt and completion ids and the tools' mask, for a KL in the reward
         return made
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -93,19 +89,34 @@ class KLTrainer(GRPOTrainer):
             batch = super()._generate_and_score_completions(inputs)
         finally:
             self.beta = 0.0
-        rows = len(batch["completion_ids"])
-        first = self.accelerator.process_index * rows
-        batch["group"] = (torch.arange(rows, device=self.accelerator.device) + first) // self.num_generations
+        batch["group"] = self.groups(len(batch["completion_ids"]))
         if self.args.rollout_lag and self.model.training:
             return self._delayed(batch)
         return batch
 
+    def groups(self, rows: int) -> Tensor:
+        """(rows,) which prompt each completion is of, in the order in which TRL generates on all processes."""
+        size = self.num_generations if self.model.training else self.num_generations_eval
+        first = self.accelerator.process_index * rows
+        return (torch.arange(rows, device=self.accelerator.device) + first) // size
+
     def _delayed(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Put the fresh batch at the end of the queue, and take the one that is `rollout_lag` generations old."""
+        """Put the fresh batch at the end of the queue, and take the oldest, once it is old enough.
+
+        Until then the first batch is trained on again: there is none other that is older.
+        """
         if "old_per_token_logps" not in batch:
             batch["old_per_token_logps"] = self.score(self.model, batch)
         self._lagging.append(batch)
-        return self._lagging[0] if len(self._lagging) <= self.args.rollout_lag else self._lagging.popleft()
+        steps = (self.args.steps_per_generation or 1) * self.num_iterations
+        generations = math.ceil(self.args.rollout_lag * self.args.gradient_accumulation_steps / steps)
+        return self._lagging[0] if len(self._lagging) <= generations else self._lagging.popleft()
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if self.args.kl_baseline != "leave_one_out":
+            return super()._prepare_inputs(generation_batch)
+        with groups_together():
+            return super()._prepare_inputs(generation_batch)
 
     # The loss
 
@@ -113,10 +124,8 @@ class KLTrainer(GRPOTrainer):
         if self.objective.placement == "reward":
             return super()._compute_loss(model, inputs)
         seen = self._forward(model, inputs)
-        rollout, own = self._rollout(seen, inputs)
-        if not self._checked_start:
-            self._checked_start = True
-            check_start(self, rollout)
+        rollout, group, own = self._rollout(seen, inputs)
+        self.check_start(rollout)
         result = self.objective.term(rollout) if self.objective.term is not None else None
         given, beta = inputs, self.coefficient.value
         if self.objective.placement == "advantage" and result is not None:
@@ -126,8 +135,15 @@ class KLTrainer(GRPOTrainer):
         with self.answering(seen):
             loss = super()._compute_loss(model, given)
         loss = loss + beta * self._kl_loss(model, inputs, seen, rollout, result, own)
-        metrics.record(self, rollout, result)
+        last = self.accelerator.sync_gradients or not self.model.training
+        metrics.record(self, rollout, group, result, last=last)
         return loss
+
+    def check_start(self, rollout: Rollout) -> None:
+        """Once, on the first completions that are trained on."""
+        if not self._checked_start and self.model.training:
+            self._checked_start = True
+            check_start(self, rollout)
 
     def _kl_loss(
         self, model: Any, inputs: dict[str, Any], seen: Seen, rollout: Rollout, result: KLResult | None, own: slice
@@ -147,8 +163,8 @@ class KLTrainer(GRPOTrainer):
             return per_token.sum() / (len(per_token) * accumulation)
         return (weights(self, model, inputs, seen.logp) * per_token).sum()
 
-    def _rollout(self, seen: Seen, inputs: dict[str, Any]) -> tuple[Rollout, slice]:
-        """All processes' completions of this step, of which `own` rows carry a gradient."""
+    def _rollout(self, seen: Seen, inputs: dict[str, Any]) -> tuple[Rollout, Tensor, slice]:
+        """All processes' completions of this step, which prompts they are of, and whose rows carry a gradient here."""
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         exact = seen.exact
         local = {
@@ -161,7 +177,8 @@ class KLTrainer(GRPOTrainer):
             "token_forward_kl": None if exact is None else exact.forward_kl,
         }
         tensors, own = everywhere(self.accelerator, local)
-        return Rollout(**{**tensors, "group": with_peers(tensors["group"])}), own
+        group = tensors.pop("group")
+        return Rollout(**tensors, group=with_peers(group)), group, own
 
     def _behavior(self, logp: Tensor, inputs: dict[str, Any]) -> Tensor | None:
         """Log-probs of what really sampled, where that is told or asked for."""
@@ -180,8 +197,8 @@ class KLTrainer(GRPOTrainer):
 
     def _forward(self, model: Any, batch: dict[str, Any]) -> Seen:
         if not self.objective.exact:
-            aux = self.aux_loss_enabled and self.model.training
-            return Seen(*self._sampled(model, batch, compute_entropy=True, compute_aux_loss=aux))
+            how = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
+            return Seen(*self._sampled(model, batch, **how))
         given = Completions.of(batch)
         if self.objective.top_k is None:
             found = exact_statistics(self, model, given)
@@ -245,3 +262,15 @@ def _listed(reward_funcs: Any) -> list[Any]:
     if reward_funcs is None:
         return []
     return list(reward_funcs) if isinstance(reward_funcs, list) else [reward_funcs]
+
+
+def _warn_of_deviations(args: KLConfig) -> None:
+    told = [f"scale_rewards={args.scale_rewards!r}"] if args.scale_rewards not in (False, "none") else []
+    if args.multi_objective_aggregation != "sum_then_normalize":
+        told = [f"multi_objective_aggregation={args.multi_objective_aggregation!r}"]
+    if told:
+        warnings.warn(
+            f"kl_placement='reward' with {told[0]}: a standard deviation divides the KL too, so that β differs from "
+            "prompt to prompt; kl_placement='advantage' keeps its meaning",
+            stacklevel=3,
+        )
