@@ -16,7 +16,7 @@ from .estimators import forward_k3, k1, k2, k3
 from .importance import token_ratio
 from .rollout import Rollout
 from .statistics import Estimate
-from .sums import Lengths, Ratios, Totals
+from .sums import Lengths, Ratios, Totals, numbers
 
 CLAMPS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "k3_value_10": (k3.value, 10.0),
@@ -38,9 +38,9 @@ class Report:
 
     def metrics(self) -> dict[str, float]:
         """One flat dictionary for a logger; an estimate's error is under `<name>/standard_error`."""
-        flat = {name: e.mean.item() for name, e in self.estimates.items()}
-        flat |= {f"{name}/standard_error": e.standard_error.item() for name, e in self.estimates.items()}
-        return flat | {name: x.item() for name, x in self.scalars.items()}
+        named = {name: e.mean for name, e in self.estimates.items()}
+        named |= {f"{name}/standard_error": e.standard_error for name, e in self.estimates.items()}
+        return numbers(named | self.scalars)
 
     def __str__(self) -> str:
         rows = [(name, str(e)) for name, e in self.estimates.items()]
@@ -54,9 +54,9 @@ class KLSums:
 
     def __init__(self) -> None:
         self.lengths, self.ratios = Lengths(), Ratios()
-        self.furthest = 0.0
+        self.furthest = torch.zeros(())
         self._totals: Totals | None = None
-        self._beyond = dict.fromkeys(CLAMPS, 0)
+        self._beyond = dict.fromkeys(CLAMPS, torch.zeros((), dtype=torch.long))
 
     def add(self, rollout: Rollout, group: Tensor | None = None) -> None:
         """One batch; `group` (B,) is numbered from 0, the same in every batch."""
@@ -71,15 +71,16 @@ class KLSums:
         self._totals.add(list(values.values()), rollout, group)
         self.lengths.add(rollout)
         for name, (value, limit) in CLAMPS.items():
-            self._beyond[name] += int((value(log_ratio) > limit).sum())  # a masked token has log-ratio 0
-        self.furthest = max(self.furthest, float(log_ratio.abs().amax()))
+            beyond = (value(log_ratio) > limit).sum()  # a masked token has log-ratio 0
+            self._beyond[name] = self._beyond[name].to(beyond.device) + beyond
+        self.furthest = torch.maximum(self.furthest.to(log_ratio), log_ratio.abs().amax())
         if rollout.behavior_logp is not None:
             self.ratios.add(rollout)
 
     def report(self) -> Report:
         """Of everything so far."""
         shares = {f"clamp/share_beyond_{name}": self.lengths.share(count) for name, count in self._beyond.items()}
-        scalars = {**self.lengths.scalars(), **shares, "log_ratio/abs_max": _scalar(self.furthest)}
+        scalars = {**self.lengths.scalars(), **shares, "log_ratio/abs_max": self.furthest}
         return Report(self._totals.estimates() if self._totals else {}, scalars | self.ratios.scalars())
 
 
@@ -93,9 +94,9 @@ class MismatchSums:
             raise RolloutError("a band with 0 <= low <= 1 <= high", f"{band}", "write band=(0.5, 2.0), say")
         self.band, self.lengths = band, Lengths()
         self.ratios, self._own_ratios = ratios or Ratios(), ratios is None
-        self.furthest = 0.0
+        self.furthest = torch.zeros(())
         self._totals: Totals | None = None
-        self._outside = 0
+        self._outside = torch.zeros((), dtype=torch.long)
 
     def add(self, seen: Rollout, group: Tensor | None = None) -> None:
         """One batch, with the trainer as π and the sampler both as reference and as μ."""
@@ -109,19 +110,16 @@ class MismatchSums:
         if self._own_ratios:
             self.ratios.add(seen)
         ratio = token_ratio(seen)  # 1 where masked, which is inside
-        self._outside += int(((ratio < self.band[0]) | (ratio > self.band[1])).sum())
-        self.furthest = max(self.furthest, float(away.abs().amax()))
+        outside = ((ratio < self.band[0]) | (ratio > self.band[1])).sum()
+        self._outside = self._outside.to(outside.device) + outside
+        self.furthest = torch.maximum(self.furthest.to(away), away.abs().amax())
 
     def report(self) -> Report:
         """Of everything so far."""
         scalars = self.lengths.scalars() | self.ratios.scalars()
         scalars["ratio/token/share_outside_band"] = self.lengths.share(self._outside)
-        scalars["log_ratio/abs_max"] = _scalar(self.furthest)
+        scalars["log_ratio/abs_max"] = self.furthest
         return Report(self._totals.estimates() if self._totals else {}, scalars)
-
-
-def _scalar(x: float) -> Tensor:
-    return torch.tensor(x, dtype=torch.float64)
 
 
 def kl_report(rollout: Rollout) -> Report:

@@ -11,6 +11,9 @@ ROUNDING_STEPS = 64
 """How many units in the last place a log-prob may stand above 0 before it is an error: log-probs are
 made as logit minus log-sum-exp, and logits of size up to 64 round at 64 x eps of their dtype."""
 
+KLS = ("token_kl", "token_forward_kl")
+"""The fields that are no log-probs."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
@@ -44,13 +47,13 @@ class Rollout:
         _check_tensors({**per_token, "mask": self.mask})
         _check_shapes(self.logp, self.mask, self.group, per_token)
         mask = _as_bool(self.mask)
+        _check_values({name: x.detach() for name, x in per_token.items()}, mask)
         dtype = torch.float32
-        for name, x in per_token.items():
-            _check_values(name, x.detach(), mask)
+        for x in per_token.values():
             dtype = torch.promote_types(dtype, x.dtype)
         zero = torch.zeros((), dtype=dtype, device=self.logp.device)
         for name, x in per_token.items():
-            x = x if name in ("logp", "token_kl", "token_forward_kl") else x.detach()
+            x = x if name in ("logp", *KLS) else x.detach()
             object.__setattr__(self, name, torch.where(mask, x.to(dtype), zero))
         object.__setattr__(self, "mask", mask)
 
@@ -111,18 +114,21 @@ def _as_bool(mask: Tensor) -> Tensor:
     return live
 
 
-def _check_values(name: str, x: Tensor, mask: Tensor) -> None:
-    """One device synchronisation for a sound tensor; the details are looked up only for a bad one."""
-    is_kl = name in ("token_kl", "token_forward_kl")
-    limit = ROUNDING_STEPS * torch.finfo(x.dtype).eps
-    beyond = (-x if is_kl else x) > limit
-    bad = mask & (beyond | ~torch.isfinite(x))
-    if not bool(bad.any()):
+def _check_values(given: dict[str, Tensor], mask: Tensor) -> None:
+    """One device synchronisation for sound tensors; the details are looked up only for a bad one."""
+    bad = {name: mask & _out_of_place(name, x) for name, x in given.items()}
+    if not bool(torch.stack([flags.any() for flags in bad.values()]).any()):
         return
-    b, t = torch.nonzero(bad)[0].tolist()
-    value = x[b, t].item()
-    expected = f"`{name}` finite and {'>= 0' if is_kl else '<= 0'} at every live token"
+    name = next(name for name, flags in bad.items() if bool(flags.any()))
+    b, t = torch.nonzero(bad[name])[0].tolist()
+    value = given[name][b, t].item()
+    expected = f"`{name}` finite and {'>= 0' if name in KLS else '<= 0'} at every live token"
     raise RolloutError(expected, f"{value:g} at [{b}, {t}]", _remedy(name, value))
+
+
+def _out_of_place(name: str, x: Tensor) -> Tensor:
+    beyond = (-x if name in KLS else x) > ROUNDING_STEPS * torch.finfo(x.dtype).eps
+    return beyond | ~torch.isfinite(x)
 
 
 def _remedy(name: str, value: float) -> str:
@@ -133,6 +139,6 @@ def _remedy(name: str, value: float) -> str:
             f"`{name}` gives the sampled token probability 0: mask the position, or score with the "
             "unfiltered distribution (no top-k or top-p, no suppressed tokens)"
         )
-    if name in ("token_kl", "token_forward_kl"):
+    if name in KLS:
         return "compute the full-vocabulary KL in float32, of normalised distributions; truncated sums can be negative"
     return "pass log-softmax outputs; a positive value is a logit, a probability or a sum over tokens"

@@ -101,23 +101,41 @@ class Lengths:
     """Mean, least and greatest number of live tokens."""
 
     def __init__(self) -> None:
-        self.rows = self.tokens = self.most = 0
-        self.least: int | None = None
+        self.rows = 0
+        self._tokens: Tensor | None = None
+        self._extremes: Tensor | None = None
 
     def add(self, rollout: Rollout) -> None:
-        """One batch."""
+        """One batch; nothing here waits for the device."""
         length = rollout.mask.sum(-1)
-        tokens, least, most = torch.stack([length.sum(), length.amin(), length.amax()]).tolist()
         self.rows += len(length)
-        self.tokens += tokens
-        self.least = least if self.least is None else min(self.least, least)
-        self.most = max(self.most, most)
+        total, extremes = length.sum(), torch.stack([-length.amin(), length.amax()])
+        self._tokens = total if self._tokens is None else self._tokens + total
+        self._extremes = extremes if self._extremes is None else torch.maximum(self._extremes, extremes)
 
-    def share(self, tokens: int) -> Tensor:
+    @property
+    def tokens(self) -> int:
+        """Live ones, of all batches."""
+        return 0 if self._tokens is None else int(self._tokens)
+
+    def share(self, tokens: Tensor) -> Tensor:
         """Of the live tokens, as a number of its own."""
-        return torch.tensor(tokens / max(self.tokens, 1), dtype=torch.float64)
+        if self._tokens is None:
+            return torch.zeros(())
+        return tokens.to(wide_dtype(tokens.device)) / self._tokens.clamp(min=1)
 
     def scalars(self) -> dict[str, Tensor]:
         """`length/...`."""
-        numbers = {"mean": self.tokens / max(self.rows, 1), "min": self.least or 0, "max": self.most}
-        return {f"length/{name}": torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+        if self._tokens is None or self._extremes is None:
+            return {f"length/{name}": torch.zeros(()) for name in ("mean", "min", "max")}
+        mean = self._tokens.to(wide_dtype(self._tokens.device)) / max(self.rows, 1)
+        return {"length/mean": mean, "length/min": -self._extremes[0], "length/max": self._extremes[1]}
+
+
+def numbers(named: dict[str, Tensor]) -> dict[str, float]:
+    """Scalars of any device as plain numbers, waiting for each device once."""
+    found: dict[str, float] = {}
+    for device in {x.device for x in named.values()}:
+        here = {name: x for name, x in named.items() if x.device == device}
+        found |= zip(here, torch.stack([wide(x) for x in here.values()]).tolist(), strict=True)
+    return {name: found[name] for name in named}

@@ -183,11 +183,9 @@ def _weights(sampler: OffPolicy | None, rollout: Rollout) -> tuple[Tensor, Tenso
 
 
 def _diagnostics(term: KLTerm, rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
-    live = rollout.mask
-    log_ratio = rollout.log_ratio[live]
-    if not len(log_ratio):
-        return {}
-    share = lambda flags: flags.to(log_ratio.dtype).mean()
+    """Without waiting for the device; masked tokens have log-ratio 0, and count for nothing."""
+    live, log_ratio = rollout.mask, rollout.log_ratio
+    share = lambda flags: (flags & live).sum() / live.sum().clamp(min=1).to(log_ratio.dtype)
     found = {
         "length/mean": rollout.lengths.mean(),
         "log_ratio/abs_max": log_ratio.abs().amax(),
@@ -195,13 +193,15 @@ def _diagnostics(term: KLTerm, rollout: Rollout, ratios: Tensor | None) -> dict[
     }
     if term.influence_bound is not None:
         parts = [term._slope(rollout)] + ([k3.value(rollout.log_ratio)] if term.estimator == "k1_k3" else [])
-        beyond = torch.stack(parts).abs().amax(0) > term.influence_bound
-        found["influence/share_bounded"] = share(beyond[live])
-    if ratios is not None and term.sampler is not None:
-        # One weight per sample of what is weighted: a live token, or a completion (for a (B, 1) ratio).
-        raw = ratios[live] if ratios.shape == live.shape else ratios[live.any(-1), 0]
-        used = raw if term.sampler.bound is None else term.sampler.bound(raw)
-        found["ratio/share_bounded"] = share(used != raw)
-        found["ratio/effective_sample_size"] = effective_sample_size(used)
-        found["ratio/max"] = raw.amax()
+        found["influence/share_bounded"] = share(torch.stack(parts).abs().amax(0) > term.influence_bound)
+    if ratios is None or term.sampler is None:
+        return found
+    # One weight per sample of what is weighted: a live token, or a completion (for a (B, 1) ratio).
+    raw = ratios[live] if ratios.shape == live.shape else ratios[live.any(-1), 0]
+    if not len(raw):
+        return found
+    used = raw if term.sampler.bound is None else term.sampler.bound(raw)
+    found["ratio/share_bounded"] = (used != raw).to(raw.dtype).mean()
+    found["ratio/effective_sample_size"] = effective_sample_size(used)
+    found["ratio/max"] = raw.amax()
     return found

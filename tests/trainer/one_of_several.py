@@ -24,8 +24,23 @@ def dictated(place):
     return [*torch.randint(2, 32, (length,), generator=random).tolist(), 1]
 
 
-def main(output, processes, **settings):
+ZERO3 = {
+    "zero_optimization": {"stage": 3},
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_allow_untested_optimizer": True,
+}
+
+
+def main(output, processes, zero3=None, **settings):
     torch.set_num_threads(1)
+    if zero3:
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo")
+        settings["deepspeed"] = ZERO3
     each = tiny.SETTINGS["per_device_train_batch_size"] // processes
     # Plain descent, in which a rounding error stays as small as it was.
     plain = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 1e9}
@@ -33,10 +48,11 @@ def main(output, processes, **settings):
     made = tiny.trained(
         Dictated, KLConfig, output, per_device_train_batch_size=each, ddp_backend=backend, **plain, **settings
     )
+    kept = {name: tiny.logged(made, name) for name in ("grad_norm", "kl/reverse/k3/per_token")}
+    if not zero3:  # whose weights are in shards
+        kept["weights"] = tiny.weights(made)
     if made.accelerator.is_main_process:
-        torch.save(
-            {"weights": tiny.weights(made), "kl": tiny.logged(made, "kl/reverse/k3/per_token")}, output / "end.pt"
-        )
+        torch.save({name: torch.as_tensor(x, dtype=torch.float64) for name, x in kept.items()}, output / "end.pt")
     if processes > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -64,8 +64,8 @@ class KLConfig(GRPOConfig):
     kl_baseline: str = field(
         default="none",
         metadata={
-            "help": "`leave_one_out`, over the completions of a prompt in one micro-batch of all processes; it should hold "
-            "whole groups.",
+            "help": "`leave_one_out`: of the completions of a prompt in one micro-batch of all processes, which should "
+            "hold whole groups.",
             "choices": ["none", "leave_one_out"],
         },
     )

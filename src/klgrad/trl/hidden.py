@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.utils.generic import ModelOutput
+from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from ..kernels import Head, TokenStatistics, TopEntries, token_statistics, top_entries
 
@@ -91,7 +92,13 @@ def add_statistics_forward(model: Any) -> None:
 
 
 def _head(model: Any, temperature: float, vocabulary: int | None) -> Head:
-    head = Head.of(model, temperature=temperature)
+    """The model's, whole even where DeepSpeed has spread its weights, and cut where another pads less."""
+    output = model.get_output_embeddings()
+    bias = getattr(output, "bias", None)
+    with maybe_gather_lm_head_ctx(*(x for x in (output.weight, bias) if x is not None)):
+        head = Head.of(model, temperature=temperature)
+        if hasattr(output.weight, "ds_id"):  # gathered for now: backward needs a copy that stays
+            head = replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
     if vocabulary is None or vocabulary == head.vocabulary:
         return head
     return replace(head, weight=head.weight[:vocabulary], bias=None if head.bias is None else head.bias[:vocabulary])

@@ -1,9 +1,10 @@
 """What is logged, through TRL's own metrics, of whole updates: the honest report, the ratios, β, and lengths."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..monitor import KLSums
@@ -20,29 +21,30 @@ class Window:
     """The micro-batches of one update so far: sums, so that errors and maxima are the update's."""
 
     sums: KLSums = field(default_factory=KLSums)
-    total: float = 0.0
-    diagnostics: dict[str, list[float]] = field(default_factory=dict)
+    total: Tensor | float = 0.0
+    diagnostics: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def add(self, rollout: Rollout, group: Tensor, result: KLResult | None, unbiased: float) -> None:
+    def add(self, rollout: Rollout, group: Tensor, result: KLResult | None, unbiased: Tensor | float) -> None:
         """One micro-batch, of all processes; `unbiased` is its KL, summed over completions."""
         self.sums.add(rollout, group)
-        self.total += unbiased
+        self.total = self.total + unbiased
         for name, value in (result.diagnostics if result is not None else {}).items():
-            self.diagnostics.setdefault(name, []).append(float(value))
+            self.diagnostics.setdefault(name, []).append(value)
 
     def metrics(self) -> dict[str, float]:
         """By name; what both tell, the sums tell of the whole update."""
-        peak = lambda name, values: max(values) if name.endswith("max") else sum(values) / len(values)
-        found = {name: peak(name, values) for name, values in self.diagnostics.items()}
-        return found | self.sums.report().metrics()
+        peak = lambda name, values: values.amax() if name.endswith("max") else values.mean()
+        found = {name: peak(name, torch.stack(values)) for name, values in self.diagnostics.items()}
+        report = self.sums.report()
+        return replace(report, scalars=found | report.scalars).metrics()
 
     def kl(self, unit: str) -> float | None:
         """To the reference, in nats per `sequence` or `token`; None where no token was live."""
-        lengths = self.sums.lengths
-        return self.total / (lengths.tokens if unit == "token" else lengths.rows) if lengths.tokens else None
+        tokens = self.sums.lengths.tokens
+        return float(self.total) / (tokens if unit == "token" else self.sums.lengths.rows) if tokens else None
 
 
-def unbiased_kl(trainer: Any, rollout: Rollout) -> float:
+def unbiased_kl(trainer: Any, rollout: Rollout) -> Tensor | float:
     """KL(π‖ref) summed over the completions: exact where it is, else by k3; weighed by the ratio that was declared."""
     if trainer.args.kl_target is None:
         return 0.0
@@ -50,7 +52,7 @@ def unbiased_kl(trainer: Any, rollout: Rollout) -> float:
     sampler = objective.term.sampler if objective.term is not None else None
     whole = objective.top_k is None and rollout.token_kl is not None
     term = KLTerm(estimator="exact" if whole else "k1_k3", sampler=sampler)
-    return float(term(rollout).value.mean) * len(rollout.mask)
+    return term(rollout).value.mean * len(rollout.mask)
 
 
 def record(trainer: Any, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
@@ -67,7 +69,8 @@ def record(trainer: Any, rollout: Rollout, group: Tensor, result: KLResult | Non
     for name, value in {**report, "kl/coef": trainer.coefficient.value}.items():
         log[name].append(value)
     if mode == "train":
-        trainer.coefficient.update(window.kl(trainer.args.kl_target_unit))
+        if trainer.coefficient.target is not None:
+            trainer.coefficient.update(window.kl(trainer.args.kl_target_unit))
         _watch_lengths(trainer, report)
 
 

@@ -35,11 +35,30 @@ def weights(trainer: Any, model: Any, inputs: dict[str, Any], logp: Tensor) -> T
     return found
 
 
+class Alone:
+    """An accelerator that talks to nobody: what TRL gathers is for its metrics, and these are not wanted here."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """This process' own."""
+        return x
+
+    def reduce(self, x: Tensor, reduction: str) -> Tensor:
+        """Likewise."""
+        return x
+
+
 @contextmanager
 def _plain(trainer: Any) -> Iterator[None]:
-    before = {name: getattr(trainer, name) for name in (*PLAIN, "_metrics", "beta")}
+    before = {name: getattr(trainer, name) for name in (*PLAIN, "_metrics", "beta", "accelerator")}
     for name, value in PLAIN.items():
         setattr(trainer, name, value)
+    trainer.accelerator = Alone(trainer.accelerator)
     trainer._metrics, trainer.beta = {mode: defaultdict(list) for mode in ("train", "eval")}, 0.0
     try:
         yield

@@ -76,7 +76,7 @@ def _check_tokenizers(processor: Any, args: Any) -> None:
     )
 
 
-def shared_vocabulary(student: Any, teacher: Any) -> int | None:
-    """How many entries both heads have, where one is padded beyond the other; None where they agree."""
-    sizes = [model.config.get_text_config().vocab_size for model in (student, teacher)]
-    return None if sizes[0] == sizes[1] else min(sizes)
+def shared_vocabulary(models: list[Any]) -> int | None:
+    """How many entries all heads have, where one is padded beyond another; None where they agree."""
+    sizes = {model.config.get_text_config().vocab_size for model in models}
+    return min(sizes) if len(sizes) > 1 else None

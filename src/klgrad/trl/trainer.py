@@ -70,11 +70,11 @@ class KLTrainer(GRPOTrainer):
             args.beta, args.reward_weights = 0.0, weights
         self.beta = 0.0
         check_built(self)
-        self.shared_vocabulary = None if self.ref_model is None else shared_vocabulary(self.model, self.ref_model)
+        both = [base_of(self.accelerator.unwrap_model(m)) for m in (self.model, self.ref_model) if m is not None]
+        self.shared_vocabulary = shared_vocabulary(both)
         if self.objective.exact:
-            for each in (self.model, self.ref_model):
-                if each is not None:
-                    add_statistics_forward(base_of(self.accelerator.unwrap_model(each)))
+            for each in both:
+                add_statistics_forward(each)
 
     # Scoring
 
@@ -156,6 +156,8 @@ class KLTrainer(GRPOTrainer):
             return self.objective.cell(rollout) * self.accelerator.num_processes / accumulation
         per_token = _own(result.per_token, own, seen.logp)
         if self.objective.placement == "advantage":  # the coefficients are in the advantages
+            if not self.objective.exact:
+                return torch.zeros_like(per_token[0, 0])  # and there is nothing else
             per_token = per_token - _own(result.coefficient, own, seen.logp) * (seen.logp - seen.logp.detach())
         else:
             per_token = per_token + _own(token_values(rollout), own, seen.logp)
@@ -165,7 +167,7 @@ class KLTrainer(GRPOTrainer):
 
     def _rollout(self, seen: Seen, inputs: dict[str, Any]) -> tuple[Rollout, Tensor, slice]:
         """All processes' completions of this step, which prompts they are of, and whose rows carry a gradient here."""
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
         exact = seen.exact
         local = {
             "logp": seen.logp,
@@ -178,7 +180,8 @@ class KLTrainer(GRPOTrainer):
         }
         tensors, own = everywhere(self.accelerator, local)
         group = tensors.pop("group")
-        return Rollout(**tensors, group=with_peers(group)), group, own
+        peers = with_peers(group) if self.args.kl_baseline == "leave_one_out" or self.objective.cell else None
+        return Rollout(**tensors, group=peers), group, own
 
     def _behavior(self, logp: Tensor, inputs: dict[str, Any]) -> Tensor | None:
         """Log-probs of what really sampled, where that is told or asked for."""
