@@ -29,7 +29,7 @@ def _alone(monkeypatch, tmp_path_factory):
     torch.set_num_threads(before)
 
 
-def called(tiny, command, output, **settings):
+def called(tiny, command, output, *more, **settings):
     """Run a command in this process; gives its exit status and what it printed."""
     from rich.console import Console
 
@@ -41,7 +41,8 @@ def called(tiny, command, output, **settings):
         small = {**small, "model": None, "teacher": tiny}
     text = io.StringIO()
     console = Console(file=text, width=160)
-    status = run(parse(command, arguments(**{**small, "output_dir": output, **settings})), console, console)
+    given = [*arguments(**{**small, "output_dir": output, **settings}), *more]
+    status = run(parse(command, given), console, console)
     return status, text.getvalue()
 
 
@@ -49,7 +50,7 @@ def called(tiny, command, output, **settings):
 def run(model, monkeypatch):
     """As `called`, without the figure, which takes longer than the training."""
     monkeypatch.setattr("klgrad.train.run.draw", lambda *_: None)
-    return lambda command, output, **settings: called(model, command, output, **settings)
+    return lambda command, output, *more, **settings: called(model, command, output, *more, **settings)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ WORDS = (
 )  # fmt: skip
 
 
-def write_model(folder, layers=3, words=None):
+def write_model(folder, layers=3, words=None, tokens=WORDS):
     """A random Llama and a tokenizer of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -23,7 +23,7 @@ def write_model(folder, layers=3, words=None):
     )  # fmt: skip
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
-    by_word = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<other>"))
+    by_word = Tokenizer(models.WordLevel({word: i for i, word in enumerate(tokens)}, unk_token="<other>"))
     by_word.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(".", behavior="isolated")]
     )

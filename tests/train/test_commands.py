@@ -4,14 +4,14 @@ import json
 import sys
 
 import pytest
-from train.small import SMALL, arguments, write_model
+from train.small import SMALL, WORDS, arguments, write_model
 from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError
 from klgrad.train import launch
 from klgrad.train.errors import ModelError, RunError, SettingError
-from klgrad.train.parse import parse
+from klgrad.train.parse import parse, read
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -64,7 +64,7 @@ def test_what_is_trained_is_told_first(runs):
 
 
 def test_distilling_lowers_the_kl_and_needs_no_reward(run, tmp_path):
-    longer = {"max_steps": 50, "learning_rate": 5e-3, "per_device_train_batch_size": 32, "eval_size": 16}
+    longer = {"max_steps": 20, "learning_rate": 1e-2, "per_device_train_batch_size": 32, "eval_size": 16}
     status, _ = run("distill", tmp_path / "run", **longer, eval_every=0, save_steps=100)
     assert status == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -101,7 +101,8 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
         "E[reward] - 0.05 KL(π‖ref)",
         "∇ KL(π‖ref), sequence level",
         "reverse-kl-sequence on-policy",
-        "in the loss; weighed as the policy loss (dapo)",
+        "in the loss; divided by all tokens of the update (loss_type dapo)",
+        "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them",
         "4 updates of 2 prompts x 4 completions of at most 5 tokens",
         "optimizer",
         "exact KL",
@@ -126,13 +127,54 @@ def test_a_dry_run_of_other_terms(model, settings, said, tmp_path):
     assert said in invoke("train", *given, "--dry-run").output
 
 
+def test_what_is_rewarded_and_how_it_is_weighed_is_told(model, tmp_path):
+    """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
+
+    def told(command, **settings):
+        from klgrad.train.dry_run import told
+
+        which = {"model": model} if command == "train" else {"teacher": model}
+        return told(parse(command, arguments(**{**SMALL, **which, **settings})))
+
+    scaled = "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them"
+    assert told("train")[2:] == [scaled]
+    assert told("train", scale_rewards="none")[2:] == []
+    assert "the batch's standard" in told("train", scale_rewards="batch")[2]
+    assert "with the KL in them" in told("train", kl_placement="reward")[2]
+    assert told("distill")[2:] == []
+    assert told("distill")[0] == "-1 KL(π‖ref)"
+    assert told("distill", reward="any:thing")[0] == "E[reward] - 1 KL(π‖ref)"
+    assert told("distill", reward="any:thing")[2:] == [scaled]
+    for settings, said in (
+        ({}, "divided by all tokens of the update"),
+        ({"loss_type": "grpo"}, "averaged over each completion's tokens"),
+        ({"kl_reduction": "sequence"}, "; summed over each completion;"),
+        ({"kl_placement": "reward"}, "; summed over each completion;"),
+    ):
+        assert said in told("train", **settings)[1]
+        assert "summed over the sequence" not in told("train", **settings)[1]
+
+
+def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
+    (tmp_path / "two.py").write_text(
+        "def one(completions, **_): return [1.0] * len(completions)\n"
+        "def ten(completions, **_): return [10.0] * len(completions)\n"
+    )
+    rewards, weights = f"{tmp_path}/two.py:one,{tmp_path}/two.py:ten", ("--reward_weights", "1", "0.5")
+    assert run("train", tmp_path / "run", *weights, reward=rewards, max_steps=1)[0] == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert [row["task_reward"] for row in rows if "evaluation" not in row] == [6.0]
+    assert rows[0]["evaluation"]["domains"]["in"]["reward"] == 6.0
+
+
 def test_memory_counts_what_is_there(model):
     from transformers import AutoModelForCausalLM
 
+    from klgrad.train.build import models_of
     from klgrad.train.memory import estimate
 
     settings = parse("train", arguments(**{**SMALL, "model": model}))
-    items = {item.name: item.bytes for item in estimate(settings, str(model), str(model))}
+    items = {item.name: item.bytes for item in estimate(settings, models_of(settings))}
     size = sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(model).parameters())
     assert items == {
         "policy": size,
@@ -150,15 +192,23 @@ def test_memory_counts_what_is_there(model):
     ("command", "settings", "error", "said"),
     [
         ("train", {"model": "nobody/nothing"}, ModelError, "check the name"),
-        ("distill", {"teacher": "{other}", "model": "{model}"}, KernelInputError, "one vocabulary"),
+        ("distill", {"teacher": "{other}", "model": "{model}"}, KernelInputError, "of one tokenizer"),
         ("distill", {"use_peft": True}, SettingError, "a teacher without `use_peft`"),
         ("train", {"task": "{prompts}"}, SettingError, "--reward package.module:function"),
         ("train", {"eval_every": -1}, SettingError, "`eval_every`"),
+        (
+            "train",
+            {"reward": "a:f,b:g", "reward_weights": 1},
+            SettingError,
+            "2 `reward_weights`, one for each reward; received 1",
+        ),
+        ("distill", {"reward_weights": 1}, SettingError, "nothing is rewarded here"),
+        ("train", {"model": None, "model_revision": "v1"}, SettingError, "name the model that has this revision"),
         ("train", {"save_only_model": True}, SettingError, "whole checkpoints"),
     ],
 )
 def test_errors_come_before_training(command, settings, error, said, run, model, tmp_path):
-    other = write_model(tmp_path / "other", words=99)
+    other = write_model(tmp_path / "other", tokens=WORDS[::-1])
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1"}\n' * 8)
     places = {"other": other, "model": model, "prompts": tmp_path / "prompts.jsonl"}
     settings = {k: v.format(**places) if isinstance(v, str) else v for k, v in settings.items()}
@@ -193,23 +243,50 @@ def test_help_is_short_and_all_of_it_can_be_had(command):
 def test_several_processes_are_the_same_command_through_accelerate(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     given = ["--num_processes", "2", "--kl_coef=0.5", "--quick", "--use_cpu"]
-    settings = parse("train", given)
-    assert launch.is_needed(settings)
-    found = launch.command(settings, given)
+    asked = read("train", given)
+    assert launch.is_needed(asked)
+    found = launch.command(asked, given)
     assert found[found.index("--num_processes") + 1] == "2"
     assert found[found.index("klgrad") :] == ["klgrad", "train", "--kl_coef=0.5", "--quick", "--use_cpu"]
     monkeypatch.setenv(launch.LAUNCHED, "1")
-    assert not launch.is_needed(settings)
+    assert not launch.is_needed(asked)
 
 
 def test_a_configuration_of_accelerate_must_be_there(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    settings = parse("train", ["--accelerate_config=missing.yaml", "--use_cpu"])
-    assert launch.is_needed(settings)
+    asked = read("train", ["--accelerate_config=missing.yaml", "--use_cpu"])
+    assert launch.is_needed(asked)
     with pytest.raises(SettingError, match="no such file"):
-        launch.command(settings, [])
+        launch.command(asked, [])
     with pytest.raises(SettingError, match=">= 1"):
-        launch.is_needed(parse("train", ["--num_processes", "0", "--use_cpu"]))
+        launch.is_needed(read("train", ["--num_processes", "0", "--use_cpu"]))
+
+
+FOUR = ("--per_device_train_batch_size=2", "--gradient_accumulation_steps=1", "--num_generations=8", "--use_cpu")
+"""A batch that only four processes together can fill."""
+
+
+def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    started = []
+    monkeypatch.setattr(launch.os, "execv", lambda path, given: started.append(given) or sys.exit())
+    monkeypatch.setattr(launch.os, "environ", dict(launch.os.environ))
+    assert invoke("train", "--num_processes=4", *FOUR).exit_code == 0
+    assert started[0][-4:] == list(FOUR)
+    assert "divisible by num_generations" in str(invoke("train", *FOUR).exception)
+    # What needs no other process to be told is told before they are started.
+    assert "did you mean 'kl_coef'" in str(invoke("train", "--num_processes=4", "--kl_coff=1").exception)
+
+
+@pytest.mark.parametrize("by", ["a flag", "accelerate's file"])
+def test_a_dry_run_counts_all_processes(by, model, tmp_path):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("num_processes: 4\n")
+    asked = ["--num_processes=4"] if by == "a flag" else [f"--accelerate_config={config}"]
+    given = {**SMALL, "model": model, "per_device_train_batch_size": 4, "num_generations": 8, "dry_run": True}
+    result = invoke("train", *asked, *arguments(**given))
+    assert result.exit_code == 0, result.exception
+    assert "2 prompts x 8 completions of at most 5 tokens, on 4 processes" in result.output
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 
+from klgrad.train.errors import SettingError
 from klgrad.train.rng import apart
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -87,6 +88,29 @@ def test_greedy_is_the_likeliest(trainer):
         likeliest = made.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1)
         assert likeliest.tolist() == completion
     assert made.generation_config.do_sample
+    assert evaluator(made)["kl"] is None  # whose expectation is over samples
+
+
+def test_a_greedy_run_tells_no_kl(run, tmp_path):
+    from klgrad.train.compare import load, table
+    from klgrad.train.figures import Drawn, _draw_run
+
+    status, text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)
+    assert status == 0
+    assert "addition (in-domain, 4)" in text
+    assert "KL, nats per" not in text
+    (compared,) = load([tmp_path / "run"])
+    assert list(table([compared]).columns[5].cells) == [""]
+    drawn = []
+
+    class Axes(dict):
+        def plot(self, xs, ys, **style):
+            drawn.append(style.get("marker"))
+
+    _draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), Drawn("a", compared.rows), "black")
+    assert drawn.count("o") == 3  # rewards of two domains, and lengths: no mark at a KL
+    with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):
+        run("train", tmp_path / "other", eval_greedy=True, use_vllm=True)
 
 
 def test_rewards_are_of_the_right_rows(trainer, monkeypatch):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from klgrad.train.data import _is_dataset
 from klgrad.train.parse import parse
+from klgrad.train.prompts import is_dataset
 from klgrad.train.rewards import load_reward
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -44,7 +44,7 @@ def test_a_run_is_what_its_comments_say(name):
         assert Path(settings.run.accelerate_config).stem == launcher
     assert yaml.safe_load(text)["bf16"] is True
     assert callable(load_reward(settings.run.reward))
-    assert _is_dataset(settings.run.task)
+    assert is_dataset(settings.run.task)
 
 
 def launched(name):

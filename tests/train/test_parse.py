@@ -62,7 +62,8 @@ def test_dashes_are_underscores():
         (["--max_steps", "many"], SettingError, "max_steps"),
         (["--kl_coef", "-1"], MeaningError, "`kl_coef` >= 0"),
         (["--beta", "0.1"], MeaningError, "TRL's own KL off"),
-        (["--num_generations", "1"], SettingError, "fit together"),
+        (["--num_generations", "1", "--kl_baseline", "leave_one_out"], SettingError, "a group of one has no peers"),
+        (["--generation_batch_size", "7"], SettingError, "fit together"),
         (["--rollout_lag", "1"], MeaningError, "`kl_ratio` with `rollout_lag`"),
         (["--config"], SettingError, "name a YAML file"),
         (["--config", "missing.yaml"], SettingError, "No such file"),
@@ -105,6 +106,43 @@ def test_what_was_given_starts_the_same_run_again(tmp_path):
     assert {k for k in before if before[k] != after[k]} <= {"logging_dir"}
     assert vars(again.run) == {**vars(first.run), "resume": True}
     assert parse("train", arguments(output_dir=tmp_path, resume=True, kl_coef=0.75)).training.kl_coef == 0.75
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("distill", {"kl_estimator": "k1", "kl_discount": 1.0}),
+        ("train", {"quick": True, "learning_rate": 1e-6, "kl_coef": 0.05, "max_steps": -1}),
+    ],
+)
+def test_what_was_said_against_a_preset_is_kept(command, said, tmp_path, monkeypatch):
+    """Also where it is TRL's default; and what the preset said stays when the preset changes."""
+    first = parse(command, arguments(**said, output_dir=tmp_path, use_cpu=True))
+    assert {**first.given, **said} == first.given
+    (tmp_path / "run.json").write_text(json.dumps({"command": command, "settings": first.given}))
+    monkeypatch.setattr("klgrad.train.preset.DEFAULTS", {"save_steps": 7, "kl_coef": 7.0, "temperature": 0.5})
+    again = parse(command, arguments(output_dir=tmp_path, resume=True))
+    before, after = first.training.to_dict(), again.training.to_dict()
+    assert {k for k in before if before[k] != after[k]} <= {"logging_dir"}
+    assert again.given == first.given
+
+
+def test_a_run_that_is_gone_on_with_can_be_given_epochs(tmp_path):
+    first = parse("train", arguments(quick=True, output_dir=tmp_path, use_cpu=True))
+    (tmp_path / "run.json").write_text(json.dumps({"settings": first.given}))
+    again = parse("train", arguments(output_dir=tmp_path, resume=True, num_train_epochs=3))
+    assert (again.training.max_steps, again.training.num_train_epochs) == (-1, 3)
+
+
+def test_another_commands_run_is_not_gone_on_with(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"command": "distill", "settings": {}}))
+    with pytest.raises(RunError, match=r"a run of klgrad train; received .*, of klgrad distill"):
+        parse("train", arguments(output_dir=tmp_path, resume=True))
+
+
+def test_the_quick_preset_saves_and_evaluates_half_way():
+    found = parse("train", ["--quick", *CPU])
+    assert (found.training.max_steps, found.training.save_steps, found.run.eval_every) == (10, 5, 5)
 
 
 def test_resuming_nothing_is_told(tmp_path):

@@ -13,8 +13,9 @@ import torch
 from train.conftest import called
 from train.small import SMALL, arguments
 
-from klgrad.train.checkpoint import fault, last_sound, seal
+from klgrad.train.checkpoint import checkpoints, fault, last_sound, rotate, seal
 from klgrad.train.errors import RewardError, RunError
+from klgrad.train.record import clear
 from klgrad.train.trainer import RunTrainer
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -125,22 +126,39 @@ def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tm
     reward()
     assert run("train", parts, resume=True)[0] == 0
     assert same(weights(whole), weights(parts))
+    assert history(whole) == history(parts)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_an_evaluation_that_fails_costs_nothing(after, run, weights, reward, tmp_path):
+    """In the middle or at the end: what was trained is saved, and the evaluation made up for."""
+    settings = {"eval_size": 2, "eval_every": 1, "eval_task": "addition", "save_steps": 50, "max_steps": 2}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run("train", whole, reward=reward(), **settings)[0] == 0
+    with pytest.raises(RewardError, match="out of order"):
+        run("train", parts, reward=reward(1 + 2 * after, "raise"), **settings)
+    assert [path.name for path in parts.glob("checkpoint-*")] == [f"checkpoint-{after}"]
+    reward()
+    assert run("train", parts, resume=True)[0] == 0
+    assert same(weights(whole), weights(parts))
+    assert history(whole) == history(parts)
 
 
 def test_a_reward_that_fails_at_once_trains_nothing(run, reward, tmp_path):
     with pytest.raises(RewardError, match="out of order"):
         run("train", tmp_path / "run", reward=reward(1 - BEFORE, "raise"))
-    assert not list((tmp_path / "run").glob("*"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_killed_outright(model, run, weights, reward, tmp_path):
     """SIGKILL in the middle of an evaluation, in a process of its own: no handler, no goodbye."""
+    settings = {"max_steps": 2, "eval_every": 1, "eval_size": 2, "save_steps": 1}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run("train", whole, reward=reward())[0] == 0
-    evaluated = 5 + 2 + 3  # all tasks before, two updates, and three of the tasks after them
+    assert run("train", whole, reward=reward(), **settings)[0] == 0
+    evaluated = 5 + 1 + 3  # all tasks before, an update, and three of the tasks after it
     told = reward(evaluated, signal.SIGKILL.value)
-    given = arguments(**{**SMALL, "model": model, "output_dir": parts, "reward": told})
+    given = arguments(**{**SMALL, **settings, "model": model, "output_dir": parts, "reward": told})
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     killed = subprocess.run(
         [sys.executable, "-m", "klgrad", "train", *given], env=environment, timeout=120, check=False
@@ -148,8 +166,7 @@ def test_killed_outright(model, run, weights, reward, tmp_path):
     assert killed.returncode == -signal.SIGKILL
     assert last_sound(parts)[0].name == "checkpoint-1"
     reward()
-    resumed = [sys.executable, "-m", "klgrad", "train", "--output_dir", str(parts), "--resume"]
-    subprocess.run(resumed, env=environment, timeout=120, check=True)
+    assert run("train", parts, resume=True)[0] == 0
     assert same(weights(whole), weights(parts))
     assert history(whole) == history(parts)
 
@@ -276,6 +293,23 @@ def test_another_number_of_processes_is_refused(finished, run, tmp_path):
     seal(path.parent)
     with pytest.raises(RunError, match="a checkpoint of 1 processes; received checkpoint-4, of 2"):
         run("train", parts, resume=True, max_steps=5)
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(finished, run, tmp_path):
+    """With room for one, the one that was just sealed must not go because a damaged one has a higher number."""
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    cut(parts / "checkpoint-4" / "model.safetensors")
+    rotate(parts, 1)
+    assert [path.name for path in checkpoints(parts)] == ["checkpoint-4", "checkpoint-3"]
+    shutil.copytree(parts / "checkpoint-4", parts / "checkpoint-9")
+    assert run("train", parts, resume=True, save_total_limit=1)[0] == 0
+    assert fault(parts / "checkpoint-4") is None
+    assert sorted(path.name for path in parts.glob("*checkpoint-*")) == [
+        "checkpoint-4", "damaged-checkpoint-4", "damaged-checkpoint-9",
+    ]  # fmt: skip
+    clear(parts)
+    assert not list(parts.glob("*checkpoint-*"))
 
 
 def test_only_as_many_are_kept_as_were_asked_for(run, tmp_path):

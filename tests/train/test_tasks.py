@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import types
+import warnings
 
 import pytest
 
@@ -95,6 +96,9 @@ def test_another_choice_of_tasks():
         ({"task": " , "}, SettingError, "at least one name"),
         ({"digits": 0}, SettingError, "1 to 9"),
         ({"train_size": 0}, DataError, "at least one prompt"),
+        ({"task": "addition,reasoning-gym:x"}, SettingError, "names of one kind"),
+        ({"task": "addition", "eval_task": "my.jsonl"}, SettingError, "one verifier judges both"),
+        ({"task": "a.jsonl,b.jsonl"}, SettingError, "one dataset"),
         ({"task": "missing.jsonl"}, DataError, "an existing file"),
         ({"task": "nobody/nothing"}, DataError, "the hub needs a network"),
         ({"reward": "missing.py:f"}, RewardError, "an existing Python file"),
@@ -116,13 +120,78 @@ def file(tmp_path):
     return write
 
 
-def test_a_file_of_prompts_keeps_its_last_rows_for_evaluation(file):
+def test_a_file_of_prompts_keeps_some_for_evaluation(file):
     path = file([{"prompt": f"say {i}", "wanted": i} for i in range(20)])
     data = data_of(RunConfig(task=path, eval_size=4), seed=0, conversational=True)
-    assert len(data.train) == 16
-    assert [row["wanted"] for row in data.evaluation[0].rows] == [16, 17, 18, 19]
-    assert data.train[3]["prompt"] == [{"role": "user", "content": "say 3"}]
+    (held_out,) = data.evaluation
+    assert (held_out.name, held_out.domain, len(held_out.rows), len(data.train)) == ("prompts", "in", 4, 16)
+    asked = [row["prompt"] for row in (*data.train, *held_out.rows)]
+    assert sorted(x[0]["content"] for x in asked) == sorted(f"say {i}" for i in range(20))
     assert data.rewards == []
+
+
+def prompts(rows):
+    return {json.dumps(row["prompt"]) for row in rows}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_prompt_that_is_asked_twice_is_on_one_side(file, chat):
+    """Whatever the order of the rows; and held out once."""
+    said = [[{"role": "user", "content": str(i)}] if chat else str(i) for i in range(20)]
+    rows = [{"prompt": said[i % 20], "n": i} for i in range(60)]
+    found = []
+    for order in (rows, rows[::-1]):
+        with warnings.catch_warnings(action="error"):  # none had to be left out
+            data = data_of(RunConfig(task=file(order), eval_size=4), seed=0, conversational=False)
+        held_out = data.evaluation[0].rows
+        assert len(held_out) == len(prompts(held_out)) == 4
+        assert not prompts(data.train) & prompts(held_out)
+        assert len(data.train) == 60 - 3 * 4
+        found.append(prompts(held_out))
+    assert found[0] == found[1]
+
+
+def test_evaluating_on_what_is_trained_on_holds_some_out(file, tmp_path):
+    path = file([{"prompt": str(i)} for i in range(20)])
+    for same in (path, f"{tmp_path}/../{tmp_path.name}/prompts.jsonl"):
+        data = data_of(RunConfig(task=path, eval_task=same, eval_size=4), seed=0, conversational=False)
+        assert [(each.domain, len(each.rows)) for each in data.evaluation] == [("in", 4)]
+        assert not prompts(data.train) & prompts(data.evaluation[0].rows)
+
+
+def test_other_files_are_out_of_the_domain_unless_they_share_prompts(file, tmp_path):
+    path = file([{"prompt": str(i)} for i in range(20)])
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    other = file([{"prompt": f"other {i}"} for i in range(9)], "a/test.jsonl")
+    shared = file([{"prompt": str(i)} for i in (3, 4, 99)], "b/test.jsonl")
+    data = data_of(RunConfig(task=path, eval_task=f"{other},{shared}", eval_size=5), seed=0, conversational=False)
+    assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [
+        (other, "out", 5), (shared, "in", 3),
+    ]  # fmt: skip
+    assert prompts(data.train) == {json.dumps(str(i)) for i in range(20) if i not in (3, 4)}
+    with pytest.warns(UserWarning, match="2 of 20 training rows ask what an evaluation asks"):
+        data_of(RunConfig(task=path, eval_task=shared), seed=0, conversational=False)
+    all_of_it = file([{"prompt": str(i)} for i in range(20)], "b/copy.jsonl")
+    with pytest.raises(DataError, match="that is not evaluated on"):
+        data_of(RunConfig(task=path, eval_task=all_of_it), seed=0, conversational=False)
+
+
+def test_configuration_and_split_of_a_dataset(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load(*given, split):
+        asked.append((*given, split))
+        return datasets.Dataset.from_list([{"prompt": f"{split} {i}"} for i in range(10)])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    given = {"task": "some/where", "dataset_config": "main", "dataset_split": "training"}
+    data = data_of(RunConfig(**given, dataset_eval_split="test", eval_size=4), seed=0, conversational=False)
+    assert asked == [("some/where", "main", "training"), ("some/where", "main", "test")]
+    assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [("where", "in", 4)]
+    assert len(data.train) == 10
 
 
 def test_parquet_too(tmp_path):
@@ -158,19 +227,25 @@ def test_reasoning_gym_by_name(monkeypatch):
 
     gym = types.ModuleType("reasoning_gym")
     gym.create_dataset = lambda name, seed, size: Sums(
-        {"question": f"{i} + {seed}?", "answer": str(i + seed)} for i in range(size)
+        {"question": f"{i} + {seed}?" + name.removeprefix("chain_sum"), "answer": str(i + seed)} for i in range(size)
     )
     gym.factory = types.ModuleType("reasoning_gym.factory")
-    gym.factory.DATASETS = {"chain_sum": None}
+    gym.factory.DATASETS = {"chain_sum": None, "other": None}
     gym.__spec__ = types.SimpleNamespace(name="reasoning_gym")
     monkeypatch.setitem(sys.modules, "reasoning_gym", gym)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", gym.factory)
     settings = RunConfig(task="reasoning-gym:chain_sum", train_size=3, eval_size=2)
     data = data_of(settings, seed=7, conversational=False)
-    assert data.train["prompt"] == ["0 + 7?", "1 + 7?", "2 + 7?"]
     rows = [*data.train, *itertools.chain(*(s.rows for s in data.evaluation))]
+    assert (len(data.train), sorted(row["prompt"] for row in rows)) == (3, [f"{i} + 7?" for i in range(5)])
     columns = {name: [row[name] for row in rows] for name in ("task", "entry")}
-    texts = ["7", " 8 ", "I think <answer>9</answer>", "<answer> 1 </answer>", "11"]
+    right = [row["answer"] for row in rows]
+    texts = [right[0], f" {right[1]} ", f"I think <answer>{right[2]}</answer>", "<answer> 1 </answer>", right[4]]
     assert data.rewards[0](completions=texts, **columns) == [1.0, 1.0, 1.0, 0.01, 1.0]
+    settings.eval_task = "reasoning-gym:other, reasoning-gym:chain_sum"
+    data = data_of(settings, seed=7, conversational=False)
+    assert [(s.name, s.domain) for s in data.evaluation] == [("other", "out"), ("chain_sum", "in")]
+    row = data.evaluation[0].rows[0]
+    assert data.rewards[0](completions=[row["answer"]], task=["other"], entry=[row["entry"]]) == [1.0]
     with pytest.raises(UnknownNameError, match="chain_sum"):
         data_of(RunConfig(task="reasoning-gym:chain_sums"), seed=0, conversational=False)

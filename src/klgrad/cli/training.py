@@ -23,7 +23,7 @@ USAGE = {
     "distill": (
         "Bring a student near its teacher, on the student's own completions, on TRL.",
         "klgrad distill --quick",
-        "klgrad distill --teacher Qwen/Qwen2.5-7B-Instruct --model Qwen/Qwen2.5-0.5B-Instruct --task prompts.jsonl",
+        "klgrad distill --teacher Qwen/Qwen2.5-3B-Instruct --model Qwen/Qwen2.5-0.5B-Instruct --task prompts.jsonl",
     ),
 }
 OFTEN = (
@@ -46,13 +46,14 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
     if "--help_all" in arguments or "--help-all" in arguments:
         stdout().print(_help(command, all_of_it=True))
         return
-    from ..train.launch import execute, is_needed
-    from ..train.parse import parse
+    from ..train.launch import execute, is_needed, processes
+    from ..train.parse import read, settings_of
     from ..train.run import run
 
-    settings = parse(command, arguments)
-    if is_needed(settings) and not settings.run.dry_run:
-        execute(settings, arguments)
+    asked = read(command, arguments)
+    if is_needed(asked):
+        execute(asked, arguments)
+    settings = settings_of(asked, processes(asked) if asked.values["dry_run"] else None)
     progress = stderr() if stderr().is_terminal else Console(stderr=True, width=PIPED_WIDTH)
     try:
         status = run(settings, stdout(), progress)

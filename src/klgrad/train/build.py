@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from .data import Data, data_of
+from .data import Data, data_of, reward_count
 from .errors import SettingError
 from .evaluate import Evaluator
 from .model import EMBEDDED, layer_count, resolve
+from .objective import rewarded
 from .rewards import guarded, probe
 from .settings import Settings
 from .trainer import RunTrainer
@@ -17,28 +18,34 @@ DROPPED = 3
 
 @dataclass(frozen=True)
 class Models:
-    """What is trained and what it is held to, by name for people and as transformers finds them."""
+    """What is trained and what it is held to, by name for people and as transformers finds and loads them."""
 
     name: str
     path: str
+    how: dict[str, Any]
     reference_name: str
     reference: str
+    reference_how: dict[str, Any]
 
 
 def models_of(settings: Settings) -> Models:
     """Find both; nothing is loaded yet."""
     run, training, policy = settings.run, settings.training, settings.policy
     _check(settings)
+    trusted = {"trust_remote_code": bool(training.trust_remote_code)}
+    how = {**trusted, "revision": policy.model_revision}
     if settings.command == "train" and training.teacher is None:
         name = policy.model_name_or_path or EMBEDDED
-        path = resolve(name, run.student_layers)
-        return Models(_spoken(name, run.student_layers), path, name, path)
+        path = resolve(name, run.student_layers, **how)
+        return Models(_spoken(name, run.student_layers), path, how, name, path, how)
     teacher = training.teacher or EMBEDDED
     name, layers = policy.model_name_or_path, run.student_layers
     if name is None:
-        name = teacher
-        layers = layers if layers is not None else max(1, layer_count(teacher) * (DROPPED - 1) // DROPPED)
-    return Models(_spoken(name, layers), resolve(name, layers), teacher, resolve(teacher))
+        name, how = teacher, trusted  # a revision is the model's own
+        layers = layers if layers is not None else max(1, layer_count(teacher, **how) * (DROPPED - 1) // DROPPED)
+    return Models(
+        _spoken(name, layers), resolve(name, layers, **how), how, teacher, resolve(teacher, **trusted), trusted
+    )
 
 
 def _spoken(name: str, layers: int | None) -> str:
@@ -57,8 +64,36 @@ def _check(settings: Settings) -> None:
         raise SettingError(
             "`eval_every` and `eval_size` >= 0", "less", "0 evaluates only before and after, or not at all"
         )
+    if policy.model_revision != "main" and policy.model_name_or_path is None:
+        raise SettingError(
+            "`model` with `model_revision`", "none", "name the model that has this revision; a teacher takes none"
+        )
+    if training.use_vllm and settings.run.eval_greedy:
+        raise SettingError(
+            "`eval_greedy` without `use_vllm`", "both", "drop one of them: vLLM is told how to sample once for all"
+        )
+    _check_rewards(settings)
     if training.save_only_model and str(training.save_strategy) != "SaveStrategy.NO":
         raise SettingError("whole checkpoints", "save_only_model=True", "leave it out: a run could not go on from them")
+
+
+def _check_rewards(settings: Settings) -> None:
+    """As many weights as rewards, of which there is one at least to train with."""
+    count, weights = reward_count(settings.run), settings.training.reward_weights
+    if not rewarded(settings):
+        count = 0
+    elif count == 0:
+        raise SettingError(
+            "a reward for a dataset of one's own",
+            "none",
+            "--reward package.module:function, or klgrad distill, which needs none",
+        )
+    if weights is not None and len(weights) != count:
+        raise SettingError(
+            f"{count} `reward_weights`, one for each reward",
+            f"{len(weights)}",
+            "name as many, in the order of --reward" if count else "drop them: nothing is rewarded here",
+        )
 
 
 def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
@@ -67,31 +102,18 @@ def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
     from transformers.trainer_callback import PrinterCallback
 
     training = settings.training
-    tokenizer = AutoTokenizer.from_pretrained(models.path, padding_side="left", truncation_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(models.path, padding_side="left", truncation_side="left", **models.how)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     data = data_of(settings.run, training.seed, conversational=tokenizer.chat_template is not None)
     rewards = [guarded(reward) for reward in data.rewards]
     probe(data.rewards, data.train[0])
-    trained = _trained_on(settings, rewards)
+    trained = rewards if rewarded(settings) else []  # a distillation may be judged by what does not reward it
     weights = list(training.reward_weights or [1.0] * len(rewards))
     trainer = _trainer(settings, models, tokenizer, data, trained)
     trainer.remove_callback(PrinterCallback)
-    trainer.task_rewards = [reward.__name__ for reward in trained]
+    trainer.task_rewards = {reward.__name__: weight for reward, weight in zip(trained, weights, strict=False)}
     return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, settings.run.eval_greedy)
-
-
-def _trained_on(settings: Settings, rewards: list[Any]) -> list[Any]:
-    """A distillation is judged by a built-in verifier, but rewarded only by what was asked for."""
-    if settings.command == "distill" and settings.run.reward is None:
-        return []
-    if not rewards:
-        raise SettingError(
-            "a reward for a dataset of one's own",
-            "none",
-            "--reward package.module:function, or klgrad distill, which needs none",
-        )
-    return rewards
 
 
 def _trainer(settings: Settings, models: Models, tokenizer: Any, data: Data, rewards: list[Any]) -> RunTrainer:

@@ -12,6 +12,7 @@ MANIFEST = "klgrad_manifest.json"
 END = 1 << 20
 """Bytes at the start and at the end of a file that are compared; a file of many gigabytes is not read through."""
 NAME = re.compile(r"checkpoint-(\d+)$")
+ASIDE = "damaged-"
 
 
 def seal(folder: Path) -> None:
@@ -73,11 +74,29 @@ def is_over(checkpoint: Path, max_steps: int) -> bool:
 
 
 def rotate(output: Path, keep: int | None) -> None:
-    """Remove all but the newest `keep`, only ever after the newest was sealed."""
+    """Remove what is older than the newest `keep` sound ones, only ever after the newest was sealed."""
     if keep is None or keep <= 0:
         return
-    for path in checkpoints(output)[keep:]:
-        shutil.rmtree(path, ignore_errors=True)
+    sound = 0
+    for path in checkpoints(output):
+        if sound == keep:
+            shutil.rmtree(path, ignore_errors=True)
+        elif fault(path) is None:
+            sound += 1
+
+
+def put_aside(output: Path, after: Path) -> None:
+    """Rename those of later steps, which are damaged, so that none of them passes for the newest."""
+    for path in checkpoints(output):
+        if step_of(path) > step_of(after):
+            target = path.with_name(f"{ASIDE}{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            path.rename(target)
+
+
+def aside(output: Path) -> list[Path]:
+    """What `put_aside` left."""
+    return sorted(output.glob(f"{ASIDE}checkpoint-*"))
 
 
 def _fingerprint(path: Path) -> dict[str, int]:

@@ -58,7 +58,9 @@ def table(runs: list[Compared]) -> Table:
             )
             continue
         moved = [_moved(before["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
-        kl = f"{before['kl']['per_sequence']['mean'] or 0:.3g} -> {estimate(after['kl']['per_sequence'])}"
+        kl = ""
+        if before["kl"] is not None and after["kl"] is not None:
+            kl = f"{before['kl']['per_sequence']['mean'] or 0:.3g} -> {estimate(after['kl']['per_sequence'])}"
         length = f"{before['length']:.1f} -> {after['length']:.1f}"
         found.add_row(run.name, objective, str(run.summary["updates"]), *moved, kl, length)
     return found

@@ -1,29 +1,17 @@
 """What a run is trained and evaluated on: built-in tasks, reasoning-gym by name, or a dataset of prompts."""
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ..errors import MissingExtraError, UnknownNameError
 from .errors import DataError, SettingError
+from .gym import GYM, from_gym
+from .held_out import without
+from .prompts import from_dataset, is_dataset
 from .rewards import load_reward
+from .sets import EvaluationSet, Made
 from .tasks import ARITHMETIC, TASKS, evaluation_rows, tasks_of, training_rows
-from .verify import correct, text_of
-
-GYM = "reasoning-gym:"
-FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-
-
-@dataclass(frozen=True)
-class EvaluationSet:
-    """Rows with a `prompt`, and whether they are of the domain that is trained."""
-
-    name: str
-    domain: str
-    rows: list[dict[str, Any]]
+from .verify import correct
 
 
 @dataclass(frozen=True)
@@ -37,20 +25,49 @@ class Data:
 
 def data_of(settings: Any, seed: int, *, conversational: bool) -> Data:
     """Build what `--task`, `--eval_task` and `--reward` ask for; a prompt is a chat if the model has a template."""
-    names = _listed(settings.task)
-    if len(names) == 1 and _is_dataset(names[0]):
-        made = _from_dataset(settings, names[0])
-    elif any(name.startswith(GYM) for name in names):
-        made = _from_gym(settings, names, seed)
-    else:
-        made = _built_in(settings, names, seed)
-    rows, sets, rewards = made
+    names, evaluated = _names(settings)
+    make = {"dataset": from_dataset, "reasoning-gym": from_gym, "built-in": _built_in}[_kind(names)]
+    rows, sets, rewards = make(settings, names, evaluated, seed)
+    rows = without(rows, [row for each in sets for row in each.rows])
     if not rows:
-        raise DataError("at least one prompt", f"none in {settings.task}", "give another dataset or `train_size`")
+        raise DataError(
+            "at least one prompt that is not evaluated on",
+            f"none in {settings.task}",
+            "give another dataset, another `eval_task`, or a larger `train_size`",
+        )
     if settings.reward is not None:
         rewards = [load_reward(name) for name in _listed(settings.reward)]
     sets = [EvaluationSet(s.name, s.domain, [_chat(row, conversational) for row in s.rows]) for s in sets if s.rows]
     return Data(_dataset([_chat(row, conversational) for row in rows]), sets, rewards)
+
+
+def reward_count(settings: Any) -> int:
+    """How many functions judge a completion, before any of them is looked for."""
+    if settings.reward is not None:
+        return len(_listed(settings.reward))
+    return 0 if _kind(_names(settings)[0]) == "dataset" else 1
+
+
+def _names(settings: Any) -> tuple[list[str], list[str] | None]:
+    """What is trained on and, if that was said, evaluated on, each name once; both must be of one kind."""
+    names = _listed(settings.task)
+    if settings.eval_task is None:
+        return names, None
+    evaluated = list(dict.fromkeys(_listed(settings.eval_task)))
+    if _kind(evaluated) != _kind(names):
+        raise SettingError(
+            f"an `eval_task` of the same kind as `task`, {_kind(names)}: one verifier judges both",
+            f"{settings.eval_task}, {_kind(evaluated)}",
+            "leave it out for held-out prompts of the task, or write a dataset of prompts for both",
+        )
+    return names, evaluated
+
+
+def _kind(names: list[str]) -> str:
+    kinds = {"reasoning-gym" if n.startswith(GYM) else "dataset" if is_dataset(n) else "built-in" for n in names}
+    if len(kinds) > 1:
+        raise SettingError("names of one kind", ", ".join(names), "built-in tasks, reasoning-gym or a dataset")
+    return kinds.pop()
 
 
 def _listed(names: str) -> list[str]:
@@ -74,13 +91,11 @@ def _dataset(rows: list[dict[str, Any]]) -> Any:
 
 # Built in
 
-Made = tuple[list[dict[str, Any]], list[EvaluationSet], list[Callable[..., Any]]]
 
-
-def _built_in(settings: Any, names: list[str], seed: int) -> Made:
+def _built_in(settings: Any, names: list[str], evaluated_names: list[str] | None, seed: int) -> Made:
     trained = tasks_of(names)
-    if settings.eval_task is not None:
-        evaluated = tasks_of(_listed(settings.eval_task))
+    if evaluated_names is not None:
+        evaluated = tasks_of(evaluated_names)
     else:
         evaluated = [*trained, *(task for task in TASKS.values() if task not in trained)]
     sets = [
@@ -89,88 +104,6 @@ def _built_in(settings: Any, names: list[str], seed: int) -> Made:
             "in" if task in trained else "out",
             evaluation_rows(task, settings.eval_size, settings.digits, seed),
         )
-        for task in evaluated
+        for task in dict.fromkeys(evaluated)
     ]
     return training_rows(trained, settings.train_size, settings.digits, seed), sets, [correct]
-
-
-# reasoning-gym
-
-
-def _from_gym(settings: Any, names: list[str], seed: int) -> Made:
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise MissingExtraError("reasoning-gym", "no such package", "pip install 'klgrad[gym]'")
-    gym: Any = importlib.import_module("reasoning_gym")
-    known = importlib.import_module("reasoning_gym.factory").DATASETS
-    rows: list[dict[str, Any]] = []
-    sets: list[EvaluationSet] = []
-    scorers: dict[str, Any] = {}
-    for name in (name.removeprefix(GYM) for name in names):
-        if name not in known:
-            raise UnknownNameError("task of reasoning-gym", name, known)
-        scorers[name] = gym.create_dataset(name, seed=seed, size=settings.train_size + settings.eval_size)
-        entries = [{"prompt": e["question"], "answer": str(e["answer"]), "task": name} for e in scorers[name]]
-        for row, index in zip(entries, range(len(entries)), strict=True):
-            row["entry"] = index
-        rows += entries[: settings.train_size]
-        sets.append(EvaluationSet(name, "in", entries[settings.train_size :]))
-
-    def solved(completions: list[Any], task: list[str], entry: list[int], **_: Any) -> list[float]:
-        """Score with the task's own verifier what stands between answer tags, or all of it."""
-        answers = [_tagged(text_of(completion)) for completion in completions]
-        found = zip(answers, task, entry, strict=True)
-        return [float(scorers[t].score_answer(answer, scorers[t][i])) for answer, t, i in found]
-
-    return rows, sets, [solved]
-
-
-def _tagged(text: str) -> str:
-    _, opened, rest = text.rpartition("<answer>")
-    return (rest.partition("</answer>")[0] if opened else text).strip()
-
-
-# A dataset of one's own
-
-
-def _is_dataset(name: str) -> bool:
-    return Path(name).suffix in FORMATS or ("/" in name and not name.startswith(GYM))
-
-
-def _from_dataset(settings: Any, name: str) -> Made:
-    rows = _rows_of(name)
-    if settings.eval_task is not None:
-        sets = [
-            EvaluationSet(Path(n).stem, "out", _rows_of(n)[: settings.eval_size]) for n in _listed(settings.eval_task)
-        ]
-        return rows, sets, []
-    held_out = min(settings.eval_size, len(rows) // 5)  # the last rows, never trained on
-    sets = [EvaluationSet(Path(name).stem, "in", rows[len(rows) - held_out :])]
-    return rows[: len(rows) - held_out], sets, []
-
-
-def _rows_of(name: str) -> list[dict[str, Any]]:
-    from datasets import load_dataset
-
-    path = Path(name)
-    if path.suffix in FORMATS and not path.is_file():
-        raise DataError("an existing file of prompts", str(path), "check the path; it is relative to where you are")
-    try:
-        local = path.suffix in FORMATS
-        found = (
-            load_dataset(FORMATS[path.suffix], data_files=name, split="train")
-            if local
-            else load_dataset(name, split="train")
-        )
-    except Exception as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            "JSON, JSONL or Parquet with a `prompt` column, or a dataset of the hub",
-            f"{name}: {detail}",
-            "give a path that can be read; the hub needs a network",
-        ) from error
-    columns = list(found.column_names)
-    if "prompt" not in columns:
-        raise DataError(
-            "a column `prompt`", f"{name} with {', '.join(columns) or 'none'}", "rename the prompts' column"
-        )
-    return [dict(row) for row in found]

@@ -9,34 +9,27 @@ from rich.text import Text
 from ..audit import audit
 from .build import Models
 from .memory import estimate, size
+from .objective import formula, objective, reduction, scaling
 from .settings import Settings
 
 
 def described(settings: Settings, models: Models) -> RenderableType:
     """The plan, for a person."""
-    training = settings.training
     parts: list[RenderableType] = [
         Text("Maximises", style="bold"),
-        Text(f"  {objective(settings)}"),
-        Text(f"  {training.objective.formula}"),
+        *(Text(f"  {line}") for line in told(settings)),
         "",
         _facts(settings, models),
         "",
-        Text("Memory, in all and before sharding; activations come on top", style="bold"),
+        Text("Memory of all processes, each model once, as if sharded; activations come on top", style="bold"),
         _memory(settings, models),
     ]
     return Group(*parts)
 
 
-def objective(settings: Settings) -> str:
-    """One line: E[reward] - β KL, where and how."""
-    training = settings.training
-    reward = "E[reward] - " if settings.command == "train" else "-"
-    beta = "β" if training.kl_target is not None else f"{training.kl_coef:g}"
-    if training.objective.cell is not None:
-        return f"{reward}{beta} x {training.kl_cell}, a cell for study"
-    sides = ("π", "ref") if training.kl_divergence == "reverse" else ("ref", "π")
-    return f"{reward}{beta} KL({sides[0]}‖{sides[1]})"
+def told(settings: Settings) -> list[str]:
+    """The objective line by line: what, by which gradient, and what rescales it."""
+    return [line for line in (objective(settings), formula(settings), scaling(settings)) if line is not None]
 
 
 def verdict(settings: Settings) -> str:
@@ -54,20 +47,23 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
     if training.kl_target is not None:
         beta = f"from {training.kl_coef:g}, adapted to {training.kl_target:g} nats per {training.kl_target_unit}"
     length = f"{training.max_steps} updates" if training.max_steps > 0 else f"{training.num_train_epochs:g} epochs"
-    reduction = "as the policy loss" if training.kl_reduction == "policy" else "summed over each completion"
     found = {
         "model": models.name,
         "reference": f"the teacher {models.reference_name}" if training.teacher else "the model as it starts",
-        "placement": f"in the {training.kl_placement}; weighed {reduction} ({training.loss_type})",
+        "placement": f"in the {training.kl_placement}; {reduction(settings)}",
         "β": beta,
         "the term descends": verdict(settings),
         "trains": f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} "
-        f"completions of at most {training.max_completion_length} tokens",
+        f"completions of at most {training.max_completion_length} tokens{_together(training.world_size)}",
         "learning rate": f"{training.learning_rate:g}, {_scheduler(training)}",
     }
     if training.rollout_lag:
         found["lag"] = f"{training.rollout_lag} generations, ratio {training.kl_ratio}"
     return found
+
+
+def _together(processes: int) -> str:
+    return f", on {processes} processes" if processes > 1 else ""
 
 
 def _scheduler(training: Any) -> str:
@@ -84,7 +80,7 @@ def _facts(settings: Settings, models: Models) -> Table:
 
 
 def _memory(settings: Settings, models: Models) -> Table:
-    items = estimate(settings, models.path, models.reference)
+    items = estimate(settings, models)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)

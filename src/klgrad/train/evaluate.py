@@ -15,9 +15,9 @@ from ..rollout import Rollout
 from ..trl.gather import everywhere
 from ..trl.hidden import Completions, exact_statistics, reference
 from ..trl.reward import padded
-from .data import EvaluationSet
 from .rewards import bystanders
 from .rng import apart
+from .sets import EvaluationSet
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,8 @@ class Evaluator:
                 scores[each.domain] += rewards
                 found[each.name] = {"domain": each.domain, **_mean(rewards)}
         report = sums.report().metrics()
-        kinds = [kind for kind in ("exact", "k3") if f"kl/reverse/{kind}/per_token" in report]
-        kl = {
-            unit: {
-                "estimator": kinds[0],
-                "mean": report[f"kl/reverse/{kinds[0]}/{unit}"],
-                "standard_error": report[f"kl/reverse/{kinds[0]}/{unit}/standard_error"],
-            }
-            for unit in ("per_token", "per_sequence")
-        }
         domains = {name: _mean(values) for name, values in scores.items() if values}
+        kl = None if self.greedy else _kl(report)  # what is no sample of π says nothing of an expectation under it
         return {"sets": found, "domains": domains, "kl": kl, "length": report["length/mean"]}
 
     def _scores(self, trainer: Any, each: EvaluationSet, sums: KLSums) -> list[float]:
@@ -114,6 +106,19 @@ class Evaluator:
             values = asyncio.run(values) if inspect.iscoroutine(values) else values
             total = [a + weight * (0.0 if b is None else b) for a, b in zip(total, values, strict=True)]
         return total
+
+
+def _kl(report: dict[str, Any]) -> dict[str, Any]:
+    """By the best estimator that there is."""
+    kind = next(kind for kind in ("exact", "k3") if f"kl/reverse/{kind}/per_token" in report)
+    return {
+        unit: {
+            "estimator": kind,
+            "mean": report[f"kl/reverse/{kind}/{unit}"],
+            "standard_error": report[f"kl/reverse/{kind}/{unit}/standard_error"],
+        }
+        for unit in ("per_token", "per_sequence")
+    }
 
 
 def _share(rows: list[dict[str, Any]], accelerator: Any) -> list[dict[str, Any]]:

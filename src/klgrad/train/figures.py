@@ -88,7 +88,8 @@ def _length(row: Row) -> float | None:
 
 
 def _evaluated_kl(row: Row) -> float | None:
-    return row["evaluation"]["kl"]["per_sequence"]["mean"]
+    kl = row["evaluation"]["kl"]  # None of greedy completions
+    return None if kl is None else kl["per_sequence"]["mean"]
 
 
 def _domain(name: str) -> Value:

@@ -4,44 +4,61 @@ import os
 import sys
 from pathlib import Path
 
+import yaml
+
 from .errors import SettingError
-from .settings import Settings
+from .parse import Asked
 
 LAUNCHED = "KLGRAD_LAUNCHED"
 OWN = ("num_processes", "accelerate_config")
 
 
-def is_needed(settings: Settings) -> bool:
+def is_needed(asked: Asked) -> bool:
     """Whether this process should start others and do nothing else."""
-    if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ:
+    count = asked.values["num_processes"]
+    if not isinstance(count, int) or count < 1:
+        raise SettingError("`num_processes` >= 1", str(count), "1 trains in this process")
+    if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or asked.values["dry_run"]:
         return False
-    if settings.run.num_processes < 1:
-        raise SettingError("`num_processes` >= 1", str(settings.run.num_processes), "1 trains in this process")
-    return settings.run.num_processes > 1 or settings.run.accelerate_config is not None
+    return count > 1 or asked.values["accelerate_config"] is not None
 
 
-def command(settings: Settings, arguments: list[str]) -> list[str]:
+def processes(asked: Asked) -> int:
+    """How many would train."""
+    count, config = asked.values["num_processes"], _config(asked)
+    if count > 1 or config is None:
+        return count
+    found = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+    return int(found.get("num_processes", 1)) if isinstance(found, dict) else 1
+
+
+def command(asked: Asked, arguments: list[str]) -> list[str]:
     """What to execute; every process parses the same settings, without those that led here."""
-    config = settings.run.accelerate_config
+    config, count = _config(asked), asked.values["num_processes"]
+    chosen = ["--config_file", config] if config is not None else []
+    if count > 1:
+        chosen += ["--num_processes", str(count)]
+    if config is None:
+        chosen += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        chosen += ["--multi_gpu"]  # also without: with --cpu accelerate starts one process, whatever it is asked for
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", asked.command]
+    return [*launcher, *_without_own(arguments)]
+
+
+def execute(asked: Asked, arguments: list[str]) -> None:
+    """Become the launcher; this does not return."""
+    found = command(asked, arguments)
+    os.environ[LAUNCHED] = "1"
+    os.execv(found[0], found)
+
+
+def _config(asked: Asked) -> str | None:
+    config = asked.values["accelerate_config"]
     if config is not None and not Path(config).is_file():
         raise SettingError(
             "a configuration of accelerate", f"{config}, no such file", "write one with `accelerate config`"
         )
-    chosen = ["--config_file", config] if config is not None else []
-    if settings.run.num_processes > 1:
-        chosen += ["--num_processes", str(settings.run.num_processes)]
-    if config is None:
-        chosen += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        chosen += ["--multi_gpu"]  # also without: with --cpu accelerate starts one process, whatever it is asked for
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", settings.command]
-    return [*launcher, *_without_own(arguments)]
-
-
-def execute(settings: Settings, arguments: list[str]) -> None:
-    """Become the launcher; this does not return."""
-    found = command(settings, arguments)
-    os.environ[LAUNCHED] = "1"
-    os.execv(found[0], found)
+    return config
 
 
 def _without_own(arguments: list[str]) -> list[str]:

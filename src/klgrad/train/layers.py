@@ -15,13 +15,13 @@ def kept_layers(total: int, wanted: int) -> list[int]:
     return [(i * (total - 1) + (wanted - 1) // 2) // (wanted - 1) for i in range(wanted)]
 
 
-def keep_layers(source: str, wanted: int, folder: Path) -> None:
+def keep_layers(source: str, wanted: int, folder: Path, **how: Any) -> None:
     """Write the model with `wanted` of its layers, and its tokenizer, to a folder."""
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    kept = kept_layers(AutoConfig.from_pretrained(source).get_text_config().num_hidden_layers, wanted)
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    kept = kept_layers(AutoConfig.from_pretrained(source, **how).get_text_config().num_hidden_layers, wanted)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype="auto", **how)
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(
@@ -35,4 +35,4 @@ def keep_layers(source: str, wanted: int, folder: Path) -> None:
     if getattr(config, "layer_types", None) is not None:  # one entry per layer: full or sliding attention
         config.layer_types = [config.layer_types[i] for i in kept]
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source, **how).save_pretrained(folder)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ..kernels import make_plan
+from .build import Models
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -19,10 +20,10 @@ class Item:
     note: str
 
 
-def estimate(settings: Any, model: str, reference: str) -> list[Item]:
-    """Of all processes together, before any sharding; activations come on top."""
+def estimate(settings: Any, models: Models) -> list[Item]:
+    """Of all processes together, each model once, as if sharded; activations come on top."""
     training, policy = settings.training, settings.policy
-    shape, kind = _shape(model), DTYPES.get(str(policy.dtype), torch.float32)
+    shape, kind = _shape(models.path, models.how), DTYPES.get(str(policy.dtype), torch.float32)
     parameters = shape.parameters
     trained = _adapter_parameters(policy, shape) if policy.use_peft else parameters
     ratio = "adapters" if policy.use_peft else "weights"
@@ -34,7 +35,7 @@ def estimate(settings: Any, model: str, reference: str) -> list[Item]:
     if policy.use_peft:
         found.append(Item("reference", 0, "the policy with its adapters off"))
     else:
-        other = _shape(reference)
+        other = _shape(models.reference, models.reference_how)
         found.append(Item("reference", other.parameters * kind.itemsize, f"{other.parameters / 1e6:.0f}M weights"))
     return [*found, _cache(training, shape, kind), *_kernels(training, shape, kind)]
 
@@ -51,14 +52,14 @@ class Shape:
     hidden: int
 
 
-def _shape(model: str) -> Shape:
+def _shape(model: str, how: dict[str, Any]) -> Shape:
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, **how)
     text = config.get_text_config()
     with init_empty_weights():
-        empty = AutoModelForCausalLM.from_config(config)
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=how.get("trust_remote_code", False))
     empty.tie_weights()  # or a shared head counts twice
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -84,8 +85,8 @@ def _kernels(training: Any, shape: Shape, kind: torch.dtype) -> list[Item]:
         return []
     tokens = training.per_device_train_batch_size * training.max_completion_length
     plan = make_plan(tokens, shape.vocabulary, kind, paired=True)
-    whole = 2 * tokens * shape.vocabulary * 4
-    taken = plan.tile_bytes + plan.kept_bytes
+    whole = 2 * tokens * shape.vocabulary * 4 * training.world_size
+    taken = (plan.tile_bytes + plan.kept_bytes) * training.world_size
     saved = f"; all logits of both models would be {_size(whole)}" if whole > taken else ""
     return [Item("exact KL", taken, f"tiles of {plan.strip} x {plan.columns} logits{saved}")]
 

@@ -1,5 +1,6 @@
 """From the command line, a YAML file and a preset to settings; what cannot be understood is named with its nearest."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,20 +9,12 @@ from trl.scripts.utils import TrlParser
 from ..errors import KlgradError, UnknownNameError
 from ..trl import KLConfig
 from .errors import SettingError
-from .model import EMBEDDED as EMBEDDED_MODEL
+from .preset import here, preset_of
 from .record import recorded_settings
-from .settings import (
-    ALIASES,
-    DEFAULTS,
-    DISTILL,
-    EMBEDDED,
-    QUICK,
-    QUICK_STUDENT,
-    STUDENT,
-    PolicyConfig,
-    RunConfig,
-    Settings,
-)
+from .settings import ALIASES, PolicyConfig, RunConfig, Settings, planned
+
+PASSING = frozenset({"resume", "dry_run", "overwrite", "num_processes", "accelerate_config", "help", "output_dir"})
+"""Not what belongs to one call: a run that is gone on with is not a dry run."""
 
 
 class Parser(TrlParser):
@@ -46,57 +39,64 @@ class Parser(TrlParser):
         self.set_defaults_with_config(**named)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Values by name, all of them known; whether they fit together is not looked at yet."""
+
+    command: str
+    arguments: list[str]
+    parser: Parser
+    values: dict[str, Any]
+    chosen: frozenset[str]
+    """Names that somebody or a preset decided on."""
+
+
 def parse(command: str, arguments: list[str]) -> Settings:
     """`command` is train or distill. Flags win over a file, a file over a preset, a preset over TRL's defaults."""
+    return settings_of(read(command, arguments))
+
+
+def read(command: str, arguments: list[str]) -> Asked:
+    """Names and values; what they are together depends on the processes, and may be for others to look at."""
     parser, (arguments, file) = Parser(command), _split_config(arguments)
     said = {**{ALIASES.get(k, k): v for k, v in file.items()}, **_flags(parser, arguments)}
     output = str(said.get("output_dir") or f"runs/{command}")
-    kept = recorded_settings(Path(output)) if said.get("resume") else {}
-    parser.adopt({**_preset(command, {**kept, **said}), "output_dir": output}, "the preset")
+    preset, kept = preset_of(command, said), {}
+    if said.get("resume"):  # the preset is in `run.json`, as it was then
+        preset, kept = {}, recorded_settings(Path(output), command)
+        if "num_train_epochs" in said:
+            kept.pop("max_steps", None)  # which would win over it
+    preset |= here()
+    parser.adopt({**preset, "output_dir": output}, "the preset")
     parser.adopt(kept, f"{output}/run.json")
     parser.adopt(file, "the configuration file")
-    return _settings(command, parser, arguments)
-
-
-def _settings(command: str, parser: Parser, arguments: list[str]) -> Settings:
     values, unknown = parser.parse_known_args(arguments)
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown
         raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.known, *ALIASES})
-    # Not what belongs to this one call: a run that is gone on with is not a dry run.
-    passing = {"resume", "dry_run", "overwrite", "num_processes", "accelerate_config", "help", "output_dir"}
-    given = {k: v for k, v in vars(values).items() if k not in passing and v != parser.pristine.get(k)}
+    return Asked(command, arguments, parser, vars(values), frozenset({*preset, *kept, *said}))
+
+
+def settings_of(asked: Asked, processes: int | None = None) -> Settings:
+    """Build them, with TRL's and our checks; `processes` is how many a dry run is of."""
+    parser, pristine = asked.parser, asked.parser.pristine
+    given = {
+        name: value
+        for name, value in asked.values.items()
+        if name not in PASSING and (name in asked.chosen or value != pristine.get(name))
+    }
+    if (asked.values["num_generations"] or 0) < 2:  # TRL's word on it names no remedy
+        remedy = "a group of one has no peers to compare with; 8, say"
+        raise SettingError("`num_generations` >= 2", str(asked.values["num_generations"]), remedy)
+    if processes is not None:
+        parser.dataclass_types = [planned(processes) if kind is KLConfig else kind for kind in parser.dataclass_types]
     try:
-        run, training, policy = parser.parse_args_into_dataclasses(arguments)
+        run, training, policy = parser.parse_args_into_dataclasses(asked.arguments)
     except KlgradError:
         raise
     except (ValueError, TypeError, ImportError) as error:  # TRL's and transformers' own checks
         raise SettingError("settings that fit together", str(error), f"see {parser.prog} --help") from error
-    return Settings(command, run, training, policy, given)
-
-
-def _preset(command: str, given: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
-    model = (
-        given.get("teacher", EMBEDDED_MODEL)
-        if command == "distill"
-        else given.get("model_name_or_path", EMBEDDED_MODEL)
-    )
-    embedded = str(model).partition(":")[0] == EMBEDDED_MODEL
-    found = {**DEFAULTS, **(EMBEDDED if embedded else {})}
-    if given.get("quick"):
-        found |= QUICK
-    if command == "distill":
-        found |= DISTILL
-        found |= QUICK_STUDENT if given.get("quick") else STUDENT if embedded else {}
-        if given.get("kl_level") == "token":
-            found.pop("kl_discount")  # there is no future to discount
-    if "num_train_epochs" in given:
-        found.pop("max_steps", None)  # which would win over it
-    if not torch.cuda.is_available():
-        found |= {"bf16": False, "use_cpu": True}  # TRL's default is bf16, which a CPU may not have
-    return found
+    return Settings(asked.command, run, training, policy, given)
 
 
 def _split_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:

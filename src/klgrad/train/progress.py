@@ -3,12 +3,13 @@
 import time
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
 from .evaluate import Evaluator
-from .history import History, kl_of
+from .history import History, evaluations, kl_of
 from .trainer import RunTrainer
 
 EVALUATED = "evaluation"
@@ -31,20 +32,29 @@ class Recorder(TrainerCallback):
             TimeRemainingColumn(),
         )
         self.bar = Progress(*columns, console=console, transient=True, disable=not self.main)
+        self.task = self.bar.add_task("Training", total=None)
         self._started = time.monotonic()
+        self._evaluated = self._last_evaluated()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """How good it is before; a run that is gone on with knows that already."""
-        self.task = self.bar.add_task("Training", total=state.max_steps, completed=state.global_step)
-        if state.global_step == 0:
-            self._evaluate(0)
+        self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
+        self.catch_up(state.global_step, is_last=state.global_step >= state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Evaluate now and then, and at the end."""
+        """Move the bar."""
         self.bar.update(self.task, completed=state.global_step)
-        due = self.every > 0 and state.global_step % self.every == 0
-        if due or state.global_step >= state.max_steps:
-            self._evaluate(state.global_step)
+
+    def evaluate_on_schedule(self) -> None:
+        """Now and then, and at the end, once for a step."""
+        state = self.trainer.state
+        self.catch_up(state.global_step, is_last=state.global_step >= state.max_steps)
+
+    def catch_up(self, step: int, *, is_last: bool) -> None:
+        """Evaluate if that is due after this step and was not done, as when an evaluation failed."""
+        due = step == 0 or is_last or (self.every > 0 and step % self.every == 0)
+        if due and self._evaluated != step:
+            self._evaluate(step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """A row of the history, and a line where there is no bar to look at."""
@@ -52,18 +62,26 @@ class Recorder(TrainerCallback):
             return
         row = {"step": state.global_step, "seconds": round(time.monotonic() - self._started, 3), **logs}
         if self.rewards:
-            row["task_reward"] = sum(logs.get(f"rewards/{name}/mean") or 0.0 for name in self.rewards)
+            means = {name: logs.get(f"rewards/{name}/mean") or 0.0 for name in self.rewards}
+            row["task_reward"] = sum(weight * means[name] for name, weight in self.rewards.items())
         self.history.append(row)
         said = described(row)
         self.bar.update(self.task, description=said)
         if not self.console.is_terminal:
             self.console.print(f"{state.global_step}/{state.max_steps}  {said}", highlight=False)
 
+    def _last_evaluated(self) -> int | None:
+        """The step, as the main process reads it: all must agree, and the others may see the file as it was."""
+        steps = [row["step"] for row in evaluations(self.history.rows())] if self.main else []
+        found: list[Any] = [max(steps, default=None)]
+        return (broadcast_object_list(found) if self.trainer.accelerator.num_processes > 1 else found)[0]
+
     def _evaluate(self, step: int) -> None:
         if not self.evaluator.sets:
             return
         self.bar.update(self.task, description="Evaluating")
         found = self.evaluator(self.trainer)
+        self._evaluated = step
         if self.main:
             self.history.append({"step": step, EVALUATED: found})
             self.console.print(f"[bold]after {step} updates[/]  {evaluated(found)}", highlight=False)
@@ -86,6 +104,7 @@ def evaluated(found: dict[str, Any]) -> str:
     """An evaluation in a few words."""
     names = {"in": "in-domain", "out": "out-of-domain"}
     parts = [f"{names[d]} {x['reward']:.3f} ± {x['standard_error']:.3f}" for d, x in found["domains"].items()]
-    kl = found["kl"]["per_token"]
-    parts.append(f"KL {kl['mean']:.3g} ± {kl['standard_error']:.2g} nats per token")
+    if found["kl"] is not None:
+        kl = found["kl"]["per_token"]
+        parts.append(f"KL {kl['mean']:.3g} ± {kl['standard_error']:.2g} nats per token")
     return "  ".join(parts)

@@ -16,7 +16,7 @@ def one_voice(say: Callable[[str], None]) -> Iterator[None]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    for name in ("trl", "accelerate", "torch", "datasets"):
+    for name in ("trl", "accelerate", "torch", "datasets", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
     def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:

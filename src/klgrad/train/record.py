@@ -3,13 +3,15 @@
 import json
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..files import ensure_folder, finite, write_whole
-from .checkpoint import checkpoints
+from .checkpoint import aside, checkpoints
 from .errors import RunError
 from .history import FILE as HISTORY
 
@@ -29,6 +31,19 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
         )
 
 
+@contextmanager
+def nothing_left_by_failure(folder: Path) -> Iterator[None]:
+    """Folders that were made on the way, and are still empty, go again if something fails."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
 def clear(folder: Path) -> None:
     """Make room for a new run."""
     for path in _left(folder):
@@ -37,7 +52,7 @@ def clear(folder: Path) -> None:
 
 def _left(folder: Path) -> list[Path]:
     files = [folder / name for name in (RUN, HISTORY, SUMMARY, FIGURE, MODEL)]
-    return [path for path in (*files, *checkpoints(folder)) if path.exists()]
+    return [path for path in (*files, *checkpoints(folder), *aside(folder)) if path.exists()]
 
 
 def write_run(folder: Path, command: str, settings: dict[str, Any], objective: dict[str, Any]) -> None:
@@ -68,9 +83,13 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def recorded_settings(folder: Path) -> dict[str, Any]:
-    """Those that a run was started with."""
-    return dict(read(folder, RUN).get("settings", {}))
+def recorded_settings(folder: Path, command: str) -> dict[str, Any]:
+    """Those that a run was started with, if it was one of this command's."""
+    found = read(folder, RUN)
+    theirs = found.get("command", command)
+    if theirs != command:
+        raise RunError(f"a run of klgrad {command}", f"{folder}, of klgrad {theirs}", f"klgrad {theirs} --resume")
+    return dict(found.get("settings", {}))
 
 
 def versions() -> dict[str, str]:

@@ -8,11 +8,13 @@ from rich.console import Console
 from rich.text import Text
 
 from . import record
+from .boundary import Boundary
 from .build import Models, build, models_of
-from .checkpoint import is_over, last_sound, step_of
-from .dry_run import described, objective
+from .checkpoint import is_over, last_sound, put_aside, step_of
+from .dry_run import described, told
 from .figures import Drawn, draw
 from .history import History
+from .objective import formula, objective, scaling
 from .progress import Recorder
 from .quiet import one_voice
 from .settings import Settings
@@ -44,29 +46,34 @@ class _Run:
 
     def go(self) -> int:
         checkpoint = self._checkpoint()
-        if self.main and checkpoint is None:
-            record.check_free(self.folder, overwrite=self.settings.run.overwrite or self.settings.run.resume)
-        trainer, evaluator = build(self.settings, self.models)
+        with record.nothing_left_by_failure(self.folder):
+            if self.main and checkpoint is None:
+                record.check_free(self.folder, overwrite=self.settings.run.overwrite or self.settings.run.resume)
+            trainer, evaluator = build(self.settings, self.models)
         if self.main:
             self._prepare_folder(checkpoint)
             self._announce(checkpoint)
+        recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)
         if checkpoint is not None and is_over(checkpoint, self.settings.training.max_steps):
             trainer.load_weights(checkpoint)
+            recorder.catch_up(step_of(checkpoint), is_last=True)
             return self._finish(trainer, 0.0)
-        stopping = Stopping(trainer, self.warn)
-        recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)
-        trainer.add_callback(recorder)
-        trainer.add_callback(stopping)
+        stopping, boundary = Stopping(trainer, self.warn), Boundary(trainer)
+        for callback in (boundary, recorder, stopping):
+            trainer.add_callback(callback)
+        # In this order: an evaluation that fails costs nothing of what was trained.
+        trainer.after_update = [boundary.note, recorder.evaluate_on_schedule]
         started = time.monotonic()
         try:
             with stopping.listening(), recorder.bar:
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except KeyboardInterrupt:
-            stopping.save_boundary()
+            boundary.save()
             return self._stopped(stopping.received or 2)
         except Exception:
-            if stopping.save_boundary() and self.main:
-                self.warn(f"The run is safe in {self.folder} as it was before this update. {self._how_to_resume()}")
+            if boundary.save() and self.main:
+                safe = f"The run is safe in {self.folder} as it was after {trainer.state.global_step} updates."
+                self.warn(f"{safe} {self._how_to_resume()}")
             raise
         if stopping.received is not None and trainer.state.global_step < trainer.state.max_steps:
             return self._stopped(stopping.received)
@@ -88,7 +95,9 @@ class _Run:
             record.clear(self.folder)
         else:
             self.history.cut(step_of(checkpoint))
-        what = {"objective": objective(self.settings), "term": self.settings.training.objective.formula}
+            put_aside(self.folder, checkpoint)
+        lines = ("objective", objective), ("term", formula), ("scaling", scaling)
+        what = {name: line for name, said in lines if (line := said(self.settings)) is not None}
         record.write_run(self.folder, self.settings.command, self.settings.given, what)
 
     def _announce(self, checkpoint: Path | None) -> None:
@@ -98,7 +107,8 @@ class _Run:
                 f"{self.settings.command} {self.models.name}{where}: maximises {objective(self.settings)}", style="bold"
             )
         )
-        self.err.print(Text(self.settings.training.objective.formula, style="dim"))
+        for line in told(self.settings)[1:]:
+            self.err.print(Text(line, style="dim"))
 
     def _stopped(self, number: int) -> int:
         if self.main:

@@ -37,6 +37,11 @@ class RunConfig:
     eval_greedy: bool = field(
         default=False, metadata={"help": "Evaluate with the likeliest token instead of sampling as in training."}
     )
+    dataset_config: str | None = field(default=None, metadata={"help": "The configuration of a dataset of the hub."})
+    dataset_split: str = field(default="train", metadata={"help": "The split of it that is trained on."})
+    dataset_eval_split: str | None = field(
+        default=None, metadata={"help": "The split of `eval_task`'s datasets; by default that of `dataset_split`."}
+    )
     student_layers: int | None = field(
         default=None, metadata={"help": "Keep only so many of the model's layers, evenly spaced."}
     )
@@ -69,13 +74,24 @@ class PolicyConfig(ModelConfig):
 
 @dataclass
 class Settings:
-    """All of a command's, parsed. `given` is what differs from the defaults of the classes, for `run.json`."""
+    """All of a command's, parsed. `given` is what was said, by whom ever, and what a preset chose, for `run.json`."""
 
     command: str
     run: RunConfig
     training: KLConfig
     policy: PolicyConfig
     given: dict[str, Any]
+
+
+def planned(processes: int) -> type[KLConfig]:
+    """A `KLConfig` for so many processes, of which none runs yet."""
+
+    class Planned(KLConfig):
+        @property
+        def world_size(self) -> int:
+            return processes
+
+    return Planned
 
 
 ALIASES = {"model": "model_name_or_path"}

@@ -42,7 +42,8 @@ def table_of(summary: dict[str, Any]) -> Table:
         domain = "in-domain" if row["domain"] == "in" else "out-of-domain"
         table.add_row(f"{name} ({domain}, {row['count']})", score(row), score(after["sets"].get(name)))
     for unit, spoken in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
-        table.add_row(spoken, estimate(before["kl"][unit]), estimate(after["kl"][unit]))
+        if before["kl"] is not None and after["kl"] is not None:  # there is none of greedy completions
+            table.add_row(spoken, estimate(before["kl"][unit]), estimate(after["kl"][unit]))
     table.add_row("tokens per completion", f"{before['length']:.1f}", f"{after['length']:.1f}")
     return table
 

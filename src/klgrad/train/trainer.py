@@ -1,6 +1,7 @@
 """`RunTrainer`: a `KLTrainer` whose checkpoints are whole, or told apart, and lead back to the same run."""
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ class RunTrainer(KLTrainer):
     """Nothing about the training is changed; only what is kept of it."""
 
     train_sampler: Any = None
-    task_rewards: list[str]
-    """Names of the reward functions, without the KL's."""
+    task_rewards: dict[str, float]
+    """The reward functions' weights by name, without the KL's."""
+    after_update: Sequence[Callable[[], None]] = ()
+    """What is done between two updates, when the one before is logged and perhaps saved."""
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self.train_sampler = super()._get_train_sampler(*args, **kwargs)
@@ -42,6 +45,11 @@ class RunTrainer(KLTrainer):
             plugin: Any = self.accelerator.state.fsdp_plugin
             plugin.set_state_dict_type("FULL_STATE_DICT")
         self.save_model(str(folder))
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        for each in self.after_update:
+            each()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"

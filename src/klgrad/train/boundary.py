@@ -1,0 +1,62 @@
+"""A run that fails within a step, or right after it, is saved as it was between two steps."""
+
+from collections import deque
+from typing import Any
+
+from transformers import TrainerCallback
+
+from . import rng
+from .checkpoint import fault
+from .trainer import RunTrainer
+
+ATTRIBUTES = ("_step", "_buffered_inputs", "_total_train_tokens")
+
+
+class Boundary(TrainerCallback):
+    """Notes between updates what `state.save` would save, so that what fails later can be saved as it began."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+        self._known: dict[str, Any] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The first."""
+        self.note()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """From here until the step ends the weights are neither the old nor the new ones."""
+        self._known = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The next; noted again when its metrics were logged, which would else be logged twice."""
+        self.note()
+
+    def note(self) -> None:
+        """Everything but the weights and the optimizer, which do not change until the next step's end."""
+        t = self.trainer
+        self._known = {
+            "rng": rng.states(),
+            "attributes": {name: t.__dict__[name] for name in ATTRIBUTES},
+            "seen": t.state.num_input_tokens_seen,
+            "coefficient": t.coefficient.value,
+            "lagging": list(t._lagging),
+            "metrics": {name: list(values) for name, values in t._metrics["train"].items()},
+        }
+
+    def save(self) -> bool:
+        """After a failure: the run as it was at the last boundary. False if that cannot be."""
+        t, known = self.trainer, self._known
+        if known is None or t.accelerator.num_processes > 1 or t.state.global_step == 0:
+            return False
+        folder = t.folder / f"checkpoint-{t.state.global_step}"
+        if fault(folder) is None:
+            return True
+        t.__dict__.update(known["attributes"])
+        t.state.num_input_tokens_seen = known["seen"]
+        t.coefficient.value = known["coefficient"]
+        t._lagging = deque(known["lagging"])
+        t._metrics["train"].clear()
+        t._metrics["train"].update(known["metrics"])
+        rng.set_states(known["rng"])
+        t.save_checkpoint()
+        return True
