@@ -22,7 +22,7 @@ from .coefficient import AdaptiveCoefficient
 from .config import KLConfig
 from .gather import everywhere, groups_together, with_peers
 from .hidden import Completions, add_statistics_forward, base_of, exact_statistics, top_k_statistics
-from .reduction import weights
+from .insert import inserted
 from .reward import KLReward, no_reward
 from .start import check_built, check_start
 from .teacher import as_reference, shared_vocabulary
@@ -132,12 +132,35 @@ class KLTrainer(GRPOTrainer):
             advantages = inputs["advantages"]
             advantages = advantages[:, None] if advantages.dim() == 1 else advantages
             given = {**inputs, "advantages": advantages - beta * _own(result.coefficient, own, seen.logp)}
-        with self.answering(seen):
+        per_token = None if result is None else self._per_token(seen, rollout, result, own)
+        by_trl = None
+        if per_token is not None and self.objective.reduction == "policy":
+            by_trl = beta * per_token
+            given = {**given, "ref_per_token_logps": seen.logp.detach()}  # TRL's own KL, which is dropped, needs one
+        with self.answering(seen), inserted(self, by_trl):
             loss = super()._compute_loss(model, given)
-        loss = loss + beta * self._kl_loss(model, inputs, seen, rollout, result, own)
+        if by_trl is None:
+            loss = loss + beta * self._summed(rollout, per_token)
         last = self.accelerator.sync_gradients or not self.model.training
         metrics.record(self, rollout, group, result, last=last)
         return loss
+
+    def _per_token(self, seen: Seen, rollout: Rollout, result: KLResult, own: slice) -> Tensor | None:
+        """(B, T): in value the KL, in gradient what the term declares; None where the advantages have all of it."""
+        per_token = _own(result.per_token, own, seen.logp)
+        if self.objective.placement == "advantage":
+            if not self.objective.exact:
+                return None
+            return per_token - _own(result.coefficient, own, seen.logp) * (seen.logp - seen.logp.detach())
+        return per_token + _own(token_values(rollout), own, seen.logp)
+
+    def _summed(self, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
+        """Over each completion, averaged over completions; or the whole loss that a cell is."""
+        accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
+        if self.objective.cell is not None:
+            # A cell is a mean over the completions of all processes; theirs carry no gradient here.
+            return self.objective.cell(rollout) * self.accelerator.num_processes / accumulation
+        return 0.0 if per_token is None else per_token.sum() / (len(per_token) * accumulation)
 
     def check_start(self, rollout: Rollout) -> None:
         """Once, on the first completions that are trained on."""
@@ -145,29 +168,9 @@ class KLTrainer(GRPOTrainer):
             self._checked_start = True
             check_start(self, rollout)
 
-    def _kl_loss(
-        self, model: Any, inputs: dict[str, Any], seen: Seen, rollout: Rollout, result: KLResult | None, own: slice
-    ) -> Tensor:
-        """In value the KL, weighed token by token as the policy loss is; its gradient is what the term declares."""
-        accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
-        if result is None:
-            assert self.objective.cell is not None
-            # A cell is a mean over the completions of all processes; theirs carry no gradient here.
-            return self.objective.cell(rollout) * self.accelerator.num_processes / accumulation
-        per_token = _own(result.per_token, own, seen.logp)
-        if self.objective.placement == "advantage":  # the coefficients are in the advantages
-            if not self.objective.exact:
-                return torch.zeros_like(per_token[0, 0])  # and there is nothing else
-            per_token = per_token - _own(result.coefficient, own, seen.logp) * (seen.logp - seen.logp.detach())
-        else:
-            per_token = per_token + _own(token_values(rollout), own, seen.logp)
-        if self.objective.reduction == "sequence":
-            return per_token.sum() / (len(per_token) * accumulation)
-        return (weights(self, model, inputs, seen.logp) * per_token).sum()
-
     def _rollout(self, seen: Seen, inputs: dict[str, Any]) -> tuple[Rollout, Tensor, slice]:
         """All processes' completions of this step, which prompts they are of, and whose rows carry a gradient here."""
-        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         exact = seen.exact
         local = {
             "logp": seen.logp,
@@ -179,7 +182,7 @@ class KLTrainer(GRPOTrainer):
             "token_forward_kl": None if exact is None else exact.forward_kl,
         }
         tensors, own = everywhere(self.accelerator, local)
-        group = tensors.pop("group")
+        group, tensors["mask"] = tensors.pop("group"), tensors["mask"].bool()
         peers = with_peers(group) if self.args.kl_baseline == "leave_one_out" or self.objective.cell else None
         return Rollout(**tensors, group=peers), group, own
 
