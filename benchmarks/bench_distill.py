@@ -74,7 +74,9 @@ class Job:
         how = SETTINGS[self.setting].split()
         if how[0] == "trl":
             return [sys.executable, __file__, "trl", str(given.teacher), "--beta", how[1], "--out", str(out), *flags]
-        data = ["--num_generations", "8", "--eval_every", "0", "--eval_size", "8", "--overwrite", "true"]
+        data = ["--eval_every", "0", "--eval_size", "8", "--overwrite", "true"]
+        if LOO in SETTINGS[self.setting] or "reward" in how:
+            data += ["--num_generations", "8"]  # the others compare nothing within a group
         models = ["--model", f"{given.teacher}:{KEPT}", "--teacher", str(given.teacher), "--output_dir", str(out)]
         return [sys.executable, "-m", "klgrad", "distill", *models, *data, *flags, *how]
 
@@ -172,7 +174,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=Path("runs/distillation"))
     parser.add_argument("--updates", type=int, default=40)
-    parser.add_argument("--jobs", type=int, default=12)
+    parser.add_argument("--jobs", type=int, default=8, help="at once; each takes 10 to 16 GiB")
     parser.add_argument("--beta", type=float, default=1.0)
     parser.add_argument("--only", default="", help="settings with this in their name")
     given, rest = parser.parse_known_args()
@@ -187,10 +189,10 @@ def main() -> None:
     trained, judge, made = train_all(jobs, given), evaluator(given), []
     for job, folder in [(None, None), *trained.items()]:
         numbers = {name: f"{value:.4g}" for name, value in judge(folder).items()}
-        setting = {"setting": "the student as it starts", "klgrad": "", "learning_rate": "", "seed": ""}
+        setting = {"setting": "the student as it starts", "own": "", "learning_rate": "", "seed": ""}
         if job is not None:
             own = list(SETTINGS).index(job.setting) < OWN
-            setting = {"setting": job.setting, "klgrad": own, "learning_rate": f"{job.rate:g}", "seed": job.seed}
+            setting = {"setting": job.setting, "own": own, "learning_rate": f"{job.rate:g}", "seed": job.seed}
         made.append({**setting, **numbers, "updates": given.updates, **provenance()})
         print(json.dumps({**setting, **numbers}))
         write(made, given.out / f"distill_{given.what}.csv")

@@ -1,8 +1,8 @@
 """What `KLTrainer` costs beside TRL's `GRPOTrainer`: `python benchmarks/bench_trainer.py MODEL_FOLDER [--tiny]`.
 
 A training step is scoring by the reference, forward, backward and the optimizer. Completions are stored ones, the same
-for all: sampling would be most of the time, and hide what is added to the rest. `--tiny` tries it out on a CPU, with a
-random model and the folder's tokenizer.
+for all: sampling would be most of the time, and hide what is added to the rest. All candidates stand side by side, and
+take their steps in turn. On a CPU the model is a small random one, and memory is what is resident.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -44,8 +43,6 @@ IN_MEMORY = (BASELINE, "klgrad k1 (sequence)", "klgrad exact")
 VOCABULARIES = (2**15, 2**16, 2**17, 2**18)
 UNCOUNTED = 2
 """First steps of a trainer, in which kernels are compiled and the optimizer makes its state."""
-SECONDS = 110
-"""For the rounds of `step`: another one begins only if it would end before, being as long as the last."""
 
 
 def attempt(stage: Stage, name: str) -> Clock | None:
@@ -58,53 +55,30 @@ def attempt(stage: Stage, name: str) -> Clock | None:
     gc.collect()  # trainers refer to themselves
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    took = f"{1e3 * median(clock.seconds[UNCOUNTED:]):.1f} ms a step, " if clock else ""
-    print(f"  {name}: {took}{time.perf_counter() - start:.1f} s in all", flush=True)
+    print(f"  {name}: {time.perf_counter() - start:.1f} s", flush=True)
     return clock
 
 
-def step_times(stage: Stage) -> dict[str, list[list[float]]]:
-    """Seconds of the counted steps, by candidate and round; each round in an order of its own."""
-    found: dict[str, list[list[float]]] = {name: [] for name in CANDIDATES}
-    shuffle, begin, last = random.Random(0), time.perf_counter(), 0.0
-    for turn in range(stage.size.rounds):
-        start = time.perf_counter()
-        if start - begin + last > SECONDS:
-            break
-        print(f"step, round {turn + 1}", flush=True)
-        for name in shuffle.sample(list(found), len(found)):
-            if clock := attempt(stage, name):
-                found[name].append(clock.seconds[UNCOUNTED:])
-            else:
-                del found[name]
-        last = time.perf_counter() - start
-    return found
-
-
-def ratio(rounds: list[list[float]], base: list[list[float]]) -> tuple[float, float, float]:
-    """Of the medians, and 95% of its bootstrap: rounds are drawn in pairs, then the steps within each."""
-    draw, made = random.Random(0), []
-    again = lambda x: draw.choices(x, k=len(x))
-    for _ in range(2000):
-        chosen = again(range(len(rounds)))
-        ours, theirs = ([s for r in chosen for s in again(side[r])] for side in (rounds, base))
-        made.append(median(ours) / median(theirs))
+def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """The median of the ratio of two steps of one cycle, and 95% of its bootstrap over cycles."""
+    draw, pairs = random.Random(0), [a / b for a, b in zip(ours, theirs, strict=True)]
+    made = [median(draw.choices(pairs, k=len(pairs))) for _ in range(2000)]
     low, *_, high = quantiles(made, n=40)
-    return median(chain(*rounds)) / median(chain(*base)), low, high
+    return median(pairs), low, high
 
 
 def step_rows(stage: Stage) -> Iterator[dict[str, object]]:
     """One row per candidate, as a multiple of TRL with its own KL."""
-    found = step_times(stage)
-    for name, rounds in found.items():
-        steps = list(chain(*rounds))
-        middle, low, high = ratio(rounds, found[BASELINE]) if BASELINE in found else 3 * (float("nan"),)
+    found = {
+        name: clock.seconds[UNCOUNTED:] for name, clock in stage.train_in_turn(CANDIDATES, stage.size.steps).items()
+    }
+    for name, steps in found.items():
+        middle, low, high = ratio(steps, found[BASELINE]) if BASELINE in found else 3 * (float("nan"),)
         lower, _, upper = quantiles(steps, n=4)
         yield {
             "benchmark": "trainer step",
             "candidate": name,
             **_shape(stage),
-            "rounds": len(rounds),
             "steps": len(steps),
             "median_ms": f"{1e3 * median(steps):.4g}",
             "p25_ms": f"{1e3 * lower:.4g}",
@@ -116,13 +90,14 @@ def step_rows(stage: Stage) -> Iterator[dict[str, object]]:
         }
 
 
-def memory_rows(tokenizer: Any, size: Size) -> Iterator[dict[str, object]]:
-    """The most memory of a step by vocabulary, beside models and optimizer, and what all logits in bf16 would take."""
-    for vocabulary in VOCABULARIES:
+def memory_rows(tokenizer: Any, size: Size, vocabularies: tuple[int, ...], hidden: int) -> Iterator[dict[str, object]]:
+    """The most memory of a step by vocabulary, beside models and optimizer, and what all logits would take."""
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    for vocabulary in vocabularies:
         print(f"memory, vocabulary {vocabulary}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            save_random_llama(Path(folder), vocabulary, hidden=1024, layers=4)
-            stage = Stage(Path(folder), tokenizer, size, torch.bfloat16)
+            save_random_llama(Path(folder), vocabulary, hidden=hidden, layers=4)
+            stage = Stage(Path(folder), tokenizer, size, dtype)
             for name in IN_MEMORY:
                 if clock := attempt(stage, name):
                     yield {
@@ -131,7 +106,7 @@ def memory_rows(tokenizer: Any, size: Size) -> Iterator[dict[str, object]]:
                         **_shape(stage),
                         "standing_gib": f"{clock.standing[-1] / 2**30:.2f}",
                         "extra_gib": f"{max(clock.extra[UNCOUNTED:]) / 2**30:.2f}",
-                        "logits_gib": f"{2 * size.completions * size.length * vocabulary / 2**30:.2f}",
+                        "logits_gib": f"{dtype.itemsize * size.completions * size.length * vocabulary / 2**30:.2f}",
                         **_measured_with(),
                     }
 
@@ -159,27 +134,30 @@ def save(rows: Iterator[dict[str, object]], path: Path, columns: tuple[str, ...]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--tiny", action="store_true", help="a random model of two layers and few tokens, for a CPU")
+    parser.add_argument("--tiny", action="store_true", help="two layers only, to try it out on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    tokenizer, gpu = AutoTokenizer.from_pretrained(given.model), torch.cuda.is_available()
     columns = ("median_ms", "p25_ms", "p75_ms", "times_trl", "times_trl_low", "times_trl_high")
+    where = "" if gpu else "_cpu"
     with tempfile.TemporaryDirectory() as folder:
-        source, size = given.model, Size(completions=32, prompt=64, length=256, steps=12, rounds=8)
-        if given.tiny:
-            source, size = Path(folder), Size(completions=16, prompt=8, length=8, steps=6, rounds=3)
-            save_random_llama(source, len(tokenizer), hidden=64, layers=2)
+        source, size = given.model, Size(32, prompt=64, length=256, steps=52)
+        if not gpu:  # a smaller model and batch, of which seven copies fit
+            source, size = Path(folder), Size(16, prompt=16, length=48, steps=5 if given.tiny else 14)
+            shape = {"hidden": 64, "layers": 2} if given.tiny else {"hidden": 576, "layers": 6}
+            save_random_llama(source, len(tokenizer), **shape)
         # Weights in float32 under autocast to bf16 are TRL's default.
-        save(step_rows(Stage(source, tokenizer, size, torch.float32)), given.out / "trainer_step.csv", columns)
-    if not torch.cuda.is_available():
-        print("memory: skipped, for it is that of a GPU")
-        return
-    size = Size(completions=16, prompt=64, length=1024, steps=UNCOUNTED + 2)
+        stage = Stage(source, tokenizer, size, torch.float32)
+        save(step_rows(stage), given.out / f"trainer_step{where}.csv", columns)
+    del stage
+    gc.collect()
+    size = Size(16, prompt=64, length=1024, steps=UNCOUNTED + 2) if gpu else Size(8, prompt=16, length=256, steps=3)
+    vocabularies, hidden = (VOCABULARIES, 1024) if gpu else ((2**15,) if given.tiny else (2**15, 2**17), 256)
     columns = ("vocabulary", "standing_gib", "extra_gib", "logits_gib")
-    save(memory_rows(tokenizer, size), given.out / "trainer_memory.csv", columns)
+    save(memory_rows(tokenizer, size, vocabularies, hidden), given.out / f"trainer_memory{where}.csv", columns)
 
 
 if __name__ == "__main__":

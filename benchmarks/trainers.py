@@ -1,9 +1,12 @@
 """Trainers side by side: TRL's and klgrad's around copies of one model, on one stored batch of completions."""
 
 import copy
+import gc
 import random
 import tempfile
+import threading
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,31 +25,78 @@ class Size:
     prompt: int
     length: int
     steps: int
-    rounds: int = 1
+
+
+class Turns:
+    """Whose step it is: one thread of several runs at a time, each in its turn, in a new random order every cycle."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.active, self._order, self._shuffle = set(names), [], random.Random(0)
+        self._changed, self._now = threading.Condition(), ""
+
+    def await_own(self, name: str) -> None:
+        """Sleep until it is this one's turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._now == name)
+
+    def pass_on(self) -> None:
+        """To the next."""
+        with self._changed:
+            self._order = [name for name in self._order if name in self.active]
+            if not self._order:
+                self._order = self._shuffle.sample(sorted(self.active), len(self.active))
+            self._now = self._order.pop() if self._order else ""
+            self._changed.notify_all()
+
+    def leave(self, name: str) -> None:
+        """Take no more turns."""
+        self.active.discard(name)
+        self.pass_on()
 
 
 class Clock(TrainerCallback):
     """Seconds of each step, and the most memory that it took beyond what stood before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "", turns: Turns | None = None) -> None:
+        self.name, self.turns = name, turns
         self.seconds: list[float] = []
         self.standing: list[int] = []
         self.extra: list[int] = []
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Models and the optimizer's state stand; nothing of the step before is still under way."""
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Everything from here to the end of a step is in one's own turn."""
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.turns is not None:
+            self.turns.await_own(self.name)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            self.standing.append(torch.cuda.memory_allocated())
+        elif self.turns is None:
+            gc.collect()
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew; it takes a while
+        self.standing.append(_memory("allocated"))
         self._start = time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """The optimizer has stepped."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-            self.extra.append(torch.cuda.max_memory_allocated() - self.standing[-1])
         self.seconds.append(time.perf_counter() - self._start)
+        self.extra.append(_memory("max") - self.standing[-1])
+        if self.turns is not None:
+            self.turns.pass_on()
+        self._begin()
+
+
+def _memory(which: str) -> int:
+    """Bytes, now or at most: of the GPU, or resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.memory_allocated() if which == "allocated" else torch.cuda.max_memory_allocated()
+    field = "VmRSS" if which == "allocated" else "VmHWM"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
 class Stage:
@@ -66,11 +116,39 @@ class Stage:
         """Some steps of a fresh trainer: TRL's own where `beta` is set, else klgrad's."""
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
-            trainer = self.trainer(settings, steps, folder)
-            trainer.remove_callback(PrinterCallback)
-            trainer.add_callback(clock)
-            trainer.train()
+            self._with(clock, self.trainer(settings, steps, folder)).train()
         return clock
+
+    def train_in_turn(self, candidates: dict[str, dict[str, Any]], steps: int) -> dict[str, Clock]:
+        """A step of each, then another of each: what slows the machine down for a while slows all of them down."""
+        turns, clocks, failed = Turns(list(candidates)), {}, []
+
+        def run(name: str, trainer: Any) -> None:
+            try:
+                trainer.train()
+            except Exception:
+                failed.append(name)
+                print(f"  {name} does not run here:\n{traceback.format_exc()[-2000:]}", flush=True)
+            finally:
+                turns.leave(name)
+
+        with tempfile.TemporaryDirectory() as folder:
+            threads = []
+            for name, settings in candidates.items():
+                clocks[name] = Clock(name, turns)
+                trainer = self._with(clocks[name], self.trainer(settings, steps, f"{folder}/{len(threads)}"))
+                threads.append(threading.Thread(target=run, args=(name, trainer)))
+            for thread in threads:
+                thread.start()
+            turns.pass_on()
+            for thread in threads:
+                thread.join()
+        return {name: clock for name, clock in clocks.items() if name not in failed}
+
+    def _with(self, clock: Clock, trainer: Any) -> Any:
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(clock)
+        return trainer
 
     def trainer(self, settings: dict[str, Any], steps: int, folder: str) -> Any:
         """One that is given its completions instead of sampling them."""

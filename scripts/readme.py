@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import stdev
 
 import torch
 
@@ -152,6 +153,25 @@ def step() -> str:
     return "\n".join([*lines, ""])
 
 
+def distillation() -> str:
+    """Every setting at its best learning rate, the nearest to the teacher first."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in [*_rows("distill_sweep"), *_rows("distill_seeds")]:
+        found.setdefault((row["setting"], row["learning_rate"]), []).append(row)
+    mean = lambda rows, name: sum(float(row[name]) for row in rows) / len(rows)
+    near = sorted(found.items(), key=lambda item: mean(item[1], "kl_per_token"))
+    best: dict[str, str] = {}
+    for (setting, rate), rows in near:
+        each = [float(row["kl_per_token"]) for row in rows]
+        error = f" ± {stdev(each) / len(each) ** 0.5:.3f}" if rate and len(each) > 1 else ""
+        kl, whole, length = f"{mean(rows, 'kl_per_token'):.3f}{error}", "kl_per_completion", "length"
+        who = {"True": "klgrad", "False": "others", "": ""}[rows[0]["own"]]
+        line = f"| {setting} | {who} | {rate} | {len(rows) if rate else ''} | {kl} |"
+        best.setdefault(setting, f"{line} {mean(rows, whole):.1f} | {mean(rows, length):.1f} |")
+    head = "| setting | whose | learning rate | seeds | KL, nats per token | per completion | tokens |\n"
+    return head + "|---|---|---|---|---|---|---|\n" + "".join(f"{line}\n" for line in best.values())
+
+
 def _rows(name: str) -> list[dict[str, str]]:
     with (BENCHMARKS / f"{name}.csv").open(newline="", encoding="utf-8") as handle:
         return list(csv.DictReader(handle))
@@ -166,6 +186,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "kernels": exact_kernels,
     },
     ROOT / "docs" / "kernels.md": {"kernels": kernels, "step": step},
+    ROOT / "docs" / "train.md": {"distillation": distillation},
 }
 
 

@@ -31,7 +31,7 @@ class TopEntries(NamedTuple):
 
 @torch.no_grad()
 def top_entries(
-    hidden: Tensor, head: Head, targets: Tensor, k: int, *, mask: Tensor | None = None, budget: int = LEAN_BUDGET
+    hidden: Tensor, head: Head, targets: Tensor, k: int, *, mask: Tensor | None = None, budget: int | None = None
 ) -> TopEntries:
     """The k likeliest entries of every position, in float32 (float64 for float64 inputs); no gradient.
 
@@ -41,7 +41,7 @@ def top_entries(
         targets: (...) sampled tokens.
         k: how many entries, fewer than the vocabulary has.
         mask: (...) 1 where a token is live; the rest costs nothing, and gets the entries 0 to k - 1.
-        budget: bytes for logits.
+        budget: bytes for logits, 2 GiB if not given.
     """
     check.shapes(hidden, targets, None, mask, None)
     check.heads(head, hidden, None, None)
@@ -51,6 +51,7 @@ def top_entries(
     rows, wanted = live_rows(hidden, index, targets.ndim), live_rows(targets, index, targets.ndim).long()
     x, weight, bias = head_tensors(rows, head)
     dtype = torch.promote_types(x.dtype, torch.float32)
+    budget = LEAN_BUDGET if budget is None else budget
     step = max(budget // (2 * head.vocabulary * dtype.itemsize), 1)  # the logits, and once more while they are changed
     ids, logp = x.new_empty(len(x), k, dtype=torch.long), x.new_empty(len(x), k, dtype=dtype)
     token_logp = x.new_empty(len(x), dtype=dtype)

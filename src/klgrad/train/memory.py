@@ -84,7 +84,7 @@ def _kernels(training: Any, shape: Shape, kind: torch.dtype) -> list[Item]:
     if not training.objective.exact:
         return []
     tokens = training.per_device_train_batch_size * training.max_completion_length
-    plan = make_plan(tokens, shape.vocabulary, kind, paired=True)
+    plan = make_plan(tokens, shape.vocabulary, kind, paired=True, budget=training.kl_memory << 20)
     whole = 2 * tokens * shape.vocabulary * 4 * training.world_size
     taken = (plan.tile_bytes + plan.kept_bytes) * training.world_size
     saved = f"; all logits of both models would be {_size(whole)}" if whole > taken else ""

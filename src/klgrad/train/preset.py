@@ -3,7 +3,7 @@
 from typing import Any
 
 from .model import EMBEDDED as EMBEDDED_MODEL
-from .settings import DEFAULTS, DISTILL, EMBEDDED, QUICK, QUICK_STUDENT, STUDENT
+from .settings import DEFAULTS, DISTILL, EMBEDDED, QUICK, QUICK_STUDENT, STUDENT, UNGROUPED
 
 
 def preset_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -18,14 +18,20 @@ def preset_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
     if given.get("quick"):
         found |= QUICK
     if command == "distill":
-        found |= DISTILL
-        found |= QUICK_STUDENT if given.get("quick") else STUDENT if embedded else {}
-        if given.get("kl_level") == "token":
-            found.pop("kl_discount")  # there is no future to discount
-        if given.get("kl_cell"):
-            found = {name: x for name, x in found.items() if name not in ("kl_discount", "kl_estimator")}
+        found = _distilling({**found, **DISTILL}, given, embedded)
     if "num_train_epochs" in given:
         found.pop("max_steps", None)  # which would win over it
+    return found
+
+
+def _distilling(found: dict[str, Any], given: dict[str, Any], embedded: bool) -> dict[str, Any]:
+    found |= QUICK_STUDENT if given.get("quick") else STUDENT if embedded else {}
+    if given.get("kl_level") == "token":
+        found.pop("kl_discount")  # there is no future to discount
+    if given.get("kl_cell"):
+        found = {name: x for name, x in found.items() if name not in ("kl_discount", "kl_estimator")}
+    if "reward" not in given and given.get("kl_baseline", "none") == "none":
+        found |= UNGROUPED
     return found
 
 

@@ -35,6 +35,8 @@ def numbers(config: Any) -> None:
         raise MeaningError("`kl_target` > 0", f"{config.kl_target}", "name the KL to hold, or None for a constant β")
     if config.kl_target is not None and not config.kl_coef > 0:
         raise MeaningError("`kl_coef` > 0 with `kl_target`", "0", "β is adapted by factors, and 0 has none")
+    if config.kl_memory < 1:
+        raise MeaningError("`kl_memory` >= 1, in MiB", f"{config.kl_memory}", "256 is the default")
     if config.kl_horizon < 1:
         raise MeaningError("`kl_horizon` >= 1", f"{config.kl_horizon}", "50, say")
     if config.rollout_lag < 0:

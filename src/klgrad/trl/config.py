@@ -60,6 +60,10 @@ class KLConfig(GRPOConfig):
             "choices": list(TAILS),
         },
     )
+    kl_memory: int = field(
+        default=256,
+        metadata={"help": "MiB for tiles of logits with `exact`; more is a little faster, up to all logits of both."},
+    )
     kl_discount: float = field(default=1.0, metadata={"help": "g in [0, 1] on the future, at sequence level."})
     kl_baseline: str = field(
         default="none",

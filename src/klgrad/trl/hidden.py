@@ -27,6 +27,7 @@ class Question:
         ref_head: its head.
         vocabulary: how many entries both models share, where one of them pads its head; None for all.
         entries: (B, keep, k) vocabulary entries whose log-probs are wanted too.
+        budget: bytes for tiles of logits.
         top_k: how many of its own likeliest entries are wanted, and no statistics.
     """
 
@@ -38,6 +39,7 @@ class Question:
     ref_head: Head | None = None
     vocabulary: int | None = None
     entries: Tensor | None = None
+    budget: int | None = None
     top_k: int | None = None
 
 
@@ -76,7 +78,8 @@ def add_statistics_forward(model: Any) -> None:
             return Answer(hidden=hidden)
         head = _head(model, question.temperature, question.vocabulary)
         if question.top_k is not None:
-            return Answer(**top_entries(hidden, head, question.targets, question.top_k, mask=question.mask)._asdict())
+            how = {"mask": question.mask, "budget": question.budget}
+            return Answer(**top_entries(hidden, head, question.targets, question.top_k, **how)._asdict())
         found = token_statistics(
             hidden,
             head,
@@ -85,6 +88,7 @@ def add_statistics_forward(model: Any) -> None:
             question.ref_head,
             mask=question.mask,
             entries=question.entries,
+            budget=question.budget,
         )
         return Answer(**found._asdict())
 
@@ -132,17 +136,23 @@ def exact_statistics(trainer: Any, model: Any, batch: Completions) -> TokenStati
     with torch.no_grad(), reference(trainer) as ref:
         ref_hidden = _ask(trainer, ref, batch, Question(batch.keep, heat)).hidden
         ref_head = _head(trainer.accelerator.unwrap_model(ref), heat, shared)
-        question = Question(batch.keep, heat, batch.targets, batch.mask, ref_hidden, ref_head, shared)
+        asked = (batch.keep, heat, batch.targets, batch.mask, ref_hidden, ref_head, shared)
+        question = Question(*asked, budget=_budget(trainer))
     return _statistics(_ask(trainer, model, batch, question))
 
 
 def top_k_statistics(trainer: Any, model: Any, batch: Completions, k: int) -> tuple[TokenStatistics, TopEntries]:
     """The policy's log-probs and entropy, also of the reference's k likeliest entries, and these."""
-    plain = Question(batch.keep, trainer.temperature, batch.targets, batch.mask, vocabulary=trainer.shared_vocabulary)
+    how = {"vocabulary": trainer.shared_vocabulary, "budget": _budget(trainer)}
+    plain = Question(batch.keep, trainer.temperature, batch.targets, batch.mask, **how)
     with torch.no_grad(), reference(trainer) as ref:
         best = _ask(trainer, ref, batch, replace(plain, top_k=k))
     found = TopEntries(*(best[name] for name in ("ids", "logp", "token_logp", "has_token")))
     return _statistics(_ask(trainer, model, batch, replace(plain, entries=found.ids))), found
+
+
+def _budget(trainer: Any) -> int:
+    return trainer.args.kl_memory << 20
 
 
 def _ask(trainer: Any, whom: Any, batch: Completions, question: Question) -> Answer:
