@@ -45,8 +45,6 @@ CASES = {
         1.0,
     ),
     "top 2, the tail sampled": ({**TOP, "kl_discount": 0.0}, TOKEN, 1.0),
-    "top 2, the tail sampled, sequence": (TOP, sequence_reverse_kl, 1.0),
-    "top 2, the tail sampled, forward": ({**TOP, "kl_divergence": "forward", "kl_level": "token"}, FORWARD, 1.0),
     "top 2, the tail in one lump": ({**TOP, "kl_discount": 0.0, "kl_tail": "lump"}, token_level(lumped(2)), 1.0),
     "in the advantage": ({**POLICY, "kl_placement": "advantage"}, sequence_reverse_kl, 1 / LIMIT),
     "in the advantage, exact": (

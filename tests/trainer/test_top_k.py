@@ -72,9 +72,10 @@ def test_the_sequence_kl(ratio):
     EXACT.check_vector(expected(KLTerm(estimator="exact", sampler=OffPolicy(ratio, None))), sequence_kl())
 
 
-def test_the_token_kl_where_the_sampler_goes():
-    term = KLTerm(level="token", estimator="exact")  # the entries need no ratio, the tail gets one
-    EXACT.check_vector(expected(term), kl_where_the_sampler_goes("reverse"))
+@pytest.mark.parametrize("divergence", ["reverse", "forward"])
+def test_the_token_kl_where_the_sampler_goes(divergence):
+    term = KLTerm(divergence=divergence, level="token", estimator="exact")  # only the tail needs a ratio
+    EXACT.check_vector(expected(term), kl_where_the_sampler_goes(divergence))
 
 
 def test_one_lump_is_another_divergence():
