@@ -31,7 +31,7 @@ def test_the_fields_are_a_term():
         ({"kl_target": 1.0, "kl_coef": 0.0}, "0 has none"),
         ({"kl_horizon": 0}, "kl_horizon"),
         ({"rollout_lag": -1}, "rollout_lag"),
-        ({"rollout_lag": 2}, "kl_ratio='prefix' corrects"),
+        ({"rollout_lag": 2}, "kl_ratio='prefix' corrects for it"),
         ({"kl_ratio": "prefix", "kl_placement": "advantage"}, "weighs the KL once"),
         ({"kl_placement": "reward", "kl_level": "token"}, "one number per completion"),
         ({"kl_placement": "reward", "kl_discount": 0.5}, "baseline there"),
@@ -47,6 +47,8 @@ def test_the_fields_are_a_term():
         ({"kl_cell": "k3-loss", "rollout_lag": 1}, "sampler is no longer the policy"),
         ({"kl_placement": "advantage", "importance_sampling_level": "sequence"}, "spreads every token's coefficient"),
         ({"kl_placement": "advantage", "top_entropy_quantile": 0.2}, "would be dropped"),
+        ({"kl_placement": "advantage", "off_policy_mask_threshold": 0.5}, "be masked with them"),
+        ({"kl_placement": "advantage", "kl_reduction": "sequence"}, "reduced as the policy loss"),
         ({"teacher": "somebody", "sync_ref_model": True}, "overwritten by the student"),
         ({"kl_top_k": 8}, "sampled token alone"),
         ({"kl_top_k": 0, "kl_estimator": "exact"}, "kl_top_k"),
@@ -63,7 +65,7 @@ def test_a_group_of_one_has_no_peers():
 
 
 @pytest.mark.parametrize(
-    "stale", [{"num_iterations": 2}, {"steps_per_generation": 4, "gradient_accumulation_steps": 2}]
+    "stale", [{"num_iterations": 2}, {"steps_per_generation": 2, "gradient_accumulation_steps": 3}]
 )
 def test_stale_completions_without_weights_are_told_of(stale, recwarn):
     with pytest.warns(UserWarning, match="leaves the KL uncorrected"):

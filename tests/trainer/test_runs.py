@@ -84,7 +84,8 @@ def test_beta_is_adapted_towards_its_target(placement, tmp_path):
     assert found["far"].coefficient.value > 0.05 > found["near"].coefficient.value
     assert tiny.logged(found["far"], "kl/coef")[-1] > tiny.logged(found["far"], "kl/coef")[0]
     if placement == "reward":
-        assert float(found["far"].reward_weights[-1]) == pytest.approx(-found["far"].coefficient.value)
+        weight = float(found["far"].reward_weights[-1])
+        assert weight == pytest.approx(-tiny.logged(found["far"], "kl/coef")[-1])
 
 
 def test_an_update_is_logged_as_a_whole(tmp_path):
@@ -117,6 +118,35 @@ def test_what_is_fed_to_beta_is_weighed(tmp_path):
     weight = (logp - mu).sum(-1).exp()
     plain = ((logp - ref).neg().exp() - 1 + (logp - ref)).sum(-1)
     SINGLE.check(unbiased_kl(trainer, rollout), (weight * plain).sum())
+
+
+def test_beta_on_the_samplers_prefixes(tmp_path):
+    made(tmp_path, kl_target=1.0, kl_level="token", kl_ratio="token", max_steps=1).train()
+
+
+def test_what_no_reward_scores_the_kl_does_not(tmp_path):
+    """TRL gives such a completion no advantage; its KL alone must not give it one."""
+    some = lambda completions, **_: [None, *[5.0] * (len(completions) - 1)]
+    settings = {"scale_rewards": "none", "num_generations": 8, "max_steps": 1}
+    trainer = made(tmp_path, reward_funcs=some, kl_placement="reward", **settings)
+    batch = trainer._generate_and_score_completions([{"prompt": "w1 w2"}] * 8)
+    SINGLE.check(batch["advantages"], torch.zeros(8))
+
+
+def test_the_last_row_of_an_evaluation_needs_no_peers(tmp_path):
+    settings = {"num_generations_eval": 1, "per_device_eval_batch_size": 4}
+    trainer = made(tmp_path, kl_baseline="leave_one_out", **settings)
+    found = trainer.evaluate(tiny.prompts(5))
+    assert found["eval_kl/reverse/k3/per_token"] == pytest.approx(0, abs=1e-6)
+
+
+def test_generations_of_one_update_are_told_apart(tmp_path):
+    settings = {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 2}
+    trainer = made(tmp_path, **settings)
+    seen, loss = [], trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: seen.append(set(inputs["group"].tolist())) or loss(model, inputs)
+    trainer.train()
+    assert len(seen[0] | seen[1]) == len(seen[2] | seen[3]) == 4
 
 
 def test_nothing_live_moves_no_beta(tmp_path):

@@ -91,6 +91,12 @@ def placement(config: Any, term: KLTerm) -> None:
             f"kl_ratio={config.kl_ratio!r}",
             "TRL multiplies advantages by a ratio of its own; kl_placement='loss' weighs the KL once",
         )
+    if config.kl_reduction != "policy":
+        raise MeaningError(
+            f"`kl_reduction`='policy' with kl_placement={config.kl_placement!r}",
+            repr(config.kl_reduction),
+            "advantages are reduced as the policy loss is; kl_placement='loss' can be summed",
+        )
     if config.kl_placement == "advantage":
         _advantage(config)
     else:
@@ -103,6 +109,12 @@ def _advantage(config: Any) -> None:
             "`importance_sampling_level`='token' with kl_placement='advantage'",
             repr(config.importance_sampling_level),
             "one ratio per completion spreads every token's coefficient over all of them; use kl_placement='loss'",
+        )
+    if config.off_policy_mask_threshold is not None:
+        raise MeaningError(
+            "no `off_policy_mask_threshold` with kl_placement='advantage'",
+            f"{config.off_policy_mask_threshold}",
+            "the KL would decide which tokens are masked, and be masked with them; use kl_placement='loss'",
         )
     if config.top_entropy_quantile < 1.0:
         raise MeaningError(
@@ -135,13 +147,13 @@ def staleness(config: Any, *, corrected: bool) -> None:
         raise MeaningError(
             "`kl_ratio` with `rollout_lag`",
             "none",
-            "the completions' sampler is no longer the policy: kl_ratio='prefix' corrects for it; "
-            "rollout_lag_uncorrected=True studies what happens if nothing does",
+            "the completions' sampler is no longer the policy: kl_placement='loss' with kl_ratio='prefix' corrects for "
+            "it; rollout_lag_uncorrected=True studies what happens if nothing does",
         )
     why = None
     if config.num_iterations > 1:
         why = f"num_iterations={config.num_iterations}"
-    elif config.steps_per_generation > config.gradient_accumulation_steps:
+    elif config.gradient_accumulation_steps % config.steps_per_generation:
         why = f"steps_per_generation={config.steps_per_generation}"
     elif config.use_vllm:
         why = "use_vllm=True"

@@ -55,7 +55,8 @@ class KLConfig(GRPOConfig):
     kl_tail: str = field(
         default="sampled",
         metadata={
-            "help": "What `kl_top_k` leaves out: `sampled`, by the sampled token, unbiased; `lump`, as one entry, a "
+            "help": "What `kl_top_k` leaves out: `sampled`, by the sampled token, unbiased unless `kl_ratio_bound` "
+            "bites; `lump`, as one entry, a "
             "lower bound without noise.",
             "choices": list(TAILS),
         },

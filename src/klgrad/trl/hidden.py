@@ -1,7 +1,7 @@
 """Exact statistics inside a model's own forward, where DDP, FSDP and DeepSpeed expect its parameters to be used."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.utils.generic import ModelOutput
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
+from ..errors import MeaningError
 from ..kernels import Head, TokenStatistics, TopEntries, token_statistics, top_entries
 
 
@@ -28,6 +29,7 @@ class Question:
         vocabulary: how many entries both models share, where one of them pads its head; None for all.
         entries: (B, keep, k) vocabulary entries whose log-probs are wanted too.
         budget: bytes for tiles of logits.
+        float32: project in float32, whatever autocast says.
         top_k: how many of its own likeliest entries are wanted, and no statistics.
     """
 
@@ -40,6 +42,7 @@ class Question:
     vocabulary: int | None = None
     entries: Tensor | None = None
     budget: int | None = None
+    float32: bool = False
     top_k: int | None = None
 
 
@@ -59,6 +62,12 @@ class Answer(ModelOutput):
     has_token: Tensor | None = None
 
 
+def refuse_images(found: bool, where: str) -> None:
+    """Scored without its picture, a completion would have other log-probs, and nobody would notice."""
+    if found:
+        raise MeaningError("prompts of text", f"images, with {where}", "a sampled estimator in the loss takes them")
+
+
 def base_of(model: Any) -> Any:
     """The language model itself, inside its adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -76,6 +85,11 @@ def add_statistics_forward(model: Any) -> None:
         hidden = last[:, -question.keep - 1 : -1]
         if question.targets is None:
             return Answer(hidden=hidden)
+        with torch.autocast(hidden.device.type, enabled=False) if question.float32 else nullcontext():
+            return statistics(hidden, question)
+
+    def statistics(hidden: Tensor, question: Question) -> Answer:
+        assert question.targets is not None  # or hidden states would do
         head = _head(model, question.temperature, question.vocabulary)
         if question.top_k is not None:
             how = {"mask": question.mask, "budget": question.budget}
@@ -137,22 +151,22 @@ def exact_statistics(trainer: Any, model: Any, batch: Completions) -> TokenStati
         ref_hidden = _ask(trainer, ref, batch, Question(batch.keep, heat)).hidden
         ref_head = _head(trainer.accelerator.unwrap_model(ref), heat, shared)
         asked = (batch.keep, heat, batch.targets, batch.mask, ref_hidden, ref_head, shared)
-        question = Question(*asked, budget=_budget(trainer))
+        question = Question(*asked, **_how(trainer))
     return _statistics(_ask(trainer, model, batch, question))
 
 
 def top_k_statistics(trainer: Any, model: Any, batch: Completions, k: int) -> tuple[TokenStatistics, TopEntries]:
     """The policy's log-probs and entropy, also of the reference's k likeliest entries, and these."""
-    how = {"vocabulary": trainer.shared_vocabulary, "budget": _budget(trainer)}
-    plain = Question(batch.keep, trainer.temperature, batch.targets, batch.mask, **how)
+    asked = (batch.keep, trainer.temperature, batch.targets, batch.mask)
+    plain = Question(*asked, vocabulary=trainer.shared_vocabulary, **_how(trainer))
     with torch.no_grad(), reference(trainer) as ref:
         best = _ask(trainer, ref, batch, replace(plain, top_k=k))
     found = TopEntries(*(best[name] for name in ("ids", "logp", "token_logp", "has_token")))
     return _statistics(_ask(trainer, model, batch, replace(plain, entries=found.ids))), found
 
 
-def _budget(trainer: Any) -> int:
-    return trainer.args.kl_memory << 20
+def _how(trainer: Any) -> dict[str, Any]:
+    return {"budget": trainer.args.kl_memory << 20, "float32": trainer.args.cast_lm_head_to_fp32}
 
 
 def _ask(trainer: Any, whom: Any, batch: Completions, question: Question) -> Answer:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..estimators import k3
+from ..importance import token_ratio
 from ..monitor import KLSums
 from ..result import KLResult
 from ..rollout import Rollout
@@ -50,6 +52,9 @@ def unbiased_kl(trainer: Any, rollout: Rollout) -> Tensor | float:
         return 0.0
     objective = trainer.objective
     sampler = objective.term.sampler if objective.term is not None else None
+    if sampler is not None and sampler.ratio == "token":  # on the sampler's prefixes, as the term itself
+        ratio = token_ratio(rollout)
+        return ((ratio if sampler.bound is None else sampler.bound(ratio)) * k3.value(rollout.log_ratio)).sum()
     whole = objective.top_k is None and rollout.token_kl is not None
     term = KLTerm(estimator="exact" if whole else "k1_k3", sampler=sampler)
     return term(rollout).value.mean * len(rollout.mask)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..rollout import Rollout
 from .gather import everywhere
+from .hidden import refuse_images
 from .metrics import record
 
 
@@ -31,7 +32,8 @@ class KLReward:
         from .hidden import reference
 
         trainer = self.trainer
-        prompts, completions, tools = trainer._last_made
+        prompts, completions, tools, *_rest, images, _tool_images = trainer._last_made
+        refuse_images(images is not None, "kl_placement='reward'")
         batch = padded(trainer, prompts, completions)
         mask = batch["completion_mask"]
         if tools is not None:  # what a tool said the policy did not sample
@@ -50,8 +52,9 @@ class KLReward:
         group = tensors.pop("group")
         rollout = Rollout(**tensors)
         trainer.check_start(rollout)
+        # What it was for these completions; what it becomes is for the next.
+        trainer.reward_weights[trainer.reward_funcs.index(self)] = -trainer.coefficient.value
         record(trainer, rollout, group, None, last=True)  # it comes as one batch
-        trainer.reward_weights[-1] = -trainer.coefficient.value
 
 
 def padded(trainer: Any, prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from . import metrics
 from .coefficient import AdaptiveCoefficient
 from .config import KLConfig
 from .gather import everywhere, groups_together, with_peers
-from .hidden import Completions, add_statistics_forward, base_of, exact_statistics, top_k_statistics
+from .hidden import Completions, add_statistics_forward, base_of, exact_statistics, refuse_images, top_k_statistics
 from .insert import inserted
 from .reward import KLReward, no_reward
 from .start import check_built, check_start
@@ -42,8 +42,8 @@ class Seen:
 class KLTrainer(GRPOTrainer):
     """A `GRPOTrainer` whose KL term is a `KLTerm`; see `KLConfig` for its fields.
 
-    TRL's `beta` is 0 wherever a loss is computed. It is lent a 1 where TRL makes, prepares and asks the reference, so
-    that adapters, FSDP and DeepSpeed are handled by TRL's own code.
+    TRL's `beta` is 0. It is lent a 1 where TRL makes, prepares and asks the reference, so that adapters, FSDP and
+    DeepSpeed are handled by TRL's own code; and our term where TRL adds its KL to a loss (`insert.py`).
     """
 
     args: KLConfig
@@ -55,7 +55,7 @@ class KLTrainer(GRPOTrainer):
         self.coefficient = AdaptiveCoefficient(args.kl_coef, args.kl_target, args.kl_horizon)
         self._answer: Seen | None = None
         self._lagging: deque[dict[str, Any]] = deque()
-        self._checked_start = False
+        self._checked_start, self._generations = False, 0
         self.windows = {"train": metrics.Window(), "eval": metrics.Window()}
         rewards, weights = [*_listed(reward_funcs)] or [no_reward], args.reward_weights
         if self.objective.placement == "reward":
@@ -80,7 +80,7 @@ class KLTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         made = super()._generate(prompts)
-        self._last_made = made[:3]  # prompt and completion ids and the tools' mask, for a KL in the reward
+        self._last_made = made  # for a KL in the reward
         return made
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class KLTrainer(GRPOTrainer):
             batch = super()._generate_and_score_completions(inputs)
         finally:
             self.beta = 0.0
-        batch["group"] = self.groups(len(batch["completion_ids"]))
+        batch["group"] = self.groups(len(batch["completion_ids"])) + self._first_group()
         if self.args.rollout_lag and self.model.training:
             return self._delayed(batch)
         return batch
@@ -99,6 +99,23 @@ class KLTrainer(GRPOTrainer):
         size = self.num_generations if self.model.training else self.num_generations_eval
         first = self.accelerator.process_index * rows
         return (torch.arange(rows, device=self.accelerator.device) + first) // size
+
+    def _first_group(self) -> int:
+        """Generations that go into one update must not number their prompts alike."""
+        if not self.model.training:
+            return 0
+        self._generations += 1
+        steps = (self.args.steps_per_generation or 1) * self.num_iterations
+        together = math.ceil(self.args.gradient_accumulation_steps / steps) + 1
+        return (self._generations % together) * (self.args.generation_batch_size or 0)
+
+    def _calculate_rewards(self, *args: Any) -> Tensor:
+        rewards = super()._calculate_rewards(*args)
+        if self.objective.placement == "reward":  # what no reward could score is not scored by its KL alone
+            kl = next(i for i, reward in enumerate(self.reward_funcs) if isinstance(reward, KLReward))
+            others = torch.cat([rewards[:, :kl], rewards[:, kl + 1 :]], 1)
+            rewards[others.isnan().all(1), kl] = torch.nan
+        return rewards
 
     def _delayed(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Put the fresh batch at the end of the queue, and take the oldest, once it is old enough.
@@ -126,7 +143,10 @@ class KLTrainer(GRPOTrainer):
         seen = self._forward(model, inputs)
         rollout, group, own = self._rollout(seen, inputs)
         self.check_start(rollout)
-        result = self.objective.term(rollout) if self.objective.term is not None else None
+        term = self.objective.term
+        if term is not None and not self.model.training:  # a value has no use for a baseline, nor a last row for peers
+            term = replace(term, baseline="none")
+        result = None if term is None else term(rollout)
         given, beta = inputs, self.coefficient.value
         if self.objective.placement == "advantage" and result is not None:
             advantages = inputs["advantages"]
@@ -205,6 +225,7 @@ class KLTrainer(GRPOTrainer):
         if not self.objective.exact:
             how = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
             return Seen(*self._sampled(model, batch, **how))
+        refuse_images(batch.get("pixel_values") is not None, "kl_estimator='exact'")
         given = Completions.of(batch)
         if self.objective.top_k is None:
             found = exact_statistics(self, model, given)
