@@ -42,6 +42,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 IN_MEMORY = (BASELINE, "klgrad k1 (sequence)", "klgrad exact")
 ON_A_CPU = ("TRL, no KL", BASELINE, "klgrad k1 (sequence)", "klgrad k1, leave-one-out")
 """Enough of them, where a step takes seconds."""
+SAMPLED = ("klgrad k1 (sequence)", "klgrad k1, leave-one-out", "klgrad k1_k3", "klgrad k1, advantage")
 VOCABULARIES = (2**15, 2**16, 2**17, 2**18)
 UNCOUNTED = 2
 """First steps of a trainer, in which kernels are compiled and the optimizer makes its state."""
@@ -91,6 +92,23 @@ def step_rows(stage: Stage) -> Iterator[dict[str, object]]:
         }
 
 
+def own_rows(stage: Stage) -> Iterator[dict[str, object]]:
+    """What of a step is klgrad's own code; the rest is TRL's, transformers' and torch's."""
+    for name in SAMPLED:
+        if clock := attempt(stage, name):
+            own, steps = clock.own[UNCOUNTED:-1], clock.seconds[UNCOUNTED:]
+            yield {
+                "benchmark": "trainer own",
+                "candidate": name,
+                **_shape(stage),
+                "steps": len(steps),
+                "own_ms": f"{1e3 * median(own):.3g}",
+                "step_ms": f"{1e3 * median(steps):.4g}",
+                "share": f"{median(a / b for a, b in zip(own, steps, strict=True)):.4f}",
+                **_measured_with(),
+            }
+
+
 def memory_rows(tokenizer: Any, size: Size, vocabularies: tuple[int, ...], hidden: int) -> Iterator[dict[str, object]]:
     """The most memory of a step by vocabulary, beside models and optimizer, and what all logits would take."""
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
@@ -137,6 +155,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tiny", action="store_true", help="two layers only, to try it out on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--parts", default="own,step,memory")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
@@ -147,14 +166,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, size = given.model, Size(32, prompt=64, length=256, steps=52)
         if not gpu:  # a smaller model and batch
-            source, size = Path(folder), Size(8, prompt=16, length=48, steps=5 if given.tiny else 18)
+            source, size = Path(folder), Size(8, prompt=16, length=48, steps=5 if given.tiny else 10)
             shape = {"hidden": 64, "layers": 2} if given.tiny else {"hidden": 576, "layers": 6}
             save_random_llama(source, len(tokenizer), **shape)
         # Weights in float32 under autocast to bf16 are TRL's default.
         stage = Stage(source, tokenizer, size, torch.float32)
-        save(step_rows(stage), given.out / f"trainer_step{where}.csv", columns)
+        if "own" in given.parts:
+            save(own_rows(stage), given.out / f"trainer_own{where}.csv", ("own_ms", "step_ms", "share"))
+        if "step" in given.parts:
+            save(step_rows(stage), given.out / f"trainer_step{where}.csv", columns)
     del stage
     gc.collect()
+    if "memory" not in given.parts:
+        return
     size = Size(16, prompt=64, length=1024, steps=UNCOUNTED + 2) if gpu else Size(8, prompt=16, length=256, steps=3)
     vocabularies, hidden = (VOCABULARIES, 1024) if gpu else ((2**15,) if given.tiny else (2**15, 2**17), 256)
     columns = ("vocabulary", "standing_gib", "extra_gib", "logits_gib")

@@ -7,6 +7,8 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ class Clock(TrainerCallback):
         self.seconds: list[float] = []
         self.standing: list[int] = []
         self.extra: list[int] = []
+        self.own: list[float] = []
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Everything from here to the end of a step is in one's own turn."""
@@ -77,6 +80,7 @@ class Clock(TrainerCallback):
             gc.collect()
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew; it takes a while
         self.standing.append(_memory("allocated"))
+        self.own.append(0.0)
         self._start = time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -99,6 +103,43 @@ def _memory(which: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
+@contextmanager
+def own_time(clock: "Clock") -> Iterator[None]:
+    """Let the clock count what klgrad's code takes of each step: the rollout, the term, and what is logged of it."""
+    from klgrad import KLTerm
+    from klgrad.trl import KLTrainer, metrics
+
+    places: list[tuple[Any, str]] = [(KLTrainer, "_rollout"), (KLTrainer, "_per_token"), (KLTerm, "__call__")]
+    places.append((metrics, "record"))
+    before, inside = [getattr(*place) for place in places], []
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = _now()
+            inside.append(start)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.pop()
+                clock.own[-1] += 0.0 if inside else _now() - start  # what calls another of them counts once
+
+        return run
+
+    for place, function in zip(places, before, strict=True):
+        setattr(*place, timed(function))
+    try:
+        yield
+    finally:
+        for place, function in zip(places, before, strict=True):
+            setattr(*place, function)
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 class Stage:
     """Prompts, completions and rewards, and a model to start from."""
 
@@ -115,7 +156,7 @@ class Stage:
     def train(self, settings: dict[str, Any], steps: int) -> Clock:
         """Some steps of a fresh trainer: TRL's own where `beta` is set, else klgrad's."""
         clock = Clock()
-        with tempfile.TemporaryDirectory() as folder:
+        with own_time(clock), tempfile.TemporaryDirectory() as folder:
             self._with(clock, self.trainer(settings, steps, folder)).train()
         return clock
 
