@@ -1,17 +1,21 @@
 """Distillation side by side: klgrad's terms, and what other trainers do, from one student, teacher and set of prompts.
 
 `python benchmarks/bench_distill.py sweep TEACHER` trains every setting at every rate; `... seeds TEACHER` trains
-each setting again, from other seeds, at the rate that was its best. All students are then judged by one evaluator: the
-exact KL to the teacher on their own completions of held-out prompts.
+each setting again, from other seeds, at the rate that was its best. All students are judged by one evaluator: the
+exact KL to the teacher on their own completions of held-out prompts. What the file of results already has is not
+trained again.
 """
 
 import argparse
 import csv
+import itertools
 import json
+import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,7 @@ from harness import RESULTS, provenance, write
 
 KEPT = 20
 """Layers of the student, of the teacher's 30."""
-RATES = (3e-5, 1e-4, 3e-4)
+RATES = (3e-4, 1e-4, 6e-4)
 SEEDS = (1, 2, 3)
 EVALUATIONS = 4
 """Completions of each held-out prompt that a student is judged by."""
@@ -38,6 +42,8 @@ TOKEN = "--kl_level token"
 LOO = "--kl_baseline leave_one_out"
 SETTINGS = {
     "exact, discount 0": "--kl_estimator exact --kl_discount 0",
+    "exact, discount 0, completions used twice": "--kl_estimator exact --kl_discount 0 --num_iterations 2",
+    "exact, discount 0, completions used 4 times": "--kl_estimator exact --kl_discount 0 --num_iterations 4",
     "exact, discount 0.5, leave-one-out": f"--kl_estimator exact --kl_discount 0.5 {LOO}",
     "exact, discount 1, leave-one-out": f"--kl_estimator exact --kl_discount 1 {LOO}",
     "top 64, the tail sampled": "--kl_estimator exact --kl_discount 0 --kl_top_k 64",
@@ -50,7 +56,7 @@ SETTINGS = {
     "GRPO's k3 as loss": "--kl_cell k3-loss",
 }
 """What klgrad declares, then what others do: their own trainer, or the same loss in ours."""
-OWN = 5
+OWN = 7
 """So many of the settings are klgrad's."""
 
 
@@ -67,9 +73,19 @@ class Job:
         """A name for its output."""
         return f"{list(SETTINGS).index(self.setting):02d}-{self.rate:g}-{self.seed}"
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from others in a file of results."""
+        return self.setting, f"{self.rate:g}", str(self.seed)
+
+    def updates(self, generations: int) -> int:
+        """All settings are given as many completions; some use them more than once."""
+        how = SETTINGS[self.setting].split()
+        return generations * int(how[how.index("--num_iterations") + 1]) if "--num_iterations" in how else generations
+
     def command(self, given: Any, out: Path) -> list[str]:
         """What to run."""
-        chosen = {**COMMON, "max_steps": given.updates, "learning_rate": self.rate, "seed": self.seed}
+        chosen = {**COMMON, "max_steps": self.updates(given.updates), "learning_rate": self.rate, "seed": self.seed}
         flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
         how = SETTINGS[self.setting].split()
         if how[0] == "trl":
@@ -81,24 +97,26 @@ class Job:
         return [sys.executable, "-m", "klgrad", "distill", *models, *data, *flags, *how]
 
 
-def train_all(jobs: list[Job], given: Any) -> dict[Job, Path]:
-    """Several at a time; one that fails is told of and left out."""
+def train_all(jobs: list[Job], given: Any) -> Iterator[tuple[Job, Path]]:
+    """Several at a time, each given back while others train; one that fails is told of and left out."""
     from klgrad.train.model import resolve
 
     resolve(f"{given.teacher}:{KEPT}")  # made once, before all ask for it
     runs: Path = given.runs
 
-    def one(job: Job) -> Path | None:
+    def one(job: Job) -> tuple[Job, Path | None]:
         out, start = runs / job.folder, time.monotonic()
         out.mkdir(parents=True, exist_ok=True)
         with (runs / f"{job.folder}.log").open("w") as log:
             status = subprocess.run(job.command(given, out), stdout=log, stderr=subprocess.STDOUT).returncode
         print(f"{job.setting} at {job.rate:g}, seed {job.seed}: exit {status}, {time.monotonic() - start:.0f} s")
-        return out / "model" if status == 0 else None
+        return job, out / "model" if status == 0 else None
 
     with ThreadPoolExecutor(given.jobs) as pool:
-        found = list(pool.map(one, jobs))
-    return {job: path for job, path in zip(jobs, found, strict=True) if path is not None}
+        for done in as_completed([pool.submit(one, job) for job in jobs]):
+            job, path = done.result()
+            if path is not None:
+                yield job, path
 
 
 def evaluator(given: Any) -> Any:
@@ -159,12 +177,30 @@ def train_by_trl(given: Any, rest: list[str]) -> None:
     trainer.save_model(str(given.out / "model"))
 
 
-def best_rates(path: Path) -> dict[str, float]:
-    """Of each setting, by the KL per token."""
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """What a file of results has so far."""
+    if not path.exists():
+        return []
     with path.open() as file:
-        rows = [row for row in csv.DictReader(file) if row["learning_rate"]]
-    ordered = sorted(rows, key=lambda row: -float(row["kl_per_token"]))
+        return list(csv.DictReader(file))
+
+
+def best_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Of each setting, by the KL per token."""
+    ordered = sorted((row for row in rows if row["learning_rate"]), key=lambda row: -float(row["kl_per_token"]))
     return {row["setting"]: float(row["learning_rate"]) for row in ordered}  # the last one stays
+
+
+def to_do(given: Any, made: list[dict[str, Any]]) -> list[Job]:
+    """What the file does not have, the longest first."""
+    names = [name for name in SETTINGS if re.search(given.only, name)]
+    if given.what == "sweep":
+        jobs = [Job(name, rate, 0) for rate in RATES for name in names]
+    else:
+        rates = best_rates(rows_of(given.out / "distill_sweep.csv"))
+        jobs = [Job(name, rates[name], seed) for seed in SEEDS for name in names if name in rates]
+    known = {(row["setting"], row["learning_rate"], row["seed"]) for row in made}
+    return sorted((job for job in jobs if job.key not in known), key=lambda job: -job.updates(1))
 
 
 def main() -> None:
@@ -176,26 +212,24 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=8, help="at once; each takes 10 to 16 GiB")
     parser.add_argument("--beta", type=float, default=1.0)
-    parser.add_argument("--only", default="", help="settings with this in their name")
+    parser.add_argument("--only", default="", help="settings whose name this regular expression finds")
     given, rest = parser.parse_known_args()
     if given.what == "trl":
         return train_by_trl(given, rest)
-    names = [name for name in SETTINGS if given.only in name]
-    if given.what == "sweep":
-        jobs = [Job(name, rate, 0) for rate in RATES for name in names]
-    else:
-        rates = best_rates(given.out / "distill_sweep.csv")
-        jobs = [Job(name, rates[name], seed) for seed in SEEDS for name in names if name in rates]
-    trained, judge, made = train_all(jobs, given), evaluator(given), []
-    for job, folder in [(None, None), *trained.items()]:
+    results = given.out / f"distill_{given.what}.csv"
+    made, judge = rows_of(results), None
+    start = [] if made else [(None, None)]
+    for job, folder in itertools.chain(start, train_all(to_do(given, made), given)):
+        judge = judge or evaluator(given)
         numbers = {name: f"{value:.4g}" for name, value in judge(folder).items()}
         setting = {"setting": "the student as it starts", "own": "", "learning_rate": "", "seed": ""}
         if job is not None:
             own = list(SETTINGS).index(job.setting) < OWN
             setting = {"setting": job.setting, "own": own, "learning_rate": f"{job.rate:g}", "seed": job.seed}
-        made.append({**setting, **numbers, "updates": given.updates, **provenance()})
+        updates = "" if job is None else job.updates(given.updates)
+        made.append({**setting, **numbers, "updates": updates, **provenance()})
         print(json.dumps({**setting, **numbers}))
-        write(made, given.out / f"distill_{given.what}.csv")
+        write(made, results)
     return None
 
 

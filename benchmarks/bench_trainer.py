@@ -43,7 +43,9 @@ IN_MEMORY = (BASELINE, "klgrad k1 (sequence)", "klgrad exact")
 ON_A_CPU = ("TRL, no KL", BASELINE, "klgrad k1 (sequence)", "klgrad k1, leave-one-out")
 """Enough of them, where a step takes seconds."""
 SAMPLED = ("klgrad k1 (sequence)", "klgrad k1, leave-one-out", "klgrad k1_k3", "klgrad k1, advantage")
-VOCABULARIES = (2**15, 2**16, 2**17, 2**18)
+VOCABULARIES = (2**15, 2**17, 2**18)
+SIZES = (Size(32, prompt=64, length=256, steps=52), Size(64, prompt=64, length=512, steps=27))
+"""A small step, of which launching kernels is much, and one that keeps the GPU busy."""
 UNCOUNTED = 2
 """First steps of a trainer, in which kernels are compiled and the optimizer makes its state."""
 
@@ -161,21 +163,22 @@ def main() -> None:
     logging.disable(logging.WARNING)
     disable_progress_bar()
     tokenizer, gpu = AutoTokenizer.from_pretrained(given.model), torch.cuda.is_available()
-    columns = ("median_ms", "p25_ms", "p75_ms", "times_trl", "times_trl_low", "times_trl_high")
+    columns = ("completions", "median_ms", "p25_ms", "p75_ms", "times_trl", "times_trl_low", "times_trl_high")
     where = "" if gpu else "_cpu"
     with tempfile.TemporaryDirectory() as folder:
-        source, size = given.model, Size(32, prompt=64, length=256, steps=52)
+        source, sizes = given.model, SIZES
         if not gpu:  # a smaller model and batch
-            source, size = Path(folder), Size(8, prompt=16, length=48, steps=5 if given.tiny else 10)
+            source, sizes = Path(folder), (Size(8, prompt=16, length=48, steps=5 if given.tiny else 10),)
             shape = {"hidden": 64, "layers": 2} if given.tiny else {"hidden": 576, "layers": 6}
             save_random_llama(source, len(tokenizer), **shape)
         # Weights in float32 under autocast to bf16 are TRL's default.
-        stage = Stage(source, tokenizer, size, torch.float32)
+        stages = lambda: (Stage(source, tokenizer, size, torch.float32) for size in sizes)
         if "own" in given.parts:
-            save(own_rows(stage), given.out / f"trainer_own{where}.csv", ("own_ms", "step_ms", "share"))
+            rows = (row for stage in stages() for row in own_rows(stage))
+            save(rows, given.out / f"trainer_own{where}.csv", ("completions", "own_ms", "step_ms", "share"))
         if "step" in given.parts:
-            save(step_rows(stage), given.out / f"trainer_step{where}.csv", columns)
-    del stage
+            rows = (row for stage in stages() for row in step_rows(stage))
+            save(rows, given.out / f"trainer_step{where}.csv", columns)
     gc.collect()
     if "memory" not in given.parts:
         return

@@ -21,6 +21,8 @@ def to_go(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
 def future(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
     """What `to_go` adds to x_t: the discounted terms strictly after token t."""
     after = torch.zeros_like(x)
+    if discount == 0:
+        return after
     after[:, :-1] = _scan(x, mask, discount)[:, 1:]
     return torch.where(mask, discount * after, 0)
 
@@ -32,6 +34,8 @@ def _scan(x: Tensor, mask: Tensor, discount: float) -> Tensor:
     doubling spans needs no power of 1/g, so that it is stable for every discount in [0, 1].
     """
     total = torch.where(mask, x, 0)
+    if discount == 1:  # in one step
+        return total.flip(-1).cumsum(-1).flip(-1)
     decay = torch.ones_like(total).masked_fill(mask, discount)
     span = 1
     while span < x.shape[-1]:

@@ -5,7 +5,6 @@ trainer's policy to what sampled the tokens, and of π to its old self (`mismatc
 over one batch; `KLSums` and `MismatchSums` take as many batches as there are, and report the same of all of them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +17,7 @@ from .rollout import Rollout
 from .statistics import Estimate
 from .sums import Lengths, Ratios, Totals, numbers
 
-CLAMPS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
-    "k3_value_10": (k3.value, 10.0),
-    "k2_value_10": (k2.value, 10.0),
-    "input_20": (torch.abs, 20.0),
-}
+CLAMPS = {"k3_value_10": 10.0, "k2_value_10": 10.0, "input_20": 20.0}
 """What is clamped in common use, and where: beyond it the gradient stops."""
 
 BAND = (0.5, 2.0)
@@ -56,11 +51,12 @@ class KLSums:
         self.lengths, self.ratios = Lengths(), Ratios()
         self.furthest = torch.zeros(())
         self._totals: Totals | None = None
-        self._beyond = dict.fromkeys(CLAMPS, torch.zeros((), dtype=torch.long))
+        self._beyond = torch.zeros(len(CLAMPS), dtype=torch.long)
 
     def add(self, rollout: Rollout, group: Tensor | None = None) -> None:
         """One batch; `group` (B,) is numbered from 0, the same in every batch."""
         log_ratio = rollout.log_ratio
+        size = log_ratio.abs()
         values = {f"kl/reverse/{k}": k.value(log_ratio) for k in (k1, k2, k3)}
         values["kl/forward/k3"] = forward_k3.value(log_ratio)
         if rollout.token_kl is not None:
@@ -70,16 +66,18 @@ class KLSums:
         self._totals = self._totals or Totals(list(values))
         self._totals.add(list(values.values()), rollout, group)
         self.lengths.add(rollout)
-        for name, (value, limit) in CLAMPS.items():
-            beyond = (value(log_ratio) > limit).sum()  # a masked token has log-ratio 0
-            self._beyond[name] = self._beyond[name].to(beyond.device) + beyond
-        self.furthest = torch.maximum(self.furthest.to(log_ratio), log_ratio.abs().amax())
+        clamped = (values["kl/reverse/k3"], values["kl/reverse/k2"], size)
+        # A masked token has log-ratio 0.
+        beyond = [(x > limit).sum() for x, limit in zip(clamped, CLAMPS.values(), strict=True)]
+        self._beyond = self._beyond.to(log_ratio.device) + torch.stack(beyond)
+        self.furthest = torch.maximum(self.furthest.to(log_ratio), size.amax())
         if rollout.behavior_logp is not None:
             self.ratios.add(rollout)
 
     def report(self) -> Report:
         """Of everything so far."""
-        shares = {f"clamp/share_beyond_{name}": self.lengths.share(count) for name, count in self._beyond.items()}
+        beyond = zip(CLAMPS, self.lengths.share(self._beyond), strict=True)
+        shares = {f"clamp/share_beyond_{name}": share for name, share in beyond}
         scalars = {**self.lengths.scalars(), **shares, "log_ratio/abs_max": self.furthest}
         return Report(self._totals.estimates() if self._totals else {}, scalars | self.ratios.scalars())
 

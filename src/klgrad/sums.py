@@ -25,7 +25,7 @@ class Totals:
     def add(self, values: Sequence[Tensor], rollout: Rollout, group: Tensor | None) -> None:
         """(B, T) values in the order of the names; groups are numbered from 0, the same in every batch."""
         dtype = wide_dtype(rollout.mask.device)
-        total = torch.stack([torch.where(rollout.mask, x, 0).sum(-1, dtype=dtype) for x in values])
+        total = torch.where(rollout.mask, torch.stack(list(values)), 0).sum(-1, dtype=dtype)
         length = wide(rollout.lengths)
         counts = (torch.ones_like(length), length)
         found = [RatioSums.of(total, count) for count in counts]
@@ -119,9 +119,9 @@ class Lengths:
         return 0 if self._tokens is None else int(self._tokens)
 
     def share(self, tokens: Tensor) -> Tensor:
-        """Of the live tokens, as a number of its own."""
+        """Numbers of tokens as shares of the live ones."""
         if self._tokens is None:
-            return torch.zeros(())
+            return torch.zeros(tokens.shape)
         return tokens.to(wide_dtype(tokens.device)) / self._tokens.clamp(min=1)
 
     def scalars(self) -> dict[str, Tensor]:

@@ -72,7 +72,10 @@ def test_stale_completions_without_weights_are_told_of(stale, recwarn):
         config(**stale)
     recwarn.clear()
     config(**stale, kl_ratio="prefix")
+    config(**stale, kl_estimator="exact", kl_level="token")  # over the vocabulary: the sampler's prefixes, no weights
     assert not [w for w in recwarn if "uncorrected" in str(w.message)]
+    with pytest.warns(UserWarning, match="leaves the KL uncorrected"):
+        config(**stale, kl_estimator="exact")  # the future needs them
 
 
 def test_lag_uncorrected_by_name():

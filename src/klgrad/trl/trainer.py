@@ -54,6 +54,7 @@ class KLTrainer(GRPOTrainer):
         self.objective = args.objective
         self.coefficient = AdaptiveCoefficient(args.kl_coef, args.kl_target, args.kl_horizon)
         self._answer: Seen | None = None
+        self._unrecorded: tuple[Rollout, Tensor, KLResult | None] | None = None
         self._lagging: deque[dict[str, Any]] = deque()
         self._checked_start, self._generations = False, 0
         self.windows = {"train": metrics.Window(), "eval": metrics.Window()}
@@ -161,9 +162,21 @@ class KLTrainer(GRPOTrainer):
             loss = super()._compute_loss(model, given)
         if by_trl is None:
             loss = loss + beta * self._summed(rollout, per_token)
-        last = self.accelerator.sync_gradients or not self.model.training
-        metrics.record(self, rollout, group, result, last=last)
+        self._unrecorded = (rollout, group, result)
+        if not self.model.training:
+            self._record(last=True)
         return loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """TRL's; what is logged of the KL is computed while the device is still at the backward pass."""
+        loss = super().training_step(*args, **kwargs)
+        self._record(last=self.accelerator.sync_gradients)
+        return loss
+
+    def _record(self, *, last: bool) -> None:
+        seen, self._unrecorded = self._unrecorded, None
+        if seen is not None:
+            metrics.record(self, *seen, last=last)
 
     def _per_token(self, seen: Seen, rollout: Rollout, result: KLResult, own: slice) -> Tensor | None:
         """(B, T): in value the KL, in gradient what the term declares; None where the advantages have all of it."""
