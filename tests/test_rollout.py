@@ -5,6 +5,7 @@ import torch
 
 from klgrad import KLTerm, OffPolicy, Rollout, kl_report
 from klgrad.errors import KlgradError, RolloutError
+from klgrad.rollout import checked_at_the_end
 
 LOGP = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
 MASK = torch.tensor([[1, 1], [1, 0]])
@@ -105,3 +106,18 @@ def test_what_a_term_needs_and_does_not_get():
         KLTerm(baseline="leave_one_out")(plain)
     with pytest.raises(RolloutError, match=r"at least 2 completions in every group.*received group 7 with 1"):
         KLTerm(baseline="leave_one_out")(Rollout(LOGP, LOGP, MASK, group=torch.tensor([7, 8])))
+
+
+def test_values_can_be_checked_later():
+    """Not when a rollout is made, but before anybody goes on with it; and whatever happens inside, only inside."""
+    bad = with_value(LOGP, float("nan"), (1, 0))
+    reached = []
+    with pytest.raises(RolloutError, match=r"`ref_logp`.*received nan at \[1, 0\]"), checked_at_the_end():
+        Rollout(LOGP, LOGP, MASK)
+        Rollout(LOGP, bad, MASK)
+        reached.append(True)
+    assert reached
+    with pytest.raises(ZeroDivisionError), checked_at_the_end():
+        raise ZeroDivisionError
+    with pytest.raises(RolloutError):
+        Rollout(LOGP, bad, MASK)

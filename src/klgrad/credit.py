@@ -75,5 +75,6 @@ def group_total(x: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
             f"group {alone} with 1",
             "sample more completions per prompt, or do without a group baseline",
         )
+    index, size = index.to(x.device), size.to(x.device, x.dtype)
     total = torch.zeros(len(counts), *x.shape[1:], dtype=x.dtype, device=x.device).index_add(0, index, x)
-    return total[index], size.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+    return total[index], size.reshape(-1, *[1] * (x.ndim - 1))

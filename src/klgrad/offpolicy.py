@@ -33,7 +33,7 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
         coefficient=bounded[:, None].expand_as(rollout.logp),
         pathwise=None,
         value_per_sequence=total.square() / 2,
-        diagnostics={"length/mean": rollout.lengths.mean(), "log_ratio/abs_max": total.abs().amax()},
+        diagnose=lambda: {"length/mean": rollout.lengths.mean(), "log_ratio/abs_max": total.abs().amax()},
     )
 
 

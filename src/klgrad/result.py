@@ -1,6 +1,8 @@
 """What a KL term gives back, and the one place where coefficients become a loss."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -16,7 +18,7 @@ live tokens of the batch, divided by their number; when lengths vary this is ano
 
 @dataclass(frozen=True, eq=False)
 class KLResult:
-    r"""A KL term evaluated on one batch.
+    r"""A KL term evaluated on one batch; what a trainer does not ask for is not computed.
 
     `loss` and (`coefficient`, `pathwise`) are two shapes of one gradient:
     ∇loss = ∇(reduce(coefficient · logp) + pathwise), sample by sample.
@@ -33,12 +35,35 @@ class KLResult:
         diagnostics: detached scalars, by name.
     """
 
-    loss: Tensor
     coefficient: Tensor
-    pathwise: Tensor
     per_token: Tensor
-    value: Estimate
-    diagnostics: dict[str, Tensor]
+    _rollout: Rollout
+    _reduction: Reduction
+    _pathwise: Tensor | None
+    _value_per_sequence: Tensor
+    _diagnose: Callable[[], dict[str, Tensor]]
+
+    @cached_property
+    def value(self) -> Estimate:
+        """See the attributes."""
+        return ratio_of_means(self._value_per_sequence, _count(self._rollout, self._reduction), self._rollout.group)
+
+    @cached_property
+    def pathwise(self) -> Tensor:
+        """See the attributes."""
+        if self._pathwise is None:
+            return self._value_per_sequence.new_zeros(())
+        return reduce(self._pathwise, self._rollout, self._reduction)
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """See the attributes."""
+        return self.value.mean + reduce(self.per_token, self._rollout, self._reduction)
+
+    @cached_property
+    def diagnostics(self) -> dict[str, Tensor]:
+        """See the attributes."""
+        return self._diagnose()
 
 
 def reduce(per_token: Tensor, rollout: Rollout, reduction: Reduction) -> Tensor:
@@ -54,18 +79,15 @@ def assemble(
     coefficient: Tensor,
     pathwise: Tensor | None,
     value_per_sequence: Tensor,
-    diagnostics: dict[str, Tensor],
+    diagnose: Callable[[], dict[str, Tensor]],
 ) -> KLResult:
     """Build the result: the loss carries the estimate as its value and the coefficients as its gradient."""
     coefficient = torch.where(rollout.mask, coefficient, 0).detach()
-    value = ratio_of_means(value_per_sequence, _count(rollout, reduction), rollout.group)
-    full = torch.zeros_like(value.mean) if pathwise is None else reduce(pathwise, rollout, reduction)
     # Differences of the kind x - x.detach() are 0 with a gradient: the value is the estimate's alone.
     per_token = coefficient * (rollout.logp - rollout.logp.detach())
     if pathwise is not None:
         per_token = per_token + torch.where(rollout.mask, pathwise - pathwise.detach(), 0)
-    loss = value.mean + reduce(per_token, rollout, reduction)
-    return KLResult(loss, coefficient, full, per_token, value, diagnostics)
+    return KLResult(coefficient, per_token, rollout, reduction, pathwise, value_per_sequence, diagnose)
 
 
 def _count(rollout: Rollout, reduction: Reduction) -> Tensor:

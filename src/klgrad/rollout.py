@@ -1,5 +1,8 @@
 """A batch of sampled completions, checked once at the border so that nothing downstream has to."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 
 import torch
@@ -13,6 +16,25 @@ made as logit minus log-sum-exp, and logits of size up to 64 round at 64 x eps o
 
 KLS = ("token_kl", "token_forward_kl")
 """The fields that are no log-probs."""
+
+_later: ContextVar[list[Callable[[], None]] | None] = ContextVar("_later", default=None)
+"""Where checks are put off to."""
+
+
+@contextmanager
+def checked_at_the_end() -> Iterator[None]:
+    """Rollouts that are made inside have their values checked when it ends.
+
+    To look at values is to wait for the device: a trainer puts it where it waits anyway.
+    """
+    checks: list[Callable[[], None]] = []
+    token = _later.set(checks)
+    try:
+        yield
+    finally:
+        _later.reset(token)
+    for check in checks:
+        check()
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +50,7 @@ class Rollout:
         ref_logp: log ref(y_t | y_<t) of the anchor.
         mask: 1 (or True) where a token of the completion stands, the end token included; else 0.
         behavior_logp: log μ(y_t | y_<t) of what really sampled the tokens; None means π itself.
-        group: (B,) integers; completions of one prompt share one.
+        group: (B,) integers; completions of one prompt share one. On the CPU it makes nobody wait for a GPU.
         token_kl: KL(π(·|y_<t) ‖ ref(·|y_<t)) over the full vocabulary, differentiable towards π.
         token_forward_kl: KL(ref(·|y_<t) ‖ π(·|y_<t)) likewise.
     """
@@ -117,7 +139,15 @@ def _as_bool(mask: Tensor) -> Tensor:
 def _check_values(given: dict[str, Tensor], mask: Tensor) -> None:
     """One device synchronisation for sound tensors; the details are looked up only for a bad one."""
     bad = {name: mask & _out_of_place(name, x) for name, x in given.items()}
-    if not bool(torch.stack([flags.any() for flags in bad.values()]).any()):
+    found, later = torch.stack([flags.any() for flags in bad.values()]).any(), _later.get()
+    if later is None:
+        _tell(found, bad, given)
+    else:
+        later.append(lambda: _tell(found, bad, given))
+
+
+def _tell(found: Tensor, bad: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    if not bool(found):
         return
     name = next(name for name, flags in bad.items() if bool(flags.any()))
     b, t = torch.nonzero(bad[name])[0].tolist()

@@ -94,7 +94,7 @@ def ratio_of_means(total: Tensor, count: Tensor, group: Tensor | None = None) ->
     if group is not None:
         values, index = torch.unique(group, return_inverse=True)
         if len(values) > 1:
-            units = units.new_zeros(2, len(values)).index_add_(1, index, units)
+            units = units.new_zeros(2, len(values)).index_add_(1, index.to(units.device), units)
     (found,) = RatioSums.of(units[:1], units[1]).estimates()
     return Estimate(found.mean.to(total.dtype), found.standard_error.to(total.dtype))
 

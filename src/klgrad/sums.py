@@ -38,7 +38,7 @@ class Totals:
         missing = int(group.max()) + 1 - held.shape[1]
         if missing > 0:  # at least twice as many, so that a file's groups are not copied once a batch
             held = torch.cat([held, rows.new_zeros(len(rows), max(missing, held.shape[1]))], 1)
-        self._by_group = held.index_add_(1, group, rows)
+        self._by_group = held.index_add_(1, group.to(rows.device), rows)
 
     def estimates(self) -> dict[str, Estimate]:
         """`<name>/per_sequence` and `<name>/per_token`."""

@@ -115,7 +115,7 @@ class KLTerm:
             coefficient=coefficient,
             pathwise=pathwise,
             value_per_sequence=value,
-            diagnostics=_diagnostics(self, rollout, ratios),
+            diagnose=lambda: _diagnostics(self, rollout, ratios),
         )
 
     def _parts(self, rollout: Rollout, weight: Tensor, before: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:

@@ -9,7 +9,7 @@ from tolerances import SINGLE
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from klgrad import Rollout
-from klgrad.errors import KernelInputError, MeaningError
+from klgrad.errors import KernelInputError, MeaningError, RolloutError
 from klgrad.trl import KLConfig, KLTrainer
 from klgrad.trl.gather import shuffled_by_group, with_peers
 from klgrad.trl.metrics import unbiased_kl
@@ -51,6 +51,18 @@ def test_lag(tmp_path):
     rows = lambda ids: sorted(map(tuple, ids.tolist()))
     assert [rows(ids) for ids in seen[2:]] == [rows(ids) for ids in fresh[:3]]
     assert tiny.logged(trainer, "ratio/prefix/effective_sample_size")[-1] < 1
+
+
+def test_what_is_not_finite_stops_before_the_update(tmp_path):
+    """Its values are looked at after the loss, but no weight has moved by then."""
+    trainer = made(tmp_path, max_steps=2)
+    before = tiny.weights(trainer)
+    forward = trainer._sampled
+    broken = lambda x: torch.where(torch.arange(x.shape[1]) == 0, torch.nan, x)
+    trainer._sampled = lambda *args, **kwargs: (broken((found := forward(*args, **kwargs))[0]), *found[1:])
+    with pytest.raises(RolloutError, match="`logp` finite.*received nan"):
+        trainer.train()
+    assert torch.equal(tiny.weights(trainer), before)
 
 
 def test_lag_counts_updates(tmp_path):

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .model import EMBEDDED as EMBEDDED_MODEL
-from .settings import DEFAULTS, DISTILL, EMBEDDED, QUICK, QUICK_STUDENT, STUDENT, UNGROUPED
+from .settings import DEFAULTS, DISTILL, EMBEDDED, QUICK, QUICK_STUDENT, REUSED, STUDENT, UNGROUPED
 
 
 def preset_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -26,6 +26,9 @@ def preset_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def _distilling(found: dict[str, Any], given: dict[str, Any], embedded: bool) -> dict[str, Any]:
     found |= QUICK_STUDENT if given.get("quick") else STUDENT if embedded else {}
+    of_the_kl = {name for name in given if name.startswith("kl_")} - {"kl_coef", "kl_memory"}
+    if embedded and "reward" not in given and not of_the_kl:
+        found |= REUSED
     if given.get("kl_level") == "token":
         found.pop("kl_discount")  # there is no future to discount
     if given.get("kl_cell"):

@@ -16,7 +16,7 @@ from ..estimators import k3
 from ..importance import token_ratio
 from ..kernels import TokenStatistics
 from ..result import KLResult
-from ..rollout import Rollout
+from ..rollout import Rollout, checked_at_the_end
 from . import metrics
 from .coefficient import AdaptiveCoefficient
 from .config import KLConfig
@@ -141,8 +141,13 @@ class KLTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.objective.placement == "reward":
             return super()._compute_loss(model, inputs)
+        with checked_at_the_end():
+            return self._loss(model, inputs)
+
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        group = everywhere(self.accelerator, {"group": inputs["group"]})[0]["group"].cpu()  # before there is a queue
         seen = self._forward(model, inputs)
-        rollout, group, own = self._rollout(seen, inputs)
+        rollout, own = self._rollout(seen, inputs, group)
         self.check_start(rollout)
         term = self.objective.term
         if term is not None and not self.model.training:  # a value has no use for a baseline, nor a last row for peers
@@ -201,8 +206,8 @@ class KLTrainer(GRPOTrainer):
             self._checked_start = True
             check_start(self, rollout)
 
-    def _rollout(self, seen: Seen, inputs: dict[str, Any]) -> tuple[Rollout, Tensor, slice]:
-        """All processes' completions of this step, which prompts they are of, and whose rows carry a gradient here."""
+    def _rollout(self, seen: Seen, inputs: dict[str, Any], group: Tensor) -> tuple[Rollout, slice]:
+        """All processes' completions of this step, and which of its rows carry a gradient here."""
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         exact = seen.exact
         local = {
@@ -210,14 +215,13 @@ class KLTrainer(GRPOTrainer):
             "ref_logp": inputs["ref_per_token_logps"] if exact is None else exact.ref_logp,
             "mask": mask,
             "behavior_logp": self._behavior(seen.logp.detach(), inputs),
-            "group": inputs["group"],
             "token_kl": None if exact is None else exact.reverse_kl,
             "token_forward_kl": None if exact is None else exact.forward_kl,
         }
         tensors, own = everywhere(self.accelerator, local)
-        group, tensors["mask"] = tensors.pop("group"), tensors["mask"].bool()
+        tensors["mask"] = tensors["mask"].bool()
         peers = with_peers(group) if self.args.kl_baseline == "leave_one_out" or self.objective.cell else None
-        return Rollout(**tensors, group=peers), group, own
+        return Rollout(**tensors, group=peers), own
 
     def _behavior(self, logp: Tensor, inputs: dict[str, Any]) -> Tensor | None:
         """Log-probs of what really sampled, where that is told or asked for."""
