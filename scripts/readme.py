@@ -172,6 +172,30 @@ def distillation() -> str:
     return head + "|---|---|---|---|---|---|---|\n" + "".join(f"{line}\n" for line in best.values())
 
 
+def trainer_cost() -> str:
+    """A training step as a multiple of TRL's with its own KL."""
+    found: dict[str, list[str]] = {}
+    sizes = []
+    for row in _rows("trainer_step"):
+        size = f"{row['completions']} x {row['length']} tokens"
+        sizes += [size] if size not in sizes else []
+        low, high = (f"{float(row[f'times_trl_{end}']):.2f}" for end in ("low", "high"))
+        around = f" ({low} to {high})" if low != high else ""
+        found.setdefault(row["candidate"], []).append(f"{float(row['times_trl']):.2f}{around}")
+    head = f"| | {' | '.join(sizes)} |\n|---|{'---|' * len(sizes)}\n"
+    return head + "".join(f"| {name} | {' | '.join(cells)} |\n" for name, cells in found.items())
+
+
+def trainer_memory() -> str:
+    """The most that a step takes beside models and optimizer, by vocabulary."""
+    found: dict[str, list[str]] = {}
+    for row in _rows("trainer_memory"):
+        found.setdefault(row["vocabulary"], []).append(row["extra_gib"])
+    names = list(dict.fromkeys(row["candidate"] for row in _rows("trainer_memory")))
+    head = f"| vocabulary | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n"
+    return head + "".join(f"| {size} | {' | '.join(cells)} |\n" for size, cells in found.items())
+
+
 def _rows(name: str) -> list[dict[str, str]]:
     with (BENCHMARKS / f"{name}.csv").open(newline="", encoding="utf-8") as handle:
         return list(csv.DictReader(handle))
@@ -186,7 +210,11 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "kernels": exact_kernels,
     },
     ROOT / "docs" / "kernels.md": {"kernels": kernels, "step": step},
-    ROOT / "docs" / "train.md": {"distillation": distillation},
+    ROOT / "docs" / "train.md": {
+        "distillation": distillation,
+        "trainer cost": trainer_cost,
+        "trainer memory": trainer_memory,
+    },
 }
 
 

@@ -43,11 +43,14 @@ def trainer_of(kind, **settings):
     return trainer
 
 
-def loss_of(trainer, prompts, completions):
-    """TRL's loss of completions of these prompts, the policy itself having sampled them."""
+def loss_of(trainer, prompts, completions, sampler=None):
+    """TRL's loss of completions of these prompts, the policy itself having sampled them unless another is given."""
     ids = [list(completion) for completion in completions]
     trainer._generate_single_turn = lambda *_, **__: (ids, None) if hasattr(trainer, "loss_type") else ids
     scored = trainer._generate_and_score_completions([{"prompt": prompt} for prompt in prompts])
+    if sampler is not None:
+        old = [torch.stack([sampler[y[:t]][word].detach() for t, word in enumerate(y)]) for y in completions]
+        scored["old_per_token_logps"] = torch.nn.utils.rnn.pad_sequence(old, batch_first=True)
     return trainer._compute_loss(trainer.model, scored)
 
 
@@ -69,11 +72,11 @@ def completion_logp(table, completion):
     return sum(table[completion[:t]][word] for t, word in enumerate(completion))
 
 
-def token_level(kl):
-    """KLs of the next word, at prefixes as the policy visits them, the visits held fixed."""
+def token_level(kl, sampler=None):
+    """KLs of the next word, at prefixes as the policy (or another) visits them, the visits held fixed."""
 
     def divergence(policy, ref):
-        visits = [completion_logp(policy, prefix) if prefix else torch.zeros(()) for prefix in PREFIXES]
+        visits = [completion_logp(sampler or policy, prefix) if prefix else torch.zeros(()) for prefix in PREFIXES]
         return sum(v.exp().detach() * kl(policy[x], ref[x]) for v, x in zip(visits, PREFIXES, strict=True))
 
     return divergence
@@ -108,13 +111,16 @@ def policies(trainer, temperature=1.0):
     return [next_word(model, temperature) for model in (trainer.model, trainer.ref_model)]
 
 
-def expected_gradient(trainer, policy):
-    """The mean over every group of two that the policy samples of the gradient of the trainer's loss."""
+def expected_gradient(trainer, policy, *, stale=False):
+    """The mean over every group of two that the policy samples of the gradient of the trainer's loss.
+
+    Where it is `stale` it is another policy than the trainer's, and its log-probs come along.
+    """
     probability = {y: float(completion_logp(policy, y).exp().detach()) for y in COMPLETIONS}
     assert abs(sum(probability.values()) - 1) < 1e-9
     found = torch.zeros(())
     groups = Counter(tuple(sorted(group)) for group in itertools.product(COMPLETIONS, repeat=2))
     for (one, other), orders in groups.items():
-        gradient = gradient_of(trainer, loss_of(trainer, [PROMPT] * 2, [one, other]))
+        gradient = gradient_of(trainer, loss_of(trainer, [PROMPT] * 2, [one, other], policy if stale else None))
         found = found + orders * probability[one] * probability[other] * gradient
     return found

@@ -108,16 +108,24 @@ def test_what_a_term_needs_and_does_not_get():
         KLTerm(baseline="leave_one_out")(Rollout(LOGP, LOGP, MASK, group=torch.tensor([7, 8])))
 
 
-def test_values_can_be_checked_later():
-    """Not when a rollout is made, but before anybody goes on with it; and whatever happens inside, only inside."""
-    bad = with_value(LOGP, float("nan"), (1, 0))
-    reached = []
-    with pytest.raises(RolloutError, match=r"`ref_logp`.*received nan at \[1, 0\]"), checked_at_the_end():
+def two_rollouts(second, reached):
+    with checked_at_the_end():
         Rollout(LOGP, LOGP, MASK)
-        Rollout(LOGP, bad, MASK)
+        Rollout(LOGP, second, MASK)
         reached.append(True)
+
+
+def test_values_can_be_checked_later():
+    """Not when a rollout is made, but before anybody goes on with it."""
+    bad, reached = with_value(LOGP, float("nan"), (1, 0)), []
+    two_rollouts(LOGP, [])
+    with pytest.raises(RolloutError, match=r"`ref_logp`.*received nan at \[1, 0\]"):
+        two_rollouts(bad, reached)
     assert reached
-    with pytest.raises(ZeroDivisionError), checked_at_the_end():
-        raise ZeroDivisionError
+
+
+def test_values_are_checked_at_once_again_after_an_error():
+    with pytest.raises(RolloutError, match="shape"):
+        two_rollouts(LOGP[:1], [])
     with pytest.raises(RolloutError):
-        Rollout(LOGP, bad, MASK)
+        Rollout(LOGP, with_value(LOGP, float("nan"), (1, 0)), MASK)

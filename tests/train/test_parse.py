@@ -7,6 +7,7 @@ from train.small import arguments
 
 from klgrad.errors import MeaningError, UnknownNameError
 from klgrad.train.errors import RunError, SettingError
+from klgrad.train.objective import formula
 from klgrad.train.parse import parse
 
 CPU = ("--use_cpu",)
@@ -47,6 +48,18 @@ def test_distillation_is_only_the_kl():
     found = parse("distill", [*CPU])
     assert (found.training.teacher, found.training.kl_coef, found.training.objective.exact) == ("smollm2", 1.0, True)
     assert found.policy.model_name_or_path is None
+
+
+def test_distillation_uses_completions_twice_where_that_needs_no_weights():
+    """As long as the KL is the preset's: over the vocabulary, of each token."""
+    found = parse("distill", [*CPU])
+    assert found.training.num_iterations == 2
+    assert "E_μ[ Σ_t ∇KL_t ]" in formula(found)
+    assert "on the prefixes that μ sampled (num_iterations=2)" in formula(found)
+    for other in (["--kl_discount", "0.5"], ["--kl_estimator", "k1"], ["--reward", "a:b"], ["--teacher", "some/where"]):
+        found = parse("distill", [*other, *CPU])
+        assert found.training.num_iterations == 1
+        assert "; on-policy" in formula(found)
 
 
 def test_dashes_are_underscores():

@@ -70,3 +70,15 @@ def test_the_parameters_get_the_gradient_of_the_divergence(case):
     policy, ref = policies(trainer, settings.get("temperature", 1.0))
     tolerance = FLOAT32_REWARD if settings.get("kl_placement") == "reward" else EXACT
     tolerance.check_vector(expected_gradient(trainer, policy), scale * gradient_of(trainer, divergence(policy, ref)))
+
+
+def test_over_the_vocabulary_old_completions_need_no_weights():
+    """The KL of the next word where the sampler went; a weight, or the policy's own prefixes, would be another."""
+    settings = {**SUMMED, "kl_estimator": "exact", "kl_discount": 0.0}
+    trainer = trainer_of("klgrad", kl_coef=1.0, **settings)
+    policy, ref = policies(trainer)
+    found = expected_gradient(trainer, ref, stale=True)
+    EXACT.check_vector(found, gradient_of(trainer, token_level(reverse_kl, ref)(policy, ref)))
+    policy, ref = policies(trainer)
+    with pytest.raises(AssertionError):
+        EXACT.check_vector(found, gradient_of(trainer, TOKEN(policy, ref)))

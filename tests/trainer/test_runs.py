@@ -60,7 +60,7 @@ def test_what_is_not_finite_stops_before_the_update(tmp_path):
     forward = trainer._sampled
     broken = lambda x: torch.where(torch.arange(x.shape[1]) == 0, torch.nan, x)
     trainer._sampled = lambda *args, **kwargs: (broken((found := forward(*args, **kwargs))[0]), *found[1:])
-    with pytest.raises(RolloutError, match="`logp` finite.*received nan"):
+    with pytest.raises(RolloutError, match=r"`logp` finite.*received nan"):
         trainer.train()
     assert torch.equal(tiny.weights(trainer), before)
 

@@ -1,5 +1,6 @@
 """What a run maximises, in words: the objective, how tokens are weighed, and what rescales β."""
 
+from ..trl.checks import stale
 from .settings import Settings
 
 UNIT = "summed over the sequence"
@@ -36,7 +37,15 @@ def rewarded(settings: Settings) -> bool:
 
 def formula(settings: Settings) -> str:
     """The term's gradient, with the weights that its tokens really have."""
-    return settings.training.objective.formula.replace(UNIT, reduction(settings))
+    training = settings.training
+    text, term, why = (
+        training.objective.formula.replace(UNIT, reduction(settings)),
+        training.objective.term,
+        stale(training),
+    )
+    if why is None or term is None or term.sampler is not None or term.descends.off_policy == "unknown":
+        return text
+    return text.replace("E_π[", "E_μ[").replace("; on-policy", f"; on the prefixes that μ sampled ({why})")
 
 
 def reduction(settings: Settings) -> str:

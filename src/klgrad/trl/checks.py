@@ -139,6 +139,17 @@ def _reward(term: KLTerm) -> None:
         )
 
 
+def stale(config: Any) -> str | None:
+    """What lets completions be older than the policy that is trained on them, as far as the settings tell."""
+    if config.rollout_lag:
+        return f"rollout_lag={config.rollout_lag}"
+    if config.num_iterations > 1:
+        return f"num_iterations={config.num_iterations}"
+    if config.gradient_accumulation_steps % config.steps_per_generation:
+        return f"steps_per_generation={config.steps_per_generation}"
+    return "use_vllm=True" if config.use_vllm else None
+
+
 def staleness(config: Any, *, corrected: bool) -> None:
     """Completions that another policy sampled need weights: an error where that was asked for, else a warning."""
     if corrected:
@@ -150,14 +161,8 @@ def staleness(config: Any, *, corrected: bool) -> None:
             "the completions' sampler is no longer the policy: kl_placement='loss' with kl_ratio='prefix' corrects for "
             "it; rollout_lag_uncorrected=True studies what happens if nothing does",
         )
-    why = None
-    if config.num_iterations > 1:
-        why = f"num_iterations={config.num_iterations}"
-    elif config.gradient_accumulation_steps % config.steps_per_generation:
-        why = f"steps_per_generation={config.steps_per_generation}"
-    elif config.use_vllm:
-        why = "use_vllm=True"
-    if why is not None and config.kl_placement != "reward":
+    why = stale(config)
+    if why is not None and not config.rollout_lag and config.kl_placement != "reward":
         warnings.warn(
             f"{why} trains on completions that another policy sampled, and kl_ratio='none' leaves the KL uncorrected "
             "for it; kl_ratio='prefix' corrects it at sequence level, 'token' on the sampler's prefixes",
