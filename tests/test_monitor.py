@@ -66,12 +66,12 @@ def test_one_sample_has_no_error():
 
 
 def test_shares_beyond_clamps_are_counted_on_the_side_where_they_bite():
-    logp = torch.tensor([[-3.0, -5.0, -0.5, -0.5, -0.5]])
-    ref = torch.tensor([[-0.1, -0.1, -3.5, -5.5, -25.0]])
-    found = kl_report(Rollout(logp, ref, torch.ones(1, 5))).scalars
-    assert found["clamp/share_beyond_k3_value_10"].item() == 3 / 5  # exact, though the log-probs are float32
-    assert found["clamp/share_beyond_k2_value_10"].item() == 3 / 5
-    assert found["clamp/share_beyond_input_20"].item() == 1 / 5
+    logp = torch.tensor([[-3.0, -5.0, -0.5, -0.5, -0.6, -0.5]])
+    ref = torch.tensor([[-0.1, -0.1, -3.5, -5.5, -5.6, -25.0]])
+    found = kl_report(Rollout(logp, ref, torch.ones(1, 6))).scalars
+    assert found["clamp/share_beyond_k3_value_10"].item() == 3 / 6  # exact, though the log-probs are float32
+    assert found["clamp/share_beyond_k2_value_10"].item() == 4 / 6
+    assert found["clamp/share_beyond_input_20"].item() == 1 / 6
 
 
 def test_mismatch_estimates_the_kl_of_the_sampler_to_the_trainer():
