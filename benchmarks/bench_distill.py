@@ -73,10 +73,9 @@ class Job:
         """A name for its output."""
         return f"{list(SETTINGS).index(self.setting):02d}-{self.rate:g}-{self.seed}"
 
-    @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self, generations: int) -> tuple[str, ...]:
         """What tells it from others in a file of results."""
-        return self.setting, f"{self.rate:g}", str(self.seed)
+        return self.setting, f"{self.rate:g}", str(self.seed), str(self.updates(generations))
 
     def updates(self, generations: int) -> int:
         """All settings are given as many completions; some use them more than once."""
@@ -194,13 +193,15 @@ def best_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
 def to_do(given: Any, made: list[dict[str, Any]]) -> list[Job]:
     """What the file does not have, the longest first."""
     names = [name for name in SETTINGS if re.search(given.only, name)]
+    if not names:
+        raise SystemExit(f"--only {given.only!r} finds none of: {'; '.join(SETTINGS)}")
     if given.what == "sweep":
         jobs = [Job(name, rate, 0) for rate in RATES for name in names]
     else:
         rates = best_rates(rows_of(given.out / "distill_sweep.csv"))
         jobs = [Job(name, rates[name], seed) for seed in SEEDS for name in names if name in rates]
-    known = {(row["setting"], row["learning_rate"], row["seed"]) for row in made}
-    return sorted((job for job in jobs if job.key not in known), key=lambda job: -job.updates(1))
+    known = {(row["setting"], row["learning_rate"], row["seed"], row["updates"]) for row in made}
+    return sorted((job for job in jobs if job.key(given.updates) not in known), key=lambda job: -job.updates(1))
 
 
 def main() -> None:

@@ -106,11 +106,11 @@ def _memory(which: str) -> int:
 @contextmanager
 def own_time(clock: "Clock") -> Iterator[None]:
     """Let the clock count what klgrad's code takes of each step: the rollout, the term, and what is logged of it."""
-    from klgrad import KLTerm
+    from klgrad import KLTerm, rollout
     from klgrad.trl import KLTrainer, metrics
 
-    places: list[tuple[Any, str]] = [(KLTrainer, "_rollout"), (KLTrainer, "_per_token"), (KLTerm, "__call__")]
-    places.append((metrics, "record"))
+    own = [(KLTrainer, name) for name in ("_group", "_rollout", "_per_token")]
+    places: list[tuple[Any, str]] = [*own, (KLTerm, "__call__"), (rollout, "_tell"), (metrics, "record")]
     before, inside = [getattr(*place) for place in places], []
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:

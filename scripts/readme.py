@@ -174,26 +174,27 @@ def distillation() -> str:
 
 def trainer_cost() -> str:
     """A training step as a multiple of TRL's with its own KL."""
-    found: dict[str, list[str]] = {}
-    sizes = []
+    found = {}
     for row in _rows("trainer_step"):
-        size = f"{row['completions']} x {row['length']} tokens"
-        sizes += [size] if size not in sizes else []
         low, high = (f"{float(row[f'times_trl_{end}']):.2f}" for end in ("low", "high"))
         around = f" ({low} to {high})" if low != high else ""
-        found.setdefault(row["candidate"], []).append(f"{float(row['times_trl']):.2f}{around}")
-    head = f"| | {' | '.join(sizes)} |\n|---|{'---|' * len(sizes)}\n"
-    return head + "".join(f"| {name} | {' | '.join(cells)} |\n" for name, cells in found.items())
+        size = f"{row['completions']} x {row['length']} tokens"
+        found[row["candidate"], size] = f"{float(row['times_trl']):.2f}{around}"
+    return _crossed(found, "")
 
 
 def trainer_memory() -> str:
     """The most that a step takes beside models and optimizer, by vocabulary."""
-    found: dict[str, list[str]] = {}
-    for row in _rows("trainer_memory"):
-        found.setdefault(row["vocabulary"], []).append(row["extra_gib"])
-    names = list(dict.fromkeys(row["candidate"] for row in _rows("trainer_memory")))
-    head = f"| vocabulary | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n"
-    return head + "".join(f"| {size} | {' | '.join(cells)} |\n" for size, cells in found.items())
+    rows = _rows("trainer_memory")
+    return _crossed({(row["vocabulary"], row["candidate"]): row["extra_gib"] for row in rows}, "vocabulary")
+
+
+def _crossed(cells: dict[tuple[str, str], str], corner: str) -> str:
+    """A table of what is given by row and column; what was not measured stays empty."""
+    rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    head = f"| {corner} | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}\n"
+    lines = (f"| {row} | {' | '.join(cells.get((row, column), '') for column in columns)} |\n" for row in rows)
+    return head + "".join(lines)
 
 
 def _rows(name: str) -> list[dict[str, str]]:

@@ -1,5 +1,6 @@
 """Properties over shapes, masks, dtypes and groups."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -74,6 +75,15 @@ def test_trailing_padding_does_not_matter(rollout):
         EXACT.check(term(wide).coefficient[:, :-3], term(rollout).coefficient)
 
 
+@contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def naive_to_go(x, mask, discount):
     out = torch.zeros_like(x)
     for b in range(len(x)):
@@ -89,6 +99,8 @@ def test_credit_is_what_its_sums_say(rollout, discount):
     x, mask = rollout.log_ratio, rollout.mask
     expected = naive_to_go(x, mask, discount)
     EXACT.check(to_go(x, mask, discount), expected)
+    with deterministic():  # another algorithm
+        EXACT.check(to_go(x, mask, discount), expected)
     EXACT.check(future(x, mask, discount), expected - torch.where(mask, x, 0))
     for b in range(len(x)):
         EXACT.check(whole(x, mask)[b], torch.where(mask[b], x[b][mask[b]].sum(), 0))

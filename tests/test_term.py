@@ -94,6 +94,19 @@ def test_the_reductions_divide_by_sequences_or_by_tokens():
     EXACT.check(KLTerm(reduction="token")(rollout).value.mean, 1.0)
 
 
+def test_a_loss_that_was_logged_still_has_its_gradient():
+    """It is computed when it is first asked for, which may be where no gradient is wanted."""
+    logp = torch.full((2, 3), -1.0, requires_grad=True)
+    given = {"token_kl": logp.square(), "group": torch.tensor([0, 0])}
+    rollout = Rollout(logp, torch.full((2, 3), -2.0), torch.ones(2, 3), **given)
+    for term in (KLTerm(), KLTerm(estimator="exact")):
+        unseen, logged = term(rollout), term(rollout)
+        with torch.no_grad():
+            assert (logged.loss.item(), logged.pathwise.item()) == (unseen.loss.item(), unseen.pathwise.item())
+        EXACT.check(*(torch.autograd.grad(each.loss, logp, retain_graph=True)[0] for each in (logged, unseen)))
+        assert logged.pathwise.requires_grad == (term.estimator == "exact")
+
+
 def test_loss_and_advantage_give_one_update():
     """Subtracting β c_t from the advantages, or adding β loss to the loss: the same gradient."""
     torch.manual_seed(0)

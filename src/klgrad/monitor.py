@@ -17,7 +17,7 @@ from .rollout import Rollout
 from .statistics import Estimate
 from .sums import Lengths, Ratios, Totals, numbers
 
-CLAMPS = {"k3_value_10": 10.0, "k2_value_10": 10.0, "input_20": 20.0}
+CLAMPS = {"k3_value_10": ("kl/reverse/k3", 10.0), "k2_value_10": ("kl/reverse/k2", 10.0), "input_20": ("size", 20.0)}
 """What is clamped in common use, and where: beyond it the gradient stops."""
 
 BAND = (0.5, 2.0)
@@ -66,9 +66,8 @@ class KLSums:
         self._totals = self._totals or Totals(list(values))
         self._totals.add(list(values.values()), rollout, group)
         self.lengths.add(rollout)
-        clamped = (values["kl/reverse/k3"], values["kl/reverse/k2"], size)
-        # A masked token has log-ratio 0.
-        beyond = [(x > limit).sum() for x, limit in zip(clamped, CLAMPS.values(), strict=True)]
+        values["size"] = size
+        beyond = [(values[of] > limit).sum() for of, limit in CLAMPS.values()]  # a masked token has log-ratio 0
         self._beyond = self._beyond.to(log_ratio.device) + torch.stack(beyond)
         self.furthest = torch.maximum(self.furthest.to(log_ratio), size.amax())
         if rollout.behavior_logp is not None:

@@ -1,5 +1,7 @@
 """Regularisers that stale data need no importance weights for: their optimum is right under any sampler."""
 
+from functools import partial
+
 from torch import Tensor
 
 from .credit import group_total
@@ -33,8 +35,12 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
         coefficient=bounded[:, None].expand_as(rollout.logp),
         pathwise=None,
         value_per_sequence=total.square() / 2,
-        diagnose=lambda: {"length/mean": rollout.lengths.mean(), "log_ratio/abs_max": total.abs().amax()},
+        diagnose=partial(_diagnostics, rollout, total),
     )
+
+
+def _diagnostics(rollout: Rollout, total: Tensor) -> dict[str, Tensor]:
+    return {"length/mean": rollout.lengths.mean(), "log_ratio/abs_max": total.abs().amax()}
 
 
 def consistency_loss(rollout: Rollout, reward: Tensor, beta: float) -> Tensor:

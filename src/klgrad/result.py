@@ -1,7 +1,7 @@
 """What a KL term gives back, and the one place where coefficients become a loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -37,32 +37,34 @@ class KLResult:
 
     coefficient: Tensor
     per_token: Tensor
-    _rollout: Rollout
-    _reduction: Reduction
-    _pathwise: Tensor | None
-    _value_per_sequence: Tensor
-    _diagnose: Callable[[], dict[str, Tensor]]
-
-    @cached_property
-    def value(self) -> Estimate:
-        """See the attributes."""
-        return ratio_of_means(self._value_per_sequence, _count(self._rollout, self._reduction), self._rollout.group)
-
-    @cached_property
-    def pathwise(self) -> Tensor:
-        """See the attributes."""
-        if self._pathwise is None:
-            return self._value_per_sequence.new_zeros(())
-        return reduce(self._pathwise, self._rollout, self._reduction)
+    _rollout: Rollout = field(repr=False)
+    _reduction: Reduction = field(repr=False)
+    _pathwise: Tensor | None = field(repr=False)
+    _value_per_sequence: Tensor = field(repr=False)
+    _diagnose: Callable[[], dict[str, Tensor]] = field(repr=False)
 
     @cached_property
     def loss(self) -> Tensor:
-        """See the attributes."""
-        return self.value.mean + reduce(self.per_token, self._rollout, self._reduction)
+        """The estimate, with the gradient that the term declares."""
+        with torch.enable_grad():  # whoever asks first, under no_grad() to log it, say, must not take the gradient away
+            return self.value.mean + reduce(self.per_token, self._rollout, self._reduction)
+
+    @cached_property
+    def pathwise(self) -> Tensor:
+        """The full-vocabulary part of the loss; 0 for sampled terms."""
+        if self._pathwise is None:
+            return self._value_per_sequence.new_zeros(())
+        with torch.enable_grad():
+            return reduce(self._pathwise, self._rollout, self._reduction)
+
+    @cached_property
+    def value(self) -> Estimate:
+        """The KL estimate with its standard error, in the unit of the reduction."""
+        return ratio_of_means(self._value_per_sequence, _count(self._rollout, self._reduction), self._rollout.group)
 
     @cached_property
     def diagnostics(self) -> dict[str, Tensor]:
-        """See the attributes."""
+        """Detached scalars, by name."""
         return self._diagnose()
 
 

@@ -1,6 +1,7 @@
 """`KLTerm`: a KL term told what is meant, which computes just that."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ class KLTerm:
             coefficient=coefficient,
             pathwise=pathwise,
             value_per_sequence=value,
-            diagnose=lambda: _diagnostics(self, rollout, ratios),
+            diagnose=partial(_diagnostics, self, rollout, ratios),
         )
 
     def _parts(self, rollout: Rollout, weight: Tensor, before: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:

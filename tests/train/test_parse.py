@@ -54,12 +54,29 @@ def test_distillation_uses_completions_twice_where_that_needs_no_weights():
     """As long as the KL is the preset's: over the vocabulary, of each token."""
     found = parse("distill", [*CPU])
     assert found.training.num_iterations == 2
-    assert "E_μ[ Σ_t ∇KL_t ]" in formula(found)
-    assert "on the prefixes that μ sampled (num_iterations=2)" in formula(found)
-    for other in (["--kl_discount", "0.5"], ["--kl_estimator", "k1"], ["--reward", "a:b"], ["--teacher", "some/where"]):
-        found = parse("distill", [*other, *CPU])
-        assert found.training.num_iterations == 1
-        assert "; on-policy" in formula(found)
+    assert formula(found).startswith("∇ KL(π‖ref) of the next token, at the prefixes of μ = E_μ[ Σ_t ∇KL_t ]")
+    assert formula(found).endswith("; μ is what sampled the completions (num_iterations=2)")
+    for same in (["--kl_discount", "0"], ["--kl_level", "token"], ["--kl_coef", "2"], ["--kl_estimator", "exact"]):
+        again = parse("distill", [*same, *CPU]).training
+        assert (again.num_iterations, again.learning_rate, again.max_steps) == (2, 6e-4, 80)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ["--kl_discount", "0.5"],
+        ["--kl_estimator", "k1"],
+        ["--kl_top_k", "64"],
+        ["--kl_baseline", "leave_one_out"],
+        ["--kl_divergence", "forward", "--kl_level", "token"],
+        ["--reward", "a:b"],
+        ["--num_iterations", "1"],
+    ],
+)
+def test_any_other_distillation_samples_anew(other):
+    found = parse("distill", [*other, *CPU])
+    assert (found.training.num_iterations, found.training.learning_rate, found.training.max_steps) == (1, 3e-4, 40)
+    assert "; on-policy" in formula(found)
 
 
 def test_dashes_are_underscores():

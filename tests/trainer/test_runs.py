@@ -1,6 +1,7 @@
 """Short runs of a `KLTrainer`: staleness, an adaptive β, a teacher, what is logged and what is warned of."""
 
 import shutil
+import warnings
 
 import pytest
 import tiny
@@ -19,8 +20,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def quiet():
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -60,9 +59,13 @@ def test_what_is_not_finite_stops_before_the_update(tmp_path):
     forward = trainer._sampled
     broken = lambda x: torch.where(torch.arange(x.shape[1]) == 0, torch.nan, x)
     trainer._sampled = lambda *args, **kwargs: (broken((found := forward(*args, **kwargs))[0]), *found[1:])
-    with pytest.raises(RolloutError, match=r"`logp` finite.*received nan"):
-        trainer.train()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(RolloutError, match=r"`logp` finite.*received nan"):
+            trainer.train()
     assert torch.equal(tiny.weights(trainer), before)
+    assert not [each for each in told if "before the first update" in str(each.message)]  # NaN is no KL to explain
+    assert trainer._unrecorded is None  # nothing holds on to the graph
 
 
 def test_lag_counts_updates(tmp_path):

@@ -1,6 +1,7 @@
 """What a run maximises, in words: the objective, how tokens are weighed, and what rescales β."""
 
 from ..trl.checks import stale
+from ..trl.objective import needs_no_weights
 from .settings import Settings
 
 UNIT = "summed over the sequence"
@@ -38,14 +39,12 @@ def rewarded(settings: Settings) -> bool:
 def formula(settings: Settings) -> str:
     """The term's gradient, with the weights that its tokens really have."""
     training = settings.training
-    text, term, why = (
-        training.objective.formula.replace(UNIT, reduction(settings)),
-        training.objective.term,
-        stale(training),
-    )
-    if why is None or term is None or term.sampler is not None or term.descends.off_policy == "unknown":
+    text, term = training.objective.formula.replace(UNIT, reduction(settings)), training.objective.term
+    why = stale(training)
+    if why is None or term is None or not needs_no_weights(term):
         return text
-    return text.replace("E_π[", "E_μ[").replace("; on-policy", f"; on the prefixes that μ sampled ({why})")
+    text = text.replace(f", {term.level} level = E_π[", " of the next token, at the prefixes of μ = E_μ[")
+    return text.replace("; on-policy", f"; μ is what sampled the completions ({why})")
 
 
 def reduction(settings: Settings) -> str:

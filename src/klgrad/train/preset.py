@@ -3,7 +3,7 @@
 from typing import Any
 
 from .model import EMBEDDED as EMBEDDED_MODEL
-from .settings import DEFAULTS, DISTILL, EMBEDDED, QUICK, QUICK_STUDENT, REUSED, STUDENT, UNGROUPED
+from .settings import DEFAULTS, DISTILL, EMBEDDED, QUICK, QUICK_REUSED, QUICK_STUDENT, REUSED, STUDENT, UNGROUPED
 
 
 def preset_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -25,17 +25,26 @@ def preset_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _distilling(found: dict[str, Any], given: dict[str, Any], embedded: bool) -> dict[str, Any]:
-    found |= QUICK_STUDENT if given.get("quick") else STUDENT if embedded else {}
-    of_the_kl = {name for name in given if name.startswith("kl_")} - {"kl_coef", "kl_memory"}
-    if embedded and "reward" not in given and not of_the_kl:
-        found |= REUSED
     if given.get("kl_level") == "token":
         found.pop("kl_discount")  # there is no future to discount
     if given.get("kl_cell"):
         found = {name: x for name, x in found.items() if name not in ("kl_discount", "kl_estimator")}
     if "reward" not in given and given.get("kl_baseline", "none") == "none":
         found |= UNGROUPED
-    return found
+    reused = embedded and _needs_no_weights({**found, **given})
+    if given.get("quick"):
+        return found | (QUICK_REUSED if reused else QUICK_STUDENT)
+    return found | (REUSED if reused else STUDENT if embedded else {})
+
+
+def _needs_no_weights(chosen: dict[str, Any]) -> bool:
+    """On old completions: where the reverse KL of each token, over the vocabulary, is all there is."""
+    other = ("reward", "kl_cell", "kl_top_k", "rollout_lag")
+    plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
+    as_usual = all(chosen.get(name, value) == value for name, value in plain.items())
+    tokens = chosen.get("kl_level") == "token" or float(chosen.get("kl_discount", 1)) == 0
+    wished = int(chosen.get("num_iterations", 2)) > 1
+    return as_usual and tokens and wished and not any(chosen.get(name) for name in other)
 
 
 def here() -> dict[str, Any]:

@@ -62,12 +62,15 @@ def objective_of(config: Any) -> Objective:
         influence_bound=config.kl_influence_bound,
     )
     checks.placement(config, term)
-    # Summed over the vocabulary, a token's KL needs no weight: on old completions it is that of their prefixes.
-    declared = term.sampler is not None or term.descends.off_policy != "unknown"
-    checks.staleness(config, corrected=declared)
+    checks.staleness(config, corrected=term.sampler is not None or needs_no_weights(term))
     checks.top_k(config)
     top_k, tail, bound = config.kl_top_k, config.kl_tail, bound_of(config.kl_ratio_bound)
     return Objective(term, None, config.kl_placement, config.kl_reduction, top_k, tail, bound)
+
+
+def needs_no_weights(term: KLTerm) -> bool:
+    """On old completions: summed over the vocabulary, a token's KL is that at their prefixes, whoever sampled them."""
+    return term.sampler is None and term.descends.off_policy != "unknown"
 
 
 def bound_of(text: str) -> Bound | None:

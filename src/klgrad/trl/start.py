@@ -36,7 +36,7 @@ def check_start(trainer: Any, rollout: Rollout) -> None:
     if trainer.args.teacher is not None or trainer.state.global_step > 0 or not trainer.model.training:
         return
     value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
-    if value <= START_KL:
+    if not value > START_KL:  # what is no number is told of by the rollout's own check
         return
     causes = []
     if any(m.p > 0 for m in trainer.model.modules() if isinstance(m, torch.nn.Dropout)):

@@ -145,7 +145,7 @@ class KLTrainer(GRPOTrainer):
             return self._loss(model, inputs)
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        group = everywhere(self.accelerator, {"group": inputs["group"]})[0]["group"].cpu()  # before there is a queue
+        group = self._group(inputs)  # asked for before the device has a queue
         seen = self._forward(model, inputs)
         rollout, own = self._rollout(seen, inputs, group)
         self.check_start(rollout)
@@ -174,14 +174,17 @@ class KLTrainer(GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's; what is logged of the KL is computed while the device is still at the backward pass."""
-        loss = super().training_step(*args, **kwargs)
-        self._record(last=self.accelerator.sync_gradients)
+        try:
+            loss = super().training_step(*args, **kwargs)
+            self._record(last=self.accelerator.sync_gradients)
+        finally:
+            self._unrecorded = None  # it holds the graph, which a step that failed must not keep
         return loss
 
     def _record(self, *, last: bool) -> None:
-        seen, self._unrecorded = self._unrecorded, None
-        if seen is not None:
-            metrics.record(self, *seen, last=last)
+        if self._unrecorded is not None:
+            metrics.record(self, *self._unrecorded, last=last)
+        self._unrecorded = None
 
     def _per_token(self, seen: Seen, rollout: Rollout, result: KLResult, own: slice) -> Tensor | None:
         """(B, T): in value the KL, in gradient what the term declares; None where the advantages have all of it."""
@@ -205,6 +208,10 @@ class KLTrainer(GRPOTrainer):
         if not self._checked_start and self.model.training:
             self._checked_start = True
             check_start(self, rollout)
+
+    def _group(self, inputs: dict[str, Any]) -> Tensor:
+        """(B,) which prompts all processes' completions of this step are of; on the CPU, where to look is free."""
+        return everywhere(self.accelerator, {"group": inputs["group"]})[0]["group"].cpu()
 
     def _rollout(self, seen: Seen, inputs: dict[str, Any], group: Tensor) -> tuple[Rollout, slice]:
         """All processes' completions of this step, and which of its rows carry a gradient here."""
