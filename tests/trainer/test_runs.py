@@ -155,6 +155,25 @@ def test_the_last_row_of_an_evaluation_needs_no_peers(tmp_path):
     assert found["eval_kl/reverse/k3/per_token"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_an_evaluation_is_logged_as_a_whole(tmp_path, placement):
+    """Means, errors and extremes are those of all its completions, however they come in batches."""
+    settings = {"num_generations_eval": 2, "kl_placement": placement, "scale_rewards": "none", "max_steps": 2}
+    found = []
+    for size in (2, 4, 12):
+        trainer = made(tmp_path, per_device_eval_batch_size=size, **settings)
+        trainer.train()
+        said = lambda prompt: [3 + sum(prompt) % 20, *prompt, 1][: 2 + sum(prompt) % 3]
+        trainer._generate_single_turn = lambda prompts, *_, said=said, **__: ([said(each) for each in prompts], None)
+        found.append(trainer.evaluate(tiny.prompts(6)))
+    names = [name for name in found[0] if name.startswith(("eval_kl/", "eval_length/", "eval_log_ratio/"))]
+    assert {"eval_kl/reverse/k3/per_token/standard_error", "eval_length/max"} <= set(names)
+    for name in names:
+        for other in found[1:]:
+            SINGLE.check(torch.tensor(other[name]), torch.tensor(found[0][name]))
+    assert found[0]["eval_kl/reverse/k3/per_token/standard_error"] > 0
+
+
 def test_generations_of_one_update_are_told_apart(tmp_path):
     settings = {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 2}
     trainer = made(tmp_path, **settings)

@@ -20,7 +20,7 @@ COLLAPSED = 0.5
 
 @dataclass
 class Window:
-    """The micro-batches of one update so far: sums, so that errors and maxima are the update's."""
+    """The micro-batches of one update or evaluation so far: sums, so that errors and maxima are those of the whole."""
 
     sums: KLSums = field(default_factory=KLSums)
     total: Tensor | float = 0.0
@@ -61,13 +61,18 @@ def unbiased_kl(trainer: Any, rollout: Rollout) -> Tensor | float:
 
 
 def record(trainer: Any, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
-    """Add a micro-batch; after an update's last one, append its numbers to TRL's, and feed β."""
+    """Add a micro-batch, and after an update's last one finish."""
     mode = "train" if trainer.model.training else "eval"
-    window = trainer.windows[mode]
-    window.add(rollout, group, result, unbiased_kl(trainer, rollout))
-    if not last:
+    trainer.windows[mode].add(rollout, group, result, unbiased_kl(trainer, rollout))
+    if last:
+        finish(trainer, mode)
+
+
+def finish(trainer: Any, mode: str) -> None:
+    """Append the window's numbers to TRL's, and feed β."""
+    window, trainer.windows[mode] = trainer.windows[mode], Window()
+    if not window.sums.lengths.rows:
         return
-    trainer.windows[mode] = Window()
     report, log = window.metrics(), trainer._metrics[mode]
     if trainer.objective.top_k is not None:  # an estimate or a bound, by its own name
         report = {name.replace("/exact/", "/top_k/"): value for name, value in report.items()}

@@ -54,7 +54,7 @@ class KLReward:
         trainer.check_start(rollout)
         # What it was for these completions; what it becomes is for the next.
         trainer.reward_weights[trainer.reward_funcs.index(self)] = -trainer.coefficient.value
-        record(trainer, rollout, group, None, last=True)  # it comes as one batch
+        record(trainer, rollout, group, None, last=not trainer.evaluating)  # for an update it comes as one batch
 
 
 def padded(trainer: Any, prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:

@@ -57,6 +57,7 @@ class KLTrainer(GRPOTrainer):
         self._unrecorded: tuple[Rollout, Tensor, KLResult | None] | None = None
         self._lagging: deque[dict[str, Any]] = deque()
         self._checked_start, self._generations = False, 0
+        self.evaluating, self._evaluated = False, 0
         self.windows = {"train": metrics.Window(), "eval": metrics.Window()}
         rewards, weights = [*_listed(reward_funcs)] or [no_reward], args.reward_weights
         if self.objective.placement == "reward":
@@ -91,15 +92,19 @@ class KLTrainer(GRPOTrainer):
         finally:
             self.beta = 0.0
         batch["group"] = self.groups(len(batch["completion_ids"])) + self._first_group()
-        if self.args.rollout_lag and self.model.training:
+        if not self.model.training:
+            self._evaluated += len(batch["completion_ids"]) * self.accelerator.num_processes
+        elif self.args.rollout_lag:
             return self._delayed(batch)
         return batch
 
     def groups(self, rows: int) -> Tensor:
         """(rows,) which prompt each completion is of, in the order in which TRL generates on all processes."""
-        size = self.num_generations if self.model.training else self.num_generations_eval
         first = self.accelerator.process_index * rows
-        return (torch.arange(rows, device=self.accelerator.device) + first) // size
+        row = torch.arange(rows, device=self.accelerator.device) + first
+        if self.model.training:
+            return row // self.num_generations
+        return row // self.num_generations_eval + self._evaluated  # batches of one evaluation have other prompts
 
     def _first_group(self) -> int:
         """Generations that go into one update must not number their prompts alike."""
@@ -169,7 +174,7 @@ class KLTrainer(GRPOTrainer):
             loss = loss + beta * self._summed(rollout, per_token)
         self._unrecorded = (rollout, group, result)
         if not self.model.training:
-            self._record(last=True)
+            self._record(last=not self.evaluating)
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -180,6 +185,16 @@ class KLTrainer(GRPOTrainer):
         finally:
             self._unrecorded = None  # it holds the graph, which a step that failed must not keep
         return loss
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; what is logged of the KL is that of the whole evaluation, and not a mean over its batches."""
+        self.evaluating, self._evaluated, self.windows["eval"] = True, 0, metrics.Window()
+        try:
+            found = super().evaluation_loop(*args, **kwargs)
+            metrics.finish(self, "eval")
+        finally:
+            self.evaluating = False
+        return found
 
     def _record(self, *, last: bool) -> None:
         if self._unrecorded is not None:
