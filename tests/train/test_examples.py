@@ -16,6 +16,7 @@ PAIRS = {
     "train-7b-zero3": ("accelerate-zero3", 8),
     "train-7b-nodes-vllm": ("accelerate-nodes", 32),
 }
+DISTILLATION = EXAMPLES / "distill-7b-fsdp2.yaml"
 HERE = ("--use_cpu", "--bf16", "false")
 """This machine has no GPU, and TRL checks."""
 
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 def test_every_example_is_tested():
     assert {path.stem for path in RUNS} == set(PAIRS)
+    assert list(EXAMPLES.glob("distill-*.yaml")) == [DISTILLATION]
     assert {path.stem for path in EXAMPLES.glob("accelerate-*.yaml")} == {name for name, _ in PAIRS.values()}
 
 
@@ -44,6 +46,18 @@ def test_a_run_is_what_its_comments_say(name):
         assert Path(settings.run.accelerate_config).stem == launcher
     assert yaml.safe_load(text)["bf16"] is True
     assert callable(load_reward(settings.run.reward))
+    assert is_dataset(settings.run.task)
+
+
+def test_the_distillation_is_what_its_comments_say(recwarn):
+    settings = parse("distill", ["--config", str(DISTILLATION), *HERE])
+    training, text = settings.training, DISTILLATION.read_text()
+    assert (settings.run.reward, training.kl_coef, training.num_iterations) == (None, 1.0, 2)
+    assert training.objective.term.descends.off_policy == "reverse-kl-token-sampler"
+    assert not [each for each in recwarn if "uncorrected" in str(each.message)]
+    completions = 8 * training.per_device_train_batch_size * training.gradient_accumulation_steps
+    assert f"= {completions} completions an update: {completions // training.num_generations} prompts of 2" in text
+    assert Path(settings.run.accelerate_config or "").stem == "accelerate-fsdp2"
     assert is_dataset(settings.run.task)
 
 
