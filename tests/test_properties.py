@@ -14,6 +14,7 @@ from klgrad.audit.catalogue import every_term
 from klgrad.credit import future, leave_one_out, to_go, whole
 from klgrad.importance import prefix_ratio, prefix_ratio_before, sequence_ratio, token_ratio
 from klgrad.result import reduce
+from klgrad.scan import running_sum
 
 TERMS = list(every_term())
 terms = st.sampled_from(TERMS)
@@ -99,8 +100,9 @@ def test_credit_is_what_its_sums_say(rollout, discount):
     x, mask = rollout.log_ratio, rollout.mask
     expected = naive_to_go(x, mask, discount)
     EXACT.check(to_go(x, mask, discount), expected)
-    with deterministic():  # another algorithm
+    with deterministic():  # by another algorithm
         EXACT.check(to_go(x, mask, discount), expected)
+        EXACT.check(running_sum(x), x.cumsum(-1))
     EXACT.check(future(x, mask, discount), expected - torch.where(mask, x, 0))
     for b in range(len(x)):
         EXACT.check(whole(x, mask)[b], torch.where(mask[b], x[b][mask[b]].sum(), 0))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .errors import RolloutError
+from .scan import running_sum
 
 
 def to_go(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
@@ -34,8 +35,8 @@ def _scan(x: Tensor, mask: Tensor, discount: float) -> Tensor:
     doubling spans needs no power of 1/g, so that it is stable for every discount in [0, 1].
     """
     total = torch.where(mask, x, 0)
-    if discount == 1 and not torch.are_deterministic_algorithms_enabled():  # CUDA has no deterministic cumsum
-        return total.flip(-1).cumsum(-1).flip(-1)
+    if discount == 1:
+        return running_sum(total.flip(-1)).flip(-1)
     decay = torch.ones_like(total).masked_fill(mask, discount)
     span = 1
     while span < x.shape[-1]:

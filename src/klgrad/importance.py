@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .errors import MeaningError
 from .rollout import Rollout
+from .scan import running_sum
 
 Ratio = Literal["token", "prefix", "sequence"]
 
@@ -27,14 +28,14 @@ def token_ratio(rollout: Rollout) -> Tensor:
 
 def prefix_ratio(rollout: Rollout) -> Tensor:
     """w_t = r_1 ... r_t, token t included, (B, T)."""
-    return _bounded_exp(_log_token_ratio(rollout).cumsum(-1))
+    return _bounded_exp(running_sum(_log_token_ratio(rollout)))
 
 
 def prefix_ratio_before(rollout: Rollout) -> Tensor:
     """w_{t-1} = r_1 ... r_{t-1}, token t excluded, (B, T); 1 at the first token."""
     log_ratio = _log_token_ratio(rollout)
     before = torch.zeros_like(log_ratio)
-    before[:, 1:] = log_ratio.cumsum(-1)[:, :-1]
+    before[:, 1:] = running_sum(log_ratio)[:, :-1]
     return _bounded_exp(before)
 
 

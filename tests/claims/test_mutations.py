@@ -63,7 +63,7 @@ MUTATIONS = {
         "return torch.ones_like(before)",
         "reverse-sequence-exact-prefix-ratio",
     ),
-    "token ratio for the prefix": ("importance.py", ".cumsum(-1))", ")", "reverse-sequence-k1-prefix-ratio"),
+    "token ratio for the prefix": ("importance.py", "exp(running_sum(", "exp((", "reverse-sequence-k1-prefix-ratio"),
     "k3's slope for the reverse KL": (
         "term.py",
         "            return rollout.log_ratio\n",
