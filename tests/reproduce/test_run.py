@@ -86,7 +86,8 @@ def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypat
 def test_ctrl_c_stops_the_workers_and_leaves_whole_files_only(tmp_path):
     """For real: a process, a signal, and what is on the disk afterwards."""
     run = [sys.executable, "-m", "klgrad", "reproduce", "--out", str(tmp_path), "--jobs", "2"]
-    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
+    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeding)
     deadline = time.monotonic() + 60
     while not list(tmp_path.rglob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
