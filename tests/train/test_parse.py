@@ -79,6 +79,12 @@ def test_any_other_distillation_samples_anew(other):
     assert "; on-policy" in formula(found)
 
 
+@pytest.mark.parametrize("name", ["kl_discount", "num_iterations"])
+def test_what_a_preset_looks_at_is_still_checked(name, yaml):
+    with pytest.raises(SettingError):
+        parse("distill", [*yaml(f"{name}: much\n"), *CPU])
+
+
 def test_dashes_are_underscores():
     assert parse("train", ["--dry-run", "--kl-coef=0.125", *CPU]).run.dry_run
 

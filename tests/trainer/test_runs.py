@@ -136,7 +136,15 @@ def test_what_is_fed_to_beta_is_weighed(tmp_path):
 
 
 def test_beta_on_the_samplers_prefixes(tmp_path):
-    made(tmp_path, kl_target=1.0, kl_level="token", kl_ratio="token", max_steps=1).train()
+    """Each token by its own ratio, within its bound, as the term itself; and it trains."""
+    settings = {"kl_level": "token", "kl_ratio": "token", "kl_ratio_bound": "truncate:1.2"}
+    trainer = made(tmp_path, kl_target=1.0, max_steps=1, **settings)
+    logp, ref, mu = -torch.rand(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
+    plain = (logp - ref).neg().exp() - 1 + (logp - ref)
+    SINGLE.check(unbiased_kl(trainer, rollout), ((logp - mu).exp().clamp(max=1.2) * plain).sum())
+    trainer.train()
+    assert trainer.coefficient.value != 0.05
 
 
 def test_what_no_reward_scores_the_kl_does_not(tmp_path):

@@ -31,19 +31,19 @@ def _distilling(found: dict[str, Any], given: dict[str, Any], embedded: bool) ->
         found = {name: x for name, x in found.items() if name not in ("kl_discount", "kl_estimator")}
     if "reward" not in given and given.get("kl_baseline", "none") == "none":
         found |= UNGROUPED
-    reused = embedded and _needs_no_weights({**found, **given})
+    reused = embedded and _reusable({**found, **given})
     if given.get("quick"):
         return found | (QUICK_REUSED if reused else QUICK_STUDENT)
     return found | (REUSED if reused else STUDENT if embedded else {})
 
 
-def _needs_no_weights(chosen: dict[str, Any]) -> bool:
-    """On old completions: where the reverse KL of each token, over the vocabulary, is all there is."""
+def _reusable(chosen: dict[str, Any]) -> bool:
+    """Whether the reverse KL of each token, over the vocabulary, is all there is. Nothing is checked yet."""
     other = ("reward", "kl_cell", "kl_top_k", "rollout_lag")
     plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
     as_usual = all(chosen.get(name, value) == value for name, value in plain.items())
-    tokens = chosen.get("kl_level") == "token" or float(chosen.get("kl_discount", 1)) == 0
-    wished = int(chosen.get("num_iterations", 2)) > 1
+    tokens = chosen.get("kl_level") == "token" or chosen.get("kl_discount") == 0
+    wished = chosen.get("num_iterations") != 1
     return as_usual and tokens and wished and not any(chosen.get(name) for name in other)
 
 
