@@ -1,0 +1,222 @@
+"""Distillation with the estimators of Tang & Munos (2025), Fig. 8, on a language model.
+
+The paper's claim: far from the reference, differentiating k3 token by token makes little progress, vanilla estimators
+do; sequence-level gradients beat token-level ones; leave-one-out and cumulative (to-go) variants are faster.
+
+Here a student with 20 of SmolLM2-135M's 30 layers is brought back to the whole model by the KL alone. Every arm gets
+the same prompts, the same number of completions and the same scale (summed over the completion, averaged over
+completions). Completions either may end ("may-end") or always have 32 tokens ("fixed-length": the end token is
+replaced by one that the model never writes), because a sequence-level term can lower its KL by ending early. All arms
+are judged by one evaluator (`Judge`): the exact KL(student‖teacher) over the whole vocabulary, on the student's own
+completions of held-out prompts, and what tells whether a low KL is worth having.
+
+    python benchmarks/exp_fig8.py sweep TEACHER      every arm at every learning rate, one seed
+    python benchmarks/exp_fig8.py seeds TEACHER      each arm at its best rate, from three seeds
+
+TEACHER is the folder of the unpacked model. Results: benchmarks/results/fig8_sweep.csv and fig8_seeds.csv.
+"""
+
+import argparse
+import csv
+import shutil
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS, provenance, write
+from packed import Job, Row, run_all
+
+LAYERS = 20
+UPDATES = 40
+EVERY = 10
+RATES = (1e-4, 3e-4, 3e-5, 6e-4)
+SEEDS = (0, 1, 2)
+UNUSED = "<empty_output>"
+"""A token of SmolLM2's vocabulary that it does not write."""
+
+COMMON = {
+    "max_steps": UPDATES,
+    "lr_scheduler_type": "constant",
+    "per_device_train_batch_size": 256,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "max_completion_length": 32,
+    "gradient_checkpointing": "false",
+    "save_strategy": "no",
+    "report_to": "none",
+    "eval_size": 64,
+}
+EXACT = "--kl_estimator exact --kl_reduction sequence --num_iterations 1"
+ARMS = {
+    "k3-loss": "--kl_cell k3-loss",
+    "k2-loss": "--kl_cell k2-loss",
+    "k1-reward": "--kl_cell k1-reward",
+    "k1-reward-leave-one-out": "--kl_cell k1-reward-leave-one-out",
+    "k1-reward-to-go": "--kl_cell k1-reward-to-go",
+    "exact-token": f"{EXACT} --kl_level token",
+    "exact-discount-0.9-leave-one-out": f"{EXACT} --kl_discount 0.9 --kl_baseline leave_one_out",
+}
+"""Token level: k3 (GRPO's), k2 (the paper's vanilla, token by token); sequence level: the paper's three; ours: two."""
+LENGTHS = ("may-end", "fixed-length")
+
+
+def job(given: Any, arm: str, lengths: str, rate: float, seed: int) -> Job:
+    """One run's flags."""
+    teacher = given.teacher if lengths == "may-end" else fixed_length(given.teacher, given.runs)
+    chosen = {**COMMON, "learning_rate": rate, "seed": seed, "teacher": teacher, "model": f"{teacher}:{LAYERS}"}
+    flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
+    label = {"arm": arm, "lengths": lengths, "learning_rate": f"{rate:g}", "seed": seed}
+    return Job(f"{arm}_{lengths}_{rate:g}_{seed}", label, [*flags, *ARMS[arm].split()])
+
+
+def fixed_length(teacher: Path, folder: Path) -> Path:
+    """The same model in a folder of its own, whose completions end at a token that it does not write."""
+    target = folder / "teacher-fixed-length"
+    if target.is_dir():
+        return target
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    shutil.copytree(teacher, target)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.eos_token = UNUSED
+    tokenizer.save_pretrained(target)
+    for kind in (AutoConfig, GenerationConfig):
+        config = kind.from_pretrained(target)
+        config.eos_token_id = tokenizer.eos_token_id
+        config.save_pretrained(target)
+    return target
+
+
+def train(job: Job, folder: Path) -> list[Row]:
+    """Train one student, and give its evaluations."""
+    from klgrad.train.build import build, models_of
+    from klgrad.train.parse import parse
+    from klgrad.trl.hidden import add_statistics_forward, base_of
+
+    settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
+    trainer, evaluator = build(settings, models_of(settings))
+    if not trainer.objective.exact:
+        for model in (trainer.model, trainer.ref_model):
+            add_statistics_forward(base_of(trainer.accelerator.unwrap_model(model)))
+    judge = Judge(trainer, evaluator)
+    rows: list[Row] = []
+
+    def evaluate() -> None:
+        step = trainer.state.global_step
+        if step % EVERY == 0 and (not rows or rows[-1]["update"] != step):
+            rows.append({"update": step, **judge(seed=1000 + step)})
+
+    evaluate()
+    trainer.after_update = [evaluate]
+    trainer.train()
+    return rows
+
+
+class Judge:
+    """What every arm is judged by, on held-out prompts: one completion each, by the student and by the teacher.
+
+    A student can be near its teacher on its own completions because it writes what few completions the teacher finds
+    easy. So beside KL(student‖teacher) on the student's completions there are KL(teacher‖student) on the teacher's
+    completions, the student's entropy, how many of its tokens repeat the token before, and how many answers are
+    right.
+    """
+
+    def __init__(self, trainer: Any, evaluator: Any) -> None:
+        self.trainer, self.evaluator = trainer, evaluator
+        self.rows = [row for each in evaluator.sets for row in each.rows]
+        self.ids = trainer._tokenize_prompts([row["prompt"] for row in self.rows])[0]
+        student, trainer.model_wrapped = trainer.model_wrapped, trainer.ref_model
+        try:
+            self.of_teacher = [batch for batch, _ in self._sample(seed=999)]
+        finally:
+            trainer.model_wrapped = student
+
+    def __call__(self, seed: int) -> dict[str, Any]:
+        """Numbers by name, standard errors (`_se`) over prompts, and the first completion as text."""
+        import torch
+
+        from klgrad.monitor import KLSums
+        from klgrad.rollout import Rollout
+
+        trainer, sums, completions = self.trainer, KLSums(), []
+        entropy = repeated = tokens = covered = of_teacher = 0.0
+        training = trainer.model.training
+        trainer.model.eval()
+        with torch.no_grad():
+            for batch, made in self._sample(seed):
+                found, mask, ids = self._exact(batch), batch["completion_mask"].bool(), batch["completion_ids"]
+                sums.add(Rollout(found.logp, found.ref_logp, mask, token_kl=found.reverse_kl))
+                entropy += float((found.entropy * mask).sum())
+                repeated += float(((ids[:, 1:] == ids[:, :-1]) & mask[:, 1:]).sum())
+                tokens += float(mask.sum())
+                completions += made
+            for batch in self.of_teacher:
+                mask = batch["completion_mask"].bool()
+                covered += float((self._exact(batch).forward_kl * mask).sum())
+                of_teacher += float(mask.sum())
+        trainer.model.train(training)
+        report = sums.report().metrics()
+        numbers = {"length": report["length/mean"]}
+        for unit in ("per_token", "per_sequence"):
+            numbers[f"kl_{unit}"] = report[f"kl/reverse/exact/{unit}"]
+            numbers[f"kl_{unit}_se"] = report[f"kl/reverse/exact/{unit}/standard_error"]
+        numbers["forward_kl_per_token"] = covered / of_teacher
+        numbers["entropy_per_token"], numbers["share_repeated"] = entropy / tokens, repeated / tokens
+        right = self.evaluator._judge(trainer, self.rows, completions)
+        numbers["correct"], numbers["distinct"] = sum(right) / len(right), len(set(map(tuple, completions)))
+        text = trainer._tokenizer.decode(completions[0])
+        return {name: float(f"{value:.5g}") for name, value in numbers.items()} | {"sample": text}
+
+    def _exact(self, batch: Any) -> Any:
+        from klgrad.trl.hidden import Completions, exact_statistics
+
+        return exact_statistics(self.trainer, self.trainer.model, Completions.of(batch))
+
+    def _sample(self, seed: int) -> list[tuple[Any, list[list[int]]]]:
+        """Batches as TRL pads them, and the completions of each."""
+        import torch
+
+        from klgrad.train.rng import apart
+        from klgrad.trl.reward import padded
+
+        size, found = self.trainer.args.per_device_train_batch_size, []
+        with apart(seed), torch.no_grad():
+            for start in range(0, len(self.ids), size):
+                ids = self.ids[start : start + size]
+                made = self.trainer._generate_single_turn(ids, None, {}, 1)[0]
+                found.append((padded(self.trainer, ids, made), made))
+        return found
+
+
+def best_rates(path: Path) -> dict[tuple[str, str], float]:
+    """Of each arm and kind of length: the rate whose last KL per completion, the paper's measure, is the lowest."""
+    with path.open(encoding="utf-8") as file:
+        last = [row for row in csv.DictReader(file) if int(row["update"]) == UPDATES]
+    last.sort(key=lambda row: -float(row["kl_per_sequence"] or "inf"))
+    return {(row["arm"], row["lengths"]): float(row["learning_rate"]) for row in last}  # the lowest is set last
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["sweep", "seeds"])
+    parser.add_argument("teacher", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files")
+    parser.add_argument("--runs", type=Path, default=Path("runs/fig8"), help="folder of unfinished work")
+    parser.add_argument("--workers", type=int, default=8, help="jobs at once; each takes up to 15 GiB")
+    parser.add_argument("--only", default="", help="only jobs whose name contains this")
+    given = parser.parse_args()
+    given.runs.mkdir(parents=True, exist_ok=True)
+    if given.what == "sweep":
+        jobs = [job(given, a, w, r, 0) for r in RATES for w in LENGTHS for a in ARMS]
+    else:
+        rates = best_rates(given.out / "fig8_sweep.csv")
+        jobs = [job(given, a, w, r, seed) for seed in SEEDS for (a, w), r in rates.items()]
+    from klgrad.train.model import resolve
+
+    for teacher in (given.teacher, given.runs / "teacher-fixed-length"):
+        resolve(f"{teacher}:{LAYERS}")  # made once, before all workers ask for it
+    rows = run_all([j for j in jobs if given.only in j.name], train, given.runs / given.what, given.workers)
+    write([{**row, **provenance()} for row in rows], given.out / f"fig8_{given.what}.csv")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Run many small training jobs at once on one GPU, and continue where an earlier call stopped.
+
+Each job writes one JSON file when it is finished, and a job whose file exists is skipped: after a kill the same call
+runs what is missing. Workers are processes that take one job after the other, so that imports are paid once. On a GPU
+they share it through NVIDIA MPS, with one CPU thread each: without both, eight jobs take twice as long.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run.
+
+    Attributes:
+        name: unique; also the name of its result file.
+        settings: what the rows of its result are labelled with.
+        flags: what is passed to the training command.
+    """
+
+    name: str
+    settings: Row
+    flags: list[str] = field(default_factory=list)
+
+
+def run_all(jobs: Sequence[Job], work: Callable[[Job, Path], list[Row]], folder: Path, workers: int) -> list[Row]:
+    """Run the jobs that have no result in `folder` yet, and return the rows of all that have one.
+
+    Args:
+        jobs: in the order in which they are started.
+        work: trains one job; runs in a worker process, so it must be a function of a module.
+        folder: for result files, logs and the jobs' own files.
+        workers: how many jobs run at once.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [job for job in jobs if not _result(folder, job).exists()]
+    done = len(jobs) - len(missing)
+    print(f"{done} of {len(jobs)} jobs are done; {len(missing)} to run, {workers} at once", flush=True)
+    started = time.monotonic()
+    with shared_gpu(folder), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(_guarded, work, job, folder): job for job in missing}
+        for count, done in enumerate(as_completed(running), 1):
+            seconds, problem = done.result()
+            state = problem or "done"
+            print(f"[{time.monotonic() - started:5.0f} s] {count}/{len(missing)} {running[done].name}: {state}, "
+                  f"{seconds:.0f} s", flush=True)  # fmt: skip
+    return collect(jobs, folder)
+
+
+def collect(jobs: Sequence[Job], folder: Path) -> list[Row]:
+    """The rows of every job that has a result, each with its job's settings in front."""
+    found = []
+    for job in jobs:
+        path = _result(folder, job)
+        if path.exists():
+            found += [{**job.settings, **row} for row in json.loads(path.read_text(encoding="utf-8"))]
+    return found
+
+
+def _result(folder: Path, job: Job) -> Path:
+    return folder / f"{job.name}.json"
+
+
+def _guarded(work: Callable[[Job, Path], list[Row]], job: Job, folder: Path) -> tuple[float, str]:
+    """Run one job with its output in a log file. A failure is reported and does not stop the others."""
+    start, own = time.monotonic(), folder / "runs" / job.name
+    own.mkdir(parents=True, exist_ok=True)
+    log = (folder / f"{job.name}.log").open("a", encoding="utf-8")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    try:
+        rows = work(job, own)
+    except Exception as error:
+        traceback.print_exc(file=log)
+        return time.monotonic() - start, f"FAILED with {type(error).__name__}: {str(error)[:200]}"
+    finally:
+        log.flush()
+        shutil.rmtree(own, ignore_errors=True)  # models of many runs would fill the disk
+        free_gpu()
+    partial = folder / f".{job.name}.partial"
+    partial.write_text(json.dumps(rows), encoding="utf-8")
+    os.replace(partial, _result(folder, job))
+    return time.monotonic() - start, ""
+
+
+def free_gpu() -> None:
+    """Give the finished job's memory back, which the other workers need."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def shared_gpu(folder: Path) -> Iterator[None]:
+    """Start NVIDIA MPS if it is installed, for the processes that are started inside; one CPU thread each."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        yield
+        return
+    for name in ("PIPE", "LOG"):
+        place = folder.resolve() / f"mps-{name.lower()}"
+        place.mkdir(parents=True, exist_ok=True)
+        os.environ[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
+    subprocess.run([control, "-d"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([control], input="quit\n", text=True, check=False)
