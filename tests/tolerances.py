@@ -37,5 +37,6 @@ SAME_STEPS = Tol(
 )
 BFLOAT16 = Tol(5e-3, 1e-6, "a gradient rounded to bfloat16 twice, towards the logits and after the product: 2^-9 each")
 FLOAT16 = Tol(1e-3, 1e-6, "a gradient rounded to float16 twice: 2^-12 each")
+KEPT = Tol(1e-2, 0.0, "logits kept in 16 bits, and a gradient rounded to bfloat16 twice: in all below one percent")
 NEAR_KL = Tol(1e-2, 0.0, "a KL of 1e-8 between float32 logits of size 1, each rounded at 1e-7: a percent at worst")
 FAR = Tol(1e-3, 0.0, "a KL of about 10 as the difference of two float32 numbers as large as the vocabulary")

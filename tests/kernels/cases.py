@@ -1,11 +1,12 @@
 """Hidden states, heads and targets to try the kernels on, and the float64 specification of the same inputs."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 
 import torch
-from tolerances import BFLOAT16, EXACT, FLOAT16, SINGLE
+from tolerances import BFLOAT16, EXACT, FLOAT16, SINGLE, Tol
 from torch import Tensor
 
 from klgrad import kernels
@@ -30,16 +31,19 @@ class Case:
     ref_head: Head | None = None
     entries: Tensor | None = None
 
-    def to(self, dtype: torch.dtype) -> "Case":
-        """The same numbers in another dtype, with leaves of their own."""
-        cast = lambda x: None if x is None else x.detach().to(dtype, copy=True)
+    def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> "Case":
+        """The same numbers in another dtype or on another device, with leaves of their own."""
+        cast = lambda x: None if x is None else x.detach().to(device or x.device, dtype, copy=True)
+        moved = lambda x: None if x is None else x.to(device or x.device)
         head = lambda h: None if h is None else replace(h, weight=cast(h.weight), bias=cast(h.bias))
         return replace(
             self,
             hidden=cast(self.hidden),
             head=head(self.head),
+            targets=moved(self.targets),
             ref_hidden=cast(self.ref_hidden),
             ref_head=head(self.ref_head),
+            entries=moved(self.entries),
         )
 
     @property
@@ -95,14 +99,36 @@ def make(
     return (replace(case, ref_hidden=ref_hidden, ref_head=ref_head) if paired else case).to(dtype)
 
 
+def confident(doubt: float, tokens: int = 24, vocabulary: int = 4096, size: int = 64, seed: int = 0) -> Case:
+    """Sampled tokens of probability about 1 - doubt by the policy and exp(-11) by the reference, in bfloat16.
+
+    Each model's hidden state is moved along the token's row of the head, until the probability is right.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+    weight, targets = 2 * normal(vocabulary, size) / size**0.5, torch.randint(vocabulary, (tokens,), generator=generator)
+
+    def hidden(logit: float) -> Tensor:
+        x = normal(tokens, size)
+        for _ in range(50):
+            logp = (x @ weight.T).log_softmax(-1).gather(1, targets[:, None])
+            missing = logit - (logp - torch.log(-torch.expm1(logp)))
+            x = x + 0.7 * missing * weight[targets] / (weight[targets] ** 2).sum(-1, keepdim=True)
+        return x
+
+    policy, ref = (Head(weight.clone()) for _ in range(2))
+    return Case(hidden(-math.log(doubt)), policy, targets, hidden(-11.0), ref).to(torch.bfloat16)
+
+
 def weigh(found: TokenStatistics, seed: int = 1) -> Tensor:
     """A weighted sum of all outputs at once, with the same random weights for the same shapes."""
     generator = torch.Generator().manual_seed(seed)
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=found.logp.device)
     for name in OUTPUTS:
         x = getattr(found, name)
         if x is not None:
-            total = total + (torch.randn(x.shape, generator=generator, dtype=torch.float64) * x).sum()
+            weights = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+            total = total + (weights * x).sum()
     return total
 
 
@@ -124,6 +150,16 @@ def agree(case: Case, value_tolerance, gradient_tolerance=None, **options) -> No
     gradients = torch.autograd.grad(weigh(found), case.leaves)
     for gradient, truth in zip(gradients, torch.autograd.grad(weigh(expected), wide.leaves), strict=True):
         (gradient_tolerance or value_tolerance).check_vector(gradient.double(), truth)
+
+
+def check_gradient_of(name: str, case: Case, tolerance: Tol, **options) -> None:
+    """The gradient of one output's sum, to hidden states and head, against the specification in float64."""
+    wide = case.to(torch.float64).require_grad()
+    case.require_grad()
+    found = torch.autograd.grad(getattr(case.statistics(**options), name).sum(), case.leaves)
+    truth = torch.autograd.grad(getattr(wide.specification(), name).sum(), wide.leaves)
+    for x, y in zip(found, truth, strict=True):
+        tolerance.check_vector(x.double(), y)
 
 
 def budget(case: Case, *, kept: int) -> int:

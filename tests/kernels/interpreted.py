@@ -8,9 +8,9 @@ import os
 
 import pytest
 import torch
-from kernels.cases import agree, budget, make
+from kernels.cases import agree, budget, check_gradient_of, confident, make
 from kernels.mutants import planted
-from tolerances import BFLOAT16, SINGLE
+from tolerances import BFLOAT16, KEPT, SINGLE
 
 from klgrad.kernels import from_logits, function, reference, state, tiles_torch, tiles_triton, weights
 from klgrad.kernels.head import Transform
@@ -104,7 +104,7 @@ def gradient(backend, one, used, keep=None, dtype=torch.float32):
     finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
     upstream = [ROWS[n] if n in used else torch.zeros(TOKENS) for n in ROWS]
     rows = weights.per_token(finished, weights.Upstream(*upstream))
-    out = torch.full((TOKENS, one.width), torch.nan, dtype=dtype) if kept is None else kept.a.view(dtype)
+    out = torch.full((TOKENS, one.width), torch.nan, dtype=dtype) if kept is None else kept.larger.view(dtype)
     backend.gradient(one, rows, states, 1, kept, out)
     return out
 
@@ -156,6 +156,15 @@ def test_the_whole_function(kept, dtype, monkeypatch):
     assert function.backend_for(case.hidden) is tiles_triton
     options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
     agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **options)
+
+
+def test_confident_tokens(monkeypatch):
+    """Kept in 16 bits, and far from the reference, over several slices."""
+    monkeypatch.setattr(tiles_triton, "SLICE", 128)
+    case = confident(1e-3, tokens=4, vocabulary=300)
+    assert function.backend_for(case.hidden) is tiles_triton
+    for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
+        check_gradient_of(name, case, KEPT, mode="fast")
 
 
 def test_from_logits():

@@ -26,7 +26,13 @@ MUTATIONS = {
     "kept differences without the shift": (
         "tiles_torch.py", ":, None]) - shift\n            pair", ":, None])\n            pair", checks.kept),
     "kept logits without their top": (
-        "tiles_torch.py", "kept.a.to(rows.dtype) + top", "kept.a.to(rows.dtype)", checks.kept),
+        "tiles_torch.py", "z = a + top", "z = a", checks.kept),
+    "kept differences without their mean": (
+        "tile.py", "torch.where(own, mean, 0.0)", "0.0", checks.kept),
+    "differences kept whole": (
+        "state.py", "return s.gap / s.mass", "return torch.zeros_like(s.mass)", checks.confident_tokens),
+    "the reference's logit read as the policy's": (
+        "tile.py", "torch.where(own, larger, d - larger), d", "larger, d", checks.kept),
     "what was kept read twice": ("function.py", "replace(seen, kept=None)", "seen", checks.second_backward),
     "an entry of another tile taken": (
         "tile.py", "(local >= 0) & (local < self.width)", "local >= 0", checks.recomputed),

@@ -62,11 +62,11 @@ def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     function = getattr(tiles_triton, kernel)
-    limits = {"LIMIT": tile.LARGEST_KEPT, "LOWEST": state.LOWEST, "BANNED": state.BANNED, "NEAR": 0.5}
+    limits = {"LIMIT": tile.LARGEST_KEPT, "TINY": 6e-5, "LOWEST": state.LOWEST, "BANNED": state.BANNED, "NEAR": 0.5}
     given = {**NUMBERS, **SWITCHES, **limits, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE}
     names = [p.name for p in function.params]
     constants = {name: value for name, value in (given | VARIANTS[variant]).items() if name in names}
-    kinds = {"targets_ptr": "*i64", "kept_a_ptr": "*fp16", "kept_d_ptr": "*fp16", "out_ptr": "*bf16"}
+    kinds = {"targets_ptr": "*i64", "larger_ptr": "*fp16", "apart_ptr": "*fp16", "out_ptr": "*bf16"}
     kind = lambda name: kinds.get(name, "*fp32" if name.endswith("_ptr") else "i32")
     signature = {name: "constexpr" if name in constants else kind(name) for name in names}
     source = ASTSource(fn=function, signature=signature, constexprs=constants)

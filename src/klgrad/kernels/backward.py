@@ -61,7 +61,7 @@ def _chunk(inputs: Inputs, rows: slice, seen: Scan, numbers: Tensor, others: Ten
             _multiply(inputs, rows, columns, room[:, : len(columns)], hidden_sum, fresh, total)
             fresh = False
     if seen.kept is not None:  # what was kept is one matrix, and one product
-        whole = seen.kept.a[rows].view(inputs.weight.dtype)
+        whole = seen.kept.larger[rows].view(inputs.weight.dtype)
         _multiply(inputs, rows, range(kept), whole, hidden_sum, fresh, total)
     if to_hidden is not None and hidden_sum is not None and hidden_sum is not to_hidden:
         to_hidden.copy_(hidden_sum)
@@ -83,7 +83,7 @@ def _to_logits(
     tile = inputs.tile(rows, columns) if own else inputs.projected(rows, columns, buffers)
     if others is not None:
         tile = replace(tile, extra=_scattered(inputs, tile, inputs.job.others[rows], others[rows]))
-    out = own.a.view(inputs.weight.dtype) if own else room[:, : len(columns)]
+    out = own.larger.view(inputs.weight.dtype) if own else room[:, : len(columns)]
     inputs.job.backend.gradient(tile, numbers[:, rows], seen.states[:, :, rows], first, own, out)
 
 

@@ -76,7 +76,7 @@ def excesses(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_logits(z: Tensor, z_ref: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """(N, V) logits to a, d and the state of all V, (FIELDS, N)."""
+    """(N, V) logits to a, b and the state of all V, (FIELDS, N)."""
     top = z.amax(-1)
     a = z - top[:, None]
     p = a.exp()
@@ -88,7 +88,13 @@ def of_logits(z: Tensor, z_ref: Tensor | None) -> tuple[Tensor, Tensor | None, T
     d, q = a - b, b.exp()
     gap = difference(a, b)
     terms = [q, p * gap, -q * gap, *excesses(a, b), p * (d > BANNED), q * (d < -BANNED)]
-    return a, d, torch.stack([*policy, ref_top, *(x.sum(-1) for x in terms)])
+    return a, b, torch.stack([*policy, ref_top, *(x.sum(-1) for x in terms)])
+
+
+def mean_difference(own: Tensor) -> Tensor:
+    """The mean of d under the policy over the part of the vocabulary that a state, (FIELDS, ...), stands for."""
+    s = State(*own)
+    return s.gap / s.mass
 
 
 def merge(parts: Tensor) -> Tensor:

@@ -49,27 +49,57 @@ LARGEST_KEPT = 60000.0
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What is kept of a tile: a = z - top of its slice, and d = a - b. Both are exact where they matter.
+    """What is kept of a tile until backward, in 16 bits for half-precision inputs.
 
-    Near the top of the distribution a is near 0, near the reference d is, and floating point is finest there; so
-    16 bits lose less than the bf16 gradient that is made of them.
+    With a = z - max z and b = z_ref - max z_ref over a slice and d = a - b, an entry is kept as two numbers. Rounding
+    moves each of them by at most 2^-11 of its size, so they are chosen to be small where the gradient is large:
+
+    - where d >= 0 (the policy likes the entry more than the reference does): a, and d minus its mean under the policy
+      over the slice. The gradient of the reverse KL is p times the distance of d from its mean, so its error stays
+      2^-11 of itself. Were d itself kept, the error would be p·|d|·2^-11. For a confident token this is more than the
+      gradient, because d is then equal to its mean up to a factor 1 - p.
+    - where d < 0: -b, and d. Here |b| + |d| = |a|, so p is as accurate as from a, and q is more accurate.
+
+    The sign of the first number, a <= 0 or -b > 0, says which of the two it is.
+
+    Attributes:
+        larger: (N, columns) a or -b, of the larger one of a and b. Backward overwrites it with the gradient.
+        apart: (N, columns) d or d minus its mean; None without a reference, where `larger` is always a.
     """
 
-    a: Tensor
-    d: Tensor | None
+    larger: Tensor
+    apart: Tensor | None
 
-    def store(self, a: Tensor, d: Tensor | None) -> None:
-        """Round and copy."""
-        self.a.copy_(a.clamp(-LARGEST_KEPT, LARGEST_KEPT))
-        if self.d is not None and d is not None:
-            self.d.copy_(d.clamp(-LARGEST_KEPT, LARGEST_KEPT))
+    def store(self, a: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
+        """Round and copy; `mean` is the (N, 1) mean of d over the slice."""
+        if self.apart is None or b is None or mean is None:
+            self.larger.copy_(a.clamp(min=-LARGEST_KEPT))
+            return
+        d = a - b
+        own = d >= 0
+        self.larger.copy_(torch.where(own, a, (-b).clamp(min=self.tiny)).clamp(-LARGEST_KEPT, LARGEST_KEPT))
+        self.apart.copy_(torch.where(own, d - mean, d).clamp(-LARGEST_KEPT, LARGEST_KEPT))
+
+    def load(self, dtype: torch.dtype, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Give a and d back, in a wider dtype."""
+        larger = self.larger.to(dtype)
+        if self.apart is None or mean is None:
+            return larger, None
+        own = larger <= 0
+        d = self.apart.to(dtype) + torch.where(own, mean, 0.0)
+        return torch.where(own, larger, d - larger), d
+
+    @property
+    def tiny(self) -> float:
+        """What -b is at least, so that rounding leaves its sign."""
+        return torch.finfo(self.larger.dtype).tiny
 
     def cut(self, rows: slice, columns: range) -> "Kept | None":
         """The part of a tile, or None if the tile lies beyond what is kept."""
-        if columns.start >= self.a.shape[1]:
+        if columns.start >= self.larger.shape[1]:
             return None
         part = (rows, slice(columns.start, columns.stop))
-        return Kept(self.a[part], None if self.d is None else self.d[part])
+        return Kept(self.larger[part], None if self.apart is None else self.apart[part])
 
 
 def kept_dtype(inputs: torch.dtype) -> torch.dtype:

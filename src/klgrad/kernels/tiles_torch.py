@@ -9,15 +9,15 @@ from .tile import Kept, Tile
 
 
 def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kept | None) -> None:
-    """Write the tile's state at `states[:, first]`, its targets' logits into `picked`, and a and d into `kept`."""
+    """Write the tile's state at `states[:, first]`, its targets' logits into `picked`, and its logits into `kept`."""
     z, z_ref = _logits(tile)
     local, here = tile.locate(tile.targets)
     for i, logits in enumerate((z, z_ref)):
         if logits is not None:
             picked[i] = torch.where(here, logits.gather(1, local[:, None])[:, 0], picked[i])
-    a, d, states[:, first] = state.of_logits(z, z_ref)
+    a, b, states[:, first] = state.of_logits(z, z_ref)
     if kept is not None:
-        kept.store(a, d)
+        kept.store(a, b, None if b is None else state.mean_difference(states[:, first])[:, None])
 
 
 def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | None, out: Tensor) -> None:
@@ -30,9 +30,11 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
             pair = z - z_ref - shift, z_ref - (logsumexp - shift)
     else:
         top = states[0, first, :, None]
-        z = kept.a.to(rows.dtype) + top
-        if kept.d is not None:
-            delta = kept.d.to(rows.dtype) + (top - states[3, first, :, None]) - shift
+        mean = None if kept.apart is None else state.mean_difference(states[:, first])[:, None]
+        a, d = kept.load(rows.dtype, mean)
+        z = a + top
+        if d is not None:
+            delta = d + (top - states[3, first, :, None]) - shift
             pair = delta, z - logsumexp - delta
     columns = torch.arange(tile.start, tile.start + tile.width, device=z.device)
     hit = columns == tile.targets[:, None]

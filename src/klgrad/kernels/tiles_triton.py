@@ -25,7 +25,7 @@ def slices(width: int) -> int:
 
 
 def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kept | None) -> None:
-    """Write the tile's states from `states[:, first]` on, its targets' logits into `picked`, a and d into `kept`."""
+    """Write the tile's states from `states[:, first]` on, its targets' logits into `picked`, its logits into `kept`."""
     paired = tile.ref_raw is not None
     raw = _present(tile.raw, states)
     ref_raw = _present(tile.ref_raw, states)
@@ -37,9 +37,9 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         tile.targets,
         states,
         picked,
-        states if kept is None else kept.a,
-        states if kept is None or kept.d is None else kept.d,
-        *(raw.stride(0), ref_raw.stride(0), *states.stride()[:2], 0 if kept is None else kept.a.stride(0)),
+        states if kept is None else kept.larger,
+        states if kept is None or kept.apart is None else kept.apart,
+        *(raw.stride(0), ref_raw.stride(0), *states.stride()[:2], 0 if kept is None else kept.larger.stride(0)),
         *(picked.stride(0), tile.start, tile.width, first),
         *_numbers(tile.transform),
         *_numbers(tile.ref_transform),
@@ -50,6 +50,7 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         REF_SOFTCAP=tile.ref_transform.softcap is not None,
         KEEP=kept is not None,
         LIMIT=LARGEST_KEPT,
+        TINY=0.0 if kept is None else kept.tiny,
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
         LOWEST=LOWEST,
@@ -61,10 +62,10 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
 
 
 def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | None, out: Tensor) -> None:
-    """Write d loss / d raw logit of the tile into `out`; `out` may be the memory of `kept.a`."""
-    paired = tile.ref_raw is not None if kept is None else kept.d is not None
-    source = _present(tile.raw, rows) if kept is None else kept.a
-    ref_source = _present(tile.ref_raw if kept is None else kept.d, rows)
+    """Write d loss / d raw logit of the tile into `out`; `out` may be the memory of `kept.larger`."""
+    paired = tile.ref_raw is not None if kept is None else kept.apart is not None
+    source = _present(tile.raw, rows) if kept is None else kept.larger
+    ref_source = _present(tile.ref_raw if kept is None else kept.apart, rows)
     extra = _present(tile.extra, rows)
     _gradient_kernel[(len(tile.targets), slices(tile.width))](
         source,
@@ -165,8 +166,8 @@ def _statistics_kernel(
     targets_ptr,
     states_ptr,
     picked_ptr,
-    kept_a_ptr,
-    kept_d_ptr,
+    larger_ptr,
+    apart_ptr,
     raw_stride,
     ref_raw_stride,
     field_stride,
@@ -189,6 +190,7 @@ def _statistics_kernel(
     REF_SOFTCAP: tl.constexpr,
     KEEP: tl.constexpr,
     LIMIT: tl.constexpr,
+    TINY: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     LOWEST: tl.constexpr,
@@ -243,9 +245,7 @@ def _statistics_kernel(
         d = a - b
         p = tl.exp(a)
         q = tl.exp(b)
-        if KEEP:
-            kept_d = tl.minimum(tl.maximum(d, -LIMIT), LIMIT)
-            tl.store(kept_d_ptr + row * kept_stride + columns, kept_d, mask=live)
+        apart = d
         near = tl.abs(d) < NEAR
         if FINITE:
             stray = 0.0
@@ -269,16 +269,24 @@ def _statistics_kernel(
         tl.store(state + 8 * field_stride, forward)
         tl.store(state + 9 * field_stride, stray)
         tl.store(state + 10 * field_stride, ref_stray)
+        if KEEP:  # as Kept.store
+            own = apart >= 0
+            larger = tl.where(own, a, tl.maximum(-b, TINY))
+            apart = tl.where(own, apart - gap / mass, apart)
+            apart = tl.minimum(tl.maximum(apart, -LIMIT), LIMIT)
+            tl.store(apart_ptr + row * kept_stride + columns, apart, mask=live)
     else:
         top = tl.max(z, 0)
         a = z - top
         p = tl.exp(a)
         mass, energy = tl.reduce((p, p * a), 0, _sum2)
+        larger = a
     tl.store(state, top)
     tl.store(state + field_stride, mass)
     tl.store(state + 2 * field_stride, energy)
     if KEEP:
-        tl.store(kept_a_ptr + row * kept_stride + columns, tl.maximum(a, -LIMIT), mask=live)
+        larger = tl.minimum(tl.maximum(larger, -LIMIT), LIMIT)
+        tl.store(larger_ptr + row * kept_stride + columns, larger, mask=live)
 
 
 @triton.jit
@@ -337,7 +345,14 @@ def _gradient_kernel(
     if KEPT:
         state = states_ptr + (first + part) * slice_stride + row
         top = tl.load(state)
-        z = tl.load(source_ptr + row * source_stride + columns, mask=live, other=0.0).to(tl.float32) + top
+        a = tl.load(source_ptr + row * source_stride + columns, mask=live, other=0.0).to(tl.float32)
+        if PAIRED:  # as Kept.load
+            own = a <= 0
+            mean = tl.load(state + 5 * field_stride) / tl.load(state + field_stride)
+            d = tl.load(ref_source_ptr + row * ref_source_stride + columns, mask=live, other=0.0).to(tl.float32)
+            d = tl.where(own, d + mean, d)
+            a = tl.where(own, a, d - a)
+        z = a + top
     else:
         z = _logits(
             source_ptr + row * source_stride,
@@ -352,7 +367,6 @@ def _gradient_kernel(
     gradient = tl.where(columns == target, w_logp, 0.0)
     if PAIRED:
         if KEPT:
-            d = tl.load(ref_source_ptr + row * ref_source_stride + columns, mask=live, other=0.0).to(tl.float32)
             delta = d + (top - tl.load(state + 3 * field_stride) - shift)
             log_q = log_p - delta
         else:

@@ -1,0 +1,85 @@
+"""Logits that stay in 16 bits until backward cost the gradient less than one percent, also of confident tokens."""
+
+import pytest
+import torch
+from kernels.cases import budget, check_gradient_of, confident
+from tolerances import BFLOAT16, EXACT, KEPT
+
+from klgrad.kernels import state
+from klgrad.kernels.tile import Kept
+
+OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
+DOUBTS = (0.1, 0.01, 2e-3, 1e-4)
+"""1 - p of the sampled tokens, whose KL is about 11."""
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+def test_confident_tokens_far_from_the_reference(doubt):
+    case = confident(doubt)
+    truth = case.to(torch.float64).specification()
+    assert 0.5 * doubt < 1 - truth.logp.exp().mean() < 2 * doubt
+    assert 10 < truth.reverse_kl.mean() < 11.1
+    for name in OUTPUTS:
+        check_gradient_of(name, case, KEPT, mode="fast")
+
+
+@pytest.mark.parametrize("kept", [0, 16, 104])
+@pytest.mark.usefixtures("small_tiles")
+def test_confident_tokens_over_many_slices(kept):
+    """Most slices do not hold the confident entry; some are recomputed."""
+    case = confident(1e-3, tokens=8, vocabulary=104)
+    for name in OUTPUTS:
+        check_gradient_of(name, case, KEPT, budget=budget(case, kept=kept))
+
+
+def test_two_tokens_share_the_probability():
+    """Both are far from the reference by the same amount, so that their gradients nearly cancel."""
+    case = confident(2e-4)
+    case.head.weight[(case.targets + 1) % 4096] = case.head.weight[case.targets]
+    case.ref_head.weight[(case.targets + 1) % 4096] = case.ref_head.weight[case.targets]
+    probability = case.to(torch.float64).specification().logp.exp()
+    assert ((0.4 < probability) & (probability < 0.6)).all()
+    check_gradient_of("reverse_kl", case, KEPT, mode="fast")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_what_is_kept_comes_back(dtype):
+    """To 2^-11 of each number's own size in 16 bits: log p of a, log q of the larger of a and b, d of its distance."""
+    generator = torch.Generator().manual_seed(0)
+    z, z_ref = 5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64)
+    a, b, sums = state.of_logits(z, z_ref)
+    mean = state.mean_difference(sums)[:, None]
+    kept = Kept(torch.empty(6, 50, dtype=dtype), torch.empty(6, 50, dtype=dtype))
+    kept.store(a, b, mean)
+    found_a, found_d = kept.load(torch.float64, mean)
+    step, least = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
+    within = lambda off, size: bool((off.abs() <= 0.51 * step * size + least).all())
+    d, own = a - b, a >= b
+    assert within(found_a - a, a.abs())
+    assert within(found_d - d, torch.where(own, d - mean, d).abs())
+    assert within((found_a - found_d - b)[~own], b[~own].abs())
+    assert (found_a[a == 0] == 0).all()
+
+
+def test_an_entry_that_one_model_bans():
+    """Entries that only one model bans are held at the largest number that float16 has room for."""
+    z, z_ref = torch.zeros(2, 1, 3)
+    z[0, 0] = z_ref[0, 1] = state.LOWEST
+    a, b, sums = state.of_logits(z, z_ref)
+    mean = state.mean_difference(sums)[:, None]
+    kept = Kept(*torch.empty(2, 1, 3, dtype=torch.float16))
+    kept.store(a, b, mean)
+    found_a, found_d = kept.load(torch.float32, mean)
+    assert found_a[0, 0] < -50000
+    assert found_d[0, 0] < -50000
+    assert found_d[0, 1] > 50000
+    BFLOAT16.check(found_a[0, 1:], 0.0 * found_a[0, 1:])
+
+
+def test_the_policy_alone():
+    a = torch.tensor([[0.0, -1.5, -3e4, -1e30]])
+    kept = Kept(torch.empty(1, 4, dtype=torch.float16), None)
+    kept.store(a, None, None)
+    found, none = kept.load(torch.float32, None)
+    assert none is None
+    EXACT.check(found, torch.tensor([[0.0, -1.5, -3e4, -6e4]]))
