@@ -74,7 +74,11 @@ CALLS = {
     "a weight of one dimension": (lambda: Head(torch.ones(5)), r"`weight` of shape \(V, H\)"),
     "a bias of another length": (lambda: Head(torch.ones(5, 2), torch.ones(4)), r"`bias` of shape \(5,\).*\(4,\)"),
     "temperature 0": (lambda: Head(torch.ones(5, 2), temperature=0), "`temperature` > 0"),
-    "a negative soft-cap": (lambda: Head(torch.ones(5, 2), softcap=-1), "`softcap` > 0"),
+    "a negative soft-cap": (lambda: Head(torch.ones(5, 2), softcap=-1), r"`softcap` > 0.*-1; remedy: pass the c of"),
+    "a soft-cap of 0": (lambda: Head(torch.ones(5, 2), softcap=0.0), r"`softcap` > 0.*or None for no cap"),
+    "a temperature that is not a number": (
+        lambda: Head(torch.ones(5, 2), temperature=torch.nan), "`temperature` > 0.*nan.*sampled at"),
+    "a scale of 0": (lambda: Head(torch.ones(5, 2), scale=0.0), "`scale` > 0"),
     "a budget too small": (lambda: CASE.statistics(budget=1000), "budget of at least .* MiB"),
     "no reference to roll out with": (
         lambda: make((2, 3), paired=False).statistics().rollout(torch.ones(2, 3)), "statistics with a reference"),

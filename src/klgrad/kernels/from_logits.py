@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import check, state, weights
 from .function import backend_for, uncompiled
-from .head import Transform, check_positive
+from .head import Transform, check_transform
 from .statistics import TokenStatistics, all_rows, live_rows
 from .tile import Tile
 
@@ -42,7 +42,7 @@ def from_logits(
         temperature: that both are divided by.
         validate: look at targets and log-probs for strays and NaN, at the price of one synchronisation.
     """
-    check_positive(temperature=temperature)
+    check_transform(temperature)
     check.shapes(logits, targets, ref_logits, mask, None)
     check.one_vocabulary(logits.shape[-1], logits.shape[-1] if ref_logits is None else ref_logits.shape[-1])
     index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]

@@ -1,16 +1,14 @@
 """An output head: what makes logits of hidden states, by whichever model."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
-
-MULTIPLIERS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
-"""Names under which transformers' configs multiply the logits; `logits_scaling` divides them, but for one family."""
+from .families import numbers_of, output_layer
 
 
 class Transform(NamedTuple):
@@ -35,11 +33,17 @@ class Transform(NamedTuple):
         return slope * (1 - (logits * (self.temperature / self.softcap)) ** 2)
 
 
-def check_positive(**given: float | None) -> None:
-    """Each is, where it was given at all."""
-    for name, value in given.items():
-        if value is not None and not value > 0:
-            raise KernelInputError(f"`{name}` > 0", f"{value!r}", "greedy sampling has no distribution to compare")
+def check_transform(temperature: float, softcap: float | None = None, scale: float = 1.0) -> None:
+    """Each is a positive, finite number; only the soft-cap may be None."""
+    remedies = {
+        "temperature": "pass the temperature that the tokens were sampled at; greedy sampling, at temperature 0, has "
+        "no distribution to compare",
+        "softcap": "pass the c of c·tanh(x / c), as the model's config has it, or None for no cap",
+        "scale": "pass the factor of the raw logits, or 1 for none",
+    }
+    for name, value in (("temperature", temperature), ("softcap", softcap), ("scale", scale)):
+        if value is not None and not 0 < value < math.inf:
+            raise KernelInputError(f"`{name}` > 0 and finite", f"{value!r}", remedies[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +73,7 @@ class Head:
             raise KernelInputError(
                 f"a head `bias` of shape ({self.weight.shape[0]},)", f"shape {tuple(self.bias.shape)}", "one per token"
             )
-        check_positive(temperature=self.temperature, softcap=self.softcap)
+        check_transform(self.temperature, self.softcap, self.scale)
 
     @property
     def transform(self) -> Transform:
@@ -83,15 +87,47 @@ class Head:
 
     @classmethod
     def of(cls, model: Any, temperature: float = 1.0) -> "Head":
-        """The head of a transformers model, with the soft-cap and the scale that its config names."""
-        layer, config = model.get_output_embeddings(), model.config.get_text_config()
-        scale = math.prod(getattr(config, name, None) or 1.0 for name in MULTIPLIERS)
-        divided = getattr(config, "logits_scaling", None) or 1.0
-        scale = scale * divided if config.model_type == "hyperclovax" else scale / divided
-        return cls(
-            layer.weight,
-            getattr(layer, "bias", None),
-            temperature=temperature,
-            softcap=getattr(config, "final_logit_softcapping", None),
-            scale=scale,
+        """The head of a transformers model, with the soft-cap and the scale that its family applies.
+
+        A family that does something else with its logits is refused (`kernels/families.py`). One that this package does
+        not know is taken to apply what its config names: `check_head` compares the result with the model's own logits.
+        """
+        layer, found = output_layer(model), numbers_of(model.config)
+        weight, bias = layer.weight, getattr(layer, "bias", None)
+        if found.vocabulary is not None and found.vocabulary < len(weight):
+            weight, bias = weight[: found.vocabulary], None if bias is None else bias[: found.vocabulary]
+        return cls(weight, bias, temperature=temperature, softcap=found.softcap, scale=found.scale)
+
+
+LEAST_DIFFERENCE = 1e-3
+"""How far logits may differ, relative to their size, in any dtype: what products in TF32 differ by."""
+
+
+@torch.no_grad()
+def check_head(head: Head, hidden: Tensor, logits: Tensor) -> None:
+    """Raise an error if the head makes other log-probs than the model itself.
+
+    A soft-cap far above the size of the logits changes them by less than their rounding, and cannot be seen.
+
+    Args:
+        head: the head to check, at any temperature.
+        hidden: (..., H) last hidden states of a small batch, after the final norm.
+        logits: (..., V) the model's own logits of the same positions, at temperature 1.
+    """
+    own = logits[..., : head.vocabulary].to(torch.promote_types(logits.dtype, torch.float32))
+    wide = lambda x: x.to(own.dtype)
+    raw = wide(hidden) @ wide(head.weight).T
+    made = replace(head, temperature=1.0).transform.apply(raw if head.bias is None else raw + wide(head.bias))
+    if made.shape != own.shape:
+        raise KernelInputError(
+            f"logits of shape {tuple(made.shape)}", f"shape {tuple(own.shape)}", "pass those of the same hidden states"
+        )
+    size = float(own.square().mean().sqrt())
+    off = float((made.log_softmax(-1) - own.log_softmax(-1)).square().mean().sqrt())
+    if not off <= max(torch.finfo(logits.dtype).eps, LEAST_DIFFERENCE) * max(size, 1e-3):
+        raise KernelInputError(
+            f"the head's log-probs to be those of the model's own logits (of size {size:.3g})",
+            f"a root mean square difference of {off:.3g}",
+            "the model scales, caps or transforms its logits in a way that this head does not: pass a Head with the "
+            "right weight, scale and softcap, and hidden states after the final norm, or use a sampled estimator",
         )

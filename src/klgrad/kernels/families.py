@@ -1,0 +1,93 @@
+"""What each family of transformers models does between its hidden states and its logits."""
+
+import math
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..errors import KernelInputError
+
+MULTIPLIED_BY = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+DIVIDED_BY = ("logits_scaling", "logits_mup_width_multiplier")
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names of numbers in a config that change the logits: factors, divisors, and caps as in cap·tanh(x / cap)."""
+
+MULTIPLIED_BY_ITS_DIVISOR = {"hyperclovax"}
+"""Text models whose `logits_scaling` multiplies."""
+
+NOT_APPLIED = {"aya_vision", "cohere2_vision", "gemma3", "shieldgemma2", "mpt"}
+"""Models whose config has one of these numbers, and whose forward does not use it."""
+
+REFUSED = {
+    "chameleon": "sets the logits of all image tokens to the lowest number",
+    "electra": "transforms the hidden states before its output layer",
+    "gemma4_assistant": "computes the logits of some entries only",
+    "gemma4_unified_assistant": "computes the logits of some entries only",
+    "modernbert-decoder": "transforms the hidden states before its output layer",
+    "muse_glimmer_assistant": "computes its logits with the head of another model",
+    "prophetnet": "predicts several tokens at each position",
+}
+"""Models whose logits are no scaled and capped product of their last hidden states and one matrix."""
+
+
+class Numbers(NamedTuple):
+    """What a config says of the logits: their factor, their cap, and how many entries are real ones."""
+
+    scale: float
+    softcap: float | None
+    vocabulary: int | None
+
+
+def numbers_of(config: Any) -> Numbers:
+    """Read the numbers from a transformers config."""
+    if getattr(config, "model_type", None) in NOT_APPLIED:
+        return Numbers(1.0, None, None)
+    text = config.get_text_config()
+    given = lambda names: [value for name in names if (value := getattr(text, name, None))]
+    divisor, caps = math.prod(given(DIVIDED_BY)), given(SOFT_CAPS)
+    if text.model_type in MULTIPLIED_BY_ITS_DIVISOR:
+        divisor = 1 / divisor
+    scale = math.prod(given(MULTIPLIED_BY)) / divisor
+    return Numbers(float(scale), caps[0] if caps else None, getattr(text, "unpadded_vocab_size", None))
+
+
+def output_layer(model: Any) -> Any:
+    """The layer that makes the model's logits, or an error where it alone does not."""
+    kind, layer = getattr(model.config, "model_type", None), model.get_output_embeddings()
+    if kind in REFUSED:
+        raise _refusal(model, f"`{kind}`, which {REFUSED[kind]}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise _refusal(model, "an encoder-decoder model, many of which scale or shift their logits")
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        raise _refusal(model, f"an output layer {type(layer).__name__} without one floating-point weight")
+    if _has_active_adapter(layer):
+        raise _refusal(model, "an adapter on the output layer, whose part the weight alone lacks")
+    if not _is_applied_to_hidden_states(model, layer):
+        raise _refusal(model, "an output layer inside another module, which transforms the hidden states first")
+    return layer
+
+
+def _refusal(model: Any, received: str) -> KernelInputError:
+    return KernelInputError(
+        f"a model whose logits are one matrix times its last hidden states ({type(model).__name__})",
+        received,
+        "use a sampled estimator, or pass klgrad.kernels.Head(weight, bias, ...) and the hidden states that it is "
+        "applied to; klgrad.kernels.check_head compares such a head with the model's own logits",
+    )
+
+
+def _has_active_adapter(layer: Any) -> bool:
+    """Whether a PEFT layer adds something to its base weight."""
+    adapters = getattr(layer, "lora_A", None)
+    if adapters is None or getattr(layer, "disable_adapters", False) or getattr(layer, "merged", False):
+        return False
+    return any(name in adapters for name in getattr(layer, "active_adapters", ()))
+
+
+def _is_applied_to_hidden_states(model: Any, layer: Any) -> bool:
+    """Whether a language model itself holds the layer, as opposed to a prediction head that has further layers."""
+    if not hasattr(model, "modules"):
+        return True
+    holders = [module for module in model.modules() if any(child is layer for child in module.children())]
+    return not holders or any(hasattr(holder, "get_output_embeddings") for holder in holders)

@@ -1,0 +1,159 @@
+"""The head of real, tiny transformers models makes the log-probs of the model's own logits."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tolerances import SINGLE
+
+from klgrad.errors import KernelInputError
+from klgrad.kernels import Head, check_head, families, reference
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
+MPT = {"vocab_size": 61, "d_model": 32, "n_heads": 4, "n_layers": 2}
+XLSTM = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "qk_dim_factor": 1.0}
+MINICPM = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+FAMILIES = {
+    "LlamaForCausalLM": (SMALL, 1.0, None),
+    "MptForCausalLM": (MPT | {"logit_scale": 0.3}, 1.0, None),  # its forward does not use it
+    "CohereForCausalLM": (SMALL | {"logit_scale": 0.25}, 0.25, None),
+    "Cohere2ForCausalLM": (SMALL | {"logit_scale": 0.25}, 0.25, None),
+    "GraniteForCausalLM": (SMALL | {"logits_scaling": 4.0}, 0.25, None),
+    "GraniteMoeForCausalLM": (SMALL | MOE | {"logits_scaling": 4.0}, 0.25, None),
+    "GraniteMoeSharedForCausalLM": (SMALL | MOE | {"logits_scaling": 4.0}, 0.25, None),
+    "HyperCLOVAXForCausalLM": (SMALL | {"logits_scaling": 0.5}, 0.5, None),
+    "FalconH1ForCausalLM": (
+        SMALL | {"lm_head_multiplier": 0.5, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}, 0.5, None),
+    "MiniCPM3ForCausalLM": (SMALL | MINICPM | {"dim_model_base": 16}, 0.5, None),
+    "InklingForCausalLM": (SMALL | {"logits_mup_width_multiplier": 2.0, "unpadded_vocab_size": 50}, 0.5, None),
+    "Gemma2ForCausalLM": (SMALL | {"final_logit_softcapping": 3.0}, 1.0, 3.0),
+    "Gemma3ForCausalLM": (SMALL | {"final_logit_softcapping": 3.0}, 1.0, 3.0),
+    "VaultGemmaForCausalLM": (SMALL | {"final_logit_softcapping": 3.0}, 1.0, 3.0),
+    "NanoChatForCausalLM": (SMALL | {"final_logit_softcapping": 3.0}, 1.0, 3.0),
+    "RecurrentGemmaForCausalLM": (
+        SMALL | {"lru_width": 32, "logits_soft_cap": 3.0, "num_hidden_layers": 3}, 1.0, 3.0),
+    "xLSTMForCausalLM": (XLSTM | {"output_logit_soft_cap": 3.0}, 1.0, 3.0),
+}  # fmt: skip
+"""Class, config, and what becomes of its logits: their factor and their cap."""
+
+
+def tiny(name, settings):
+    """The model with random weights, hidden states of a small batch, and its own logits of them."""
+    if not hasattr(transformers, name):
+        pytest.skip(f"this transformers has no {name}")
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.6)
+        ids = torch.arange(3, 23).reshape(2, 10)
+        asked = {"input_ids": ids, "use_cache": False}
+        return model, model.base_model(**asked).last_hidden_state, model(**asked).logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_head_makes_the_models_own_logits(name):
+    settings, scale, softcap = FAMILIES[name]
+    model, hidden, logits = tiny(name, settings)
+    head = Head.of(model, temperature=0.7)
+    assert (head.scale, head.softcap, head.temperature) == (scale, softcap, 0.7)
+    assert logits.std() > 0.3, "logits so small that a wrong cap would not show"
+    found = reference.logits(hidden, replace(head, temperature=1.0)).log_softmax(-1)
+    SINGLE.check(found.detach(), logits.log_softmax(-1))
+    check_head(head, hidden, logits)
+    wrong = {"a factor": replace(head, scale=1.1 * head.scale), "a cap": replace(head, softcap=2.0)}
+    wrong |= {"no cap": replace(head, softcap=None)} if softcap else {}
+    for other in wrong.values():
+        with pytest.raises(KernelInputError, match="root mean square difference"):
+            check_head(other, hidden, logits)
+
+
+BERT = SMALL | {"is_decoder": True}
+REFUSED = {
+    "BertLMHeadModel": (BERT, "inside another module"),
+    "ElectraForCausalLM": (BERT | {"embedding_size": 16}, "electra.*transforms the hidden states"),
+    "ModernBertDecoderForCausalLM": (SMALL, "modernbert-decoder.*transforms the hidden states"),
+    "T5ForConditionalGeneration": (
+        {"vocab_size": 61, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "encoder-decoder"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_does_something_else_with_its_logits_is_refused(name):
+    settings, message = REFUSED[name]
+    kind = getattr(transformers, name)
+    with pytest.raises(KernelInputError, match=rf"{name}.*received.*{message}.*remedy"):
+        Head.of(kind(kind.config_class(**settings)))
+
+
+def stand_in(layer, **config):
+    config = SimpleNamespace(**{"model_type": "some", **config})
+    config.get_text_config = lambda: config
+    return SimpleNamespace(config=config, get_output_embeddings=lambda: layer)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (stand_in(None), "NoneType without one floating-point weight"),
+        (stand_in(torch.nn.ModuleList([torch.nn.Linear(4, 9)])), "ModuleList without one floating-point weight"),
+        (stand_in(SimpleNamespace(weight=torch.zeros(9, 4, dtype=torch.uint8))), "without one floating-point"),
+        (stand_in(torch.nn.Linear(4, 9), model_type="chameleon"), "image tokens"),
+    ],
+)
+def test_a_layer_that_is_no_single_matrix_is_refused(model, message):
+    with pytest.raises(KernelInputError, match=message):
+        Head.of(model)
+
+
+@pytest.mark.slow
+def test_an_adapter_on_the_output_layer_is_refused_while_it_is_active():
+    """Its weight alone lacks what the adapter adds."""
+    peft = pytest.importorskip("peft")
+    model, hidden, logits = tiny("LlamaForCausalLM", SMALL | {"tie_word_embeddings": False})
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
+    with pytest.raises(KernelInputError, match="adapter on the output layer"):
+        Head.of(adapted)
+    with adapted.disable_adapter():
+        check_head(Head.of(adapted), hidden, logits)
+
+
+def test_the_check_wants_logits_of_the_same_positions():
+    hidden, head = torch.randn(2, 3, 4), Head(torch.randn(9, 4))
+    with pytest.raises(KernelInputError, match=r"logits of shape \(2, 3, 9\)"):
+        check_head(head, hidden, torch.randn(2, 4, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_check_allows_for_rounding(dtype):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(20, 64, generator=generator), torch.randn(300, 64, generator=generator)
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    logits = 30 * torch.tanh(hidden.float() @ weight.float().T / 30)
+    check_head(Head(weight, softcap=30.0), hidden, logits.to(dtype))
+    with pytest.raises(KernelInputError, match="root mean square difference"):
+        check_head(Head(weight), hidden, logits.to(dtype))
+
+
+def test_no_installed_family_changes_its_logits_by_a_number_of_another_name():
+    """Read from the source of every causal language model, so that a new family in transformers is noticed."""
+    used = set()
+    for file in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+        for model in re.split(r"^class ", file.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            if re.match(r"\w+(ForCausalLM|LMHeadModel)\(", model):
+                used |= set(re.findall(r"^ +(?:logits|cap) = .*\bconfig\.(\w+)", model, flags=re.MULTILINE))
+    assert {"final_logit_softcapping", "logits_scaling"} <= used, "the pattern no longer finds what it should"
+    assert used <= {*families.MULTIPLIED_BY, *families.DIVIDED_BY, *families.SOFT_CAPS}
