@@ -7,7 +7,7 @@ import torch
 from kernels.cases import make
 
 from klgrad.errors import KernelInputError
-from klgrad.kernels import Head, from_logits, lumped_kl, plan
+from klgrad.kernels import Head, from_logits, lumped_kl, plan, top_entries
 
 CASE = make((6,), 20, 4, bias=True, ref_bias=True)
 
@@ -79,7 +79,7 @@ CALLS = {
     "a temperature that is not a number": (
         lambda: Head(torch.ones(5, 2), temperature=torch.nan), "`temperature` > 0.*nan.*sampled at"),
     "a scale of 0": (lambda: Head(torch.ones(5, 2), scale=0.0), "`scale` > 0"),
-    "a budget too small": (lambda: CASE.statistics(budget=1000), "budget of at least .* MiB"),
+    "a budget too small": (lambda: CASE.statistics(budget=1000), r"at least [\d,]+ bytes \([\d.]+ MiB\); received 1,000 bytes"),
     "no reference to roll out with": (
         lambda: make((2, 3), paired=False).statistics().rollout(torch.ones(2, 3)), "statistics with a reference"),
     "temperature 0 of logits": (
@@ -95,6 +95,12 @@ CALLS = {
         lambda: from_logits(torch.tensor([[0, -torch.inf]]), torch.tensor([1])), "-inf at live token 0.*banned"),
     "every token banned": (
         lambda: from_logits(torch.full((1, 3), -torch.inf), torch.tensor([0])), "received -inf at live token 0"),
+    "every token banned by the reference": (
+        lambda: from_logits(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([[0.0] * 3, [-torch.inf] * 3])),
+        "`ref_logits` with a finite entry.*-inf at live token 1 for every entry"),
+    "an unknown mode": (lambda: CASE.statistics(mode="quick"), '"lean" or "fast"; received \'quick\''),
+    "a target of the top entries beyond the vocabulary": (
+        lambda: top_entries(CASE.hidden, CASE.head, put(CASE.targets, 20), 3), "targets from 0 to 19.*20.*tokenizer"),
     "a target beyond the logits": (lambda: from_logits(torch.ones(1, 3), torch.tensor([3])), "received 3"),
     "another number of entries": (lambda: lumped_kl(torch.ones(2, 3), torch.ones(2, 4)), "same k entries"),
 }  # fmt: skip
@@ -112,6 +118,15 @@ def test_unvalidated_input_is_not_looked_at():
     found = TENSORS["hidden"](torch.nan).statistics(validate=False)
     assert found.logp[1].isnan()
     assert found.logp[0].isfinite()
+
+
+def test_unvalidated_logits_without_any_probability_have_no_kl():
+    """Neither 0 nor a number: there is no distribution to compare with."""
+    z, none = torch.zeros(2, 3), torch.tensor([[0.0] * 3, [-torch.inf] * 3])
+    for given in ((z, none), (none, z), (none, none)):
+        found = from_logits(given[0], torch.tensor([0, 1]), given[1], validate=False)
+        for kl in (found.reverse_kl, found.forward_kl):
+            assert kl.isnan().tolist() == [False, True]
 
 
 def test_the_smallest_budget_that_is_named_is_enough(monkeypatch):

@@ -92,15 +92,21 @@ def _results(policy: tuple[Tensor | None, ...], reference: tuple[Tensor | None, 
     raise KernelInputError("finite statistics", "an overflow in the logits", "look at the scale of hidden and heads")
 
 
-def log_probs(logp: Tensor, ref_logp: Tensor, logits: Tensor, ref_logits: Tensor | None) -> None:
-    """A sampled token has a finite log-prob; given logits may be -inf elsewhere, and the reference's anywhere."""
-    sound = logp.detach().isfinite() & ~ref_logp.isnan()
+def log_probs(logp: Tensor, ref_logp: Tensor, kl: Tensor, logits: Tensor, ref_logits: Tensor | None) -> None:
+    """A sampled token has a finite log-prob; other logits may be -inf, but not all of one model at a token."""
+    sound = logp.detach().isfinite() & ~ref_logp.isnan() & ~kl.detach().isnan()
     if bool(sound.all()):
         return
     row = int((~sound).nonzero()[0])
     for name, x in (("logits", logits), ("ref_logits", ref_logits)):
         if x is not None and not bool((x[row] < torch.inf).all()):
             raise KernelInputError(f"`{name}` without NaN and +inf", f"one at live token {row}", "find it upstream")
+        if x is not None and not bool((x[row] > -torch.inf).any()):
+            raise KernelInputError(
+                f"`{name}` with a finite entry at every live token",
+                f"-inf at live token {row} for every entry",
+                "mask tokens that have no prediction, or find what banned the whole vocabulary",
+            )
     raise KernelInputError(
         "a finite log-prob of every sampled token",
         f"{float(logp[row].detach()):g} at live token {row}",

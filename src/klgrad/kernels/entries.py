@@ -31,7 +31,14 @@ class TopEntries(NamedTuple):
 
 @torch.no_grad()
 def top_entries(
-    hidden: Tensor, head: Head, targets: Tensor, k: int, *, mask: Tensor | None = None, budget: int | None = None
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    k: int,
+    *,
+    mask: Tensor | None = None,
+    budget: int | None = None,
+    validate: bool = True,
 ) -> TopEntries:
     """The k likeliest entries of every position, in float32 (float64 for float64 inputs); no gradient.
 
@@ -42,6 +49,7 @@ def top_entries(
         k: how many entries, fewer than the vocabulary has.
         mask: (...) 1 where a token is live; the rest costs nothing, and gets the entries 0 to k - 1.
         budget: bytes for logits, 2 GiB if not given.
+        validate: look for targets outside the vocabulary, at the price of one synchronisation.
     """
     check.shapes(hidden, targets, None, mask, None)
     check.heads(head, hidden, None, None)
@@ -49,6 +57,8 @@ def top_entries(
         raise KernelInputError(f"k from 1 to {head.vocabulary - 1}", f"{k}", "the full vocabulary needs no entries")
     index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
     rows, wanted = live_rows(hidden, index, targets.ndim), live_rows(targets, index, targets.ndim).long()
+    if validate:
+        check.targets(wanted, head.vocabulary)
     x, weight, bias = head_tensors(rows, head)
     dtype = torch.promote_types(x.dtype, torch.float32)
     budget = LEAN_BUDGET if budget is None else budget

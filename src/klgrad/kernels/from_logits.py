@@ -25,7 +25,8 @@ def from_logits(
     r"""Log-probs, both exact KLs and the entropy, per token; as `token_statistics`, but from (..., V) logits.
 
     Entries of logit -inf are ones that cannot be sampled. They add nothing where both models ban them; where only the
-    reference does, the reverse KL is infinite, and where only the policy does, the forward KL is.
+    reference does, the reverse KL is infinite, and where only the policy does, the forward KL is. A model that bans
+    every entry at a token is refused; with `validate=False` both KLs are NaN there.
 
     Estimates:
         nothing: every KL is the sum over the whole vocabulary.
@@ -54,7 +55,7 @@ def from_logits(
     with torch.autocast(z.device.type, enabled=False):
         logp, entropy, ref_logp, reverse, forward = _FromLogits.apply(z, z_ref, wanted, Transform(1, None, temperature))
     if validate:
-        check.log_probs(logp, ref_logp, z, z_ref)
+        check.log_probs(logp, ref_logp, reverse, z, z_ref)
     back = lambda x: all_rows(x, index, targets.shape)
     paired = [None if z_ref is None else back(x) for x in (ref_logp, reverse, forward)]
     return TokenStatistics(back(logp), back(entropy), paired[0], paired[1], paired[2], None)

@@ -1,7 +1,7 @@
 """How the (tokens x vocabulary) logits are cut into tiles, so that memory stays within a budget."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -9,6 +9,7 @@ from ..errors import KernelInputError
 from .tile import kept_dtype
 
 Mode = Literal["lean", "fast"]
+MODES = get_args(Mode)
 LEAN_BUDGET = 2 << 30
 ROWS = 8192
 """Tokens to a chunk, over which gradients to the head are summed inside one matrix product."""
@@ -65,6 +66,8 @@ def make_plan(
         mode: what the budget is by default: `lean` 2 GiB, `fast` no limit.
         budget: bytes for tiles and kept logits together.
     """
+    if mode not in MODES:
+        raise KernelInputError('`mode` "lean" or "fast"', repr(mode), "lean has a budget of 2 GiB, fast has no limit")
     models = 2 if paired else 1
     accumulate = torch.float64.itemsize if dtype == torch.float64 else torch.float32.itemsize
     rows, strip = min(tokens, ROWS), min(tokens, STRIP)
@@ -83,7 +86,7 @@ def make_plan(
 
 def _check_room(columns: int, per_column: int, limit: int) -> None:
     if columns < GRANULE:
-        need = per_column * GRANULE
+        size = lambda count: f"{count:,} bytes ({count / 2**20:.3g} MiB)"
         raise KernelInputError(
-            f"a budget of at least {need / 2**20:.0f} MiB", f"{limit / 2**20:.0f} MiB", "raise it, or pass fewer tokens"
+            f"a budget of at least {size(per_column * GRANULE)}", size(limit), "raise it, or pass fewer tokens"
         )

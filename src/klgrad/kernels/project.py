@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
-HAS_OUT_DTYPE = "out_dtype" in (torch.mm.__doc__ or "")
-"""Torch 2.8 and newer give a float32 product of half-precision matrices without rounding it in between."""
+HAS_OUT_DTYPE = all("dtype_out" in op.overloads() for op in (torch.ops.aten.mm, torch.ops.aten.addmm))
+"""Whether torch (2.8 and newer) has products of half-precision matrices that are never rounded to half precision."""
 
 
 def project(hidden: Tensor, weight: Tensor, out: Tensor) -> None:

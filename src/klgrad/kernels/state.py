@@ -134,12 +134,14 @@ def finish(state: Tensor) -> Finished:
     s = State(*state)
     beyond, reverse = _kl(s.reverse, s.gap, s.mass, s.ref_mass)
     _, forward = _kl(s.forward, s.ref_gap, s.ref_mass, s.mass)
+    # A model that bans every entry has no distribution, and no KL to another one.
+    undefined = (top <= LOWEST) | (s.ref_top <= LOWEST)
     return Finished(
         logsumexp,
         entropy,
         shift=top - s.ref_top - torch.log1p(beyond),
-        reverse_kl=torch.where(s.stray > 0, torch.inf, reverse),
-        forward_kl=torch.where(s.ref_stray > 0, torch.inf, forward),
+        reverse_kl=torch.where(undefined, torch.nan, torch.where(s.stray > 0, torch.inf, reverse)),
+        forward_kl=torch.where(undefined, torch.nan, torch.where(s.ref_stray > 0, torch.inf, forward)),
     )
 
 
