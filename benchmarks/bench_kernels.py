@@ -1,4 +1,6 @@
-"""The exact KL from hidden states, on a GPU: `python benchmarks/bench_kernels.py [--quick] [--out FOLDER]`.
+"""The exact KL from hidden states, on a GPU.
+
+    python benchmarks/bench_kernels.py [--out FOLDER] [--rounds N] [--only PART]
 
 Floors are matrix products alone, run in turn with the rest: 4 projections for what keeps its logits, 6 for what
 recomputes them; 3 and 4 for the log-prob alone. Memory is what one forward and backward takes beyond its inputs, the
@@ -19,6 +21,9 @@ from klgrad.kernels import Head, token_statistics
 
 SHAPES = ((4096, 128256), (2048, 151936))
 TOKENS = 8192
+ROUNDS = 15
+LINEAR_ROUNDS = 3
+"""Of the part that goes up to 131072 tokens."""
 NOTHING_KEPT = 768 << 20
 """Bytes that a tile of 16384 entries just fits into."""
 
@@ -110,7 +115,7 @@ def linear(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=("exact", "sampled", "linear"))
     given = parser.parse_args()
     parts: dict[str, Callable[[int, int, int], list[dict[str, object]]]] = {
@@ -121,7 +126,9 @@ def main() -> None:
     for name, part in parts.items():
         if given.only in (None, name):
             shapes = SHAPES if name != "linear" else SHAPES[1:]
-            made = [row for shape in shapes for row in part(*shape, given.rounds if name != "linear" else 3)]
+            made = [
+                row for shape in shapes for row in part(*shape, given.rounds if name != "linear" else LINEAR_ROUNDS)
+            ]
             write(made, given.out / f"kernels_{name}.csv")
             for row in made:
                 size = f"{row['tokens']} x {row['hidden']} x {row['vocabulary']}"

@@ -99,14 +99,17 @@ def make(
     return (replace(case, ref_hidden=ref_hidden, ref_head=ref_head) if paired else case).to(dtype)
 
 
-def confident(doubt: float, tokens: int = 24, vocabulary: int = 4096, size: int = 64, seed: int = 0) -> Case:
+def confident(
+    doubt: float, tokens: int = 24, vocabulary: int = 4096, size: int = 64, *, seed: int = 0, device: str = "cpu"
+) -> Case:
     """Sampled tokens of probability about 1 - doubt by the policy and exp(-11) by the reference, in bfloat16.
 
     Each model's hidden state is moved along the token's row of the head, until the probability is right.
     """
     generator = torch.Generator().manual_seed(seed)
-    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
-    weight, targets = 2 * normal(vocabulary, size) / size**0.5, torch.randint(vocabulary, (tokens,), generator=generator)
+    normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
+    weight = 2 * normal(vocabulary, size) / size**0.5
+    targets = torch.randint(vocabulary, (tokens,), generator=generator).to(device)
 
     def hidden(logit: float) -> Tensor:
         x = normal(tokens, size)

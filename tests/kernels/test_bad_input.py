@@ -79,7 +79,8 @@ CALLS = {
     "a temperature that is not a number": (
         lambda: Head(torch.ones(5, 2), temperature=torch.nan), "`temperature` > 0.*nan.*sampled at"),
     "a scale of 0": (lambda: Head(torch.ones(5, 2), scale=0.0), "`scale` > 0"),
-    "a budget too small": (lambda: CASE.statistics(budget=1000), r"at least [\d,]+ bytes \([\d.]+ MiB\); received 1,000 bytes"),
+    "a budget too small": (
+        lambda: CASE.statistics(budget=1000), r"at least [\d,]+ bytes \([\d.]+ MiB\); received 1,000 bytes"),
     "no reference to roll out with": (
         lambda: make((2, 3), paired=False).statistics().rollout(torch.ones(2, 3)), "statistics with a reference"),
     "temperature 0 of logits": (

@@ -7,4 +7,4 @@ from klgrad.kernels import project
 
 def test_products_with_a_wider_result_are_found_where_torch_has_them():
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    assert project.HAS_OUT_DTYPE == ((major, minor) >= (2, 8))
+    assert ((major, minor) >= (2, 8)) == project.HAS_OUT_DTYPE
