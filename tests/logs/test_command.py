@@ -75,7 +75,7 @@ def test_reading_the_commands_needs_no_pyarrow():
 def test_a_report_fits_a_narrow_terminal(tmp_path, monkeypatch):
     from klgrad.cli import logs
 
-    monkeypatch.setattr(logs, "stdout", lambda: Console(width=80))
+    monkeypatch.setattr(logs, "beside", lambda *_: Console(width=80))
     result = run(write(tmp_path / "log.npz", sampled("dropout", 0.3, rows=40, tokens=10)))
     assert result.exit_code == 0, result.output
     assert "…" not in result.stdout

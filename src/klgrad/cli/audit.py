@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import track
 
 from ..audit import AuditResult, Subject, audit, catalogue, load
@@ -14,11 +14,10 @@ from ..audit.curve import coefficient_curve
 from ..audit.html import to_html
 from ..audit.report import notes, to_json, to_markdown
 from ..errors import LossImportError, NotAuditableError, UnknownNameError
-from ..files import write_whole
 from ..frameworks import FRAMEWORKS
 from ..meaning import Verdict
 from . import tables
-from .console import stderr, stdout
+from .console import beside, deliver, stderr
 from .fixes import TAGS, fixes_for
 
 
@@ -75,7 +74,7 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 for a dead zone or a gradient that is not finite, too.")
     ] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the results for programs.", show_default=False)] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the results for programs; `-` is standard output.", show_default=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table for a document.", show_default=False)] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page for people, with curves.", show_default=False)] = None,
 ) -> None:
@@ -86,7 +85,7 @@ def command(
     Its file is imported and run, as a test runner would.
     """
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
-    console = stdout()
+    console, progress = beside(json, markdown, html), stderr()
     subjects = _frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
     for name in losses or []:
         subjects += _frameworks(console, [name], wanted=True) if name in FRAMEWORKS else [_find(name)]
@@ -94,22 +93,26 @@ def command(
         subjects = list(catalogue().values())
     results = [
         audit(subject, advantages=advantages.value, lengths=lengths.value)
-        for subject in track(subjects, "Auditing", console=stderr(), transient=True)
+        for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal)
     ]
     if losses and not all_ and not set(losses) & set(FRAMEWORKS):
-        for subject, result in zip(subjects, results, strict=True):
-            console.print(tables.in_full(result, subject))
+        report = Group(*(tables.in_full(result, subject) for subject, result in zip(subjects, results, strict=True)))
     else:
-        console.print(tables.overview(results, console.width))
-    for path, text in ((json, to_json), (markdown, to_markdown)):
-        if path is not None:
-            write_whole(path, text(results))
-    if html is not None:
-        curves = [coefficient_curve(subject) for subject in subjects]
-        summaries = [subject.summary for subject in subjects]
-        page = to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
-        write_whole(html, page)
+        report = tables.overview(results, console.width)
+    deliver(
+        console,
+        report,
+        (json, lambda: to_json(results)),
+        (markdown, lambda: to_markdown(results)),
+        (html, lambda: _page(subjects, results)),
+    )
     _hold(console, results, expect, expect_off_policy, strict)
+
+
+def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
+    curves = [coefficient_curve(subject) for subject in subjects]
+    summaries = [subject.summary for subject in subjects]
+    return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
 
 
 def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Subject]:
@@ -122,10 +125,10 @@ def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Sub
         except NotAuditableError as error:
             if wanted:
                 raise
-            console.print(str(error.received), style="yellow", highlight=False)
+            console.print(str(error.received), style="yellow")
             continue
         if framework.remark:
-            console.print(framework.remark, style="yellow", highlight=False)
+            console.print(framework.remark, style="yellow")
     return found
 
 
@@ -157,6 +160,6 @@ def _hold(
         if strict and (r.dead_zone or not r.finite):
             failed.append(f"{r.name}: {', '.join(notes(r))}")
     for line in failed:
-        console.print(line, style="bold red", highlight=False)
+        console.print(line, style="bold red")
     if failed:
         raise typer.Exit(1)

@@ -7,18 +7,17 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..files import write_whole
 from ..logs import LogReport, examine
 from ..logs.causes import Cause
 from ..logs.coefficients import Comparison
 from ..logs.columns import parse_choices
 from ..logs.report import to_json
 from ..monitor import Report
-from .console import stderr, stdout
+from .console import bar, beside, deliver, stderr
 
 
 def command(
@@ -33,7 +32,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the report for programs.", show_default=False)] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report for programs; `-` is standard output.", show_default=False)] = None,
 ) -> None:
     """Report a run's KL honestly, from its logged log-probs, and what its KL loss pulled on.
 
@@ -44,19 +43,16 @@ def command(
     # A block fits a core's cache; threads only wait for each other, above all on a busy machine.
     torch.set_num_threads(1)
     chosen = parse_choices(column or [])
+    console = beside(json)
     report = _examine(file, cell, chosen, stderr())
-    try:
-        if json is not None:
-            write_whole(json, to_json(report))
-    finally:  # a path that cannot be written does not cost the report
-        stdout().print(show(report))
+    deliver(console, show(report), (json, lambda: to_json(report)))
 
 
 def _examine(file: Path, cell: str, chosen: dict[str, str], console: Console) -> LogReport:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"Reading {file.name}", total=None)
-        return examine(file, cell, chosen, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with bar(*columns, console=console) as shown:
+        task = shown.add_task(f"Reading {file.name}", total=None)
+        return examine(file, cell, chosen, progress=lambda done, total: shown.update(task, completed=done, total=total))
 
 
 def show(r: LogReport) -> RenderableType:

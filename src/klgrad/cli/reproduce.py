@@ -9,7 +9,7 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +17,7 @@ from ..errors import MissingExtraError, UnknownNameError
 from ..files import ensure_folder
 from ..reproduce import Outcome, Settings, Study, every_outcome
 from ..reproduce.catalogue import studies
-from .console import stderr, stdout
+from .console import bar, say_path, stderr, stdout
 
 INTERRUPTED = 130
 """The exit status that shells give to Ctrl-C."""
@@ -54,7 +54,7 @@ def command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers end, files stay whole
     outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed), out, fresh, jobs)
     console.print(_summary(known, outcomes))
-    console.print(f"Numbers and figures are in {out}/", highlight=False)
+    say_path(console, f"Numbers and figures are in {out}/")
     if stopped:
         console.print("Interrupted; the same command goes on with what is missing.", style="yellow")
         raise typer.Exit(INTERRUPTED)
@@ -62,10 +62,10 @@ def command(
 
 def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: int) -> tuple[list[Outcome], bool]:
     """Outcomes in the order asked for, and whether somebody stopped it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, Outcome] = {}
     stopped = False
-    with Progress(*columns, console=stderr(), transient=True) as progress:
+    with bar(*columns, console=stderr()) as progress:
         task = progress.add_task("Reproducing", total=len(chosen))
         try:
             for outcome in every_outcome(chosen, settings, out, fresh=fresh, jobs=jobs):

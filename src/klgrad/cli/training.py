@@ -4,12 +4,12 @@ import importlib.util
 from typing import Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingExtraError
-from .console import PIPED_WIDTH, stderr, stdout
+from .console import stderr, stdout
 
 SETTINGS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """For typer: every flag is left to the parser."""
@@ -54,9 +54,8 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
     if is_needed(asked):
         execute(asked, arguments)
     settings = settings_of(asked, processes(asked) if asked.values["dry_run"] else None)
-    progress = stderr() if stderr().is_terminal else Console(stderr=True, width=PIPED_WIDTH)
     try:
-        status = run(settings, stdout(), progress)
+        status = run(settings, stdout(), stderr())
     except KeyboardInterrupt:  # before training began, when there is nothing to save
         status = INTERRUPTED
     if status:

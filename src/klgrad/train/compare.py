@@ -9,7 +9,7 @@ from rich.text import Text
 
 from . import record
 from .errors import RunError
-from .figures import Drawn, draw
+from .figures import Drawn, drawn
 from .history import History
 from .summary import estimate, score, summarise
 
@@ -36,9 +36,9 @@ def load(folders: list[Path]) -> list[Compared]:
     return found
 
 
-def figure(runs: list[Compared], path: Path) -> None:
-    """All in one picture."""
-    draw([Drawn(run.name, run.rows) for run in runs], path)
+def picture(runs: list[Compared]) -> bytes:
+    """All in one PNG."""
+    return drawn([Drawn(run.name, run.rows) for run in runs])
 
 
 def table(runs: list[Compared]) -> Table:
@@ -47,14 +47,14 @@ def table(runs: list[Compared]) -> Table:
     for i, title in enumerate(
         ("run", "maximises", "updates", "in-domain", "out-of-domain", "KL per completion", "length")
     ):
-        found.add_column(title, justify="left" if i < 2 else "right", no_wrap=i != 1)
+        found.add_column(title, justify="left" if i < 2 else "right", no_wrap=i > 1, overflow="fold")
     for run in runs:
         before, after = run.summary["before"], run.summary["after"]
-        objective = Text(run.run.get("objective", {}).get("objective", ""))  # in which [reward] is no markup
+        name, objective = Text(run.name), Text(run.run.get("objective", {}).get("objective", ""))  # [x] is no markup
         if before is None:
             last = run.summary["last_updates"]
             found.add_row(
-                run.name, objective, str(run.summary["updates"]), "", "", f"{last['kl_per_sequence'] or 0:.4g}", ""
+                name, objective, str(run.summary["updates"]), "", "", f"{last['kl_per_sequence'] or 0:.4g}", ""
             )
             continue
         moved = [_moved(before["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
@@ -62,7 +62,7 @@ def table(runs: list[Compared]) -> Table:
         if before["kl"] is not None and after["kl"] is not None:
             kl = f"{before['kl']['per_sequence']['mean'] or 0:.3g} -> {estimate(after['kl']['per_sequence'])}"
         length = f"{before['length']:.1f} -> {after['length']:.1f}"
-        found.add_row(run.name, objective, str(run.summary["updates"]), *moved, kl, length)
+        found.add_row(name, objective, str(run.summary["updates"]), *moved, kl, length)
     return found
 
 

@@ -25,6 +25,11 @@ class Drawn:
 
 
 def draw(runs: list[Drawn], path: Path) -> None:
+    """Write them to a file."""
+    write_whole(path, drawn(runs))
+
+
+def drawn(runs: list[Drawn]) -> bytes:
     """Thin lines are the updates' own completions, marks the held-out prompts: filled in the domain, hollow outside."""
     try:
         import matplotlib
@@ -38,7 +43,7 @@ def draw(runs: list[Drawn], path: Path) -> None:
         _legend(figure, runs)
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=120)
-    write_whole(path, content.getvalue())
+    return content.getvalue()
 
 
 def _axes() -> tuple[Any, dict[str, Any]]:
