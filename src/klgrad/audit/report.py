@@ -1,6 +1,7 @@
 """Audit results for programs (JSON) and for documents (Markdown)."""
 
 import json
+import re
 from collections.abc import Sequence
 
 from ..files import finite
@@ -21,8 +22,19 @@ def to_markdown(results: Sequence[AuditResult]) -> str:
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for r in results:
         name, *rest = cells_of(r)
-        lines.append("| " + " | ".join([f"`{name}`", *rest]) + " |")
+        lines.append("| " + " | ".join([_code(name), *rest]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _code(name: str) -> str:
+    """A name as code in a cell of a table.
+
+    Between backticks nothing can be escaped in a way that all readers of Markdown agree on, and a bar ends the cell.
+    """
+    name = " ".join(name.splitlines())
+    if not re.search(r"[|`\\]", name):
+        return f"`{name}`"
+    return f"<code>{''.join(c if c.isalnum() or c == ' ' else f'&#{ord(c)};' for c in name)}</code>"
 
 
 def cells_of(r: AuditResult) -> tuple[str, ...]:

@@ -74,7 +74,9 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 for a dead zone or a gradient that is not finite, too.")
     ] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the results for programs; `-` is standard output.", show_default=False)] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the results for programs; `-` is standard output.", show_default=False)
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table for a document.", show_default=False)] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page for people, with curves.", show_default=False)] = None,
 ) -> None:
@@ -96,7 +98,8 @@ def command(
         for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal)
     ]
     if losses and not all_ and not set(losses) & set(FRAMEWORKS):
-        report = Group(*(tables.in_full(result, subject) for subject, result in zip(subjects, results, strict=True)))
+        pairs = zip(results, subjects, strict=True)
+        report = Group(*(tables.in_full(*pair, console.width) for pair in pairs))
     else:
         report = tables.overview(results, console.width)
     deliver(

@@ -32,7 +32,9 @@ def command(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the report for programs; `-` is standard output.", show_default=False)] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the report for programs; `-` is standard output.", show_default=False)
+    ] = None,
 ) -> None:
     """Report a run's KL honestly, from its logged log-probs, and what its KL loss pulled on.
 

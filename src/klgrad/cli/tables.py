@@ -33,6 +33,10 @@ WIDE = 135
 """Columns that the whole overview takes; a narrower terminal gets names and verdicts."""
 
 
+FRAME = 6
+"""Columns of a title's line that are its frame."""
+
+
 def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
     """A table per kind."""
     found: list[RenderableType] = []
@@ -40,7 +44,8 @@ def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
         title = Text(TITLES[kind], style="bold")
         table = Table("loss", "on-policy", "off-policy", box=None, padding=(0, 1), pad_edge=False)
         table.columns[0].overflow = "fold"
-        table.columns[0].no_wrap = width >= WIDE
+        longest = max(len(r.name) for r in results)
+        table.columns[0].no_wrap = width >= WIDE and longest <= WIDE // 2  # a column that may not wrap is cut off
         table.columns[1].no_wrap = table.columns[2].no_wrap = True
         if width >= WIDE:
             table.add_column("scale", justify="right", no_wrap=True)
@@ -54,7 +59,7 @@ def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
     return Group(*found, Text(CAPTION, style="dim"))
 
 
-def in_full(r: AuditResult, subject: Subject) -> RenderableType:
+def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     """Everything about one loss."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("on-policy", _verdict(r.verdict))
@@ -74,9 +79,12 @@ def in_full(r: AuditResult, subject: Subject) -> RenderableType:
     for name in TARGETS:
         numbers = (r.bias[name], r.cosine[name], r.bias_off_policy[name], r.cosine_off_policy[name])
         distances.add_row(name.replace("_", "-"), *(_number(x) for x in numbers))
-    title = Text(r.name, style="bold")
-    parts = [Text(subject.summary, style="italic"), ""] if subject.summary else []
-    return Panel(Group(*parts, facts, "", distances, "", Text(r.advice)), title=title, title_align="left")
+    name = Text(r.name, style="bold")
+    fits = name.cell_len <= width - FRAME
+    parts = [] if fits else [name, ""]  # a title that is too long would be cut off
+    parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
+    body = Group(*parts, facts, "", distances, "", Text(r.advice))
+    return Panel(body, title=name if fits else None, title_align="left")
 
 
 def _verdict(verdict: str) -> Text:

@@ -120,7 +120,7 @@ def _legend(figure: Any, runs: list[Drawn]) -> None:
     from matplotlib.lines import Line2D
 
     colours = zip(COLOURS * len(runs), runs, strict=False)
-    names = [Line2D([], [], color=colour, linewidth=2, label=run.name) for colour, run in colours]
+    names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour, _ in colours]
     grey: dict[str, Any] = {"color": palette.GREY}
     mark = {**grey, "marker": "o", "markersize": 5}
     marks = [
@@ -128,5 +128,8 @@ def _legend(figure: Any, runs: list[Drawn]) -> None:
         Line2D([], [], **mark, label="held out"),
         Line2D([], [], **mark, markerfacecolor="white", linestyle=":", label="held out, out of domain"),
     ]
-    figure.legend(handles=names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
+    legend = figure.legend(handles=names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
+    for text, run in zip(legend.get_texts(), runs, strict=True):
+        text.set_parse_math(False)  # in a name, $ is no formula
+        text.set_text(run.name)  # not as a label, for one that begins with _ is left out
     figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)

@@ -6,6 +6,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 from transformers import TrainerCallback
 
 from .evaluate import Evaluator
@@ -25,7 +26,7 @@ class Recorder(TrainerCallback):
         self.rewards, self.console = trainer.task_rewards, console
         self.main = trainer.accelerator.is_main_process
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -68,7 +69,7 @@ class Recorder(TrainerCallback):
         said = described(row)
         self.bar.update(self.task, description=said)
         if not self.console.is_terminal:
-            self.console.print(f"{state.global_step}/{state.max_steps}  {said}", highlight=False)
+            self.console.print(Text(f"{state.global_step}/{state.max_steps}  {said}"))
 
     def _last_evaluated(self) -> int | None:
         """The step, as the main process reads it: all must agree, and the others may see the file as it was."""
@@ -84,7 +85,7 @@ class Recorder(TrainerCallback):
         self._evaluated = step
         if self.main:
             self.history.append({"step": step, EVALUATED: found})
-            self.console.print(f"[bold]after {step} updates[/]  {evaluated(found)}", highlight=False)
+            self.console.print(Text.assemble((f"after {step} updates", "bold"), f"  {evaluated(found)}"))
 
 
 def described(row: dict[str, Any]) -> str:
