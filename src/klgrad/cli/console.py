@@ -9,6 +9,9 @@ from rich.progress import Progress, ProgressColumn
 from ..errors import OutputError
 from ..files import is_stdout, write_output
 
+INTERRUPTED = 130
+"""The exit status that shells give to Ctrl-C."""
+
 PIPED_WIDTH = 160
 """Columns of the output where no terminal says how wide it is."""
 

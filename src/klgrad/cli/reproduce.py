@@ -17,10 +17,7 @@ from ..errors import MissingExtraError, UnknownNameError
 from ..files import ensure_folder
 from ..reproduce import Outcome, Settings, Study, every_outcome
 from ..reproduce.catalogue import studies
-from .console import bar, say_path, stderr, stdout
-
-INTERRUPTED = 130
-"""The exit status that shells give to Ctrl-C."""
+from .console import INTERRUPTED, bar, say_path, stderr, stdout
 
 
 def command(

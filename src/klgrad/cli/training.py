@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingExtraError
-from .console import stderr, stdout
+from .console import INTERRUPTED, stderr, stdout
 
 SETTINGS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """For typer: every flag is left to the parser."""
@@ -31,8 +31,6 @@ OFTEN = (
     "gradient_accumulation_steps", "num_generations", "max_completion_length", "temperature", "loss_type",
     "num_iterations", "use_vllm", "report_to", "save_steps", "seed",
 )  # fmt: skip
-INTERRUPTED = 130
-"""The exit status that shells give to Ctrl-C."""
 MODEL = ("model_name_or_path", "dtype", "attn_implementation", "use_peft", "lora_r")
 
 

@@ -1,0 +1,207 @@
+"""How the command ends: its exit status, and what it prints on terminals of any encoding."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+import unicodedata
+from pathlib import Path
+
+import pytest
+from logs.synthetic import sampled, write
+
+import klgrad
+from klgrad.cli import audit as audit_command, main
+from klgrad.cli.streams import SPELLED
+
+LOSSES = """
+import sys
+
+def raises(logp, ref_logp):
+    raise ValueError("no loss today")
+
+def leaves(logp, ref_logp):
+    sys.exit(0)
+
+def interrupts(logp, ref_logp):
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.fixture
+def losses(tmp_path):
+    (tmp_path / "losses.py").write_text(LOSSES)
+    (tmp_path / "broken.py").write_text("import nonexistent_thing\n")
+    return tmp_path / "losses.py"
+
+
+@pytest.fixture
+def ended(monkeypatch, capfdbinary):
+    """The exit status of a command in this process, and what it printed."""
+
+    def run(*arguments, encoding="utf-8"):
+        monkeypatch.setattr(sys, "argv", ["klgrad", *map(str, arguments)])
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            stream = os.fdopen(os.dup(descriptor), "w", encoding=encoding)
+            monkeypatch.setattr(sys, name, stream)
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        sys.stdout.close()
+        sys.stderr.close()
+        monkeypatch.undo()
+        shown = (text.decode(encoding) for text in capfdbinary.readouterr())
+        return stopped.value.code, *shown
+
+    return run
+
+
+def test_status_0_and_1_are_verdicts(ended):
+    assert ended("audit", "k1-loss")[0] == 0
+    assert ended("audit", "k1-loss", "--expect", "nothing")[0] == 0
+    status, out, _ = ended("audit", "k1-loss", "--expect", "forward-kl-token")
+    assert status == 1
+    assert "expected forward-kl-token" in out
+
+
+ERRORS = {
+    "{folder}/losses.py:raises": "LossCallError: expected",
+    "{folder}/broken.py:loss": "LossImportError: expected",
+    "{folder}/missing.py:loss": "LossImportError: expected",
+    "k3-los": "UnknownNameError: expected",
+    "--nope": "No such option",
+    "--json={folder} k1-loss": "OutputError: expected",
+    "k1-loss --expect reverse": "UnknownNameError: expected",
+    "k1-loss --lengths some": "Invalid value",
+}
+
+
+@pytest.mark.parametrize("arguments", ERRORS)
+def test_every_error_is_a_message_and_status_2(arguments, ended, losses):
+    status, _, err = ended("audit", *arguments.format(folder=losses.parent).split())
+    assert status == 2
+    assert ERRORS[arguments] in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), RuntimeError("a[/]b"), SystemError()])
+def test_a_bug_is_a_traceback_and_status_2(error, ended, monkeypatch):
+    def buggy(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audit_command, "audit", buggy)
+        status, _, err = ended("audit", "k1-loss")
+    assert status == 2
+    assert "Traceback" in err
+    assert f"{type(error).__name__}" in err.splitlines()[-1]
+
+
+def test_a_loss_that_leaves_is_no_success(ended, losses):
+    status, _, err = ended("audit", f"{losses}:leaves", "--expect", "nothing")
+    assert status == 2
+    assert "SystemExit" in err
+
+
+def test_interrupted(ended, losses):
+    status, _, err = ended("audit", f"{losses}:interrupts")
+    assert status == 130
+    assert "Traceback" not in err
+
+
+def test_version_and_help(ended):
+    status, out, _ = ended("--version")
+    assert (status, out[:7]) == (0, "klgrad ")
+    assert ended("audit", "--help")[0] == 0
+    assert ended("no-such-command")[0] == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_any_encoding(encoding, ended, tmp_path):
+    for name in ("é中.npz", os.fsdecode(b"\xff.npz")):
+        log = write(tmp_path / name, sampled("temperature", 0.8, rows=8, tokens=5))
+        for arguments in (
+            ("logs", log, "--json", tmp_path / f"{name}.json"),
+            ("audit", "k1-loss"),
+            ("advise", "trl"),
+            ("logs", tmp_path / f"missing-{name}"),
+            ("audit", "--help"),
+        ):
+            status, _, err = ended(*arguments, encoding=encoding)
+            assert "Traceback" not in err, err
+            assert status == (2 if "missing" in str(arguments[1]) else 0)
+    assert "é中".encode() in (tmp_path / "é中.npz.json").read_bytes()  # a file is UTF-8 whatever the terminal is
+
+
+def test_what_a_terminal_cannot_show_is_spelled_out(ended, tmp_path):
+    log = write(tmp_path / "é中.npz", sampled(rows=8, tokens=5))
+    _, out, err = ended("logs", log, "--json", tmp_path / "é中", encoding="ascii")
+    assert "KL(pi||ref) by k1" in out
+    assert "+-" in out
+    assert f"{tmp_path}/\\xe9\\u4e2d.npz: 8 completions" in out
+    assert f"Wrote {tmp_path}/\\xe9\\u4e2d" in err
+    _, out, _ = ended("logs", log, encoding="latin-1")
+    assert "KL(pi||ref) by k1" in out
+
+
+def test_every_symbol_of_ours_can_be_spelled():
+    texts = (path.read_text(encoding="utf-8") for path in Path(klgrad.__file__).parent.rglob("*.py"))
+    symbols = {c for text in texts for c in text if not c.isascii() and not unicodedata.name(c).startswith("LATIN")}
+    assert symbols <= set(SPELLED)
+    assert all(spelled.isascii() for spelled in SPELLED.values())
+
+
+def started(*arguments, **settings):
+    command = [sys.executable, "-m", "klgrad", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **settings)
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = started("audit", "k1-loss", "--json", tmp_path / "r.json", stdout=writer)
+    os.close(writer)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert err == ""
+    assert (tmp_path / "r.json").exists()
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    with open("/dev/full", "w") as full:
+        process = started("audit", "k1-loss", stdout=full)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err.startswith("OutputError: expected standard output that can be written; received No space left")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_130(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef loss(logp):\n    open('begun', 'w').close()\n    time.sleep(60)\n"
+    )
+    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
+    process = started("audit", "slow.py:loss", cwd=tmp_path, preexec_fn=heeding)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_the_streams_are_as_they_were_afterwards(monkeypatch):
+    before = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "argv", ["klgrad", "advise", "trl", "--off-policy"])
+    monkeypatch.setattr(sys, "stdout", before)
+    with pytest.raises(SystemExit):
+        main()
+    assert sys.stdout is before
+    assert b"reverse-kl-sequence" in before.buffer.getvalue()
