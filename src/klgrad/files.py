@@ -40,6 +40,8 @@ def write_output(path: Path, content: str | bytes) -> None:
     if not is_stdout(path):
         write_whole(path, content)
         return
+    if sys.stdout is None:
+        raise OutputError("standard output that is open", "a closed one", "name a file")
     sys.stdout.flush()  # what was printed before comes first
     binary = getattr(sys.stdout, "buffer", None)
     if binary is None:  # a notebook's, for one, takes text alone

@@ -205,3 +205,13 @@ def test_the_streams_are_as_they_were_afterwards(monkeypatch):
         main()
     assert sys.stdout is before
     assert b"reverse-kl-sequence" in before.buffer.getvalue()
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["audit", "k1-loss"], 0), (["audit", "k1-loss", "--json", "-"], 2)])
+def test_standard_output_may_be_closed(arguments, status, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["klgrad", *arguments])
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == status
+    assert "Traceback" not in capfd.readouterr().err

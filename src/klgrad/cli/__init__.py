@@ -51,7 +51,8 @@ def main() -> None:
 def _status() -> int:
     try:
         found = app(standalone_mode=False)
-        sys.stdout.flush()  # here, where a failure can still be said
+        if sys.stdout is not None:  # as it is where it was closed
+            sys.stdout.flush()  # here, where a failure can still be said
         return found or 0
     except PipeClosed:
         return CLOSED_PIPE
