@@ -1,6 +1,6 @@
 """`python -m klgrad`."""
 
-from .cli import main
+if __name__ == "__main__":  # a worker process imports this module under another name, and needs no command
+    from .cli import main
 
-if __name__ == "__main__":  # a worker process imports this module under another name
     main()

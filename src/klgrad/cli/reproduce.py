@@ -1,6 +1,5 @@
 """`klgrad reproduce`."""
 
-import importlib
 import importlib.util
 import os
 import signal
@@ -94,4 +93,3 @@ def _summary(known: dict[str, Study], outcomes: list[Outcome]) -> Table:
 def _require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'")
-    importlib.import_module("matplotlib.backends.backend_agg")  # once, before workers are forked
