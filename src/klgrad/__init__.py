@@ -4,6 +4,7 @@ The core needs torch alone. `klgrad.audit` says which divergence any loss descen
 """
 
 from . import (
+    _torch as _torch,
     audit as audit,
     cells as cells,
     credit as credit,

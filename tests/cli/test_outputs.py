@@ -1,6 +1,7 @@
 """Where the commands write what a user names: files, pipes, devices, standard output."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from logs.synthetic import sampled, write
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import OutputError
+from klgrad.errors import LossCallError, OutputError
 
 
 def run(*arguments):
@@ -80,3 +81,46 @@ def test_a_process_substitution_receives_the_file(tmp_path):
     assert json.loads((tmp_path / "piped.json").read_text())["results"]
     assert "`k1-loss`" in (tmp_path / "table.md").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["piped.json", "table.md"]
+
+
+PRINTING = """
+import sys
+print("imported")
+
+def loss(logp, ref_logp):
+    print("[b]shape", tuple(logp.shape))
+    sys.stdout.buffer.write(b"")
+    return 0.5 * (logp - ref_logp) ** 2
+
+def fails(logp, ref_logp):
+    print("before the failure")
+    raise ValueError
+"""
+
+
+@pytest.fixture
+def printing(tmp_path):
+    (tmp_path / "printing.py").write_text(PRINTING)
+    return tmp_path / "printing.py"
+
+
+def test_what_a_loss_prints_is_shown_in_part_and_once(printing, tmp_path):
+    result = run("audit", f"{printing}:loss", "--json", "-", "--html", tmp_path / "page.html")
+    assert json.loads(result.stdout)["results"][0]["verdict"] == "reverse-kl-token"
+    assert re.search(rf"{printing}:loss printed [\d,]+ lines; the first 5:", result.stderr)
+    assert result.stderr.count("[b]shape") == 5
+    assert result.stderr.count("imported") == 1
+
+
+def test_what_a_loss_prints_is_shown_when_it_fails(printing):
+    result = run("audit", f"{printing}:fails")
+    assert isinstance(result.exception, LossCallError)
+    assert "before the failure" in result.stderr
+
+
+@pytest.mark.slow
+def test_no_warning_where_numpy_is_missing():
+    code = "import sys; sys.modules['numpy'] = None; from klgrad.cli import main; sys.argv[1:] = ['--version']; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("klgrad ")
+    assert done.stderr == ""

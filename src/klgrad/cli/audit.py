@@ -1,5 +1,7 @@
 """`klgrad audit`."""
 
+import os
+from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, get_args
@@ -19,6 +21,7 @@ from ..meaning import Verdict
 from . import tables
 from .console import beside, deliver, stderr
 from .fixes import TAGS, fixes_for
+from .printed import first_lines
 
 
 class Lengths(StrEnum):
@@ -93,10 +96,10 @@ def command(
         subjects += _frameworks(console, [name], wanted=True) if name in FRAMEWORKS else [_find(name)]
     if not losses and not all_:
         subjects = list(catalogue().values())
-    results = [
-        audit(subject, advantages=advantages.value, lengths=lengths.value)
-        for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal)
-    ]
+    results = []
+    for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
+        with first_lines(subject.name, progress):
+            results.append(audit(subject, advantages=advantages.value, lengths=lengths.value))
     if losses and not all_ and not set(losses) & set(FRAMEWORKS):
         pairs = zip(results, subjects, strict=True)
         report = Group(*(tables.in_full(*pair, console.width) for pair in pairs))
@@ -113,7 +116,8 @@ def command(
 
 
 def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
-    curves = [coefficient_curve(subject) for subject in subjects]
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # what the losses print was shown
+        curves = [coefficient_curve(subject) for subject in subjects]
     summaries = [subject.summary for subject in subjects]
     return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
 
@@ -144,7 +148,8 @@ def _find(name: str) -> Subject:
     if name in known:
         return known[name]
     if ":" in name:
-        return load(name)
+        with first_lines(name, stderr()):
+            return load(name)
     if name.endswith(".py"):
         raise LossImportError("path/to/file.py:function", repr(name), "add ':' and the function's name")
     raise UnknownNameError("loss", name, known)
