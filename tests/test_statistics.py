@@ -1,5 +1,6 @@
 """Sums that batches add up to, against the formulas written out over all completions at once."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -7,14 +8,19 @@ import torch
 from hypothesis import given, strategies as st
 from tolerances import EXACT, SINGLE
 
-from klgrad.statistics import Kept, RatioSums, ratio_of_means
+from klgrad.statistics import Estimate, Kept, RatioSums, ratio_of_means
 
 
 def written_out(total, count):
-    """Σ total / Σ count and its standard error, completion by completion."""
-    n, mean = len(total), sum(total) / sum(count)
-    residuals = [x - mean * c for x, c in zip(total, count, strict=True)]
-    return mean, (sum(r * r for r in residuals) * n / (n - 1)) ** 0.5 / sum(count)
+    """Σ total / Σ count, its standard error and degrees of freedom, with the residuals' covariance as a matrix."""
+    total, count = (torch.as_tensor(x, dtype=torch.float64) for x in (total, count))
+    mean = total.sum() / count.sum()
+    square = (total - mean * count).square().sum() / count.sum() ** 2
+    covariance = torch.diag(count) - torch.outer(count, count) / count.sum()
+    trace = covariance.trace()
+    if int((count > 0).sum()) < 2:
+        return mean, None, 0.0
+    return mean, (square * count.sum() / trace).sqrt(), trace**2 / covariance.square().sum()
 
 
 def columns(n, seed, offset=0.0):
@@ -32,8 +38,13 @@ def test_any_parts_add_up_to_the_whole(n, cuts, offset):
     whole = sum(parts[1:], parts[0])
     assert whole.n == n
     for found, values in zip(whole.estimates(), total.tolist(), strict=True):
-        mean, error = written_out(values, count.tolist())
+        mean, error, freedom = written_out(values, count)
         EXACT.check(found.mean, mean)
+        EXACT.check(found.degrees_of_freedom, freedom)
+        assert found.clusters == n
+        if error is None:
+            assert math.isnan(found.standard_error)
+            continue
         # Written out about 0, the residuals of values near a million lose ten digits of sixteen.
         (EXACT if offset < 10 else SINGLE).check(found.standard_error, error)
 
@@ -46,6 +57,35 @@ def test_a_batch_without_live_tokens_changes_nothing_but_the_number_of_completio
         for found, expected in zip(sums.estimates(), with_zeros.estimates(), strict=True):
             EXACT.check(found.mean, expected.mean)
             EXACT.check(found.standard_error, expected.standard_error)
+            EXACT.check(found.degrees_of_freedom, expected.degrees_of_freedom)
+
+
+def test_equal_counts_have_the_textbook_error_and_degrees_of_freedom():
+    total, _ = columns(20, 3)
+    for size in (1.0, 7.0):
+        for found, values in zip(RatioSums.of(total, torch.full((20,), size)).estimates(), total, strict=True):
+            EXACT.check(found.standard_error, values.std() / 20**0.5 / size)
+            EXACT.check(found.degrees_of_freedom, 19.0)
+
+
+def test_two_clusters_have_one_degree_of_freedom_however_unequal_they_are():
+    (found,) = RatioSums.of(torch.tensor([[1.0, 500.0]]), torch.tensor([1.0, 1000.0])).estimates()
+    EXACT.check(found.degrees_of_freedom, 1.0)
+
+
+def test_an_interval_extends_by_the_quantile_of_student_and_unpacks():
+    mean, error = found = Estimate(torch.tensor(2.0), torch.tensor(0.5), 16, torch.tensor(15.0))
+    assert (float(mean), float(error)) == (2.0, 0.5)
+    assert found.interval() == pytest.approx((2 - 0.5 * 2.131449546, 2 + 0.5 * 2.131449546), abs=1e-8)
+    assert found.interval(level=0.5).high == pytest.approx(2 + 0.5 * 0.691196949, abs=1e-8)
+    assert found.interval().low == found.interval()[0]
+
+
+def test_one_cluster_has_no_interval():
+    for total, count in (([3.0], [1.0]), ([3.0, 0.0], [1.0, 0.0])):
+        (found,) = RatioSums.of(torch.tensor([total]), torch.tensor(count)).estimates()
+        assert math.isnan(found.standard_error)
+        assert all(map(math.isnan, found.interval()))
 
 
 def test_alike_completions_have_no_error_however_large_they_are():
@@ -60,8 +100,9 @@ def test_the_error_is_clustered_by_group_and_the_dtype_stays():
     found = ratio_of_means(total[0].float(), count.float(), group)
     assert found.mean.dtype == found.standard_error.dtype == torch.float32
     by_group = [x.reshape(6, 5).sum(-1).tolist() for x in (total[0], count)]
-    for value, expected in zip(found, written_out(*by_group), strict=True):
+    for value, expected in zip((*found, found.degrees_of_freedom), written_out(*by_group), strict=True):
         SINGLE.check(value, expected)
+    assert found.clusters == 6
 
 
 def test_everything_is_kept_until_the_limit():

@@ -29,6 +29,8 @@ class Tol:
 
 
 EXACT = Tol(1e-9, 1e-13, "sums over all outcomes in float64 lose a few digits of sixteen, no more")
+PRINTED = Tol(0.0, 6e-10, "a table with nine decimals, rounded")
+QUANTILE = Tol(1e-9, 1e-12, "1 - level loses digits for levels near 1; Simpson's rule over 20,000 steps loses none")
 DIFFERENCE = Tol(1e-6, 1e-9, "central differences with step 1e-5 are good to about 1e-10 of the function")
 SINGLE = Tol(1e-5, 1e-6, "float32 arithmetic over a few dozen terms")
 FLOAT32_REWARD = Tol(1e-6, 1e-9, "TRL holds rewards in float32, whatever computes them")

@@ -14,7 +14,7 @@ from .errors import RolloutError
 from .estimators import forward_k3, k1, k2, k3
 from .importance import token_ratio
 from .rollout import Rollout
-from .statistics import Estimate
+from .statistics import Estimate, Interval
 from .sums import Lengths, Ratios, Totals, numbers
 
 CLAMPS = {"k3_value_10": ("kl/reverse/k3", 10.0), "k2_value_10": ("kl/reverse/k2", 10.0), "input_20": ("size", 20.0)}
@@ -26,20 +26,38 @@ BAND = (0.5, 2.0)
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Named numbers about one batch: estimates with standard errors, and plain scalars."""
+    """Named numbers about one batch: estimates with standard errors, and plain scalars.
+
+    The number after ± is one standard error, here and in every table. `intervals` has what few clusters need: the
+    quantile of Student's t distribution instead of 1.96.
+    """
 
     estimates: dict[str, Estimate]
     scalars: dict[str, Tensor]
 
+    @property
+    def clusters(self) -> int:
+        """What was drawn independently: prompts, or completions where there is one group or none."""
+        return max((e.clusters for e in self.estimates.values()), default=0)
+
     def metrics(self) -> dict[str, float]:
-        """One flat dictionary for a logger; an estimate's error is under `<name>/standard_error`."""
+        """One flat dictionary for a logger.
+
+        An estimate's error is under `<name>/standard_error`; the number of clusters, the same for all, under
+        `kl/clusters`.
+        """
         named = {name: e.mean for name, e in self.estimates.items()}
         named |= {f"{name}/standard_error": e.standard_error for name, e in self.estimates.items()}
-        return numbers(named | self.scalars)
+        return {**numbers(named | self.scalars), "kl/clusters": float(self.clusters)}
+
+    def intervals(self, level: float = 0.95) -> dict[str, Interval]:
+        """By the names of the estimates; see `Estimate` for what they cover."""
+        return {name: e.interval(level) for name, e in self.estimates.items()}
 
     def __str__(self) -> str:
         rows = [(name, str(e)) for name, e in self.estimates.items()]
         rows += [(name, f"{x.item():.4g}") for name, x in self.scalars.items()]
+        rows.append(("kl/clusters", str(self.clusters)))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
@@ -162,7 +180,7 @@ def mismatch_report(
         group: (B,) prompt index, for clustered errors.
     """
     sums = MismatchSums(band)
-    seen = Rollout(logp.detach(), behavior_logp, mask, behavior_logp=behavior_logp, group=group)
+    seen = Rollout(logp, behavior_logp, mask, behavior_logp=behavior_logp, group=group)
     sums.add(seen, _numbered(seen.group))
     return sums.report()
 

@@ -37,7 +37,7 @@ def numbers(logs, folder):
     totals = torch.stack([(l * live)[group == g].sum() for g in group.unique()])
     counts = torch.stack([live[group == g].sum() for g in group.unique()])
     residual = totals - totals.sum() / counts.sum() * counts
-    error = (residual.square().sum() * len(counts) / (len(counts) - 1)).sqrt() / counts.sum()
+    error = (residual.square().sum() / (1 - (counts / counts.sum()).square().sum())).sqrt() / counts.sum()
     kl = found.kl.metrics()
     del data["group"]
     alone = logs.examine(write(folder / "log.npz", data), chunk_tokens=100).kl.metrics()
