@@ -1,9 +1,10 @@
 """The border: what is accepted, what is refused, and in which words."""
 
+import numpy
 import pytest
 import torch
 
-from klgrad import KLTerm, OffPolicy, Rollout, kl_report
+from klgrad import KLTerm, OffPolicy, Rollout, consistency_loss, kl_report, mismatch_report
 from klgrad.errors import KlgradError, RolloutError
 from klgrad.rollout import checked_at_the_end
 
@@ -41,6 +42,12 @@ BAD = {
     "token ids": ({"logp": torch.ones(2, 2, dtype=torch.long)}, r"`logp` of a floating dtype; received torch.int64"),
     "group": ({"group": torch.zeros(3, dtype=torch.long)}, r"`group` of shape \(2,\).*received shape \(3,\)"),
     "group dtype": ({"group": torch.zeros(2)}, r"integer dtype; received shape \(2,\), torch.float32"),
+    "group of floats": ({"group": [0.0, 1.0]}, r"of integers of 64 bits, or of strings; received list: \[0.0, 1.0\]"),
+    "group too short": ({"group": ["a"]}, r"`group` of shape \(2,\).*received shape \(1,\)"),
+    "no reference": ({"ref_logp": None}, "`ref_logp` as a torch tensor; received NoneType; remedy: pass it"),
+    "another device": ({"ref_logp": LOGP.to("meta")}, "`ref_logp` on cpu, the device of `logp`; received device meta"),
+    "sparse": ({"mask": MASK.to_sparse()}, "`mask` as a dense tensor; received layout torch.sparse_coo"),
+    "float8": ({"logp": LOGP.to(torch.float8_e4m3fn)}, "`logp` in 16 bits or more; received torch.float8_e4m3fn"),
     "negative kl": ({"token_kl": with_value(-LOGP, -0.2, (0, 0))}, r"`token_kl` finite and >= 0.*received -0.2"),
 }
 
@@ -53,6 +60,96 @@ def test_bad_input_says_what_was_expected_received_and_to_do(case):
     assert isinstance(caught.value, KlgradError)
     assert isinstance(caught.value, ValueError)
     assert all((caught.value.expected, caught.value.received, caught.value.remedy))
+
+
+GROUPS = {
+    "list": [7, 7, 3],
+    "tuple": (7, 7, 3),
+    "list of NumPy integers": list(numpy.array([7, 7, 3])),
+    "NumPy": numpy.array([7, 7, 3], dtype=numpy.uint16),
+    "NumPy, reversed view": numpy.array([3, 7, 7])[::-1],
+    "tensor": torch.tensor([7, 7, 3], dtype=torch.int32),
+    "strings": ["7", "7", "3"],
+    "NumPy strings": numpy.array(["7", "7", "3"]),
+    "NumPy objects, as verl's uid": numpy.array(["7", "7", "3"], dtype=object),
+}
+
+
+@pytest.mark.parametrize("labels", GROUPS.values(), ids=GROUPS)
+def test_a_group_may_be_labelled_by_integers_or_strings_of_any_container(labels):
+    logp = -torch.arange(1.0, 7.0).reshape(3, 2)
+    rollout = Rollout(logp, logp - 0.5, torch.ones(3, 2), group=labels)
+    assert rollout.group is not None
+    assert rollout.group.dtype == torch.long
+    assert torch.unique(rollout.group, return_counts=True)[1].tolist() in ([2, 1], [1, 2])
+    assert rollout.group[0] == rollout.group[1] != rollout.group[2]
+    assert kl_report(rollout).estimates["kl/reverse/k1/per_token"].clusters == 2
+
+
+OF_ANY_TYPE = {
+    "None": None,
+    "list": LOGP.tolist(),
+    "NumPy": LOGP.numpy(),
+    "string": "ab",
+    "bytes": b"ab",
+    "integer": 2,
+    "float": -1.5,
+    "dict": {0: 1, 1: 2},
+    "set": {0, 1},
+    "object": object(),
+    "class": torch.Tensor,
+    "generator": (i for i in range(2)),
+    "complex": LOGP.to(torch.complex64),
+    "float8": LOGP.to(torch.float8_e4m3fn),
+    "meta": LOGP.to("meta"),
+    "sparse": LOGP.to_sparse(),
+    "scalar": torch.tensor(-1.0),
+    "3 dimensions": LOGP[None],
+    "no elements": torch.empty(0),
+    "complex labels": torch.zeros(2, dtype=torch.complex64),
+    "meta labels": torch.zeros(2, dtype=torch.long, device="meta"),
+    "sparse labels": torch.arange(2).to_sparse(),
+    "None twice": [None, None],
+    "nested": [[0], [1, 2]],
+    "mixed": [0, "a"],
+    "beyond 64 bits": [2**70, 1],
+    "NaN": [float("nan"), 1],
+    "dates": numpy.array(["2020-01-01", "2021-01-01"], dtype="M8[D]"),
+    "NumPy scalar": numpy.array(3),
+    "NumPy matrix": numpy.array([[0, 1]]),
+}
+MAY_BE_NONE = ("behavior_logp", "token_kl", "token_forward_kl", "group")
+
+
+def not_refused(call, junk=OF_ANY_TYPE):
+    """What `call` takes without a RolloutError: nothing of it, and no other exception either."""
+    found = {}
+    for name, x in junk.items():
+        try:
+            found[name] = call(x)
+        except RolloutError:
+            continue
+        except Exception as error:
+            found[name] = error
+    return found
+
+
+@pytest.mark.parametrize("field", ["logp", "ref_logp", "mask", *MAY_BE_NONE])
+def test_a_field_of_a_wrong_type_is_a_rollout_error(field):
+    """Never an AttributeError, a TypeError or torch's own words."""
+    taken = not_refused(lambda x: Rollout(**{"logp": LOGP, "ref_logp": LOGP, "mask": MASK, field: x}))
+    assert list(taken) == (["None"] if field in MAY_BE_NONE else []), taken
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_so_is_an_argument_of_a_mismatch_report(position):
+    right = [LOGP, LOGP, MASK]
+    assert not_refused(lambda x: mismatch_report(*right[:position], x, *right[position + 1 :])) == {}
+
+
+def test_so_is_the_reward_of_a_consistency_loss():
+    rollout = Rollout(LOGP, LOGP, MASK, group=[0, 0])
+    assert not_refused(lambda x: consistency_loss(rollout, x, 0.5)) == {}
 
 
 @pytest.mark.parametrize("junk", [float("-inf"), float("nan"), float("inf"), 3.0])

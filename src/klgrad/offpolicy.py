@@ -8,7 +8,7 @@ from .credit import group_total
 from .errors import MeaningError, RolloutError
 from .meaning import check_influence_bound
 from .result import KLResult, assemble
-from .rollout import Rollout
+from .rollout import Rollout, check_tensors
 
 
 def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> KLResult:
@@ -61,9 +61,12 @@ def consistency_loss(rollout: Rollout, reward: Tensor, beta: float) -> Tensor:
     """
     if not beta > 0:
         raise MeaningError("beta > 0", f"{beta:g}", "the optimum exp(r / beta) needs a positive temperature")
-    if reward.shape != rollout.logp.shape[:1]:
+    check_tensors({"logp": rollout.logp, "reward": reward})
+    if reward.shape != rollout.logp.shape[:1] or reward.is_complex():
         raise RolloutError(
-            f"a reward of shape ({len(rollout.logp)},)", f"shape {tuple(reward.shape)}", "pass one per completion"
+            f"a `reward` of shape ({len(rollout.logp)},) and real numbers",
+            f"shape {tuple(reward.shape)}, {reward.dtype}",
+            "pass one per completion",
         )
     gap = reward.detach().to(rollout.logp.dtype) - beta * (rollout.logp - rollout.ref_logp).sum(-1)
     total, size = group_total(gap, rollout.group)

@@ -1,5 +1,6 @@
 """A batch of sampled completions, checked once at the border so that nothing downstream has to."""
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,12 @@ made as logit minus log-sum-exp, and logits of size up to 64 round at 64 x eps o
 
 KLS = ("token_kl", "token_forward_kl")
 """The fields that are no log-probs."""
+
+OPTIONAL = ("behavior_logp", *KLS)
+"""The fields per token that may be None."""
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Of log-probs and KLs. Narrower ones (float8) cannot even be compared with 0."""
 
 _later: ContextVar[list[Callable[[], None]] | None] = ContextVar("_later", default=None)
 """Where checks are put off to."""
@@ -50,7 +57,9 @@ class Rollout:
         ref_logp: log ref(y_t | y_<t) of the anchor.
         mask: 1 (or True) where a token of the completion stands, the end token included; else 0.
         behavior_logp: log μ(y_t | y_<t) of what really sampled the tokens; None means π itself.
-        group: (B,) integers; completions of one prompt share one. On the CPU it makes nobody wait for a GPU.
+        group: (B,) labels; completions of one prompt share one. An integer tensor, or a list, tuple or NumPy array of
+            integers or of strings (verl's `uid`), which becomes an integer tensor; strings are numbered in the order
+            of their first appearance. Keep it on the CPU to avoid a device synchronisation.
         token_kl: KL(π(·|y_<t) ‖ ref(·|y_<t)) over the full vocabulary, differentiable towards π.
         token_forward_kl: KL(ref(·|y_<t) ‖ π(·|y_<t)) likewise.
     """
@@ -65,9 +74,11 @@ class Rollout:
 
     def __post_init__(self) -> None:
         per_token = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("mask", "group")}
-        per_token = {name: x for name, x in per_token.items() if x is not None}
-        _check_tensors({**per_token, "mask": self.mask})
-        _check_shapes(self.logp, self.mask, self.group, per_token)
+        per_token = {name: x for name, x in per_token.items() if x is not None or name not in OPTIONAL}
+        check_tensors({**per_token, "mask": self.mask})
+        _check_shapes(self.logp, self.mask, per_token)
+        if self.group is not None:
+            object.__setattr__(self, "group", _as_index(self.group, len(self.logp)))
         mask = _as_bool(self.mask)
         _check_values({name: x.detach() for name, x in per_token.items()}, mask)
         dtype = torch.float32
@@ -95,13 +106,23 @@ class Rollout:
         return self.logp.detach() if self.behavior_logp is None else self.behavior_logp
 
 
-def _check_tensors(given: dict[str, object]) -> None:
+def check_tensors(given: dict[str, object]) -> None:
+    """Raise for what is no dense tensor, or on another device than the first."""
+    device = None
     for name, x in given.items():
         if not isinstance(x, Tensor):
-            raise RolloutError(f"`{name}` as a torch tensor", type(x).__name__, "wrap it with torch.as_tensor")
+            remedy = "wrap it with torch.as_tensor" if x is not None else "pass it: only optional fields may be None"
+            raise RolloutError(f"`{name}` as a torch tensor", type(x).__name__, remedy)
+        if x.layout != torch.strided:
+            raise RolloutError(f"`{name}` as a dense tensor", f"layout {x.layout}", f"pass {name}.to_dense()")
+        device = device or x.device
+        if x.device != device:
+            raise RolloutError(
+                f"`{name}` on {device}, the device of `logp`", f"device {x.device}", f"pass {name}.to({str(device)!r})"
+            )
 
 
-def _check_shapes(logp: Tensor, mask: Tensor, group: Tensor | None, per_token: dict[str, Tensor]) -> None:
+def _check_shapes(logp: Tensor, mask: Tensor, per_token: dict[str, Tensor]) -> None:
     if logp.ndim != 2 or 0 in logp.shape:
         raise RolloutError(
             "`logp` of shape (B, T) with B, T >= 1", f"shape {tuple(logp.shape)}", "pass one row per completion"
@@ -116,12 +137,40 @@ def _check_shapes(logp: Tensor, mask: Tensor, group: Tensor | None, per_token: d
     for name, x in per_token.items():
         if not x.is_floating_point():
             raise RolloutError(f"`{name}` of a floating dtype", str(x.dtype), "pass log-probs, not token ids")
-    if group is not None and (group.shape != logp.shape[:1] or group.is_floating_point()):
+        if x.dtype not in DTYPES:
+            raise RolloutError(f"`{name}` in 16 bits or more", str(x.dtype), "compute log-probs in float32")
+
+
+def _as_index(group: object, rows: int) -> Tensor:
+    """(B,) int64 from whatever labels the prompts."""
+    found = group if isinstance(group, Tensor) else _numbered(group)
+    integers = not (found.is_floating_point() or found.is_complex() or found.is_quantized)
+    if found.shape != (rows,) or not integers or found.layout != torch.strided or found.is_meta:
         raise RolloutError(
-            f"`group` of shape ({logp.shape[0]},) and an integer dtype",
-            f"shape {tuple(group.shape)}, {group.dtype}",
-            "pass one prompt index per completion",
+            f"`group` of shape ({rows},) and an integer dtype",
+            f"shape {tuple(found.shape)}, {found.dtype}, {found.layout}, on {found.device}",
+            "pass one prompt index per completion, as a dense tensor, a list or a NumPy array",
         )
+    return found.detach().to(torch.long)
+
+
+def _numbered(group: object) -> Tensor:
+    """A tensor of the labels of a list, tuple, range or NumPy array."""
+    is_array = hasattr(group, "tolist") and not isinstance(group, type)
+    labels = group.tolist() if is_array else group  # type: ignore[attr-defined]
+    if isinstance(labels, list | tuple | range):
+        if all(isinstance(label, str) for label in labels):
+            number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+            labels = [number[label] for label in labels]
+        try:
+            return torch.tensor([operator.index(label) for label in labels], dtype=torch.long)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # not an integer, or none of 64 bits
+            pass
+    raise RolloutError(
+        "`group` as a tensor, list or NumPy array of integers of 64 bits, or of strings",
+        f"{type(group).__name__}: {repr(group)[:60]}",
+        "pass one prompt index per completion; torch.unique or numpy.unique with return_inverse=True numbers any labels",
+    )
 
 
 def _as_bool(mask: Tensor) -> Tensor:
