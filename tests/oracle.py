@@ -36,25 +36,30 @@ def mean_gradient(problem: Problem, coefficient: Tensor) -> Tensor:
     return problem.probability @ per_completion
 
 
+def gradient_of_rows(problem: Problem, rows: Tensor, loss: Callable[[Rollout], Tensor], *, on_policy: bool) -> Tensor:
+    """∇loss of one batch of completions of one prompt, by autograd through the logits."""
+    logits = problem.logits.clone().requires_grad_()
+    moved = problem.with_logits(logits)
+    rollout = Rollout(
+        moved.logp[rows],
+        problem.ref_logp[rows],
+        problem.space.mask[rows],
+        behavior_logp=(problem.logp if on_policy else problem.behavior_logp)[rows],
+        group=torch.zeros(len(rows), dtype=torch.long),
+        token_kl=moved.at_tokens(moved.prefix_kl())[rows],
+        token_forward_kl=moved.at_tokens(moved.prefix_forward_kl())[rows],
+    )
+    (gradient,) = torch.autograd.grad(loss(rollout), logits)
+    return gradient.flatten()
+
+
 def mean_gradient_over_groups(
     problem: Problem, size: int, loss: Callable[[Rollout], Tensor], *, on_policy: bool
 ) -> Tensor:
-    """E of ∇loss over every ordered group of `size` completions, by autograd through the logits."""
+    """E of ∇loss over every ordered group of `size` completions."""
     total = torch.zeros(problem.logits.numel(), dtype=torch.float64)
+    sampled = problem.on_policy() if on_policy else problem
     for members in itertools.product(range(len(problem.space)), repeat=size):
         rows = torch.tensor(members)
-        logits = problem.logits.clone().requires_grad_()
-        moved = problem.with_logits(logits)
-        rollout = Rollout(
-            moved.logp[rows],
-            problem.ref_logp[rows],
-            problem.space.mask[rows],
-            behavior_logp=(problem.logp if on_policy else problem.behavior_logp)[rows],
-            group=torch.zeros(size, dtype=torch.long),
-            token_kl=moved.at_tokens(moved.prefix_kl())[rows],
-            token_forward_kl=moved.at_tokens(moved.prefix_forward_kl())[rows],
-        )
-        (gradient,) = torch.autograd.grad(loss(rollout), logits)
-        sampled = problem.on_policy() if on_policy else problem
-        total += sampled.probability[rows].prod() * gradient.flatten()
+        total += sampled.probability[rows].prod() * gradient_of_rows(problem, rows, loss, on_policy=on_policy)
     return total

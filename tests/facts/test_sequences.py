@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from oracle import PROBLEMS, SEQUENCES, mean_gradient, mean_gradient_over_groups, whole_space
+from oracle import PROBLEMS, SEQUENCES, gradient_of_rows, mean_gradient, mean_gradient_over_groups, whole_space
 from tolerances import EXACT
 
 from klgrad import KLTerm, cells
 from klgrad.credit import future, to_go, whole
 from klgrad.estimators import k3
-from klgrad.exact import autoregressive, target_gradients
+from klgrad.exact import autoregressive, every_group, target_gradients
 
 sequences = pytest.mark.parametrize("problem", [p.on_policy() for p in SEQUENCES.values()], ids=SEQUENCES)
 
@@ -116,6 +116,54 @@ def test_fact_14_dividing_by_length_changes_the_objective_only_when_lengths_vary
         target = target_gradients(problem)["reverse_kl_token"]
         bias = (found - (found @ target / target.square().sum()) * target).norm() / found.norm()
         assert (bias < EXACT.rtol) == matches
+
+
+QUARTERS = autoregressive(2, 3, ends=True, seed=0, away_from_ref=1.0)
+QUARTERS = QUARTERS.with_logits(torch.tensor([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]]).double().log()).on_policy()
+"""Probabilities that are multiples of 1/4, so that 64 rows can hold every completion as often as it is likely."""
+
+POPULATION = torch.repeat_interleave(torch.arange(4), (64 * QUARTERS.probability).round().long())
+
+
+def summed_over_mean_length(problem):
+    return target_gradients(problem)["reverse_kl_token"] / (problem.probability @ problem.space.mask.sum(-1).double())
+
+
+def test_fact_14_in_the_limit_the_token_mean_is_the_summed_gradient_over_the_mean_length():
+    counted = torch.bincount(POPULATION, minlength=4).double() / 64
+    EXACT.check(counted, QUARTERS.probability)  # the batch is the population, so that one call is the limit
+    found = gradient_of_rows(QUARTERS, POPULATION, cells.get("k2-loss-token-mean"), on_policy=True)
+    EXACT.check_vector(found, summed_over_mean_length(QUARTERS))
+
+
+def test_fact_14_in_small_batches_it_is_biased_and_the_bias_falls_as_1_over_b():
+    limit = summed_over_mean_length(QUARTERS)
+
+    def bias(size):
+        members, probability = every_group(QUARTERS, size, ordered=False)
+        gradients = [
+            gradient_of_rows(QUARTERS, rows, cells.get("k2-loss-token-mean"), on_policy=True) for rows in members
+        ]
+        return float((probability @ torch.stack(gradients) - limit).norm() / limit.norm())
+
+    off = {size: bias(size) for size in (1, 2, 4, 8)}
+    assert off[1] > 0.1
+    assert off[8] > 0.001
+    # bias = a/B + b/B² + ...: doubling the batch halves it, ever more exactly
+    halved = [off[2 * size] / off[size] for size in (2, 4)]
+    assert 0.4 < halved[0] < 0.6
+    assert abs(halved[1] - 0.5) < abs(halved[0] - 0.5)
+
+
+def test_fact_14_the_mean_per_completion_stays_biased_in_any_batch():
+    """Each completion has a weight of its own, whatever the others are: a batch of one shows all of the bias."""
+    loss = cells.get("k2-loss-length-mean")
+    limit = gradient_of_rows(QUARTERS, POPULATION, loss, on_policy=True)
+    alone = torch.stack([gradient_of_rows(QUARTERS, torch.tensor([n]), loss, on_policy=True) for n in range(4)])
+    EXACT.check_vector(QUARTERS.probability @ alone, limit)
+    target = summed_over_mean_length(QUARTERS)
+    nearest = (limit @ target / target.square().sum()) * target  # whatever scale it is given
+    assert (limit - nearest).norm() > 0.05 * limit.norm()
 
 
 def test_fact_15_the_sequence_target_shortens_completions_to_save_kl():

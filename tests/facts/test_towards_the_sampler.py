@@ -1,0 +1,88 @@
+"""Facts 22 and 23: on samples of μ a score without a ratio is a gradient of KL(μ‖π); every completion summed."""
+
+import pytest
+import torch
+from oracle import SEQUENCES, mean_gradient, mean_gradient_over_groups, whole_space
+from tolerances import EXACT
+
+from klgrad import Clip, Mask, Truncate, cells
+from klgrad.estimators import k1
+from klgrad.exact import autoregressive
+from klgrad.importance import prefix_ratio, token_ratio
+
+sequences = pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
+SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
+
+
+def towards_the_sampler(problem):
+    """∇KL(μ‖π) of completions, from its definition, with μ held fixed."""
+    logits = problem.logits.clone().requires_grad_()
+    mu = problem.behavior_logp.sum(-1)
+    divergence = (mu.exp() * (mu - problem.with_logits(logits).logp.sum(-1))).sum()
+    (gradient,) = torch.autograd.grad(divergence, logits)
+    return gradient.flatten()
+
+
+@sequences
+def test_fact_22_k1_as_loss_climbs_the_kl_of_the_sampler_to_the_policy(problem):
+    slope = k1.slope(whole_space(problem).log_ratio)
+    EXACT.check_vector(mean_gradient(problem, slope), -towards_the_sampler(problem))
+    assert towards_the_sampler(problem).norm() > 0.01  # which is not nothing
+
+
+def test_fact_22_so_does_the_loss_itself_over_every_group():
+    found = mean_gradient_over_groups(SMALL, 2, cells.get("k1-loss"), on_policy=False)
+    EXACT.check_vector(found, -towards_the_sampler(SMALL))
+
+
+@sequences
+def test_fact_22_on_policy_it_is_nothing_and_ref_has_no_part_in_it(problem):
+    nothing = torch.zeros(problem.logits.numel(), dtype=torch.float64)
+    on_policy = problem.on_policy()
+    EXACT.check_vector(mean_gradient(on_policy, torch.ones_like(problem.logp)), nothing)
+    EXACT.check_vector(towards_the_sampler(on_policy), nothing)
+
+
+def update(problem, advantage, weight):
+    """What ascending E_μ[Σ_t weight_t A log π(y_t)] adds to θ, the weight held fixed."""
+    return mean_gradient(problem, advantage * weight)
+
+
+@sequences
+@pytest.mark.parametrize("advantage", [0.7, -0.7])
+def test_fact_23_a_constant_advantage_without_ratios_distils_the_sampler_or_flees_it(problem, advantage):
+    found = update(problem, advantage, torch.ones_like(problem.logp))
+    EXACT.check_vector(found, -advantage * towards_the_sampler(problem))
+    assert (found @ towards_the_sampler(problem) < 0) == (advantage > 0)
+
+
+@sequences
+def test_fact_23_token_and_prefix_ratios_remove_it(problem):
+    rollout = whole_space(problem)
+    nothing = torch.zeros(problem.logits.numel(), dtype=torch.float64)
+    for ratio in (token_ratio, prefix_ratio):
+        EXACT.check_vector(update(problem, 0.7, ratio(rollout)), nothing)
+
+
+@sequences
+@pytest.mark.parametrize("bound", [Truncate(1.1), Clip(0.9, 1.1), Mask(0.5, 1.5)], ids=str)
+def test_fact_23_a_bounded_ratio_removes_it_in_part(problem, bound):
+    bare = update(problem, 0.7, torch.ones_like(problem.logp))
+    ratio = token_ratio(whole_space(problem))
+    left = update(problem, 0.7, bound(ratio))
+    if torch.equal(bound(ratio), ratio):  # nothing is outside the bound
+        EXACT.check_vector(left, 0 * bare)
+        return
+    assert left.norm() > 0.01 * bare.norm()
+    if not isinstance(bound, Mask):  # which can leave more than it takes away: it drops one side of a balance
+        assert left.norm() < bare.norm()
+
+
+def test_fact_23_advantages_that_cancel_over_prompts_do_not_cancel_for_any_of_them():
+    """Two prompts with advantages A and -A: the sum over both is the difference of two gradients, not zero."""
+    one, other = SEQUENCES["fixed"], autoregressive(3, 3, ends=False, seed=14, away_from_ref=1.0)
+    sides = [update(p, a, torch.ones_like(p.logp)) for p, a in ((one, 0.7), (other, -0.7))]
+    EXACT.check_vector(sum(sides), -0.7 * (towards_the_sampler(one) - towards_the_sampler(other)))
+    assert min(side.norm() for side in (*sides, sum(sides))) > 0.1
+    again = [update(p, a, torch.ones_like(p.logp)) for p, a in ((one, 0.7), (one, -0.7))]
+    EXACT.check_vector(sum(again), 0 * again[0])  # one prompt with both signs
