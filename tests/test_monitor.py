@@ -5,9 +5,10 @@ import torch
 from oracle import PROBLEMS
 from tolerances import EXACT
 
-from klgrad import Rollout, kl_report, mismatch_report
+from klgrad import KLTerm, Rollout, kl_report, mismatch_report
 from klgrad.errors import RolloutError
 from klgrad.importance import effective_sample_size
+from klgrad.monitor import KLSums
 from klgrad.statistics import ratio_of_means
 
 Z = 5.0
@@ -63,6 +64,44 @@ def test_completions_of_one_prompt_are_not_counted_as_independent():
 
 def test_one_sample_has_no_error():
     assert torch.isnan(ratio_of_means(torch.ones(1), torch.ones(1)).standard_error)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_stream_a_batch_and_a_term_have_the_same_errors_and_clusters(grouped):
+    """Unequal groups, spread over batches of unequal size."""
+    seen = sample(PROBLEMS["varying"], 60, 3)
+    group = (
+        torch.repeat_interleave(torch.arange(11), torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8])) if grouped else None
+    )
+    whole = Rollout(seen.logp, seen.ref_logp, seen.mask, group=group)
+    sums, order = KLSums(), torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    for rows in order.split([1, 7, 20, 32]):
+        part = Rollout(seen.logp[rows], seen.ref_logp[rows], seen.mask[rows])
+        sums.add(part, None if group is None else group[rows])
+    streamed, at_once = sums.report(), kl_report(whole)
+    assert streamed.clusters == at_once.clusters == streamed.metrics()["kl/clusters"] == (11 if grouped else 60)
+    for name, expected in at_once.estimates.items():
+        found = streamed.estimates[name]
+        assert found.interval() == pytest.approx(expected.interval(), rel=EXACT.rtol)
+        EXACT.check(found.standard_error, expected.standard_error)
+        EXACT.check(found.degrees_of_freedom, expected.degrees_of_freedom)
+    assert streamed.intervals(0.9)["kl/reverse/k1/per_token"] == pytest.approx(
+        at_once.estimates["kl/reverse/k1/per_token"].interval(0.9), rel=EXACT.rtol
+    )
+    for reduction in ("sequence", "token"):
+        value = KLTerm(reduction=reduction)(whole).value
+        expected = at_once.estimates[f"kl/reverse/k1/per_{reduction}"]
+        assert (value.clusters, value.interval()) == (expected.clusters, pytest.approx(expected.interval(), rel=1e-9))
+
+
+def test_unequal_groups_have_fewer_degrees_of_freedom_than_clusters():
+    seen = sample(PROBLEMS["varying"], 32, 4)
+    of = lambda group: kl_report(Rollout(seen.logp, seen.ref_logp, seen.mask, group=group)).estimates
+    equal = of(torch.arange(32) // 4)["kl/reverse/k1/per_sequence"]
+    EXACT.check(equal.degrees_of_freedom, 7.0)
+    unequal = of(torch.tensor([0] * 25 + list(range(1, 8))))["kl/reverse/k1/per_sequence"]
+    assert unequal.clusters == equal.clusters == 8
+    assert 1 <= float(unequal.degrees_of_freedom) < 4
 
 
 def test_shares_beyond_clamps_are_counted_on_the_side_where_they_bite():

@@ -1,4 +1,9 @@
-"""Regularisers that stale data need no importance weights for: their optimum is right under any sampler."""
+r"""Regularisers for stale data that need no importance weights.
+
+`consistency_loss` contains the reward, and its optimum is π* ∝ ref exp(r/β) under any sampler. `squared_sequence` is a
+pull to ref alone, whose optimum without a reward is ref. Beside a reward its optimum is π* only if the reward and
+the log-ratio are centred together: see there.
+"""
 
 from functools import partial
 
@@ -19,8 +24,11 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
     Gradient:
         `reverse-kl-sequence` on-policy; `squared-sequence` off-policy, with μ held fixed.
     Requires:
-        nothing of the sampler: no ratio, no `behavior_logp`. No baseline either, for off-policy the mean
-        score is not zero.
+        nothing of the sampler: no ratio, no `behavior_logp`. Off-policy the mean score E_μ[Σ_t s_t] is not zero, so
+        that a baseline is not free. Beside an unweighted policy gradient E_μ[(r - v) Σ_t s_t] the sum stands still at
+        π* ∝ ref exp(r/β) only if v = E_μ[r - β Σ_t l_t], the mean of both terms, or v = β log E_ref[exp(r/β)].
+        With the mean reward as v, or beside the gradient of E_π[r], it ends elsewhere: 0.008 to 0.78 and 0.11 to 0.70
+        nats from π* on four small problems with β = 0.5. `consistency_loss` is the form that is centred.
 
     Args:
         rollout: the batch.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,8 +74,8 @@ class Rollout:
     token_forward_kl: Tensor | None = None
 
     def __post_init__(self) -> None:
-        per_token = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("mask", "group")}
-        per_token = {name: x for name, x in per_token.items() if x is not None or name not in OPTIONAL}
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("mask", "group")}
+        per_token: dict[str, Any] = {name: x for name, x in given.items() if x is not None or name not in OPTIONAL}
         check_tensors({**per_token, "mask": self.mask})
         _check_shapes(self.logp, self.mask, per_token)
         if self.group is not None:
@@ -169,7 +170,7 @@ def _numbered(group: object) -> Tensor:
     raise RolloutError(
         "`group` as a tensor, list or NumPy array of integers of 64 bits, or of strings",
         f"{type(group).__name__}: {repr(group)[:60]}",
-        "pass one prompt index per completion; torch.unique or numpy.unique with return_inverse=True numbers any labels",
+        "pass one prompt index per completion; numpy.unique(labels, return_inverse=True)[1] numbers any labels",
     )
 
 

@@ -21,10 +21,10 @@ class Interval(NamedTuple):
 class Estimate:
     r"""A mean with its standard error; unpacks as `mean, standard_error = estimate`.
 
-    The mean is approximately normal only if there are many clusters and none of them dominates. k1, the exact KL and
-    bounded ratios come close with a dozen prompts. k3 and k1_k3 do not: exp(-l) has a heavy tail on the side where
-    ref is likelier than π, the rare large values are missing from most small batches, and their intervals cover less
-    than they claim (measured: see `docs/statistics.md`).
+    95% intervals of k1 and of the exact KL contain the true KL in 93% of simulated batches of 16 prompts x 8, or more.
+    Those of k3 (the value of estimator="k1_k3") do so near ref; but for a sharp policy, which hardly ever draws tokens
+    that ref likes, exp(-l) has a heavy tail, most batches miss its rare large values, and only 65% to 77% of the
+    intervals contain the true KL. `docs/statistics.md` has the numbers.
 
     Attributes:
         mean: 0-dimensional tensor.

@@ -1,14 +1,19 @@
 """An evaluation measures, and training does not notice it."""
 
 import json
+import math
 import random
 
 import numpy
 import pytest
 import torch
 
+from klgrad.files import finite
 from klgrad.train.errors import SettingError
+from klgrad.train.evaluate import _mean
+from klgrad.train.progress import evaluated
 from klgrad.train.rng import apart
+from klgrad.train.summary import score
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -56,6 +61,17 @@ def trainer(model, tmp_path):
     return made
 
 
+def test_a_mean_over_few_prompts_has_an_interval_by_student_and_over_one_none():
+    found = _mean([1.0, 0.0, 0.5, 0.5])
+    assert found["reward"] == 0.5
+    assert found["standard_error"] == pytest.approx(math.sqrt(1 / 6) / 2)
+    assert found["interval"] == pytest.approx([0.5 - 3.182446 * found["standard_error"], 1.149615], abs=1e-5)
+    alone = _mean([0.25])
+    assert math.isnan(alone["standard_error"])
+    assert score(alone) == score(finite(alone)) == "0.250"
+    assert evaluated({"domains": {"in": alone}, "kl": None}) == "in-domain 0.250"
+
+
 def test_it_repeats_and_leaves_the_trainer_as_it_was(trainer):
     made, evaluator = trainer()
     made.model.train()
@@ -76,6 +92,8 @@ def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
             p.mul_(1.5)
     found = evaluator(made)["kl"]
     assert found["per_token"]["estimator"] == "exact"
+    low, high = found["per_token"]["interval"]
+    assert low < found["per_token"]["mean"] < high
     assert found["per_token"]["mean"] > 0.01
     assert found["per_sequence"]["mean"] > found["per_token"]["mean"]
 

@@ -141,13 +141,18 @@ class LogReport:
         """Plain data."""
         mismatch = None
         if self.mismatch is not None and self.cause is not None:
-            mismatch = {"metrics": self.mismatch.metrics(), "cause": asdict(self.cause)}
+            mismatch = {
+                "metrics": self.mismatch.metrics(),
+                "intervals": self.mismatch.intervals(),
+                "cause": asdict(self.cause),
+            }
         return {
             "file": self.file,
             "columns": self.columns,
             "rows": self.rows,
             "tokens": self.tokens,
             "report": self.kl.metrics(),
+            "intervals": self.kl.intervals(),
             "cell": {
                 "name": self.cell.name,
                 "descends_on_policy": self.descends[0],

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ..monitor import KLSums
+from ..monitor import KLSums, Report
 from ..rollout import Rollout
+from ..statistics import Estimate, ratio_of_means
 from ..trl.gather import everywhere
 from ..trl.hidden import Completions, exact_statistics, reference
 from ..trl.reward import padded
@@ -55,10 +56,10 @@ class Evaluator:
             if rewards:
                 scores[each.domain] += rewards
                 found[each.name] = {"domain": each.domain, **_mean(rewards)}
-        report = sums.report().metrics()
+        report = sums.report()
         domains = {name: _mean(values) for name, values in scores.items() if values}
         kl = None if self.greedy else _kl(report)  # what is no sample of π says nothing of an expectation under it
-        return {"sets": found, "domains": domains, "kl": kl, "length": report["length/mean"]}
+        return {"sets": found, "domains": domains, "kl": kl, "length": float(report.scalars["length/mean"])}
 
     def _scores(self, trainer: Any, each: EvaluationSet, sums: KLSums) -> list[float]:
         """Rewards of one set, batch by batch; every process takes its share of every batch."""
@@ -108,17 +109,16 @@ class Evaluator:
         return total
 
 
-def _kl(report: dict[str, Any]) -> dict[str, Any]:
+def _kl(report: Report) -> dict[str, Any]:
     """By the best estimator that there is."""
-    kind = next(kind for kind in ("exact", "k3") if f"kl/reverse/{kind}/per_token" in report)
-    return {
-        unit: {
-            "estimator": kind,
-            "mean": report[f"kl/reverse/{kind}/{unit}"],
-            "standard_error": report[f"kl/reverse/{kind}/{unit}/standard_error"],
-        }
-        for unit in ("per_token", "per_sequence")
-    }
+    kind = next(kind for kind in ("exact", "k3") if f"kl/reverse/{kind}/per_token" in report.estimates)
+    found = {unit: report.estimates[f"kl/reverse/{kind}/{unit}"] for unit in ("per_token", "per_sequence")}
+    return {unit: {"estimator": kind, "mean": float(e.mean), **_errors(e)} for unit, e in found.items()}
+
+
+def _errors(estimate: Estimate) -> dict[str, Any]:
+    """For the history, where None stands for what is not finite."""
+    return {"standard_error": float(estimate.standard_error), "interval": list(estimate.interval())}
 
 
 def _share(rows: list[dict[str, Any]], accelerator: Any) -> list[dict[str, Any]]:
@@ -149,8 +149,8 @@ def _greedy(config: Any) -> Any:
     return found
 
 
-def _mean(values: list[float]) -> dict[str, float]:
-    """With its standard error, over prompts."""
-    mean = sum(values) / len(values)
-    spread = sum((x - mean) ** 2 for x in values) / max(len(values) - 1, 1)
-    return {"reward": mean, "standard_error": math.sqrt(spread / len(values)), "count": len(values)}
+def _mean(values: list[float]) -> dict[str, Any]:
+    """With its standard error and 95% interval, over prompts; one prompt has neither."""
+    reward = torch.tensor(values, dtype=torch.float64)
+    found = ratio_of_means(reward, torch.ones_like(reward))
+    return {"reward": float(found.mean), **_errors(found), "count": len(values)}

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 from .evaluate import Evaluator
 from .history import History, evaluations, kl_of
+from .summary import score
 from .trainer import RunTrainer
 
 EVALUATED = "evaluation"
@@ -104,7 +105,7 @@ def described(row: dict[str, Any]) -> str:
 def evaluated(found: dict[str, Any]) -> str:
     """An evaluation in a few words."""
     names = {"in": "in-domain", "out": "out-of-domain"}
-    parts = [f"{names[d]} {x['reward']:.3f} ± {x['standard_error']:.3f}" for d, x in found["domains"].items()]
+    parts = [f"{names[d]} {score(x)}" for d, x in found["domains"].items()]
     if found["kl"] is not None:
         kl = found["kl"]["per_token"]
         parts.append(f"KL {kl['mean']:.3g} ± {kl['standard_error']:.2g} nats per token")

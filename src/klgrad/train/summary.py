@@ -1,5 +1,6 @@
 """What came of a run, for programs and as a table."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ def table_of(summary: dict[str, Any]) -> Table:
 
 
 def score(row: dict[str, Any] | None) -> str:
-    """A mean reward with its standard error."""
-    return "" if row is None else f"{row['reward']:.3f} ± {row['standard_error']:.3f}"
+    """A mean reward with its standard error, if it has one: the mean over one prompt does not."""
+    if row is None:
+        return ""
+    error = row["standard_error"]
+    return f"{row['reward']:.3f}" + ("" if error is None or math.isnan(error) else f" ± {error:.3f}")
 
 
 def estimate(row: dict[str, Any]) -> str:
