@@ -1,15 +1,12 @@
 """A run that fails within a step, or right after it, is saved as it was between two steps."""
 
-from collections import deque
 from typing import Any
 
 from transformers import TrainerCallback
 
-from . import rng
+from . import rng, state
 from .checkpoint import fault
 from .trainer import RunTrainer
-
-ATTRIBUTES = ("_step", "_buffered_inputs", "_total_train_tokens")
 
 
 class Boundary(TrainerCallback):
@@ -17,10 +14,13 @@ class Boundary(TrainerCallback):
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
+        self.began = False
         self._known: dict[str, Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The first."""
+        self.began = True
+        self.trainer.put_back_logged()
         self.note()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -33,15 +33,7 @@ class Boundary(TrainerCallback):
 
     def note(self) -> None:
         """Everything but the weights and the optimizer, which do not change until the next step's end."""
-        t = self.trainer
-        self._known = {
-            "rng": rng.states(),
-            "attributes": {name: t.__dict__[name] for name in ATTRIBUTES},
-            "seen": t.state.num_input_tokens_seen,
-            "coefficient": t.coefficient.value,
-            "lagging": list(t._lagging),
-            "metrics": {name: list(values) for name, values in t._metrics["train"].items()},
-        }
+        self._known = {"rng": rng.states(), "state": state.noted(self.trainer)}
 
     def save(self) -> bool:
         """After a failure: the run as it was at the last boundary. False if that cannot be."""
@@ -51,12 +43,7 @@ class Boundary(TrainerCallback):
         folder = t.folder / f"checkpoint-{t.state.global_step}"
         if fault(folder) is None:
             return True
-        t.__dict__.update(known["attributes"])
-        t.state.num_input_tokens_seen = known["seen"]
-        t.coefficient.value = known["coefficient"]
-        t._lagging = deque(known["lagging"])
-        t._metrics["train"].clear()
-        t._metrics["train"].update(known["metrics"])
+        state.put_back(t, known["state"])
         rng.set_states(known["rng"])
         t.save_checkpoint()
         return True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..files import write_whole
 
-MANIFEST = "klgrad_manifest.json"
+MANIFEST, STATE = "klgrad_manifest.json", "trainer_state.json"
 END = 1 << 20
 """Bytes at the start and at the end of a file that are compared; a file of many gigabytes is not read through."""
 NAME = re.compile(r"checkpoint-(\d+)$")
@@ -30,17 +30,19 @@ def fault(folder: Path) -> str | None:
         return "it was not finished"
     except (OSError, ValueError, KeyError, TypeError):
         return f"{MANIFEST} cannot be read"
+    if not isinstance(entries, dict) or STATE not in entries:
+        return f"{MANIFEST} does not list the files of a checkpoint"
     for name, expected in entries.items():
-        path = folder / name
         try:
-            found = _fingerprint(path)
+            found = _fingerprint(folder / name)
         except OSError:
             return f"{name} is missing or cannot be read"
-        if found["bytes"] != expected.get("bytes"):
-            return f"{name} has {found['bytes']} bytes, not {expected.get('bytes')}"
         if found != expected:
+            size = expected.get("bytes") if isinstance(expected, dict) else None
+            if found["bytes"] != size:
+                return f"{name} has {found['bytes']} bytes, not {size}"
             return f"{name} is not what was written"
-    return None
+    return None if planned(folder) is not None else f"{STATE} has no number of updates"
 
 
 def checkpoints(output: Path) -> list[Path]:
@@ -69,8 +71,17 @@ def step_of(checkpoint: Path) -> int:
 
 def is_over(checkpoint: Path, max_steps: int) -> bool:
     """Whether nothing is left to train; `max_steps` of 0 or less means as many as the run itself meant."""
-    planned = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["max_steps"]
-    return step_of(checkpoint) >= (max_steps if max_steps > 0 else planned)
+    wanted = max_steps if max_steps > 0 else planned(checkpoint)
+    return wanted is not None and step_of(checkpoint) >= wanted
+
+
+def planned(checkpoint: Path) -> int | None:
+    """How many updates the run was to have when the checkpoint was written; None if that cannot be read."""
+    try:
+        found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["max_steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) else None
 
 
 def rotate(output: Path, keep: int | None) -> None:

@@ -49,25 +49,33 @@ def table(runs: list[Compared]) -> Table:
     ):
         found.add_column(title, justify="left" if i < 2 else "right", no_wrap=i > 1, overflow="fold")
     for run in runs:
-        before, after = run.summary["before"], run.summary["after"]
-        name, objective = Text(run.name), Text(run.run.get("objective", {}).get("objective", ""))  # [x] is no markup
-        if before is None:
-            last = run.summary["last_updates"]
-            found.add_row(
-                name, objective, str(run.summary["updates"]), "", "", f"{last['kl_per_sequence'] or 0:.4g}", ""
-            )
-            continue
-        moved = [_moved(before["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
-        kl = ""
-        if before["kl"] is not None and after["kl"] is not None:
-            kl = f"{before['kl']['per_sequence']['mean'] or 0:.3g} -> {estimate(after['kl']['per_sequence'])}"
-        length = f"{before['length']:.1f} -> {after['length']:.1f}"
-        found.add_row(name, objective, str(run.summary["updates"]), *moved, kl, length)
+        named = Text(run.name), Text(_objective(run.run))  # `Text`, so that [x] in a name is not read as markup
+        found.add_row(*named, str(run.summary["updates"]), *_results(run.summary))
     return found
 
 
+def _objective(run: dict[str, Any]) -> str:
+    """In a `Text`, so that [reward] is no markup."""
+    objective = run.get("objective")
+    return str(objective.get("objective", "")) if isinstance(objective, dict) else ""
+
+
+def _results(summary: dict[str, Any]) -> list[str]:
+    """In the domain, outside, KL and length: before and after, or after alone where the history has no start."""
+    before, after = summary["before"], summary["after"]
+    if after is None:
+        return ["", "", f"{summary['last_updates']['kl_per_sequence'] or 0:.4g}", ""]
+    first = before or {"domains": {}, "kl": None, "length": None}
+    moved = [_moved(first["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
+    kl = "" if after["kl"] is None else estimate(after["kl"]["per_sequence"])
+    if kl and first["kl"] is not None:
+        kl = f"{first['kl']['per_sequence']['mean'] or 0:.3g} -> {kl}"
+    length = f"{after['length']:.1f}"
+    return [*moved, kl, length if first["length"] is None else f"{first['length']:.1f} -> {length}"]
+
+
 def _moved(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
-    return "" if before is None else f"{before['reward']:.3f} -> {score(after)}"
+    return score(after) if before is None else f"{before['reward']:.3f} -> {score(after)}"
 
 
 def _names(folders: list[Path]) -> list[str]:

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..files import finite, write_whole
+from .errors import RunError
 
 FILE = "history.jsonl"
+EVALUATION = frozenset({"sets", "domains", "kl", "length"})
+"""What every evaluation has."""
 
 
 class History:
@@ -14,34 +17,66 @@ class History:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
+        self._held: list[dict[str, Any]] | None = None
 
     def append(self, row: dict[str, Any]) -> None:
         """One line, whole even if the process is killed right after."""
+        if self._held is not None:
+            self._held.append(row)
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(row)) + "\n")
 
+    def hold(self) -> None:
+        """Keep new rows in memory until `release`: before its first update a run may still prove impossible."""
+        self._held = []
+
+    def release(self, step: int) -> None:
+        """Forget what came after a step, because it happens again, and write the rows that were held."""
+        held, self._held = self._held or [], None
+        if self.path.is_file():
+            kept = [row for row in self.rows() if row["step"] <= step]
+            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        for row in held:
+            self.append(row)
+
     def rows(self) -> list[dict[str, Any]]:
-        """All lines; one that was cut off by a kill is left out."""
+        """All lines in the file. A last one that was cut off by a kill is left out; damage before it is an error."""
         if not self.path.is_file():
             return []
+        try:
+            lines = self.path.read_bytes().splitlines()
+        except OSError as error:
+            raise _damaged(self.path, str(error.strerror)) from error
         found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
+        for number, line in enumerate(lines, 1):
+            row = _row(line)
+            if row is not None:
                 found.append(row)
+            elif number < len(lines) and line.strip():
+                raise _damaged(self.path, f"line {number} is not a row of a history in JSON and UTF-8")
         return found
 
-    def cut(self, step: int) -> None:
-        """Forget what came after a step, because it will happen again."""
-        kept = [row for row in self.rows() if row["step"] <= step]
-        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
-    def clear(self) -> None:
-        """Begin anew."""
-        self.path.unlink(missing_ok=True)
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except ValueError:  # of which UnicodeDecodeError is one
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    evaluation = row.get("evaluation", {})
+    known = "evaluation" not in row or (isinstance(evaluation, dict) and evaluation.keys() >= EVALUATION)
+    return row if known else None
+
+
+def _damaged(path: Path, what: str) -> RunError:
+    return RunError(
+        "a history that can be read",
+        f"{path}: {what}",
+        "remove that line, or move the file away: a run goes on without its history, but its summary then lacks what "
+        "the lost rows said",
+    )
 
 
 def training(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from trl.scripts.utils import TrlParser
 from ..errors import KlgradError, UnknownNameError
 from ..trl import KLConfig
 from .errors import SettingError
+from .named_code import check_confirmed
 from .preset import here, preset_of
 from .record import recorded_settings
 from .settings import ALIASES, PolicyConfig, RunConfig, Settings, planned
@@ -64,6 +65,7 @@ def read(command: str, arguments: list[str]) -> Asked:
     preset, kept = preset_of(command, said), {}
     if said.get("resume"):  # the preset is in `run.json`, as it was then
         preset, kept = {}, recorded_settings(Path(output), command)
+        check_confirmed(kept, said, Path(output), command)
         if "num_train_epochs" in said:
             kept.pop("max_steps", None)  # which would win over it
     preset |= here()

@@ -21,8 +21,9 @@ class Recorder(TrainerCallback):
     """Writes every logged row to the history, evaluates on schedule, and moves the bar."""
 
     def __init__(
-        self, trainer: RunTrainer, history: History, evaluator: Evaluator, every: int, console: Console
+        self, trainer: RunTrainer, history: History, evaluator: Evaluator, every: int, console: Console, since: int = 0
     ) -> None:
+        """`since`: the update that the run goes on from; what the history has of later ones happens again."""
         self.trainer, self.history, self.evaluator, self.every = trainer, history, evaluator, every
         self.rewards, self.console = trainer.task_rewards, console
         self.main = trainer.accelerator.is_main_process
@@ -36,7 +37,7 @@ class Recorder(TrainerCallback):
         self.bar = Progress(*columns, console=console, transient=True, disable=not self.main)
         self.task = self.bar.add_task("Training", total=None)
         self._started = time.monotonic()
-        self._evaluated = self._last_evaluated()
+        self._evaluated = self._last_evaluated(since)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """How good it is before; a run that is gone on with knows that already."""
@@ -72,9 +73,9 @@ class Recorder(TrainerCallback):
         if not self.console.is_terminal:
             self.console.print(Text(f"{state.global_step}/{state.max_steps}  {said}"))
 
-    def _last_evaluated(self) -> int | None:
+    def _last_evaluated(self, since: int) -> int | None:
         """The step, as the main process reads it: all must agree, and the others may see the file as it was."""
-        steps = [row["step"] for row in evaluations(self.history.rows())] if self.main else []
+        steps = [row["step"] for row in evaluations(self.history.rows()) if row["step"] <= since] if self.main else []
         found: list[Any] = [max(steps, default=None)]
         return (broadcast_object_list(found) if self.trainer.accelerator.num_processes > 1 else found)[0]
 

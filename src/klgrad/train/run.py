@@ -1,23 +1,31 @@
 """A run from its settings to its summary."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from . import record
+from ..errors import KlgradError
+from . import disk, record
+from .adopt import Adoption
 from .boundary import Boundary
 from .build import Models, build, models_of
-from .checkpoint import is_over, last_sound, put_aside, step_of
+from .checkpoint import is_over, last_sound, step_of
 from .dry_run import described, told
+from .errors import RunError
+from .evaluate import Evaluator
 from .figures import Drawn, draw
 from .history import History
-from .objective import formula, objective, scaling
+from .lock import owned
+from .named_code import resume_command
+from .objective import objective
 from .progress import Recorder
 from .quiet import one_voice
 from .settings import Settings
+from .state import check_fits
 from .stop import Stopping
 from .summary import summarise, table_of
 from .trainer import RunTrainer
@@ -45,21 +53,56 @@ class _Run:
         self.main = settings.training.process_index == 0
 
     def go(self) -> int:
-        checkpoint = self._checkpoint()
-        with record.nothing_left_by_failure(self.folder):
+        """All of it; only the main process holds the folder, for all processes of the run."""
+        with record.nothing_left_by_failure(self.folder), owned(self.folder) if self.main else nullcontext():
+            if self.settings.run.resume and (updates := record.finished(self.folder, self.settings)) is not None:
+                self._say_finished(updates)
+                return 0
+            checkpoint = self._checkpoint()
             if self.main and checkpoint is None:
-                record.check_free(self.folder, overwrite=self.settings.run.overwrite or self.settings.run.resume)
+                self._check_folder()
             trainer, evaluator = build(self.settings, self.models)
+            if checkpoint is not None:
+                check_fits(trainer, checkpoint)
+            try:
+                return self._train(trainer, evaluator, checkpoint)
+            except Exception as error:
+                reason = disk.reason(error)
+                if reason is None:
+                    raise
+                what = "a disk that what the run writes can be written to"
+                raise RunError(what, reason, f"make room on it. {self._what_is_safe()}") from error
+
+    def _checkpoint(self) -> Path | None:
+        """Where to go on from; None to begin."""
+        if not self.settings.run.resume:
+            return None
+        found, passed = last_sound(self.folder)
+        for sentence in passed if self.main else []:
+            self.warn(f"{sentence}; the one before it is used, if there is one.")
+        return found
+
+    def _check_folder(self) -> None:
+        """Before anything is loaded: what is there is deleted only if that was asked for, or if it is nothing."""
+        run = self.settings.run
+        if not run.resume or run.overwrite:
+            record.check_free(self.folder, overwrite=run.overwrite)
+        else:
+            record.check_nothing_lost(self.folder, self._resume("--overwrite"))
+        if run.resume:
+            self.warn(f"No sound checkpoint is in {self.folder}; the run begins again, with the same settings.")
+
+    def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
+        adoption = Adoption(self.settings, self.history, checkpoint)
         if self.main:
-            self._prepare_folder(checkpoint)
+            adoption.prepare()
             self._announce(checkpoint)
-        recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err)
-        if checkpoint is not None and is_over(checkpoint, self.settings.training.max_steps):
-            trainer.load_weights(checkpoint)
-            recorder.catch_up(step_of(checkpoint), is_last=True)
-            return self._finish(trainer, 0.0)
+        start = 0 if checkpoint is None else step_of(checkpoint)
+        recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err, start)
+        if checkpoint is not None and self._is_over(checkpoint):
+            return self._ended(trainer, checkpoint, recorder, adoption)
         stopping, boundary = Stopping(trainer, self.warn), Boundary(trainer)
-        for callback in (boundary, recorder, stopping):
+        for callback in (boundary, *([adoption] if self.main else []), recorder, stopping):
             trainer.add_callback(callback)
         # In this order: an evaluation that fails costs nothing of what was trained.
         trainer.after_update = [boundary.note, recorder.evaluate_on_schedule]
@@ -70,70 +113,111 @@ class _Run:
         except KeyboardInterrupt:
             boundary.save()
             return self._stopped(stopping.received or 2)
-        except Exception:
-            if boundary.save() and self.main:
-                safe = f"The run is safe in {self.folder} as it was after {trainer.state.global_step} updates."
-                self.warn(f"{safe} {self._how_to_resume()}")
+        except Exception as error:
+            adoption.withdraw()
+            self._failed(error, trainer, boundary)
+            if checkpoint is not None and not boundary.began and not isinstance(error, KlgradError):
+                raise _unloadable(checkpoint, error) from error
             raise
         if stopping.received is not None and trainer.state.global_step < trainer.state.max_steps:
             return self._stopped(stopping.received)
+        if trainer.state.global_step == start:
+            adoption.withdraw()
+            raise _no_updates(trainer, start)
         return self._finish(trainer, time.monotonic() - started)
 
-    def _checkpoint(self) -> Path | None:
-        """Where to go on from; None to begin."""
-        if not self.settings.run.resume:
-            return None
-        found, passed = last_sound(self.folder)
-        for sentence in passed if self.main else []:
-            self.warn(f"{sentence}; the one before it is used, if there is one.")
-        if found is None and self.main:
-            self.warn(f"No sound checkpoint is in {self.folder}; the run begins anew, with the same settings.")
-        return found
+    def _is_over(self, checkpoint: Path) -> bool:
+        steps = self.settings.training.max_steps
+        return is_over(checkpoint, steps) and (steps > 0 or record.as_many_epochs(self.folder, self.settings))
 
-    def _prepare_folder(self, checkpoint: Path | None) -> None:
-        if checkpoint is None:
-            record.clear(self.folder)
-        else:
-            self.history.cut(step_of(checkpoint))
-            put_aside(self.folder, checkpoint)
-        lines = ("objective", objective), ("term", formula), ("scaling", scaling)
-        what = {name: line for name, said in lines if (line := said(self.settings)) is not None}
-        record.write_run(self.folder, self.settings.command, self.settings.given, what)
+    def _ended(self, trainer: RunTrainer, checkpoint: Path, recorder: Recorder, adoption: Adoption) -> int:
+        """A run that was killed between its last update and its summary: what is missing is made up for."""
+        try:
+            trainer.load_ended(checkpoint)
+        except (OSError, ValueError, RuntimeError) as error:
+            if isinstance(error, KlgradError):
+                raise
+            raise _unloadable(checkpoint, error) from error
+        recorder.catch_up(step_of(checkpoint), is_last=True)
+        if self.main:
+            adoption.release()
+        return self._finish(trainer, 0.0)
+
+    def _failed(self, error: Exception, trainer: RunTrainer, boundary: Boundary) -> None:
+        """Save what can be saved, and say so; of a disk that is full, `go` says it."""
+        full = disk.reason(error) is not None
+        try:
+            saved = boundary.save()
+        except Exception as another:
+            if disk.reason(another) is None:
+                raise
+            if not full:
+                self.warn(f"The run could not be saved: {disk.reason(another)}. {self._what_is_safe()}")
+            return
+        if saved and self.main and not full:
+            safe = f"The run is safe in {self.folder} as it was after {trainer.state.global_step} updates."
+            self.warn(f"{safe} Go on with: {self._resume()}")
 
     def _announce(self, checkpoint: Path | None) -> None:
         where = "" if checkpoint is None else f", going on from {checkpoint.name}"
-        self.err.print(
-            Text(
-                f"{self.settings.command} {self.models.name}{where}: maximises {objective(self.settings)}", style="bold"
-            )
-        )
+        said = f"{self.settings.command} {self.models.name}{where}: maximises {objective(self.settings)}"
+        self.err.print(Text(said, style="bold"))
         for line in told(self.settings)[1:]:
             self.err.print(Text(line, style="dim"))
 
     def _stopped(self, number: int) -> int:
         if self.main:
-            found, _ = last_sound(self.folder)
-            at = "nothing was saved yet" if found is None else f"saved after {step_of(found)} updates in {found}"
-            self.warn(f"Stopped; {at}. {self._how_to_resume()}")
+            self.warn(f"Stopped. {self._what_is_safe()}")
         return 128 + number
 
-    def _how_to_resume(self) -> str:
-        return f"Go on with: klgrad {self.settings.command} --output_dir {self.folder} --resume"
+    def _what_is_safe(self) -> str:
+        """What of the run is on disk, and how to go on."""
+        found, _ = last_sound(self.folder)
+        if found is not None:
+            return f"The run is saved after {step_of(found)} updates in {found}. Go on with: {self._resume()}"
+        more = ["--overwrite"] if record.lost_by_beginning(self.folder) else []
+        return f"Nothing was saved yet. Begin again with: {self._resume(*more)}"
+
+    def _resume(self, *more: str) -> str:
+        return resume_command(self.settings.command, self.folder, self.settings.given, *more)
+
+    def _say_finished(self, updates: int) -> None:
+        if self.main:
+            text = f"The run in {self.folder} is finished, after {updates} updates; nothing was changed. "
+            self.out.print(Text(f"{text}To make it longer, give a larger --max_steps with --resume."))
 
     def _finish(self, trainer: RunTrainer, seconds: float) -> int:
         trainer.save_whole_model(self.folder / record.MODEL)
         if self.main:
-            self._tell(seconds)
+            self._tell(seconds, trainer.state.global_step)
         return 0
 
-    def _tell(self, seconds: float) -> None:
-        summary = {**summarise(self.folder), "seconds": round(seconds, 1)}
+    def _tell(self, seconds: float, updates: int) -> None:
+        summary = {**summarise(self.folder), "updates": updates, "seconds": round(seconds, 1)}
         record.write_summary(self.folder, summary)
         draw([Drawn(self.folder.name, self.history.rows())], self.folder / record.FIGURE)
         self.out.print(table_of(summary))
         took = f" in {seconds:.0f} s" if seconds else ", and it was over already"
-        self.out.print(
-            f"{summary['updates']} updates{took}. In {self.folder}/: {record.MODEL}/, {record.FIGURE}, "
-            f"{record.SUMMARY}, history.jsonl",
-            highlight=False,
-        )
+        names = f"{record.MODEL}/, {record.FIGURE}, {record.SUMMARY}, history.jsonl"
+        self.out.print(Text(f"{updates} updates{took}. In {self.folder}/: {names}"))
+
+
+def _unloadable(checkpoint: Path, error: Exception) -> RunError:
+    detail = str(error).strip().splitlines() or [""]
+    return RunError(
+        "a checkpoint that these settings can go on from",
+        f"{checkpoint}: {type(error).__name__}: {detail[0]}",
+        "resume with the settings that the run was started with; nothing in its folder was changed",
+    )
+
+
+def _no_updates(trainer: RunTrainer, start: int) -> RunError:
+    args: Any = trainer.args
+    dataset: Any = trainer.train_dataset
+    return RunError(
+        "at least one update",
+        f"none, after {start}, of {len(dataset)} prompts with {args.generation_batch_size} completions a generation, "
+        f"{args.num_generations} of each prompt",
+        "give more prompts, or a smaller batch (per_device_train_batch_size, gradient_accumulation_steps, "
+        "steps_per_generation)",
+    )

@@ -14,9 +14,10 @@ def summarise(folder: Path) -> dict[str, Any]:
     rows = History(folder).rows()
     trained, evaluated = training(rows), evaluations(rows)
     last = trained[-max(1, len(trained) // 10) :]
+    first = evaluated[0] if evaluated and evaluated[0]["step"] == 0 else None  # part of a history may be lost
     return {
-        "updates": trained[-1]["step"] if trained else 0,
-        "before": evaluated[0]["evaluation"] if evaluated else None,
+        "updates": max((row["step"] for row in rows), default=0),
+        "before": first["evaluation"] if first else None,
         "after": evaluated[-1]["evaluation"] if evaluated else None,
         "after_updates": evaluated[-1]["step"] if evaluated else None,
         "last_updates": {
@@ -31,21 +32,22 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 
 def table_of(summary: dict[str, Any]) -> Table:
-    """Before and after, task by task."""
+    """Before and after, task by task; a column is empty where nothing was evaluated then."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("held out")
-    before, after = summary["before"], summary["after"]
+    columns = [summary["before"], summary["after"]]
     for title in ("before", f"after {summary['after_updates']} updates"):
         table.add_column(title, justify="right")
-    if before is None:
+    if summary["after"] is None:
         return table
-    for name, row in before["sets"].items():
+    for name, row in summary["after"]["sets"].items():
         domain = "in-domain" if row["domain"] == "in" else "out-of-domain"
-        table.add_row(f"{name} ({domain}, {row['count']})", score(row), score(after["sets"].get(name)))
+        scores = [score(each["sets"].get(name)) if each else "" for each in columns]
+        table.add_row(f"{name} ({domain}, {row['count']})", *scores)
     for unit, spoken in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
-        if before["kl"] is not None and after["kl"] is not None:  # there is none of greedy completions
-            table.add_row(spoken, estimate(before["kl"][unit]), estimate(after["kl"][unit]))
-    table.add_row("tokens per completion", f"{before['length']:.1f}", f"{after['length']:.1f}")
+        if all(each is None or each["kl"] is not None for each in columns):  # there is none of greedy completions
+            table.add_row(spoken, *(estimate(each["kl"][unit]) if each else "" for each in columns))
+    table.add_row("tokens per completion", *(f"{each['length']:.1f}" if each else "" for each in columns))
     return table
 
 
