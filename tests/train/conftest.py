@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,23 @@ def weights():
         return load_file(path)
 
     return read
+
+
+@pytest.fixture(scope="session")
+def finished(model, tmp_path_factory):
+    """A run of four updates with a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    torch.set_num_threads(1)
+    assert called(model, "train", folder, eval_size=2, rollout_lag=1, kl_ratio="prefix")[0] == 0
+    return folder
+
+
+@pytest.fixture
+def parts(finished, tmp_path):
+    """A copy of that run, to be damaged."""
+    return Path(shutil.copytree(finished, tmp_path / "parts"))
+
+
+def contents(folder):
+    """Every file below a folder with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}

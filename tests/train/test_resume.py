@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from train.conftest import called
 from train.small import SMALL, arguments
 
 from klgrad.train.checkpoint import checkpoints, fault, last_sound, rotate, seal
@@ -168,15 +167,6 @@ def test_killed_outright(model, run, weights, reward, tmp_path):
 
 
 # Damage
-
-
-@pytest.fixture(scope="module")
-def finished(model, tmp_path_factory):
-    """A run of four updates with a checkpoint of each."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    torch.set_num_threads(1)
-    assert called(model, "train", folder, eval_size=2, rollout_lag=1, kl_ratio="prefix")[0] == 0
-    return folder
 
 
 def cut(path):

@@ -8,10 +8,11 @@ from ..errors import KlgradError, OutputError
 
 CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """No space, no quota, a file that is too large, a device that fails, a file system that became read-only."""
-TEXTS = re.compile(
-    r"PytorchStreamWriter failed|file write failed|os error (28|122|27|5|30)\b|[Nn]o space left on device"
-)
-"""How torch and safetensors say it, which raise no `OSError`."""
+TEXTS = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs \d+|os error (28|122|27|5|30)\b")
+"""How torch and safetensors say it, which raise no `OSError`; torch names no cause."""
+
+DETAIL = 200
+"""Characters of another library's message that are repeated."""
 
 
 def reason(error: BaseException) -> str | None:
@@ -22,7 +23,7 @@ def reason(error: BaseException) -> str | None:
         if isinstance(each, OSError) and each.errno in CODES:
             return f"{each.strerror} ({each.filename})" if each.filename else str(each.strerror)
         if TEXTS.search(str(each)):
-            return str(each).strip().splitlines()[0]
+            return f"a file that could not be written whole ({' '.join(str(each).split())[:DETAIL]})"
     return None
 
 
