@@ -48,7 +48,8 @@ def received(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"reward": "evil.py:f"}, {"trust_remote_code": True}, {"model_init_kwargs": {"trust_remote_code": True}}]
+    "settings",
+    [{"reward": "evil.py:f"}, {"trust_remote_code": True}, {"model_init_kwargs": {"trust_remote_code": True}}],
 )
 def test_code_of_a_run_folder_has_to_be_named_again(settings, received):
     folder = received(**settings)
