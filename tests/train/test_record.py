@@ -41,7 +41,7 @@ def test_a_finished_run_without_checkpoints_of_epochs(run, tmp_path):
     assert run("train", folder, **epochs)[0] == 0
     before = contents(folder)
     assert run("train", folder, resume=True)[0] == 0
-    with pytest.raises(RunError, match="would delete history.jsonl, summary.json, model"):
+    with pytest.raises(RunError, match=r"would delete history\.jsonl, summary\.json, model"):
         run("train", folder, resume=True, num_train_epochs=2)
     assert contents(folder) == before
 
