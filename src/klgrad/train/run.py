@@ -70,8 +70,8 @@ class _Run:
                 reason = disk.reason(error)
                 if reason is None:
                     raise
-                what = "a disk that what the run writes can be written to"
-                raise RunError(what, reason, f"make room on it. {self._what_is_safe()}") from error
+                what = "a disk with room for what the run writes"
+                raise RunError(what, reason, f"make room on it, or use another. {self._what_is_safe()}") from error
 
     def _checkpoint(self) -> Path | None:
         """Where to go on from; None to begin."""
