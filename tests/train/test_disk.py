@@ -157,6 +157,11 @@ def test_a_step_that_fails_on_a_full_disk_names_both(run, tmp_path, monkeypatch)
     assert line.endswith("--resume --overwrite")  # there is a history by now
 
 
+def test_torch_names_no_cause():
+    for text in ("basic_ios::clear: iostream error", "[enforce fail at inline_container.cc] . unexpected pos 64 vs 0"):
+        assert "could not be written whole" in str(disk.reason(RuntimeError(text)))
+
+
 def test_other_errors_are_not_taken_for_a_full_disk():
     assert disk.reason(ValueError("out of order")) is None
     assert disk.reason(FileNotFoundError(errno.ENOENT, "No such file")) is None

@@ -8,7 +8,7 @@ from ..errors import KlgradError, OutputError
 
 CODES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """No space, no quota, a file that is too large, a device that fails, a file system that became read-only."""
-TEXTS = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs \d+|os error (28|122|27|5|30)\b")
+TEXTS = re.compile(r"PytorchStreamWriter failed|iostream error|unexpected pos \d+ vs \d+|os error (28|122|27|5|30)\b")
 """How torch and safetensors say it, which raise no `OSError`; torch names no cause."""
 
 DETAIL = 200
