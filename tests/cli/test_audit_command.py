@@ -162,7 +162,7 @@ def test_what_stands_beside_the_file_can_be_imported_when_the_loss_is_called(tmp
 def test_a_report_that_cannot_be_written_is_told_so(tmp_path):
     result = run("k1-loss", "--json", tmp_path)
     assert isinstance(result.exception, KlgradError)
-    assert "give another path" in str(result.exception)
+    assert "name a file in it" in str(result.exception)
 
 
 def test_an_unknown_verdict_is_told_so():
