@@ -1,7 +1,6 @@
 """One sentence of advice: what the loss does, and the sound alternative."""
 
-import math
-
+from .numbers import apart, listed, percent
 from .result import AuditResult
 from .subject import Subject
 
@@ -35,7 +34,7 @@ def advise(result: AuditResult, subject: Subject) -> str:
 def _instead(result: AuditResult, subject: Subject) -> str:
     if not result.deterministic:
         return "audit it in evaluation mode, without dropout or random state"
-    if not math.isfinite(result.variance):
+    if not result.finite_in_float64:
         return "add a small constant to what it divides by"
     if subject.instead or _climbs(result):
         return subject.instead or "return what is to be minimised"
@@ -58,10 +57,10 @@ def _climbs(result: AuditResult) -> bool:
 def _main(result: AuditResult) -> str:
     if not result.deterministic:
         return "is not deterministic: the same batch gives different gradients, and no verdict holds"
-    if not math.isfinite(result.variance):
+    if not result.finite_in_float64:
         return "gives NaN or inf in float64 on some group (completions that are all alike, a deviation of 0?)"
     if result.verdict == "nothing" or not result.depends_on_reference:
-        if result.variance == 0:
+        if not result.has_gradient:
             return "regularises nothing, for no gradient reaches the log-probs"
         if result.depends_on_reference:
             return "regularises nothing, for its gradient is zero in expectation"
@@ -74,17 +73,24 @@ def _main(result: AuditResult) -> str:
     if result.length_sensitive and result.verdict_fixed_lengths in SPOKEN:
         at_equal = SPOKEN[result.verdict_fixed_lengths]
         return f"descends {at_equal} if all completions are equally long, and is off when lengths vary"
+    if result.verdict_standard in SPOKEN:
+        off = percent(result.bias[result.nearest])
+        return f"descends {SPOKEN[result.verdict_standard]} on most problems, but not with {_off_with(result)} ({off} off)"
     declared = "by declaration a compromise" if result.kind == "term" else "descends no known target"
-    return f"{declared} (nearest, {result.bias[result.nearest]:.0%} off: {nearest})"
+    return f"{declared} (nearest, {percent(result.bias[result.nearest])} off: {nearest})"
+
+
+def _off_with(result: AuditResult) -> str:
+    return listed(result.off_with)
 
 
 def _warnings(result: AuditResult) -> list[str]:
-    if not result.deterministic or not math.isfinite(result.variance):
+    if not result.deterministic or not result.finite_in_float64:
         return []
     found = []
-    scales = list(result.scale_by_shape.values())
-    if result.verdict not in ("nothing", "unknown") and max(scales) - min(scales) > 1e-6 * max(scales):
-        found.append(f"its strength depends on the batch's shape ({min(scales):.3g} to {max(scales):.3g} x)")
+    if result.verdict not in ("nothing", "unknown") and result.scale_range:
+        low, high = apart(*result.scale_range)
+        found.append(f"its strength depends on the batch's shape ({low} to {high} x)")
     wrong, dead = result.float32_wrong_from, result.dead_zone_from
     if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
         found.append(f"float32 loses it from log π/ref = {wrong:g} on")

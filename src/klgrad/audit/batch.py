@@ -1,5 +1,6 @@
 """The tensors that a loss under audit is called with."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -45,6 +46,14 @@ class Batch:
     def copy(self) -> "Batch":
         """Copies that carry gradient back to this batch's leaves."""
         return Batch(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
+
+    def groups(self) -> Iterator["Batch"]:
+        """Each group as a batch of its own."""
+        size = self.group_size
+        parts = [getattr(self, f.name).detach().split(size) for f in fields(self) if f.name != "group"]
+        for logp, ref_logp, old_logp, behavior_logp, mask, advantages, kl, forward_kl in zip(*parts, strict=True):
+            alone = torch.zeros(size, dtype=torch.long)
+            yield Batch(logp, ref_logp, old_logp, behavior_logp, mask, advantages, alone, kl, forward_kl).fresh()
 
     def at_reference(self) -> "Batch":
         """The same batch with the reference moved onto the policy: what is left has no KL in it."""

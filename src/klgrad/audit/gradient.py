@@ -1,5 +1,6 @@
 """The exact expected gradient of a loss, and its exact variance, on one problem."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +18,14 @@ class Gradient:
     Attributes:
         mean: (P·V + T,) the expected gradient: on the logits, then on the masked positions of each column,
             where every target has none.
-        variance: E‖g - mean‖², times the group's size: of one completion, in a mean over completions.
+        deviation: sqrt(E‖g - mean‖² times the group's size): of one completion, in a mean over completions. The root,
+            since a square leaves the range of float64 at 1e155.
         typical: sqrt(E‖g‖²), the size that a zero mean is to be compared with.
         on_padding: whether any gradient fell on masked positions.
     """
 
     mean: Tensor
-    variance: float
+    deviation: float
     typical: float
     on_padding: bool
 
@@ -49,10 +51,18 @@ def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: 
     """Sum over every group of `size` completions; with advantages, of what the reference adds."""
     members, probability = every_group(problem, size, ordered=not subject.exchangeable)
     per_group, on_padding = every_gradient(subject, problem, members, advantage)
-    mean = probability @ per_group
-    second = float(probability @ per_group.square().sum(-1))
-    spread = float(probability @ (per_group - mean).square().sum(-1))
-    return Gradient(mean, spread * size, second**0.5, on_padding)
+    unit = unit_of(per_group)
+    mean = probability @ (per_group / unit)
+    second = float(probability @ (per_group / unit).square().sum(-1))
+    spread = float(probability @ (per_group / unit - mean).square().sum(-1))
+    return Gradient(mean * unit, math.sqrt(spread * size) * unit, math.sqrt(second) * unit, on_padding)
+
+
+def unit_of(x: Tensor) -> float:
+    """The power of two next to the largest entry: in this unit squares neither overflow nor vanish, and dividing by it
+    rounds nothing. 1 where there is no such entry."""
+    largest = float(x.abs().max())
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if math.isfinite(largest) and largest > 0 else 1.0
 
 
 def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> tuple[Tensor, bool]:
@@ -71,8 +81,8 @@ def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantag
 def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> Parts:
     """(M, G, T) coefficients of every group's own call, stacked into one where the subject allows it."""
     found = []
-    for group in [members] if subject.stacks else members.split(1):
-        batch = from_problem(problem, group, advantage)
+    together = from_problem(problem, members, advantage)
+    for group, batch in [(members, together)] if subject.stacks else zip(members.split(1), together.groups(), strict=True):
         _, parts = evaluate(subject, batch)
         if bool(advantage.any()):
             _, without = evaluate(subject, batch.at_reference().fresh())

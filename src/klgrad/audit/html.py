@@ -11,6 +11,7 @@ from .html_card import card
 from .html_fix import Fixes, framework_of, what_to_write
 from .html_index import index
 from .html_parts import KINDS, bar, kind_of, mark
+from .problems import in_words
 from .result import AuditResult
 
 SHAPES = {
@@ -21,11 +22,11 @@ SHAPES = {
 }
 """A tick in a circle, an arrow in a diamond, a cross in a square, a triangle with a mark: told apart without colour."""
 
-READING = """
+READING = f"""
 <section class="reading" aria-labelledby="reading"><h2 id="reading">How to read this</h2>
 <dl>
 <div><dt>On-policy, off-policy</dt><dd>The gradient expected with samples of π itself, and with samples of another
-policy. It is a sum over every group of two or three completions of eight small problems, in float64: there is no
+policy. It is a sum over {in_words()}, in float64: there is no
 noise in it.</dd></div>
 <div><dt>Coefficient</dt><dd>Every sampled KL term puts a number on the score of each sampled token. The curve is that
 number in float32 for one token of a group of three, the others held fixed, against the token’s log π/ref; both axes
@@ -34,8 +35,8 @@ descends the reverse KL; a constant shift from it is what the token’s neighbou
 better than π does: where the curve is dead there, nothing pulls them back.</dd></div>
 <div><dt>Distance</dt><dd>To the gradient of each target at the best positive scale, relative to the gradient’s own
 size. On-policy some targets coincide.</dd></div>
-<div><dt>Variance</dt><dd>Exact, of one completion’s gradient, at scale 1 where there is a target; averaged over all
-problems, and over those near ref.</dd></div>
+<div><dt>Variance</dt><dd>Exact, of one completion’s gradient, at scale 1 where there is a target; averaged over the
+standard problems, and over those near ref.</dd></div>
 <div><dt>Dead zone</dt><dd>Advice names the first of the audit’s probes that is dead; the curve is measured more
 closely.</dd></div>
 </dl></section>"""

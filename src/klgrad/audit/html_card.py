@@ -7,7 +7,8 @@ from ..exact import TARGETS
 from .chart import curve_svg
 from .curve import Curve, dead_zones
 from .html_fix import Fixes, advice
-from .html_parts import SHORT, WORDS, bar, breakable, kind_of, mark, number, percent, spoken
+from .html_parts import SHORT, WORDS, bar, breakable, kind_of, mark, number, spoken
+from .numbers import apart, listed, percent
 from .result import AuditResult
 from .verdict import MATCH
 
@@ -38,7 +39,7 @@ def _verdict(where: str, r: AuditResult) -> str:
     title, sentence = WORDS[verdict]
     if verdict == "unknown":
         title, sentence = _unknown(r, on_policy)
-    elif verdict == "nothing" and r.variance == 0:
+    elif verdict == "nothing" and not r.has_gradient:
         sentence = "No gradient reaches the log-probs."
     return (
         f'<section class="verdict {kind}">{mark(kind)}<div><h4>{where}</h4>'
@@ -52,13 +53,15 @@ def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
     name = spoken(nearest.replace("_", "-"))
     if not r.deterministic:
         return "No verdict", "The same batch gives different gradients."
-    if not math.isfinite(r.variance):
+    if not r.finite_in_float64:
         return "No verdict", "The gradient is not a finite number on some group."
     if cosine[nearest] < -0.999:
         return f"Climbs the {name}", "The sign is wrong."
     off = percent(bias[nearest])
     if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
         return f"{WORDS[r.verdict_fixed_lengths][0]}, at equal lengths only", f"When they vary: {off} off the {name}."
+    if on_policy and r.off_with and r.verdict_standard != "unknown":
+        return f"{WORDS[r.verdict_standard][0]}, but not always", f"With {listed(r.off_with)}: {off} off."
     return WORDS["unknown"][0], f"Nearest: {name}, {off} off."
 
 
@@ -131,7 +134,9 @@ def _facts(r: AuditResult, curve: Curve) -> list[str]:
         ("Padding", "gets gradient" if r.touches_padding else "gets none", r.touches_padding),
         ("Depends on ref", "yes" if r.depends_on_reference else "no", not r.depends_on_reference),
     ]
-    if r.verdict == "unknown" != r.verdict_near:
+    if r.off_with:
+        found.append(("Off with", listed(r.off_with), True))
+    elif r.verdict == "unknown" != r.verdict_near:
         found.append(("Near ref alone", WORDS[r.verdict_near][0].lower().replace("kl", "KL"), False))
     if not r.deterministic:
         found.append(("Deterministic", "no", True))
@@ -142,12 +147,12 @@ def _facts(r: AuditResult, curve: Curve) -> list[str]:
 
 
 def _scale(r: AuditResult) -> str:
-    scales = list(r.scale_by_shape.values())
-    if r.verdict in ("nothing", "unknown") or not scales:
+    if r.verdict in ("nothing", "unknown") or r.scale is None:
         return "none without a target"
-    if max(scales) - min(scales) <= 1e-6 * max(map(abs, scales)):
-        return f"{number(scales[0])} × the target"
-    return f"{number(min(scales))} to {number(max(scales))} × the target, by the batch’s shape"
+    if r.scale_range is None:
+        return f"{number(r.scale)} × the target"
+    low, high = apart(*r.scale_range)
+    return f"{low} to {high} × the target, by the batch’s shape"
 
 
 def _lengths(r: AuditResult) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from .html_parts import SHORT, breakable, kind_of, mark, number, percent
+from .html_parts import SHORT, breakable, kind_of, mark, number
+from .numbers import percent
 from .report import notes
 from .result import AuditResult
 

@@ -106,14 +106,7 @@ def verdict_line(verdict: str, where: str) -> str:
     return f'<span class="cell {kind}">{mark(kind)}<span>{SHORT.get(verdict, verdict)} {where}</span></span>'
 
 
-def percent(share: float) -> str:
-    """A share, with a digit more where it is small."""
-    if not math.isfinite(share):
-        return "–"
-    return f"{share:.1%}" if share < 0.01 else f"{share:.0%}"
-
-
 def bar(share: float) -> str:
     """A share of one as a bar, beside the number that says it."""
-    rects = f'<rect class="track" width="100" height="6"/><rect width="{share * 100:.1f}" height="6"/>'
+    rects = f'<rect class="track" width="100" height="6"/><rect width="{min(share, 1) * 100:.1f}" height="6"/>'
     return f'<svg class="bar" aria-hidden="true" viewBox="0 0 100 6" preserveAspectRatio="none">{rects}</svg>'

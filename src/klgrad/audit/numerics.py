@@ -39,17 +39,16 @@ class Numerics:
 
 def probe(subject: Subject) -> Numerics:
     """Move one token's log-ratio through the ranges, the rest of a group of three held fixed."""
-    sides = [_probe_side(subject, sign) for sign in (-1.0, 1.0)]
-    dead, wrong = zip(*sides, strict=True)
+    dead, wrong, finite = zip(*(_probe_side(subject, sign) for sign in (-1.0, 1.0)), strict=True)
     first = lambda found: min((x for x in found if x is not None), key=abs, default=None)
-    everywhere = [sign * size for sign in (-1.0, 1.0) for size in (*LIVE_RANGE, *EXTREMES)]
-    return Numerics(first(dead), first(wrong), all(_is_finite(subject, x) for x in everywhere))
+    return Numerics(first(dead), first(wrong), all(finite))
 
 
-def _probe_side(subject: Subject, sign: float) -> tuple[float | None, float | None]:
-    """Where on one side the coefficient dies for good, and where float32 first loses it."""
-    low = [_coefficient(subject, sign * size, torch.float32) for size in LIVE_RANGE]
-    high = [_coefficient(subject, sign * size, torch.float64) for size in LIVE_RANGE]
+def _probe_side(subject: Subject, sign: float) -> tuple[float | None, float | None, bool]:
+    """Where on one side the coefficient dies for good, where float32 first loses it, and whether all is finite."""
+    low, finite = zip(*(_probe(subject, sign * x, torch.float32) for x in (*LIVE_RANGE, *EXTREMES)), strict=True)
+    low = low[: len(LIVE_RANGE)]
+    high = [_probe(subject, sign * size, torch.float64)[0] for size in LIVE_RANGE]
     dead = wrong = None
     for size, x in zip(reversed(LIVE_RANGE), reversed(low), strict=True):
         if not abs(x) <= DEAD * abs(high[0]) or high[0] == 0:
@@ -60,17 +59,13 @@ def _probe_side(subject: Subject, sign: float) -> tuple[float | None, float | No
         expected = max(usual, abs(y))  # a coefficient that crosses 0 is not held to 1% of 0
         if wrong is None and not abs(x - y) <= DIGITS_LOST * expected:
             wrong = sign * size
-    return dead, wrong
+    return dead, wrong, all(finite)
 
 
-def _coefficient(subject: Subject, log_ratio: float, dtype: torch.dtype) -> float:
-    _, (on_logp, _, _) = evaluate(subject, probe_batch(log_ratio, dtype))
-    return float(on_logp[0, 1])
-
-
-def _is_finite(subject: Subject, log_ratio: float) -> bool:
-    loss, parts = evaluate(subject, probe_batch(log_ratio, torch.float32))
-    return all(bool(torch.isfinite(x).all()) for x in (loss, *parts))
+def _probe(subject: Subject, log_ratio: float, dtype: torch.dtype) -> tuple[float, bool]:
+    """The token's coefficient, and whether the loss and its whole gradient are finite."""
+    loss, parts = evaluate(subject, probe_batch(log_ratio, dtype))
+    return float(parts[0][0, 1]), all(bool(torch.isfinite(x).all()) for x in (loss, *parts))
 
 
 def probe_batch(log_ratio: float, dtype: torch.dtype) -> Batch:

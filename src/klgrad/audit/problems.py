@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..exact import Problem, autoregressive, target_gradients
+
+Lengths = Literal["all", "equal"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,19 +19,26 @@ class Case:
     `shape` is what a loss can see of a batch without looking at its numbers: how many rows and columns,
     and whether lengths vary. A loss may scale with it (a mean does), so a scale is fitted per shape, over
     problems that share it.
+
+    `wider` says what a problem has that the standard ones lack; it is empty for a standard problem. A verdict must
+    hold on all problems. Bias, cosine and variance are averages over the standard ones, so that they stay comparable
+    when a wider problem is added.
     """
 
     distance: str
     problem: Problem
     group_size: int
     varying: bool
+    wider: str = ""
 
     @property
     def name(self) -> str:
         """In words."""
         lengths = "varying" if self.varying else "fixed"
         vocab = self.problem.space.vocab
-        return f"{self.distance}, {lengths} length, vocabulary {vocab}, groups of {self.group_size}"
+        what = f"{self.distance}, {self.wider}" if self.wider else self.distance
+        groups = f"groups of {self.group_size}"
+        return f"{what}, {lengths} length, vocabulary {vocab}" + ("" if groups == self.wider else f", {groups}")
 
     @property
     def shape(self) -> tuple[int, int, bool]:
@@ -50,6 +60,7 @@ class Case:
         space = self.problem.space
         return {
             "name": self.name,
+            "wider": self.wider,
             "distance_to_reference": self.distance,
             "vocabulary": space.vocab,
             "length": space.length,
@@ -81,15 +92,80 @@ REACH = (-2.8, 4.6)
 RATIO_REACH = (1 / 12, 12.0)
 """π/μ that some tokens of every far problem pass: importance ratios are truncated at 2 to 10."""
 
+WIDE = 12.0
+"""log π/ref that one token of each of the two problems with large log-ratios passes, above and below."""
 
-@cache
-def cases(on_policy: bool) -> tuple[Case, ...]:
-    """All problems, built once."""
-    if on_policy:
-        return tuple(case.on_policy() for case in cases(on_policy=False))
+LONG, MANY = 5, 4
+"""Tokens of the longest completions, and rows of the largest groups."""
+
+MIDDLE = (1.0, 0.5)
+"""As in `DISTANCES`, for the problems that are wider in length or in group size."""
+
+WIDER_SHAPES: dict[Lengths, tuple[tuple[str, int, int, bool, int], ...]] = {
+    # What is wider, vocabulary, length, ends, group size. An end token keeps the groups few, at most 81, since a loss
+    # may have to be called group by group. Without one there are 1024 and 256: only an audit at equal lengths, which
+    # has fewer problems otherwise, includes these.
+    "all": ((f"completions of {LONG} tokens", 2, LONG, True, 2), (f"groups of {MANY}", 2, 2, True, MANY)),
+    "equal": ((f"completions of {LONG} tokens", 2, LONG, False, 2), (f"groups of {MANY}", 2, 2, False, MANY)),
+}
+
+
+def _standard() -> list[Case]:
     found = []
     for vocab, length, ends, group_size, seed in SHAPES:
         for distance, (from_ref, off_policy) in DISTANCES.items():
             problem = autoregressive(vocab, length, ends=ends, seed=seed, away_from_ref=from_ref, off_policy=off_policy)
             found.append(Case(distance, problem, group_size, ends))
-    return tuple(found)
+    return found
+
+
+def _wider(lengths: Lengths) -> list[Case]:
+    found = [_wide(WIDE), _wide(-WIDE)]
+    for wider, vocab, length, ends, group_size in WIDER_SHAPES[lengths]:
+        from_ref, off_policy = MIDDLE
+        problem = autoregressive(vocab, length, ends=ends, seed=0, away_from_ref=from_ref, off_policy=off_policy)
+        found.append(Case("middle", problem, group_size, ends, wider))
+    return found
+
+
+def _wide(reach: float) -> Case:
+    """Two tokens over a vocabulary of two; the first token can have a log-ratio beyond `reach`.
+
+    Elsewhere π is near ref, so that the gradient of a token with probability exp(-12), which is all that a large
+    negative log-ratio leaves it, is not lost beside that of others. The sampler is near π: a sampler that is far from
+    it as well would give importance ratios in which the KL drowns.
+    """
+    problem = autoregressive(2, 2, ends=False, seed=2, away_from_ref=0.3, off_policy=0.5)
+    ref_logits, logits, behavior_logits = (
+        x.clone() for x in (problem.ref_logits, problem.logits, problem.behavior_logits)
+    )
+    # A little more than the reach, since the noise of the logits takes some of it.
+    unlikely = [ref_logits] if reach > 0 else [logits, behavior_logits]
+    for table in unlikely:
+        table[0, 1] -= abs(reach) + 0.5
+    moved = replace(problem, logits=logits, ref_logits=ref_logits, behavior_logits=behavior_logits)
+    return Case("beyond", moved, 2, False, f"log-ratios of {reach:+g}")
+
+
+@cache
+def cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
+    """All problems, the standard ones first, built once.
+
+    Args:
+        on_policy: with the policy itself as the sampler.
+        lengths: `equal` for problems with completions of equal length only, some of which `all` does without.
+    """
+    if on_policy:
+        return tuple(case.on_policy() for case in cases(False, lengths))
+    return tuple(case for case in [*_standard(), *_wider(lengths)] if lengths == "all" or not case.varying)
+
+
+def group_sizes() -> str:
+    """The sizes of the groups, in words: `2, 3 or 4`."""
+    *most, last = sorted({str(case.group_size) for case in cases(on_policy=False)})
+    return f"{', '.join(most)} or {last}"
+
+
+def in_words() -> str:
+    """What is summed over: the sentence that tables and pages share."""
+    return f"every group of {group_sizes()} completions of {len(cases(on_policy=False))} small problems"

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from ..files import finite
+from .numbers import listed, percent
 from .problems import cases
 from .result import AuditResult
 
@@ -40,7 +41,7 @@ def _code(name: str) -> str:
 def cells_of(r: AuditResult) -> tuple[str, ...]:
     """The row of a table, in the order of `COLUMNS`."""
     verdict, off = (
-        f"unknown ({_percent(bias[nearest])} from {nearest.replace('_', '-')})" if v == "unknown" else v
+        f"unknown ({percent(bias[nearest])} from {nearest.replace('_', '-')})" if v == "unknown" else v
         for v, bias, nearest in (
             (r.verdict, r.bias, r.nearest),
             (r.verdict_off_policy, r.bias_off_policy, r.nearest_off_policy),
@@ -56,10 +57,13 @@ def notes(r: AuditResult) -> list[str]:
     if not r.deterministic:
         found.append("not deterministic")
     if not r.depends_on_reference:
-        found.append("ignores ref" if r.variance else "no gradient")
+        found.append("ignores ref" if r.has_gradient else "no gradient")
     if r.length_sensitive:
-        found.append(f"length-sensitive (equal lengths: {r.verdict_fixed_lengths})")
-    if r.verdict == "unknown" != r.verdict_near:
+        known = r.verdict_fixed_lengths != "unknown"
+        found.append(f"length-sensitive (equal lengths: {r.verdict_fixed_lengths})" if known else "length-sensitive")
+    if r.off_with:
+        found.append(f"off with {listed(r.off_with)}")
+    elif r.verdict == "unknown" != r.verdict_near:
         found.append(f"near ref: {r.verdict_near}")
     wrong, dead = r.float32_wrong_from, r.dead_zone_from
     if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
@@ -71,7 +75,3 @@ def notes(r: AuditResult) -> list[str]:
     if r.touches_padding:
         found.append("touches padding")
     return found
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share < 0.01 else f"{share:.0%}"

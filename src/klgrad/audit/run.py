@@ -7,17 +7,20 @@ import torch
 from torch import Tensor
 
 from ..exact import Problem, every_group
+from ..meaning import Verdict
 from .advice import advise
 from .batch import from_problem
 from .gradient import evaluate, every_gradient, expected_gradient
 from .numerics import probe
-from .problems import cases
+from .problems import Lengths, cases
 from .result import AuditResult
 from .subject import Subject, as_subject
 from .verdict import MATCH, Comparison, Measurement, Shape
 
 Advantages = Literal["zero", "random"]
-Lengths = Literal["all", "equal"]
+
+FEW_GROUPS = 16
+"""Groups that a loss which is called group by group is shown before it is asked whether the reference has mattered."""
 
 
 def audit(
@@ -41,10 +44,12 @@ def audit(
     # Off-policy, moving the reference would also move what a stale KL is frozen at: no advantages there.
     off = _compare(subject, "zero", lengths, on_policy=False)
     numerics = probe(subject)
-    nearest = on.nearest
-    fixed = on.only(lambda c: not c.varying).verdict
-    near = on.only(lambda c: c.distance == "near")
-    scales = {} if on.is_nothing or not on.is_finite else {_spoken(s): x for s, x in on.scales(nearest).items()}
+    bias, cosine, nearest = _distances(on)
+    bias_off_policy, cosine_off_policy, nearest_off_policy = _distances(off)
+    standard = on.only(lambda c: not c.wider)
+    equal = standard.only(lambda c: not c.varying)
+    near = standard.only(lambda c: c.distance == "near")
+    scales = {} if on.is_nothing or not on.is_finite else {_spoken(s): x for s, x in on.scales[nearest].items()}
     result = AuditResult(
         name=subject.name,
         kind=subject.kind,
@@ -52,23 +57,27 @@ def audit(
         verdict_off_policy=off.verdict,
         scale=next(iter(scales.values()), None),
         scale_by_shape=scales,
-        bias=on.bias,
-        cosine=on.cosine,
-        bias_off_policy=off.bias,
-        cosine_off_policy=off.cosine,
+        bias=bias,
+        cosine=cosine,
+        bias_off_policy=bias_off_policy,
+        cosine_off_policy=cosine_off_policy,
         nearest=nearest,
-        nearest_off_policy=off.nearest,
-        variance=_variance(on),
-        variance_near=_variance(near),
-        depends_on_reference=_depends_on_reference(subject),
-        length_sensitive=on.verdict != fixed,
+        nearest_off_policy=nearest_off_policy,
+        variance=_variance(standard, on.verdict),
+        variance_near=_variance(near, near.verdict),
+        has_gradient=any(m.gradient.typical != 0 for m in on.measured),
+        depends_on_reference=_depends_on_reference(subject, advantages),
+        length_sensitive=standard.verdict != equal.verdict,
+        verdict_standard=standard.verdict,
+        off_with=_off_with(on, standard.verdict, equal.verdict),
         verdict_near=near.verdict,
-        verdict_fixed_lengths=fixed,
+        verdict_fixed_lengths=on.only(lambda c: not c.varying).verdict,
         dead_zone=numerics.dead_from is not None,
         dead_zone_from=numerics.dead_from,
         float32_wrong_from=numerics.wrong_from,
         deterministic=_deterministic(subject),
         finite=numerics.finite and on.is_finite and off.is_finite,
+        finite_in_float64=on.is_finite,
         touches_padding=any(m.gradient.on_padding for m in on.measured),
         verdict_by_problem={c.name: on.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.measured)},
     )
@@ -79,10 +88,28 @@ def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_p
     return Comparison(
         [
             Measurement(c, expected_gradient(subject, c.problem, c.group_size, _advantage(c.problem, advantages)))
-            for c in cases(on_policy)
-            if lengths == "all" or not c.varying
+            for c in cases(on_policy, lengths)
         ]
     )
+
+
+def _distances(found: Comparison) -> tuple[dict[str, float], dict[str, float], str]:
+    """Bias, cosine and nearest target: over the standard problems where these decide, else where it is most off."""
+    standard = found.only(lambda c: not c.wider)
+    if standard.verdict == found.verdict:
+        return standard.bias, standard.cosine, standard.nearest
+    if standard.is_nothing:
+        return found.bias, found.cosine, found.nearest
+    return found.worst, standard.cosine, standard.nearest
+
+
+def _off_with(on: Comparison, standard: Verdict, equal: Verdict) -> list[str]:
+    """The wider problems without the verdict of the standard ones, or else of those with completions of equal length."""
+    known = equal if standard == "unknown" else standard
+    if known == "unknown":
+        return []
+    asked = [m for m in on.measured if m.case.wider and (known == standard or not m.case.varying)]
+    return [m.case.wider for m in asked if not on.matches(m, known)]
 
 
 def _advantage(problem: Problem, kind: Advantages) -> Tensor:
@@ -92,24 +119,26 @@ def _advantage(problem: Problem, kind: Advantages) -> Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
 
 
-def _variance(on: Comparison) -> float:
-    matched = on.verdict not in ("nothing", "unknown")
-    scales = on.scales(on.nearest)
-    spread = [m.gradient.variance / (scales[m.case.shape] ** 2 if matched else 1.0) for m in on.measured]
-    return sum(spread) / len(spread)
+def _variance(on: Comparison, verdict: Verdict) -> float:
+    """At scale 1 where there is a verdict: a match has a positive scale on every shape."""
+    matched = verdict not in ("nothing", "unknown")
+    scales = on.scales[on.nearest]
+    deviations = [m.gradient.deviation / (scales[m.case.shape] if matched else 1.0) for m in on.measured]
+    return sum(x * x for x in deviations) / len(deviations)
 
 
-def _depends_on_reference(subject: Subject) -> bool:
+def _depends_on_reference(subject: Subject, advantages: Advantages) -> bool:
     """Whether another reference gives another gradient to any group of completions, far from it too."""
     for case in cases(on_policy=True):
-        if case.distance == "far":
+        if case.distance != "near":
             problem = case.problem
             moved = replace(problem, ref_logits=problem.ref_logits.flip(-1))
             members, _ = every_group(problem, case.group_size, ordered=not subject.exchangeable)
-            none = _advantage(problem, "zero")
-            here, there = (every_gradient(subject, p, members, none)[0] for p in (problem, moved))
-            if not torch.allclose(here, there, rtol=MATCH, atol=0.0, equal_nan=True):
-                return True
+            advantage = _advantage(problem, advantages)
+            for some in [members] if subject.stacks else members.split(FEW_GROUPS):
+                here, there = (every_gradient(subject, p, some, advantage)[0] for p in (problem, moved))
+                if not torch.allclose(here, there, rtol=MATCH, atol=0.0, equal_nan=True):
+                    return True
     return False
 
 

@@ -17,6 +17,7 @@ from ..result import KLResult
 from ..rollout import Rollout
 from ..term import KLTerm
 from .batch import Batch
+from .problems import group_sizes
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Where a traceback is not the user's own."""
@@ -66,7 +67,7 @@ class Subject:
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",
                 f"look at {own[-1].filename}, line {own[-1].lineno}; it was called with {batch.logp.dtype} tensors "
-                f"of shape {tuple(batch.logp.shape)} and a bool mask; groups of 2 and of 3 rows are tried",
+                f"of shape {tuple(batch.logp.shape)} and a bool mask; groups of {group_sizes()} rows are tried",
             ) from error
 
 
@@ -100,7 +101,8 @@ def of_rollout(
         out = loss(batch.rollout())
         return out.loss if isinstance(out, KLResult) else out
 
-    return Subject(name, kind, call, stacks, instead, summary)
+    # Losses of this package treat the rows of a group alike; it matters where groups are called one by one.
+    return Subject(name, kind, call, stacks, instead, summary, exchangeable=not stacks)
 
 
 def of_function(function: Callable[..., object], name: str) -> Subject:

@@ -8,12 +8,18 @@ from typing import NamedTuple
 
 from ..exact import TARGETS
 from ..meaning import Verdict
-from .gradient import Gradient
+from .gradient import Gradient, unit_of
 from .problems import Case
 
 MATCH = 1e-5
 """Largest relative bias that counts as none. In float64 a match is good to 1e-12; a loss that casts to
 float32 inside keeps about 1e-6; distinct targets are more than 1e-2 apart on the problems (tested)."""
+
+ROUNDING = 1e-12
+"""A mean below this share of one sample's gradient is what rounding leaves of a zero."""
+
+LARGEST = 1e290
+"""A gradient beyond this counts as not finite: what it is divided by here may be small."""
 
 Shape = tuple[int, int, bool]
 
@@ -38,48 +44,74 @@ class Comparison:
     @cached_property
     def is_finite(self) -> bool:
         """Whether there is a gradient to compare: a 0/0 on one group makes the whole expectation NaN."""
-        return all(bool(m.gradient.mean.isfinite().all()) for m in self.measured)
+        return all(m.gradient.typical < LARGEST for m in self.measured)
 
     @cached_property
     def is_nothing(self) -> bool:
         """Whether the expected gradient is zero on every case, against the size of one sample's."""
-        return all(m.gradient.mean.norm() <= MATCH * m.gradient.typical for m in self.measured)
+        return self.is_finite and all(_vanishes(m, MATCH) for m in self.measured)
 
-    def scales(self, target: str) -> dict[Shape, float]:
-        """Least-squares scale per batch shape, every case weighing the same; negative if it climbs."""
+    @cached_property
+    def scales(self) -> dict[str, dict[Shape, float]]:
+        """By target, the least-squares scale per batch shape, every case weighing the same; negative if it climbs.
+
+        It is fitted over the standard cases of a shape where it has any: the wider ones must have the same.
+        """
+        return {name: self._scales(name) for name in TARGETS}
+
+    def _scales(self, target: str) -> dict[Shape, float]:
+        standard = {m.case.shape for m in self.measured if not m.case.wider}
         fits: dict[Shape, list[float]] = defaultdict(list)
         for m in self.measured:
-            t = m.case.targets[target]
-            fits[m.case.shape].append(float(m.gradient.mean @ t / t.square().sum()))
-        return {shape: sum(fit) / len(fit) for shape, fit in fits.items()}
+            if not m.case.wider or m.case.shape not in standard:
+                t, unit = m.case.targets[target], unit_of(m.gradient.mean)
+                fits[m.case.shape].append(float(m.gradient.mean / unit @ t / t.square().sum()) * unit)
+        return {shape: sum(x / len(fit) for x in fit) for shape, fit in fits.items()}
 
     @cached_property
     def bias(self) -> dict[str, float]:
         """Relative distance to each target at the best positive scale: 0 is a match, 1 is no likeness."""
         if self.is_nothing or not self.is_finite:
             return dict.fromkeys(TARGETS, 1.0)
+        unit = max(unit_of(m.gradient.mean) for m in self.measured if m.gradient.mean.any())
         found = {}
         for name in TARGETS:
-            scales = self.scales(name)
             off = size = 0.0
             for m in self.measured:
-                t, g = m.case.targets[name], m.gradient.mean
-                unit = float(t.square().sum())
-                off += float((g - max(scales[m.case.shape], 0.0) * t).square().sum()) / unit
-                size += float(g.square().sum()) / unit
-            found[name] = (off / size) ** 0.5
+                t, g = m.case.targets[name], m.gradient.mean / unit
+                scale = max(self.scales[name][m.case.shape] / unit, 0.0)
+                weight = float(t.square().sum())
+                off += float((g - scale * t).square().sum()) / weight
+                size += float(g.square().sum()) / weight
+            found[name] = (off / size) ** 0.5  # the largest gradient is about 1 in this unit, so `size` is not 0
         return found
+
+    def distance(self, m: Measurement, target: str) -> float:
+        """The same of one case, at the scale of its shape; 1 where it has no gradient to compare."""
+        if not self.is_finite or _vanishes(m, ROUNDING):
+            return 1.0
+        unit = unit_of(m.gradient.mean)
+        g, scale = m.gradient.mean / unit, max(self.scales[target][m.case.shape] / unit, 0.0)
+        off = float((g - scale * m.case.targets[target]).norm() / g.norm())
+        return off if off < 1 else 1.0
+
+    @cached_property
+    def worst(self) -> dict[str, float]:
+        """The largest distance of any case to each target."""
+        return {name: max(self.distance(m, name) for m in self.measured) for name in TARGETS}
+
+    def matches(self, m: Measurement, verdict: Verdict) -> bool:
+        """Whether one case has this verdict, at the scale that its shape has elsewhere."""
+        if verdict == "nothing":
+            return _vanishes(m, MATCH)
+        return verdict != "unknown" and self.distance(m, verdict.replace("-", "_")) <= MATCH
 
     @cached_property
     def cosine(self) -> dict[str, float]:
         """Mean cosine with each target; 0 for a gradient that is nothing or not finite."""
         if self.is_nothing or not self.is_finite:
             return dict.fromkeys(TARGETS, 0.0)
-        found = {}
-        for name in TARGETS:
-            pairs = [(m.gradient.mean, m.case.targets[name]) for m in self.measured]
-            found[name] = sum(float(g @ t / (g.norm() * t.norm()).clamp(min=1e-300)) for g, t in pairs) / len(pairs)
-        return found
+        return {name: sum(_cosine(m, name) for m in self.measured) / len(self.measured) for name in TARGETS}
 
     @cached_property
     def nearest(self) -> str:
@@ -89,8 +121,19 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The target that is matched, `nothing`, or `unknown`."""
+        """The target that is matched on every case, `nothing`, or `unknown`."""
         if self.is_nothing:
             return "nothing"
-        matched = self.bias[self.nearest] <= MATCH
-        return self.nearest.replace("_", "-") if matched else "unknown"  # type: ignore[return-value]
+        nearest: Verdict = self.nearest.replace("_", "-")  # type: ignore[assignment]
+        return nearest if all(self.matches(m, nearest) for m in self.measured) else "unknown"
+
+
+def _vanishes(m: Measurement, share: float) -> bool:
+    unit = unit_of(m.gradient.mean)
+    return float((m.gradient.mean / unit).norm()) * unit <= share * m.gradient.typical
+
+
+def _cosine(m: Measurement, target: str) -> float:
+    g, t = m.gradient.mean, m.case.targets[target]
+    g = g / unit_of(g)
+    return float(g @ t / (g.norm() * t.norm())) if bool(g.any()) else 0.0

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..audit import AuditResult, Subject
+from ..audit.problems import in_words
 from ..audit.report import cells_of, notes
 from ..exact import TARGETS
 
@@ -22,8 +23,8 @@ TITLES = {
 }
 
 CAPTION = (
-    "Exact: every group of 2 or 3 completions of eight problems, in float64. Variance is that of one "
-    "completion's gradient, at scale 1, over all problems and over those near ref; in groups so small a "
+    f"Exact: {in_words()}, in float64. Variance is that of one "
+    "completion's gradient, at scale 1, over the standard problems and over those near ref; in groups so small a "
     "leave-one-out mean can cost more than it saves. "
     "`klgrad audit NAME` tells all about one."
 )
@@ -92,14 +93,13 @@ def _verdict(verdict: str) -> Text:
 
 
 def _scales(r: AuditResult) -> str:
-    scales = list(r.scale_by_shape.values())
-    if max(scales) - min(scales) <= 1e-6 * max(map(abs, scales)):
-        return f"{scales[0]:.4g}"
+    if r.scale_range is None:
+        return f"{r.scale:.4g}"
     return ", ".join(f"{x:.4g} ({shape})" for shape, x in r.scale_by_shape.items())
 
 
 def _number(x: float) -> str:
-    return "0" if abs(x) < 5e-7 else f"{x:.4f}"
+    return "0" if abs(x) < 5e-7 else f"{x:.4f}" if abs(x) >= 5e-5 else f"{x:.1g}"
 
 
 def _yes(x: bool) -> str:

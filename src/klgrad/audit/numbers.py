@@ -1,0 +1,24 @@
+"""Numbers as a reader sees them: never rounded to what they are not."""
+
+import math
+
+
+def percent(share: float) -> str:
+    """A share, with more digits where it is small: what is not 0 does not read 0%."""
+    if not math.isfinite(share):
+        return "–"
+    if share >= 0.01 or share <= 0:
+        return f"{share:.0%}"
+    return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
+
+
+def apart(low: float, high: float, digits: int = 3) -> tuple[str, str]:
+    """Two different numbers, with as many digits as it takes to tell them apart."""
+    while f"{low:.{digits}g}" == f"{high:.{digits}g}" and digits < 17:
+        digits += 1
+    return f"{low:.{digits}g}", f"{high:.{digits}g}"
+
+
+def listed(words: list[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
