@@ -148,7 +148,8 @@ def test_a_loss_that_computes_in_float32_keeps_its_verdict_with_room_to_spare():
 
     for target in (loss, lambda logp, ref_logp, mask: 0.5 * (logp.float() - ref_logp.float()) ** 2 * mask):
         for lengths in ("all", "equal"):
-            found = _compare(as_subject(target, "float32"), "zero", lengths, on_policy=True)
+            subject = replace(as_subject(target, "float32"), exchangeable=True)
+            found = _compare(subject, "zero", lengths, on_policy=True)
             assert found.verdict != "unknown"
             assert found.worst[found.nearest] < MATCH / 10
 

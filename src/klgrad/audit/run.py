@@ -94,13 +94,15 @@ def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_p
 
 
 def _distances(found: Comparison) -> tuple[dict[str, float], dict[str, float], str]:
-    """Bias, cosine and nearest target: over the standard problems where these decide, else where it is most off."""
+    """Bias, cosine and nearest target over the standard problems.
+
+    An average may hide one problem that is off: a wider one, or one whose gradient is small. The distance there, which
+    is what spoils the verdict, then stands in for it.
+    """
     standard = found.only(lambda c: not c.wider)
-    if standard.verdict == found.verdict:
-        return standard.bias, standard.cosine, standard.nearest
-    if standard.is_nothing:
-        return found.bias, found.cosine, found.nearest
-    return found.worst, standard.cosine, standard.nearest
+    shown = found if standard.is_nothing else standard
+    hidden = found.verdict == "unknown" and shown.bias[shown.nearest] <= MATCH
+    return found.worst if hidden else shown.bias, shown.cosine, shown.nearest
 
 
 def _off_with(on: Comparison, standard: Verdict, equal: Verdict) -> list[str]:
