@@ -16,6 +16,7 @@ from klgrad.audit.subject import as_subject
 from klgrad.audit.verdict import MATCH
 from klgrad.cli.tables import in_full, overview
 
+
 def k2(logp, ref_logp, mask):
     return (0.5 * (logp - ref_logp) ** 2 * mask).sum(-1).mean()
 

@@ -160,6 +160,7 @@ def test_numbers_that_are_none(audited, bad):
     broken = replace(
         results[1], verdict="unknown", verdict_off_policy="unknown", variance=bad, variance_near=bad, scale=None,
         scale_by_shape={}, bias=none, cosine=none, bias_off_policy=none, cosine_off_policy=none, finite=False,
+        finite_in_float64=False,
     )  # fmt: skip
     gaps = [(x, None if -5 < x < 1 else y) for x, y in curves[1]]
     for curve in (gaps, [(x, None) for x, _ in gaps], []):

@@ -1,7 +1,7 @@
 """What each framework's settings descend, by an independent reading of its formulae; held against its own code.
 
 (on-policy, off-policy, at equal lengths on-policy): the first two over all problems, where a mean over tokens or a
-clamp makes it `unknown`.
+clamp makes it `unknown`. A log-ratio clamped at 10 is seen on the problems with log-ratios of 12.
 """
 
 UNKNOWN = ("unknown", "unknown", "unknown")
@@ -65,9 +65,10 @@ TRL = {
 }
 LIGER = grpo("liger", ("dapo", "grpo", "dr_grpo"))
 OPENRLHF = {
-    # the reward to go of k1, averaged over the batch's tokens by the policy loss; scores are scaled before it is added
-    "openrlhf algo.kl in reward estimator=k1 advantage=rloo": token_mean("reverse-kl-sequence"),
-    "openrlhf algo.kl in reward estimator=k1 advantage=group_norm": token_mean("reverse-kl-sequence"),
+    # the reward to go of k1, averaged over the batch's tokens by the policy loss; scores are scaled before it is added.
+    # Where lengths are equal it is reverse-kl-sequence but for log-ratios beyond 10, which are clamped.
+    "openrlhf algo.kl in reward estimator=k1 advantage=rloo": UNKNOWN,
+    "openrlhf algo.kl in reward estimator=k1 advantage=group_norm": UNKNOWN,
     "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0": UNKNOWN,  # divided by the batch's deviation
     # less the batch's mean, in which a completion's later tokens weigh more: its own share of that is not the target
     "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0 no_std_norm": UNKNOWN,
@@ -76,8 +77,8 @@ OPENRLHF = {
 } | {
     # averaged over the batch's tokens, too
     f"openrlhf algo.kl.use_loss estimator={k} unbiased_gradient={unbiased}": (
-        token_mean("reverse-kl-token") if unbiased else {"k1": token_mean("nothing")}.get(k, UNKNOWN)
-    )  # k2 and k3 without the switch: values clamped at 10
+        token_mean("reverse-kl-token") if unbiased else UNKNOWN
+    )  # without the switch: values clamped at 10, k1 too, which is otherwise nothing at equal lengths
     for k in ("k1", "k2", "k3")
     for unbiased in (False, True)
 }
@@ -120,7 +121,7 @@ VERL = {
     # divided by the batch's deviation
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus": UNKNOWN,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=gae critic=0": UNKNOWN,
-    "verl distillation loss_mode=k1 use_policy_gradient=True": REVERSE_TOKEN,
+    "verl distillation loss_mode=k1 use_policy_gradient=True": UNKNOWN,  # reverse-kl-token, but clamped at ±10
     "verl distillation loss_mode=k2 use_policy_gradient=True": UNKNOWN,  # k2 as a detached coefficient
     "verl distillation loss_mode=k2 use_policy_gradient=False": UNKNOWN,  # values clamped at ±10
     "verl distillation loss_mode=k3 use_policy_gradient=True": UNKNOWN,

@@ -75,7 +75,9 @@ def _main(result: AuditResult) -> str:
         return f"descends {at_equal} if all completions are equally long, and is off when lengths vary"
     if result.verdict_standard in SPOKEN:
         off = percent(result.bias[result.nearest])
-        return f"descends {SPOKEN[result.verdict_standard]} on most problems, but not with {_off_with(result)} ({off} off)"
+        return (
+            f"descends {SPOKEN[result.verdict_standard]} on most problems, but not with {_off_with(result)} ({off} off)"
+        )
     declared = "by declaration a compromise" if result.kind == "term" else "descends no known target"
     return f"{declared} (nearest, {percent(result.bias[result.nearest])} off: {nearest})"
 

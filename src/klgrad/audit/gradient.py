@@ -82,7 +82,9 @@ def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advan
     """(M, G, T) coefficients of every group's own call, stacked into one where the subject allows it."""
     found = []
     together = from_problem(problem, members, advantage)
-    for group, batch in [(members, together)] if subject.stacks else zip(members.split(1), together.groups(), strict=True):
+    for group, batch in (
+        [(members, together)] if subject.stacks else zip(members.split(1), together.groups(), strict=True)
+    ):
         _, parts = evaluate(subject, batch)
         if bool(advantage.any()):
             _, without = evaluate(subject, batch.at_reference().fresh())

@@ -99,7 +99,8 @@ LONG, MANY = 5, 4
 """Tokens of the longest completions, and rows of the largest groups."""
 
 MIDDLE = (1.0, 0.5)
-"""As in `DISTANCES`, for the problems that are wider in length or in group size."""
+"""As in `DISTANCES`, for the problems that are wider in length or in group size. The seed is the first that gives all
+of them log-ratios beyond ±0.6."""
 
 WIDER_SHAPES: dict[Lengths, tuple[tuple[str, int, int, bool, int], ...]] = {
     # What is wider, vocabulary, length, ends, group size. An end token keeps the groups few, at most 81, since a loss
@@ -123,7 +124,7 @@ def _wider(lengths: Lengths) -> list[Case]:
     found = [_wide(WIDE), _wide(-WIDE)]
     for wider, vocab, length, ends, group_size in WIDER_SHAPES[lengths]:
         from_ref, off_policy = MIDDLE
-        problem = autoregressive(vocab, length, ends=ends, seed=0, away_from_ref=from_ref, off_policy=off_policy)
+        problem = autoregressive(vocab, length, ends=ends, seed=5, away_from_ref=from_ref, off_policy=off_policy)
         found.append(Case("middle", problem, group_size, ends, wider))
     return found
 
