@@ -127,7 +127,7 @@ def test_off_policy_the_large_log_ratios_come_without_large_importance_ratios():
     for case in cases(on_policy=False):
         if case.wider:
             ratio = (case.problem.logp - case.problem.behavior_logp).sum(-1).exp()
-            assert 0.05 < float(ratio.min())
+            assert float(ratio.min()) > 0.05
             assert float(ratio.max()) < 20
 
 
