@@ -74,16 +74,10 @@ def _main(result: AuditResult) -> str:
         at_equal = SPOKEN[result.verdict_fixed_lengths]
         return f"descends {at_equal} if all completions are equally long, and is off when lengths vary"
     if result.verdict_standard in SPOKEN:
-        off = percent(result.bias[result.nearest])
-        return (
-            f"descends {SPOKEN[result.verdict_standard]} on most problems, but not with {_off_with(result)} ({off} off)"
-        )
+        what, off = SPOKEN[result.verdict_standard], percent(result.bias[result.nearest])
+        return f"descends {what} on most problems, but not with {listed(result.off_with)} ({off} off)"
     declared = "by declaration a compromise" if result.kind == "term" else "descends no known target"
     return f"{declared} (nearest, {percent(result.bias[result.nearest])} off: {nearest})"
-
-
-def _off_with(result: AuditResult) -> str:
-    return listed(result.off_with)
 
 
 def _warnings(result: AuditResult) -> list[str]:

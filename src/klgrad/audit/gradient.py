@@ -59,8 +59,9 @@ def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: 
 
 
 def unit_of(x: Tensor) -> float:
-    """The power of two next to the largest entry: in this unit squares neither overflow nor vanish, and dividing by it
-    rounds nothing. 1 where there is no such entry.
+    """The power of two below the largest entry; 1 where there is none.
+
+    In this unit squares neither overflow nor vanish, and dividing by it rounds nothing.
     """
     largest = float(x.abs().max())
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if math.isfinite(largest) and largest > 0 else 1.0

@@ -106,7 +106,7 @@ def _distances(found: Comparison) -> tuple[dict[str, float], dict[str, float], s
 
 
 def _off_with(on: Comparison, standard: Verdict, equal: Verdict) -> list[str]:
-    """The wider problems without the verdict of the standard ones, or else of those with completions of equal length."""
+    """The wider problems without the verdict of the standard ones, or else of those with equally long completions."""
     known = equal if standard == "unknown" else standard
     if known == "unknown":
         return []

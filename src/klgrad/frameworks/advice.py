@@ -100,8 +100,8 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "--algo.kl.estimator k1 --algo.advantage.estimator rloo",
             "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
             Descends("unknown", "unknown"),
-            "The policy loss averages over the batch's tokens, and log-ratios are clamped at 10: reverse-kl-sequence only "
-            "at equal lengths and within ±10. The default estimator, gae, whitens: the batch's spread divides β.",
+            "The policy loss averages over the batch's tokens, and log-ratios are clamped at 10: reverse-kl-sequence "
+            "only at equal lengths and within ±10. The default estimator, gae, whitens: the batch's spread divides β.",
         ),
         ("reverse", "token"): Setting(
             "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
