@@ -4,10 +4,14 @@ import torch
 
 from .case import AGREE, Case, Cause
 from .evidence import Evidence
-from .sampling import filtered, tempered
+from .sampling import ONE_SIGN, filtered, tempered
 
 HALF = 0.05
 """Root mean square of d that kernels and logits in half precision can make."""
+
+NOT_IN_LINE = 0.9
+"""Share of the differences between tokens after one prompt in line with the log-prob, below which no temperature made
+them."""
 
 
 def cause_of(evidence: Evidence) -> Cause:
@@ -106,6 +110,8 @@ def _random(e: Case) -> Cause | None:
             alone,
             statistics,
         )
+    if _could_be_sampling(e):
+        return None
     alone = e.noise < 0.1
     return Cause(
         "systematic",
@@ -117,17 +123,29 @@ def _random(e: Case) -> Cause | None:
     )
 
 
+def _could_be_sampling(e: Case) -> bool:
+    """A temperature or a filter is not shown, and not excluded: stale weights would be a guess."""
+    in_doubt = e.temperatures.holds and (e.line is None or e.line.along > NOT_IN_LINE)
+    return in_doubt or e.back < ONE_SIGN
+
+
 def _unexplained(e: Case) -> Cause:
     noise = e.rms < HALF
     size = "of the size that half-precision kernels give" if noise else "more than half-precision kernels give"
-    hint = "" if e.evidence.grouped else " A `group` column would tell noise (dropout) from what is systematic."
+    hint = "" if e.prompts is not None else " " + e.ask("noise (dropout) from what is systematic")
+    found = e.temperatures
+    if not noise and found.holds and found.told:
+        hint = (
+            f" A temperature of {found.low:.2g} to {found.high:.2g} times the trainer's could make it, and so could "
+            f"other weights: this data cannot tell.{hint}"
+        )
     return Cause(
         "unexplained",
-        f"Root mean square difference {e.rms:.2g}, {size}; no shift, filter, temperature or rounding by itself makes "
-        f"it.{hint}",
+        f"Root mean square difference {e.rms:.2g}, {size}; no shift, filter, temperature or rounding by itself is shown "
+        f"to make it.{hint}",
         "Compute the head and log-softmax in float32 on both sides."
         if noise
-        else "Check dropout (`model.eval()`), and that the sampler has the trainer's weights.",
+        else "Check dropout (`model.eval()`), that the sampler has the trainer's weights, and its temperature.",
         None,
         {"rms": e.rms, "mean_over_rms": float(e.d.mean()) / e.rms},
     )

@@ -3,10 +3,9 @@ r"""What a mismatch of trainer and sampler is judged by, gathered from one batch
 With x = log π(y_t) of the trainer, y = log μ(y_t) of the sampler and d = y - x, over tokens that μ sampled:
 
 - E_μ[exp(-d)] is the trainer's mass on what the sampler could draw: 1, unless a top-p or top-k filter cut it.
-- μ ∝ π^a gives d = (a - 1)(x + H) with a Rényi entropy H >= 0 of the context alone, so that exp(-d) - 1, which has
-  mean 0 in every context, is uncorrelated with H: a - 1 = E[(exp(-d) - 1) d] / E[(exp(-d) - 1) x], whatever the
-  contexts are.
-- After one prompt the same first token has one log-prob, unless the trainer is random.
+- μ ∝ π^a, a temperature of 1/a, is described in `temperature`.
+- After one prompt the same first token has one log-prob, unless the trainer is random; and of several first tokens d
+  is the same where a filter makes it, and a line in x with slope a - 1 where a temperature does.
 """
 
 from dataclasses import dataclass
@@ -27,6 +26,10 @@ FIRST_TOKENS = 2**18
 
 LEAST_REPEATS = 20
 """Pairs of the same first token, below which nothing is concluded from them."""
+
+LEAST_DISTINCT = 6
+"""First tokens beside another one after the same prompt, below which nothing is concluded from how they differ: six
+random differences lie this well in a line (0.97 of their squares) once in 20,000 times."""
 
 
 class Lags:
@@ -78,21 +81,34 @@ class Padding:
 
 @dataclass(frozen=True)
 class Prompts:
-    """First tokens after the same prompt: one context, several tokens, and some of them several times.
+    """The same first token after the same prompt, several times.
 
     Attributes:
-        within: share of the mean square difference that is not the context's own: 0 for a filter.
-        along: share of that which follows the log-prob in a line: 1 for a temperature.
         repeats: pairs of the same token, to the sampler's last bit.
         noise: root mean square by which the trainer's log-prob varies between these.
         off: root mean square difference of trainer and sampler at them.
     """
 
-    within: float
-    along: float
     repeats: int
     noise: float
     off: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """Different first tokens after the same prompt: one context, several tokens.
+
+    Attributes:
+        within: share of the mean square difference that is not the context's own: 0 for a filter.
+        along: share of that which follows the log-prob in a line: 1 for a temperature.
+        slope: of that line, with its standard error.
+        error: the standard error.
+    """
+
+    within: float
+    along: float
+    slope: float
+    error: float
 
 
 class Evidence:
@@ -132,25 +148,38 @@ class Evidence:
         """None without groups, or where hardly any first token came twice."""
         if not self.grouped:
             return None
-        group, x, y = self._first.values()
-        order = torch.argsort(y, stable=True)
-        order = order[torch.argsort(group[order], stable=True)]
-        group, x, d, y = group[order], x[order], (y - x)[order], y[order]
-        again = (group[1:] == group[:-1]) & (y[1:] == y[:-1])
+        _, x, d, again = self._first_tokens()
         if int(again.sum()) < LEAST_REPEATS:
             return None
         noise = float((x[1:] - x[:-1])[again].square().mean().sqrt()) / 2**0.5
         off = float(d[1:][again].square().mean().sqrt())
-        within, along = _within(group, x, d)
-        return Prompts(within, along, int(again.sum()), noise, off)
+        return Prompts(int(again.sum()), noise, off)
+
+    def line(self) -> Line | None:
+        """None without groups, or where hardly any prompt has two first tokens."""
+        if not self.grouped:
+            return None
+        group, x, d, again = self._first_tokens()
+        distinct = int(((group[1:] == group[:-1]) & ~again).sum())
+        return _line(group, x, d, distinct) if distinct >= LEAST_DISTINCT else None
+
+    def _first_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Group, x and d in order of group and sampler's log-prob, and where a token is the same as the one before."""
+        group, x, y = self._first.values()
+        order = torch.argsort(y, stable=True)
+        order = order[torch.argsort(group[order], stable=True)]
+        group, x, y = group[order], x[order], y[order]
+        return group, x, y - x, (group[1:] == group[:-1]) & (y[1:] == y[:-1])
 
 
-def _within(group: Tensor, x: Tensor, d: Tensor) -> tuple[float, float]:
-    """Share of d² that is left when each group's mean is taken away, and the share of that which is along x."""
+def _line(group: Tensor, x: Tensor, d: Tensor, distinct: int) -> Line:
+    """The regression of d on x within groups; repeats of a token are no further points of it."""
     _, index, size = torch.unique_consecutive(group, return_inverse=True, return_counts=True)
     inner_x, inner_d = (
         v - (torch.zeros_like(size, dtype=v.dtype).index_add_(0, index, v) / size)[index] for v in (x, d)
     )
-    whole, inner = float(d @ d), float(inner_d @ inner_d)
-    spread = float(inner_x @ inner_x) * inner
-    return inner / whole if whole else 0.0, float(inner_x @ inner_d) ** 2 / spread if spread else 0.0
+    whole, xx, dd, xd = (float(v) for v in (d @ d, inner_x @ inner_x, inner_d @ inner_d, inner_x @ inner_d))
+    if not whole or not xx or not dd:
+        return Line(dd / whole if whole else 0.0, 0.0, 0.0, 0.0)
+    left = max(dd - xd * xd / xx, 0.0)
+    return Line(dd / whole, xd * xd / (xx * dd), xd / xx, (left / (distinct - 1) / xx) ** 0.5)

@@ -1,0 +1,89 @@
+r"""What a temperature allows, token by token, whatever the contexts are.
+
+If the sampler's distribution is the trainer's to the power a = 1/T, normalised, then with p and q the probabilities
+that trainer and sampler give the sampled token
+
+    logit q = a logit p + (a - 1) H,
+
+where H >= 0 is the Rényi entropy of order a of the other tokens. So at a temperature below 1 no token has logit q below
+a logit p, and above 1 none has it above, in any context. A likely token limits a from one side and an unlikely one from
+the other, and where two tokens hold nearly all of the probability the limit is reached. These limits hold for every
+sample; a mean of importance ratios, by contrast, depends at a low temperature on tokens that are never drawn.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+LOWEST, HIGHEST, STEP = 0.2, 4.0, 1.02
+"""Temperatures that are tried, and the ratio of one to the next."""
+
+ALLOWED = 0.005
+"""Share of the sum of squared differences beyond the limits, up to which a temperature explains the data."""
+
+ROOM = 1e-4
+"""The same share, by which a temperature may be worse than the best one and is still possible: rounding."""
+
+TESTED = 0.02
+"""The same share, that must be on tokens of a probability above 1/2. Where every context is flat, the limits are so wide
+that anything is within them."""
+
+TOKENS = 2**16
+"""Tokens that are compared with the limits."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The temperatures that the limits allow.
+
+    Attributes:
+        low, high: the lowest and highest of them.
+        beyond: share of the sum of squared differences that is beyond the limits of the best one.
+        told: whether all of them are on one side of 1.
+        tested: whether the data could have spoken against them all.
+    """
+
+    low: float
+    high: float
+    beyond: float
+    told: bool
+    tested: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a temperature that explains the data."""
+        return self.beyond <= ALLOWED
+
+    def contains(self, t: float) -> bool:
+        """Whether it is one of them, but for the step."""
+        return self.low / STEP <= t <= self.high * STEP
+
+
+def allowed(x: Tensor, y: Tensor) -> Range:
+    """The range for log-probs x of the trainer and y of the sampler, float64."""
+    every = max(1, -(-len(x) // TOKENS))
+    x, y = x[::every], y[::every]
+    square = (y - x).square()
+    whole = float(square.sum())
+    logit = x - torch.log(-torch.expm1(x))  # infinite at probability 1, where it is used as such
+    shares = {t: _beyond(logit, y, 1 / t) / whole for t in _tried()}
+    least = min(shares.values())
+    possible = [t for t, share in shares.items() if share <= max(2 * least, least + ROOM)]
+    told = max(possible) < 1 / STEP or min(possible) > STEP
+    tested = float(square[logit > 0].sum()) >= TESTED * whole
+    return Range(min(possible), max(possible), least, told, tested)
+
+
+def _tried() -> list[float]:
+    """Temperatures evenly spaced in their logarithm, 1 itself left out."""
+    first, last = (round(math.log(t) / math.log(STEP)) for t in (LOWEST, HIGHEST))
+    return [STEP**n for n in range(first, last + 1) if n]
+
+
+def _beyond(logit: Tensor, y: Tensor, a: float) -> float:
+    """Sum of squares by which the sampler's log-probs are beyond the limit."""
+    limit = logsigmoid(a * logit)
+    return float((limit - y if a > 1 else y - limit).clamp(min=0).square().sum())
