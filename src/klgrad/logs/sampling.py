@@ -22,7 +22,10 @@ TOO_LOW = 0.7
 LEAST = 0.02
 """A change of the power 1/T that is worth naming."""
 
-MOSTLY = 0.05
+WELL = 1.25
+"""Ratio of the highest to the lowest possible temperature, up to which one value is named."""
+
+MOSTLY = 0.02
 """Share of the sum of squared differences that may be beyond a temperature's limits where there is more than that."""
 
 ALL = "whether that is all"
@@ -38,7 +41,7 @@ def filtered(e: Case) -> Cause | None:
         return None
     back = e.back
     one_sign = back < ONE_SIGN
-    if not one_sign and _is_low(e):
+    if _is_low(e):
         return None
     alone = (None if e.line is None else _of_contexts_alone(e.line)) if one_sign else False
     says = (
@@ -58,9 +61,9 @@ def filtered(e: Case) -> Cause | None:
 
 
 def _is_low(e: Case) -> bool:
-    """A low temperature alone explains the data."""
+    """A low temperature alone explains the data, and a filter alone does not."""
     found = e.temperatures
-    return found.holds and found.low < found.high < TOO_LOW
+    return found.holds and found.told and (found.low * found.high) ** 0.5 < TOO_LOW
 
 
 def _of_contexts_alone(found: Line) -> bool:
@@ -85,9 +88,16 @@ class _Value:
     low: float
     high: float
 
+    @property
+    def known(self) -> bool:
+        """Whether it is known well enough to be acted upon."""
+        return self.high <= WELL * self.low
+
     def __str__(self) -> str:
         low, value, high = (f"{t:.2f}" for t in (self.low, self.t, self.high))
-        return value if low == high else f"{value} ({low} to {high})"
+        if not self.known:
+            return f"{low} to {high}"
+        return f"about {value}" + (f" ({low} to {high})" if low != high else "")
 
 
 def tempered(e: Case) -> Cause | None:
@@ -118,10 +128,10 @@ def _named(e: Case, value: _Value, alone: bool | None) -> Cause:
     rare = " A filter beside so low a temperature would not show." if alone and value.t < TOO_LOW else ""
     return Cause(
         "temperature",
-        f"The sampler's temperature is about {value} times the trainer's: {explained:.1%} of the squared differences "
+        f"The sampler's temperature is {value} times the trainer's: {explained:.1%} of the squared differences "
         f"are within the limits that a temperature sets to every token. {lines[alone]}{rare}",
         f"Divide the trainer's logits by {value.t:.2f} too, those of ref alike, or sample at the trainer's temperature."
-        if alone is not False
+        if alone is not False and value.known
         else "Compare the temperatures of sampler and trainer; ref takes the same.",
         alone,
         {
