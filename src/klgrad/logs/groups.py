@@ -22,16 +22,29 @@ class Groups:
 
     def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
         """(B,) numbers from 0; `rows` are those that an error names."""
-        known, found = self._known, []
-        for i, x in enumerate(identifiers):
-            if x is None or x != x:
-                raise LogError(
-                    f"the completion's prompt in `{self._name}` in every row",
-                    f"{'null' if x is None else 'NaN'} in {self._unit} {int(rows[i])}",
-                    "log it for every completion, or leave the column out",
-                )
-            found.append(known.setdefault(_key(x), len(known)))
-        return torch.tensor(found, dtype=torch.int64)
+        given = list(identifiers)
+        seen: dict[int, int] = {}  # a long prompt that is one object for many rows is digested once
+        for i, x in enumerate(given):
+            if id(x) not in seen:
+                seen[id(x)] = self._known.setdefault(self._checked(x, int(rows[i])), len(self._known))
+        return torch.tensor([seen[id(x)] for x in given], dtype=torch.int64)
+
+    def _checked(self, x: object, row: int) -> object:
+        """The key of an identifier that is one."""
+        if x is None or x != x:
+            raise LogError(
+                f"the completion's prompt in `{self._name}` in every row",
+                f"{'null' if x is None else 'NaN'} in {self._unit} {row}",
+                "log it for every completion, or leave the column out",
+            )
+        try:
+            return _key(x)
+        except (ValueError, RecursionError) as error:
+            raise LogError(
+                f"a prompt in `{self._name}` that can be written as JSON",
+                f"{error} in {self._unit} {row}",
+                "log a number or a hash of the prompt, or leave the column out with --column group=",
+            ) from error
 
 
 def _key(x: object) -> object:

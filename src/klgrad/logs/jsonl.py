@@ -14,13 +14,11 @@ from . import columns
 from .chunk import Chunk, Ragged, build
 from .errors import LogError
 from .groups import Groups
+from .limits import LONGEST_LINE
 from .lines import Block, Part, read_lines, records
 
 BLOCK = 2**23
 """Bytes of a block, or one line."""
-
-LONGEST_LINE = 2**28
-"""Bytes: a longer one is no completion, and would not fit in bounded memory."""
 
 
 def open_log(
@@ -40,8 +38,16 @@ def open_log(
 def _blocks(handle: IO[bytes]) -> Iterator[Block]:
     first = 1
     while data := handle.read(BLOCK):
-        data += handle.readline(LONGEST_LINE)
+        rest = handle.readline(LONGEST_LINE + 1)
         breaks = data.count(b"\n")
+        if len(rest) > LONGEST_LINE:
+            raise LogError(
+                f"lines of up to {LONGEST_LINE:,} bytes",
+                f"a longer one in line {first + breaks}",
+                "write one completion per line; a longer one as Parquet",
+            )
+        data += rest
+        breaks += rest.endswith(b"\n")
         yield Block(data, first, breaks + (not data.endswith(b"\n")))
         first += breaks
 

@@ -1,5 +1,6 @@
 """NPZ: rectangular arrays, streamed out of the archive row by row, so that what a header promises is not allocated."""
 
+import io
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,11 +16,12 @@ from . import columns
 from .chunk import Chunk, Ragged, build
 from .errors import LogError
 from .groups import Groups
+from .limits import LONGEST_PROMPT, LONGEST_ROW, MOST_BYTES, too_long_a_prompt, too_many_tokens
 
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
 
-LONGEST_ROW = 2**26
-"""Entries: a longer one is no completion, and would not fit in bounded memory."""
+LONGEST_HEADER = 2**16
+"""Bytes: NumPy itself takes no longer one for safe."""
 
 KINDS = {"mask": "biuf", **dict.fromkeys(columns.PER_TOKEN, "f")}
 """Letters of NumPy's kinds of numbers that a role may have."""
@@ -50,6 +52,8 @@ def open_log(
     _check(headers, names)
     rows, width = headers["logp"].shape
     size = max(1, min(rows, chunk_tokens // max(width, 1)))
+    if "group" in headers:
+        size = max(1, min(size, MOST_BYTES // max(headers["group"].dtype.itemsize, 1)))
     return names, rows, lambda: _chunks(path, names, size)
 
 
@@ -67,8 +71,8 @@ def _header(stream: IO[bytes], name: str) -> _Header:
     try:
         version = form.read_magic(stream)
         read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-    except ValueError as error:
+        shape, fortran, dtype = read(_header_bytes(stream, 2 if version == (1, 0) else 4))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:  # what a damaged text can raise
         reason = str(error).split("\n")[0]
         raise LogError(f"`{name}` as a NumPy array", reason, "write the file again with numpy.savez") from error
     if dtype.hasobject:
@@ -82,6 +86,14 @@ def _header(stream: IO[bytes], name: str) -> _Header:
             f"`{name}` row by row (C order)", "Fortran order", "save numpy.ascontiguousarray(x), or the transpose"
         )
     return _Header(shape, dtype)
+
+
+def _header_bytes(stream: IO[bytes], size: int) -> IO[bytes]:
+    """The header with its length before it; the length is checked before so many bytes are read."""
+    length = stream.read(size)
+    if int.from_bytes(length, "little") > LONGEST_HEADER:
+        raise ValueError(f"a header of {int.from_bytes(length, 'little')} bytes")
+    return io.BytesIO(length + stream.read(int.from_bytes(length, "little")))
 
 
 def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
@@ -102,10 +114,12 @@ def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
                 str(header.dtype),
                 "save a mask as booleans" if role == "mask" else "save log-probs, not token ids, as float32",
             )
-    if not 0 <= shape[1] <= LONGEST_ROW or shape[0] < 0:
-        raise LogError(
-            f"completions of up to {LONGEST_ROW} tokens", f"shape {shape}", "save one row per completion, (B, T)"
-        )
+        if role == "group" and header.dtype.itemsize > LONGEST_PROMPT:
+            raise too_long_a_prompt(names[role], header.dtype.itemsize, f"every row, by its dtype {header.dtype}")
+    if shape[0] < 0 or shape[1] < 0:
+        raise LogError(f"`{names['logp']}` of shape (B, T)", f"shape {shape}", "write the file again with numpy.savez")
+    if shape[1] > LONGEST_ROW:
+        raise too_many_tokens(names["logp"], shape[1], f"every row, by its shape {shape}")
 
 
 def _chunks(path: Path, names: dict[str, str], size: int) -> Iterator[Chunk]:

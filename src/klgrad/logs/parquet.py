@@ -11,9 +11,8 @@ from . import columns
 from .chunk import Chunk, Ragged, build
 from .errors import LogError
 from .groups import Groups
-
-MOST_ROWS = 2**16
-"""Rows of a batch, however short they are."""
+from .levels import UnreadablePageError
+from .rowgroups import batches
 
 READ_BUFFER = 2**20
 """Bytes: columns are read through a buffer, not a row group at a time."""
@@ -29,16 +28,21 @@ def open_log(
     try:
         # The caller's closing is not needed: nothing is written, and the object dies with the reader.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_BUFFER)
-    except (pa.ArrowException, OSError) as error:
+        kinds = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+    except (pa.ArrowException, OSError, ValueError) as error:  # a ValueError if a name is no UTF-8
         raise LogError("a whole Parquet file", f"{path}: {_first_line(error)}", REWRITE) from error
     present = file.schema_arrow.names
     names = columns.assign(present, chosen)
     for role, name in names.items():
         if present.count(name) > 1:
             raise LogError(f"one column `{name}`", f"{present.count(name)} of that name", "write it once")
-        _check_type(pa, role, name, file.schema_arrow.field(name).type)
+        _check_type(pa, role, name, kinds[name])
+    if "group" in names and (pa.types.is_string(kinds[names["group"]]) or pa.types.is_binary(kinds[names["group"]])):
+        # As a dictionary, so that a long prompt is held once and not once a row.
+        group = [names["group"]]
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_BUFFER, read_dictionary=group)
     rows = file.metadata.num_rows
-    return names, rows, lambda: _chunks(pa, path, file, names, rows, _batch_rows(file, names, chunk_tokens))
+    return names, rows, lambda: _chunks(pa, path, file, names, rows, chunk_tokens)
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -65,34 +69,45 @@ def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
         )
 
 
-def _batch_rows(file: Any, names: dict[str, str], tokens: int) -> int:
-    """Rows of a batch of about that many tokens, from the counts that the file itself states."""
-    held = file.metadata
-    count = 0
-    for i in range(held.num_row_groups):
-        group = held.row_group(i)
-        count += max((group.column(j).num_values for j in range(group.num_columns)), default=0)
-    mean = max(1.0, count / max(held.num_rows, 1))
-    return max(1, min(MOST_ROWS, int(tokens / mean)))
-
-
-def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, size: int) -> Iterator[Chunk]:
+def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, tokens: int) -> Iterator[Chunk]:
     groups, done = Groups(names.get("group", ""), "row"), 0
+    wanted = list(dict.fromkeys(names.values()))
     try:
-        for batch in file.iter_batches(batch_size=size, columns=list(dict.fromkeys(names.values()))):
-            numbers = torch.arange(done, done + batch.num_rows)
-            done += batch.num_rows
-            given = {
-                role: _ragged(batch.column(name), name, numbers) for role, name in names.items() if role != "group"
-            }
-            group = groups.number(batch.column(names["group"]).to_pylist(), numbers) if "group" in names else None
-            yield build(numbers, "row", given, group, done, names)
-    except (pa.ArrowException, OSError) as error:
+        for row_groups, size in batches(pa, path, file, names, tokens):
+            for batch in file.iter_batches(batch_size=size, row_groups=row_groups, columns=wanted):
+                numbers = torch.arange(done, done + batch.num_rows)
+                done += batch.num_rows
+                given = {
+                    role: _ragged(batch.column(name), name, numbers) for role, name in names.items() if role != "group"
+                }
+                group = None
+                if "group" in names:
+                    group = groups.number(_identifiers(pa, batch.column(names["group"]), names["group"]), numbers)
+                yield build(numbers, "row", given, group, done, names)
+    except (pa.ArrowException, OSError, UnicodeError, UnreadablePageError) as error:
         raise LogError(
             f"a whole Parquet file of {rows} rows", f"{path}: {_first_line(error)} after row {done}", REWRITE
         ) from error
     if done != rows:
         raise LogError(f"the {rows} rows that {path} promises", f"{done} rows", REWRITE)
+
+
+def _identifiers(pa: Any, column: Any, name: str) -> list[object]:
+    """Of a column of any type; dates and times as numbers, for Python has no year 10000."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        known = _identifiers(pa, column.dictionary, name)
+        return [None if i is None else known[i] for i in column.indices.to_pylist()]
+    if pa.types.is_temporal(kind) and kind.bit_width in (32, 64):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise LogError(
+            f"prompts in `{name}` that Python can hold",
+            f"a column of {kind}: {_first_line(error)}",
+            "log a number or a text, or leave the column out with --column group=",
+        ) from error
 
 
 def _ragged(column: Any, name: str, rows: torch.Tensor) -> Ragged:

@@ -1,0 +1,222 @@
+"""What a file takes in memory is bounded by the limits that the page states, whatever the file says or hides."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from klgrad.logs import LogError, examine, limits, rowgroups
+from klgrad.logs.levels import longest_row
+
+REFUSED = 400
+"""MiB that a file beyond a limit may take before it is refused. A Parquet page is decompressed, a line of JSON is read:
+each is below 100 MiB, and pyarrow's own imports and threads take the rest. Decoded, these files take several GiB."""
+
+LONG = limits.LONGEST_ROW + 1
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from klgrad.errors import KlgradError
+from klgrad.logs import examine
+import numpy, pyarrow.json, pyarrow.parquet
+peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])
+before = peak()
+try:
+    examine(Path(sys.argv[1]))
+    print('read', end=' ')
+except KlgradError as error:
+    print(error, end=' ')
+print('MiB:', (peak() - before) // 1024)
+"""
+
+
+def taken(path):
+    """What is said, and the MiB that it took, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, timeout=300)
+    assert not done.returncode, done.stderr
+    text, mib = re.fullmatch(r"(.*) MiB: (\d+)\n", done.stdout, re.DOTALL).groups()
+    return text, int(mib)
+
+
+def lists_of(*lengths):
+    """A list column of equal values, which takes a few bytes in a file."""
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(np.full(sum(lengths), -1.0, np.float32)))
+
+
+def table_of(*lengths, **more):
+    return pa.table({"logp": lists_of(*lengths), "ref_logp": lists_of(*lengths), **more})
+
+
+def test_one_parquet_row_of_many_equal_values(tmp_path):
+    path = tmp_path / "log.parquet"
+    pq.write_table(table_of(20_000_000), path)
+    assert path.stat().st_size < 10_000
+    text, mib = taken(path)
+    assert "completions of up to 4,194,304 tokens; received 20,000,000 entries of `logp` in row 0;" in text
+    assert mib < REFUSED
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip"])
+def test_a_long_row_among_short_ones(version, codec, tmp_path):
+    path = tmp_path / "log.parquet"
+    lengths = [3, 0, 1, 70] * 300
+    pq.write_table(
+        table_of(*lengths, LONG, *lengths), path, compression=codec, data_page_version=version, row_group_size=2000
+    )
+    with pytest.raises(LogError, match=r"received 4,194,305 entries of `logp` in row 1200;"):
+        examine(path)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_longest_row_is_found_in_the_levels(version, seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    lengths = rng.geometric(1 / [2, 3, 20, 300][seed], 3000) - 1
+    nested = [[[1] * int(rng.integers(0, 3)) for _ in range(n)] for n in lengths[:200]]
+    path = tmp_path / "log.parquet"
+    for table, entries in (
+        (table_of(*lengths.tolist()), lengths),
+        (pa.table({"a": nested}), [sum(max(len(x), 1) for x in row) for row in nested]),
+    ):
+        pq.write_table(table, path, data_page_version=version, data_page_size=1000)
+        file = pq.ParquetFile(path)
+        with path.open("rb") as handle:
+            column = file.metadata.row_group(0).column(0)
+            found = longest_row(handle, column, file.schema.column(0).max_repetition_level, pa)
+        assert found == (max(1, *entries), int(np.argmax(entries)))
+
+
+def test_a_batch_of_long_rows_is_cut(tmp_path, monkeypatch):
+    """The mean does not say what a batch takes: one with the long rows only has many times as much."""
+    monkeypatch.setattr(rowgroups, "LONGEST_ROW", 5000)
+    path = tmp_path / "log.parquet"
+    pq.write_table(table_of(*[1] * 2000, *[1000] * 50), path)
+    sizes = [size for _, size in rowgroups.batches(pa, path, pq.ParquetFile(path), {"logp": "logp"}, 2**20)]
+    assert sizes == [5]
+    assert examine(path).tokens == 52_000
+
+
+def test_small_row_groups_are_read_together(tmp_path, monkeypatch):
+    path = tmp_path / "log.parquet"
+    pq.write_table(table_of(*[10] * 1000), path, row_group_size=100)
+    file = pq.ParquetFile(path)
+    assert [groups for groups, _ in rowgroups.batches(pa, path, file, {}, 2**20)] == [list(range(10))]
+    monkeypatch.setattr(rowgroups, "LONGEST_ROW", 2500)
+    assert [groups for groups, _ in rowgroups.batches(pa, path, file, {}, 2**20)] == [
+        [0, 1], [2, 3], [4, 5], [6, 7], [8, 9]
+    ]  # fmt: skip
+    assert examine(path).tokens == 10_000
+
+
+def test_a_long_prompt_is_held_once(tmp_path):
+    path = tmp_path / "log.parquet"
+    prompts = pa.array(["a" * 2_000_000, "b"] * 1000)
+    pq.write_table(table_of(*[2] * 2000, group=prompts.dictionary_encode()), path)
+    text, mib = taken(path)
+    assert text == "read"
+    assert mib < REFUSED
+
+
+def test_parquet_prompts_that_are_too_long(tmp_path):
+    path = tmp_path / "log.parquet"
+    pq.write_table(table_of(2, group=pa.array(["a" * 100_000_000])), path, compression="zstd")
+    text, mib = taken(path)
+    assert "prompts of up to 4,194,304 bytes in `group`" in text
+    assert mib < REFUSED
+
+
+def npz_with_group(path, dtype, rows):
+    """Zeros, which take next to nothing."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, descr, shape in (("logp", "<f4", (rows, 2)), ("ref_logp", "<f4", (rows, 2)), ("group", dtype, (rows,))):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                header = {"descr": descr, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(stream, header)
+                size = np.dtype(descr).itemsize * int(np.prod(shape))
+                for _ in range(size // 2**20):
+                    stream.write(bytes(2**20))
+                stream.write(bytes(size % 2**20))
+
+
+def test_an_npz_of_long_prompts(tmp_path):
+    path = tmp_path / "log.npz"
+    npz_with_group(path, "<U50000000", 2)
+    text, mib = taken(path)
+    assert "prompts of up to 4,194,304 bytes in `group`; received 200,000,000 bytes in every row" in text
+    assert mib < REFUSED
+
+
+def test_an_npz_of_many_prompts_is_read_in_parts(tmp_path):
+    path = tmp_path / "log.npz"
+    npz_with_group(path, "<U1000000", 150)
+    text, mib = taken(path)
+    assert text == "read"
+    assert mib < REFUSED
+
+
+def test_an_npz_with_a_long_header(tmp_path):
+    path = tmp_path / "log.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("logp", "ref_logp"):
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x02\x00" + (2**28).to_bytes(4, "little") + bytes(1000))
+    with pytest.raises(LogError, match="a header of 268435456 bytes"):
+        examine(path)
+
+
+def test_a_long_line_of_json(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with path.open("w") as out:
+        out.write('{"logp": [-1.0], "ref_logp": [-1.0]}\n{"logp": [')
+        for _ in range(100):
+            out.write("-1.0, " * 200_000)
+        out.write("-1.0]}\n")
+    text, mib = taken(path)
+    assert "lines of up to 67,108,864 bytes; received a longer one in line 2" in text
+    assert mib < REFUSED
+
+
+@pytest.mark.parametrize("depth", [500, 900, 990, 5000])
+def test_deeply_nested_json_is_read_or_told(depth, tmp_path):
+    path = tmp_path / "log.jsonl"
+    row = json.dumps({"logp": [-1.0], "ref_logp": [-1.0]})[:-1]
+    path.write_text((row + ', "group": ' + "[" * depth + "]" * depth + "}\n") * 2)
+    try:
+        assert examine(path).rows == 2
+    except LogError as error:
+        assert "line 1" in str(error)
+
+
+def test_a_row_at_the_limit_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(rowgroups, "LONGEST_ROW", 1000)
+    path = tmp_path / "log.parquet"
+    pq.write_table(table_of(3, 1000, 2, 999), path)
+    assert examine(path).tokens == 2004
+    pq.write_table(table_of(3, 1001, 2, 999), path)
+    with pytest.raises(LogError, match="1,001 entries of `logp` in row 1"):
+        examine(path)
+
+
+def test_levels_that_end_too_soon_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(rowgroups, "LONGEST_ROW", 100)
+    path = tmp_path / "log.parquet"
+    pq.write_table(table_of(50, 60), path, compression="none")
+    whole = path.read_bytes()
+    told = 0
+    for at in range(4, 120):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            examine(path)
+        except LogError:
+            told += 1
+    assert told > 20
+    assert io.BytesIO(whole).read(4) == b"PAR1"
