@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from klgrad.logs import LogError, examine, limits, rowgroups
+from klgrad.logs.footer import row_groups
 from klgrad.logs.levels import longest_row
 
 REFUSED = 400
@@ -89,11 +90,27 @@ def test_the_longest_row_is_found_in_the_levels(version, seed, tmp_path):
         (pa.table({"a": nested}), [sum(max(len(x), 1) for x in row) for row in nested]),
     ):
         pq.write_table(table, path, data_page_version=version, data_page_size=1000)
-        file = pq.ParquetFile(path)
+        schema = pq.ParquetFile(path).schema
         with path.open("rb") as handle:
-            column = file.metadata.row_group(0).column(0)
-            found = longest_row(handle, column, file.schema.column(0).max_repetition_level, pa)
+            found = longest_row(handle, row_groups(path)[0].columns[0], schema.column(0).max_repetition_level, pa)
         assert found == (max(1, *entries), int(np.argmax(entries)))
+
+
+def test_the_footer_is_read_as_pyarrow_reads_it(tmp_path):
+    path = tmp_path / "log.parquet"
+    more = {"group": ["a", "b"] * 50, "x.y": pa.array([{"a": 1, "b": [True]}] * 100)}
+    pq.write_table(table_of(*range(100), **more), path, row_group_size=30, compression={"logp.list.element": "gzip"})
+    metadata = pq.ParquetFile(path).metadata
+    found = row_groups(path)
+    assert [group.rows for group in found] == [30, 30, 30, 10]
+    for i, group in enumerate(found):
+        assert len(group.columns) == metadata.num_columns
+        for j, column in enumerate(group.columns):
+            told = metadata.row_group(i).column(j)
+            start = told.dictionary_page_offset if told.has_dictionary_page else told.data_page_offset
+            assert (column.path, column.values, column.size, column.start) == (
+                *(told.path_in_schema, told.num_values, told.total_uncompressed_size, start),
+            )
 
 
 def test_a_batch_of_long_rows_is_cut(tmp_path, monkeypatch):
@@ -101,7 +118,7 @@ def test_a_batch_of_long_rows_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(rowgroups, "LONGEST_ROW", 5000)
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(*[1] * 2000, *[1000] * 50), path)
-    sizes = [size for _, size in rowgroups.batches(pa, path, pq.ParquetFile(path), {"logp": "logp"}, 2**20)]
+    sizes = [size for _, size in rowgroups.batches(pa, path, pq.ParquetFile(path).schema, {"logp": "logp"}, 2**20)]
     assert sizes == [5]
     assert examine(path).tokens == 52_000
 
@@ -109,10 +126,10 @@ def test_a_batch_of_long_rows_is_cut(tmp_path, monkeypatch):
 def test_small_row_groups_are_read_together(tmp_path, monkeypatch):
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(*[10] * 1000), path, row_group_size=100)
-    file = pq.ParquetFile(path)
-    assert [groups for groups, _ in rowgroups.batches(pa, path, file, {}, 2**20)] == [list(range(10))]
+    schema = pq.ParquetFile(path).schema
+    assert [groups for groups, _ in rowgroups.batches(pa, path, schema, {}, 2**20)] == [list(range(10))]
     monkeypatch.setattr(rowgroups, "LONGEST_ROW", 2500)
-    assert [groups for groups, _ in rowgroups.batches(pa, path, file, {}, 2**20)] == [
+    assert [groups for groups, _ in rowgroups.batches(pa, path, schema, {}, 2**20)] == [
         [0, 1], [2, 3], [4, 5], [6, 7], [8, 9]
     ]  # fmt: skip
     assert examine(path).tokens == 10_000
@@ -120,8 +137,8 @@ def test_small_row_groups_are_read_together(tmp_path, monkeypatch):
 
 def test_a_long_prompt_is_held_once(tmp_path):
     path = tmp_path / "log.parquet"
-    prompts = pa.array(["a" * 2_000_000, "b"] * 1000)
-    pq.write_table(table_of(*[2] * 2000, group=prompts.dictionary_encode()), path)
+    prompts = pa.array(["a" * 2_000_000, "b"] * 300)
+    pq.write_table(table_of(*[2] * 600, group=prompts.dictionary_encode()), path)
     text, mib = taken(path)
     assert text == "read"
     assert mib < REFUSED

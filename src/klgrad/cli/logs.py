@@ -160,8 +160,9 @@ NUMBERS: dict[str, Callable[[Comparison], str]] = {
 def _dead(r: LogReport) -> Text:
     on_policy, off_policy = r.descends
     sound = "".join(f"Sound, {LEVELS[level]}: {c.term}\n" for level, c in r.comparisons.items())
+    reason = f"{r.explanation}\n" if r.explanation else ""
     return Text(
-        f"{sound}{r.dead_share:.3%} of the tokens are in a dead zone. "
+        f"{sound}{reason}{r.dead_share:.3%} of the tokens are in a dead zone. "
         f"It descends {on_policy} on-policy, {off_policy} off-policy."
     )
 

@@ -110,9 +110,10 @@ class CoefficientSums:
         """Share of tokens on which the cell puts nothing where the sound term at token level puts something."""
         return self.dead / max(self.tokens, 1)
 
-    def comparisons(self) -> dict[str, Comparison]:
-        """By level."""
+    def comparisons(self, *, on_policy: bool = False) -> dict[str, Comparison]:
+        """By level; `on_policy` if every ratio was 1, so that the terms can be written without a sampler."""
         found = {}
+        terms = sound_terms(off_policy=False) if on_policy else self.terms
         for (level, moments), sound in zip(self.moments.items(), self.largest[1:].tolist(), strict=True):
             c, s, cc, ss, cs, off = moments.tolist()
             n = max(self.tokens, 1)
@@ -120,7 +121,7 @@ class CoefficientSums:
             # A spread that is rounding is none: a constant has no correlation.
             varies = spread > 1e-20 * cc * ss
             found[level] = Comparison(
-                written(self.terms[level]),
+                written(terms[level]),
                 (off / ss) ** 0.5 if ss else float("nan"),
                 (cs - c * s / n) / spread**0.5 if varies else float("nan"),
                 cs / ss if ss else float("nan"),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..cells import Cell
-from ..monitor import KLSums, MismatchSums
+from ..monitor import KLSums, MismatchSums, Report
 from .causes import cause_of
 from .chunk import Block, Chunk, blocks
 from .coefficients import CoefficientSums, cell_of
@@ -78,18 +78,28 @@ class _Sums:
             self.evidence.add(block.trainer, block.group)
 
     def report(self, path: Path) -> LogReport:
-        evidence = self.evidence
+        evidence, kl = self.evidence, self.kl.report()
         return LogReport(
             file=str(path),
             columns=self.columns,
             rows=self.kl.lengths.rows,
             tokens=self.kl.lengths.tokens,
-            kl=self.kl.report(),
+            kl=kl,
             cell=self.cell,
-            comparisons=self.coefficients.comparisons(),
+            comparisons=self.coefficients.comparisons(on_policy=_is_on_policy(kl)),
             dead_share=self.coefficients.dead_share,
             mismatch=None if evidence is None else self.mismatch.report(),
             cause=None if evidence is None else cause_of(evidence),
             reference=self.lags,
             padding=self.padding,
         )
+
+
+ON_POLICY = 0.01
+"""Mean and effective sample size of whole completions' ratios, this near to 1, leave nothing to weight."""
+
+
+def _is_on_policy(kl: Report) -> bool:
+    """Whether the sampler is π itself, on this data."""
+    found = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
+    return all(x is not None and abs(float(x) - 1) < ON_POLICY for x in found)

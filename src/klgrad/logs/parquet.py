@@ -11,8 +11,8 @@ from . import columns
 from .chunk import Chunk, Ragged, build
 from .errors import LogError
 from .groups import Groups
-from .levels import UnreadablePageError
 from .rowgroups import batches
+from .thrift import UnreadableError
 
 READ_BUFFER = 2**20
 """Bytes: columns are read through a buffer, not a row group at a time."""
@@ -73,7 +73,7 @@ def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, to
     groups, done = Groups(names.get("group", ""), "row"), 0
     wanted = list(dict.fromkeys(names.values()))
     try:
-        for row_groups, size in batches(pa, path, file, names, tokens):
+        for row_groups, size in batches(pa, path, file.schema, names, tokens):
             for batch in file.iter_batches(batch_size=size, row_groups=row_groups, columns=wanted):
                 numbers = torch.arange(done, done + batch.num_rows)
                 done += batch.num_rows
@@ -84,7 +84,7 @@ def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, to
                 if "group" in names:
                     group = groups.number(_identifiers(pa, batch.column(names["group"]), names["group"]), numbers)
                 yield build(numbers, "row", given, group, done, names)
-    except (pa.ArrowException, OSError, UnicodeError, UnreadablePageError) as error:
+    except (pa.ArrowException, OSError, UnicodeError, UnreadableError) as error:
         raise LogError(
             f"a whole Parquet file of {rows} rows", f"{path}: {_first_line(error)} after row {done}", REWRITE
         ) from error

@@ -17,6 +17,12 @@ HARDLY = 0.05
 STALE = 0.5
 """Effective sample size of whole completions, as a share, below which the data is another policy's."""
 
+RARE = 1e-4
+"""Share of tokens in a dead zone that is worth a sentence."""
+
+APART = 0.5
+"""Relative difference from the KL of whole completions above which it is said why it is so large."""
+
 
 @dataclass(frozen=True, eq=False)
 class LogReport:
@@ -82,6 +88,18 @@ class LogReport:
         return float(self.kl.scalars.get("ratio/sequence/effective_sample_size", 1.0)) < STALE
 
     @property
+    def explanation(self) -> str:
+        """Why a loss of single tokens is far from the KL of whole completions, where it is; empty elsewhere."""
+        token, sequence = (self.comparisons[level].relative_difference for level in ("token", "sequence"))
+        if not sequence > max(APART, token):
+            return ""
+        return (
+            "Whole completions: there a token's coefficient also holds the KL of all tokens after it. A loss that looks "
+            "at each token alone is always far from that, so this column alone is no fault: judge such a loss token by "
+            "token."
+        )
+
+    @property
     def advice(self) -> list[str]:
         """What to change, the worst first; what hangs on columns that are out of line is left out."""
         misaligned = self._misaligned()
@@ -116,12 +134,13 @@ class LogReport:
         what = "no known divergence" if descends == "unknown" else f"`{descends}`"
         if not self.cell.instead or off != off:  # where π is ref there is nothing to compare
             return []
-        if off < HARDLY and not self.dead_share:
+        dead_zone = self.dead_share >= RARE
+        if off < HARDLY and not dead_zone:
             return [
                 f"{self.cell.name} descends {what}, but this near to ref it is {off:.1%} off the token-level reverse "
                 f"KL: it hardly matters yet, and will when π moves on. Instead: {self.cell.instead}."
             ]
-        dead = f", nothing at all on {self.dead_share:.2%} of the tokens" if self.dead_share else ""
+        dead = f", nothing at all on {self.dead_share:.2%} of the tokens" if dead_zone else ""
         return [
             f"{self.cell.name} descends {what}: on these tokens its coefficients are {off:.0%} off the token-level "
             f"reverse KL's{dead}. Instead: {self.cell.instead}."

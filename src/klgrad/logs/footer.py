@@ -1,0 +1,64 @@
+"""What a Parquet file's footer says of its row groups.
+
+pyarrow tells it too, but ends the whole process where a damaged footer contradicts itself.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .thrift import UnreadableError, number, read_struct
+
+CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+"""Compressions by their number; the others are not in use any more."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a row group.
+
+    Attributes:
+        path: the names that lead to it, joined by dots.
+        values: entries, an empty list being one.
+        size: bytes before compression.
+        start: where its first page is in the file.
+        codec: number of the compression.
+    """
+
+    path: str
+    values: int
+    size: int
+    start: int
+    codec: int
+
+    def is_of(self, name: str) -> bool:
+        """Whether it is the column of that name, or a part of it."""
+        return f"{self.path}.".startswith(f"{name}.")
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group: its rows and its columns, those of nested types one by one."""
+
+    rows: int
+    columns: list[Column]
+
+
+def row_groups(path: Path) -> list[RowGroup]:
+    """All of them, in the order of the file."""
+    with path.open("rb") as handle:
+        handle.seek(-8, 2)
+        size = int.from_bytes(handle.read(4), "little")
+        handle.seek(-8 - size, 2)
+        footer, _ = read_struct(handle.read(size), 0)
+    try:
+        return [RowGroup(number(group, 3), [_column(each[3]) for each in group[1]]) for group in footer.get(4, [])]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnreadableError("a footer that lacks what every file has") from error
+
+
+def _column(told: dict[int, Any]) -> Column:
+    path = b".".join(told[3]).decode("utf-8", "replace")
+    data = number(told, 9)
+    start = min(data, number(told, 11, 0) or data)  # a dictionary stands before the data
+    return Column(path, number(told, 5), number(told, 6), start, number(told, 4))
