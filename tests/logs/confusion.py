@@ -13,11 +13,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where it is run as a program
 
-from logs.synthetic import SHAPES, sampled  # noqa: E402
+from logs.synthetic import SHAPES, sampled
 
-from klgrad import Rollout  # noqa: E402
-from klgrad.logs.causes import cause_of  # noqa: E402
-from klgrad.logs.evidence import Evidence  # noqa: E402
+from klgrad import Rollout
+from klgrad.logs.causes import cause_of
+from klgrad.logs.evidence import Evidence
 
 TEMPERATURES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
 
@@ -90,7 +90,7 @@ def width(one):
 
 def main(sizes):
     torch.set_num_threads(1)
-    print("| fault | rows | group | logs | named | cannot tell | wrong | width of the range, median | range off by at most |")
+    print("| fault | rows | `group` | logs | named | cannot tell | wrong | width of the range | off at most |")
     print("|---|---|---|---|---|---|---|---|---|")
     for label, faults in (("temperature", temperatures()), ("another", others())):
         for rows, seeds in sizes.items():
@@ -103,7 +103,8 @@ def main(sizes):
                 value = f"{median(map(width, named)):.1%} | {max(map(off, named)):.1%}" if named else " | "
                 shares = " | ".join(f"{kinds[kind] / len(ones):.1%}" for kind in ("right", "cannot tell", "wrong"))
                 print(
-                    f"| {label} | {rows} | {'yes' if grouped else 'no'} | {len(ones)} | {shares} | {value} |", flush=True
+                    f"| {label} | {rows} | {'yes' if grouped else 'no'} | {len(ones)} | {shares} | {value} |",
+                    flush=True,
                 )
                 for one in ones:
                     if one.kind == "wrong":

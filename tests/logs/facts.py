@@ -111,6 +111,13 @@ def causes(logs, folder):
             yield "its size", abs(cause.statistics["temperature_ratio"] - 0.8) < 0.02
         if name == "shift":
             yield "its direction", "of the next one" in cause.says
+    for shape, t in (("flat", 1.5), ("language", 0.5)):  # by the mean ratio, and by the limits
+        data = sampled("temperature", t, rows=104, shape=shape)
+        del data["group"]
+        cause = logs.examine(write(folder / "log.npz", data)).cause
+        yield f"a temperature without groups, {shape}", cause.name == "temperature"
+        low, high = (cause.statistics[f"temperature_ratio/{end}"] for end in ("low", "high"))
+        yield f"its range, {shape}", low * 0.98 <= t <= high * 1.02 < 4 * low
     wobble = 0.002 * torch.randn(faulty("none")["logp"].shape, generator=torch.Generator().manual_seed(0))
     noisy = faulty("none") | {"logp": (faulty("none")["logp"] + wobble).clamp(max=0)}
     yield "noise is no rounding", logs.examine(write(folder / "log.npz", noisy)).cause.name == "random trainer"

@@ -1,4 +1,4 @@
-"""A file that is damaged anywhere is told; nothing but a `KlgradError` is raised."""
+"""A file that is damaged anywhere is refused; nothing but a `KlgradError` is raised."""
 
 import datetime
 import random
@@ -66,7 +66,7 @@ def small(kind):
 
 @pytest.mark.parametrize("kind", ["numbers", "texts"])
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_damage_anywhere_is_told(suffix, kind, tmp_path):
+def test_damage_anywhere_is_refused_or_read(suffix, kind, tmp_path):
     path = write(tmp_path / f"log{suffix}", small(kind))
     if kind == "texts" and suffix == ".parquet":
         pq.write_table(pq.read_table(path).append_column("prompt", pa.array(["a", "b"] * 4)), path, compression="none")
@@ -103,7 +103,7 @@ def test_dates_that_python_does_not_have_are_prompts(kind, tmp_path):
     assert float(examine(path).kl.estimates["kl/reverse/k1/per_token"].standard_error) == 1.0
 
 
-def test_nested_dates_that_python_does_not_have_are_told(tmp_path):
+def test_nested_dates_that_python_does_not_have_are_refused(tmp_path):
     path = tmp_path / "log.parquet"
     when = pa.StructArray.from_arrays([pa.array([2**31 - 1] * 2, pa.int32()).view(pa.date32())], ["day"])
     pq.write_table(pa.table({"logp": [[-1.0]] * 2, "ref_logp": [[-1.0]] * 2, "group": when}), path)
@@ -118,7 +118,7 @@ def test_dates_of_our_time_are_prompts_too(tmp_path):
     assert examine(path).rows == 4
 
 
-def test_a_name_that_is_no_text_is_told(tmp_path):
+def test_a_name_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "log.parquet"
     pq.write_table(pa.table({"logp": [[-1.0]], "ref_logp": [[-1.0]], "remark": [1]}), path, store_schema=False)
     path.write_bytes(path.read_bytes().replace(b"remark", b"r\xff\xfe\xfdrk"))
@@ -126,7 +126,7 @@ def test_a_name_that_is_no_text_is_told(tmp_path):
         examine(path)
 
 
-def test_an_npz_header_that_is_no_python_is_told(tmp_path):
+def test_an_npz_header_that_is_no_python_is_refused(tmp_path):
     path = tmp_path / "log.npz"
     np.savez(path, logp=-np.ones((2, 3)), ref_logp=-np.ones((2, 3)))
     whole = path.read_bytes()

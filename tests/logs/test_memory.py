@@ -1,11 +1,11 @@
 """What a file takes in memory is bounded by the limits that the page states, whatever the file says or hides."""
 
-import io
 import json
 import re
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -106,10 +106,10 @@ def test_the_footer_is_read_as_pyarrow_reads_it(tmp_path):
     for i, group in enumerate(found):
         assert len(group.columns) == metadata.num_columns
         for j, column in enumerate(group.columns):
-            told = metadata.row_group(i).column(j)
-            start = told.dictionary_page_offset if told.has_dictionary_page else told.data_page_offset
+            expected = metadata.row_group(i).column(j)
+            start = expected.dictionary_page_offset if expected.has_dictionary_page else expected.data_page_offset
             assert (column.path, column.values, column.size, column.start) == (
-                *(told.path_in_schema, told.num_values, told.total_uncompressed_size, start),
+                *(expected.path_in_schema, expected.num_values, expected.total_uncompressed_size, start),
             )
 
 
@@ -155,7 +155,11 @@ def test_parquet_prompts_that_are_too_long(tmp_path):
 def npz_with_group(path, dtype, rows):
     """Zeros, which take next to nothing."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, descr, shape in (("logp", "<f4", (rows, 2)), ("ref_logp", "<f4", (rows, 2)), ("group", dtype, (rows,))):
+        for name, descr, shape in (
+            ("logp", "<f4", (rows, 2)),
+            ("ref_logp", "<f4", (rows, 2)),
+            ("group", dtype, (rows,)),
+        ):
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                 header = {"descr": descr, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(stream, header)
@@ -202,15 +206,13 @@ def test_a_long_line_of_json(tmp_path):
     assert mib < REFUSED
 
 
-@pytest.mark.parametrize("depth", [500, 900, 990, 5000])
-def test_deeply_nested_json_is_read_or_told(depth, tmp_path):
+@pytest.mark.parametrize("depth", [100, 500, 5000])
+def test_deeply_nested_json_is_read_or_refused(depth, tmp_path):
     path = tmp_path / "log.jsonl"
     row = json.dumps({"logp": [-1.0], "ref_logp": [-1.0]})[:-1]
     path.write_text((row + ', "group": ' + "[" * depth + "]" * depth + "}\n") * 2)
-    try:
+    with nullcontext() if depth < 600 else pytest.raises(LogError, match="line 1"):
         assert examine(path).rows == 2
-    except LogError as error:
-        assert "line 1" in str(error)
 
 
 def test_a_row_at_the_limit_is_read(tmp_path, monkeypatch):
@@ -223,17 +225,16 @@ def test_a_row_at_the_limit_is_read(tmp_path, monkeypatch):
         examine(path)
 
 
-def test_levels_that_end_too_soon_are_told(tmp_path, monkeypatch):
+def test_levels_that_end_too_soon_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(rowgroups, "LONGEST_ROW", 100)
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(50, 60), path, compression="none")
     whole = path.read_bytes()
-    told = 0
+    refused = 0
     for at in range(4, 120):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         try:
             examine(path)
         except LogError:
-            told += 1
-    assert told > 20
-    assert io.BytesIO(whole).read(4) == b"PAR1"
+            refused += 1
+    assert refused > 20

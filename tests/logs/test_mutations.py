@@ -37,6 +37,8 @@ MUTATIONS = {
     ),
     "repeats of any token": ("logs/evidence.py", "& (y[1:] == y[:-1])", ""),
     "the ratio upside down": ("logs/sampling.py", "torch.expm1(-e.d)", "torch.expm1(e.d)"),
+    "limits on the other side": ("logs/temperature.py", "limit - y if a > 1 else y - limit", "y - limit"),
+    "limits of the log-prob": ("logs/temperature.py", "x - torch.log(-torch.expm1(x))", "x - 0"),
     "a filter where the mass is above 1": ("logs/sampling.py", "mean + 5 * error < 1", "mean - 5 * error > 1"),
     "nothing beside a filter": ("logs/sampling.py", "found.within < 0.05", "found.within > 0.05"),
     "noise taken for what is systematic": ("logs/causes.py", "e.noise > 0.5", "e.noise < 0.5"),
@@ -47,7 +49,7 @@ MUTATIONS = {
         "arange(done, done + batch.num_rows)",
         "arange(batch.num_rows)",
     ),
-    "all prompts one": ("logs/groups.py", "len(known)))", "0))"),
+    "all prompts one": ("logs/groups.py", "len(self._known))", "0)"),
 }
 
 NOT_NEEDED = ("audit", "cli", "exact", "frameworks", "kernels", "reproduce", "train", "trl")

@@ -74,10 +74,12 @@ def test_a_hundred_rows_at_a_low_temperature(temperature):
             assert cause.statistics["temperature_ratio/low"] <= temperature * STEP
             assert cause.statistics["temperature_ratio/high"] >= temperature / STEP
             if grouped:
-                assert cause.says.startswith(f"The sampler's temperature is about {temperature:.2f} times the trainer's")
+                assert cause.says.startswith(
+                    f"The sampler's temperature is about {temperature:.2f} times the trainer's"
+                )
 
 
-def test_where_the_limits_leave_much_room_the_range_is_told_and_no_value():
+def test_where_the_limits_leave_much_room_the_range_is_given_and_no_value():
     data = sampled("temperature", 0.3, rows=48, shape="language", seed=3)
     cause = judge(data, grouped=False)
     (_, one), *_ = judged([("temperature", 0.3, "temperature")], 48, [3], ["language"])
@@ -87,7 +89,7 @@ def test_where_the_limits_leave_much_room_the_range_is_told_and_no_value():
     assert "Divide" not in cause.remedy
 
 
-def test_flat_contexts_without_groups_are_not_told_from_other_weights():
+def test_flat_contexts_without_groups_cannot_be_distinguished_from_other_weights():
     cause = judge(sampled("temperature", 0.4, rows=ROWS, shape="flat"), grouped=False)
     assert cause.name == "unexplained"
     assert "could make it, and so could other weights: this data cannot tell. A `group` column would tell" in cause.says

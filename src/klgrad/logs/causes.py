@@ -134,15 +134,15 @@ def _unexplained(e: Case) -> Cause:
     size = "of the size that half-precision kernels give" if noise else "more than half-precision kernels give"
     hint = "" if e.prompts is not None else " " + e.ask("noise (dropout) from what is systematic")
     found = e.temperatures
-    if not noise and found.holds and found.told:
+    if not noise and found.holds and found.one_sided:
         hint = (
             f" A temperature of {found.low:.2g} to {found.high:.2g} times the trainer's could make it, and so could "
             f"other weights: this data cannot tell.{hint}"
         )
     return Cause(
         "unexplained",
-        f"Root mean square difference {e.rms:.2g}, {size}; no shift, filter, temperature or rounding by itself is shown "
-        f"to make it.{hint}",
+        f"Root mean square difference {e.rms:.2g}, {size}; no shift, filter, temperature or rounding by itself is "
+        f"shown to make it.{hint}",
         "Compute the head and log-softmax in float32 on both sides."
         if noise
         else "Check dropout (`model.eval()`), that the sampler has the trainer's weights, and its temperature.",

@@ -1,6 +1,6 @@
 """What a Parquet file's footer says of its row groups.
 
-pyarrow tells it too, but ends the whole process where a damaged footer contradicts itself.
+pyarrow has it, too, but ends the whole process where a damaged footer contradicts itself.
 """
 
 from dataclasses import dataclass
@@ -57,8 +57,8 @@ def row_groups(path: Path) -> list[RowGroup]:
         raise UnreadableError("a footer that lacks what every file has") from error
 
 
-def _column(told: dict[int, Any]) -> Column:
-    path = b".".join(told[3]).decode("utf-8", "replace")
-    data = number(told, 9)
-    start = min(data, number(told, 11, 0) or data)  # a dictionary stands before the data
-    return Column(path, number(told, 5), number(told, 6), start, number(told, 4))
+def _column(fields: dict[int, Any]) -> Column:
+    path = b".".join(fields[3]).decode("utf-8", "replace")
+    data = number(fields, 9)
+    start = min(data, number(fields, 11, 0) or data)  # a dictionary stands before the data
+    return Column(path, number(fields, 5), number(fields, 6), start, number(fields, 4))

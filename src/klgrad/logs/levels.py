@@ -53,7 +53,8 @@ def _levels(data: bytes, count: int, width: int) -> Iterator[tuple[int, int]]:
         if header & 1:
             size = (header >> 1) * width
             bits = numpy.unpackbits(numpy.frombuffer(data[at : at + size], "uint8"), bitorder="little")
-            inside = bits[: len(bits) // width * width].reshape(-1, width).any(1)[:count]
+            inside: Any = bits[: len(bits) // width * width].reshape(-1, width).any(axis=1)
+            inside = inside[:count]
             if not len(inside):
                 raise UnreadableError("levels end before the page does")
             yield from _of_bits(numpy.flatnonzero(~inside).tolist(), len(inside))

@@ -94,9 +94,9 @@ class LogReport:
         if not sequence > max(APART, token):
             return ""
         return (
-            "Whole completions: there a token's coefficient also holds the KL of all tokens after it. A loss that looks "
-            "at each token alone is always far from that, so this column alone is no fault: judge such a loss token by "
-            "token."
+            "Whole completions: there a token's coefficient also holds the KL of all tokens after it. A loss that "
+            "looks at each token alone is always far from that, so this column alone is no fault: judge such a loss "
+            "token by token."
         )
 
     @property

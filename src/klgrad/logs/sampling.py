@@ -63,7 +63,7 @@ def filtered(e: Case) -> Cause | None:
 def _is_low(e: Case) -> bool:
     """A low temperature alone explains the data, and a filter alone does not."""
     found = e.temperatures
-    return found.holds and found.told and (found.low * found.high) ** 0.5 < TOO_LOW
+    return found.holds and found.one_sided and (found.low * found.high) ** 0.5 < TOO_LOW
 
 
 def _of_contexts_alone(found: Line) -> bool:
@@ -107,7 +107,7 @@ def tempered(e: Case) -> Cause | None:
     mean = _by_mean(e)
     if in_line and line is not None and found.holds and found.contains(1 / (1 + line.slope)):
         value = _by_line(line)
-    elif found.holds and found.told and found.tested:
+    elif found.holds and found.one_sided and found.tested:
         value = _by_limits(e, mean)
     elif mean is not None and found.beyond <= MOSTLY:
         value = mean

@@ -28,8 +28,8 @@ ROOM = 1e-4
 """The same share, by which a temperature may be worse than the best one and is still possible: rounding."""
 
 TESTED = 0.02
-"""The same share, that must be on tokens of a probability above 1/2. Where every context is flat, the limits are so wide
-that anything is within them."""
+"""The same share, that must be on tokens of a probability above 1/2. Where every context is flat, the limits are so
+wide that anything is within them."""
 
 TOKENS = 2**16
 """Tokens that are compared with the limits."""
@@ -42,14 +42,14 @@ class Range:
     Attributes:
         low, high: the lowest and highest of them.
         beyond: share of the sum of squared differences that is beyond the limits of the best one.
-        told: whether all of them are on one side of 1.
+        one_sided: whether all of them are on one side of 1.
         tested: whether the data could have spoken against them all.
     """
 
     low: float
     high: float
     beyond: float
-    told: bool
+    one_sided: bool
     tested: bool
 
     @property
@@ -72,9 +72,9 @@ def allowed(x: Tensor, y: Tensor) -> Range:
     shares = {t: _beyond(logit, y, 1 / t) / whole for t in _tried()}
     least = min(shares.values())
     possible = [t for t, share in shares.items() if share <= max(2 * least, least + ROOM)]
-    told = max(possible) < 1 / STEP or min(possible) > STEP
+    one_sided = max(possible) < 1 / STEP or min(possible) > STEP
     tested = float(square[logit > 0].sum()) >= TESTED * whole
-    return Range(min(possible), max(possible), least, told, tested)
+    return Range(min(possible), max(possible), least, one_sided, tested)
 
 
 def _tried() -> list[float]:
