@@ -5,6 +5,7 @@ import pytest
 from klgrad import Clip, KLTerm, Mask, OffPolicy, Truncate
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig
+from klgrad.trl.notes import MeaningWarning, notes
 from klgrad.trl.objective import bound_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -49,6 +50,11 @@ def test_the_fields_are_a_term():
         ({"kl_placement": "advantage", "top_entropy_quantile": 0.2}, "would be dropped"),
         ({"kl_placement": "advantage", "off_policy_mask_threshold": 0.5}, "be masked with them"),
         ({"kl_placement": "advantage", "kl_reduction": "sequence"}, "reduced as the policy loss"),
+        ({"kl_placement": "reward", "top_entropy_quantile": 0.2}, "would be dropped"),
+        ({"kl_placement": "reward", "off_policy_mask_threshold": 0.5}, "be masked with them"),
+        ({"mask_truncated_completions": True}, "the gradient of no divergence"),
+        ({"mask_truncated_completions": True, "kl_placement": "reward"}, "the gradient of no divergence"),
+        ({"mask_truncated_completions": True, "kl_cell": "k3-loss"}, "the gradient of no divergence"),
         ({"teacher": "somebody", "sync_ref_model": True}, "overwritten by the student"),
         ({"kl_top_k": 8}, "sampled token alone"),
         ({"kl_top_k": 0, "kl_estimator": "exact"}, "kl_top_k"),
@@ -88,3 +94,42 @@ def test_lag_uncorrected_by_name():
 )
 def test_bounds(text, bound):
     assert bound_of(text) == bound
+
+
+def test_cut_off_completions_may_be_masked_where_no_kl_is_declared():
+    assert config(mask_truncated_completions=True, kl_coef=0.0).mask_truncated_completions
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"top_p": 0.9}, r"top_p=0.9: completions are not sampled from the policy"),
+        ({"top_k": 20, "kl_ratio": "prefix"}, r"kl_ratio does not correct"),
+        ({"min_p": 0.1}, "min_p=0.1"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ({"generation_kwargs": {"temperature": 0.5}}, "generation_kwargs temperature=0.5"),
+        ({"entropy_coef": 0.1}, "entropy bonus"),
+        ({"use_adaptive_entropy": True}, "entropy bonus"),
+        ({"sync_ref_model": True}, "a reference that follows"),
+        ({"loss_type": "cispo"}, "multiplied by it, and a KL in the loss is not"),
+        ({"loss_type": "cispo", "kl_placement": "advantage"}, "multiplied by it, and the KL with them"),
+        ({"use_vllm": True, "kl_placement": "reward"}, "weighs the KL in the reward"),
+        ({"neftune_noise_alpha": 5.0}, "adds noise"),
+    ],
+)
+def test_what_changes_the_meaning_is_said(settings, told):
+    with pytest.warns(MeaningWarning, match=told):
+        config(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"top_p": 0.9, "kl_estimator": "exact", "kl_level": "token"},  # a sum at whatever prefixes were sampled
+        {"loss_type": "cispo", "epsilon_high": 5.0},
+        {"generation_kwargs": {"max_new_tokens": 3}},
+    ],
+)
+def test_nothing_is_said_where_nothing_changes(settings):
+    assert notes(config(**settings)) == []

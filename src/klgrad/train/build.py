@@ -60,10 +60,6 @@ def _check(settings: Settings) -> None:
             "both",
             "with adapters the reference is the model without them, not the teacher",
         )
-    if settings.run.eval_every < 0 or settings.run.eval_size < 0:
-        raise SettingError(
-            "`eval_every` and `eval_size` >= 0", "less", "0 evaluates only before and after, or not at all"
-        )
     if policy.model_revision != "main" and policy.model_name_or_path is None:
         raise SettingError(
             "`model` with `model_revision`", "none", "name the model that has this revision; a teacher takes none"

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..audit import audit
+from ..trl.notes import notes
 from .build import Models
 from .memory import estimate, size
 from .objective import formula, objective, reduction, scaling
@@ -28,8 +29,9 @@ def described(settings: Settings, models: Models) -> RenderableType:
 
 
 def told(settings: Settings) -> list[str]:
-    """The objective line by line: what, by which gradient, and what rescales it."""
-    return [line for line in (objective(settings), formula(settings), scaling(settings)) if line is not None]
+    """The objective line by line: what, by which gradient, what rescales it, and what changes its meaning."""
+    lines = (objective(settings), formula(settings), scaling(settings))
+    return [*(line for line in lines if line is not None), *(f"note: {note}" for note in notes(settings.training))]
 
 
 def verdict(settings: Settings) -> str:
@@ -49,7 +51,7 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
     length = f"{training.max_steps} updates" if training.max_steps > 0 else f"{training.num_train_epochs:g} epochs"
     found = {
         "model": models.name,
-        "reference": f"the teacher {models.reference_name}" if training.teacher else "the model as it starts",
+        "reference": _reference(training, models),
         "placement": f"in the {training.kl_placement}; {reduction(settings)}",
         "β": beta,
         "the term descends": verdict(settings),
@@ -60,6 +62,13 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
     if training.rollout_lag:
         found["lag"] = f"{training.rollout_lag} generations, ratio {training.kl_ratio}"
     return found
+
+
+def _reference(training: Any, models: Models) -> str:
+    if training.teacher:
+        return f"the teacher {models.reference_name}"
+    follows = f", moved towards the policy every {training.ref_model_sync_steps} updates"
+    return "the model as it starts" + (follows if training.sync_ref_model else "")
 
 
 def _together(processes: int) -> str:

@@ -1,7 +1,6 @@
 """What a run maximises, in words: the objective, how tokens are weighed, and what rescales β."""
 
-from ..trl.checks import stale
-from ..trl.objective import needs_no_weights
+from ..trl.checks import needs_no_weights, stale
 from .settings import Settings
 
 UNIT = "summed over the sequence"

@@ -1,16 +1,25 @@
 """Settings of a `KLConfig` that could not mean what they say, refused before anything is loaded."""
 
-import math
-import warnings
 from typing import Any
 
 from ..errors import MeaningError
 from ..term import KLTerm
+from .kinds import settings_of_class
+from .limits import LIMITS, complaint
 
 PLACEMENTS = ("loss", "advantage", "reward")
 REDUCTIONS = ("policy", "sequence")
 TAILS = ("sampled", "lump")
 UNITS = ("sequence", "token")
+SAMPLERS = (
+    "do_sample", "num_beams", "temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
+    "sequence_bias", "min_length", "min_new_tokens", "guidance_scale", "exponential_decay_length_penalty",
+    "frequency_penalty", "presence_penalty", "logit_bias", "min_tokens",
+)  # fmt: skip
+"""Keys of `generation_kwargs` that change the distribution which is sampled, of transformers' and of vLLM's."""
+OTHERS = ("rollout_lag_uncorrected", "teacher")
+"""Settings of this package whose names do not begin with `kl_`, and that have no range."""
 OF_A_TERM = {
     "kl_divergence": "reverse",
     "kl_level": "sequence",
@@ -25,41 +34,20 @@ OF_A_TERM = {
 """What a cell, being a whole loss, leaves no room for, with the defaults."""
 
 
-def numbers(config: Any) -> None:
-    """Of the right sign, and finite."""
-    if not (config.kl_coef >= 0 and math.isfinite(config.kl_coef)):
-        raise MeaningError(
-            "`kl_coef` >= 0 and finite", f"{config.kl_coef}", "a negative β would reward distance from the reference"
-        )
-    if config.kl_target is not None and not config.kl_target > 0:
-        raise MeaningError("`kl_target` > 0", f"{config.kl_target}", "name the KL to hold, or None for a constant β")
+def fields(config: Any) -> None:
+    """Types and ranges: of this package's settings, and of those of TRL's that the table of limits names."""
+    for name, setting in settings_of_class(type(config)).items():
+        if name not in LIMITS and not name.startswith("kl_") and name not in OTHERS:
+            continue
+        found = complaint(setting, getattr(config, name))
+        if found is not None:
+            raise MeaningError(*found)
+
+
+def together(config: Any) -> None:
+    """Two settings that leave each other no meaning."""
     if config.kl_target is not None and not config.kl_coef > 0:
         raise MeaningError("`kl_coef` > 0 with `kl_target`", "0", "β is adapted by factors, and 0 has none")
-    if config.kl_memory < 1:
-        raise MeaningError("`kl_memory` >= 1, in MiB", f"{config.kl_memory}", "256 is the default")
-    if config.kl_horizon < 1:
-        raise MeaningError("`kl_horizon` >= 1", f"{config.kl_horizon}", "50, say")
-    if config.rollout_lag < 0:
-        raise MeaningError("`rollout_lag` >= 0", f"{config.rollout_lag}", "0 trains on fresh completions")
-    if config.kl_baseline == "leave_one_out" and config.num_generations < 2:
-        raise MeaningError(
-            "`num_generations` >= 2 for leave-one-out", f"{config.num_generations}", "or kl_baseline='none'"
-        )
-
-
-def words(config: Any) -> None:
-    """One of those that there are; the term itself checks the rest."""
-    allowed = {
-        "kl_placement": PLACEMENTS,
-        "kl_reduction": REDUCTIONS,
-        "kl_tail": TAILS,
-        "kl_target_unit": UNITS,
-        "kl_ratio": ("none", "token", "prefix", "sequence"),
-    }
-    for name, known in allowed.items():
-        value = getattr(config, name)
-        if value not in known:
-            raise MeaningError(f"`{name}` {' or '.join(known)}", repr(value), f"{known[0]} is the default")
 
 
 def reference(config: Any) -> None:
@@ -97,10 +85,22 @@ def placement(config: Any, term: KLTerm) -> None:
             repr(config.kl_reduction),
             "advantages are reduced as the policy loss is; kl_placement='loss' can be summed",
         )
+    _masks(config)
     if config.kl_placement == "advantage":
         _advantage(config)
     else:
         _reward(term)
+
+
+def truncation(config: Any) -> None:
+    """Completions that are cut off are samples like any other; without them no expectation is the policy's."""
+    if config.mask_truncated_completions and config.kl_coef > 0:
+        raise MeaningError(
+            "the KL of all completions",
+            "mask_truncated_completions=True",
+            "set it to False: without the completions that reach max_completion_length, what is descended is the "
+            "gradient of no divergence; or kl_coef=0 for no KL",
+        )
 
 
 def _advantage(config: Any) -> None:
@@ -110,15 +110,19 @@ def _advantage(config: Any) -> None:
             repr(config.importance_sampling_level),
             "one ratio per completion spreads every token's coefficient over all of them; use kl_placement='loss'",
         )
+
+
+def _masks(config: Any) -> None:
+    """What TRL masks of the policy loss, it masks of a KL that is inside."""
     if config.off_policy_mask_threshold is not None:
         raise MeaningError(
-            "no `off_policy_mask_threshold` with kl_placement='advantage'",
+            f"no `off_policy_mask_threshold` with kl_placement={config.kl_placement!r}",
             f"{config.off_policy_mask_threshold}",
             "the KL would decide which tokens are masked, and be masked with them; use kl_placement='loss'",
         )
     if config.top_entropy_quantile < 1.0:
         raise MeaningError(
-            "`top_entropy_quantile`=1 with kl_placement='advantage'",
+            f"`top_entropy_quantile`=1 with kl_placement={config.kl_placement!r}",
             f"{config.top_entropy_quantile}",
             "the KL of all other tokens would be dropped; use kl_placement='loss'",
         )
@@ -150,32 +154,32 @@ def stale(config: Any) -> str | None:
     return "use_vllm=True" if config.use_vllm else None
 
 
-def staleness(config: Any, *, corrected: bool) -> None:
-    """Completions that another policy sampled need weights: an error where that was asked for, else a warning."""
-    if corrected:
-        return
-    if config.rollout_lag and not config.rollout_lag_uncorrected:
+def staleness(config: Any) -> None:
+    """Completions that are late by request need weights, or a word that they are to have none."""
+    if config.rollout_lag and not config.rollout_lag_uncorrected and not is_weighed(config):
         raise MeaningError(
             "`kl_ratio` with `rollout_lag`",
             "none",
             "the completions' sampler is no longer the policy: kl_placement='loss' with kl_ratio='prefix' corrects for "
             "it; rollout_lag_uncorrected=True studies what happens if nothing does",
         )
-    why = stale(config)
-    if why is not None and not config.rollout_lag and config.kl_placement != "reward":
-        warnings.warn(
-            f"{why} trains on completions that another policy sampled, and kl_ratio='none' leaves the KL uncorrected "
-            "for it; kl_ratio='prefix' corrects it at sequence level, 'token' on the sampler's prefixes",
-            stacklevel=4,
-        )
+
+
+def is_weighed(config: Any) -> bool:
+    """Whether the KL has weights for old completions, or needs none."""
+    term = config.objective.term
+    return term is not None and (term.sampler is not None or needs_no_weights(term))
+
+
+def needs_no_weights(term: KLTerm) -> bool:
+    """On old completions: summed over the vocabulary, a token's KL is that at their prefixes, whoever sampled them."""
+    return term.sampler is None and term.descends.off_policy != "unknown"
 
 
 def top_k(config: Any) -> None:
     """It is about a sum over the vocabulary."""
     if config.kl_top_k is None:
         return
-    if config.kl_top_k < 1:
-        raise MeaningError("`kl_top_k` >= 1", f"{config.kl_top_k}", "64, say, or none for the full vocabulary")
     if config.kl_estimator != "exact":
         raise MeaningError(
             "`kl_estimator`='exact' with `kl_top_k`",

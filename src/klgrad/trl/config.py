@@ -5,7 +5,9 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
+from . import checks
 from .checks import PLACEMENTS, REDUCTIONS, TAILS, UNITS
+from .notes import warn_of
 from .objective import Objective, objective_of
 
 
@@ -125,8 +127,11 @@ class KLConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
+        checks.fields(self)
         super().__post_init__()
         self.objective: Objective = objective_of(self)
+        checks.staleness(self)
+        warn_of(self, stacklevel=3)  # where the configuration is written
 
     def to_dict(self) -> dict[str, Any]:
         """Without the objective, which the other fields tell."""

@@ -45,12 +45,11 @@ def objective_of(config: Any) -> Objective:
         raise MeaningError(
             "`beta` = 0, TRL's own KL off", f"beta={config.beta}", "say `kl_coef` instead; two KL terms would add up"
         )
-    checks.numbers(config)
-    checks.words(config)
+    checks.together(config)
     checks.reference(config)
+    checks.truncation(config)
     if config.kl_cell is not None:
         checks.cell(config)
-        checks.staleness(config, corrected=False)
         return Objective(None, cells.get(config.kl_cell), "loss", "sequence")
     term = KLTerm(
         divergence=config.kl_divergence,
@@ -62,15 +61,9 @@ def objective_of(config: Any) -> Objective:
         influence_bound=config.kl_influence_bound,
     )
     checks.placement(config, term)
-    checks.staleness(config, corrected=term.sampler is not None or needs_no_weights(term))
     checks.top_k(config)
     top_k, tail, bound = config.kl_top_k, config.kl_tail, bound_of(config.kl_ratio_bound)
     return Objective(term, None, config.kl_placement, config.kl_reduction, top_k, tail, bound)
-
-
-def needs_no_weights(term: KLTerm) -> bool:
-    """On old completions: summed over the vocabulary, a token's KL is that at their prefixes, whoever sampled them."""
-    return term.sampler is None and term.descends.off_policy != "unknown"
 
 
 def bound_of(text: str) -> Bound | None:
