@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 
+from klgrad.errors import MeaningError
 from klgrad.files import finite
 from klgrad.train.errors import SettingError
 from klgrad.train.evaluate import _mean
@@ -142,3 +143,25 @@ def test_rewards_are_of_the_right_rows(trainer, monkeypatch):
             monkeypatch.setattr(made, "_generate_single_turn", lambda p, *_, t=texts: ([next(t) for _ in p], None))
             one = type(evaluator)([each], evaluator.rewards, evaluator.weights, 0)(made)
             assert one["sets"][each.name]["reward"] == expected
+
+
+def test_a_dataset_with_completions_of_its_own(run, tmp_path):
+    """TRL does not hand them to reward functions, and neither does an evaluation."""
+    rows = [
+        {"prompt": f"Compute {i} + 1", "answer": str(i + 1), "completion_ids": [1], "completion": "x"}
+        for i in range(20)
+    ]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = {"task": tmp_path / "own.jsonl", "reward": "klgrad.train.verify:correct", "max_steps": 1}
+    assert run("train", tmp_path / "run", **given)[0] == 0
+
+
+def test_too_few_prompts_for_one_update(run, tmp_path):
+    rows = [{"prompt": f"Compute {i} + 1", "answer": str(i + 1)} for i in range(5)]
+    (tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = {"task": tmp_path / "few.jsonl", "reward": "klgrad.train.verify:correct", "eval_size": 0}
+    with pytest.raises(MeaningError, match="at least 8 prompts.*received 5; .*not one update would be made"):
+        run("train", tmp_path / "run", **given, max_steps=3, per_device_train_batch_size=32)
+    with pytest.raises(MeaningError, match="at least 2 prompts.*received 1; "):
+        run("train", tmp_path / "run", train_size=1)
+    assert not (tmp_path / "run").exists()

@@ -60,6 +60,19 @@ def test_a_probe_finds_it(reward, said):
         probe([fine, reward], ROW)
 
 
+def test_columns_that_trl_leaves_out_are_left_out_here_too():
+    """As TRL does: `completion` and `completion_ids` of a dataset never reach a reward function."""
+    seen = {}
+
+    def reward(completions, completion_ids, **columns):
+        seen.update(columns, ids=completion_ids)
+        return [1.0]
+
+    probe([reward], {**ROW, "completion": "old", "completion_ids": [7, 8]})
+    assert seen["ids"] == [[0]]
+    assert set(seen) == {"ids", "answer", "prompts", "trainer_state", "log_extra", "log_metric"}
+
+
 def test_what_is_fine_passes_through():
     probe([fine], ROW)
     reward = guarded(fine)

@@ -130,6 +130,20 @@ def test_a_file_of_prompts_keeps_some_for_evaluation(file):
     assert data.rewards == []
 
 
+@pytest.mark.parametrize("name", ["[x]p.jsonl", "a*b?.jsonl", "[ab]/p.jsonl"])
+def test_a_file_whose_name_looks_like_a_pattern(name, file, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    path = file([{"prompt": str(i)} for i in range(5)], name)
+    assert len(data_of(RunConfig(task=path, eval_size=0), seed=0, conversational=False).train) == 5
+
+
+@pytest.mark.parametrize("column", ["prompts", "completions", "trainer_state", "log_extra", "log_metric"])
+def test_a_column_that_trl_gives_to_rewards_itself_is_refused(column, file):
+    path = file([{"prompt": str(i), column: "x"} for i in range(5)])
+    with pytest.raises(DataError, match=f"prompts.jsonl with {column}; remedy: rename the column"):
+        data_of(RunConfig(task=path), seed=0, conversational=False)
+
+
 def prompts(rows):
     return {json.dumps(row["prompt"]) for row in rows}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from klgrad.errors import KlgradError, MeaningError
+from klgrad.errors import MeaningError
 from klgrad.train.errors import SettingError
 from klgrad.train.parse import parse
 from klgrad.trl.kinds import described, fits

@@ -48,7 +48,7 @@ def main(output, processes, zero3=None, **settings):
     made = tiny.trained(
         Dictated, KLConfig, output, per_device_train_batch_size=each, ddp_backend=backend, **plain, **settings
     )
-    kept = {name: tiny.logged(made, name) for name in ("grad_norm", "kl/reverse/k3/per_token")}
+    kept = {name: tiny.logged(made, name) for name in ("loss", "grad_norm", "kl/reverse/k3/per_token")}
     if not zero3:  # whose weights are in shards
         kept["weights"] = tiny.weights(made)
     if made.accelerator.is_main_process:

@@ -17,6 +17,7 @@ SCRIPT = Path(__file__).parent / "one_of_several.py"
 CASES = {
     # Groups of eight over processes of four: every group lies in both.
     "leave-one-out": ["kl_baseline=leave_one_out", "num_generations=8", "loss_type=dr_grpo"],
+    "cell": ["kl_cell=k3-loss"],
     "exact": ["kl_estimator=exact", "kl_baseline=leave_one_out", "kl_reduction=sequence"],
 }
 

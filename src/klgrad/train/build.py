@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ..trl.start import check_prompts
 from .data import Data, data_of, reward_count
 from .errors import SettingError
 from .evaluate import Evaluator
@@ -102,6 +103,7 @@ def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     data = data_of(settings.run, training.seed, conversational=tokenizer.chat_template is not None)
+    check_prompts(training, len(data.train))
     rewards = [guarded(reward) for reward in data.rewards]
     probe(data.rewards, data.train[0])
     trained = rewards if rewarded(settings) else []  # a distillation may be judged by what does not reward it

@@ -16,7 +16,7 @@ from ..statistics import Estimate, ratio_of_means
 from ..trl.gather import everywhere
 from ..trl.hidden import Completions, exact_statistics, reference
 from ..trl.reward import padded
-from .rewards import bystanders
+from .rewards import arguments
 from .rng import apart
 from .sets import EvaluationSet
 
@@ -94,16 +94,10 @@ class Evaluator:
             t if isinstance(row["prompt"], str) else [{"role": "assistant", "content": t}]
             for t, row in zip(texts, rows, strict=True)
         ]
-        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        given = arguments(rows, chats, completions, trainer.state)
         total = [0.0] * len(rows)
         for reward, weight in zip(self.rewards, self.weights, strict=True):
-            values = reward(
-                prompts=[row["prompt"] for row in rows],
-                completions=chats,
-                completion_ids=completions,
-                **columns,
-                **bystanders(trainer.state),
-            )
+            values = reward(**given)
             values = asyncio.run(values) if inspect.iscoroutine(values) else values
             total = [a + weight * (0.0 if b is None else b) for a, b in zip(total, values, strict=True)]
         return total

@@ -1,10 +1,12 @@
 """A dataset of one's own: a file, a folder or the hub's, with a column `prompt`."""
 
+import glob
 from pathlib import Path
 from typing import Any
 
 from .errors import DataError, SettingError
 from .held_out import distinct, key, split
+from .rewards import TAKEN
 from .sets import EvaluationSet, Made
 
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -58,7 +60,7 @@ def _rows_of(name: str, config: str | None, split_name: str) -> list[dict[str, A
         raise DataError("an existing file of prompts", str(path), "check the path; it is relative to where you are")
     try:
         found = (
-            load_dataset(FORMATS[path.suffix], data_files=name, split="train")
+            load_dataset(FORMATS[path.suffix], data_files=glob.escape(name), split="train")
             if _is_file(name)
             else load_dataset(name, config, split=split_name)
         )
@@ -70,6 +72,13 @@ def _rows_of(name: str, config: str | None, split_name: str) -> list[dict[str, A
             "give a path that can be read; the hub needs a network, and perhaps `dataset_config` and `dataset_split`",
         ) from error
     columns = list(found.column_names)
+    taken = [column for column in columns if column in TAKEN]
+    if taken:
+        raise DataError(
+            f"columns with other names than {', '.join(TAKEN)}, which TRL gives to reward functions itself",
+            f"{name} with {', '.join(taken)}",
+            "rename the column",
+        )
     if "prompt" not in columns:
         raise DataError(
             "a column `prompt`", f"{name} with {', '.join(columns) or 'none'}", "rename the prompts' column"

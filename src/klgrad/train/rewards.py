@@ -12,6 +12,11 @@ from .errors import RewardError
 
 Reward = Callable[..., Any]
 
+LEFT_OUT = ("prompt", "completion", "completion_ids")
+"""Columns of a dataset that TRL does not hand to reward functions."""
+TAKEN = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
+"""Arguments of TRL's own: a column of that name makes TRL fail on its first batch, or is replaced unseen."""
+
 
 def load_reward(spec: str) -> Reward:
     """`package.module:function` or `path/to/file.py:function`."""
@@ -88,21 +93,22 @@ def probe(rewards: list[Reward], row: dict[str, Any]) -> None:
 
     text = "0"
     completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
-    columns = {name: [value] for name, value in row.items() if name not in ("prompt", "completion", "completion_ids")}
     for reward in rewards:
-        found = guarded(reward)(
-            prompts=[row["prompt"]],
-            completions=[completion],
-            completion_ids=[[0]],
-            **columns,
-            **bystanders(TrainerState()),
-        )
+        found = guarded(reward)(**arguments([row], [completion], [[0]], TrainerState()))
         if inspect.iscoroutine(found):
             import asyncio
 
             asyncio.run(found)
 
 
-def bystanders(state: Any) -> dict[str, Any]:
-    """What else TRL hands to a reward function."""
-    return {"trainer_state": state, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+def arguments(rows: list[dict[str, Any]], completions: list[Any], ids: list[list[int]], state: Any) -> dict[str, Any]:
+    """What TRL calls a reward function with: prompts, completions, columns of the dataset, and its own."""
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in LEFT_OUT}
+    own = {"trainer_state": state, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+    return {
+        **columns,
+        "prompts": [row["prompt"] for row in rows],
+        "completions": completions,
+        "completion_ids": ids,
+        **own,
+    }

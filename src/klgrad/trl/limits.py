@@ -93,6 +93,7 @@ LIMITS: dict[str, Limit] = {
     "save_steps": above(0, "save_strategy: no switches saving off"),
     "save_total_limit": at_least(0, "leave it out to keep all checkpoints"),
     "eval_steps": at_least(0, COUNT),
+    "ddp_timeout": at_least(1, "seconds to wait for other processes; 1800 is the default"),
     "dataloader_num_workers": at_least(0, "0 loads in this process"),
     "seed": SEED,
     "data_seed": SEED,
@@ -123,6 +124,11 @@ LIMITS: dict[str, Limit] = {
     "delta": above(1, "a ratio of 1 must pass, or nothing on-policy would be trained; 4.0, say"),
     "sapo_temperature_neg": above(0, "1.05 is TRL's default"),
     "sapo_temperature_pos": above(0, "1.0 is TRL's default"),
+    **dict.fromkeys(
+        ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), at_least(0, "leave it out for TRL's")
+    ),
+    "vllm_importance_sampling_clip_max": above(0, "3.0 is TRL's default"),
+    "vllm_importance_sampling_clip_min": at_least(0, "leave it out for no lower bound"),
     "top_entropy_quantile": between(0, 1, "1.0 trains on all tokens", above_low=True),
     "off_policy_mask_threshold": at_least(0, "leave it out to mask nothing"),
     "ref_model_mixup_alpha": between(0, 1, SHARE),

@@ -13,6 +13,19 @@ START_KL = 1e-3
 """Nats per token: what bf16 forward passes of one model in two arrangements differ by, at most."""
 
 
+def check_prompts(args: Any, prompts: int) -> None:
+    """TRL drops prompts that do not fill a generation: with fewer than one needs, no update would be made."""
+    needed = args.generation_batch_size // args.num_generations
+    if prompts < needed:
+        raise MeaningError(
+            f"at least {needed} prompts, for one generation of {args.generation_batch_size} completions, "
+            f"{args.num_generations} of each prompt",
+            f"{prompts}",
+            "not one update would be made: give more prompts, or lower per_device_train_batch_size, "
+            "gradient_accumulation_steps, steps_per_generation or the number of processes, or raise num_generations",
+        )
+
+
 def check_built(trainer: Any) -> None:
     """What only a trainer that stands can tell: processes, adapters and experts."""
     args = trainer.args

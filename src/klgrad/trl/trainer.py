@@ -20,11 +20,12 @@ from ..rollout import Rollout, checked_at_the_end
 from . import metrics
 from .coefficient import AdaptiveCoefficient
 from .config import KLConfig
+from .foundation import check_class, check_methods
 from .gather import everywhere, groups_together, with_peers
 from .hidden import Completions, add_statistics_forward, base_of, exact_statistics, refuse_images, top_k_statistics
 from .insert import inserted
 from .reward import KLReward, no_reward
-from .start import check_built, check_start
+from .start import check_built, check_prompts, check_start
 from .teacher import as_reference, shared_vocabulary
 from .top_k import with_top_k_kl
 
@@ -50,7 +51,9 @@ class KLTrainer(GRPOTrainer):
     model: Any
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: KLConfig | None = None, **kwargs: Any) -> None:
-        self.args = args = args or KLConfig("klgrad-run")
+        self.args = args = KLConfig("klgrad-run") if args is None else args
+        check_class(args)
+        check_methods(type(self), KLTrainer)
         self.objective = args.objective
         self.coefficient = AdaptiveCoefficient(args.kl_coef, args.kl_target, args.kl_horizon)
         self._answer: Seen | None = None
@@ -77,6 +80,10 @@ class KLTrainer(GRPOTrainer):
         if self.objective.exact:
             for each in both:
                 add_statistics_forward(each)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        check_prompts(self.args, len(self.train_dataset if dataset is None else dataset))
+        return super()._get_train_sampler(dataset)
 
     # Scoring
 
@@ -214,8 +221,10 @@ class KLTrainer(GRPOTrainer):
         """Over each completion, averaged over completions; or the whole loss that a cell is."""
         accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
         if self.objective.cell is not None:
-            # A cell is a mean over the completions of all processes; theirs carry no gradient here.
-            return self.objective.cell(rollout) * self.accelerator.num_processes / accumulation
+            # A cell is a mean over the completions of all processes, of which only this one's carry a gradient. Gradients
+            # and logged losses are averaged over processes: the gradient has to be that many times larger, not the value.
+            value = self.objective.cell(rollout) / accumulation
+            return value + (self.accelerator.num_processes - 1) * (value - value.detach())
         return 0.0 if per_token is None else per_token.sum() / (len(per_token) * accumulation)
 
     def check_start(self, rollout: Rollout) -> None:
