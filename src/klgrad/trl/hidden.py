@@ -148,11 +148,11 @@ def exact_statistics(trainer: Any, model: Any, batch: Completions) -> TokenStati
     """Log-probs, both exact KLs and the entropy of the completions, no logits held."""
     heat, shared = trainer.temperature, trainer.shared_vocabulary
     with torch.no_grad(), reference(trainer) as ref:
-        ref_hidden = _ask(trainer, ref, batch, Question(batch.keep, heat)).hidden
+        ref_hidden = ask(trainer, ref, batch, Question(batch.keep, heat)).hidden
         ref_head = _head(trainer.accelerator.unwrap_model(ref), heat, shared)
         asked = (batch.keep, heat, batch.targets, batch.mask, ref_hidden, ref_head, shared)
         question = Question(*asked, **_how(trainer))
-    return _statistics(_ask(trainer, model, batch, question))
+    return _statistics(ask(trainer, model, batch, question))
 
 
 def top_k_statistics(trainer: Any, model: Any, batch: Completions, k: int) -> tuple[TokenStatistics, TopEntries]:
@@ -160,18 +160,19 @@ def top_k_statistics(trainer: Any, model: Any, batch: Completions, k: int) -> tu
     asked = (batch.keep, trainer.temperature, batch.targets, batch.mask)
     plain = Question(*asked, vocabulary=trainer.shared_vocabulary, **_how(trainer))
     with torch.no_grad(), reference(trainer) as ref:
-        best = _ask(trainer, ref, batch, replace(plain, top_k=k))
+        best = ask(trainer, ref, batch, replace(plain, top_k=k))
     found = TopEntries(*(best[name] for name in ("ids", "logp", "token_logp", "has_token")))
-    return _statistics(_ask(trainer, model, batch, replace(plain, entries=found.ids))), found
+    return _statistics(ask(trainer, model, batch, replace(plain, entries=found.ids))), found
 
 
 def _how(trainer: Any) -> dict[str, Any]:
     return {"budget": trainer.args.kl_memory << 20, "float32": trainer.args.cast_lm_head_to_fp32}
 
 
-def _ask(trainer: Any, whom: Any, batch: Completions, question: Question) -> Answer:
+def ask(trainer: Any, model: Any, batch: Completions, question: Question) -> Answer:
+    """What a model answers, called as training calls it."""
     with trainer.accelerator.autocast():
-        return whom(input_ids=batch.ids, attention_mask=batch.attention, question=question)
+        return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
 
 
 def _statistics(said: Answer) -> TokenStatistics:

@@ -22,6 +22,7 @@ from .coefficient import AdaptiveCoefficient
 from .config import KLConfig
 from .foundation import check_class, check_methods
 from .gather import everywhere, groups_together, with_peers
+from .head_check import check_head
 from .hidden import Completions, add_statistics_forward, base_of, exact_statistics, refuse_images, top_k_statistics
 from .insert import inserted
 from .reward import KLReward, no_reward
@@ -59,7 +60,7 @@ class KLTrainer(GRPOTrainer):
         self._answer: Seen | None = None
         self._unrecorded: tuple[Rollout, Tensor, KLResult | None] | None = None
         self._lagging: deque[dict[str, Any]] = deque()
-        self._checked_start, self._generations = False, 0
+        self._checked_start, self._checked_head, self._generations = False, False, 0
         self.evaluating, self._evaluated = False, 0
         self.windows = {"train": metrics.Window(), "eval": metrics.Window()}
         rewards, weights = [*_listed(reward_funcs)] or [no_reward], args.reward_weights
@@ -275,6 +276,9 @@ class KLTrainer(GRPOTrainer):
             return Seen(*self._sampled(model, batch, **how))
         refuse_images(batch.get("pixel_values") is not None, "kl_estimator='exact'")
         given = Completions.of(batch)
+        if not self._checked_head:
+            self._checked_head = True
+            check_head(self, model, given)
         if self.objective.top_k is None:
             found = exact_statistics(self, model, given)
         else:
