@@ -182,3 +182,21 @@ def test_rloo_clips_rewards_before_the_kl():
     loss, clipped_loss = (float(evaluate(s, batch)[0]) for s in (plain, clipped))
     assert abs(loss - clipped_loss) > 0.01
     EXACT.check_vector(expected(clipped, SMALL), expected(plain, SMALL))
+
+
+def test_the_environment_is_as_before_an_audit(monkeypatch):
+    """What comes after in the same process may well ask the hub."""
+    import os
+
+    from huggingface_hub import constants
+
+    from klgrad.frameworks.trl import subjects
+
+    for name in ("HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    subject, before = subjects()[0], dict(os.environ)
+    evaluate(subject, every_pair())
+    assert dict(os.environ) == before
+    assert not {"HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"} & set(os.environ)
+    assert constants.HF_HUB_OFFLINE is False

@@ -44,8 +44,6 @@ TOKEN_MEANS = ("dapo", "bnpo", "cispo", "vespo")
 
 def subjects() -> list[Subject]:
     """GRPO: what interacts with the KL in full, then the rest one at a time. RLOO: one at a time."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # for prompts this short, threads only wait
     ratios = (("token", True), ("token", False), ("sequence", True))
     in_full = [
         grpo(loss_type=kind, importance_sampling_level=level, use_bias_correction_kl=correction)
@@ -118,7 +116,7 @@ class _Stage:
         from trl.kernels import chunked_logprob
 
         self._take(batch)
-        with in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
+        with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
             self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
             self.reference.logp = batch.ref_logp
             rows = [{"prompt": prompt(row)} for row in range(len(batch.logp))]
@@ -156,7 +154,7 @@ def build(
     trainer_class, config_class = _classes(kind)
     if kind != "klgrad":
         settings = {"beta": BETA, **settings}
-    with _quietly():
+    with _quietly(), offline(), one_thread():
         folder = saved_model(words)
         config = config_class(
             output_dir=folder,
@@ -191,6 +189,35 @@ def _classes(kind: str) -> tuple[Any, Any]:
 
         return KLTrainer, KLConfig
     return {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}[kind]
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Ask the hub nothing: all that is loaded lies in a folder of its own.
+
+    The constant is what the hub's client looks at; the variable of the environment it reads once, when it is imported,
+    and other processes inherit.
+    """
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For prompts this short, a tokenizer's threads only wait; unless the user has chosen otherwise."""
+    name = "TOKENIZERS_PARALLELISM"
+    chosen = name in os.environ
+    os.environ.setdefault(name, "false")
+    try:
+        yield
+    finally:
+        if not chosen:
+            del os.environ[name]
 
 
 @contextmanager
