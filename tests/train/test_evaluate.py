@@ -160,8 +160,8 @@ def test_too_few_prompts_for_one_update(run, tmp_path):
     rows = [{"prompt": f"Compute {i} + 1", "answer": str(i + 1)} for i in range(5)]
     (tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
     given = {"task": tmp_path / "few.jsonl", "reward": "klgrad.train.verify:correct", "eval_size": 0}
-    with pytest.raises(MeaningError, match="at least 8 prompts.*received 5; .*not one update would be made"):
+    with pytest.raises(MeaningError, match=r"at least 8 prompts.*received 5; .*not one update would be made"):
         run("train", tmp_path / "run", **given, max_steps=3, per_device_train_batch_size=32)
-    with pytest.raises(MeaningError, match="at least 2 prompts.*received 1; "):
+    with pytest.raises(MeaningError, match=r"at least 2 prompts.*received 1; "):
         run("train", tmp_path / "run", train_size=1)
     assert not (tmp_path / "run").exists()

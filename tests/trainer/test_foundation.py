@@ -35,7 +35,7 @@ def test_a_base_class_that_is_not_trls_is_refused(monkeypatch, tmp_path):
     compiled = {}
     exec(compile(source, "unsloth_compiled_cache/UnslothGRPOTrainer.py", "exec"), compiled)
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", compiled["_compute_loss"])
-    with pytest.raises(MeaningError, match="UnslothGRPOTrainer.py"):
+    with pytest.raises(MeaningError, match=r"UnslothGRPOTrainer\.py"):
         tiny.trainer(KLTrainer, KLConfig, tmp_path)
 
 
@@ -64,5 +64,5 @@ def test_what_is_no_configuration(args):
 def test_too_few_prompts_for_one_update(tmp_path):
     trainer = tiny.trainer(KLTrainer, KLConfig, tmp_path)
     trainer.train_dataset = tiny.prompts(1)
-    with pytest.raises(MeaningError, match="at least 2 prompts.*received 1; .*not one update would be made"):
+    with pytest.raises(MeaningError, match=r"at least 2 prompts.*received 1; .*not one update would be made"):
         trainer.train()

@@ -37,8 +37,8 @@ def check_head(trainer: Any, model: Any, batch: Completions) -> None:
             raise MeaningError(
                 f"log-probs of {name}'s own logits within {allowed:.2g} nats",
                 f"a difference of {off:.3g} nats, with {type(trainer.accelerator.unwrap_model(each)).__name__}",
-                "its head is not what kl_estimator='exact' takes it for (a scale or a soft cap of another name): choose "
-                "a sampled estimator, k1 or k1_k3, and report the model",
+                "its head is not what kl_estimator='exact' takes it for (a scale or a soft cap of another name): "
+                "choose a sampled estimator, k1 or k1_k3, and report the model",
             )
 
 
@@ -56,7 +56,7 @@ def _difference(trainer: Any, model: Any, few: Completions) -> tuple[Tensor, Ten
     how = {"vocabulary": trainer.shared_vocabulary, "float32": trainer.args.cast_lm_head_to_fp32}
     question = Question(few.keep, trainer.temperature, few.targets, few.mask, **how)
     with _without_dropout(model):
-        found = ask(trainer, model, few, question).logp
+        found: Any = ask(trainer, model, few, question).logp
         with trainer.accelerator.autocast():
             own = model(input_ids=few.ids, attention_mask=few.attention, use_cache=False).logits
     logits = own[:, -few.keep - 1 : -1, : trainer.shared_vocabulary].float() / trainer.temperature

@@ -83,7 +83,8 @@ class KLTrainer(GRPOTrainer):
                 add_statistics_forward(each)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        check_prompts(self.args, len(self.train_dataset if dataset is None else dataset))
+        prompts: Any = self.train_dataset if dataset is None else dataset
+        check_prompts(self.args, len(prompts))
         return super()._get_train_sampler(dataset)
 
     # Scoring
@@ -222,8 +223,9 @@ class KLTrainer(GRPOTrainer):
         """Over each completion, averaged over completions; or the whole loss that a cell is."""
         accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
         if self.objective.cell is not None:
-            # A cell is a mean over the completions of all processes, of which only this one's carry a gradient. Gradients
-            # and logged losses are averaged over processes: the gradient has to be that many times larger, not the value.
+            # A cell is a mean over the completions of all processes, of which only this one's carry a gradient.
+            # Gradients and logged losses are averaged over processes: the gradient has to be larger by their number,
+            # and the value must not be.
             value = self.objective.cell(rollout) / accumulation
             return value + (self.accelerator.num_processes - 1) * (value - value.detach())
         return 0.0 if per_token is None else per_token.sum() / (len(per_token) * accumulation)
