@@ -8,6 +8,7 @@ import yaml
 from klgrad.train.parse import parse
 from klgrad.train.prompts import is_dataset
 from klgrad.train.rewards import load_reward
+from klgrad.trl.notes import notes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = sorted(EXAMPLES.glob("train-*.yaml"))
@@ -49,12 +50,12 @@ def test_a_run_is_what_its_comments_say(name):
     assert is_dataset(settings.run.task)
 
 
-def test_the_distillation_is_what_its_comments_say(recwarn):
+def test_the_distillation_is_what_its_comments_say():
     settings = parse("distill", ["--config", str(DISTILLATION), *HERE])
     training, text = settings.training, DISTILLATION.read_text()
     assert (settings.run.reward, training.kl_coef, training.num_iterations) == (None, 1.0, 2)
     assert training.objective.term.descends.off_policy == "reverse-kl-token-sampler"
-    assert not [each for each in recwarn if "uncorrected" in str(each.message)]
+    assert notes(training) == []
     completions = 8 * training.per_device_train_batch_size * training.gradient_accumulation_steps
     assert f"= {completions} completions an update: {completions // training.num_generations} prompts of 2" in text
     assert Path(settings.run.accelerate_config or "").stem == "accelerate-fsdp2"

@@ -6,9 +6,11 @@ import pytest
 from train.small import arguments
 
 from klgrad.errors import MeaningError, UnknownNameError
+from klgrad.train.dry_run import told
 from klgrad.train.errors import RunError, SettingError
 from klgrad.train.objective import formula
 from klgrad.train.parse import parse
+from klgrad.trl.notes import MeaningWarning
 
 CPU = ("--use_cpu",)
 
@@ -83,6 +85,14 @@ def test_any_other_distillation_samples_anew(other):
 def test_what_a_preset_looks_at_is_still_checked(name, yaml):
     with pytest.raises(SettingError):
         parse("distill", [*yaml(f"{name}: much\n"), *CPU])
+
+
+def test_what_changes_the_meaning_is_announced_and_not_warned_of_twice(recwarn):
+    found = parse("train", ["--top_p", "0.9", "--num_iterations", "2", *CPU])
+    notes = [line for line in told(found) if line.startswith("note: ")]
+    assert ["top_p=0.9" in line or "uncorrected" in line for line in notes] == [True, True]
+    assert not [each for each in recwarn if issubclass(each.category, MeaningWarning)]
+    assert not [line for line in told(parse("train", [*CPU])) if line.startswith("note: ")]
 
 
 def test_dashes_are_underscores():
