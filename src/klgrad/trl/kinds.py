@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -54,6 +55,7 @@ class Setting:
         return f"write {described(self.kind)}"
 
 
+@cache
 def settings_of_class(kind: type) -> dict[str, Setting]:
     """The fields of a dataclass that can be given, by name."""
     hints = get_type_hints(kind)
