@@ -24,6 +24,7 @@ from .named_code import resume_command
 from .objective import objective
 from .progress import Recorder
 from .quiet import one_voice
+from .refusals import refusal, refusals_in_one_line
 from .settings import Settings
 from .state import check_fits
 from .stop import Stopping
@@ -61,7 +62,8 @@ class _Run:
             checkpoint = self._checkpoint()
             if self.main and checkpoint is None:
                 self._check_folder()
-            trainer, evaluator = build(self.settings, self.models)
+            with refusals_in_one_line():
+                trainer, evaluator = build(self.settings, self.models)
             if checkpoint is not None:
                 check_fits(trainer, checkpoint)
             try:
@@ -118,6 +120,8 @@ class _Run:
             self._failed(error, trainer, boundary)
             if checkpoint is not None and not boundary.began and not isinstance(error, KlgradError):
                 raise _unloadable(checkpoint, error) from error
+            if trainer.state.global_step == start and (refused := refusal(error)) is not None:
+                raise refused from error
             raise
         if stopping.received is not None and trainer.state.global_step < trainer.state.max_steps:
             return self._stopped(stopping.received)
