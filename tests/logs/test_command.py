@@ -38,7 +38,12 @@ def test_two_hundred_thousand_tokens(tmp_path):
     ):
         assert text in result.stdout
     data = json.loads(out.read_text())
-    assert set(data) == {"file", "columns", "rows", "tokens", "report", "cell", "mismatch", "notes", "advice"}
+    of_report = {"report", "intervals", "cell", "mismatch", "notes", "advice"}
+    assert set(data) == {"file", "columns", "rows", "tokens"} | of_report
+    low, high = data["intervals"]["kl/reverse/k3/per_token"]
+    assert low < data["report"]["kl/reverse/k3/per_token"] < high
+    assert data["report"]["kl/clusters"] > 1
+    assert set(data["mismatch"]["intervals"]) < set(data["mismatch"]["metrics"])
     assert data["tokens"] == 200_000
     assert data["mismatch"]["cause"]["name"] == "temperature"
     assert set(data["cell"]["against"]) == {"token", "sequence"}
