@@ -1,6 +1,7 @@
 """How a loss behaves in float32 at log-ratios that training meets and tests do not."""
 
 from dataclasses import dataclass, fields
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -39,16 +40,18 @@ class Numerics:
 
 def probe(subject: Subject) -> Numerics:
     """Move one token's log-ratio through the ranges, the rest of a group of three held fixed."""
-    dead, wrong, finite = zip(*(_probe_side(subject, sign) for sign in (-1.0, 1.0)), strict=True)
-    first = lambda found: min((x for x in found if x is not None), key=abs, default=None)
-    return Numerics(first(dead), first(wrong), all(finite))
+    live, extreme = (tuple(sign * x for sign in (-1.0, 1.0) for x in sizes) for sizes in (LIVE_RANGE, EXTREMES))
+    low, finite = _coefficients(subject, live, torch.float32)
+    high, _ = _coefficients(subject, live, torch.float64)
+    _, finite_beyond = _coefficients(subject, extreme, torch.float32)
+    n = len(LIVE_RANGE)
+    below, above = _of_one_side(-1.0, low[:n], high[:n]), _of_one_side(1.0, low[n:], high[n:])
+    first = lambda *found: min((x for x in found if x is not None), key=abs, default=None)
+    return Numerics(first(below[0], above[0]), first(below[1], above[1]), finite and finite_beyond)
 
 
-def _probe_side(subject: Subject, sign: float) -> tuple[float | None, float | None, bool]:
-    """Where on one side the coefficient dies for good, where float32 first loses it, and whether all is finite."""
-    low, finite = zip(*(_probe(subject, sign * x, torch.float32) for x in (*LIVE_RANGE, *EXTREMES)), strict=True)
-    low = low[: len(LIVE_RANGE)]
-    high = [_probe(subject, sign * size, torch.float64)[0] for size in LIVE_RANGE]
+def _of_one_side(sign: float, low: list[float], high: list[float]) -> tuple[float | None, float | None]:
+    """Where on one side the coefficient dies for good, and where float32 first loses it."""
     dead = wrong = None
     for size, x in zip(reversed(LIVE_RANGE), reversed(low), strict=True):
         if not abs(x) <= DEAD * abs(high[0]) or high[0] == 0:
@@ -59,19 +62,39 @@ def _probe_side(subject: Subject, sign: float) -> tuple[float | None, float | No
         expected = max(usual, abs(y))  # a coefficient that crosses 0 is not held to 1% of 0
         if wrong is None and not abs(x - y) <= DIGITS_LOST * expected:
             wrong = sign * size
-    return dead, wrong, all(finite)
+    return dead, wrong
 
 
-def _probe(subject: Subject, log_ratio: float, dtype: torch.dtype) -> tuple[float, bool]:
-    """The token's coefficient, and whether the loss and its whole gradient are finite."""
-    loss, parts = evaluate(subject, probe_batch(log_ratio, dtype))
-    return float(parts[0][0, 1]), all(bool(torch.isfinite(x).all()) for x in (loss, *parts))
+def _coefficients(subject: Subject, log_ratios: tuple[float, ...], dtype: torch.dtype) -> tuple[list[float], bool]:
+    """The moved token's coefficient at each log-ratio, and whether every loss and gradient is finite."""
+    # As with the groups of a problem, one call takes them all where the subject allows it: a power of two of them, so
+    # that a mean over all rows rounds in float32 as that over one group does.
+    filled = log_ratios + log_ratios[-1:] * ((1 << (len(log_ratios) - 1).bit_length()) - len(log_ratios))
+    calls = [filled] if subject.stacks else [(x,) for x in log_ratios]
+    found, finite = [], True
+    for some in calls:
+        loss, parts = evaluate(subject, _probes(some, dtype).fresh())
+        found += (parts[0][:: len(LOGP), 1].double() * len(some)).tolist()
+        finite = finite and all(bool(torch.isfinite(x).all()) for x in (loss, *parts))
+    return found[: len(log_ratios)], finite
+
+
+@cache
+def _probes(log_ratios: tuple[float, ...], dtype: torch.dtype) -> Batch:
+    """A group for each log-ratio, in one batch."""
+    each = [probe_batch(x, dtype) for x in log_ratios]
+    together = {f.name: torch.cat([getattr(batch, f.name).detach() for batch in each]) for f in fields(Batch)}
+    return Batch(**together | {"group": torch.arange(len(each)).repeat_interleave(len(LOGP))})
+
+
+LOGP = ((-0.7, -0.5, -1.9), (-1.1, -0.3, -0.8), (-2.3, -1.4, -0.6))
+REF_LOGP = ((-1.0, -0.5, -1.6), (-0.6, -0.9, -1.2), (-1.7, -1.5, -0.2))
+"""Of the group that is probed, before the token's log-ratio is moved."""
 
 
 def probe_batch(log_ratio: float, dtype: torch.dtype) -> Batch:
     """Three completions of three tokens, on-policy; token [0, 1] has the given log-ratio."""
-    logp = torch.tensor([[-0.7, -0.5, -1.9], [-1.1, -0.3, -0.8], [-2.3, -1.4, -0.6]], dtype=torch.float64)
-    ref = torch.tensor([[-1.0, -0.5, -1.6], [-0.6, -0.9, -1.2], [-1.7, -1.5, -0.2]], dtype=torch.float64)
+    logp, ref = torch.tensor(LOGP, dtype=torch.float64), torch.tensor(REF_LOGP, dtype=torch.float64)
     logp[0, 1] += min(log_ratio, 0.0)
     ref[0, 1] -= max(log_ratio, 0.0)
     kl = (logp - ref).abs()
