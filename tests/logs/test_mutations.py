@@ -14,7 +14,7 @@ import klgrad
 PACKAGE = Path(klgrad.__file__).parent
 
 MUTATIONS = {
-    "errors divided by n": ("statistics.py", "max(self.n - 1, 1)", "max(self.n, 1)"),
+    "errors without the correction for few clusters": ("statistics.py", "(self.square / left)", "(self.square)"),
     "a prompt's completions counted as independent": ("sums.py", "self._clustered() or self._sums", "self._sums"),
     "batches about means of their own": (
         "statistics.py",
