@@ -187,4 +187,4 @@ def check(subject, advantages, recipe):
     to_markdown([result])
     to_html([result], [coefficient_curve(subject)])
     console = Console(file=None, quiet=True, width=150)
-    console.print(in_full(result, subject), overview([result], 150))
+    console.print(in_full(result, subject, 150), overview([result], 150))

@@ -80,5 +80,5 @@ def test_the_variance_of_a_mean_with_leave_one_out_is_that_over_every_group(meth
     for n in (2, 3):
         exact = expected_gradient(as_subject(fig8_sequences.METHODS[method]), problem, n, none)
         mean, variance = fig8_sequences.moments_of_mean(method, problem, n)
-        EXACT.check(variance, exact.variance / n)
+        EXACT.check(variance, exact.deviation**2 / n)
         EXACT.check(mean, exact.mean[: len(mean)])
