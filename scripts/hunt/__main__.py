@@ -41,7 +41,7 @@ def hunt_inputs(count: int, seed: int, root: Path, only: int | None) -> list[str
         case.prepare(folder)
         before = _precious(folder)
         found = forked.run(case.arguments, folder, root / f"case-{i}.log", case.seconds, case.encoding)
-        shown = " ".join(case.arguments).replace("\n", "\\n")[:200]
+        shown = " ".join(case.arguments).replace("\n", "\\n")
         if only is not None:
             print(shown, found.status, found.output, sep="\n")
         if not found.is_clean:
@@ -125,10 +125,11 @@ def hunt_pairs(count: int, seed: int, root: Path) -> list[str]:
     rng, model, problems = random.Random(seed), write_model(root / "model"), []
     for i in range(count):
         folder = root / f"pair-{i}"
-        new = ["train", *arguments(model=model, **RUN), "--output_dir", str(folder)]
+        # Long enough that the second one always finds the first one running.
+        new = ["train", *arguments(model=model, **{**RUN, "max_steps": 60}), "--output_dir", str(folder)]
         second = rng.choice([new, [*new, "--overwrite"], ["train", "--output_dir", str(folder), "--resume"]])
         children = [forked.start(new, root, root / f"pair-{i}-0.log")]
-        time.sleep(rng.choice([0.0, 0.05, 0.5, 2.0]))
+        time.sleep(rng.choice([0.0, 0.05, 0.5, 1.0]))
         children.append(forked.start(second, root, root / f"pair-{i}-1.log"))
         status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         logs = [(root / f"pair-{i}-{k}.log").read_text(errors="replace") for k in (0, 1)]

@@ -68,10 +68,9 @@ class Case:
 
 def cases(count: int, seed: int, model: Path) -> Iterator[Case]:
     """`count` cases of all kinds in turn."""
-    rng = random.Random(seed)
     kinds = [_loss, _output, _log, _setting, _flags, _run_folder, _data, _names]
     for i in range(count):
-        yield kinds[i % len(kinds)](rng, model)
+        yield kinds[i % len(kinds)](random.Random(f"{seed} {i}"), model)  # each case by itself, for `--only`
 
 
 # Losses to audit
