@@ -17,7 +17,7 @@ test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
 
 test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF and SkyRL for real; their pins clash with the rest
-	$(VENV)-frameworks/bin/python -m pytest tests/frameworks $(ARGS)
+	$(VENV)-frameworks/bin/python -m pytest tests/adapters $(ARGS)
 
 reproduce: $(DEV)  ## the papers' tabular results, each with its claim checked
 	$(BIN)/klgrad reproduce $(ARGS)
@@ -25,6 +25,7 @@ reproduce: $(DEV)  ## the papers' tabular results, each with its claim checked
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(DEV)
 	$(BIN)/pyright --pythonpath $(BIN)/python

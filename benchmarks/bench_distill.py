@@ -98,7 +98,7 @@ class Job:
 
 def train_all(jobs: list[Job], given: Any) -> Iterator[tuple[Job, Path]]:
     """Several at a time, each given back while others train; one that fails is told of and left out."""
-    from klgrad.train.model import resolve
+    from klgrad.training.model import resolve
 
     resolve(f"{given.teacher}:{KEPT}")  # made once, before all ask for it
     runs: Path = given.runs
@@ -123,8 +123,8 @@ def evaluator(given: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from klgrad.train.build import build, models_of
-    from klgrad.train.parse import parse
+    from klgrad.training.build import build, models_of
+    from klgrad.training.parse import parse
 
     flags = [x for name, value in COMMON.items() for x in (f"--{name}", value)]
     models = ["--model", f"{given.teacher}:{KEPT}", "--teacher", str(given.teacher)]
@@ -155,9 +155,9 @@ def train_by_trl(given: Any, rest: list[str]) -> None:
     from transformers import AutoTokenizer
     from trl import DistillationConfig, DistillationTrainer, TrlParser
 
-    from klgrad.train.data import data_of
-    from klgrad.train.model import resolve
-    from klgrad.train.settings import RunConfig
+    from klgrad.training.data import data_of
+    from klgrad.training.model import resolve
+    from klgrad.training.settings import RunConfig
 
     student = resolve(f"{given.teacher}:{KEPT}")
     kinds: Any = (DistillationConfig,)

@@ -12,8 +12,8 @@ import tempfile
 import torch
 from harness import rows, save, side_by_side
 
-from klgrad.estimators import k1, k2, k3
-from klgrad.reproduce.tang_munos import bandits
+from klgrad.core.estimators import k1, k2, k3
+from klgrad.papers.tang_munos import bandits
 
 METHODS = ["k1-reward", "k1-reward-leave-one-out", "k2-loss", "k1-loss", "k3-loss"]
 REPEATS, STEPS, SAMPLES = 20, 20, 4

@@ -88,9 +88,9 @@ def fixed_length(teacher: Path, folder: Path) -> Path:
 
 def train(job: Job, folder: Path) -> list[Row]:
     """Train one student, and give its evaluations."""
-    from klgrad.train.build import build, models_of
-    from klgrad.train.parse import parse
-    from klgrad.trl.hidden import add_statistics_forward, base_of
+    from klgrad.training.build import build, models_of
+    from klgrad.training.parse import parse
+    from klgrad.trl.model_forward import add_statistics_forward, base_of
 
     settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))
@@ -134,8 +134,8 @@ class Judge:
         """Numbers by name, standard errors (`_se`) over prompts, and the first completion as text."""
         import torch
 
-        from klgrad.monitor import KLSums
-        from klgrad.rollout import Rollout
+        from klgrad.core.rollout import Rollout
+        from klgrad.reports.divergence import KLSums
 
         trainer, sums, completions = self.trainer, KLSums(), []
         entropy = repeated = tokens = covered = of_teacher = 0.0
@@ -167,7 +167,7 @@ class Judge:
         return {name: float(f"{value:.5g}") for name, value in numbers.items()} | {"sample": text}
 
     def _exact(self, batch: Any) -> Any:
-        from klgrad.trl.hidden import Completions, exact_statistics
+        from klgrad.trl.model_forward import Completions, exact_statistics
 
         return exact_statistics(self.trainer, self.trainer.model, Completions.of(batch))
 
@@ -175,8 +175,8 @@ class Judge:
         """Batches as TRL pads them, and the completions of each."""
         import torch
 
-        from klgrad.train.rng import apart
-        from klgrad.trl.reward import padded
+        from klgrad.training.rng import apart
+        from klgrad.trl.kl_reward import padded
 
         size, found = self.trainer.args.per_device_train_batch_size, []
         with apart(seed), torch.no_grad():
@@ -210,7 +210,7 @@ def main() -> None:
     else:
         rates = best_rates(given.out / "fig8_sweep.csv")
         jobs = [job(given, a, w, r, seed) for seed in SEEDS for (a, w), r in rates.items()]
-    from klgrad.train.model import resolve
+    from klgrad.training.model import resolve
 
     for teacher in (given.teacher, given.runs / "teacher-fixed-length"):
         resolve(f"{teacher}:{LAYERS}")  # made once, before all workers ask for it

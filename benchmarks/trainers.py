@@ -106,7 +106,8 @@ def _memory(which: str) -> int:
 @contextmanager
 def own_time(clock: "Clock") -> Iterator[None]:
     """Let the clock count what klgrad's code takes of each step: the rollout, the term, and what is logged of it."""
-    from klgrad import KLTerm, rollout
+    from klgrad import KLTerm
+    from klgrad.core import rollout
     from klgrad.trl import KLTrainer, metrics
 
     own = [(KLTrainer, name) for name in ("_group", "_rollout", "_per_token")]

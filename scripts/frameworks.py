@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from klgrad.adapters import FRAMEWORKS
 from klgrad.audit import audit
-from klgrad.audit.report import to_markdown
-from klgrad.frameworks import FRAMEWORKS
+from klgrad.audit.render.plain import to_markdown
 
 PAGES = Path(__file__).parent.parent / "docs" / "frameworks"
 

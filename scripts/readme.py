@@ -14,7 +14,7 @@ from statistics import stdev
 import torch
 
 from klgrad.audit import audit, catalogue
-from klgrad.audit.report import to_markdown
+from klgrad.audit.render.plain import to_markdown
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from klgrad.reproduce.catalogue import studies
+from klgrad.papers.all_studies import studies
 
 DOCS = Path(__file__).parent.parent / "docs"
 IMAGES = DOCS / "images" / "reproduce"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from klgrad import KLTerm, OffPolicy, Rollout
-from klgrad.exact import autoregressive
-from klgrad.statistics import Estimate, RatioSums
+from klgrad.core.standard_errors import Estimate, RatioSums
+from klgrad.enumeration import autoregressive
 
 BATCHES, PROMPTS = 4000, 64
 NORMAL = 1.959964

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from klgrad import Rollout
-from klgrad.exact import Problem, autoregressive, bandit
+from klgrad.enumeration import Problem, autoregressive, bandit
 
 PROBLEMS = {
     "bandit": bandit(5, seed=3, away_from_ref=1.0),

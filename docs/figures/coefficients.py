@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from klgrad import KLTerm, Rollout, cells
-from klgrad.reproduce.palette import style
+from klgrad import KLTerm, Rollout, zoo as cells
+from klgrad.support.palette import style
 
 OUT = Path(__file__).parent.parent / "images" / "coefficients.png"
 

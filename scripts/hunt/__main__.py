@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import forked
 import hostile
-from train.small import SMALL, arguments, write_model
+from training.small import SMALL, arguments, write_model
 
 PRECIOUS = ("victim", "loss.py", "rows.jsonl", "reward.py")
 """Files of a case that no command may change."""

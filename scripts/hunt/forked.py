@@ -42,7 +42,7 @@ def preload() -> None:
     import trl.trainer.grpo_trainer  # noqa: F401
 
     import klgrad.cli
-    import klgrad.train.run  # noqa: F401
+    import klgrad.training.run  # noqa: F401
 
 
 def start(arguments: list[str], folder: Path, log: Path, encoding: str = "utf-8") -> int:

@@ -1,24 +1,91 @@
-"""klgrad: KL terms that say what they differentiate, and an audit that proves it.
+"""klgrad: KL terms that declare what they differentiate, and an audit that proves it.
 
-The core needs torch alone. `klgrad.audit` says which divergence any loss descends.
+The names here need torch alone. Subpackages are imported when they are first used:
+
+- `klgrad.audit`: which divergence any loss descends;
+- `klgrad.zoo`: KL losses found in the wild, sound or not;
+- `klgrad.reports`: KL estimates of a run with standard errors;
+- `klgrad.enumeration`: problems small enough to sum over, and the gradients of the targets;
+- `klgrad.kernels`: exact KLs from hidden states, without the logits;
+- `klgrad.logs`: what the logs of a run say (needs `klgrad[logs]`);
+- `klgrad.trl`: training on TRL (needs `klgrad[train]`);
+- `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: what the terms are made of.
 """
 
-from . import (
-    _torch as _torch,
-    audit as audit,
-    cells as cells,
-    credit as credit,
-    estimators as estimators,
-    exact as exact,
-    importance as importance,
-)
-from .errors import KlgradError as KlgradError
-from .importance import Clip as Clip, Mask as Mask, Truncate as Truncate
-from .monitor import kl_report as kl_report, mismatch_report as mismatch_report
-from .offpolicy import consistency_loss as consistency_loss, squared_sequence as squared_sequence
-from .optima import forward_optimum as forward_optimum, reverse_optimum as reverse_optimum
-from .result import KLResult as KLResult
-from .rollout import Rollout as Rollout
-from .term import KLTerm as KLTerm, OffPolicy as OffPolicy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import _torch as _torch
+from .core.importance import Clip, Mask, Truncate
+from .core.optima import forward_optimum, reverse_optimum
+from .core.regularizers import consistency_loss, squared_sequence
+from .core.result import KLResult
+from .core.rollout import Rollout
+from .core.term import KLTerm, OffPolicy
+from .errors import KlgradError
+from .reports.divergence import kl_report, mismatch_report
+
+if TYPE_CHECKING:
+    from . import (
+        audit as audit,
+        enumeration as enumeration,
+        kernels as kernels,
+        logs as logs,
+        reports as reports,
+        trl as trl,
+        zoo as zoo,
+    )
+    from .core import credit as credit, estimators as estimators, importance as importance
 
 __version__ = "0.1.0"
+
+_SUBPACKAGES = {
+    "audit": ".audit",
+    "credit": ".core.credit",
+    "enumeration": ".enumeration",
+    "estimators": ".core.estimators",
+    "importance": ".core.importance",
+    "kernels": ".kernels",
+    "logs": ".logs",
+    "reports": ".reports",
+    "trl": ".trl",
+    "zoo": ".zoo",
+}
+"""Where each public subpackage is imported from, when it is first used."""
+
+__all__ = [
+    "Clip",
+    "KLResult",
+    "KLTerm",
+    "KlgradError",
+    "Mask",
+    "OffPolicy",
+    "Rollout",
+    "Truncate",
+    "audit",
+    "consistency_loss",
+    "credit",
+    "enumeration",
+    "estimators",
+    "forward_optimum",
+    "importance",
+    "kernels",
+    "kl_report",
+    "logs",
+    "mismatch_report",
+    "reports",
+    "reverse_optimum",
+    "squared_sequence",
+    "trl",
+    "zoo",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return import_module(_SUBPACKAGES[name], __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

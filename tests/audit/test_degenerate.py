@@ -10,11 +10,11 @@ from rich.console import Console
 
 from klgrad.audit import audit
 from klgrad.audit.curve import coefficient_curve
-from klgrad.audit.html import to_html
-from klgrad.audit.report import to_json, to_markdown
+from klgrad.audit.render.page import to_html
+from klgrad.audit.render.plain import to_json, to_markdown
+from klgrad.audit.render.terminal import in_full, overview
 from klgrad.audit.subject import as_subject
 from klgrad.audit.verdict import MATCH
-from klgrad.cli.tables import in_full, overview
 
 
 def k2(logp, ref_logp, mask):

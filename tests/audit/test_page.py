@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from klgrad.audit import html
 from klgrad.audit.problems import LONG, MANY, WIDE, cases, group_sizes, in_words
-from klgrad.cli.tables import CAPTION
+from klgrad.audit.render import page as html
+from klgrad.audit.render.terminal import CAPTION
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 TEXT = " ".join(PAGE.split())

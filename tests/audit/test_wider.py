@@ -8,9 +8,9 @@ from tolerances import EXACT
 
 from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
+from klgrad.audit.auditing import _compare
 from klgrad.audit.gradient import expected_gradient
 from klgrad.audit.problems import LONG, MANY, WIDE, cases
-from klgrad.audit.run import _compare
 from klgrad.audit.subject import Subject, as_subject
 from klgrad.audit.verdict import MATCH
 

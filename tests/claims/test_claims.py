@@ -6,11 +6,11 @@ import pytest
 from claims.docstrings import as_a_loss, gradient_section, on_and_off_policy
 from tolerances import EXACT
 
-from klgrad import KLTerm, OffPolicy, cells, squared_sequence
+from klgrad import KLTerm, OffPolicy, squared_sequence, zoo as cells
 from klgrad.audit import audit, catalogue
-from klgrad.audit.catalogue import every_term
-from klgrad.estimators import Estimator, forward_k3, k1, k2, k3, k_lambda
-from klgrad.result import reduce
+from klgrad.audit.known_losses import every_term
+from klgrad.core.estimators import Estimator, forward_k3, k1, k2, k3, k_lambda
+from klgrad.core.result import reduce
 
 TERMS = {term.name: term for term in every_term()}
 NO_VERDICT = ("nothing", "unknown")

@@ -4,13 +4,13 @@ import dataclasses
 import inspect
 
 import pytest
-from frameworks.verdicts import ALL
+from adapters.verdicts import ALL
 from typer.testing import CliRunner
 
+from klgrad.adapters import FRAMEWORKS
+from klgrad.adapters.defaults import DEFAULTS
+from klgrad.adapters.recommendation import SETTINGS
 from klgrad.cli import app
-from klgrad.frameworks import FRAMEWORKS
-from klgrad.frameworks.advice import SETTINGS
-from klgrad.frameworks.defaults import DEFAULTS
 
 
 def advised(*arguments):

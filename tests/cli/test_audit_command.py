@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from klgrad.audit import catalogue
 from klgrad.cli import app, main
+from klgrad.enumeration import TARGETS
 from klgrad.errors import KlgradError
-from klgrad.exact import TARGETS
 
 LOSS = '''
 """A user's file."""

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 import klgrad
 from klgrad.audit import audit
-from klgrad.audit.report import to_markdown
-from klgrad.cli import app, tables
+from klgrad.audit.render import terminal as tables
+from klgrad.audit.render.plain import to_markdown
+from klgrad.cli import app
 from klgrad.cli.console import stdout
 
 LONG = "Ж" * 100
@@ -82,7 +83,9 @@ def test_logs(name, tmp_path):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_compare(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("klgrad.train.compare.drawn", lambda runs: b"")  # takes seconds; the legend is tested below
+    monkeypatch.setattr(
+        "klgrad.training.comparison.drawn", lambda runs: b""
+    )  # takes seconds; the legend is tested below
     result = run("compare", run_folder(tmp_path / name), run_folder(tmp_path / "b"), "--out", tmp_path / name / "f.png")
     assert times(Path(name).name, result.stdout) >= 1
     assert "E[reward][b]" in joined(result.stdout)
@@ -94,7 +97,7 @@ def test_the_legend_of_a_figure(name):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from klgrad.train.figures import Drawn, _legend
+    from klgrad.training.figures import Drawn, _legend
 
     figure = Figure()
     _legend(figure, [Drawn(name, []), Drawn("b", [])])
@@ -113,7 +116,7 @@ def test_reproduce(tmp_path):
 @pytest.mark.slow
 def test_train(tmp_path, monkeypatch):
     pytest.importorskip("trl")
-    from train.small import SMALL, arguments, write_model
+    from training.small import SMALL, arguments, write_model
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = write_model(tmp_path / "[m]odel[/]")

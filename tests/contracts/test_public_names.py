@@ -1,28 +1,41 @@
 """The public surface: a change here is a change for users."""
 
 import inspect
+import subprocess
+import sys
 
 import klgrad
 
 NAMES = {
     "Clip", "KLResult", "KLTerm", "KlgradError", "Mask", "OffPolicy", "Rollout", "Truncate",
     "consistency_loss", "forward_optimum", "kl_report", "mismatch_report", "reverse_optimum", "squared_sequence",
-    "audit", "cells", "credit", "estimators", "exact", "importance",
+    "audit", "credit", "enumeration", "estimators", "importance", "kernels", "logs", "reports", "trl", "zoo",
 }  # fmt: skip
 
 
-def test_the_public_names():
-    public = {
-        name
-        for name, x in vars(klgrad).items()
-        if not name.startswith("_") and (not inspect.ismodule(x) or name in NAMES)
-    }
-    assert public == NAMES
+def test_completion_shows_the_public_names_and_nothing_else():
+    assert set(dir(klgrad)) == {*NAMES, "__version__"}
+    assert set(klgrad.__all__) == NAMES
 
 
 def test_everything_public_is_documented():
     for name in NAMES:
         assert inspect.getdoc(getattr(klgrad, name)), name
+
+
+def test_subpackages_are_imported_when_they_are_used():
+    seen = "'klgrad.audit' in sys.modules"
+    look = f"import sys, klgrad; before = {seen}; klgrad.audit; print(before, {seen})"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "False True\n"
+
+
+def test_no_public_function_hides_a_module_of_its_name():
+    for package in ("audit", "enumeration", "kernels", "logs", "reports", "trl", "zoo"):
+        module = getattr(klgrad, package)
+        for name, x in vars(module).items():
+            if inspect.isfunction(x) and not name.startswith("_"):
+                assert f"{module.__name__}.{name}" not in sys.modules, f"{package}.{name}"
 
 
 def test_the_fields_of_a_term():

@@ -5,10 +5,10 @@ import torch
 from oracle import SEQUENCES, mean_gradient, mean_gradient_over_groups, whole_space
 from tolerances import EXACT
 
-from klgrad import Clip, KLTerm, Mask, OffPolicy, Rollout, Truncate, cells, consistency_loss, squared_sequence
-from klgrad.credit import to_go
-from klgrad.exact import autoregressive, target_gradients
-from klgrad.importance import effective_sample_size, prefix_ratio, sequence_ratio, token_ratio
+from klgrad import Clip, KLTerm, Mask, OffPolicy, Rollout, Truncate, consistency_loss, squared_sequence, zoo as cells
+from klgrad.core.credit import to_go
+from klgrad.core.importance import effective_sample_size, prefix_ratio, sequence_ratio, token_ratio
+from klgrad.enumeration import autoregressive, target_gradients
 
 sequences = pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
 SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)

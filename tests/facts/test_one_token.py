@@ -5,10 +5,10 @@ import torch
 from oracle import PROBLEMS, mean_gradient, whole_space
 from tolerances import EXACT
 
-from klgrad import cells
-from klgrad.credit import leave_one_out
-from klgrad.estimators import k1, k2, k3, k_lambda
-from klgrad.exact import bandit, target_gradients
+from klgrad import zoo as cells
+from klgrad.core.credit import leave_one_out
+from klgrad.core.estimators import k1, k2, k3, k_lambda
+from klgrad.enumeration import bandit, target_gradients
 
 BANDIT = PROBLEMS["bandit"].on_policy()
 LOG_RATIO = BANDIT.logp - BANDIT.ref_logp

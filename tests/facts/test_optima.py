@@ -5,8 +5,8 @@ import torch
 from tolerances import EXACT, Tol
 
 from klgrad import forward_optimum, reverse_optimum
+from klgrad.core.estimators import k3
 from klgrad.errors import MeaningError
-from klgrad.estimators import k3
 
 REF = torch.log_softmax(torch.tensor([0.2, -1.0, 0.7, 0.0, 1.5]).double(), -1)
 REWARD = torch.tensor([1.0, 0.3, -0.5, 1.0, 0.0]).double()

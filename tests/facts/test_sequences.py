@@ -5,10 +5,10 @@ import torch
 from oracle import PROBLEMS, SEQUENCES, gradient_of_rows, mean_gradient, mean_gradient_over_groups, whole_space
 from tolerances import EXACT
 
-from klgrad import KLTerm, cells
-from klgrad.credit import future, to_go, whole
-from klgrad.estimators import k3
-from klgrad.exact import autoregressive, every_group, target_gradients
+from klgrad import KLTerm, zoo as cells
+from klgrad.core.credit import future, to_go, whole
+from klgrad.core.estimators import k3
+from klgrad.enumeration import autoregressive, every_group, target_gradients
 
 sequences = pytest.mark.parametrize("problem", [p.on_policy() for p in SEQUENCES.values()], ids=SEQUENCES)
 

@@ -6,7 +6,7 @@ from oracle import mean_gradient, whole_space
 from tolerances import EXACT, Tol
 
 from klgrad import Rollout, consistency_loss, reverse_optimum, squared_sequence
-from klgrad.exact import autoregressive
+from klgrad.enumeration import autoregressive
 
 BETA = 0.5
 AWAY = {"mean reward": (0.005, 1.0), "true gradient": (0.1, 1.0)}

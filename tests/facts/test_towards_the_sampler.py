@@ -5,10 +5,10 @@ import torch
 from oracle import SEQUENCES, mean_gradient, mean_gradient_over_groups, whole_space
 from tolerances import EXACT
 
-from klgrad import Clip, Mask, Truncate, cells
-from klgrad.estimators import k1
-from klgrad.exact import autoregressive
-from klgrad.importance import prefix_ratio, token_ratio
+from klgrad import Clip, Mask, Truncate, zoo as cells
+from klgrad.core.estimators import k1
+from klgrad.core.importance import prefix_ratio, token_ratio
+from klgrad.enumeration import autoregressive
 
 sequences = pytest.mark.parametrize("problem", SEQUENCES.values(), ids=SEQUENCES)
 SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)

@@ -12,7 +12,7 @@ from kernels.cases import agree, budget, check_gradient_of, confident, make
 from kernels.mutants import planted
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import from_logits, function, reference, state, tiles_torch, tiles_triton, weights
+from klgrad.kernels import autograd as function, from_logits, reference, state, tiles_torch, tiles_triton, weights
 from klgrad.kernels.head import Transform
 from klgrad.kernels.tile import Kept, Tile
 

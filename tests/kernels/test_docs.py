@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from klgrad.kernels import families, plan, state
+from klgrad.kernels import model_families as families, plan, state
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")

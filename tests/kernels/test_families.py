@@ -10,7 +10,7 @@ import torch
 from tolerances import SINGLE
 
 from klgrad.errors import KernelInputError
-from klgrad.kernels import Head, check_head, families, reference
+from klgrad.kernels import Head, check_head, model_families as families, reference
 
 transformers = pytest.importorskip("transformers")
 

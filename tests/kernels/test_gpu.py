@@ -7,7 +7,7 @@ import torch
 from kernels.cases import agree, budget, check_gradient_of, compare, confident, make
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import from_logits, function, reference
+from klgrad.kernels import autograd as function, from_logits, reference
 
 pytestmark = [
     pytest.mark.gpu,

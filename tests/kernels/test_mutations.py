@@ -33,7 +33,7 @@ MUTATIONS = {
         "state.py", "return s.gap / s.mass", "return torch.zeros_like(s.mass)", checks.confident_tokens),
     "the reference's logit read as the policy's": (
         "tile.py", "torch.where(own, larger, d - larger), d", "larger, d", checks.kept),
-    "what was kept read twice": ("function.py", "replace(seen, kept=None)", "seen", checks.second_backward),
+    "what was kept read twice": ("autograd.py", "replace(seen, kept=None)", "seen", checks.second_backward),
     "an entry of another tile taken": (
         "tile.py", "(local >= 0) & (local < self.width)", "local >= 0", checks.recomputed),
     "chunks that overwrite each other": (

@@ -10,7 +10,7 @@ from oracle import SEQUENCES
 from tolerances import EXACT
 
 from klgrad import KLTerm, OffPolicy
-from klgrad.exact import autoregressive, every_group, target_gradients
+from klgrad.enumeration import autoregressive, every_group, target_gradients
 from klgrad.kernels import Head, token_statistics
 
 SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)

@@ -14,16 +14,32 @@ import klgrad
 PACKAGE = Path(klgrad.__file__).parent
 
 MUTATIONS = {
-    "errors without the correction for few clusters": ("statistics.py", "(self.square / left)", "(self.square)"),
-    "a prompt's completions counted as independent": ("sums.py", "self._clustered() or self._sums", "self._sums"),
+    "errors without the correction for few clusters": (
+        "core/standard_errors.py",
+        "(self.square / left)",
+        "(self.square)",
+    ),
+    "a prompt's completions counted as independent": (
+        "reports/accumulators.py",
+        "self._clustered() or self._sums",
+        "self._sums",
+    ),
     "batches about means of their own": (
-        "statistics.py",
+        "core/standard_errors.py",
         "off = mean - _ratio(self.total, self.count)",
         "off = 0 * mean",
     ),
-    "token ratios for prefix ratios": ("sums.py", "prefix_ratio(rollout)[live]", "token_ratio(rollout)[live]"),
-    "a ratio without a token": ("sums.py", "sequence_ratio(rollout)[live.any(-1), 0]", "sequence_ratio(rollout)[:, 0]"),
-    "the mismatch the other way round": ("monitor.py", "away = -seen.log_ratio", "away = seen.log_ratio"),
+    "token ratios for prefix ratios": (
+        "reports/accumulators.py",
+        "prefix_ratio(rollout)[live]",
+        "token_ratio(rollout)[live]",
+    ),
+    "a ratio without a token": (
+        "reports/accumulators.py",
+        "sequence_ratio(rollout)[live.any(-1), 0]",
+        "sequence_ratio(rollout)[:, 0]",
+    ),
+    "the mismatch the other way round": ("reports/divergence.py", "away = -seen.log_ratio", "away = seen.log_ratio"),
     "coefficients of a mean": ("logs/coefficients.py", "else gradient * len(rollout.logp)", "else gradient"),
     "a sign of the difference": ("logs/coefficients.py", "(c - s) @ (c - s)", "(c + s) @ (c + s)"),
     "what is alive counted as dead": ("logs/coefficients.py", "c.abs() < DEAD", "c.abs() > DEAD"),
@@ -31,25 +47,33 @@ MUTATIONS = {
     "padding taken for tokens": ("logs/chunk.py", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
     "places among live tokens": ("logs/chunk.py", "token = int(torch.nonzero(live)[token])", "pass"),
     "the other neighbour": (
-        "logs/evidence.py",
+        "logs/diagnosis/evidence.py",
         "(seen.sampler_logp, seen.logp, live)",
         "(seen.logp, seen.sampler_logp, live)",
     ),
-    "repeats of any token": ("logs/evidence.py", "& (y[1:] == y[:-1])", ""),
-    "the ratio upside down": ("logs/sampling.py", "torch.expm1(-e.d)", "torch.expm1(e.d)"),
-    "limits on the other side": ("logs/temperature.py", "limit - y if a > 1 else y - limit", "y - limit"),
-    "limits of the log-prob": ("logs/temperature.py", "x - torch.log(-torch.expm1(x))", "x - 0"),
-    "a filter where the mass is above 1": ("logs/sampling.py", "mean + 5 * error < 1", "mean - 5 * error > 1"),
-    "nothing beside a filter": ("logs/sampling.py", "found.within < 0.05", "found.within > 0.05"),
-    "noise taken for what is systematic": ("logs/causes.py", "e.noise > 0.5", "e.noise < 0.5"),
-    "every number a bf16 number": ("logs/causes.py", "values.to(dtype).double() == values", "values == values"),
+    "repeats of any token": ("logs/diagnosis/evidence.py", "& (y[1:] == y[:-1])", ""),
+    "the ratio upside down": ("logs/diagnosis/sampling.py", "torch.expm1(-e.d)", "torch.expm1(e.d)"),
+    "limits on the other side": ("logs/diagnosis/temperature.py", "limit - y if a > 1 else y - limit", "y - limit"),
+    "limits of the log-prob": ("logs/diagnosis/temperature.py", "x - torch.log(-torch.expm1(x))", "x - 0"),
+    "a filter where the mass is above 1": (
+        "logs/diagnosis/sampling.py",
+        "mean + 5 * error < 1",
+        "mean - 5 * error > 1",
+    ),
+    "nothing beside a filter": ("logs/diagnosis/sampling.py", "found.within < 0.05", "found.within > 0.05"),
+    "noise taken for what is systematic": ("logs/diagnosis/causes.py", "e.noise > 0.5", "e.noise < 0.5"),
+    "every number a bf16 number": (
+        "logs/diagnosis/causes.py",
+        "values.to(dtype).double() == values",
+        "values == values",
+    ),
     "lines counted from the block's start": ("logs/jsonl.py", "first += breaks", "first += 0"),
     "rows counted from the chunk's start": (
         "logs/parquet.py",
         "arange(done, done + batch.num_rows)",
         "arange(batch.num_rows)",
     ),
-    "all prompts one": ("logs/groups.py", "len(self._known))", "0)"),
+    "all prompts one": ("logs/prompt_groups.py", "len(self._known))", "0)"),
 }
 
 NOT_NEEDED = ("audit", "cli", "exact", "frameworks", "kernels", "reproduce", "train", "trl")

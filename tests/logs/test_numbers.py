@@ -1,4 +1,4 @@
-"""The streamed numbers are those of `klgrad.monitor` on one batch, in every format and however the file is cut."""
+"""The streamed numbers are those of `klgrad.reports` on one batch, in every format and however the file is cut."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,11 +9,11 @@ from logs.synthetic import WRITERS, lists, mask_of, sampled, write
 from strategies import rollouts
 from tolerances import EXACT, SINGLE
 
-from klgrad import KLTerm, OffPolicy, Rollout, Truncate, cells, kl_report, mismatch_report
+from klgrad import KLTerm, OffPolicy, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
+from klgrad.core.standard_errors import Kept
 from klgrad.logs import LogError, chunk as chunks, examine, jsonl
 from klgrad.logs.coefficients import cell_of, coefficients
-from klgrad.monitor import KLSums, MismatchSums
-from klgrad.statistics import Kept
+from klgrad.reports.divergence import KLSums, MismatchSums
 
 
 def same(found, expected, tolerance):

@@ -5,7 +5,7 @@ import torch
 from logs.confusion import OTHERS, TEMPERATURES, judge, judged, off, others, temperatures, width
 from logs.synthetic import SHAPES, sampled
 
-from klgrad.logs.temperature import STEP, allowed
+from klgrad.logs.diagnosis.temperature import STEP, allowed
 
 WRONG = 0.02
 """Share of logs for which a cause may be named that is not theirs."""

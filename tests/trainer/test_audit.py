@@ -2,8 +2,8 @@
 
 import pytest
 
+from klgrad.adapters.trl import declared
 from klgrad.audit import audit
-from klgrad.frameworks.trl import declared
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 

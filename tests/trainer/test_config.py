@@ -5,7 +5,7 @@ import pytest
 from klgrad import Clip, KLTerm, Mask, OffPolicy, Truncate
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig
-from klgrad.trl.notes import MeaningWarning, notes
+from klgrad.trl.meaning_notes import MeaningWarning, notes
 from klgrad.trl.objective import bound_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")

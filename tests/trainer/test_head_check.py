@@ -10,7 +10,7 @@ from torch import nn
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig, KLTrainer
 from klgrad.trl.head_check import _difference, _few
-from klgrad.trl.hidden import Completions
+from klgrad.trl.model_forward import Completions
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -82,7 +82,7 @@ def test_a_few_tokens_of_long_completions(tmp_path):
 
 def test_it_is_looked_at_once(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("klgrad.trl.trainer.check_head", lambda *_: seen.append(1))
+    monkeypatch.setattr("klgrad.trl.kl_trainer.check_head", lambda *_: seen.append(1))
     tiny.trainer(KLTrainer, KLConfig, tmp_path, kl_estimator="exact", max_steps=3).train()
     assert seen == [1]
 

@@ -1,7 +1,7 @@
 """What does this loss really descend? Answered by summing over every outcome of small problems."""
 
-from .catalogue import catalogue as catalogue
-from .load import load as load
-from .result import AuditResult as AuditResult
-from .run import audit as audit
+from .audit_result import AuditResult as AuditResult
+from .auditing import audit as audit
+from .known_losses import catalogue as catalogue
+from .loading import load as load
 from .subject import Subject as Subject

@@ -1,7 +1,7 @@
 """One sentence of advice: what the loss does, and the sound alternative."""
 
+from .audit_result import AuditResult
 from .numbers import apart, listed, percent
-from .result import AuditResult
 from .subject import Subject
 
 SPOKEN = {

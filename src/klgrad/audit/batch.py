@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from ..exact import Problem
-from ..rollout import Rollout
+from ..core.rollout import Rollout
+from ..enumeration import Problem
 
 PADDING_LOGP, PADDING_REF_LOGP = -1.25, -2.5
 """What stands in the log-probs where the mask is 0: plausible and unequal, so that a loss which forgets

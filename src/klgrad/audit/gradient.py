@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..exact import Problem, every_group
+from ..enumeration import Problem, every_group
 from .batch import Batch, from_problem
 from .subject import Subject
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..exact import Problem, autoregressive, target_gradients
+from ..enumeration import Problem, autoregressive, target_gradients
 
 Lengths = Literal["all", "equal"]
 

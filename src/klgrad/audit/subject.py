@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..cells import Cell
+from ..core.result import KLResult
+from ..core.rollout import Rollout
+from ..core.term import KLTerm
 from ..errors import LossCallError, LossOutputError
-from ..result import KLResult
-from ..rollout import Rollout
-from ..term import KLTerm
+from ..zoo import Cell
 from .batch import Batch
 from .problems import group_sizes
 

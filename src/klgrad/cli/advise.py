@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..adapters.defaults import DEFAULTS
+from ..adapters.recommendation import SETTINGS, WHERE, Meaning, Setting, code, expresses
 from ..errors import UnknownNameError
-from ..frameworks.advice import SETTINGS, WHERE, Meaning, Setting, code, expresses
-from ..frameworks.defaults import DEFAULTS
 from .console import stdout
 
 

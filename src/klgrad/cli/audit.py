@@ -11,14 +11,14 @@ import typer
 from rich.console import Console, Group
 from rich.progress import track
 
+from ..adapters import FRAMEWORKS
 from ..audit import AuditResult, Subject, audit, catalogue, load
 from ..audit.curve import coefficient_curve
-from ..audit.html import to_html
-from ..audit.report import notes, to_json, to_markdown
+from ..audit.render import terminal as tables
+from ..audit.render.page import to_html
+from ..audit.render.plain import notes, to_json, to_markdown
+from ..core.meaning import Verdict
 from ..errors import LossImportError, NotAuditableError, UnknownNameError
-from ..frameworks import FRAMEWORKS
-from ..meaning import Verdict
-from . import tables
 from .console import beside, deliver, stderr
 from .fixes import TAGS, fixes_for
 from .printed import first_lines

@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, ProgressColumn
 
 from ..errors import OutputError
-from ..files import is_stdout, write_output
+from ..support.atomic_files import is_stdout, write_output
 
 INTERRUPTED = 130
 """The exit status that shells give to Ctrl-C."""

@@ -2,7 +2,7 @@
 
 import typer
 
-from .training import SETTINGS, train_or_distill
+from .train_or_distill import SETTINGS, train_or_distill
 
 
 def command(context: typer.Context) -> None:

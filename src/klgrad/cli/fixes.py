@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from ..adapters import FRAMEWORKS
+from ..adapters.defaults import DEFAULTS
+from ..adapters.recommendation import SETTINGS, WHERE, Meaning, code, expresses
 from ..audit import Subject
-from ..audit.html_fix import Fix, Fixes
-from ..frameworks import FRAMEWORKS
-from ..frameworks.advice import SETTINGS, WHERE, Meaning, code, expresses
-from ..frameworks.defaults import DEFAULTS
+from ..audit.render.remedy import Fix, Fixes
 
 MEANINGS: tuple[Meaning, ...] = (("reverse", "token"), ("reverse", "sequence"), ("forward", "token"))
 

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..logs import LogReport, examine
-from ..logs.causes import Cause
 from ..logs.coefficients import Comparison
 from ..logs.columns import parse_choices
-from ..logs.report import to_json
-from ..monitor import Report
+from ..logs.diagnosis.causes import Cause
+from ..logs.log_report import to_json
+from ..reports.divergence import Report
 from .console import bar, beside, deliver, stderr
 
 

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingExtraError, UnknownNameError
-from ..files import ensure_folder
-from ..reproduce import Outcome, Settings, Study, every_outcome
-from ..reproduce.catalogue import studies
+from ..papers import Outcome, Settings, Study, every_outcome
+from ..papers.all_studies import studies
+from ..support.atomic_files import ensure_folder
 from .console import INTERRUPTED, bar, say_path, stderr, stdout
 
 

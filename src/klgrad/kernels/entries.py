@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
-from . import check
+from . import validate as check
+from .fused_statistics import all_rows, head_tensors, live_rows
 from .head import Head
 from .plan import LEAN_BUDGET
 from .project import project
-from .statistics import all_rows, head_tensors, live_rows
 
 
 class TopEntries(NamedTuple):

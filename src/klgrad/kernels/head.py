@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
-from .families import numbers_of, output_layer
+from .model_families import numbers_of, output_layer
 
 
 class Transform(NamedTuple):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from .fused_statistics import TokenStatistics
 from .head import Head
-from .statistics import TokenStatistics
 
 
 def logits(hidden: Tensor, head: Head) -> Tensor:

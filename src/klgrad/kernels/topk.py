@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..core.estimators import forward_k3, k3
 from ..errors import KernelInputError
-from ..estimators import forward_k3, k3
 from .state import BANNED, LOWEST, excesses
 
 Divergence = Literal["reverse", "forward"]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.rollout import ROUNDING_STEPS, Rollout
 from ..errors import RolloutError
-from ..rollout import ROUNDING_STEPS, Rollout
 from .columns import PER_TOKEN
-from .errors import LogError
+from .log_errors import LogError
 
 BLOCK_CELLS = 2**17
 """Cells of a padded block, padding included: what a core's cache holds, so that memory is not what limits."""

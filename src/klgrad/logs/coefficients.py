@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import cells
-from ..cells import Cell
+from .. import zoo as cells
+from ..core.importance import Truncate
+from ..core.rollout import Rollout
+from ..core.term import KLTerm, OffPolicy
 from ..errors import RolloutError
-from ..importance import Truncate
-from ..rollout import Rollout
-from ..term import KLTerm, OffPolicy
-from .errors import LogError
+from ..zoo import Cell
+from .log_errors import LogError
 
 PREFIX_BOUND = Truncate(2.0)
 """Unbounded, the product of hundreds of ratios is noise; a bounded one is what one would train with."""

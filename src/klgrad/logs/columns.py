@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from .errors import LogError
+from .log_errors import LogError
 
 PER_TOKEN = ("logp", "ref_logp", "old_logp", "behavior_logp")
 """Roles with one number per token; `mask` has one too, `group` one per completion."""

@@ -12,10 +12,10 @@ import torch
 
 from . import columns
 from .chunk import Chunk, Ragged, build
-from .errors import LogError
-from .groups import Groups
 from .limits import LONGEST_LINE
 from .lines import Block, Part, read_lines, records
+from .log_errors import LogError
+from .prompt_groups import Groups
 
 BLOCK = 2**23
 """Bytes of a block, or one line."""

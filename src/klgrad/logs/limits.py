@@ -1,6 +1,6 @@
 """How much of a log is held at a time, in every format. A file beyond these limits is refused before it is decoded."""
 
-from .errors import LogError
+from .log_errors import LogError
 
 LONGEST_ROW = 2**22
 """Tokens of a completion."""

@@ -9,7 +9,7 @@ import torch
 
 from . import columns
 from .chunk import Ragged
-from .errors import LogError
+from .log_errors import LogError
 
 
 class Block(NamedTuple):

@@ -14,9 +14,9 @@ import torch
 from ..errors import MissingExtraError
 from . import columns
 from .chunk import Chunk, Ragged, build
-from .errors import LogError
-from .groups import Groups
 from .limits import LONGEST_PROMPT, LONGEST_ROW, MOST_BYTES, too_long_a_prompt, too_many_tokens
+from .log_errors import LogError
+from .prompt_groups import Groups
 
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
 

@@ -9,8 +9,8 @@ import torch
 from ..errors import MissingExtraError
 from . import columns
 from .chunk import Chunk, Ragged, build
-from .errors import LogError
-from .groups import Groups
+from .log_errors import LogError
+from .prompt_groups import Groups
 from .rowgroups import batches
 from .thrift import UnreadableError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import jsonl, npz, parquet
 from .chunk import Chunk
-from .errors import LogError
+from .log_errors import LogError
 
 CHUNK_TOKENS = 2**20
 """About as many tokens as are held at a time, of each column."""

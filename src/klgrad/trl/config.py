@@ -5,9 +5,9 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
-from . import checks
-from .checks import PLACEMENTS, REDUCTIONS, TAILS, UNITS
-from .notes import warn_of
+from . import config_checks as checks
+from .config_checks import PLACEMENTS, REDUCTIONS, TAILS, UNITS
+from .meaning_notes import warn_of
 from .objective import Objective, objective_of
 
 
@@ -100,7 +100,7 @@ class KLConfig(GRPOConfig):
     )
     kl_cell: str | None = field(
         default=None,
-        metadata={"help": "Instead of all this, a loss of klgrad.cells by name, sound or not, for study."},
+        metadata={"help": "Instead of all this, a loss of klgrad.zoo by name, sound or not, for study."},
     )
     kl_target: float | None = field(
         default=None, metadata={"help": "Adapt β so that KL(π‖ref) stays near this, in the unit of `kl_target_unit`."}

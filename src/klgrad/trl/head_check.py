@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MeaningError
-from .hidden import Completions, Question, ask
+from .model_forward import Completions, Question, ask
 
 TOKENS = 64
 """Of one completion with the end of its prompt: logits of so few tokens fit beside any model."""

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..estimators import k3
-from ..importance import token_ratio
-from ..monitor import KLSums
-from ..result import KLResult
-from ..rollout import Rollout
-from ..term import KLTerm
+from ..core.estimators import k3
+from ..core.importance import token_ratio
+from ..core.result import KLResult
+from ..core.rollout import Rollout
+from ..core.term import KLTerm
+from ..reports.divergence import KLSums
 
 COLLAPSED = 0.5
 """Lengths that have fallen below this share of their first mean, while the KL fell too, are warned of."""

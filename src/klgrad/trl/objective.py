@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from .. import cells
-from ..cells import Cell
+from .. import zoo as cells
+from ..core.importance import Bound, Clip, Mask, Truncate
+from ..core.term import KLTerm, OffPolicy
 from ..errors import MeaningError
-from ..importance import Bound, Clip, Mask, Truncate
-from ..term import KLTerm, OffPolicy
-from . import checks
+from ..zoo import Cell
+from . import config_checks as checks
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from ..importance import token_ratio
+from ..core.importance import token_ratio
+from ..core.rollout import Rollout
 from ..kernels import TokenStatistics, TopEntries, lumped_kl, sampled_tail_kl
-from ..rollout import Rollout
 from .objective import Objective
 
 

@@ -1,0 +1,108 @@
+"""OpenRLHF: `compute_approx_kl`, in the reward (the default) and in the loss (`--algo.kl.use_loss`).
+
+In the loss, the function is fed `log_probs` = logp, `log_probs_base` = ref_logp, `log_probs_old` = old_logp, and
+`aggregate_loss` averages over the batch's tokens, whatever `--actor.loss_agg_mode` is. In the reward, it is fed the
+log-probs at sampling; `compute_advantages_and_returns` of the experience maker puts it on the tokens, beside the
+completion's score on the last one, and makes advantages of that; and `PolicyLoss` meets logp and averages over the
+batch's tokens. Baselines and the group's standard deviation (`rloo`, `dr_grpo`, `group_norm`, `flash_reinforce`) come
+before the KL, whitening (`gae`, the default, `reinforce`, `reinforce_baseline`) after it. The package needs DeepSpeed
+and more to import, so the files that hold these are loaded.
+"""
+
+from functools import cache
+from itertools import product
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from ..audit import Subject
+from ..audit.batch import Batch
+from .one_file import load
+from .reward_path import Critic, instead, untrained
+
+MODELS, PPO_UTILS = "openrlhf.models", "openrlhf.trainer.ppo_utils"
+STAND_INS = ("deepspeed", "ray", MODELS, "openrlhf.trainer", "openrlhf.utils")
+
+ADVANTAGES = ("gae critic=0", "gae critic=0 no_std_norm", "group_norm", "rloo")
+
+
+def subjects() -> list[Subject]:
+    """In the reward: every way to an advantage, every estimator. In the loss: the switch for the unbiased gradient."""
+    by_advantage = [in_reward("k1", advantage) for advantage in ADVANTAGES]
+    by_estimator = [in_reward(estimator, "rloo") for estimator in ("k2", "k3")]
+    in_loss = [_in_loss(*setting) for setting in product(("k1", "k2", "k3"), (False, True))]
+    return [*by_advantage, *by_estimator, *in_loss]
+
+
+def _in_loss(estimator: str, unbiased: bool) -> Subject:
+    kl, aggregate = _modules()["utils"].compute_approx_kl, _modules()["loss"].aggregate_loss
+
+    def loss(batch: Batch) -> Tensor:
+        per_token = kl(
+            batch.logp,
+            batch.ref_logp,
+            log_probs_old=batch.old_logp,
+            kl_estimator=estimator,
+            unbiased_gradient=unbiased,
+        )
+        return aggregate(per_token, batch.mask.to(batch.logp.dtype))
+
+    name = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
+    return Subject(name, "framework", loss)
+
+
+def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Critic = untrained) -> Subject:
+    """The KL in the reward, by the experience maker's own method.
+
+    Args:
+        estimator: `--algo.kl.estimator`.
+        advantage: one of `ADVANTAGES`.
+        lambd: of GAE.
+        critic: of GAE.
+    """
+    modules = _modules()
+    policy_loss = modules["loss"].PolicyLoss()
+
+    def loss(batch: Batch) -> Tensor:
+        experience = modules["experience"].Experience(
+            action_mask=batch.mask.to(batch.logp.dtype),
+            kl=modules["utils"].compute_approx_kl(batch.old_logp, batch.ref_logp, kl_estimator=estimator),
+            values=critic(batch),
+            rewards=batch.advantages[:, 0],
+            index=list(range(len(batch.logp))),
+        )
+        _maker(advantage, lambd, batch.group_size).compute_advantages_and_returns([experience])
+        return policy_loss(batch.logp, batch.old_logp, experience.advantages, action_mask=experience.action_mask)[0]
+
+    name = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
+    better = instead(
+        k1="" if estimator == "k1" else "--algo.kl.estimator k1",
+        unwhitened="--algo.advantage.estimator rloo" if advantage == "gae critic=0" else "",
+    )
+    return Subject(name, "framework", loss, instead=better)
+
+
+def _maker(advantage: str, lambd: float, group_size: int) -> Any:
+    """An experience maker with all that its method asks of it: the arguments and the controller of β."""
+    estimator, *more = advantage.split()
+    chosen = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=lambd, no_std_norm="no_std_norm" in more)
+    args = SimpleNamespace(
+        algo=SimpleNamespace(advantage=chosen),
+        rollout=SimpleNamespace(n_samples_per_prompt=group_size),
+        reward=SimpleNamespace(clip_range=None),
+    )
+    maker = object.__new__(_modules()["experience_maker"].RemoteExperienceMaker)
+    maker.strategy, maker.advantage_estimator = SimpleNamespace(args=args), estimator
+    maker.kl_ctl = SimpleNamespace(value=1.0)
+    return maker
+
+
+@cache
+def _modules() -> dict[str, ModuleType]:
+    """Its files by name, each loaded with those before it."""
+    loaded: dict[str, ModuleType] = {}
+    for name in (f"{MODELS}.utils", f"{MODELS}.loss", f"{PPO_UTILS}.experience", f"{PPO_UTILS}.experience_maker"):
+        path, package = name.replace(".", "/") + ".py", name.rpartition(".")[0]
+        loaded[name] = load("openrlhf", path, stand_ins=STAND_INS, package=package, loaded=loaded)
+    return {name.rpartition(".")[2]: module for name, module in loaded.items()}

@@ -1,0 +1,167 @@
+"""The settings to write for what is meant, in each framework's own words; code where no setting can say it.
+
+Each entry names the audited setting that shows what it descends, so that a test can hold the two together.
+"""
+
+from dataclasses import dataclass
+
+from ..core.meaning import Descends, Divergence, Level
+
+Meaning = tuple[Divergence, Level]
+
+CODE = """\
+from klgrad import {names}
+
+term = KLTerm({choices})
+# All (B, T); mask is 1 at the completion's tokens.
+kl = term(Rollout(logp, ref_logp, mask{behavior}))
+loss = loss + beta * kl.loss\
+"""
+"""What to write where a framework has no setting: in its loss, with its tensors by these names."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Configuration lines of one framework.
+
+    Attributes:
+        lines: as its user writes them.
+        subject: the audited setting behind them.
+        descends: on- and off-policy, as the audit finds.
+        note: what else to know.
+    """
+
+    lines: str
+    subject: str
+    descends: Descends
+    note: str = ""
+
+
+WHERE = {
+    "trl": "a GRPOTrainer subclass's _compute_loss, with beta=0 in its config",
+    "verl": "a loss set by worker.set_loss_fn, with use_kl_loss=False and use_kl_in_reward=False",
+    "openrlhf": "an ActorPPOTrainer subclass's training_step, with --algo.kl.init_coef 0",
+    "skyrl": "a policy loss under register_policy_loss, with use_kl_loss=False; it must be handed the base log-probs",
+    "liger": "the trainer's own loss: a fused loss has no place for it",
+}
+
+SETTINGS: dict[str, dict[Meaning, Setting]] = {
+    "trl": {
+        ("reverse", "token"): Setting(
+            'GRPOConfig(beta=..., loss_type="dr_grpo", importance_sampling_level="token", use_bias_correction_kl=True)',
+            "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
+            Descends("reverse-kl-token", "reverse-kl-token-sampler"),
+            "The default loss_type, dapo, averages over the batch's tokens: the same only at equal lengths. "
+            "With use_vllm, nothing corrects the KL for what vLLM samples otherwise than the trainer: unknown there.",
+        ),
+        ("reverse", "sequence"): Setting(
+            "RLOOConfig(beta=..., normalize_advantages=False)",
+            "trl rloo normalize_advantages=False",
+            Descends("reverse-kl-sequence", "unknown"),
+            "The KL is frozen at the policy that sampled: right for the first update on a batch only.",
+        ),
+        ("forward", "token"): Setting(
+            'GRPOConfig(beta=..., loss_type="dr_grpo", use_bias_correction_kl=False)',
+            "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
+            Descends("forward-kl-token", "unknown"),
+        ),
+    },
+    "verl": {
+        ("reverse", "token"): Setting(
+            "actor_rollout_ref.actor.use_kl_loss=True\n"
+            "actor_rollout_ref.actor.kl_loss_type=low_var_kl+\n"
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
+            Descends("reverse-kl-token", "unknown"),
+            "Without the +, low_var_kl is the forward KL with its gradient cut off where log ref/π > 2.61.",
+        ),
+        ("reverse", "sequence"): Setting(
+            "algorithm.use_kl_in_reward=True\nalgorithm.kl_penalty=kl\nalgorithm.adv_estimator=rloo\n"
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
+            Descends("reverse-kl-sequence", "unknown"),
+            "With adv_estimator=grpo the group's standard deviation divides the KL too, and β loses its meaning; with "
+            "gae the batch's does, and lam < 1 discounts what of the KL to come the critic does not know.",
+        ),
+        ("forward", "token"): Setting(
+            "actor_rollout_ref.actor.use_kl_loss=True\n"
+            "actor_rollout_ref.actor.kl_loss_type=low_var_kl\n"
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
+            Descends("unknown", "unknown"),
+            "It is forward-kl-token, cut off where log ref/π > 2.61. Distilling by loss_mode=forward_kl_topk descends "
+            "the forward KL from the teacher cut to its top k tokens, off by up to twice the mass cut away, and has no "
+            "gradient where its value is negative, as it can be when the student gives those tokens more weight than "
+            "the teacher; with use_policy_gradient=True it descends nothing.",
+        ),
+    },
+    "openrlhf": {
+        ("reverse", "sequence"): Setting(
+            "--algo.kl.estimator k1 --algo.advantage.estimator rloo",
+            "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
+            Descends("unknown", "unknown"),
+            "The policy loss averages over the batch's tokens, and log-ratios are clamped at 10: reverse-kl-sequence "
+            "only at equal lengths and within ±10. The default estimator, gae, whitens: the batch's spread divides β.",
+        ),
+        ("reverse", "token"): Setting(
+            "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
+            "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
+            Descends("unknown", "unknown"),
+            "It averages over the batch's tokens: reverse-kl-token only at equal lengths. Off-policy its ratio is "
+            "truncated at 10.",
+        ),
+    },
+    "skyrl": {
+        ("reverse", "sequence"): Setting(
+            "trainer.algorithm.use_kl_loss=false\n"
+            "trainer.algorithm.use_kl_in_reward=true\n"
+            "trainer.algorithm.kl_estimator_type=k1\n"
+            "trainer.algorithm.advantage_estimator=rloo\n"
+            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm\n"
+            "trainer.algorithm.max_seq_len=...",
+            "skyrl use_kl_in_reward estimator=k1 advantage=rloo",
+            Descends("reverse-kl-sequence", "unknown"),
+            "In the reward k3, the default, descends no divergence. With off_policy_correction.tis_ratio_type=sequence "
+            "and sequence_tis_ratio_clip_high out of reach it holds for an inference engine's samples too, on the "
+            "first update after a rollout, at a variance that grows with the length.",
+        ),
+        ("reverse", "token"): Setting(
+            "trainer.algorithm.use_kl_loss=true\ntrainer.algorithm.kl_estimator_type=k2",
+            "skyrl use_kl_loss kl_estimator_type=k2",
+            Descends("unknown", "unknown"),
+            "It divides by each completion's length: reverse-kl-token only where all are equally long.",
+        ),
+    },
+    "liger": {
+        ("reverse", "token"): Setting(
+            'LigerFusedLinearGRPOLoss(beta=..., loss_type="dr_grpo", max_completion_length=..., '
+            "use_bias_correction_kl=True)",
+            "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
+            Descends("reverse-kl-token", "reverse-kl-token-sampler"),
+        ),
+        ("forward", "token"): Setting(
+            'LigerFusedLinearGRPOLoss(beta=..., loss_type="dr_grpo", max_completion_length=...)',
+            "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
+            Descends("forward-kl-token", "unknown"),
+        ),
+    },
+}
+
+
+def code(meaning: Meaning, off_policy: bool) -> str:
+    """The lines that say it with `KLTerm`."""
+    divergence, level = meaning
+    choices = [f'level="{level}"'] if divergence == "reverse" else ['divergence="forward"', f'level="{level}"']
+    choices += ['estimator="k3"'] if divergence == "forward" else []
+    names, behavior = "KLTerm, Rollout", ""
+    if off_policy:
+        ratio = "sequence" if meaning == ("forward", "sequence") else "prefix"
+        choices.append(f'sampler=OffPolicy("{ratio}", bound=Truncate(2.0))')
+        names, behavior = "KLTerm, OffPolicy, Rollout, Truncate", ", behavior_logp=behavior_logp"
+    return CODE.format(names=names, choices=", ".join(choices), behavior=behavior)
+
+
+def expresses(setting: Setting, meaning: Meaning, off_policy: bool) -> bool:
+    """Whether the setting is the meaning, on all problems and with the samples at hand."""
+    target = f"{meaning[0]}-kl-{meaning[1]}"
+    return (setting.descends.off_policy if off_policy else setting.descends.on_policy) == target

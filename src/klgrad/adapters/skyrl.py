@@ -1,0 +1,151 @@
+"""SkyRL: the KL in the loss (`use_kl_loss`, the default), and in the reward (`use_kl_in_reward`) end to end.
+
+In the loss, `compute_approx_kl` is fed logp, ref_logp and the loss mask; the worker averages over each completion's
+tokens, then over completions, whatever `loss_reduction` is. In the reward, the trainer's own methods run in its order:
+`apply_reward_kl_penalty` takes the log-probs at sampling and the reference's, `compute_advantages_and_returns` and
+`_normalize_advantages` make advantages of the rewards, and the policy loss meets logp. Scores are the audit's
+advantages on the last token, and `loss_reduction` is `seq_mean_token_sum_norm` unless the name says `token_mean`. With
+`tis` (`tis_ratio_type`) the sampler is the inference engine, and the log-probs before the update are the policy's own,
+as on the first update after a rollout; `uncapped` has a `sequence_tis_ratio_clip_high` out of reach. That correction
+has no part in the KL in the loss. The package does not import on every Python, so its files are loaded.
+"""
+
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from ..audit import Subject
+from ..audit.batch import Batch
+from .one_file import load, standing_in
+from .reward_path import Critic, instead, scores, untrained
+
+STAND_INS = (
+    *("jaxtyping", "loguru", "omegaconf", "ray", "skyrl_gym", "tqdm", "transformers", "yaml"),
+    *("skyrl.backends", "skyrl.env_vars", "skyrl.train"),
+)
+TRAIN = "skyrl.backends.skyrl_train"
+
+ADVANTAGES = ("grpo", "grpo without std", "rloo", "maxrl", "reinforce++", "gae critic=0")
+WHITENED = ("reinforce++", "gae critic=0")
+"""Over the whole batch; the others look at one group at a time."""
+
+TOKEN_MEAN = "token_mean"
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "tis=token": {"tis_ratio_type": "token"},
+    "tis=sequence": {"tis_ratio_type": "sequence"},
+    "tis=sequence uncapped": {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 1e9},
+}
+
+
+def subjects() -> list[Subject]:
+    """In the loss: every estimator. In the reward: what it does by default, then what changes the answer."""
+    in_loss = [_in_loss(estimator) for estimator in ("k3", "k1", "k2", "abs")]
+    averaged = [in_reward("k3", "grpo", TOKEN_MEAN), in_reward("k1", "rloo", TOKEN_MEAN)]
+    by_advantage = [in_reward("k1", advantage) for advantage in ADVANTAGES]
+    by_estimator = [in_reward(estimator, "rloo") for estimator in ("k3", "k2", "abs")]
+    corrected = [in_reward("k1", "rloo", correction) for correction in CORRECTIONS]
+    return [*in_loss, *averaged, *by_advantage, *by_estimator, *corrected]
+
+
+def _in_loss(estimator: str) -> Subject:
+    kl, mean = _modules()["utils.ppo_utils"].compute_approx_kl, _modules()["utils.torch_utils"].masked_mean
+
+    def loss(batch: Batch) -> Tensor:
+        mask = batch.mask.to(batch.logp.dtype)
+        per_token = kl(batch.logp, batch.ref_logp, loss_mask=mask, kl_estimator_type=estimator)
+        return mean(per_token, mask, dim=-1).mean()
+
+    return Subject(f"skyrl use_kl_loss kl_estimator_type={estimator}", "framework", loss, stacks=True)
+
+
+def in_reward(
+    estimator: str, advantage: str, more: str = "", *, lambd: float = 1.0, critic: Critic = untrained
+) -> Subject:
+    """The KL in the reward, by the trainer's own methods.
+
+    Args:
+        estimator: `kl_estimator_type`.
+        advantage: one of `ADVANTAGES`.
+        more: `TOKEN_MEAN`, or one of `CORRECTIONS`.
+        lambd: of GAE.
+        critic: of GAE.
+    """
+    trainer = _trainer(estimator, advantage, lambd, more)
+    policy_loss = _modules()["utils.ppo_utils"].ppo_policy_loss
+
+    def loss(batch: Batch) -> Tensor:
+        old_logp = batch.logp.detach() if more in CORRECTIONS else batch.old_logp
+        data = _training_batch(batch, old_logp, critic(batch))
+        with standing_in(("loguru",)):  # which RLOO imports when it is called
+            data = trainer.compute_advantages_and_returns(trainer.apply_reward_kl_penalty(data))
+        advantages = trainer._normalize_advantages(data, [(0, len(batch.logp))])["advantages"]
+        return policy_loss(
+            batch.logp,
+            old_logp,
+            advantages,
+            trainer.cfg.trainer.algorithm,
+            loss_mask=data["loss_mask"],
+            rollout_logprobs=batch.behavior_logp,
+        )[0]
+
+    name = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage} {more}".rstrip()
+    stacks = advantage not in WHITENED and more != TOKEN_MEAN
+    better = instead(
+        k1="" if estimator == "k1" else "kl_estimator_type=k1",
+        unwhitened="advantage_estimator=rloo" if advantage in WHITENED else "",
+    )
+    return Subject(name, "framework", loss, stacks=stacks, instead=better)
+
+
+@cache
+def _modules() -> dict[str, ModuleType]:
+    """Its files by name under `TRAIN`, each loaded with those before it, and the trainer and its configuration."""
+    config = load("skyrl", "skyrl/train/config/config.py", stand_ins=STAND_INS)
+    loaded = {"skyrl.train.config": config}
+    found = {"config": config}
+    for name in ("utils.torch_utils", "utils.off_policy_correction_utils", "utils.ppo_utils", "training_batch"):
+        path = f"{TRAIN}.{name}".replace(".", "/") + ".py"
+        found[name] = loaded[f"{TRAIN}.{name}"] = load("skyrl", path, stand_ins=STAND_INS, loaded=loaded)
+    return found | {"trainer": load("skyrl", "skyrl/train/trainer.py", stand_ins=STAND_INS, loaded=loaded)}
+
+
+def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
+    """A trainer with all that these methods ask of it: a configuration and the controller of β."""
+    config = _modules()["config"]
+    algorithm = config.AlgorithmConfig(
+        use_kl_loss=False,
+        use_kl_in_reward=True,
+        kl_loss_coef=1.0,
+        kl_estimator_type=estimator,
+        advantage_estimator=advantage.split()[0],
+        grpo_norm_by_std="without std" not in advantage,
+        lambd=lambd,
+        loss_reduction=TOKEN_MEAN if more == TOKEN_MEAN else "seq_mean_token_sum_norm",
+        max_seq_len=1,  # divides the sum, scores and KL alike
+        off_policy_correction=config.OffPolicyCorrectionConfig(**CORRECTIONS.get(more, {})),
+    )
+    trainer = object.__new__(_modules()["trainer"].RayPPOTrainer)
+    trainer.cfg = SimpleNamespace(
+        trainer=SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=1),
+        generator=SimpleNamespace(step_wise_trajectories=False),
+    )
+    trainer.reward_kl_controller = _modules()["utils.ppo_utils"].get_kl_controller(algorithm)
+    trainer.all_metrics = {}
+    return trainer
+
+
+def _training_batch(batch: Batch, old_logp: Tensor, values: Tensor) -> Any:
+    mask = batch.mask.to(batch.logp.dtype)
+    tensors = {
+        "loss_mask": mask,
+        "response_mask": mask,
+        "rewards": scores(batch),
+        "action_log_probs": old_logp,
+        "base_action_log_probs": batch.ref_logp,
+        "values": values,
+    }
+    data = _modules()["training_batch"].TrainingInputBatch(tensors)
+    data.metadata = {"uids": batch.group.tolist(), "avg_response_length": float(mask.sum(-1).mean())}
+    return data

@@ -1,0 +1,158 @@
+"""verl: its `ppo_loss` with the KL in the loss, the KL in the reward end to end, and its distillation losses.
+
+Every loss is verl's own, called on a micro-batch in the layout that its workers hand over: log-probs of prompt and
+response, unpadded, one prompt token each. In the loss (`use_kl_loss`) advantages are the audit's, zero unless asked
+otherwise. In the reward (`use_kl_in_reward`) `apply_kl_penalty` takes the old log-probs and the reference's and
+writes token-level rewards, `compute_advantage` turns them into advantages, and `ppo_loss` meets logp and sums over the
+tokens (`seq-mean-token-sum`); scores are the audit's advantages on the last token. Distillation takes ref_logp as the
+teacher's log-probs and no task reward. Its `forward_kl_topk` needs whole distributions, which a batch of the audit does
+not hold: what that descends is held by a test of its own, and said by `klgrad advise verl --divergence forward`.
+"""
+# pyright: reportMissingImports=false
+# (it is audited in an environment of its own)
+
+from functools import cache
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..audit import Subject
+from ..audit.batch import Batch
+from .one_file import load
+from .reward_path import Critic, instead, scores, untrained
+
+TYPES = ("low_var_kl", "low_var_kl+", "kl", "kl+", "mse", "abs")
+ADVANTAGES = ("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0")
+WHITENED = ("reinforce_plus_plus", "gae critic=0")
+"""Over the whole batch; the others look at one group at a time."""
+
+REFUSED = ("k1", False)
+"""Distilling by k1 differentiated, which does nothing: verl's own configuration refuses it."""
+
+TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
+
+
+def subjects() -> list[Subject]:
+    """In the loss: every type, and the default reduction. In the reward and distillation: what changes the answer."""
+    default = [_in_loss(kind, TOKEN_MEAN) for kind in ("low_var_kl", "low_var_kl+")]
+    in_loss = [_in_loss(kind, SUM) for kind in TYPES]
+    in_rewards = [in_reward(*setting) for setting in product(("kl", "low_var_kl"), ADVANTAGES)]
+    distilled = [_distilled(*setting) for setting in product(("k1", "k2", "k3"), (True, False)) if setting != REFUSED]
+    return [*default, *in_loss, *in_rewards, *distilled]
+
+
+def _in_loss(kind: str, reduction: str) -> Subject:
+    from verl.workers.utils.losses import ppo_loss
+
+    def loss(batch: Batch) -> Tensor:
+        actor = _actor(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind, loss_agg_mode=reduction)
+        return ppo_loss(actor, *_micro_batch(batch, batch.advantages))[0]
+
+    name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
+    return Subject(name, "framework", loss, stacks=reduction != TOKEN_MEAN)
+
+
+def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
+    """The KL in the reward, by the trainer's own functions.
+
+    Args:
+        kind: `kl_penalty`.
+        advantage: one of `ADVANTAGES`.
+        lam: of GAE.
+        critic: of GAE.
+    """
+    from verl.trainer.config import AlgoConfig
+    from verl.trainer.ppo.core_algos import FixedKLController
+    from verl.workers.utils.losses import ppo_loss
+
+    trainer, config = _ray_trainer(), AlgoConfig()
+
+    def loss(batch: Batch) -> Tensor:
+        data = _proto(batch, critic(batch))
+        data, _ = trainer.apply_kl_penalty(data, FixedKLController(1.0), kl_penalty=kind)
+        data = trainer.compute_advantage(
+            data,
+            advantage.split()[0],
+            lam=lam,
+            norm_adv_by_std_in_grpo="without std" not in advantage,
+            config=config,
+        )
+        return ppo_loss(_actor(loss_agg_mode=SUM), *_micro_batch(batch, data.batch["advantages"]))[0]
+
+    name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
+    whitened = advantage in WHITENED
+    better = instead(k1="" if kind == "kl" else "kl_penalty=kl", unwhitened="adv_estimator=rloo" if whitened else "")
+    return Subject(name, "framework", loss, stacks=not whitened, instead=better)
+
+
+def _distilled(mode: str, policy_gradient: bool) -> Subject:
+    from verl.trainer.distillation.losses import distillation_ppo_loss
+    from verl.workers.config import DistillationConfig, DistillationLossConfig
+
+    def loss(batch: Batch) -> Tensor:
+        chosen = DistillationLossConfig(loss_mode=mode, use_policy_gradient=policy_gradient, use_task_rewards=False)
+        config = DistillationConfig(distillation_loss=chosen)
+        output, data = _micro_batch(batch, batch.advantages)
+        lengths = torch.nn.functional.pad((batch.mask.sum(-1) + 1).cumsum(0), (1, 0))
+        teacher = _unpadded(batch.ref_logp, batch.mask)[:, None]
+        data["teacher_logprobs"] = torch.nested.nested_tensor_from_jagged(teacher, lengths)
+        return distillation_ppo_loss(_actor(loss_agg_mode=SUM), config, output, data)[0]
+
+    name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}"
+    return Subject(name, "framework", loss, stacks=True)
+
+
+def _actor(**settings: Any) -> Any:
+    from verl.workers.config import ActorConfig
+
+    return ActorConfig(strategy="fsdp", rollout_n=1, ppo_mini_batch_size=1, ppo_micro_batch_size_per_gpu=1, **settings)
+
+
+def _micro_batch(batch: Batch, advantages: Tensor) -> tuple[dict[str, Tensor], Any]:
+    """Model output and data as a worker hands them to a loss."""
+    from verl.utils import tensordict_utils
+
+    mask = batch.mask.to(batch.logp.dtype)
+    ones = torch.ones_like(batch.mask, dtype=torch.long)
+    tensors = {
+        "prompts": ones[:, :1],
+        "responses": ones,
+        "attention_mask": torch.cat([ones[:, :1], batch.mask.long()], 1),
+        "response_mask": mask,
+        "old_log_probs": batch.old_logp,
+        "ref_log_prob": batch.ref_logp,
+        "advantages": advantages,
+    }
+    data = tensordict_utils.get_tensordict(
+        tensors, non_tensor_dict={"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None}
+    )
+    return {"log_probs": _unpadded(batch.logp, batch.mask)}, data
+
+
+def _unpadded(per_token: Tensor, mask: Tensor) -> Tensor:
+    """(B, T) to one row of prompt and response tokens; verl reads each log-prob one position to the left."""
+    kept = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+    return torch.cat([per_token, torch.zeros_like(per_token[:, :1])], 1)[kept]
+
+
+@cache
+def _ray_trainer() -> Any:
+    """The trainer's own file; its rollout server, which wants more packages than verl installs, has no part."""
+    return load("verl", "verl/trainer/ppo/ray_trainer.py", stand_ins=("verl.workers.rollout.llm_server",))
+
+
+def _proto(batch: Batch, values: Tensor) -> Any:
+    from verl import DataProto
+
+    return DataProto.from_dict(
+        {
+            "response_mask": batch.mask.to(batch.logp.dtype),
+            "token_level_scores": scores(batch),
+            "old_log_probs": batch.old_logp,
+            "ref_log_prob": batch.ref_logp,
+            "values": values,
+        },
+        non_tensors={"uid": batch.group.numpy()},
+    )

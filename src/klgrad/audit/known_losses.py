@@ -1,0 +1,51 @@
+"""Everything this package can audit of its own: every cell, and every configuration of `KLTerm`."""
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import Any
+
+from ..core.importance import Truncate
+from ..core.meaning import CHOICES
+from ..core.regularizers import squared_sequence
+from ..core.term import KLTerm, OffPolicy
+from ..errors import MeaningError
+from ..zoo import CELLS
+from .subject import Subject, as_subject, of_rollout
+
+SAMPLERS = (None, OffPolicy("token", bound=None), OffPolicy("prefix", bound=None), OffPolicy("sequence", bound=None))
+
+COMPROMISES = (
+    KLTerm(discount=0.0),
+    KLTerm(discount=0.9),
+    KLTerm(estimator="exact", discount=0.9),
+    KLTerm(influence_bound=1.0),
+    KLTerm(level="token", influence_bound=1.0),
+    KLTerm(reduction="token"),
+    KLTerm(level="token", reduction="token"),
+    KLTerm(level="token", sampler=OffPolicy("token", bound=Truncate(1.2))),
+    KLTerm(sampler=OffPolicy("prefix", bound=Truncate(1.2))),
+)
+"""Terms with a dial that trades bias for variance; the dials are continuous, so these stand for them."""
+
+
+def every_term() -> Iterator[KLTerm]:
+    """Every sound combination of the discrete choices, then the compromises."""
+    axes = {name: choices for name, choices in CHOICES.items() if name != "reduction"} | {"sampler": SAMPLERS}
+    for values in product(*axes.values()):
+        chosen: dict[str, Any] = dict(zip(axes, values, strict=True))
+        try:
+            yield KLTerm(**chosen)
+        except MeaningError:
+            continue
+    yield from COMPROMISES
+
+
+@cache
+def catalogue() -> dict[str, Subject]:
+    """All subjects by name."""
+    subjects = [as_subject(cell) for cell in CELLS.values()]
+    summary = (squared_sequence.__doc__ or "").split("\n")[0]
+    subjects.append(of_rollout("squared-sequence", "term", squared_sequence, stacks=True, summary=summary))
+    subjects += [as_subject(term) for term in every_term()]
+    return {subject.name: subject for subject in subjects}

@@ -1,0 +1,1 @@
+"""Audit results as text, Markdown, JSON, a terminal table, or an HTML page."""

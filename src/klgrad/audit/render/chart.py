@@ -1,0 +1,131 @@
+"""The coefficient curve of one loss as inline SVG."""
+
+import math
+from html import escape
+
+from ..curve import Curve, dead_zones
+
+WIDTH, HEIGHT = 400.0, 270.0
+LEFT, RIGHT, TOP, BOTTOM = 38.0, 8.0, 8.0, 40.0
+X_RANGE, Y_RANGE = (-30.0, 12.0), (-40.0, 20.0)
+TICKS = (-30, -10, -3, -1, 0, 1, 3, 10)
+
+STRAIGHT = 0.15
+"""Pixels by which a point may leave the line through its neighbours and still be left out."""
+
+
+def curve_svg(name: str, curve: Curve, label: str) -> str:
+    """Coefficient against log π/ref. Both axes are asinh, which keeps y = x straight and shows 1 beside 30."""
+    zones = dead_zones(curve)
+    parts = [
+        f'<svg class="curve" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(label)}">',
+        f"<title>Coefficient of {escape(name)} against log π/ref</title>",
+        *(_zone(*zone) for zone in zones),
+        *_axes(),
+        f'<path class="line" d="{_path(curve)}"/>',
+        f'<path class="sound" d="{_path([(x, x) for x, _ in curve])}"/>',
+        *(f'<path class="off" d="{d}"/>' for d in _arrows(curve)),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def _x(value: float) -> float:
+    low, high = map(math.asinh, X_RANGE)
+    return LEFT + (math.asinh(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+
+
+def _y(value: float) -> float:
+    low, high = map(math.asinh, Y_RANGE)
+    return HEIGHT - BOTTOM - (math.asinh(value) - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+
+def _zone(low: float, high: float) -> str:
+    x, end = _x(low), _x(high)
+    box = f'x="{x:.1f}" y="{TOP:g}" width="{end - x:.1f}" height="{HEIGHT - TOP - BOTTOM:g}"'
+    # Strokes, not a pattern fill: a hatch shows in grey print and without colour vision.
+    base, rise = HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM
+    hatch = "".join(_stroke(start, x, end, base, rise) for start in range(int(x - rise), int(end), 9))
+    return f'<rect class="dead" {box}/><path class="hatch" d="{hatch}"/>'
+
+
+def _stroke(start: float, low: float, high: float, base: float, rise: float) -> str:
+    """One line of the hatch, rising at 45 degrees from (start, base), cut to the zone."""
+    left, right = max(start, low), min(start + rise, high)
+    return f"M{left:.1f} {base - (left - start):.1f}L{right:.1f} {base - (right - start):.1f}" if right > left else ""
+
+
+def _axes() -> list[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    found = []
+    for tick in TICKS:
+        kind = "zero" if tick == 0 else "grid"
+        text = f"−{-tick}" if tick < 0 else f"{tick}"
+        x, y = _x(tick), _y(tick)
+        found.append(f'<path class="{kind}" d="M{x:.1f} {TOP:g}V{bottom:g}M{LEFT:g} {y:.1f}H{right:g}"/>')
+        anchor = "start" if tick == TICKS[0] else "middle"  # the outermost label stays clear of the other axis'
+        found.append(f'<text x="{x:.1f}" y="{bottom + 15:g}" text-anchor="{anchor}">{text}</text>')
+        found.append(f'<text x="{LEFT - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
+    middle = (LEFT + right) / 2
+    found.append(
+        f'<text class="axis" x="{middle:g}" y="{HEIGHT - 6:g}" text-anchor="middle">log π/ref of the token</text>'
+    )
+    return found
+
+
+def _path(curve: Curve) -> str:
+    """Strokes through the points within the frame; a curve that leaves it ends at the edge."""
+    return "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in _simplified(run)) for run in _runs(curve))
+
+
+def _runs(curve: Curve) -> list[list[tuple[float, float]]]:
+    """Pixels of each unbroken stretch within the frame."""
+    top, bottom = _y(Y_RANGE[1]), _y(Y_RANGE[0])
+    runs: list[list[tuple[float, float]]] = [[]]
+    before = None
+    for x, value in curve:
+        here = None if value is None else (_x(x), _y(value))
+        if here and before and _inside(here) != _inside(before):
+            edge = top if min(here[1], before[1]) < top else bottom
+            share = (edge - before[1]) / (here[1] - before[1])
+            runs[-1].append((before[0] + share * (here[0] - before[0]), edge))
+            if not _inside(here):
+                runs.append([])
+        if here is None:
+            runs.append([])
+        elif _inside(here):
+            runs[-1].append(here)
+        before = here
+    return [run for run in runs if len(run) > 1]
+
+
+def _inside(point: tuple[float, float]) -> bool:
+    return _y(Y_RANGE[1]) <= point[1] <= _y(Y_RANGE[0])
+
+
+def _simplified(run: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Leave out points on a straight line, so that a page of many curves stays small."""
+    kept, last = [run[0]], 0
+    for i in range(1, len(run) - 1):
+        if _bends(run[last : i + 2]):
+            kept.append(run[i])
+            last = i
+    return [*kept, run[-1]]
+
+
+def _bends(points: list[tuple[float, float]]) -> bool:
+    (x0, y0), (x1, y1) = points[0], points[-1]
+    return any(abs(y - y0 - (y1 - y0) * (x - x0) / (x1 - x0)) > STRAIGHT for x, y in points[1:-1])
+
+
+def _arrows(curve: Curve) -> list[str]:
+    """A head where the curve leaves the frame, so that the end does not read as an end."""
+    top, bottom = _y(Y_RANGE[1]), _y(Y_RANGE[0])
+    found = []
+    for run in _runs(curve):
+        for x, y in (run[0], run[-1]):
+            if y == top:
+                found.append(f"M{x:.1f} {y - 1:.1f}l-4.5 9h9z")
+            elif y == bottom:
+                found.append(f"M{x:.1f} {y + 1:.1f}l-4.5 -9h9z")
+    return found

@@ -1,0 +1,106 @@
+"""Audit results as a terminal shows them."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ...enumeration import TARGETS
+from .. import AuditResult, Subject
+from ..problems import in_words
+from .plain import cells_of, notes
+
+STYLES = {"nothing": "bold red", "unknown": "yellow", "forward-kl-token": "magenta", "forward-kl-sequence": "magenta"}
+"""Red does nothing, yellow is no gradient of a divergence, magenta is the forward KL, green the reverse."""
+
+TITLES = {
+    "cell": "Cells: losses as found in the wild",
+    "term": "Terms: losses that declare what they mean",
+    "function": "Functions",
+    "framework": "Frameworks: their own code, by setting",
+}
+
+CAPTION = (
+    f"Exact: {in_words()}, in float64. Variance is that of one "
+    "completion's gradient, at scale 1, over the standard problems and over those near ref; in groups so small a "
+    "leave-one-out mean can cost more than it saves. "
+    "`klgrad audit NAME` tells all about one."
+)
+
+
+WIDE = 135
+"""Columns that the whole overview takes; a narrower terminal gets names and verdicts."""
+
+
+FRAME = 6
+"""Columns of a title's line that are its frame."""
+
+
+def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
+    """A table per kind."""
+    found: list[RenderableType] = []
+    for kind in dict.fromkeys(r.kind for r in results):
+        title = Text(TITLES[kind], style="bold")
+        table = Table("loss", "on-policy", "off-policy", box=None, padding=(0, 1), pad_edge=False)
+        table.columns[0].overflow = "fold"
+        longest = max(len(r.name) for r in results)
+        table.columns[0].no_wrap = width >= WIDE and longest <= WIDE // 2  # a column that may not wrap is cut off
+        table.columns[1].no_wrap = table.columns[2].no_wrap = True
+        if width >= WIDE:
+            table.add_column("scale", justify="right", no_wrap=True)
+            table.add_column("variance", justify="right", no_wrap=True)
+            table.add_column("near ref", justify="right", no_wrap=True)
+            table.add_column("notes")
+        for r in (r for r in results if r.kind == kind):
+            more = cells_of(r)[3:] if width >= WIDE else ()
+            table.add_row(r.name, _verdict(r.verdict), _verdict(r.verdict_off_policy), *more)
+        found += [title, table, ""]
+    return Group(*found, Text(CAPTION, style="dim"))
+
+
+def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
+    """Everything about one loss."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("on-policy", _verdict(r.verdict))
+    facts.add_row("off-policy", _verdict(r.verdict_off_policy))
+    if r.scale is not None:
+        facts.add_row("scale", _scales(r))
+    facts.add_row("variance", f"{r.variance:.4g}, near ref {r.variance_near:.4g}")
+    facts.add_row("depends on ref", _yes(r.depends_on_reference))
+    at_equal = f", equal ones give {r.verdict_fixed_lengths}" if r.length_sensitive else ""
+    facts.add_row("lengths change it", _yes(r.length_sensitive) + at_equal)
+    facts.add_row("dead zone", f"from log π/ref = {r.dead_zone_from:g}" if r.dead_zone_from is not None else "no")
+    facts.add_row("finite in float32", _yes(r.finite))
+    facts.add_row("notes", "; ".join(notes(r)) or "none")
+    distances = Table(box=None, pad_edge=False)
+    for column in ("target", "bias", "cosine", "bias off-policy", "cosine off-policy"):
+        distances.add_column(column, justify="left" if column == "target" else "right")
+    for name in TARGETS:
+        numbers = (r.bias[name], r.cosine[name], r.bias_off_policy[name], r.cosine_off_policy[name])
+        distances.add_row(name.replace("_", "-"), *(_number(x) for x in numbers))
+    name = Text(r.name, style="bold")
+    fits = name.cell_len <= width - FRAME
+    parts = [] if fits else [name, ""]  # a title that is too long would be cut off
+    parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
+    body = Group(*parts, facts, "", distances, "", Text(r.advice))
+    return Panel(body, title=name if fits else None, title_align="left")
+
+
+def _verdict(verdict: str) -> Text:
+    return Text(verdict, style=STYLES.get(verdict, "green"))
+
+
+def _scales(r: AuditResult) -> str:
+    if r.scale_range is None:
+        return f"{r.scale:.4g}"
+    return ", ".join(f"{x:.4g} ({shape})" for shape, x in r.scale_by_shape.items())
+
+
+def _number(x: float) -> str:
+    return "0" if abs(x) < 5e-7 else f"{x:.4f}" if abs(x) >= 5e-5 else f"{x:.1g}"
+
+
+def _yes(x: bool) -> str:
+    return "yes" if x else "no"

@@ -1,0 +1,96 @@
+"""What a KL term gives back, and the one place where coefficients become a loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .rollout import Rollout
+from .standard_errors import Estimate, ratio_of_means
+
+Reduction = Literal["sequence", "token"]
+"""`sequence`: summed over each completion's tokens, averaged over completions. `token`: summed over all
+live tokens of the batch, divided by their number; when lengths vary this is another objective."""
+
+
+@dataclass(frozen=True, eq=False)
+class KLResult:
+    r"""A KL term evaluated on one batch; what a trainer does not ask for is not computed.
+
+    `loss` and (`coefficient`, `pathwise`) are two shapes of one gradient:
+    ∇loss = ∇(reduce(coefficient · logp) + pathwise), sample by sample.
+
+    Attributes:
+        loss: scalar; its value is the KL estimate `value.mean`, its gradient what the term declares.
+        coefficient: (B, T), detached, on the score of each sampled token. Subtract β x it from per-token
+            advantages *after* their normalisation, and let the trainer reduce.
+        pathwise: scalar; the full-vocabulary part of an `exact` term, to be added (times β) to the loss
+            beside the coefficient. Zero, without gradient, for sampled terms.
+        per_token: (B, T), 0 in value; whatever weights it is summed with, the gradient is that of the term with
+            those weights on its tokens. For trainers that reduce in a way of their own.
+        value: the KL estimate with its standard error, in the unit of the reduction.
+        diagnostics: detached scalars, by name.
+    """
+
+    coefficient: Tensor
+    per_token: Tensor
+    _rollout: Rollout = field(repr=False)
+    _reduction: Reduction = field(repr=False)
+    _pathwise: Tensor | None = field(repr=False)
+    _value_per_sequence: Tensor = field(repr=False)
+    _diagnose: Callable[[], dict[str, Tensor]] = field(repr=False)
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """The estimate, with the gradient that the term declares."""
+        with torch.enable_grad():  # whoever asks first, under no_grad() to log it, say, must not take the gradient away
+            return self.value.mean + reduce(self.per_token, self._rollout, self._reduction)
+
+    @cached_property
+    def pathwise(self) -> Tensor:
+        """The full-vocabulary part of the loss; 0 for sampled terms."""
+        if self._pathwise is None:
+            return self._value_per_sequence.new_zeros(())
+        with torch.enable_grad():
+            return reduce(self._pathwise, self._rollout, self._reduction)
+
+    @cached_property
+    def value(self) -> Estimate:
+        """The KL estimate with its standard error, in the unit of the reduction."""
+        return ratio_of_means(self._value_per_sequence, _count(self._rollout, self._reduction), self._rollout.group)
+
+    @cached_property
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Detached scalars, by name."""
+        return self._diagnose()
+
+
+def reduce(per_token: Tensor, rollout: Rollout, reduction: Reduction) -> Tensor:
+    """(B, T) to a scalar, by the declared reduction; masked positions count for nothing."""
+    total = torch.where(rollout.mask, per_token, 0).sum()
+    return total / _count(rollout, reduction).sum().clamp(min=1)
+
+
+def assemble(
+    rollout: Rollout,
+    reduction: Reduction,
+    *,
+    coefficient: Tensor,
+    pathwise: Tensor | None,
+    value_per_sequence: Tensor,
+    diagnose: Callable[[], dict[str, Tensor]],
+) -> KLResult:
+    """Build the result: the loss carries the estimate as its value and the coefficients as its gradient."""
+    coefficient = torch.where(rollout.mask, coefficient, 0).detach()
+    # Differences of the kind x - x.detach() are 0 with a gradient: the value is the estimate's alone.
+    per_token = coefficient * (rollout.logp - rollout.logp.detach())
+    if pathwise is not None:
+        per_token = per_token + torch.where(rollout.mask, pathwise - pathwise.detach(), 0)
+    return KLResult(coefficient, per_token, rollout, reduction, pathwise, value_per_sequence, diagnose)
+
+
+def _count(rollout: Rollout, reduction: Reduction) -> Tensor:
+    return rollout.lengths if reduction == "token" else torch.ones_like(rollout.lengths)

@@ -1,0 +1,99 @@
+"""The same statistics for whoever holds the logits already: one read of them forward, one backward."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import state, validate as check, weights
+from .autograd import backend_for, uncompiled
+from .fused_statistics import TokenStatistics, all_rows, live_rows
+from .head import Transform, check_transform
+from .tile import Tile
+
+
+@uncompiled
+def from_logits(
+    logits: Tensor,
+    targets: Tensor,
+    ref_logits: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    temperature: float = 1.0,
+    validate: bool = True,
+) -> TokenStatistics:
+    r"""Log-probs, both exact KLs and the entropy, per token; as `token_statistics`, but from (..., V) logits.
+
+    Entries of logit -inf are ones that cannot be sampled. They add nothing where both models ban them; where only the
+    reference does, the reverse KL is infinite, and where only the policy does, the forward KL is. A model that bans
+    every entry at a token is refused; with `validate=False` both KLs are NaN there.
+
+    Estimates:
+        nothing: every KL is the sum over the whole vocabulary.
+    Gradient:
+        of any weighted sum of the outputs, to `logits`; none to `ref_logits`.
+    Requires:
+        logits of the positions that *predict* the targets.
+
+    Args:
+        logits: (..., V) of the policy.
+        targets: (...) sampled tokens.
+        ref_logits: (..., V) of the reference.
+        mask: (...) 1 where a token is live.
+        temperature: that both are divided by.
+        validate: look at targets and log-probs for strays and NaN, at the price of one synchronisation.
+    """
+    check_transform(temperature)
+    check.shapes(logits, targets, ref_logits, mask, None)
+    check.one_vocabulary(logits.shape[-1], logits.shape[-1] if ref_logits is None else ref_logits.shape[-1])
+    index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
+    flat = lambda x: live_rows(x, index, targets.ndim)
+    wanted = flat(targets).long().contiguous()
+    z, z_ref = flat(logits), None if ref_logits is None else flat(ref_logits.detach())
+    if validate:
+        check.targets(wanted[:, None], logits.shape[-1])
+    with torch.autocast(z.device.type, enabled=False):
+        logp, entropy, ref_logp, reverse, forward = _FromLogits.apply(z, z_ref, wanted, Transform(1, None, temperature))
+    if validate:
+        check.log_probs(logp, ref_logp, reverse, z, z_ref)
+    back = lambda x: all_rows(x, index, targets.shape)
+    paired = [None if z_ref is None else back(x) for x in (ref_logp, reverse, forward)]
+    return TokenStatistics(back(logp), back(entropy), paired[0], paired[1], paired[2], None)
+
+
+class _FromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, z_ref: Tensor | None, targets: Tensor, transform: Transform) -> tuple[Tensor, ...]:
+        tile, backend = _tile(z, z_ref, targets, transform), backend_for(z)
+        dtype = torch.promote_types(z.dtype, torch.float32)
+        new = lambda *shape: torch.zeros(shape, dtype=dtype, device=z.device)
+        states = new(state.POLICY_FIELDS if z_ref is None else state.FIELDS, backend.slices(z.shape[1]), len(z))
+        picked = new(2, len(z))
+        backend.statistics(tile, states, 0, picked, None)
+        finished = state.finish(state.merge(states))
+        ctx.save_for_backward(z, z_ref, targets)
+        ctx.transform, ctx.finished, ctx.states = transform, finished, states
+        ctx.set_materialize_grads(False)
+        ref_logp = state.log_prob(picked[1], finished.logsumexp - finished.shift)
+        ctx.mark_non_differentiable(ref_logp)
+        copies = (x.clone() for x in (finished.reverse_kl, finished.forward_kl))
+        return state.log_prob(picked[0], finished.logsumexp), finished.entropy.clone(), ref_logp, *copies
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        check.first_order()
+        z, z_ref, targets = ctx.saved_tensors
+        logp, entropy, _, reverse, forward = upstream
+        none = torch.zeros_like(ctx.finished.logsumexp)
+        given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
+        rows = weights.per_token(ctx.finished, weights.Upstream(*given))
+        out = torch.empty_like(z, memory_format=torch.contiguous_format)
+        tile = _tile(z, z_ref, targets, ctx.transform)
+        backend_for(z).gradient(tile, rows, ctx.states, 0, None, out)
+        return out, None, None, None
+
+
+def _tile(z: Tensor, z_ref: Tensor | None, targets: Tensor, transform: Transform) -> Tile:
+    rows = lambda x: x if x is None or x.stride(-1) == 1 else x.contiguous()
+    raw = rows(z)
+    return Tile(0, z.shape[1], targets, raw, rows(z_ref), None, None, transform, transform, projected=False)

@@ -1,0 +1,190 @@
+"""What a log tells, in words and for programs."""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+
+from ..reports.divergence import Report
+from ..support.atomic_files import finite
+from ..zoo import Cell
+from .coefficients import Comparison
+from .diagnosis.causes import Cause
+from .diagnosis.evidence import Lags, Padding
+
+HARDLY = 0.05
+"""Relative difference of coefficients below which an unsound cell does as a sound one, on this data."""
+
+STALE = 0.5
+"""Effective sample size of whole completions, as a share, below which the data is another policy's."""
+
+RARE = 1e-4
+"""Share of tokens in a dead zone that is worth a sentence."""
+
+APART = 0.5
+"""Relative difference from the KL of whole completions above which it is said why it is so large."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogReport:
+    """A log, examined.
+
+    Attributes:
+        file, columns, rows, tokens: what was read; columns by role.
+        kl: what `kl_report` says of the whole file.
+        cell: the KL loss in use.
+        comparisons: its coefficients against the sound ones, by level.
+        dead_share: share of tokens on which it puts nothing where the sound term puts something.
+        mismatch, cause: what `mismatch_report` says, and the likely cause; None without the sampler's log-probs.
+        reference: how well π and ref are aligned.
+        padding: rows that look padded.
+    """
+
+    file: str
+    columns: dict[str, str]
+    rows: int
+    tokens: int
+    kl: Report
+    cell: Cell
+    comparisons: dict[str, Comparison]
+    dead_share: float
+    mismatch: Report | None
+    cause: Cause | None
+    reference: Lags
+    padding: Padding
+
+    @property
+    def descends(self) -> tuple[str, str]:
+        """What the cell descends on-policy and off-policy, by its docstring, which a test holds against the audit."""
+        found = re.search(r"Gradient: `([\w-]+)` on-policy.*?; `([\w-]+)` off-policy", self.cell.doc)
+        return (found[1], found[2]) if found else ("unknown", "unknown")
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about how the file was read, and what its numbers cannot mean."""
+        found = []
+        if "logp" in self.columns and self.columns["logp"].lower().startswith(
+            ("old", "prev", "prox", "pi_old", "b_log")
+        ):
+            found.append(f"`{self.columns['logp']}` is taken as logp: at the start of an update π is the old policy.")
+        if self.padding.share > 0.01:
+            found.append(
+                f"No mask, and {self.padding.share:.0%} of the rows end in log-probs of exactly 0: if that is padding, "
+                "it dilutes every mean per token; log the completion mask."
+            )
+        if "behavior_logp" not in self.columns and "old_logp" in self.columns:
+            found.append("Ratios are π/old; the sampler's own log-probs are not in the file.")
+        if self._is_at_the_reference:
+            found.append("π is ref at every token: right before the first update; later, ref is not held fixed.")
+        elif self._is_stale:
+            found.append("The tokens are not π's own, and the KLs to the reference are not weighted for that.")
+        return found
+
+    @property
+    def _is_at_the_reference(self) -> bool:
+        return float(self.kl.scalars["log_ratio/abs_max"]) == 0
+
+    @property
+    def _is_stale(self) -> bool:
+        return float(self.kl.scalars.get("ratio/sequence/effective_sample_size", 1.0)) < STALE
+
+    @property
+    def explanation(self) -> str:
+        """Why a loss of single tokens is far from the KL of whole completions, where it is; empty elsewhere."""
+        token, sequence = (self.comparisons[level].relative_difference for level in ("token", "sequence"))
+        if not sequence > max(APART, token):
+            return ""
+        return (
+            "Whole completions: there a token's coefficient also holds the KL of all tokens after it. A loss that "
+            "looks at each token alone is always far from that, so this column alone is no fault: judge such a loss "
+            "token by token."
+        )
+
+    @property
+    def advice(self) -> list[str]:
+        """What to change, the worst first; what hangs on columns that are out of line is left out."""
+        misaligned = self._misaligned()
+        found = [*misaligned, *self._cause(), *([] if misaligned else self._unsound()), *self._stale()]
+        return found or [self._nothing()]
+
+    def _nothing(self) -> str:
+        if self._is_at_the_reference:
+            return "Nothing to judge a KL term by: π is ref at every token."
+        if self.cause is None:
+            return "Nothing to change in reference and KL term; whether trainer and sampler agree is not told."
+        return "Nothing to change: trainer, reference and KL term are as they should be on this data."
+
+    def _misaligned(self) -> list[str]:
+        shift = self.reference.shift()
+        if not shift:
+            return []
+        where = "next" if shift > 0 else "previous"
+        return [
+            f"Align `{self.columns['ref_logp']}`: its entry for the {where} token fits `{self.columns['logp']}` better "
+            f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as it stands)."
+        ]
+
+    def _cause(self) -> list[str]:
+        if self.cause is None or not self.cause.remedy:
+            return []
+        return [self.cause.remedy + (" Then log again: that is not all." if self.cause.alone is False else "")]
+
+    def _unsound(self) -> list[str]:
+        off = self.comparisons["token"].relative_difference
+        descends = self.descends[0]
+        what = "no known divergence" if descends == "unknown" else f"`{descends}`"
+        if not self.cell.instead or off != off:  # where π is ref there is nothing to compare
+            return []
+        dead_zone = self.dead_share >= RARE
+        if off < HARDLY and not dead_zone:
+            return [
+                f"{self.cell.name} descends {what}, but this near to ref it is {off:.1%} off the token-level reverse "
+                f"KL: it hardly matters yet, and will when π moves on. Instead: {self.cell.instead}."
+            ]
+        dead = f", nothing at all on {self.dead_share:.2%} of the tokens" if dead_zone else ""
+        return [
+            f"{self.cell.name} descends {what}: on these tokens its coefficients are {off:.0%} off the token-level "
+            f"reverse KL's{dead}. Instead: {self.cell.instead}."
+        ]
+
+    def _stale(self) -> list[str]:
+        mended = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
+        if not self._is_stale or mended or self.descends[1] not in ("unknown", "nothing"):
+            return []
+        left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
+        return [
+            f"The tokens are another policy's (effective sample size {left:.0%} of the completions): weight the "
+            f"KL term, {self.comparisons['sequence'].term}."
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data."""
+        mismatch = None
+        if self.mismatch is not None and self.cause is not None:
+            mismatch = {
+                "metrics": self.mismatch.metrics(),
+                "intervals": self.mismatch.intervals(),
+                "cause": asdict(self.cause),
+            }
+        return {
+            "file": self.file,
+            "columns": self.columns,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "report": self.kl.metrics(),
+            "intervals": self.kl.intervals(),
+            "cell": {
+                "name": self.cell.name,
+                "descends_on_policy": self.descends[0],
+                "descends_off_policy": self.descends[1],
+                "share_in_dead_zone": self.dead_share,
+                "against": {level: asdict(x) for level, x in self.comparisons.items()},
+            },
+            "mismatch": mismatch,
+            "notes": self.notes,
+            "advice": self.advice,
+        }
+
+
+def to_json(report: LogReport) -> str:
+    """The report for programs; what is not a finite number is null."""
+    return json.dumps(finite(report.to_dict()), indent=2, ensure_ascii=False) + "\n"

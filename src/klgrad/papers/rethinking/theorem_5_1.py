@@ -1,0 +1,121 @@
+"""On-policy, k1 in reward and k2 as loss are exactly the gradient of KL(π‖ref); k1 and k3 as loss are not.
+
+Theorem 5.1 of Liu et al. (arXiv 2510.01555), tested by summing over every outcome of random bandits in float64:
+each loss is differentiated by autograd, weighted with the probability of its sample, and held against the
+gradient of the divergence itself. Number of arms, distances to ref and logits are ours. That k3 as loss is
+exactly the gradient of the *other* divergence, KL(ref‖π), is not in the theorem; it is checked because
+it says what k3 descends instead.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...core.estimators import k1, k2, k3
+from ...enumeration import Problem, bandit, target_gradients
+from ...support.palette import style
+from ..study import Check, Numbers, Settings, below
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ARMS = (3, 10, 30)
+"""At least three: with two the gradient is one number, and those of both divergences cross somewhere by accident."""
+
+NEAREST, FARTHEST = 0.05, 3.0
+"""Standard deviation of ref's logits from π's."""
+
+EXACT = 1e-9
+"""Relative; float64 sums of at most thirty terms leave about 1e-14."""
+
+DIFFERENT = 1e-4
+"""Relative; a hundred thousand times `EXACT`."""
+
+
+def expected_gradient(problem: Problem, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """The mean over samples of what back-propagation through a sampled loss computes.
+
+    Args:
+        problem: whose sampler draws the outcomes; sampling is not differentiated.
+        loss: of each outcome, from its differentiable log π, (N, 1) to (N, 1).
+
+    Returns:
+        The gradient by the logits, flat.
+    """
+    logits = problem.logits.detach().clone().requires_grad_()
+    mean = (problem.probability[:, None] * loss(problem.log_probs(logits))).sum()
+    return torch.autograd.grad(mean, logits)[0].flatten()
+
+
+def placements(problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The four losses of the paper, each as a function of log π of the outcomes."""
+    ref = problem.ref_logp
+    return {
+        "k1-reward": lambda logp: k1.value(logp - ref).detach() * logp,
+        "k2-loss": lambda logp: k2(logp - ref),
+        "k1-loss": lambda logp: k1(logp - ref),
+        "k3-loss": lambda logp: k3(logp - ref),
+    }
+
+
+def relative_gap(found: Tensor, target: Tensor) -> float:
+    """Distance of a gradient from its target, in units of the target."""
+    return ((found - target).norm() / target.norm()).item()
+
+
+def run(settings: Settings) -> Numbers:
+    """Relative distances of each loss's expected gradient from that of KL(π‖ref), problem by problem."""
+    count = settings.size(150, 30)
+    distances = torch.logspace(math.log10(NEAREST), math.log10(FARTHEST), count).tolist()
+    problems = [
+        bandit(ARMS[i % len(ARMS)], seed=1000 * settings.seed + i, away_from_ref=distance).on_policy()
+        for i, distance in enumerate(distances)
+    ]
+    measured = [_measure(problem) for problem in problems]
+    return {name: [m[name] for m in measured] for name in measured[0]}
+
+
+def _measure(problem: Problem) -> dict[str, float]:
+    targets = target_gradients(problem)
+    reverse, forward = targets["reverse_kl_sequence"], targets["forward_kl_sequence"]
+    found = {name: expected_gradient(problem, loss) for name, loss in placements(problem).items()}
+    return {
+        "kl": problem.prefix_kl().item(),
+        **{name: relative_gap(gradient, reverse) for name, gradient in found.items()},
+        "k1-loss-size": (found["k1-loss"].norm() / reverse.norm()).item(),
+        "k3-loss-from-forward": relative_gap(found["k3-loss"], forward),
+    }
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """Each half of the theorem, and the two that are not in it."""
+    worst = lambda name: max(numbers[name])
+    nearest = min(numbers["k3-loss"])
+    differs = f"smallest relative gap {nearest:.3g}, largest {worst('k3-loss'):.3g}"
+    return [
+        below("k1 in reward is the reverse KL gradient (largest relative error)", worst("k1-reward"), EXACT),
+        below("k2 as loss is the reverse KL gradient (largest relative error)", worst("k2-loss"), EXACT),
+        below("k1 as loss has no gradient (largest, relative to reverse KL's)", worst("k1-loss-size"), EXACT),
+        Check("k3 as loss is not the reverse KL gradient, on any problem", differs, nearest > DIFFERENT),
+        below("k3 as loss is the forward KL gradient (largest relative error)", worst("k3-loss-from-forward"), EXACT),
+    ]
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Relative distance from the reverse KL gradient against the KL of the problem."""
+    axes = figure.subplots()
+    markers = {"k1-loss": "s", "k3-loss": "o", "k1-reward": "x", "k2-loss": "+"}
+    for name, marker in markers.items():
+        look = {**style(name), "linestyle": "none", "marker": marker, "markersize": 5, "markerfacecolor": "none"}
+        # An error of exactly 0 has no place on a logarithmic axis.
+        axes.plot(numbers["kl"], [max(gap, 1e-17) for gap in numbers[name]], **look)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(3e-18, 30)
+    axes.set_xlabel("KL(π‖ref) of the bandit (nats)")
+    axes.set_ylabel("relative distance from ∇KL(π‖ref)")
+    axes.text(0.98, 0.24, "equal, up to float64 rounding", transform=axes.transAxes, ha="right")
+    axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.62))

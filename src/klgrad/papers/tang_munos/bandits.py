@@ -1,0 +1,97 @@
+"""Many bandits at once: the paper's tabular protocol (appendix C), batched over methods and repeats.
+
+100 arms; logits of ref are ε1, of π ε1 + ε2 (or ε1, where the reward is maximised), with ε unit Gaussian. What n
+samples tell is in how often each arm came up, so a gradient estimate is computed from counts, never sample by
+sample.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...core.estimators import k1, k2, k3
+
+ARMS = 100
+RATE = 1.0
+"""The paper's learning rate."""
+
+
+@dataclass(frozen=True)
+class Bandits:
+    """(R, ARMS) independent problems."""
+
+    logits: Tensor
+    ref_logp: Tensor
+    reward: Tensor
+
+    @property
+    def logp(self) -> Tensor:
+        """(R, ARMS) log π at the start."""
+        return torch.log_softmax(self.logits, -1)
+
+
+def draw(repeats: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Bandits:
+    """Problems as the paper draws them: π starts away from ref."""
+    ref, away, reward = torch.randn(3, repeats, ARMS, generator=generator, dtype=dtype)
+    return Bandits(ref + away, torch.log_softmax(ref, -1), reward)
+
+
+def count(probability: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """How often each arm comes up in `samples` draws, (..., ARMS).
+
+    Leading axes share their random numbers but for the last one before the arms, so that methods (first axis) are
+    compared on equal luck and repeats (second) are independent.
+    """
+    uniform = torch.rand(probability.shape[-2], samples, generator=generator, dtype=probability.dtype)
+    arms = torch.searchsorted(probability.cumsum(-1), uniform.expand(*probability.shape[:-1], samples).contiguous())
+    hits = torch.ones((), dtype=probability.dtype).expand(arms.shape)
+    return torch.zeros_like(probability).scatter_add_(-1, arms.clamp(max=ARMS - 1), hits)
+
+
+def mean_score(weight: Tensor, counts: Tensor, probability: Tensor) -> Tensor:
+    """(1/n) Σ_i w(y_i) ∇log π(y_i) over logits, from counts: the score of arm y is e_y - π."""
+    share = weight * counts / counts.sum(-1, keepdim=True)
+    return share - probability * share.sum(-1, keepdim=True)
+
+
+def others_mean(value: Tensor, counts: Tensor) -> Tensor:
+    """Leave-one-out mean of a value, as seen by a sample of each arm."""
+    n = counts.sum(-1, keepdim=True)
+    return ((value * counts).sum(-1, keepdim=True) - value) / (n - 1)
+
+
+Weight = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(log-ratio of each arm, counts, probability) to the coefficient on each arm's score."""
+
+WEIGHTS: dict[str, Weight] = {
+    "k1-reward": lambda x, counts, p: k1.value(x),
+    "k1-reward-leave-one-out": lambda x, counts, p: k1.value(x) - others_mean(x, counts),
+    "k1-reward-optimal-baseline": lambda x, counts, p: k1.value(x) - (p * x).sum(-1, keepdim=True),
+    "k2-loss": lambda x, counts, p: k2.slope(x),
+    "k1-loss": lambda x, counts, p: k1.slope(x),
+    "k3-loss": lambda x, counts, p: k3.slope(x),
+}
+
+
+def estimated_gradients(methods: Sequence[str], log_ratio: Tensor, counts: Tensor, probability: Tensor) -> Tensor:
+    """(M, R, ARMS) one estimate of ∇KL(π‖ref) per method and repeat; `exact` looks at every arm instead."""
+    counts = counts.clone()
+    weight = torch.empty_like(log_ratio)
+    for m, method in enumerate(methods):
+        if method == "exact":  # the expectation is the mean score of counts n π
+            counts[m], weight[m] = counts[m].sum(-1, keepdim=True) * probability[m], log_ratio[m]
+        else:
+            weight[m] = WEIGHTS[method](log_ratio[m], counts[m], probability[m])
+    return mean_score(weight, counts, probability)
+
+
+def exact_gradient(weight: Tensor, probability: Tensor) -> Tensor:
+    """E_π[w ∇log π] over logits; ∇KL(π‖ref) for the log-ratio as weight."""
+    return probability * (weight - (probability * weight).sum(-1, keepdim=True))
+
+
+def divergence(logp: Tensor, other: Tensor) -> Tensor:
+    """KL(π‖other) over the last axis."""
+    return (logp.exp() * (logp - other)).sum(-1)

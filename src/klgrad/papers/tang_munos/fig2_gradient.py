@@ -1,0 +1,132 @@
+"""The error of the vanilla gradient falls as one over the root of n; differentiating k1 or k3 as a loss leaves an
+error that no number of samples removes.
+
+Figure 2 of the paper: root of the summed squared error of the estimated gradient of KL(π‖ref), against the number
+of samples, over 100 problems, with leave-one-out and the near-optimal baseline v* = KL beside the plain vanilla
+one. We add the exact error of each problem, and the floors of the two incorrect ones. Exactly, leave-one-out is the
+smaller error only from a few samples on: at n = 2 the one other sample adds more noise than it removes. Points are
+the mean over problems of the root of one squared error, as the paper has it; lines are of the root of its
+expectation, which is larger where errors have heavy tails.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...support.palette import style
+from ..study import Check, Numbers, Settings, exceeds, over_repeats, within
+from . import bandits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = [
+    "k1-reward",
+    "k1-reward-leave-one-out",
+    "k1-reward-optimal-baseline",
+    "k2-loss",
+    "k1-loss",
+    "k3-loss",
+]
+SAMPLES = [2**i for i in range(1, 13)]
+FEWEST, ENOUGH, MANY = 2, 64, SAMPLES[-1]
+
+
+def run(settings: Settings) -> Numbers:
+    """Simulated errors, and exact ones."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    problems = bandits.draw(settings.size(100, 50), generator)
+    logp = problems.logp
+    p, log_ratio = logp.exp(), logp - problems.ref_logp
+    target = bandits.exact_gradient(log_ratio, p)
+    many = lambda x: x.expand(len(METHODS), -1, -1)
+    errors = []
+    for n in SAMPLES:
+        counts = bandits.count(p[None], n, generator)
+        found = bandits.estimated_gradients(METHODS, many(log_ratio), many(counts[0]), many(p))
+        errors.append((found - target).square().sum(-1).sqrt())
+    error = torch.stack(errors, 1)  # (methods, samples, repeats)
+    exact = _exact(log_ratio, p, target)
+    at = dict(zip(METHODS, error, strict=True))
+    saved = {
+        f"{name}, n = {n}": (exact["k1-reward"][i] / exact[name][i]).log()
+        for name in ("k1-reward-leave-one-out", "k1-reward-optimal-baseline")
+        for i, n in enumerate(SAMPLES)
+        if n in (FEWEST, ENOUGH)
+    }
+    return {
+        "samples": SAMPLES,
+        "simulated": {name: over_repeats(x) for name, x in at.items()},
+        "exact": {name: x.mean(-1).tolist() for name, x in exact.items()},
+        "slope": _slope(error[0].mean(-1)),
+        "floor": {
+            name: {"measured": float(at[name][-1].mean()), "exact": float(floor.norm(dim=-1).mean())}
+            for name, floor in _floors(log_ratio, p, target).items()
+        },
+        "saved": {name: over_repeats(x) for name, x in saved.items()},
+    }
+
+
+def _exact(log_ratio: Tensor, p: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """(len(SAMPLES), R) root of bias² + variance / n."""
+    score_size = 1 - 2 * p + p.square().sum(-1, keepdim=True)  # ‖e_y - π‖²
+    found = {}
+    for name in METHODS:
+        alone = "k1-reward-optimal-baseline" if name == "k1-reward-leave-one-out" else name
+        weight = bandits.WEIGHTS[alone](log_ratio, p, p)
+        mean = bandits.exact_gradient(weight, p)
+        variance = (p * weight.square() * score_size).sum(-1) - mean.square().sum(-1)
+        bias = (mean - target).square().sum(-1)
+        found[name] = torch.stack([(bias + variance / n).sqrt() for n in SAMPLES])
+    # Leave-one-out is v* plus the noise of estimating it by the others: uncorrelated, and of this size.
+    centred = log_ratio - (p * log_ratio).sum(-1, keepdim=True)
+    noise = (p * centred.square()).sum(-1) * (p * score_size).sum(-1) + target.square().sum(-1)
+    extra = torch.stack([noise / (n * (n - 1)) for n in SAMPLES])
+    found["k1-reward-leave-one-out"] = (found["k1-reward-leave-one-out"].square() + extra).sqrt()
+    return found
+
+
+def _floors(log_ratio: Tensor, p: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """(R, ARMS) bias of the two incorrect methods: what remains for n to infinity."""
+    weights = {name: bandits.WEIGHTS[name](log_ratio, p, p) for name in ("k1-loss", "k3-loss")}
+    return {name: bandits.exact_gradient(weight, p) - target for name, weight in weights.items()}
+
+
+def _slope(error: Tensor) -> float:
+    """Of log error against log n, over the last half of the range."""
+    half = len(SAMPLES) // 2
+    x, y = torch.tensor(SAMPLES[half:]).double().log(), error[half:].log()
+    return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """The claim, sentence by sentence."""
+    floor = numbers["floor"]
+    saved = {name: (x["mean"], x["error"]) for name, x in numbers["saved"].items()}
+    cost, cost_error = saved[f"k1-reward-leave-one-out, n = {FEWEST}"]
+    return [
+        within("vanilla falls as n^(-1/2)", numbers["slope"], -0.5, 0.1),
+        within(
+            f"k1 as loss at n = {MANY} is at its floor", floor["k1-loss"]["measured"], floor["k1-loss"]["exact"], 0.1
+        ),
+        within(
+            f"k3 as loss at n = {MANY} is at its floor", floor["k3-loss"]["measured"], floor["k3-loss"]["exact"], 0.1
+        ),
+        exceeds(
+            f"leave-one-out has the smaller error at n = {ENOUGH}", *saved[f"k1-reward-leave-one-out, n = {ENOUGH}"]
+        ),
+        exceeds(f"(ours) and the larger one at n = {FEWEST}", -cost, cost_error),
+        exceeds("the baseline v* has a smaller error than none", *saved[f"k1-reward-optimal-baseline, n = {FEWEST}"]),
+    ]
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Error against samples, lines exact where known, points simulated."""
+    axis = figure.subplots()
+    for name in METHODS:
+        look, seen = style(name), numbers["simulated"][name]
+        axis.plot(numbers["samples"], numbers["exact"][name], **look)
+        axis.errorbar(numbers["samples"], seen["mean"], seen["error"], fmt="o", ms=3.5, color=look["color"], capsize=2)
+    axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="root squared error of the gradient")
+    axis.legend(fontsize=8)

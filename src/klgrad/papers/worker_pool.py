@@ -1,0 +1,82 @@
+"""Several results at a time, each in a process of its own."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import torch
+
+from ..support.atomic_files import partial_of
+from .study import Settings, Study
+from .study_runner import Outcome, files_of, reproduce
+
+
+def every_outcome(
+    studies: Sequence[Study], settings: Settings, out: Path, *, fresh: bool = False, jobs: int = 1
+) -> Iterator[Outcome]:
+    """Outcomes as they come; interrupted, the workers end at once and no partial file stays."""
+    jobs = min(jobs, len(studies))
+    if jobs == 1:
+        for study in studies:
+            yield reproduce(study, settings, out, fresh=fresh)
+        return
+    # Spawned, not forked: a fork copies locks as other threads hold them, a progress bar's among them.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(torch.get_num_threads(),))
+    try:
+        with _without_interrupts():
+            names = [(study.name, study.module.__name__) for study in studies]
+            waiting = [pool.submit(_one, *name, settings, out, fresh) for name in names]
+        for done in as_completed(waiting):
+            yield done.result()
+    except BaseException:
+        for worker in (pool._processes or {}).values():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        for path in (path for study in studies for path in files_of(study, out)):
+            partial_of(path).unlink(missing_ok=True)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes that do not see Ctrl-C, from their first moment: whether to stop is the parent's decision.
+
+    A process starts with those signals blocked that the thread which starts it has blocked.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it would be started with the first worker, and unblock signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(threads: int) -> None:
+    """In a worker: as many threads as the parent uses, no interrupts, and no life without the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    """A parent that was killed cannot end its workers, which would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _one(name: str, module: str, settings: Settings, out: Path, fresh: bool) -> Outcome:
+    return reproduce(Study(name, import_module(module)), settings, out, fresh=fresh)

@@ -1,0 +1,1 @@
+"""Small tools that several folders share: atomic files, and the colours of figures."""

@@ -1,0 +1,118 @@
+"""Which checkpoints of a run are whole: each is written down file by file when it is finished, and looked at again."""
+
+import json
+import re
+import shutil
+import zlib
+from pathlib import Path
+
+from ..support.atomic_files import write_whole
+
+MANIFEST, STATE = "klgrad_manifest.json", "trainer_state.json"
+END = 1 << 20
+"""Bytes at the start and at the end of a file that are compared; a file of many gigabytes is not read through."""
+NAME = re.compile(r"checkpoint-(\d+)$")
+ASIDE = "damaged-"
+
+
+def seal(folder: Path) -> None:
+    """Write down every file's size and ends, last of all: a checkpoint without this was never finished."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    entries = {str(p.relative_to(folder)): _fingerprint(p) for p in files}
+    write_whole(folder / MANIFEST, json.dumps({"files": entries}, indent=1))
+
+
+def fault(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None if nothing is."""
+    try:
+        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        return "it was not finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} cannot be read"
+    if not isinstance(entries, dict) or STATE not in entries:
+        return f"{MANIFEST} does not list the files of a checkpoint"
+    for name, expected in entries.items():
+        try:
+            found = _fingerprint(folder / name)
+        except OSError:
+            return f"{name} is missing or cannot be read"
+        if found != expected:
+            size = expected.get("bytes") if isinstance(expected, dict) else None
+            if found["bytes"] != size:
+                return f"{name} has {found['bytes']} bytes, not {size}"
+            return f"{name} is not what was written"
+    return None if planned(folder) is not None else f"{STATE} has no number of updates"
+
+
+def checkpoints(output: Path) -> list[Path]:
+    """Of a run, the newest first."""
+    found = [(int(match[1]), path) for path in output.glob("checkpoint-*") if (match := NAME.match(path.name))]
+    return [path for _, path in sorted(found, reverse=True) if path.is_dir()]
+
+
+def last_sound(output: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and a sentence on each that was passed over."""
+    passed = []
+    for path in checkpoints(output):
+        wrong = fault(path)
+        if wrong is None:
+            return path, passed
+        passed.append(f"{path.name} is damaged ({wrong})")
+    return None, passed
+
+
+def step_of(checkpoint: Path) -> int:
+    """How many updates it is from."""
+    match = NAME.match(checkpoint.name)
+    assert match is not None, checkpoint
+    return int(match[1])
+
+
+def is_over(checkpoint: Path, max_steps: int) -> bool:
+    """Whether nothing is left to train; `max_steps` of 0 or less means as many as the run itself meant."""
+    wanted = max_steps if max_steps > 0 else planned(checkpoint)
+    return wanted is not None and step_of(checkpoint) >= wanted
+
+
+def planned(checkpoint: Path) -> int | None:
+    """How many updates the run was to have when the checkpoint was written; None if that cannot be read."""
+    try:
+        found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["max_steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def rotate(output: Path, keep: int | None) -> None:
+    """Remove what is older than the newest `keep` sound ones, only ever after the newest was sealed."""
+    if keep is None or keep <= 0:
+        return
+    sound = 0
+    for path in checkpoints(output):
+        if sound == keep:
+            shutil.rmtree(path, ignore_errors=True)
+        elif fault(path) is None:
+            sound += 1
+
+
+def put_aside(output: Path, after: Path) -> None:
+    """Rename those of later steps, which are damaged, so that none of them passes for the newest."""
+    for path in checkpoints(output):
+        if step_of(path) > step_of(after):
+            target = path.with_name(f"{ASIDE}{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            path.rename(target)
+
+
+def aside(output: Path) -> list[Path]:
+    """What `put_aside` left."""
+    return sorted(output.glob(f"{ASIDE}checkpoint-*"))
+
+
+def _fingerprint(path: Path) -> dict[str, int]:
+    with path.open("rb") as file:
+        head = zlib.crc32(file.read(END))
+        size = file.seek(0, 2)
+        file.seek(max(0, size - END))
+        return {"bytes": size, "head": head, "tail": zlib.crc32(file.read(END))}

@@ -1,0 +1,60 @@
+"""Settings that make a run execute code. With `--resume` they are not taken from `run.json` unasked.
+
+A run folder may come from somebody else. Its reward function, or the code that its model brings, is only executed if
+whoever resumes the run names it again.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .training_errors import RunError
+
+
+def executed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that make a run execute code."""
+    return {name: value for name, value in settings.items() if _executes(name, value)}
+
+
+def check_confirmed(recorded: Mapping[str, Any], said: Mapping[str, Any], folder: Path, command: str) -> None:
+    """Refuse code that only `run.json` names; `said` is from the command line and from a file named there."""
+    missing = {name: value for name, value in executed(recorded).items() if name not in said}
+    if missing:
+        raise RunError(
+            "code that is named again with --resume, since a run folder may come from somebody else",
+            f"{folder}/run.json, which names {_listed(missing)}",
+            f"if you trust it: {resume_command(command, folder, recorded)}",
+        )
+
+
+def resume_command(command: str, folder: Path, settings: Mapping[str, Any], *more: str) -> str:
+    """What to type to go on with a run."""
+    words = ["klgrad", command, "--output_dir", str(folder), "--resume", *more]
+    for name, value in executed(settings).items():
+        words += [f"--{name}", *_words(value)]
+    return shlex.join(words)
+
+
+def _executes(name: str, value: Any) -> bool:
+    if isinstance(value, str) and value.lstrip().startswith("{"):  # as on a command line
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return "trust_remote_code" in value
+    if isinstance(value, dict):
+        return any(_executes(str(key), each) for key, each in value.items())
+    if name == "attn_implementation":  # `owner/name` is a kernel that is downloaded
+        return isinstance(value, str) and "/" in value
+    return name in ("reward", "trust_remote_code", "custom_generate") and bool(value)
+
+
+def _words(value: Any) -> list[str]:
+    if value is True:
+        return []
+    return [json.dumps(value) if isinstance(value, dict) else str(value)]
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(" ".join([f"--{name}", *_words(value)]) for name, value in settings.items())

@@ -1,0 +1,108 @@
+"""What a configuration changes about the declared KL without being an error: said before training, never silently."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from .config_checks import SAMPLERS, is_weighed, needs_no_weights, stale
+
+
+class MeaningWarning(UserWarning):
+    """A setting that changes what the declared KL is taken of, or what it is weighed against."""
+
+
+def notes(config: Any) -> list[str]:
+    """Sentences, one for each setting that has such an effect."""
+    found = (note(config) for note in NOTES)
+    return [sentence for sentence in found if sentence is not None]
+
+
+def warn_of(config: Any, stacklevel: int) -> None:
+    """The same as warnings, for who writes Python."""
+    for sentence in notes(config):
+        warnings.warn(sentence, MeaningWarning, stacklevel=stacklevel + 1)
+
+
+def _old_completions(config: Any) -> str | None:
+    why = stale(config)
+    if why is None or is_weighed(config) or config.rollout_lag or config.kl_placement == "reward":
+        return None
+    return (
+        f"{why} trains on completions that another policy sampled, and kl_ratio='none' leaves the KL uncorrected "
+        "for it; kl_ratio='prefix' corrects it at sequence level, 'token' on the sampler's prefixes"
+    )
+
+
+def _other_samples(config: Any) -> str | None:
+    """Filters and penalties: completions are then no samples of the policy, and no log-probs of theirs are kept."""
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    changed = [f"{name}={getattr(config, name)}" for name, value in neutral.items() if getattr(config, name) != value]
+    given = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
+    changed += [f"generation_kwargs {name}={given[name]}" for name in SAMPLERS if name in given]
+    if config.vllm_structured_outputs_regex:
+        changed.append("vllm_structured_outputs_regex")
+    term = config.objective.term
+    if not changed or (term is not None and needs_no_weights(term)):
+        return None
+    return (
+        f"{', '.join(changed)}: completions are not sampled from the policy that is trained, so that the KL is an "
+        "average over other completions than its own, and kl_ratio does not correct for it"
+    )
+
+
+def _entropy(config: Any) -> str | None:
+    if not config.entropy_coef and not config.use_adaptive_entropy:
+        return None
+    return (
+        f"entropy_coef={config.entropy_coef:g}: TRL adds an entropy bonus to the loss, so that the optimum is not that "
+        "of the reward and the KL alone"
+    )
+
+
+def _moving_reference(config: Any) -> str | None:
+    if not config.sync_ref_model:
+        return None
+    return (
+        f"sync_ref_model moves the reference towards the policy every {config.ref_model_sync_steps} updates: the KL is "
+        "to a reference that follows, and no longer to the model as it started"
+    )
+
+
+def _scaled_advantages(config: Any) -> str | None:
+    bound = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    if config.loss_type != "cispo" or bound >= 1:
+        return None
+    share = "and a KL in the loss is not" if config.kl_placement == "loss" else "and the KL with them"
+    return (
+        f"loss_type='cispo' cuts the ratio at epsilon_high={bound:g}, below 1: on-policy all advantages are multiplied "
+        f"by it, {share}; set epsilon_high to 5, say"
+    )
+
+
+def _weighed_by_trl(config: Any) -> str | None:
+    if not config.use_vllm or not config.vllm_importance_sampling_correction or config.kl_placement == "loss":
+        return None
+    return (
+        f"vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r} weighs the KL in the "
+        f"{config.kl_placement} as TRL weighs the policy loss, and drops or cuts it where TRL does"
+    )
+
+
+def _noise(config: Any) -> str | None:
+    if not config.neftune_noise_alpha:
+        return None
+    return (
+        f"neftune_noise_alpha={config.neftune_noise_alpha:g} adds noise to the policy's embeddings and not to the "
+        "reference's, and the KL counts it as distance"
+    )
+
+
+NOTES: tuple[Callable[[Any], str | None], ...] = (
+    _old_completions,
+    _other_samples,
+    _entropy,
+    _moving_reference,
+    _scaled_advantages,
+    _weighed_by_trl,
+    _noise,
+)

@@ -1,0 +1,171 @@
+"""The installed frameworks' own code, audited; those that are not installed here are skipped by name."""
+
+import pytest
+import torch
+from adapters.verdicts import ALL
+from oracle import mean_gradient_over_groups
+from tolerances import EXACT, SINGLE
+from typer.testing import CliRunner
+
+from klgrad.adapters import FRAMEWORKS, Framework
+from klgrad.audit import audit
+from klgrad.audit.gradient import expected_gradient
+from klgrad.audit.subject import Subject
+from klgrad.cli import app
+from klgrad.enumeration import autoregressive
+from klgrad.errors import NotAuditableError
+
+# The frameworks and what they import warn of their own affairs.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+SLOW = (
+    "trl rloo normalize_advantages=True",
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus",
+    "verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator=reinforce_plus_plus",
+    "verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator=gae",
+    "skyrl use_kl_in_reward estimator=k1 advantage=reinforce++",
+    "openrlhf algo.kl in reward estimator=k1 advantage=group_norm",
+    "openrlhf algo.kl.use_loss estimator=k1 unbiased_gradient=True",
+    "openrlhf algo.kl.use_loss estimator=k2 unbiased_gradient=True",
+)
+"""Settings that must be called group by group, at seconds each, and say nothing that another does not.
+
+Of verl, SkyRL and OpenRLHF, all but `low_var_kl` are held to the same formula as that other, by test.
+"""
+
+
+def settings():
+    for name, framework in FRAMEWORKS.items():
+        if framework.installed is None:
+            yield pytest.param(name, None, marks=pytest.mark.skip(reason=f"{name} is not installed"))
+            continue
+        for setting in ALL[name]:
+            if not setting.startswith(SLOW):
+                yield pytest.param(name, setting, id=setting)
+
+
+@pytest.fixture(scope="module")
+def subjects():
+    return {s.name: s for f in FRAMEWORKS.values() if f.installed for s in f.subjects()}
+
+
+@pytest.mark.parametrize(("name", "setting"), list(settings()))
+def test_verdict(name, setting, subjects):
+    result = audit(subjects[setting])
+    found = (result.verdict, result.verdict_off_policy, result.verdict_fixed_lengths)
+    assert found == ALL[name][setting], result.advice
+    assert not result.touches_padding
+    assert result.deterministic
+
+
+def test_every_setting_of_an_installed_framework_is_expected(subjects):
+    expected = {s for name, claims in ALL.items() if FRAMEWORKS[name].installed for s in claims}
+    assert set(subjects) == expected
+
+
+SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
+
+
+def trl_default(rollout):
+    """Ratio times k3, averaged over the batch's tokens: an independent reading of TRL's default."""
+    away = rollout.ref_logp - rollout.logp
+    per_token = (rollout.logp - rollout.behavior_logp).exp() * (away.exp() - away - 1)
+    return (per_token * rollout.mask).sum() / rollout.mask.sum()
+
+
+def rloo(rollout):
+    """k1 of the sampler in the reward, leave-one-out, under the clipped sequence ratio."""
+    reward = -((rollout.behavior_logp - rollout.ref_logp) * rollout.mask).sum(-1)
+    advantage = reward - (reward.sum() - reward) / (len(reward) - 1)
+    ratio = ((rollout.logp - rollout.behavior_logp) * rollout.mask).sum(-1).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+
+
+def clamped_k3(rollout):
+    """k3 with its value clamped at 10, per token."""
+    away = (rollout.ref_logp - rollout.logp).clamp(-20, 20)
+    return (away.exp() - away - 1).clamp(-10, 10) * rollout.mask
+
+
+def verl_default(rollout):
+    return clamped_k3(rollout).sum() / rollout.mask.sum()
+
+
+def skyrl_default(rollout):
+    return (clamped_k3(rollout).sum(-1) / rollout.mask.sum(-1)).mean()
+
+
+def verl_rloo(rollout):
+    """As `rloo`, but with a clipped ratio per token, and PPO's second clip where the advantage is negative."""
+    reward = -((rollout.behavior_logp - rollout.ref_logp) * rollout.mask).sum(-1)
+    advantage = (reward - (reward.sum() - reward) / (len(reward) - 1))[:, None]
+    ratio = (rollout.logp - rollout.behavior_logp).exp()
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+    loss = torch.where(advantage < 0, torch.minimum(-advantage * 3.0, loss), loss)
+    return (loss * rollout.mask).sum(-1).mean()
+
+
+def openrlhf_unbiased(rollout):
+    """The truncated, detached token ratio times k2, averaged over the batch's tokens."""
+    weight = (rollout.logp - rollout.behavior_logp).exp().clamp(max=10).detach()
+    return (weight * (rollout.logp - rollout.ref_logp) ** 2 / 2 * rollout.mask).sum() / rollout.mask.sum()
+
+
+INDEPENDENT = {
+    "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean": verl_default,
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo": verl_rloo,
+    "skyrl use_kl_loss kl_estimator_type=k3": skyrl_default,
+    **{
+        f"openrlhf algo.kl.use_loss estimator={k} unbiased_gradient=True": openrlhf_unbiased for k in ("k1", "k2", "k3")
+    },
+    "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True": trl_default,
+    "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True": trl_default,
+    "trl rloo normalize_advantages=False": rloo,
+}
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize("setting", INDEPENDENT)
+def test_the_exact_gradient_is_that_of_the_formula_written_down(setting, on_policy, subjects):
+    if setting not in subjects:
+        pytest.skip("not installed")
+    problem = SMALL.on_policy() if on_policy else SMALL
+    none = torch.zeros(len(problem.space)).double()
+    single = Subject(setting, "framework", subjects[setting].loss, stacks=False)
+    found = expected_gradient(single, problem, 2, none).mean[: problem.logits.numel()]
+    independent = mean_gradient_over_groups(SMALL, 2, INDEPENDENT[setting], on_policy=on_policy)
+    # OpenRLHF computes in float32, whatever it is given.
+    (SINGLE if setting.startswith("openrlhf") else EXACT).check_vector(found, independent)
+
+
+@pytest.mark.parametrize("setting", [s for claims in ALL.values() for s in claims])
+def test_stacked_groups_give_what_single_groups_give(setting, subjects):
+    subject = subjects.get(setting)
+    if subject is None or not subject.stacks:
+        pytest.skip("not installed, or called group by group anyway")
+    none = torch.zeros(len(SMALL.space)).double()
+    for size in (2, 3):
+        stacked = expected_gradient(subject, SMALL, size, none)
+        single = expected_gradient(Subject(setting, "framework", subject.loss, stacks=False), SMALL, size, none)
+        assert float((stacked.mean - single.mean).norm()) <= 1e-6 * single.typical
+
+
+def test_what_is_not_installed_is_a_line_with_the_remedy():
+    absent = Framework("nosuch", "no-such-trainer", "1.2.3", "trl")
+    assert absent.remark == "nosuch is not installed: pip install 'no-such-trainer==1.2.3'"
+    with pytest.raises(NotAuditableError, match=r"pip install .no-such-trainer==1\.2\.3."):
+        absent.subjects()
+
+
+def test_an_untested_version_is_audited_and_says_so():
+    other = Framework("torch", "torch", "0.0.1", "trl")
+    assert other.remark.startswith("torch 2.")
+    assert other.remark.endswith("is not the version tested (0.0.1); audited all the same")
+
+
+@pytest.mark.skipif(FRAMEWORKS["liger"].installed is None, reason="liger is not installed")
+def test_the_command_audits_a_framework_by_name(tmp_path):
+    result = CliRunner().invoke(app, ["audit", "liger", "--markdown", str(tmp_path / "liger.md")])
+    assert result.exit_code == 0, result.output
+    assert "use_bias_correction_kl=True" in result.output
+    assert len((tmp_path / "liger.md").read_text().splitlines()) == 2 + len(ALL["liger"])

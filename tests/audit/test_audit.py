@@ -1,0 +1,295 @@
+"""The audit on losses as users write them."""
+
+import pytest
+import torch
+from tolerances import EXACT
+
+from klgrad import KLTerm, zoo as cells
+from klgrad.audit import audit, catalogue
+from klgrad.audit.problems import RATIO_REACH, REACH, cases
+from klgrad.audit.subject import Subject
+from klgrad.audit.verdict import MATCH
+from klgrad.errors import LossCallError, LossOutputError
+
+
+def k3_per_token(logp, ref_logp):
+    away = ref_logp - logp
+    return away.exp() - away - 1
+
+
+def k2_sum(logp, ref_logp, mask):
+    return (0.5 * (logp - ref_logp) ** 2 * mask).sum() / len(logp)
+
+
+def k2_token_mean(logp, ref_logp, mask):
+    return (0.5 * (logp - ref_logp) ** 2 * mask).sum() / mask.sum()
+
+
+def climbs(logp, ref_logp, mask):
+    return -k2_sum(logp, ref_logp, mask)
+
+
+def forgets_the_mask(logp, ref_logp):
+    return (0.5 * (logp - ref_logp) ** 2).sum(-1).mean()
+
+
+def no_grad(logp, ref_logp, mask):
+    with torch.no_grad():
+        return k2_sum(logp, ref_logp, mask)
+
+
+def not_differentiable(ref_logp, mask):
+    return (ref_logp * mask).sum()
+
+
+def casts_to_float32(logp, ref_logp, mask):
+    return k2_sum(logp.float(), ref_logp.float(), mask)
+
+
+def overflows(logp, ref_logp, mask):
+    return (torch.where(mask, k3_per_token(logp, ref_logp), 0)).sum()
+
+
+def zero_over_zero(logp, ref_logp, mask):
+    total = ((logp - ref_logp) * mask).sum(-1).detach()
+    return ((total - total.mean()) / total.std() * (logp * mask).sum(-1)).mean()
+
+
+def clipped_policy_loss_with_kl(logp, old_logp, ref_logp, advantages, mask):
+    ratio = (logp - old_logp).exp()
+    policy = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    return ((policy + 0.1 * 0.5 * (logp - ref_logp) ** 2) * mask).sum() / len(logp)
+
+
+def writes_in_place(logp, ref_logp, mask):
+    logp[~mask] = 0
+    ref_logp[~mask] = 0
+    return (0.5 * (logp - ref_logp) ** 2).sum() / len(logp)
+
+
+def truncates_its_ratio(logp, ref_logp, behavior_logp, mask):
+    weight = (logp - behavior_logp).exp().clamp(max=10).detach()
+    return (weight * 0.5 * (logp - ref_logp) ** 2 * mask).sum() / len(logp)
+
+
+def hinge(logp, ref_logp, mask):
+    return torch.relu(k2_sum(logp, ref_logp, mask) - 1)
+
+
+def k1_mean(logp, ref_logp, mask):
+    return ((logp - ref_logp) * mask).sum() / mask.sum()
+
+
+def stale(logp, old_logp, ref_logp, advantages, mask):
+    ratio = ((logp - old_logp) * mask).sum(-1, keepdim=True).exp()
+    reward = advantages[:, :1] - ((old_logp - ref_logp) * mask).sum(-1, keepdim=True)
+    return -(ratio * reward).mean()
+
+
+def noisy(logp, ref_logp, mask):
+    return k2_sum(logp, ref_logp, mask) * torch.rand(())
+
+
+VERDICTS = {
+    k3_per_token: ("forward-kl-token", "unknown"),
+    k2_sum: ("reverse-kl-token", "unknown"),
+    casts_to_float32: ("reverse-kl-token", "unknown"),
+    forgets_the_mask: ("unknown", "unknown"),
+    writes_in_place: ("reverse-kl-token", "unknown"),
+    truncates_its_ratio: ("reverse-kl-token", "unknown"),
+    hinge: ("unknown", "unknown"),
+    k1_mean: ("unknown", "unknown"),
+    no_grad: ("nothing", "nothing"),
+    not_differentiable: ("nothing", "nothing"),
+    climbs: ("unknown", "unknown"),
+    zero_over_zero: ("unknown", "unknown"),
+    clipped_policy_loss_with_kl: ("reverse-kl-token", "unknown"),
+}
+
+
+@pytest.mark.parametrize("loss", VERDICTS, ids=lambda f: f.__name__)
+def test_verdicts(loss):
+    result = audit(loss)
+    assert (result.verdict, result.verdict_off_policy) == VERDICTS[loss], result.advice
+    assert result.name == loss.__name__
+    assert result.kind == "function"
+
+
+def test_a_mean_over_tokens_is_right_only_at_equal_lengths():
+    result = audit(k2_token_mean)
+    assert result.verdict == "unknown"
+    assert result.length_sensitive
+    assert result.verdict_fixed_lengths == "reverse-kl-token"
+    assert result.advice.startswith("Descends the token-level reverse KL (prefixes held fixed) if all completions")
+    equal = audit(k2_token_mean, lengths="equal")
+    assert equal.verdict == "reverse-kl-token"
+    assert not equal.length_sensitive
+
+
+def test_what_ignores_the_reference_is_told_so_first():
+    assert not audit(k1_mean).depends_on_reference
+    assert audit(k1_mean).advice.startswith("Regularises nothing: its gradient is the same whatever the reference")
+    assert audit(hinge).depends_on_reference
+
+
+def test_a_stale_kl_is_not_taken_for_a_fresh_one():
+    for advantages in ("zero", "random"):
+        result = audit(stale, advantages=advantages)
+        assert (result.verdict, result.verdict_off_policy) == ("reverse-kl-sequence", "unknown")
+
+
+def test_a_random_loss_has_no_verdict():
+    result = audit(noisy)
+    assert not result.deterministic
+    assert result.advice.startswith("Is not deterministic")
+
+
+def test_nan_is_called_nan():
+    result = audit(zero_over_zero)
+    assert result.advice.startswith("Gives NaN or inf in float64 on some group")
+    assert not result.touches_padding
+
+
+def test_an_audit_under_no_grad_is_an_audit():
+    with torch.no_grad():
+        assert audit(k2_sum).verdict == "reverse-kl-token"
+
+
+def test_a_wrong_sign_is_called_by_its_name():
+    result = audit(climbs)
+    assert result.advice.startswith("Climbs the token-level reverse KL")
+    EXACT.check(result.cosine["reverse_kl_token"], -1.0)
+    assert set(result.bias.values()) == {1.0}
+
+
+def test_padding_dead_zones_and_overflow_are_seen():
+    assert audit(forgets_the_mask).touches_padding
+    assert not audit(k2_sum).touches_padding
+    assert not audit(overflows).finite
+    assert not audit(zero_over_zero).finite
+    clamped = audit(cells.get("k3-loss-clamped"))
+    assert clamped.dead_zone
+    assert clamped.dead_zone_from == -2.65
+    product = audit(cells.get("ratio-k3-loss"))
+    assert product.dead_zone
+    assert product.float32_wrong_from == -16.0
+    assert not audit(KLTerm()).dead_zone
+
+
+def test_whether_the_reference_matters():
+    assert not audit(cells.get("k1-loss")).depends_on_reference
+    assert not audit(no_grad).depends_on_reference
+    assert audit(k3_per_token).depends_on_reference
+    assert audit(KLTerm(level="token", estimator="exact")).depends_on_reference
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 40.0])
+def test_the_scale_is_found(scale):
+    result = audit(lambda logp, ref_logp, mask: scale * k2_sum(logp, ref_logp, mask), name="scaled")
+    assert result.verdict == "reverse-kl-token"
+    EXACT.check(result.scale or 0.0, scale)
+    EXACT.check(result.variance, audit(cells.get("k2-loss")).variance)
+
+
+def test_with_random_advantages_it_is_what_the_reference_adds():
+    result = audit(clipped_policy_loss_with_kl, advantages="random")
+    assert result.verdict == "reverse-kl-token"
+    EXACT.check(result.scale or 0.0, 0.1)
+    blind = audit(lambda logp, advantages, mask: -(advantages * logp * mask).sum(), name="no KL", advantages="random")
+    assert blind.verdict == "nothing"
+    assert not blind.depends_on_reference
+
+
+def test_the_variance_is_that_of_one_completion():
+    """Against the definition, on single completions: group size must not matter for a loss without groups."""
+    found = []
+    standard = [case for case in cases(on_policy=True) if not case.wider]
+    for case in standard:
+        p = case.problem
+        g = ((p.logp - p.ref_logp)[..., None] * p.scores).sum(1)
+        mean = p.probability @ g
+        found.append(float(p.probability @ (g - mean).square().sum(-1)))
+    EXACT.check(audit(k2_sum).variance, sum(found) / len(found))
+    near = [v for v, case in zip(found, standard, strict=True) if case.distance == "near"]
+    EXACT.check(audit(k2_sum).variance_near, sum(near) / len(near))
+
+
+def test_far_problems_pass_every_clamp_in_common_use():
+    for case in cases(on_policy=False):
+        if case.distance == "far":
+            log_ratio = case.problem.logp - case.problem.ref_logp
+            assert float(log_ratio.min()) < REACH[0]
+            assert float(log_ratio.max()) > REACH[1]
+            ratio = (case.problem.logp - case.problem.behavior_logp).exp()
+            assert float(ratio.min()) < RATIO_REACH[0]
+            assert float(ratio.max()) > RATIO_REACH[1]
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_distinct_targets_are_far_apart_on_the_problems(on_policy):
+    coincide = {"reverse_kl_token_sampler": "reverse_kl_token", "squared_sequence": "reverse_kl_sequence"}
+    problems = cases(on_policy)
+    names = [n for n in problems[0].targets if not (on_policy and n in coincide)]
+    for a in names:
+        for b in names:
+            if a != b:
+                sines = [1 - torch.cosine_similarity(c.targets[a], c.targets[b], dim=0).item() ** 2 for c in problems]
+                assert max(sines) ** 0.5 > 1000 * MATCH
+
+
+def test_stacked_groups_give_what_single_groups_give():
+    """The shortcut taken for this package's own losses, against the group-by-group calls."""
+    stacked = [s for s in catalogue().values() if s.stacks]
+    assert len(stacked) > 60
+    for subject in stacked[::12]:
+        single = Subject(subject.name, subject.kind, subject.loss, stacks=False)
+        a, b = audit(subject), audit(single)
+        assert (a.verdict, a.verdict_off_policy) == (b.verdict, b.verdict_off_policy)
+        EXACT.check(a.variance, b.variance)
+        EXACT.check(a.scale or 0.0, b.scale or 0.0)
+
+
+def raises(logp, mask):
+    raise KeyError("no such setting")
+
+
+def returns_a_tuple(logp, mask):
+    return logp.sum(), {}
+
+
+def returns_per_sequence(logp, mask):
+    return (logp * mask).sum(-1)
+
+
+def wants_the_moon(logp, moon):
+    return logp.sum()
+
+
+def calls_backward(logp, ref_logp, mask):
+    loss = k2_sum(logp, ref_logp, mask)
+    loss.backward()
+    return loss
+
+
+def wants_nothing():
+    return torch.zeros(())
+
+
+BAD = {
+    raises: (
+        LossCallError,
+        r"raises to return a differentiable loss; received KeyError: 'no such setting'; remedy: look at .*line \d+",
+    ),
+    returns_a_tuple: (LossOutputError, "received tuple; remedy: return the loss tensor alone; of a"),
+    returns_per_sequence: (LossOutputError, r"received a tensor of shape \(2,\)"),
+    wants_the_moon: (LossCallError, "received parameters logp, moon; remedy: wrap it"),
+    calls_backward: (LossCallError, r"received RuntimeError: .*backward through the graph a second time"),
+    wants_nothing: (LossCallError, r"received parameters \(none\)"),
+}
+
+
+@pytest.mark.parametrize("loss", BAD, ids=lambda f: f.__name__)
+def test_a_loss_that_cannot_be_audited_says_why(loss):
+    error, text = BAD[loss]
+    with pytest.raises(error, match=text):
+        audit(loss)

@@ -1,0 +1,228 @@
+"""The border: what is accepted, what is refused, and in which words."""
+
+import numpy
+import pytest
+import torch
+
+from klgrad import KLTerm, OffPolicy, Rollout, consistency_loss, kl_report, mismatch_report
+from klgrad.core.rollout import checked_at_the_end
+from klgrad.errors import KlgradError, RolloutError
+
+LOGP = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
+MASK = torch.tensor([[1, 1], [1, 0]])
+
+
+def with_value(x, value, at):
+    x = x.clone()
+    x[at] = value
+    return x
+
+
+BAD = {
+    "not a tensor": ({"logp": [[-1.0, -2.0]]}, "`logp` as a torch tensor; received list; remedy: wrap it"),
+    "shape": (
+        {"ref_logp": LOGP[:, :1]},
+        r"`ref_logp` of shape \(2, 2\), that of `logp`; received shape \(2, 1\); remedy: align",
+    ),
+    "dimensions": ({"logp": LOGP[0]}, r"`logp` of shape \(B, T\).*received shape \(2,\)"),
+    "empty": ({"logp": LOGP[:0]}, r"B, T >= 1; received shape \(0, 2\)"),
+    "mask": ({"mask": torch.tensor([[1.0, 0.5], [1, 0]])}, r"a `mask` of 0 and 1; received 0.5 at \[0, 1\]"),
+    "mask of counts": ({"mask": torch.tensor([[1, 2], [1, 0]])}, r"received 2 at \[0, 1\]"),
+    "nan": ({"logp": with_value(LOGP, float("nan"), (1, 0))}, r"`logp` finite.*received nan at \[1, 0\].*find the NaN"),
+    "positive": ({"logp": with_value(LOGP, 0.7, (0, 1))}, r"received 0.7 at \[0, 1\]; remedy: pass log-softmax"),
+    "inf": ({"ref_logp": with_value(LOGP, float("inf"), (0, 0))}, r"`ref_logp`.*received inf at \[0, 0\]"),
+    "minus inf at a live token": (
+        {"ref_logp": with_value(LOGP, float("-inf"), (0, 1))},
+        r"`ref_logp`.*received -inf at \[0, 1\].*probability 0: mask the position",
+    ),
+    "behaviour": (
+        {"behavior_logp": with_value(LOGP, float("-inf"), (0, 1))},
+        r"`behavior_logp`.*received -inf at \[0, 1\]",
+    ),
+    "token ids": ({"logp": torch.ones(2, 2, dtype=torch.long)}, r"`logp` of a floating dtype; received torch.int64"),
+    "group": ({"group": torch.zeros(3, dtype=torch.long)}, r"`group` of shape \(2,\).*received shape \(3,\)"),
+    "group dtype": ({"group": torch.zeros(2)}, r"integer dtype; received shape \(2,\), torch.float32"),
+    "group of floats": ({"group": [0.0, 1.0]}, r"of integers of 64 bits, or of strings; received list: \[0.0, 1.0\]"),
+    "group too short": ({"group": ["a"]}, r"`group` of shape \(2,\).*received shape \(1,\)"),
+    "no reference": ({"ref_logp": None}, "`ref_logp` as a torch tensor; received NoneType; remedy: pass it"),
+    "another device": ({"ref_logp": LOGP.to("meta")}, "`ref_logp` on cpu, the device of `logp`; received device meta"),
+    "sparse": ({"mask": MASK.to_sparse()}, "`mask` as a dense tensor; received layout torch.sparse_coo"),
+    "float8": ({"logp": LOGP.to(torch.float8_e4m3fn)}, "`logp` in 16 bits or more; received torch.float8_e4m3fn"),
+    "negative kl": ({"token_kl": with_value(-LOGP, -0.2, (0, 0))}, r"`token_kl` finite and >= 0.*received -0.2"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_says_what_was_expected_received_and_to_do(case):
+    change, text = BAD[case]
+    with pytest.raises(RolloutError, match=text) as caught:
+        Rollout(**{"logp": LOGP, "ref_logp": LOGP, "mask": MASK, **change})
+    assert isinstance(caught.value, KlgradError)
+    assert isinstance(caught.value, ValueError)
+    assert all((caught.value.expected, caught.value.received, caught.value.remedy))
+
+
+GROUPS = {
+    "list": [7, 7, 3],
+    "tuple": (7, 7, 3),
+    "list of NumPy integers": list(numpy.array([7, 7, 3])),
+    "NumPy": numpy.array([7, 7, 3], dtype=numpy.uint16),
+    "NumPy, reversed view": numpy.array([3, 7, 7])[::-1],
+    "tensor": torch.tensor([7, 7, 3], dtype=torch.int32),
+    "strings": ["7", "7", "3"],
+    "NumPy strings": numpy.array(["7", "7", "3"]),
+    "NumPy objects, as verl's uid": numpy.array(["7", "7", "3"], dtype=object),
+}
+
+
+@pytest.mark.parametrize("labels", GROUPS.values(), ids=GROUPS)
+def test_a_group_may_be_labelled_by_integers_or_strings_of_any_container(labels):
+    logp = -torch.arange(1.0, 7.0).reshape(3, 2)
+    rollout = Rollout(logp, logp - 0.5, torch.ones(3, 2), group=labels)
+    assert rollout.group is not None
+    assert rollout.group.dtype == torch.long
+    assert torch.unique(rollout.group, return_counts=True)[1].tolist() in ([2, 1], [1, 2])
+    assert rollout.group[0] == rollout.group[1] != rollout.group[2]
+    assert kl_report(rollout).estimates["kl/reverse/k1/per_token"].clusters == 2
+
+
+OF_ANY_TYPE = {
+    "None": None,
+    "list": LOGP.tolist(),
+    "NumPy": LOGP.numpy(),
+    "string": "ab",
+    "bytes": b"ab",
+    "integer": 2,
+    "float": -1.5,
+    "dict": {0: 1, 1: 2},
+    "set": {0, 1},
+    "object": object(),
+    "class": torch.Tensor,
+    "generator": (i for i in range(2)),
+    "complex": LOGP.to(torch.complex64),
+    "float8": LOGP.to(torch.float8_e4m3fn),
+    "meta": LOGP.to("meta"),
+    "sparse": LOGP.to_sparse(),
+    "scalar": torch.tensor(-1.0),
+    "3 dimensions": LOGP[None],
+    "no elements": torch.empty(0),
+    "complex labels": torch.zeros(2, dtype=torch.complex64),
+    "meta labels": torch.zeros(2, dtype=torch.long, device="meta"),
+    "sparse labels": torch.arange(2).to_sparse(),
+    "None twice": [None, None],
+    "nested": [[0], [1, 2]],
+    "mixed": [0, "a"],
+    "beyond 64 bits": [2**70, 1],
+    "NaN": [float("nan"), 1],
+    "dates": numpy.array(["2020-01-01", "2021-01-01"], dtype="M8[D]"),
+    "NumPy scalar": numpy.array(3),
+    "NumPy matrix": numpy.array([[0, 1]]),
+}
+MAY_BE_NONE = ("behavior_logp", "token_kl", "token_forward_kl", "group")
+
+
+def not_refused(call, junk=OF_ANY_TYPE):
+    """What `call` takes without a RolloutError: nothing of it, and no other exception either."""
+    found = {}
+    for name, x in junk.items():
+        try:
+            found[name] = call(x)
+        except RolloutError:
+            continue
+        except Exception as error:
+            found[name] = error
+    return found
+
+
+@pytest.mark.parametrize("field", ["logp", "ref_logp", "mask", *MAY_BE_NONE])
+def test_a_field_of_a_wrong_type_is_a_rollout_error(field):
+    """Never an AttributeError, a TypeError or torch's own words."""
+    taken = not_refused(lambda x: Rollout(**{"logp": LOGP, "ref_logp": LOGP, "mask": MASK, field: x}))
+    assert list(taken) == (["None"] if field in MAY_BE_NONE else []), taken
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_so_is_an_argument_of_a_mismatch_report(position):
+    right = [LOGP, LOGP, MASK]
+    assert not_refused(lambda x: mismatch_report(*right[:position], x, *right[position + 1 :])) == {}
+
+
+def test_so_is_the_reward_of_a_consistency_loss():
+    rollout = Rollout(LOGP, LOGP, MASK, group=[0, 0])
+    assert not_refused(lambda x: consistency_loss(rollout, x, 0.5)) == {}
+
+
+@pytest.mark.parametrize("junk", [float("-inf"), float("nan"), float("inf"), 3.0])
+def test_anything_may_stand_at_a_masked_position(junk):
+    dirty = with_value(LOGP, junk, (1, 1))
+    logp = dirty.clone().requires_grad_()
+    result = KLTerm()(Rollout(logp, dirty, MASK, behavior_logp=dirty))
+    (gradient,) = torch.autograd.grad(result.loss, logp)
+    assert bool(torch.isfinite(gradient).all())
+    assert float(gradient[1, 1]) == 0
+
+
+def test_rounding_above_zero_is_forgiven_by_the_dtypes_own_measure():
+    Rollout(with_value(LOGP, 1e-6, (0, 0)), LOGP, MASK)
+    Rollout(with_value(LOGP, 0.03, (0, 0)).half(), LOGP, MASK)
+    with pytest.raises(RolloutError):
+        Rollout(with_value(LOGP, 1e-4, (0, 0)), LOGP, MASK)
+
+
+def test_only_the_policy_keeps_its_gradient():
+    logp, ref, behavior = (LOGP.clone().requires_grad_() for _ in range(3))
+    rollout = Rollout(logp, ref, MASK, behavior_logp=behavior)
+    assert rollout.logp.requires_grad
+    assert not rollout.ref_logp.requires_grad
+    assert not rollout.behavior_logp.requires_grad
+
+
+def test_mixed_dtypes_take_the_widest_and_at_least_float32():
+    assert Rollout(LOGP.half(), LOGP.bfloat16(), MASK).logp.dtype == torch.float32
+    assert Rollout(LOGP.half(), LOGP.double(), MASK).ref_logp.dtype == torch.float64
+
+
+def test_a_batch_without_live_tokens_is_worth_nothing_and_breaks_nothing():
+    rollout = Rollout(LOGP, LOGP - 1, 0 * MASK, behavior_logp=LOGP, group=torch.zeros(2, dtype=torch.long))
+    for term in (KLTerm(), KLTerm(reduction="token"), KLTerm(sampler=OffPolicy("prefix", bound=None))):
+        result = term(rollout)
+        assert float(result.loss) == 0
+        assert not bool(result.coefficient.any())
+    kl_report(rollout)
+
+
+def test_what_a_term_needs_and_does_not_get():
+    plain = Rollout(LOGP, LOGP, MASK)
+    with pytest.raises(RolloutError, match="`behavior_logp` for an off-policy term; received none; remedy: pass"):
+        KLTerm(sampler=OffPolicy("prefix", bound=None))(plain)
+    with pytest.raises(RolloutError, match="`token_kl` for estimator='exact'"):
+        KLTerm(estimator="exact")(plain)
+    with pytest.raises(RolloutError, match="`token_forward_kl` for estimator='exact'"):
+        KLTerm(divergence="forward", level="token", estimator="exact")(plain)
+    with pytest.raises(RolloutError, match="a `group` index per completion for a group statistic"):
+        KLTerm(baseline="leave_one_out")(plain)
+    with pytest.raises(RolloutError, match=r"at least 2 completions in every group.*received group 7 with 1"):
+        KLTerm(baseline="leave_one_out")(Rollout(LOGP, LOGP, MASK, group=torch.tensor([7, 8])))
+
+
+def two_rollouts(second, reached):
+    with checked_at_the_end():
+        Rollout(LOGP, LOGP, MASK)
+        Rollout(LOGP, second, MASK)
+        reached.append(True)
+
+
+def test_values_can_be_checked_later():
+    """Not when a rollout is made, but before anybody goes on with it."""
+    bad, reached = with_value(LOGP, float("nan"), (1, 0)), []
+    two_rollouts(LOGP, [])
+    with pytest.raises(RolloutError, match=r"`ref_logp`.*received nan at \[1, 0\]"):
+        two_rollouts(bad, reached)
+    assert reached
+
+
+def test_values_are_checked_at_once_again_after_an_error():
+    with pytest.raises(RolloutError, match="shape"):
+        two_rollouts(LOGP[:1], [])
+    with pytest.raises(RolloutError):
+        Rollout(LOGP, with_value(LOGP, float("nan"), (1, 0)), MASK)

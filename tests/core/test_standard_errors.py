@@ -1,0 +1,129 @@
+"""Sums that batches add up to, against the formulas written out over all completions at once."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from tolerances import EXACT, SINGLE
+
+from klgrad.core.standard_errors import Estimate, Kept, RatioSums, ratio_of_means
+
+
+def written_out(total, count):
+    """Σ total / Σ count, its standard error and degrees of freedom, with the residuals' covariance as a matrix."""
+    total, count = (torch.as_tensor(x, dtype=torch.float64) for x in (total, count))
+    mean = total.sum() / count.sum()
+    square = (total - mean * count).square().sum() / count.sum() ** 2
+    covariance = torch.diag(count) - torch.outer(count, count) / count.sum()
+    trace = covariance.trace()
+    if int((count > 0).sum()) < 2:
+        return mean, None, 0.0
+    return mean, (square * count.sum() / trace).sqrt(), trace**2 / covariance.square().sum()
+
+
+def columns(n, seed, offset=0.0):
+    g = torch.Generator().manual_seed(seed)
+    count = torch.randint(0, 9, (n,), generator=g).double()
+    return torch.randn(2, n, generator=g, dtype=torch.float64) * count.sqrt() + offset * count, count
+
+
+@given(st.integers(2, 40), st.lists(st.integers(0, 40), max_size=4), st.sampled_from([0.0, 1.0, 1e6]))
+def test_any_parts_add_up_to_the_whole(n, cuts, offset):
+    total, count = columns(n, 0, offset)
+    count[0] = 3.0
+    edges = [0, *sorted(min(c, n) for c in cuts), n]
+    parts = [RatioSums.of(total[:, a:b], count[a:b]) for a, b in pairwise(edges)]
+    whole = sum(parts[1:], parts[0])
+    assert whole.n == n
+    for found, values in zip(whole.estimates(), total.tolist(), strict=True):
+        mean, error, freedom = written_out(values, count)
+        EXACT.check(found.mean, mean)
+        EXACT.check(found.degrees_of_freedom, freedom)
+        assert found.clusters == n
+        if error is None:
+            assert math.isnan(found.standard_error)
+            continue
+        # Written out about 0, the residuals of values near a million lose ten digits of sixteen.
+        (EXACT if offset < 10 else SINGLE).check(found.standard_error, error)
+
+
+def test_a_batch_without_live_tokens_changes_nothing_but_the_number_of_completions():
+    total, count = columns(20, 1)
+    empty = RatioSums.of(torch.zeros(2, 3), torch.zeros(3))
+    with_zeros = RatioSums.of(torch.cat([torch.zeros(2, 3), total], 1), torch.cat([torch.zeros(3), count]))
+    for sums in (empty + RatioSums.of(total, count), RatioSums.of(total, count) + empty):
+        for found, expected in zip(sums.estimates(), with_zeros.estimates(), strict=True):
+            EXACT.check(found.mean, expected.mean)
+            EXACT.check(found.standard_error, expected.standard_error)
+            EXACT.check(found.degrees_of_freedom, expected.degrees_of_freedom)
+
+
+def test_equal_counts_have_the_textbook_error_and_degrees_of_freedom():
+    total, _ = columns(20, 3)
+    for size in (1.0, 7.0):
+        for found, values in zip(RatioSums.of(total, torch.full((20,), size)).estimates(), total, strict=True):
+            EXACT.check(found.standard_error, values.std() / 20**0.5 / size)
+            EXACT.check(found.degrees_of_freedom, 19.0)
+
+
+def test_two_clusters_have_one_degree_of_freedom_however_unequal_they_are():
+    (found,) = RatioSums.of(torch.tensor([[1.0, 500.0]]), torch.tensor([1.0, 1000.0])).estimates()
+    EXACT.check(found.degrees_of_freedom, 1.0)
+
+
+def test_an_interval_extends_by_the_quantile_of_student_and_unpacks():
+    mean, error = found = Estimate(torch.tensor(2.0), torch.tensor(0.5), 16, torch.tensor(15.0))
+    assert (float(mean), float(error)) == (2.0, 0.5)
+    assert found.interval() == pytest.approx((2 - 0.5 * 2.131449546, 2 + 0.5 * 2.131449546), abs=1e-8)
+    assert found.interval(level=0.5).high == pytest.approx(2 + 0.5 * 0.691196949, abs=1e-8)
+    assert found.interval().low == found.interval()[0]
+
+
+def test_one_cluster_has_no_interval():
+    for total, count in (([3.0], [1.0]), ([3.0, 0.0], [1.0, 0.0])):
+        (found,) = RatioSums.of(torch.tensor([total]), torch.tensor(count)).estimates()
+        assert math.isnan(found.standard_error)
+        assert all(map(math.isnan, found.interval()))
+
+
+def test_alike_completions_have_no_error_however_large_they_are():
+    alike = RatioSums.of(torch.full((1, 50), 1e9), torch.ones(50))
+    (found,) = (alike + alike + alike).estimates()
+    assert float(found.standard_error) == 0
+
+
+def test_the_error_is_clustered_by_group_and_the_dtype_stays():
+    total, count = columns(30, 2)
+    group = torch.arange(30) // 5 * 7 - 3  # any integers
+    found = ratio_of_means(total[0].float(), count.float(), group)
+    assert found.mean.dtype == found.standard_error.dtype == torch.float32
+    by_group = [x.reshape(6, 5).sum(-1).tolist() for x in (total[0], count)]
+    for value, expected in zip((*found, found.degrees_of_freedom), written_out(*by_group), strict=True):
+        SINGLE.check(value, expected)
+    assert found.clusters == 6
+
+
+def test_everything_is_kept_until_the_limit():
+    kept, stream = Kept(1000), torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
+    for part in stream.split(37, -1):
+        kept.add(part)
+    assert torch.equal(kept.values(), stream)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 13, 64, 100, 1024])
+def test_a_longer_stream_is_thinned_without_favouring_a_position(tokens):
+    """Every 2nd, 4th, 8th value of completions of 8 tokens would be their first alone."""
+    kept, n = Kept(4096), 2**17 // tokens * tokens
+    for part in torch.arange(n).split(999):
+        kept.add(part)
+    values = kept.values()
+    assert 2000 <= len(values) <= 4096
+    assert torch.equal(values, values.sort().values)
+    bins = min(tokens, 32)
+    seen = torch.bincount(values % tokens * bins // tokens, minlength=bins).double()
+    expected = torch.bincount(torch.arange(tokens) * bins // tokens).double() * len(values) / tokens
+    assert float((seen / expected - 1).abs().max()) < 0.25
+    halves = torch.bincount(values * 8 // n, minlength=8).double() / (len(values) / 8)
+    assert float((halves - 1).abs().max()) < 0.05

@@ -1,0 +1,84 @@
+"""The batched tabular engine against the sample-by-sample definition."""
+
+import pytest
+import torch
+from tolerances import EXACT
+
+from klgrad.audit.gradient import expected_gradient
+from klgrad.audit.subject import as_subject
+from klgrad.core.credit import leave_one_out
+from klgrad.core.estimators import k1, k2, k3
+from klgrad.enumeration import autoregressive
+from klgrad.papers.tang_munos import bandits, fig8_sequences
+
+SAMPLES = 6
+
+
+@pytest.fixture
+def problem():
+    generator = torch.Generator().manual_seed(0)
+    problems = bandits.draw(3, generator)
+    counts = bandits.count(problems.logp.exp(), SAMPLES, generator)
+    return problems, counts
+
+
+def test_counts_are_of_that_many_samples_and_follow_the_policy():
+    generator = torch.Generator().manual_seed(1)
+    p = torch.softmax(torch.randn(2, bandits.ARMS, generator=generator).double(), -1)
+    counts = bandits.count(p, 200_000, generator)
+    assert counts.sum(-1).tolist() == [200_000, 200_000]
+    error = (p * (1 - p) / 200_000).sqrt()
+    assert float(((counts / 200_000 - p) / error).abs().max()) < 5
+
+
+def test_methods_share_their_luck_and_repeats_do_not():
+    generator = torch.Generator().manual_seed(1)
+    p = torch.full((2, 3, bandits.ARMS), 1 / bandits.ARMS).double()
+    counts = bandits.count(p, 50, generator)
+    assert torch.equal(counts[0], counts[1])
+    assert not torch.equal(counts[0, 0], counts[0, 1])
+
+
+LOSSES = {
+    "k1-reward": lambda l, logp: l.detach() * logp,
+    "k1-reward-leave-one-out": lambda l, logp: (
+        (l.detach() - leave_one_out(l.detach(), torch.zeros(len(l), dtype=torch.long))) * logp
+    ),
+    "k2-loss": lambda l, logp: k2(l),
+    "k1-loss": lambda l, logp: k1(l),
+    "k3-loss": lambda l, logp: k3(l),
+}
+
+
+@pytest.mark.parametrize("method", LOSSES)
+def test_a_gradient_from_counts_is_the_gradient_by_autograd(method, problem):
+    problems, counts = problem
+    p = problems.logp.exp()
+    found = bandits.estimated_gradients([method], (problems.logp - problems.ref_logp)[None], counts[None], p[None])[0]
+    for r in range(3):
+        arms = torch.repeat_interleave(torch.arange(bandits.ARMS), counts[r].long())
+        logits = problems.logits[r].clone().requires_grad_()
+        logp = torch.log_softmax(logits, -1)[arms]
+        loss = LOSSES[method](logp - problems.ref_logp[r, arms], logp).mean()
+        EXACT.check(found[r], torch.autograd.grad(loss, logits)[0])
+
+
+def test_the_exact_gradient_is_that_of_the_kl(problem):
+    problems, counts = problem
+    logits = problems.logits.clone().requires_grad_()
+    kl = bandits.divergence(torch.log_softmax(logits, -1), problems.ref_logp).sum()
+    (target,) = torch.autograd.grad(kl, logits)
+    log_ratio, p = problems.logp - problems.ref_logp, problems.logp.exp()
+    EXACT.check(bandits.exact_gradient(log_ratio, p), target)
+    EXACT.check(bandits.estimated_gradients(["exact"], log_ratio[None], counts[None], p[None])[0], target)
+
+
+@pytest.mark.parametrize("method", fig8_sequences.METHODS)
+def test_the_variance_of_a_mean_with_leave_one_out_is_that_over_every_group(method):
+    problem = autoregressive(3, 3, ends=True, seed=0, away_from_ref=1.0).on_policy()
+    none = torch.zeros(len(problem.space)).double()
+    for n in (2, 3):
+        exact = expected_gradient(as_subject(fig8_sequences.METHODS[method]), problem, n, none)
+        mean, variance = fig8_sequences.moments_of_mean(method, problem, n)
+        EXACT.check(variance, exact.deviation**2 / n)
+        EXACT.check(mean, exact.mean[: len(mean)])

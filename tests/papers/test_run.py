@@ -1,0 +1,138 @@
+"""Running, keeping and interrupting."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from types import ModuleType
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from klgrad.cli import app, reproduce as command
+from klgrad.errors import MissingExtraError, UnknownNameError
+from klgrad.papers import Check, Settings, Study, reproduce
+from klgrad.papers.study import below, exceeds, within
+
+
+def study(numbers=None, *, holds=True, fails=None):
+    module = ModuleType("made_up", "A claim that is made up for a test.\n\nIts source.")
+    calls = []
+
+    def run(settings):
+        calls.append(settings)
+        if fails:
+            raise fails
+        return numbers or {"x": [1.0, 2.0]}
+
+    module.run, module.calls = run, calls
+    module.check = lambda found: [Check("it holds", f"{found['x'][0]}", holds)]
+    module.draw = lambda found, figure: figure.subplots().plot(found["x"])
+    return Study("paper/made-up", module)
+
+
+def test_numbers_figure_and_verdict_are_kept(tmp_path):
+    made = study()
+    assert reproduce(made, Settings(), tmp_path).verdict == "reproduced"
+    saved = json.loads((tmp_path / "paper/made-up.json").read_text())
+    assert saved["claim"] == "A claim that is made up for a test."
+    assert saved["numbers"] == {"x": [1.0, 2.0]}
+    assert saved["checks"] == [{"claim": "it holds", "measured": "1.0", "holds": True}]
+    assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
+
+
+def test_what_is_there_is_not_computed_again(tmp_path):
+    made = study()
+    reproduce(made, Settings(), tmp_path)
+    again = reproduce(made, Settings(), tmp_path)
+    assert again.seconds is None
+    assert len(made.module.calls) == 1
+    for settings, fresh in ((Settings(seed=1), False), (Settings(quick=True), False), (Settings(quick=True), True)):
+        assert reproduce(made, settings, tmp_path, fresh=fresh).seconds is not None
+
+
+@pytest.mark.parametrize("junk", ["", "{", '{"settings": 3}', "[]"])
+def test_a_damaged_file_is_computed_again(tmp_path, junk):
+    made = study()
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper/made-up.json").write_text(junk)
+    assert reproduce(made, Settings(), tmp_path).seconds is not None
+
+
+def test_a_claim_that_fails_says_in_what(tmp_path):
+    outcome = reproduce(study(holds=False), Settings(), tmp_path)
+    assert not outcome.reproduced
+    assert outcome.verdict == "differs: it holds (1.0)"
+
+
+def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
+    first, second = study(), study(fails=KeyboardInterrupt())
+    second = Study("paper/second", second.module)
+    monkeypatch.setattr(command, "studies", lambda: {first.name: first, second.name: second})
+    stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
+    assert stopped.exit_code == 130
+    assert "goes on with what is missing" in stopped.output
+    assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
+    second.module.run = lambda settings: {"x": [3.0]}
+    done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
+    assert done.exit_code == 0
+    assert "kept" in done.output
+    assert len(first.module.calls) == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_workers_and_leaves_whole_files_only(tmp_path):
+    """For real: a process, a signal, and what is on the disk afterwards."""
+    run = [sys.executable, "-m", "klgrad", "reproduce", "--out", str(tmp_path), "--jobs", "2"]
+    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
+    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeding)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.rglob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "goes on with what is missing" in shown
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert files
+    for path in files:
+        assert path.suffix in (".json", ".png"), path
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+
+
+def test_the_command_lists_and_refuses():
+    listed = CliRunner().invoke(app, ["reproduce", "--list"])
+    assert "tang-munos/fig3" in listed.output
+    unknown = CliRunner().invoke(app, ["reproduce", "tang-munos/fig33"])
+    assert isinstance(unknown.exception, UnknownNameError)
+    assert "did you mean 'tang-munos/fig3'" in str(unknown.exception)
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(app, ["reproduce", "schulman/table"])
+    assert isinstance(result.exception, MissingExtraError)
+    assert "klgrad[plot]" in str(result.exception)
+
+
+def test_checks_judge():
+    assert exceeds("", 5.0, 1.0).holds
+    assert not exceeds("", 3.0, 1.0).holds
+    assert not exceeds("", -5.0, 1.0).holds
+    assert within("", 1.04, 1.0, 0.05).holds
+    assert not within("", 1.06, 1.0, 0.05).holds
+    assert below("", 1.0, 1.0).holds
+    assert not below("", 1.1, 1.0).holds
+    assert not below("", float("nan"), 1.0).holds
+
+
+def test_results_depend_on_the_seed_and_on_nothing_else(tmp_path):
+    from klgrad.papers.all_studies import studies
+
+    fig1 = studies()["tang-munos/fig1"]
+    a, b, c = (fig1.run(Settings(quick=True, seed=seed)) for seed in (0, 0, 1))
+    torch.rand(3)
+    assert a == b != c

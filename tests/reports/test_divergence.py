@@ -1,0 +1,170 @@
+"""The honest report: right numbers, right errors, right units."""
+
+import pytest
+import torch
+from oracle import PROBLEMS
+from tolerances import EXACT
+
+from klgrad import KLTerm, Rollout, kl_report, mismatch_report
+from klgrad.core.importance import effective_sample_size
+from klgrad.core.standard_errors import ratio_of_means
+from klgrad.errors import RolloutError
+from klgrad.reports.divergence import KLSums
+
+Z = 5.0
+"""Standard errors that a mean over fixed seeds may be off: one in two million."""
+
+
+def sample(problem, n, seed, *, from_behavior=False):
+    table = problem if from_behavior else problem.on_policy()
+    rows = torch.multinomial(table.probability, n, replacement=True, generator=torch.Generator().manual_seed(seed))
+    return Rollout(
+        problem.logp[rows],
+        problem.ref_logp[rows],
+        problem.space.mask[rows],
+        behavior_logp=table.behavior_logp[rows],
+        token_kl=problem.at_tokens(problem.prefix_kl())[rows],
+        token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
+    )
+
+
+def test_all_unbiased_estimates_agree_with_the_exact_kl_within_their_errors():
+    problem = PROBLEMS["varying"].on_policy()
+    kl = float((problem.probability * (problem.logp - problem.ref_logp).sum(-1)).sum())
+    per_token = kl / float(problem.probability @ problem.space.mask.sum(-1).double())
+    found = kl_report(sample(problem, 20_000, 1)).estimates
+    for name in ("k1", "k3", "exact"):
+        for unit, truth in (("per_sequence", kl), ("per_token", per_token)):
+            mean, error = found[f"kl/reverse/{name}/{unit}"]
+            assert abs(float(mean) - truth) < Z * float(error)
+            assert float(error) < 0.05 * truth
+    exact, k1 = (found[f"kl/reverse/{n}/per_sequence"].standard_error for n in ("exact", "k1"))
+    assert exact < k1
+
+
+def test_the_standard_error_is_the_spread_of_the_mean():
+    problem = PROBLEMS["varying"].on_policy()
+    reports = [kl_report(sample(problem, 200, seed)).estimates["kl/reverse/k1/per_token"] for seed in range(300)]
+    spread = torch.stack([r.mean for r in reports]).std()
+    claimed = torch.stack([r.standard_error for r in reports]).mean()
+    assert float(claimed) == pytest.approx(float(spread), rel=0.15)
+
+
+def test_completions_of_one_prompt_are_not_counted_as_independent():
+    """Every group repeats one value: its repetitions carry no information."""
+    values = torch.randn(50, generator=torch.Generator().manual_seed(0)).double()
+    group = torch.arange(50).repeat_interleave(8)
+    once = ratio_of_means(values, torch.ones(50).double())
+    repeated = ratio_of_means(values.repeat_interleave(8), torch.ones(400).double(), group)
+    EXACT.check(repeated.mean, once.mean)
+    EXACT.check(repeated.standard_error, once.standard_error)
+    blind = ratio_of_means(values.repeat_interleave(8), torch.ones(400).double())
+    assert blind.standard_error < 0.5 * once.standard_error
+
+
+def test_one_sample_has_no_error():
+    assert torch.isnan(ratio_of_means(torch.ones(1), torch.ones(1)).standard_error)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_stream_a_batch_and_a_term_have_the_same_errors_and_clusters(grouped):
+    """Unequal groups, spread over batches of unequal size."""
+    seen = sample(PROBLEMS["varying"], 60, 3)
+    group = (
+        torch.repeat_interleave(torch.arange(11), torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8])) if grouped else None
+    )
+    whole = Rollout(seen.logp, seen.ref_logp, seen.mask, group=group)
+    sums, order = KLSums(), torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    for rows in order.split([1, 7, 20, 32]):
+        part = Rollout(seen.logp[rows], seen.ref_logp[rows], seen.mask[rows])
+        sums.add(part, None if group is None else group[rows])
+    streamed, at_once = sums.report(), kl_report(whole)
+    assert streamed.clusters == at_once.clusters == streamed.metrics()["kl/clusters"] == (11 if grouped else 60)
+    for name, expected in at_once.estimates.items():
+        found = streamed.estimates[name]
+        assert found.interval() == pytest.approx(expected.interval(), rel=EXACT.rtol)
+        EXACT.check(found.standard_error, expected.standard_error)
+        EXACT.check(found.degrees_of_freedom, expected.degrees_of_freedom)
+    assert streamed.intervals(0.9)["kl/reverse/k1/per_token"] == pytest.approx(
+        at_once.estimates["kl/reverse/k1/per_token"].interval(0.9), rel=EXACT.rtol
+    )
+    for reduction in ("sequence", "token"):
+        value = KLTerm(reduction=reduction)(whole).value
+        expected = at_once.estimates[f"kl/reverse/k1/per_{reduction}"]
+        assert (value.clusters, value.interval()) == (expected.clusters, pytest.approx(expected.interval(), rel=1e-9))
+
+
+def test_unequal_groups_have_fewer_degrees_of_freedom_than_clusters():
+    seen = sample(PROBLEMS["varying"], 32, 4)
+    of = lambda group: kl_report(Rollout(seen.logp, seen.ref_logp, seen.mask, group=group)).estimates
+    equal = of(torch.arange(32) // 4)["kl/reverse/k1/per_sequence"]
+    EXACT.check(equal.degrees_of_freedom, 7.0)
+    unequal = of(torch.tensor([0] * 25 + list(range(1, 8))))["kl/reverse/k1/per_sequence"]
+    assert unequal.clusters == equal.clusters == 8
+    assert 1 <= float(unequal.degrees_of_freedom) < 4
+
+
+def test_shares_beyond_clamps_are_counted_on_the_side_where_they_bite():
+    logp = torch.tensor([[-3.0, -5.0, -0.5, -0.5, -0.6, -0.5]])
+    ref = torch.tensor([[-0.1, -0.1, -3.5, -5.5, -5.6, -25.0]])
+    found = kl_report(Rollout(logp, ref, torch.ones(1, 6))).scalars
+    assert found["clamp/share_beyond_k3_value_10"].item() == 3 / 6  # exact, though the log-probs are float32
+    assert found["clamp/share_beyond_k2_value_10"].item() == 4 / 6
+    assert found["clamp/share_beyond_input_20"].item() == 1 / 6
+
+
+def test_mismatch_estimates_the_kl_of_the_sampler_to_the_trainer():
+    problem = PROBLEMS["varying"]
+    seen = sample(problem, 20_000, 2, from_behavior=True)
+    report = mismatch_report(seen.logp, seen.behavior_logp, seen.mask)
+    of_sampler = float(problem.probability @ (problem.behavior_logp - problem.logp).sum(-1))
+    # The other direction is weighted token by token: KL(π‖μ) of the next token, at the sampler's prefixes.
+    p, q = (torch.log_softmax(x, -1) for x in (problem.logits, problem.behavior_logits))
+    of_trainer = float(problem.prefix_probability(problem.behavior_logits) @ (p.exp() * (p - q)).sum(-1))
+    for name, truth in (
+        ("mismatch/k1", of_sampler),
+        ("mismatch/k3", of_sampler),
+        ("mismatch_of_trainer/k3", of_trainer),
+    ):
+        mean, error = report.estimates[f"kl/{name}/per_sequence"]
+        assert abs(float(mean) - truth) < Z * float(error)
+        assert float(error) < 0.1 * truth
+    EXACT.check(report.scalars["ratio/token/mean"], (seen.logp - seen.behavior_logp)[seen.mask].exp().mean())
+
+
+def test_a_matching_sampler_has_ratio_one_and_no_mismatch():
+    logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    found = mismatch_report(logp, logp, torch.ones(3, 4)).metrics()
+    assert found["kl/mismatch/k3/per_token"] == 0
+    assert found["ratio/token/max"] == found["ratio/sequence/effective_sample_size"] == 1
+    assert found["ratio/token/share_outside_band"] == 0
+
+
+def test_shares_and_means_of_lengths_are_exact():
+    """A count divided by a count is float32 in torch, and loses every third digit of a share of a million tokens."""
+    mask = torch.ones(3, 7)
+    mask[0, 4:] = 0
+    logp = torch.full((3, 7), -0.5)
+    found = mismatch_report(logp, logp - torch.tensor([3.0] + 6 * [0.0]), mask).metrics()
+    assert found["ratio/token/share_outside_band"] == 3 / 18
+    assert found["length/mean"] == 18 / 3
+    assert (found["length/min"], found["length/max"]) == (4, 7)
+
+
+def test_a_band_must_hold_one():
+    with pytest.raises(RolloutError, match="0 <= low <= 1 <= high"):
+        mismatch_report(-torch.ones(1, 1), -torch.ones(1, 1), torch.ones(1, 1), band=(1.5, 2.0))
+
+
+def test_effective_sample_size_counts_what_is_left():
+    EXACT.check(effective_sample_size(torch.ones(7).double()), 1.0)
+    EXACT.check(effective_sample_size(torch.tensor([1.0, 0, 0, 0]).double()), 0.25)
+    assert float(effective_sample_size(torch.zeros(3))) == 0
+    assert float(effective_sample_size(torch.tensor([1e30, 1e30]))) == 1
+
+
+def test_a_report_prints_a_line_per_number():
+    logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    text = str(kl_report(Rollout(logp, logp - 0.1, torch.ones(3, 4))))
+    assert "kl/reverse/k1/per_token     " in text
+    assert "±" in text

@@ -1,0 +1,158 @@
+"""Files go where the path points: links are followed, pipes and devices are written to, nothing else is replaced."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from klgrad.errors import OutputError
+from klgrad.support.atomic_files import write_whole
+
+
+def names_in(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_new_file_and_its_folders_are_made(tmp_path):
+    write_whole(tmp_path / "a" / "b.txt", "π")
+    assert (tmp_path / "a" / "b.txt").read_bytes() == "π".encode()
+    assert names_in(tmp_path / "a") == ["b.txt"]
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "deep").mkdir()
+    target, middle, link = tmp_path / "deep" / "target", tmp_path / "middle", tmp_path / "link"
+    target.write_text("old")
+    middle.symlink_to(Path("deep") / "target")
+    link.symlink_to("middle")
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert middle.is_symlink()
+    assert target.read_text() == "new"
+    assert names_in(tmp_path / "deep") == ["target"]
+
+
+def test_a_link_to_nothing_makes_its_target(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "later" / "target")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "later" / "target").read_text() == "new"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
+def test_permissions_are_kept(tmp_path, mode):
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(mode)
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_new_file_has_the_permissions_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "file", "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
+def test_a_file_that_must_not_be_written_is_left(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o444)
+    with pytest.raises(OutputError, match="Permission denied"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_whole(pipe, "x" * 200_000)
+    reader.join(10)
+    assert found == [b"x" * 200_000]
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert names_in(tmp_path) == ["pipe"]
+
+
+def test_a_pipe_whose_reader_is_gone_is_an_error(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    threading.Timer(0.2, os.close, (reader,)).start()
+    with pytest.raises(OutputError, match="Broken pipe"):
+        write_whole(pipe, "x" * 1_000_000)  # more than a pipe holds
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A device that is always full: for root a copy, because a mistake would replace the system's own."""
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("no /dev/full")
+    if os.geteuid() != 0:
+        return Path("/dev/full")
+    (tmp_path / "devices").mkdir()
+    copy = tmp_path / "devices" / "full"
+    try:
+        os.mknod(copy, stat.S_IFCHR | 0o666, Path("/dev/full").stat().st_rdev)
+        os.close(os.open(copy, os.O_WRONLY))
+    except OSError:
+        pytest.skip("no devices can be made in this folder")
+    return copy
+
+
+def test_a_device_is_written_to_and_stays(tmp_path, full):
+    link = tmp_path / "link"
+    link.symlink_to(full)
+    for path in (full, link):
+        with pytest.raises(OutputError, match="No space left"):
+            write_whole(path, "x")
+    assert full.is_char_device()
+    assert link.is_symlink()
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="no /dev/fd")
+def test_an_open_file_is_written_to_where_it_stands(tmp_path):
+    with (tmp_path / "file").open("w+") as file:
+        file.write("before ")
+        file.flush()
+        write_whole(Path(f"/dev/fd/{file.fileno()}"), "after")
+        file.seek(0)
+        assert file.read() == "before after"
+    assert names_in(tmp_path) == ["file"]
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(OutputError, match="is a folder"):
+        write_whole(tmp_path, "x")
+    assert tmp_path.is_dir()
+    assert not tmp_path.with_name(f".{tmp_path.name}.partial").exists()
+
+
+def test_links_in_a_circle_are_refused(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OutputError):
+        write_whole(tmp_path / "a", "x")
+    assert names_in(tmp_path) == ["a", "b"]
+
+
+def test_interrupted_it_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "file", "x")
+    assert names_in(tmp_path) == []
+
+
+def test_a_name_that_is_not_utf_8_does_not_stop_it(tmp_path):
+    write_whole(tmp_path / "file", '{"file": "a\udcff"}')
+    assert (tmp_path / "file").read_text(encoding="utf-8") == '{"file": "a\\udcff"}'

@@ -1,0 +1,358 @@
+"""The commands as a user runs them."""
+
+import json
+import sys
+
+import pytest
+from training.small import SMALL, WORDS, arguments, write_model
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.errors import KernelInputError, KlgradError
+from klgrad.training import launch
+from klgrad.training.parse import parse, read
+from klgrad.training.training_errors import ModelError, RunError, SettingError
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+PNG = b"\x89PNG"
+
+
+def invoke(*given):
+    return CliRunner().invoke(app, [str(x) for x in given])
+
+
+@pytest.fixture(scope="module")
+def runs(model, tmp_path_factory):
+    """A run of each command, through the front door."""
+    base = tmp_path_factory.mktemp("runs")
+    cache = pytest.MonkeyPatch()
+    cache.setenv("XDG_CACHE_HOME", str(base / "cache"))
+    found = {}
+    for command, which in (("train", {"model": model}), ("distill", {"teacher": model})):
+        settings = {**SMALL, **which, "output_dir": base / command, "save_steps": 50}
+        found[command] = invoke(command, *arguments(**settings))
+        assert found[command].exit_code == 0, found[command].output
+    cache.undo()
+    return base, found
+
+
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_a_run_leaves_everything_and_says_so(command, runs):
+    base, found = runs
+    folder = base / command
+    assert (folder / "run.png").read_bytes().startswith(PNG)
+    assert (folder / "model" / "config.json").is_file()
+    run = json.loads((folder / "run.json").read_text())
+    assert run["command"] == command
+    assert run["versions"]["trl"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["updates"] == 4
+    assert summary["before"]["kl"]["per_token"]["mean"] >= 0
+    assert summary["after_updates"] == 4
+    output = found[command].output
+    assert "addition (in-domain, 4)" in output
+    assert "KL, nats per token" in output
+    for noise in ("it/s", "Warning", "{'loss'", "Loading weights"):
+        assert noise not in output
+
+
+def test_what_is_trained_is_told_first(runs):
+    _, found = runs
+    assert "maximises E[reward] - 0.05 KL(π‖ref)" in found["train"].output
+    assert "with 2 layers: maximises -1 KL(π‖ref)" in " ".join(found["distill"].output.split())
+
+
+def test_distilling_lowers_the_kl_and_needs_no_reward(run, tmp_path):
+    longer = {"max_steps": 20, "learning_rate": 1e-2, "per_device_train_batch_size": 32, "eval_size": 16}
+    status, _ = run("distill", tmp_path / "run", **longer, eval_every=0, save_steps=100)
+    assert status == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    before, after = (summary[when]["kl"]["per_token"]["mean"] for when in ("before", "after"))
+    assert after < 0.95 * before
+    assert summary["last_updates"]["task_reward"] is None
+
+
+def test_a_finished_run_is_not_overwritten_unasked(runs, model):
+    base, _ = runs
+    given = arguments(**{**SMALL, "model": model, "output_dir": base / "train"})
+    result = invoke("train", *given)
+    assert isinstance(result.exception, RunError)
+    assert "--resume goes on with it, --overwrite replaces it" in str(result.exception)
+
+
+def test_overwriting_removes_the_old_run(run, tmp_path):
+    run("train", tmp_path / "run", max_steps=2)
+    status, _ = run("train", tmp_path / "run", max_steps=1, overwrite=True)
+    assert status == 0
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
+    rows = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
+    assert {json.loads(row)["step"] for row in rows} == {0, 1}
+
+
+# Dry runs
+
+
+def test_a_dry_run_says_what_and_how_much(model, tmp_path):
+    given = arguments(**{**SMALL, "model": model, "output_dir": tmp_path / "run", "kl_estimator": "exact"})
+    result = invoke("train", *given, "--dry-run")
+    assert result.exit_code == 0, result.output
+    for part in (
+        "E[reward] - 0.05 KL(π‖ref)",
+        "∇ KL(π‖ref), sequence level",
+        "reverse-kl-sequence on-policy",
+        "in the loss; divided by all tokens of the update (loss_type dapo)",
+        "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them",
+        "4 updates of 2 prompts x 4 completions of at most 5 tokens",
+        "optimizer",
+        "exact KL",
+        "in all",
+    ):
+        assert part in result.output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kl_cell": "k1-loss"}, "nothing on-policy"),
+        ({"kl_level": "token", "kl_divergence": "forward", "kl_estimator": "k3"}, "forward-kl-token on-policy"),
+        ({"kl_target": 3.0, "kl_target_unit": "token"}, "adapted to 3 nats per token"),
+        ({"rollout_lag": 2, "kl_ratio": "prefix"}, "2 generations, ratio prefix"),
+        ({"use_peft": True}, "the policy with its adapters off"),
+    ],
+)
+def test_a_dry_run_of_other_terms(model, settings, said, tmp_path):
+    given = arguments(**{**SMALL, "model": model, "output_dir": tmp_path / "run", **settings})
+    assert said in invoke("train", *given, "--dry-run").output
+
+
+def test_what_is_rewarded_and_how_it_is_weighed_is_told(model, tmp_path):
+    """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
+
+    def told(command, **settings):
+        from klgrad.training.dry_run import told
+
+        which = {"model": model} if command == "train" else {"teacher": model}
+        return told(parse(command, arguments(**{**SMALL, **which, **settings})))
+
+    scaled = "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them"
+    assert told("train")[2:] == [scaled]
+    assert told("train", scale_rewards="none")[2:] == []
+    assert "the batch's standard" in told("train", scale_rewards="batch")[2]
+    assert "with the KL in them" in told("train", kl_placement="reward")[2]
+    assert told("distill")[2:] == []
+    assert told("distill")[0] == "-1 KL(π‖ref)"
+    assert told("distill", reward="any:thing")[0] == "E[reward] - 1 KL(π‖ref)"
+    assert told("distill", reward="any:thing")[2:] == [scaled]
+    for settings, said in (
+        ({}, "divided by all tokens of the update"),
+        ({"loss_type": "grpo"}, "averaged over each completion's tokens"),
+        ({"kl_reduction": "sequence"}, "; summed over each completion;"),
+        ({"kl_placement": "reward"}, "; summed over each completion;"),
+    ):
+        assert said in told("train", **settings)[1]
+        assert "summed over the sequence" not in told("train", **settings)[1]
+
+
+def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
+    (tmp_path / "two.py").write_text(
+        "def one(completions, **_): return [1.0] * len(completions)\n"
+        "def ten(completions, **_): return [10.0] * len(completions)\n"
+    )
+    rewards, weights = f"{tmp_path}/two.py:one,{tmp_path}/two.py:ten", ("--reward_weights", "1", "0.5")
+    assert run("train", tmp_path / "run", *weights, reward=rewards, max_steps=1)[0] == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert [row["task_reward"] for row in rows if "evaluation" not in row] == [6.0]
+    assert rows[0]["evaluation"]["domains"]["in"]["reward"] == 6.0
+
+
+def test_memory_counts_what_is_there(model):
+    from transformers import AutoModelForCausalLM
+
+    from klgrad.training.build import models_of
+    from klgrad.training.memory import estimate
+
+    settings = parse("train", arguments(**{**SMALL, "model": model}))
+    items = {item.name: item.bytes for item in estimate(settings, models_of(settings))}
+    size = sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(model).parameters())
+    assert items == {
+        "policy": size,
+        "gradients": size,
+        "optimizer": 2 * size,
+        "reference": size,
+        "sampling": 8 * 5 * 3 * 2 * 8 * 4,  # completions, tokens, layers, keys and values, width of a head, bytes
+    }
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "error", "said"),
+    [
+        ("train", {"model": "nobody/nothing"}, ModelError, "check the name"),
+        ("distill", {"teacher": "{other}", "model": "{model}"}, KernelInputError, "of one tokenizer"),
+        ("distill", {"use_peft": True}, SettingError, "a teacher without `use_peft`"),
+        ("train", {"task": "{prompts}"}, SettingError, "--reward package.module:function"),
+        ("train", {"eval_every": -1}, SettingError, "`eval_every`"),
+        (
+            "train",
+            {"reward": "a:f,b:g", "reward_weights": 1},
+            SettingError,
+            "2 `reward_weights`, one for each reward; received 1",
+        ),
+        ("distill", {"reward_weights": 1}, SettingError, "nothing is rewarded here"),
+        ("train", {"model": None, "model_revision": "v1"}, SettingError, "name the model that has this revision"),
+        ("train", {"save_only_model": True}, SettingError, "whole checkpoints"),
+    ],
+)
+def test_errors_come_before_training(command, settings, error, said, run, model, tmp_path):
+    other = write_model(tmp_path / "other", tokens=WORDS[::-1])
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1"}\n' * 8)
+    places = {"other": other, "model": model, "prompts": tmp_path / "prompts.jsonl"}
+    settings = {k: v.format(**places) if isinstance(v, str) else v for k, v in settings.items()}
+    with pytest.raises(error, match=said):
+        run(command, tmp_path / "run", **settings)
+    assert not (tmp_path / "run" / "history.jsonl").exists()
+
+
+def test_an_error_is_one_line_and_status_2(monkeypatch, capsys, tmp_path):
+    from klgrad.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["klgrad", "train", "--kl_coef", "-1", "--use_cpu"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("MeaningError: expected `kl_coef` >= 0")
+
+
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_help_is_short_and_all_of_it_can_be_had(command):
+    short, whole = invoke(command, "--help").output, invoke(command, "--help-all").output
+    assert f"klgrad {command} --quick" in short
+    for flag in ("--task", "--kl_placement", "--model", "--num_generations"):
+        assert flag in short
+    assert "--adam_beta1" not in short
+    assert "--adam_beta1" in whole
+
+
+# Several processes
+
+
+def test_several_processes_are_the_same_command_through_accelerate(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    given = ["--num_processes", "2", "--kl_coef=0.5", "--quick", "--use_cpu"]
+    asked = read("train", given)
+    assert launch.is_needed(asked)
+    found = launch.command(asked, given)
+    assert found[found.index("--num_processes") + 1] == "2"
+    assert found[found.index("klgrad") :] == ["klgrad", "train", "--kl_coef=0.5", "--quick", "--use_cpu"]
+    monkeypatch.setenv(launch.LAUNCHED, "1")
+    assert not launch.is_needed(asked)
+
+
+def test_a_configuration_of_accelerate_must_be_there(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    asked = read("train", ["--accelerate_config=missing.yaml", "--use_cpu"])
+    assert launch.is_needed(asked)
+    with pytest.raises(SettingError, match="no such file"):
+        launch.command(asked, [])
+    with pytest.raises(SettingError, match=">= 1"):
+        launch.is_needed(read("train", ["--num_processes", "0", "--use_cpu"]))
+
+
+FOUR = ("--per_device_train_batch_size=2", "--gradient_accumulation_steps=1", "--num_generations=8", "--use_cpu")
+"""A batch that only four processes together can fill."""
+
+
+def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    started = []
+    monkeypatch.setattr(launch.os, "execv", lambda path, given: started.append(given) or sys.exit())
+    monkeypatch.setattr(launch.os, "environ", dict(launch.os.environ))
+    assert invoke("train", "--num_processes=4", *FOUR).exit_code == 0
+    assert started[0][-4:] == list(FOUR)
+    assert "divisible by num_generations" in str(invoke("train", *FOUR).exception)
+    # What needs no other process to be told is told before they are started.
+    assert "did you mean 'kl_coef'" in str(invoke("train", "--num_processes=4", "--kl_coff=1").exception)
+
+
+@pytest.mark.parametrize("by", ["a flag", "accelerate's file"])
+def test_a_dry_run_counts_all_processes(by, model, tmp_path):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("num_processes: 4\n")
+    asked = ["--num_processes=4"] if by == "a flag" else [f"--accelerate_config={config}"]
+    given = {**SMALL, "model": model, "per_device_train_batch_size": 4, "num_generations": 8, "dry_run": True}
+    result = invoke("train", *asked, *arguments(**given))
+    assert result.exit_code == 0, result.exception
+    assert "2 prompts x 8 completions of at most 5 tokens, on 4 processes" in result.output
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_write_one_run(model, tmp_path, monkeypatch):
+    import os
+    import subprocess
+
+    settings = {**SMALL, "model": model, "output_dir": tmp_path / "run", "max_steps": 2, "num_processes": 2}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment.pop("LOCAL_RANK", None)
+    given = [sys.executable, "-m", "klgrad", "train", *arguments(**settings)]
+    done = subprocess.run(given, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "evaluation" not in row] == [1, 2]
+    assert rows[0]["evaluation"]["sets"]["addition"]["count"] == 4
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoint-2").glob("klgrad_state_*.json")) == [
+        "klgrad_state_0.json",
+        "klgrad_state_1.json",
+    ]
+    assert done.stdout.count("addition (in-domain, 4)") == 1
+
+
+# Comparing
+
+
+def test_runs_side_by_side(runs, tmp_path):
+    base, _ = runs
+    result = invoke("compare", base / "train", base / "distill", "--out", tmp_path / "both.png")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "both.png").read_bytes().startswith(PNG)
+    for part in ("E[reward] - 0.05 KL(π‖ref)", "-1 KL(π‖ref)", "in-domain", "->"):
+        assert part in result.output
+
+
+def test_runs_of_one_name_are_told_apart(runs, tmp_path):
+    import shutil
+
+    base, _ = runs
+    shutil.copytree(base / "train", tmp_path / "other" / "train")
+    result = invoke("compare", base / "train", tmp_path / "other" / "train", "--out", tmp_path / "x.png")
+    assert f"{base.name}/train" in result.output
+    assert "other/train" in result.output
+
+
+def test_an_unfinished_run_is_drawn_as_far_as_it_came(runs, tmp_path):
+    import shutil
+
+    base, _ = runs
+    shutil.copytree(base / "train", tmp_path / "cut")
+    lines = (base / "train" / "history.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut" / "history.jsonl").write_text("".join(lines[:3]) + lines[3][: len(lines[3]) // 2])
+    (tmp_path / "cut" / "summary.json").unlink()
+    assert invoke("compare", tmp_path / "cut", "--out", tmp_path / "x.png").exit_code == 0
+
+
+def test_what_is_no_run_is_told(runs, tmp_path):
+    base, _ = runs
+    for given, said in (
+        ([tmp_path], "a run's folder, with run.json"),
+        ([base / "train", base / "train"], "one of them twice"),
+    ):
+        error = invoke("compare", *given, "--out", tmp_path / "x.png").exception
+        assert isinstance(error, KlgradError)
+        assert said in str(error)
+    (tmp_path / "run.json").write_text("{}")
+    assert "a run with a history" in str(invoke("compare", tmp_path).exception)
+    (tmp_path / "run.json").write_text("{")
+    assert "run.json that can be read" in str(invoke("compare", tmp_path).exception)

@@ -1,0 +1,167 @@
+"""An evaluation measures, and training does not notice it."""
+
+import json
+import math
+import random
+
+import numpy
+import pytest
+import torch
+
+from klgrad.errors import MeaningError
+from klgrad.support.atomic_files import finite
+from klgrad.training.evaluate import _mean
+from klgrad.training.progress import evaluated
+from klgrad.training.rng import apart
+from klgrad.training.summary import score
+from klgrad.training.training_errors import SettingError
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def test_random_numbers_go_on_as_if_nothing_had_been_drawn():
+    def drawn():
+        return random.random(), numpy.random.rand(), float(torch.rand(()))
+
+    def seeded():
+        random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+
+    seeded()
+    expected = drawn(), drawn()
+    seeded()
+    first = drawn()
+    with apart(7):
+        inside = drawn()
+    with apart(7):
+        assert drawn() == inside
+    assert (first, drawn()) == expected
+    assert inside not in expected
+
+
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_training_is_the_same_with_and_without(command, run, weights, tmp_path):
+    for every, name in ((0, "without"), (1, "with")):
+        assert run(command, tmp_path / name, eval_every=every, max_steps=3)[0] == 0
+    a, b = weights(tmp_path / "without"), weights(tmp_path / "with")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    rows = [json.loads(line) for line in (tmp_path / "with" / "history.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "evaluation" in row] == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def trainer(model, tmp_path):
+    from training.small import SMALL, arguments
+
+    from klgrad.training.build import build, models_of
+    from klgrad.training.parse import parse
+
+    def made(**settings):
+        settings = parse("train", arguments(**{**SMALL, "model": model, "output_dir": tmp_path, **settings}))
+        return build(settings, models_of(settings))
+
+    return made
+
+
+def test_a_mean_over_few_prompts_has_an_interval_by_student_and_over_one_none():
+    found = _mean([1.0, 0.0, 0.5, 0.5])
+    assert found["reward"] == 0.5
+    assert found["standard_error"] == pytest.approx(math.sqrt(1 / 6) / 2)
+    assert found["interval"] == pytest.approx([0.5 - 3.182446 * found["standard_error"], 1.149615], abs=1e-5)
+    alone = _mean([0.25])
+    assert math.isnan(alone["standard_error"])
+    assert score(alone) == score(finite(alone)) == "0.250"
+    assert evaluated({"domains": {"in": alone}, "kl": None}) == "in-domain 0.250"
+
+
+def test_it_repeats_and_leaves_the_trainer_as_it_was(trainer):
+    made, evaluator = trainer()
+    made.model.train()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first, second = evaluator(made), evaluator(made)
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), state)
+    assert made.model.training
+    assert made.generation_config.do_sample
+
+
+def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
+    made, evaluator = trainer(kl_estimator="exact")
+    assert evaluator(made)["kl"]["per_token"]["mean"] == pytest.approx(0, abs=1e-6)
+    with torch.no_grad():
+        for p in made.model.parameters():
+            p.mul_(1.5)
+    found = evaluator(made)["kl"]
+    assert found["per_token"]["estimator"] == "exact"
+    low, high = found["per_token"]["interval"]
+    assert low < found["per_token"]["mean"] < high
+    assert found["per_token"]["mean"] > 0.01
+    assert found["per_sequence"]["mean"] > found["per_token"]["mean"]
+
+
+def test_greedy_is_the_likeliest(trainer):
+    made, evaluator = trainer(eval_greedy=True)
+    prompts, completions = evaluator._sample(made, evaluator.sets[0].rows)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids = torch.tensor([[*prompt, *completion]])
+        likeliest = made.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1)
+        assert likeliest.tolist() == completion
+    assert made.generation_config.do_sample
+    assert evaluator(made)["kl"] is None  # whose expectation is over samples
+
+
+def test_a_greedy_run_tells_no_kl(run, tmp_path):
+    from klgrad.training.comparison import load, table
+    from klgrad.training.figures import Drawn, _draw_run
+
+    status, text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)
+    assert status == 0
+    assert "addition (in-domain, 4)" in text
+    assert "KL, nats per" not in text
+    (compared,) = load([tmp_path / "run"])
+    assert list(table([compared]).columns[5].cells) == [""]
+    drawn = []
+
+    class Axes(dict):
+        def plot(self, xs, ys, **style):
+            drawn.append(style.get("marker"))
+
+    _draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), Drawn("a", compared.rows), "black")
+    assert drawn.count("o") == 3  # rewards of two domains, and lengths: no mark at a KL
+    with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):
+        run("train", tmp_path / "other", eval_greedy=True, use_vllm=True)
+
+
+def test_rewards_are_of_the_right_rows(trainer, monkeypatch):
+    """A model that writes each question's answer scores 1, one that writes another's does not."""
+    made, evaluator = trainer(eval_size=8)
+    for each in evaluator.sets[:2]:
+        for shift, expected in ((0, 1.0), (1, 0.0)):
+            answers = [row["answer"] for row in each.rows]
+            wrong = [a if shift == 0 else str(int(a) + 1) for a in answers]
+            texts = iter([made._tokenizer(a)["input_ids"] for a in wrong])
+            monkeypatch.setattr(made, "_generate_single_turn", lambda p, *_, t=texts: ([next(t) for _ in p], None))
+            one = type(evaluator)([each], evaluator.rewards, evaluator.weights, 0)(made)
+            assert one["sets"][each.name]["reward"] == expected
+
+
+def test_a_dataset_with_completions_of_its_own(run, tmp_path):
+    """TRL does not hand them to reward functions, and neither does an evaluation."""
+    rows = [
+        {"prompt": f"Compute {i} + 1", "answer": str(i + 1), "completion_ids": [1], "completion": "x"}
+        for i in range(20)
+    ]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = {"task": tmp_path / "own.jsonl", "reward": "klgrad.training.verify:correct", "max_steps": 1}
+    assert run("train", tmp_path / "run", **given)[0] == 0
+
+
+def test_too_few_prompts_for_one_update(run, tmp_path):
+    rows = [{"prompt": f"Compute {i} + 1", "answer": str(i + 1)} for i in range(5)]
+    (tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = {"task": tmp_path / "few.jsonl", "reward": "klgrad.training.verify:correct", "eval_size": 0}
+    with pytest.raises(MeaningError, match=r"at least 8 prompts.*received 5; .*not one update would be made"):
+        run("train", tmp_path / "run", **given, max_steps=3, per_device_train_batch_size=32)
+    with pytest.raises(MeaningError, match=r"at least 2 prompts.*received 1; "):
+        run("train", tmp_path / "run", train_size=1)
+    assert not (tmp_path / "run").exists()

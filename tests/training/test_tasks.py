@@ -1,0 +1,265 @@
+"""Questions whose answers are right, that repeat by seed, and of which the held-out ones are never trained on."""
+
+import itertools
+import json
+import re
+import sys
+import types
+import warnings
+
+import pytest
+
+from klgrad.errors import MissingExtraError, UnknownNameError
+from klgrad.training.data import data_of
+from klgrad.training.settings import RunConfig
+from klgrad.training.tasks import TASKS, evaluation_rows, tasks_of, training_rows
+from klgrad.training.training_errors import DataError, RewardError, SettingError
+from klgrad.training.verify import correct, integer_in
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def by_another_way(task, question):
+    numbers = [int(x) for x in re.findall(r"\d+", question)]
+    if task == "maximum":
+        return sorted(numbers)[-1]
+    a, b = numbers
+    if task == "word-problems":
+        return a + b if "more" in question else a - b
+    return {"addition": a + b, "subtraction": a - b, "multiplication": a * b}[task]
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("digits", [1, 3])
+def test_answers_are_right_and_not_negative(name, digits):
+    for row in training_rows([TASKS[name]], 60, digits, seed=0) + evaluation_rows(TASKS[name], 10, digits, seed=0):
+        assert int(row["answer"]) == by_another_way(name, row["prompt"]) >= 0
+
+
+def test_rows_repeat_by_seed():
+    tasks = tasks_of(["arithmetic"])
+    assert training_rows(tasks, 20, 1, seed=5) == training_rows(tasks, 20, 1, seed=5)
+    assert training_rows(tasks, 20, 1, seed=5) != training_rows(tasks, 20, 1, seed=6)
+    assert [row["task"] for row in training_rows(tasks, 4, 1, 0)] == ["addition", "subtraction"] * 2
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_held_out_question_is_trained_on(name):
+    """Whatever the seeds: one-digit additions are only a hundred."""
+    trained = {row["prompt"] for seed in range(3) for row in training_rows([TASKS[name]], 500, 1, seed)}
+    held_out = [row["prompt"] for row in evaluation_rows(TASKS[name], 64, 1, seed=9)]
+    assert held_out
+    assert len(set(held_out)) == len(held_out)
+    assert not trained & set(held_out)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("13", 13), ("7 + 6 = 13", 13), ("The answer is 13.", 13), ("13. Because 7 + 6", 6), ("-4", -4),
+        ("\u22124", -4),
+        ("1,234", 1234), ("#### 42", 42), ("\\boxed{8} of 9", 8), ("Answer: 5 (not 6)", 5), ("", None), ("none", None),
+        ("3.5", None), ("w5", None), ("x = 9!", 9), ("12 apples", 12), ("The answer is 7 or the answer is 8", 8),
+        ("$5", 5), ("(3)", 3), ("10-3", 3),
+    ],
+)  # fmt: skip
+def test_the_number_that_is_meant(text, number):
+    assert integer_in(text) == number
+
+
+def test_the_reward_takes_chats_and_texts():
+    chat = [{"role": "assistant", "content": "It is 5"}]
+    assert correct(completions=[chat, "4", []], answer=["5", "5", "0"], extra=1) == [1.0, 0.0, 0.0]
+
+
+def test_the_default_trains_in_the_domain_and_evaluates_both():
+    data = data_of(RunConfig(train_size=10, eval_size=3), seed=0, conversational=True)
+    assert {row["task"] for row in data.train} == {"addition", "subtraction"}
+    assert [(s.name, s.domain, len(s.rows)) for s in data.evaluation] == [
+        ("addition", "in", 3), ("subtraction", "in", 3), ("multiplication", "out", 3), ("maximum", "out", 3),
+        ("word-problems", "out", 3),
+    ]  # fmt: skip
+    assert data.train[0]["prompt"][0]["role"] == "user"
+    assert isinstance(data_of(RunConfig(train_size=1), 0, conversational=False).train[0]["prompt"], str)
+
+
+def test_another_choice_of_tasks():
+    data = data_of(RunConfig(task="maximum", eval_task="addition, maximum", eval_size=2), seed=0, conversational=False)
+    assert {row["task"] for row in data.train} == {"maximum"}
+    assert [(s.name, s.domain) for s in data.evaluation] == [("addition", "out"), ("maximum", "in")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"task": "additon"}, UnknownNameError, "did you mean 'addition'"),
+        ({"task": " , "}, SettingError, "at least one name"),
+        ({"digits": 0}, SettingError, "1 to 9"),
+        ({"train_size": 0}, DataError, "at least one prompt"),
+        ({"task": "addition,reasoning-gym:x"}, SettingError, "names of one kind"),
+        ({"task": "addition", "eval_task": "my.jsonl"}, SettingError, "one verifier judges both"),
+        ({"task": "a.jsonl,b.jsonl"}, SettingError, "one dataset"),
+        ({"task": "missing.jsonl"}, DataError, "an existing file"),
+        ({"task": "nobody/nothing"}, DataError, "the hub needs a network"),
+        ({"reward": "missing.py:f"}, RewardError, "an existing Python file"),
+        ({"reward": "json:__doc__"}, RewardError, "a reward function"),
+    ],
+)
+def test_what_cannot_be_used(settings, error, said):
+    with pytest.raises(error, match=said):
+        data_of(RunConfig(**settings), seed=0, conversational=False)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(rows, name="prompts.jsonl"):
+        path = tmp_path / name
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return str(path)
+
+    return write
+
+
+def test_a_file_of_prompts_keeps_some_for_evaluation(file):
+    path = file([{"prompt": f"say {i}", "wanted": i} for i in range(20)])
+    data = data_of(RunConfig(task=path, eval_size=4), seed=0, conversational=True)
+    (held_out,) = data.evaluation
+    assert (held_out.name, held_out.domain, len(held_out.rows), len(data.train)) == ("prompts", "in", 4, 16)
+    asked = [row["prompt"] for row in (*data.train, *held_out.rows)]
+    assert sorted(x[0]["content"] for x in asked) == sorted(f"say {i}" for i in range(20))
+    assert data.rewards == []
+
+
+@pytest.mark.parametrize("name", ["[x]p.jsonl", "a*b?.jsonl", "[ab]/p.jsonl"])
+def test_a_file_whose_name_looks_like_a_pattern(name, file, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    path = file([{"prompt": str(i)} for i in range(5)], name)
+    assert len(data_of(RunConfig(task=path, eval_size=0), seed=0, conversational=False).train) == 5
+
+
+@pytest.mark.parametrize("column", ["prompts", "completions", "trainer_state", "log_extra", "log_metric"])
+def test_a_column_that_trl_gives_to_rewards_itself_is_refused(column, file):
+    path = file([{"prompt": str(i), column: "x"} for i in range(5)])
+    with pytest.raises(DataError, match=f"prompts.jsonl with {column}; remedy: rename the column"):
+        data_of(RunConfig(task=path), seed=0, conversational=False)
+
+
+def prompts(rows):
+    return {json.dumps(row["prompt"]) for row in rows}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_prompt_that_is_asked_twice_is_on_one_side(file, chat):
+    """Whatever the order of the rows; and held out once."""
+    said = [[{"role": "user", "content": str(i)}] if chat else str(i) for i in range(20)]
+    rows = [{"prompt": said[i % 20], "n": i} for i in range(60)]
+    found = []
+    for order in (rows, rows[::-1]):
+        with warnings.catch_warnings(action="error"):  # none had to be left out
+            data = data_of(RunConfig(task=file(order), eval_size=4), seed=0, conversational=False)
+        held_out = data.evaluation[0].rows
+        assert len(held_out) == len(prompts(held_out)) == 4
+        assert not prompts(data.train) & prompts(held_out)
+        assert len(data.train) == 60 - 3 * 4
+        found.append(prompts(held_out))
+    assert found[0] == found[1]
+
+
+def test_evaluating_on_what_is_trained_on_holds_some_out(file, tmp_path):
+    path = file([{"prompt": str(i)} for i in range(20)])
+    for same in (path, f"{tmp_path}/../{tmp_path.name}/prompts.jsonl"):
+        data = data_of(RunConfig(task=path, eval_task=same, eval_size=4), seed=0, conversational=False)
+        assert [(each.domain, len(each.rows)) for each in data.evaluation] == [("in", 4)]
+        assert not prompts(data.train) & prompts(data.evaluation[0].rows)
+
+
+def test_other_files_are_out_of_the_domain_unless_they_share_prompts(file, tmp_path):
+    path = file([{"prompt": str(i)} for i in range(20)])
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    other = file([{"prompt": f"other {i}"} for i in range(9)], "a/test.jsonl")
+    shared = file([{"prompt": str(i)} for i in (3, 4, 99)], "b/test.jsonl")
+    data = data_of(RunConfig(task=path, eval_task=f"{other},{shared}", eval_size=5), seed=0, conversational=False)
+    assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [
+        (other, "out", 5), (shared, "in", 3),
+    ]  # fmt: skip
+    assert prompts(data.train) == {json.dumps(str(i)) for i in range(20) if i not in (3, 4)}
+    with pytest.warns(UserWarning, match="2 of 20 training rows ask what an evaluation asks"):
+        data_of(RunConfig(task=path, eval_task=shared), seed=0, conversational=False)
+    all_of_it = file([{"prompt": str(i)} for i in range(20)], "b/copy.jsonl")
+    with pytest.raises(DataError, match="that is not evaluated on"):
+        data_of(RunConfig(task=path, eval_task=all_of_it), seed=0, conversational=False)
+
+
+def test_configuration_and_split_of_a_dataset(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load(*given, split):
+        asked.append((*given, split))
+        return datasets.Dataset.from_list([{"prompt": f"{split} {i}"} for i in range(10)])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    given = {"task": "some/where", "dataset_config": "main", "dataset_split": "training"}
+    data = data_of(RunConfig(**given, dataset_eval_split="test", eval_size=4), seed=0, conversational=False)
+    assert asked == [("some/where", "main", "training"), ("some/where", "main", "test")]
+    assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [("where", "in", 4)]
+    assert len(data.train) == 10
+
+
+def test_parquet_too(tmp_path):
+    from datasets import Dataset
+
+    path = tmp_path / "p.parquet"
+    Dataset.from_list([{"prompt": "a"}] * 3).to_parquet(str(path))
+    assert len(data_of(RunConfig(task=str(path), eval_size=0), 0, conversational=False).train) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [('{"question": "x"}', "with question"), ('{"prompt": ', "JSON, JSONL or Parquet"), ("", "JSONL")],
+)
+def test_a_file_that_is_no_prompts(tmp_path, content, said):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=said):
+        data_of(RunConfig(task=str(path)), seed=0, conversational=False)
+
+
+def test_without_reasoning_gym_the_extra_is_named():
+    with pytest.raises(MissingExtraError, match=r"klgrad\[gym\]"):
+        data_of(RunConfig(task="reasoning-gym:chain_sum"), seed=0, conversational=False)
+
+
+def test_reasoning_gym_by_name(monkeypatch):
+    """By a package of the same shape: the real one brings dozens of others."""
+
+    class Sums(list):
+        def score_answer(self, answer, entry):
+            return 1.0 if answer == entry["answer"] else 0.01
+
+    gym = types.ModuleType("reasoning_gym")
+    gym.create_dataset = lambda name, seed, size: Sums(
+        {"question": f"{i} + {seed}?" + name.removeprefix("chain_sum"), "answer": str(i + seed)} for i in range(size)
+    )
+    gym.factory = types.ModuleType("reasoning_gym.factory")
+    gym.factory.DATASETS = {"chain_sum": None, "other": None}
+    gym.__spec__ = types.SimpleNamespace(name="reasoning_gym")
+    monkeypatch.setitem(sys.modules, "reasoning_gym", gym)
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", gym.factory)
+    settings = RunConfig(task="reasoning-gym:chain_sum", train_size=3, eval_size=2)
+    data = data_of(settings, seed=7, conversational=False)
+    rows = [*data.train, *itertools.chain(*(s.rows for s in data.evaluation))]
+    assert (len(data.train), sorted(row["prompt"] for row in rows)) == (3, [f"{i} + 7?" for i in range(5)])
+    columns = {name: [row[name] for row in rows] for name in ("task", "entry")}
+    right = [row["answer"] for row in rows]
+    texts = [right[0], f" {right[1]} ", f"I think <answer>{right[2]}</answer>", "<answer> 1 </answer>", right[4]]
+    assert data.rewards[0](completions=texts, **columns) == [1.0, 1.0, 1.0, 0.01, 1.0]
+    settings.eval_task = "reasoning-gym:other, reasoning-gym:chain_sum"
+    data = data_of(settings, seed=7, conversational=False)
+    assert [(s.name, s.domain) for s in data.evaluation] == [("other", "out"), ("chain_sum", "in")]
+    row = data.evaluation[0].rows[0]
+    assert data.rewards[0](completions=[row["answer"]], task=["other"], entry=[row["entry"]]) == [1.0]
+    with pytest.raises(UnknownNameError, match="chain_sum"):
+        data_of(RunConfig(task="reasoning-gym:chain_sums"), seed=0, conversational=False)
