@@ -18,6 +18,7 @@ from torch import Tensor
 from .core import credit
 from .core.estimators import Estimator, exp_capped, k1, k2, k3, k_lambda
 from .core.importance import Truncate, sequence_ratio, token_ratio
+from .core.meaning import Descends, Verdict
 from .core.result import reduce
 from .core.rollout import Rollout
 from .errors import UnknownNameError
@@ -39,12 +40,14 @@ class Cell:
     Attributes:
         name: how to ask for it.
         loss: the function; its docstring states Estimates, Gradient and Requires.
+        descends: which target's gradient it is, on-policy and off-policy.
         instead: the sound alternative, for advice; empty where the cell is sound on-policy.
         couples_groups: whether a batch statistic ties different groups together.
     """
 
     name: str
     loss: Callable[[Rollout], Tensor]
+    descends: Descends
     instead: str
     couples_groups: bool
 
@@ -68,10 +71,12 @@ def get(name: str) -> Cell:
     return CELLS[name]
 
 
-def _cell(*, instead: str = "", couples_groups: bool = False) -> Callable:
+def _cell(on_policy: Verdict, off_policy: Verdict, *, instead: str = "", couples_groups: bool = False) -> Callable:
+    """Register a loss under its name, with the targets that it descends."""
+
     def register(loss: Callable[[Rollout], Tensor]) -> Callable[[Rollout], Tensor]:
         name = loss.__name__.removeprefix("_").replace("_", "-")
-        CELLS[name] = Cell(name, loss, instead, couples_groups)
+        CELLS[name] = Cell(name, loss, Descends(on_policy, off_policy), instead, couples_groups)
         return loss
 
     return register
@@ -106,7 +111,7 @@ def _live_ratio(rollout: Rollout) -> Tensor:
 # --- as loss ---
 
 
-@_cell(instead="k2-loss, or KLTerm(level='token')")
+@_cell("nothing", "unknown", instead="k2-loss, or KLTerm(level='token')")
 def k1_loss(rollout: Rollout) -> Tensor:
     """k1 differentiated.
 
@@ -117,7 +122,7 @@ def k1_loss(rollout: Rollout) -> Tensor:
     return _as_loss(k1, rollout)
 
 
-@_cell()
+@_cell("reverse-kl-token", "unknown")
 def k2_loss(rollout: Rollout) -> Tensor:
     """k2 differentiated, token by token.
 
@@ -128,7 +133,7 @@ def k2_loss(rollout: Rollout) -> Tensor:
     return _as_loss(k2, rollout)
 
 
-@_cell(instead="k2-loss, or KLTerm(level='token')")
+@_cell("forward-kl-token", "unknown", instead="k2-loss, or KLTerm(level='token')")
 def k3_loss(rollout: Rollout) -> Tensor:
     """k3 differentiated, token by token: GRPO as published, and the default of several trainers.
 
@@ -139,7 +144,7 @@ def k3_loss(rollout: Rollout) -> Tensor:
     return _as_loss(k3, rollout)
 
 
-@_cell(instead="k2-loss, or KLTerm(level='token')")
+@_cell("forward-kl-token", "unknown", instead="k2-loss, or KLTerm(level='token')")
 def k_half_loss(rollout: Rollout) -> Tensor:
     """k_lambda at λ = 1/2 differentiated: half the strength for the same value.
 
@@ -150,7 +155,7 @@ def k_half_loss(rollout: Rollout) -> Tensor:
     return _as_loss(k_lambda(0.5), rollout)
 
 
-@_cell(instead="k2-loss, or KLTerm(level='token')")
+@_cell("unknown", "unknown", instead="k2-loss, or KLTerm(level='token')")
 def abs_loss(rollout: Rollout) -> Tensor:
     """|l| differentiated.
 
@@ -161,7 +166,7 @@ def abs_loss(rollout: Rollout) -> Tensor:
     return _as_loss(torch.abs, rollout)
 
 
-@_cell(instead="KLTerm(level='token', influence_bound=5.0): bounded, and never zero")
+@_cell("unknown", "unknown", instead="KLTerm(level='token', influence_bound=5.0): bounded, and never zero")
 def k3_loss_clamped(rollout: Rollout) -> Tensor:
     """k3 with its value clamped at 10, differentiated: no gradient where log(ref/π) > 2.61.
 
@@ -172,7 +177,7 @@ def k3_loss_clamped(rollout: Rollout) -> Tensor:
     return _as_loss(lambda x: k3(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
 
 
-@_cell(instead="KLTerm(level='token', influence_bound=5.0): bounded, and never zero")
+@_cell("unknown", "unknown", instead="KLTerm(level='token', influence_bound=5.0): bounded, and never zero")
 def k2_loss_clamped(rollout: Rollout) -> Tensor:
     """k2 with its value clamped at 10, differentiated: no gradient where |l| > 4.47.
 
@@ -183,7 +188,7 @@ def k2_loss_clamped(rollout: Rollout) -> Tensor:
     return _as_loss(lambda x: k2(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
 
 
-@_cell(instead="differentiate it: k2-loss, or KLTerm(level='token')")
+@_cell("nothing", "nothing", instead="differentiate it: k2-loss, or KLTerm(level='token')")
 def k3_no_grad(rollout: Rollout) -> Tensor:
     """k3 computed without gradient and added to the loss: logged, and nothing else.
 
@@ -194,7 +199,7 @@ def k3_no_grad(rollout: Rollout) -> Tensor:
     return _as_loss(k3, rollout).detach()
 
 
-@_cell()
+@_cell("reverse-kl-token", "unknown")
 def k3_straight_through(rollout: Rollout) -> Tensor:
     """The value of k3 with the slope of k2 (verl's `k3+`).
 
@@ -205,7 +210,7 @@ def k3_straight_through(rollout: Rollout) -> Tensor:
     return _as_loss(Estimator(k3.value, k2.slope), rollout)
 
 
-@_cell(instead="KLTerm(level='token'), summed over the sequence")
+@_cell("unknown", "unknown", instead="KLTerm(level='token'), summed over the sequence")
 def k2_loss_length_mean(rollout: Rollout) -> Tensor:
     """k2 differentiated and divided by each completion's own length.
 
@@ -217,7 +222,7 @@ def k2_loss_length_mean(rollout: Rollout) -> Tensor:
     return reduce(share[:, None] * k2(_log_ratio(rollout)), rollout, "sequence")
 
 
-@_cell(instead="KLTerm(level='token'), summed over the sequence", couples_groups=True)
+@_cell("unknown", "unknown", instead="KLTerm(level='token'), summed over the sequence", couples_groups=True)
 def k2_loss_token_mean(rollout: Rollout) -> Tensor:
     """k2 differentiated and averaged over all tokens of the batch.
 
@@ -228,7 +233,7 @@ def k2_loss_token_mean(rollout: Rollout) -> Tensor:
     return reduce(k2(_log_ratio(rollout)), rollout, "token")
 
 
-@_cell()
+@_cell("forward-kl-sequence", "unknown")
 def k3_sequence_loss(rollout: Rollout) -> Tensor:
     """k3 of the whole completion's log-ratio, differentiated.
 
@@ -242,7 +247,11 @@ def k3_sequence_loss(rollout: Rollout) -> Tensor:
 # --- as loss, weighted by a ratio ---
 
 
-@_cell(instead="KLTerm(level='token', sampler=OffPolicy('token', bound=None)): the same without cancellation")
+@_cell(
+    "reverse-kl-token",
+    "reverse-kl-token-sampler",
+    instead="KLTerm(level='token', sampler=OffPolicy('token', bound=None)): the same without cancellation",
+)
 def ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Ratio times k3, both differentiated: the "unbiased" k3 of DeepSeek-V3.2, TRL's default.
 
@@ -253,7 +262,11 @@ def ratio_k3_loss(rollout: Rollout) -> Tensor:
     return reduce(_live_ratio(rollout) * k3(_log_ratio(rollout)), rollout, "sequence")
 
 
-@_cell(instead="KLTerm(level='token', sampler=OffPolicy('token', bound=None)): the same with less variance")
+@_cell(
+    "reverse-kl-token",
+    "reverse-kl-token-sampler",
+    instead="KLTerm(level='token', sampler=OffPolicy('token', bound=None)): the same with less variance",
+)
 def ratio_k1_loss(rollout: Rollout) -> Tensor:
     """Ratio times k1, both differentiated: coefficient r (l + 1).
 
@@ -264,7 +277,7 @@ def ratio_k1_loss(rollout: Rollout) -> Tensor:
     return reduce(_live_ratio(rollout) * k1(_log_ratio(rollout)), rollout, "sequence")
 
 
-@_cell(instead="detach the ratio: stopped-ratio-k2-loss")
+@_cell("unknown", "unknown", instead="detach the ratio: stopped-ratio-k2-loss")
 def ratio_k2_loss(rollout: Rollout) -> Tensor:
     """Ratio times k2, both differentiated: coefficient r (l + l²/2).
 
@@ -275,7 +288,7 @@ def ratio_k2_loss(rollout: Rollout) -> Tensor:
     return reduce(_live_ratio(rollout) * k2(_log_ratio(rollout)), rollout, "sequence")
 
 
-@_cell()
+@_cell("reverse-kl-token", "reverse-kl-token-sampler")
 def stopped_ratio_k2_loss(rollout: Rollout) -> Tensor:
     """Detached ratio times k2.
 
@@ -286,7 +299,7 @@ def stopped_ratio_k2_loss(rollout: Rollout) -> Tensor:
     return reduce(token_ratio(rollout) * k2(_log_ratio(rollout)), rollout, "sequence")
 
 
-@_cell()
+@_cell("reverse-kl-token", "unknown")
 def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
     """Detached ratio, truncated at 1.2, times k2.
 
@@ -297,7 +310,11 @@ def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
     return reduce(Truncate(1.2)(token_ratio(rollout)) * k2(_log_ratio(rollout)), rollout, "sequence")
 
 
-@_cell(instead="stopped-ratio-k2-loss, or KLTerm(level='token', sampler=OffPolicy('token', bound=None))")
+@_cell(
+    "forward-kl-token",
+    "unknown",
+    instead="stopped-ratio-k2-loss, or KLTerm(level='token', sampler=OffPolicy('token', bound=None))",
+)
 def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Detached ratio times k3.
 
@@ -308,7 +325,7 @@ def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     return reduce(token_ratio(rollout) * k3(_log_ratio(rollout)), rollout, "sequence")
 
 
-@_cell(instead="the token ratio: KLTerm(level='token', sampler=OffPolicy('token', bound=None))")
+@_cell("unknown", "unknown", instead="the token ratio: KLTerm(level='token', sampler=OffPolicy('token', bound=None))")
 def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated.
 
@@ -323,7 +340,7 @@ def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
 # --- in the reward ---
 
 
-@_cell()
+@_cell("reverse-kl-sequence", "squared-sequence")
 def k1_reward(rollout: Rollout) -> Tensor:
     """k1 summed over the completion, on every token's score: RLHF's classic penalty.
 
@@ -334,7 +351,7 @@ def k1_reward(rollout: Rollout) -> Tensor:
     return _in_reward(k1, rollout)
 
 
-@_cell()
+@_cell("reverse-kl-sequence", "unknown")
 def k1_reward_to_go(rollout: Rollout) -> Tensor:
     """k1 of this and all later tokens, on the token's score.
 
@@ -345,7 +362,7 @@ def k1_reward_to_go(rollout: Rollout) -> Tensor:
     return _on_score(credit.to_go(rollout.log_ratio, rollout.mask), rollout)
 
 
-@_cell()
+@_cell("reverse-kl-token", "unknown")
 def k1_advantage(rollout: Rollout) -> Tensor:
     """k1 of this token alone, on its score: on-policy distillation as commonly run (discount 0).
 
@@ -356,7 +373,7 @@ def k1_advantage(rollout: Rollout) -> Tensor:
     return _on_score(rollout.log_ratio, rollout)
 
 
-@_cell(instead="k1-reward, or KLTerm()")
+@_cell("unknown", "unknown", instead="k1-reward, or KLTerm()")
 def k2_reward(rollout: Rollout) -> Tensor:
     """k2 in the reward.
 
@@ -367,7 +384,7 @@ def k2_reward(rollout: Rollout) -> Tensor:
     return _in_reward(k2, rollout)
 
 
-@_cell(instead="k1-reward, or KLTerm(estimator='k1_k3') for k3's low variance")
+@_cell("unknown", "unknown", instead="k1-reward, or KLTerm(estimator='k1_k3') for k3's low variance")
 def k3_reward(rollout: Rollout) -> Tensor:
     """k3 in the reward: reverse minus forward KL for one token, which cancel near ref.
 
@@ -378,7 +395,7 @@ def k3_reward(rollout: Rollout) -> Tensor:
     return _in_reward(k3, rollout)
 
 
-@_cell()
+@_cell("reverse-kl-sequence", "unknown")
 def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the others in the group (RLOO).
 
@@ -390,7 +407,7 @@ def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
     return _on_score((total - credit.leave_one_out(total, rollout.group))[:, None], rollout)
 
 
-@_cell(instead="k1-reward-leave-one-out, or KLTerm(baseline='leave_one_out')")
+@_cell("reverse-kl-sequence", "unknown", instead="k1-reward-leave-one-out, or KLTerm(baseline='leave_one_out')")
 def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the whole group, itself included.
 
@@ -402,7 +419,7 @@ def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     return _on_score(_centred(total, rollout)[:, None], rollout)
 
 
-@_cell(instead="subtract β x KLTerm's coefficient from the advantage after the division")
+@_cell("unknown", "unknown", instead="subtract β x KLTerm's coefficient from the advantage after the division")
 def k1_reward_group_std(rollout: Rollout) -> Tensor:
     """k1 in the reward, centred and divided by the group's standard deviation (GRPO's advantage).
 
@@ -416,7 +433,7 @@ def k1_reward_group_std(rollout: Rollout) -> Tensor:
     return _on_score((centred / (deviation + STD_EPSILON))[:, None], rollout)
 
 
-@_cell(instead="KLTerm(discount=0.9): nothing subtracted per token", couples_groups=True)
+@_cell("unknown", "unknown", instead="KLTerm(discount=0.9): nothing subtracted per token", couples_groups=True)
 def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
     """k1 minus the batch's mean per token, then discounted: the subtracted mean pays for length.
 
@@ -428,7 +445,7 @@ def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
     return _on_score(credit.to_go(rollout.log_ratio - mean, rollout.mask, DISCOUNT), rollout)
 
 
-@_cell(instead="KLTerm(sampler=OffPolicy('prefix', bound=None))")
+@_cell("reverse-kl-sequence", "unknown", instead="KLTerm(sampler=OffPolicy('prefix', bound=None))")
 def stale_k1_reward(rollout: Rollout) -> Tensor:
     """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.
 
@@ -443,7 +460,7 @@ def stale_k1_reward(rollout: Rollout) -> Tensor:
 # --- both: in the reward and as loss ---
 
 
-@_cell()
+@_cell("reverse-kl-sequence", "unknown")
 def k1_both(rollout: Rollout) -> Tensor:
     """k1 in the reward and as loss: the loss adds noise of mean zero.
 
@@ -454,7 +471,7 @@ def k1_both(rollout: Rollout) -> Tensor:
     return _in_reward(k1, rollout) + _as_loss(k1, rollout)
 
 
-@_cell()
+@_cell("reverse-kl-sequence", "unknown")
 def k3_both(rollout: Rollout) -> Tensor:
     """k3 in the reward and as loss, full weight each.
 
@@ -465,7 +482,7 @@ def k3_both(rollout: Rollout) -> Tensor:
     return _in_reward(k3, rollout) + _as_loss(k3, rollout)
 
 
-@_cell()
+@_cell("reverse-kl-sequence", "unknown")
 def k3_both_half(rollout: Rollout) -> Tensor:
     """k3 in the reward and as loss, half weight each: half the strength.
 
@@ -476,7 +493,7 @@ def k3_both_half(rollout: Rollout) -> Tensor:
     return k3_both(rollout) / 2
 
 
-@_cell()
+@_cell("reverse-kl-token", "unknown")
 def k3_both_token(rollout: Rollout) -> Tensor:
     """k3 of this token alone on its score, and as loss: coefficient l, with exp cancelling exp.
 

@@ -10,6 +10,7 @@ from klgrad import KLTerm, OffPolicy, squared_sequence, zoo as cells
 from klgrad.audit import audit, catalogue
 from klgrad.audit.known_losses import every_term
 from klgrad.core.estimators import Estimator, forward_k3, k1, k2, k3, k_lambda
+from klgrad.core.meaning import Descends
 from klgrad.core.result import reduce
 
 TERMS = {term.name: term for term in every_term()}
@@ -25,7 +26,9 @@ def hold(result, on_policy, off_policy, scale):
 
 @pytest.mark.parametrize("cell", cells.CELLS.values(), ids=cells.CELLS)
 def test_cell(cell):
-    hold(audit(cell), *on_and_off_policy(cell.doc))
+    claim = on_and_off_policy(cell.doc)
+    assert cell.descends == (claim.on_policy, claim.off_policy), "docstring and field differ"
+    hold(audit(cell), *claim)
 
 
 @pytest.mark.parametrize("term", TERMS.values(), ids=TERMS)
@@ -40,9 +43,8 @@ def test_squared_sequence():
 
 @pytest.mark.parametrize("estimator", [k1, k2, k3, k_lambda(0.25), forward_k3], ids=repr)
 def test_estimator(estimator: Estimator):
-    cell = cells.Cell(
-        repr(estimator), lambda r: reduce(estimator(r.logp - r.ref_logp), r, "sequence"), "", couples_groups=False
-    )
+    loss = lambda r: reduce(estimator(r.logp - r.ref_logp), r, "sequence")
+    cell = cells.Cell(repr(estimator), loss, Descends("unknown", "unknown"), "", couples_groups=False)
     result = audit(cell)
     assert result.verdict == as_a_loss(estimator.__doc__ or "")
     if estimator.__name__ == "k_lambda(0.25)":

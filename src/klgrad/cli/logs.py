@@ -158,7 +158,7 @@ NUMBERS: dict[str, Callable[[Comparison], str]] = {
 
 
 def _dead(r: LogReport) -> Text:
-    on_policy, off_policy = r.descends
+    on_policy, off_policy = r.cell.descends
     sound = "".join(f"Sound, {LEVELS[level]}: {c.term}\n" for level, c in r.comparisons.items())
     reason = f"{r.explanation}\n" if r.explanation else ""
     return Text(

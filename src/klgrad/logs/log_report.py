@@ -1,7 +1,6 @@
 """What a log tells, in words and for programs."""
 
 import json
-import re
 from dataclasses import asdict, dataclass
 
 from ..reports.divergence import Report
@@ -51,12 +50,6 @@ class LogReport:
     cause: Cause | None
     reference: Lags
     padding: Padding
-
-    @property
-    def descends(self) -> tuple[str, str]:
-        """What the cell descends on-policy and off-policy, by its docstring, which a test holds against the audit."""
-        found = re.search(r"Gradient: `([\w-]+)` on-policy.*?; `([\w-]+)` off-policy", self.cell.doc)
-        return (found[1], found[2]) if found else ("unknown", "unknown")
 
     @property
     def notes(self) -> list[str]:
@@ -130,7 +123,7 @@ class LogReport:
 
     def _unsound(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
-        descends = self.descends[0]
+        descends = self.cell.descends.on_policy
         what = "no known divergence" if descends == "unknown" else f"`{descends}`"
         if not self.cell.instead or off != off:  # where π is ref there is nothing to compare
             return []
@@ -148,7 +141,7 @@ class LogReport:
 
     def _stale(self) -> list[str]:
         mended = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
-        if not self._is_stale or mended or self.descends[1] not in ("unknown", "nothing"):
+        if not self._is_stale or mended or self.cell.descends.off_policy not in ("unknown", "nothing"):
             return []
         left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
         return [
@@ -174,8 +167,8 @@ class LogReport:
             "intervals": self.kl.intervals(),
             "cell": {
                 "name": self.cell.name,
-                "descends_on_policy": self.descends[0],
-                "descends_off_policy": self.descends[1],
+                "descends_on_policy": self.cell.descends.on_policy,
+                "descends_off_policy": self.cell.descends.off_policy,
                 "share_in_dead_zone": self.dead_share,
                 "against": {level: asdict(x) for level, x in self.comparisons.items()},
             },
