@@ -52,6 +52,11 @@ class Cell:
     couples_groups: bool
 
     @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.doc.splitlines()[0] if self.doc else ""
+
+    @property
     def doc(self) -> str:
         """The docstring of the loss."""
         return self.loss.__doc__ or ""

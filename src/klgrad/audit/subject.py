@@ -78,7 +78,7 @@ def as_subject(loss: object, name: str | None = None) -> Subject:
     if isinstance(loss, KLTerm):
         return of_rollout(name or loss.name, "term", lambda r: loss(r).loss, stacks=loss.reduction == "sequence")
     if isinstance(loss, Cell):
-        summary = loss.doc.split("\n")[0]
+        summary = loss.summary
         stacks = not loss.couples_groups
         return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=loss.instead, summary=summary)
     if callable(loss):

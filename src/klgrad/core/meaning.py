@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from ..errors import MeaningError
@@ -223,22 +223,54 @@ def name(term: KLTerm) -> str:
     return "-".join(parts)
 
 
-def formula(term: KLTerm) -> str:
-    """The gradient in one line, with everything that was declared said aloud."""
+@dataclass(frozen=True)
+class Formula:
+    """A gradient in parts, for whoever shows it or knows more about a part than the term does; `str` joins them.
+
+    Attributes:
+        divergence: `KL(π‖ref)` or `KL(ref‖π)`.
+        where: what qualifies the divergence, such as `, token level`.
+        sampler: the policy that the expectation is taken over, π or μ.
+        body: what is summed over t inside the expectation.
+        unit: how the tokens' terms become one number.
+        sampling: how the samples are weighted.
+        notes: everything else that was declared.
+    """
+
+    divergence: str
+    where: str
+    sampler: str
+    body: str
+    unit: str
+    sampling: str
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        gradient = f"∇ {self.divergence}{self.where} = E_{self.sampler}[ Σ_t {self.body} ]"
+        return "; ".join([gradient, self.unit, self.sampling, *self.notes])
+
+
+def formula(term: KLTerm) -> Formula:
+    """The term's gradient, with everything that was declared."""
     weight, before = {None: ("", ""), "token": ("r_t ", ""), "prefix": ("w_t ", "w_{t-1} ")}.get(
         _ratio(term), ("w_T ", "w_T ")
     )
-    sampler = "π" if term.sampler is None else "μ"
-    notes = [_unit(term), "on-policy" if term.sampler is None else f"off-policy by the {_ratio(term)} ratio"]
+    notes = []
     if term.sampler is not None:
         notes.append(f"ratio bounded by {term.sampler.bound}" if term.sampler.bound else "ratio unbounded")
     if term.baseline != "none":
         notes.append("leave-one-out baseline")
     if term.influence_bound is not None:
         notes.append(f"each token's own part clipped at ±{term.influence_bound:g} before credit and weights")
-    kl = "KL(π‖ref)" if term.divergence == "reverse" else "KL(ref‖π)"
-    body = _body(term, weight, before)
-    return f"∇ {kl}, {term.level} level = E_{sampler}[ Σ_t {body} ]; {'; '.join(notes)}"
+    return Formula(
+        divergence="KL(π‖ref)" if term.divergence == "reverse" else "KL(ref‖π)",
+        where=f", {term.level} level",
+        sampler="π" if term.sampler is None else "μ",
+        body=_body(term, weight, before),
+        unit=_unit(term),
+        sampling="on-policy" if term.sampler is None else f"off-policy by the {_ratio(term)} ratio",
+        notes=tuple(notes),
+    )
 
 
 def _body(term: KLTerm, weight: str, before: str) -> str:

@@ -96,7 +96,7 @@ class KLTerm:
         return meaning.descends(self)
 
     def __str__(self) -> str:
-        return meaning.formula(self)
+        return str(meaning.formula(self))
 
     def __call__(self, rollout: Rollout) -> KLResult:
         """Evaluate the term on one batch."""

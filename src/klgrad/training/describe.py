@@ -1,10 +1,10 @@
 """What a run maximises, in words: the objective, how tokens are weighed, and what rescales β."""
 
+from dataclasses import replace
+
 from ..trl.config_checks import needs_no_weights, stale
 from .settings import Settings
 
-UNIT = "summed over the sequence"
-"""How a term by itself speaks of its reduction; in a run TRL's loss may weigh its tokens otherwise."""
 PER_COMPLETION = "summed over each completion"
 WEIGHED = {
     "grpo": "averaged over each completion's tokens (loss_type grpo)",
@@ -37,13 +37,20 @@ def rewarded(settings: Settings) -> bool:
 
 def formula(settings: Settings) -> str:
     """The term's gradient, with the weights that its tokens really have."""
-    training = settings.training
-    text, term = training.objective.formula.replace(UNIT, reduction(settings)), training.objective.term
-    why = stale(training)
-    if why is None or term is None or not needs_no_weights(term):
-        return text
-    text = text.replace(f", {term.level} level = E_π[", " of the next token, at the prefixes of μ = E_μ[")
-    return text.replace("; on-policy", f"; μ is what sampled the completions ({why})")
+    objective = settings.training.objective
+    found, why = objective.formula, stale(settings.training)
+    if found is None or objective.term is None:
+        assert objective.cell is not None  # an objective is one of the two
+        return f"{objective.cell.name} (a cell for study): {objective.cell.summary}"
+    found = replace(found, unit=reduction(settings))
+    if why is not None and needs_no_weights(objective.term):
+        found = replace(
+            found,
+            where=" of the next token, at the prefixes of μ",
+            sampler="μ",
+            sampling=f"μ is what sampled the completions ({why})",
+        )
+    return str(found)
 
 
 def reduction(settings: Settings) -> str:

@@ -1,10 +1,11 @@
 """From the fields of a `KLConfig` to a `KLTerm` or a cell, with everything refused that could not mean it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import zoo as cells
 from ..core.importance import Bound, Clip, Mask, Truncate
+from ..core.meaning import Formula, formula
 from ..core.term import KLTerm, OffPolicy
 from ..errors import MeaningError
 from ..zoo import Cell
@@ -29,14 +30,16 @@ class Objective:
         return self.term is not None and self.term.estimator == "exact"
 
     @property
-    def formula(self) -> str:
-        """One line."""
-        if self.cell is not None:
-            return f"{self.cell.name} (a cell for study): {self.cell.doc.splitlines()[0]}"
+    def formula(self) -> Formula | None:
+        """The term's gradient in parts; None for a cell, which is a whole loss."""
+        if self.term is None:
+            return None
+        found = formula(self.term)
         if self.top_k is None:
-            return str(self.term)
+            return found
         tail = "the rest by the sampled token" if self.tail == "sampled" else "the rest as one entry, a lower bound"
-        return f"{self.term}; KL over the reference's {self.top_k} likeliest entries, {tail}"
+        entries = f"KL over the reference's {self.top_k} likeliest entries, {tail}"
+        return replace(found, notes=(*found.notes, entries))
 
 
 def objective_of(config: Any) -> Objective:
