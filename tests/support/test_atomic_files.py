@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from klgrad.errors import OutputError
-from klgrad.support.atomic_files import write_whole
+from klgrad.support.atomic_files import partials_of, write_output, write_whole
 
 
 def names_in(folder):
@@ -156,3 +156,24 @@ def test_interrupted_it_leaves_nothing(tmp_path, monkeypatch):
 def test_a_name_that_is_not_utf_8_does_not_stop_it(tmp_path):
     write_whole(tmp_path / "file", '{"file": "a\udcff"}')
     assert (tmp_path / "file").read_text(encoding="utf-8") == '{"file": "a\\udcff"}'
+
+
+def test_another_process_keeps_its_half_written_file(tmp_path):
+    other = tmp_path / ".out.json.1.partial"
+    other.write_text("half")
+    write_whole(tmp_path / "out.json", "whole")
+    assert (tmp_path / "out.json").read_text() == "whole"
+    assert other.read_text() == "half"
+    assert partials_of(tmp_path / "out.json") == [other]
+
+
+def test_bytes_into_a_pipe_that_nobody_reads(monkeypatch):
+    """More than the pipe and the buffer hold, so that the write itself fails."""
+    from klgrad.cli.streams import PipeClosed, Stream
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as file:
+        monkeypatch.setattr("sys.stdout", Stream(file, "utf-8"))
+        with pytest.raises(PipeClosed):
+            write_output(Path("-"), b"x" * 2**20)

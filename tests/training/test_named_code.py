@@ -87,3 +87,17 @@ def test_what_to_type_is_said_after_a_stop(run, tmp_path, monkeypatch):
     status, text = run("train", "run", reward="mine.py:one", eval_size=0, max_steps=2)
     assert status == 130
     assert "klgrad train --output_dir run --resume --reward mine.py:one" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_init_kwargs": {"attn_implementation": {"": "owner/kernel"}}},
+        {"model_init_kwargs": {"attn_implementation": ["owner/kernel"]}},
+        {"model_init_kwargs": {"experts_implementation": "owner/kernel"}},
+        {"model_init_kwargs": {"use_kernels": True}},
+    ],
+    ids=str,
+)
+def test_kernels_of_the_hub_in_every_form(settings):
+    assert executed(settings) == settings

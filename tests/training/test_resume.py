@@ -13,7 +13,7 @@ import torch
 from training.small import SMALL, arguments
 
 from klgrad.training.checkpoint import checkpoints, fault, last_sound, rotate, seal
-from klgrad.training.run_folder import clear
+from klgrad.training.run_folder import drop_replaced, set_aside
 from klgrad.training.run_trainer import RunTrainer
 from klgrad.training.training_errors import RewardError, RunError
 
@@ -303,8 +303,9 @@ def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(finished, run, tmp_p
     assert sorted(path.name for path in parts.glob("*checkpoint-*")) == [
         "checkpoint-4", "damaged-checkpoint-4", "damaged-checkpoint-9",
     ]  # fmt: skip
-    clear(parts)
-    assert not list(parts.glob("*checkpoint-*"))
+    set_aside(parts)
+    drop_replaced(parts)
+    assert not list(parts.rglob("*checkpoint-*"))
 
 
 def test_only_as_many_are_kept_as_were_asked_for(run, tmp_path):

@@ -54,6 +54,13 @@ class Stream(io.TextIOWrapper):
         with self._named_errors():
             super().flush()
 
+    def write_bytes(self, content: bytes) -> None:
+        """Write bytes as they are, behind what was written as text."""
+        with self._named_errors():
+            super().flush()
+            self.buffer.write(content)
+            self.buffer.flush()
+
     def close(self) -> None:
         """The buffer is the other stream's."""
         self.flush()

@@ -89,8 +89,9 @@ class Head:
     def of(cls, model: Any, temperature: float = 1.0) -> "Head":
         """The head of a transformers model, with the soft-cap and the scale that its family applies.
 
-        A family that does something else with its logits is refused (`kernels/families.py`). One that this package does
-        not know is taken to apply what its config names: `check_head` compares the result with the model's own logits.
+        A family that does something else with its logits is refused (`kernels/model_families.py`). One that this
+        package does not know is taken to apply what its config names: `check_head` compares the result with the model's
+        own logits.
         """
         layer, found = output_layer(model), numbers_of(model.config)
         weight, bias = layer.weight, getattr(layer, "bias", None)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ..support.atomic_files import partial_of
+from ..support.atomic_files import partials_of
 from .study import Settings, Study
 from .study_runner import Outcome, files_of, reproduce
 
@@ -43,7 +43,8 @@ def every_outcome(
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         for path in (path for study in studies for path in files_of(study, out)):
-            partial_of(path).unlink(missing_ok=True)
+            for partial in partials_of(path):
+                partial.unlink(missing_ok=True)
 
 
 @contextmanager

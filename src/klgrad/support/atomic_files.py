@@ -1,5 +1,6 @@
 """Files that are whole or not there, and JSON that is JSON."""
 
+import glob
 import math
 import os
 import re
@@ -17,9 +18,15 @@ STDOUT_PATHS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def partial_of(path: Path) -> Path:
-    """Where a file stands while it is written: beside what the path points to."""
+    """Where this process writes a file before it is whole: beside what the path points to."""
     target = Path(os.path.realpath(path))
-    return target.with_name(f".{target.name}.partial")
+    return target.with_name(f".{target.name}.{os.getpid()}.partial")
+
+
+def partials_of(path: Path) -> list[Path]:
+    """What processes that were killed have left of a file."""
+    target = Path(os.path.realpath(path))
+    return list(target.parent.glob(f".{glob.escape(target.name)}.*.partial"))
 
 
 def ensure_folder(path: Path) -> None:
@@ -47,7 +54,9 @@ def write_output(path: Path, content: str | bytes) -> None:
     if binary is None:  # a notebook's, for one, takes text alone
         sys.stdout.write(content if isinstance(content, str) else content.decode("utf-8", "backslashreplace"))
     else:
-        binary.write(_encoded(content))
+        # The command's own stream names the errors of a closed pipe or a full disk.
+        write = getattr(sys.stdout, "write_bytes", binary.write)
+        write(_encoded(content))
     sys.stdout.flush()
 
 

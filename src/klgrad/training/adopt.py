@@ -28,7 +28,7 @@ class Adoption(TrainerCallback):
         self.history.hold()
         if self.checkpoint is not None:
             return
-        record.clear(self.folder, keep=(record.RUN,) if self.settings.run.resume else ())
+        record.set_aside(self.folder, keep=(record.RUN,) if self.settings.run.resume else ())
         if not (self.folder / record.RUN).exists():  # a run that is killed before its first update can begin again
             self._write_run()
             self._wrote = True
@@ -39,6 +39,7 @@ class Adoption(TrainerCallback):
             self._done = True
             self.release()
             self._write_run()
+            record.drop_replaced(self.folder)
 
     def release(self) -> None:
         """The history up to the checkpoint and from there on; later checkpoints are damaged, and put aside."""
@@ -48,8 +49,11 @@ class Adoption(TrainerCallback):
 
     def withdraw(self) -> None:
         """After a failure: a run that came to no update leaves nothing."""
-        if self._wrote and not self._done:
+        if self._done:
+            return
+        if self._wrote:
             (self.folder / record.RUN).unlink(missing_ok=True)
+        record.put_back(self.folder)
 
     def _write_run(self) -> None:
         lines = ("objective", objective), ("term", formula), ("scaling", scaling)

@@ -77,8 +77,17 @@ def is_over(checkpoint: Path, max_steps: int) -> bool:
 
 def planned(checkpoint: Path) -> int | None:
     """How many updates the run was to have when the checkpoint was written; None if that cannot be read."""
+    return _in_state(checkpoint, "max_steps")
+
+
+def epochs(checkpoint: Path) -> int:
+    """How many epochs the run was to have when the checkpoint was written, rounded up; 0 if that cannot be read."""
+    return _in_state(checkpoint, "num_train_epochs") or 0
+
+
+def _in_state(checkpoint: Path, name: str) -> int | None:
     try:
-        found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["max_steps"]
+        found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))[name]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, int) else None

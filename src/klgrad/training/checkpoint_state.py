@@ -4,7 +4,7 @@ TRL forgets all of it at a checkpoint: where it is within a generation batch and
 moves, and of ours β and the queue of old completions. A run that goes on without would not be the same run.
 
 `noted` and `put_back` are the one list of it. A checkpoint is `noted` on disk; a step that fails is undone by
-`put_back` (`boundary.py`).
+`put_back` (`crash_checkpoint.py`).
 """
 
 import json

@@ -117,11 +117,10 @@ def _owner(path: Path, wait: float = 0.0) -> dict[str, Any] | None:
 
 def _in_use(path: Path, owner: dict[str, Any] | None) -> RunError:
     who = "another process" if owner is None else f"process {owner.get('pid')} on {owner.get('host')}"
-    return RunError(
-        "an output folder that no other run is using",
-        f"{path.parent}, which {who} is using",
-        "wait until that process ends, or stop it, or give another --output_dir",
-    )
+    remedy = "wait until that process ends, or stop it, or give another --output_dir"
+    if owner is not None and owner.get("host") != socket.gethostname():
+        remedy += f"; if it has ended, which cannot be seen from here, remove {path}"
+    return RunError("an output folder that no other run is using", f"{path.parent}, which {who} is using", remedy)
 
 
 def _this_process() -> dict[str, Any]:

@@ -37,17 +37,23 @@ def resume_command(command: str, folder: Path, settings: Mapping[str, Any], *mor
     return shlex.join(words)
 
 
+KERNELS = ("attn_implementation", "experts_implementation", "kernel_config")
+"""Settings that may name code of the hub."""
+
+
 def _executes(name: str, value: Any) -> bool:
     if isinstance(value, str) and value.lstrip().startswith("{"):  # as on a command line
         try:
             value = json.loads(value)
         except ValueError:
             return "trust_remote_code" in value
-    if isinstance(value, dict):
-        return any(_executes(str(key), each) for key, each in value.items())
-    if name == "attn_implementation":  # `owner/name` is a kernel that is downloaded
+    if isinstance(value, dict):  # a kernel may be named for each part of a model
+        return any(_executes(name if name in KERNELS else str(key), each) for key, each in value.items())
+    if isinstance(value, list):
+        return any(_executes(name, each) for each in value)
+    if name in KERNELS:  # `owner/name` is a kernel that is downloaded
         return isinstance(value, str) and "/" in value
-    return name in ("reward", "trust_remote_code", "custom_generate") and bool(value)
+    return name in ("reward", "trust_remote_code", "custom_generate", "use_kernels") and bool(value)
 
 
 def _words(value: Any) -> list[str]:

@@ -12,7 +12,7 @@ from ..errors import KlgradError
 from . import disk, run_folder as record
 from .adopt import Adoption
 from .build import Models, build, models_of
-from .checkpoint import is_over, last_sound, step_of
+from .checkpoint import epochs, is_over, last_sound, step_of
 from .checkpoint_state import check_fits
 from .crash_checkpoint import Boundary
 from .describe import objective
@@ -56,6 +56,8 @@ class _Run:
     def go(self) -> int:
         """All of it; only the main process holds the folder, for all processes of the run."""
         with record.nothing_left_by_failure(self.folder), owned(self.folder) if self.main else nullcontext():
+            if self.main and not self.settings.run.resume:  # which begins the run again that is replacing another
+                record.put_back(self.folder)
             if self.settings.run.resume and (updates := record.finished(self.folder, self.settings)) is not None:
                 self._say_finished(updates)
                 return 0
@@ -89,10 +91,16 @@ class _Run:
         run = self.settings.run
         if not run.resume or run.overwrite:
             record.check_free(self.folder, overwrite=run.overwrite)
+            record.check_not_replaced(self.folder, self._starts_from())
         else:
             record.check_nothing_lost(self.folder, self._resume("--overwrite"))
         if run.resume:
             self.warn(f"No sound checkpoint is in {self.folder}; the run begins again, with the same settings.")
+
+    def _starts_from(self) -> list[str | None]:
+        """The models that are trained and held to, by name and by path."""
+        given = self.settings.policy.model_name_or_path, self.settings.training.teacher
+        return [*given, self.models.path, self.models.reference]
 
     def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
         adoption = Adoption(self.settings, self.history, checkpoint)
@@ -132,7 +140,8 @@ class _Run:
 
     def _is_over(self, checkpoint: Path) -> bool:
         steps = self.settings.training.max_steps
-        return is_over(checkpoint, steps) and (steps > 0 or record.as_many_epochs(self.folder, self.settings))
+        enough = steps > 0 or self.settings.training.num_train_epochs <= epochs(checkpoint)
+        return enough and is_over(checkpoint, steps)
 
     def _ended(self, trainer: RunTrainer, checkpoint: Path, recorder: Recorder, adoption: Adoption) -> int:
         """A run that was killed between its last update and its summary: what is missing is made up for."""
@@ -198,6 +207,8 @@ class _Run:
 
     def _tell(self, seconds: float, updates: int) -> None:
         summary = {**summarise(self.folder), "updates": updates, "seconds": round(seconds, 1)}
+        if self.settings.training.max_steps <= 0:
+            summary["num_train_epochs"] = self.settings.training.num_train_epochs
         record.write_summary(self.folder, summary)
         draw([Drawn(self.folder.name, self.history.rows())], self.folder / record.FIGURE)
         self.out.print(table_of(summary))

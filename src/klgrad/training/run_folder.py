@@ -1,9 +1,10 @@
 """A run's folder: `run.json` says what it is, `summary.json` what came of it."""
 
 import json
+import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from .. import __version__
 from ..support.atomic_files import ensure_folder, finite, write_whole
-from .checkpoint import aside, checkpoints
+from .checkpoint import aside, checkpoints, step_of
 from .history import FILE as HISTORY, History, training
 from .training_errors import RunError
 
@@ -48,11 +49,46 @@ def nothing_left_by_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def clear(folder: Path, keep: tuple[str, ...] = ()) -> None:
-    """Make room for a new run."""
+REPLACED, DELETED = ".replaced", ".deleted"
+"""Where a run that is to be replaced waits for the new one's first update, and where it goes then."""
+
+
+def set_aside(folder: Path, keep: tuple[str, ...] = ()) -> None:
+    """Make room for a new run. What was there is kept until the new run's first update."""
     for path in _left(folder):
         if path.name not in keep:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            (folder / REPLACED).mkdir(exist_ok=True)
+            path.rename(folder / REPLACED / path.name)
+
+
+def drop_replaced(folder: Path) -> None:
+    """After the first update: the run that was replaced is deleted."""
+    with suppress(FileNotFoundError):
+        (folder / REPLACED).rename(folder / DELETED)  # in one step: a kill leaves all of it or none
+    shutil.rmtree(folder / DELETED, ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """Before a run, and after one that failed: what was set aside for a run that came to no update is as it was."""
+    shutil.rmtree(folder / DELETED, ignore_errors=True)
+    if not (folder / REPLACED).is_dir():
+        return
+    for path in (folder / REPLACED).iterdir():
+        os.replace(path, folder / path.name)
+    (folder / REPLACED).rmdir()
+
+
+def check_not_replaced(folder: Path, models: Iterable[str | None]) -> None:
+    """A run must not delete the model that it starts from or is held to, which a resumption needs too."""
+    doomed = [path.resolve() for path in _left(folder)]
+    for name in filter(None, models):
+        place = Path(name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() else name)
+        if place.exists() and any(place.resolve().is_relative_to(path) for path in doomed):
+            raise RunError(
+                "a model outside of the run that --overwrite deletes",
+                f"{name}, which is a part of it",
+                "give another --output_dir, or copy the model elsewhere first",
+            )
 
 
 def check_nothing_lost(folder: Path, again: str) -> None:
@@ -79,15 +115,12 @@ def finished(folder: Path, settings: Any) -> int | None:
     updates = read(folder, SUMMARY).get("updates")
     if not isinstance(updates, int) or any(row["step"] > updates for row in History(folder).rows()):
         return None
+    if any(step_of(checkpoint) > updates for checkpoint in checkpoints(folder)):
+        return None
     if settings.training.max_steps > 0:
         return updates if updates >= settings.training.max_steps else None
-    return updates if as_many_epochs(folder, settings) else None
-
-
-def as_many_epochs(folder: Path, settings: Any) -> bool:
-    """Whether a run that is counted in epochs was not asked for another number of them."""
-    recorded = recorded_settings(folder, settings.command)
-    return settings.given.get("num_train_epochs") == recorded.get("num_train_epochs")
+    epochs = read(folder, SUMMARY).get("num_train_epochs")  # of the run that ended; `run.json` may be of a longer one
+    return updates if isinstance(epochs, int | float) and epochs >= settings.training.num_train_epochs else None
 
 
 def _left(folder: Path) -> list[Path]:

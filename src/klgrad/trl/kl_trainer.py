@@ -52,7 +52,7 @@ class KLTrainer(GRPOTrainer):
     """A `GRPOTrainer` whose KL term is a `KLTerm`; see `KLConfig` for its fields.
 
     TRL's `beta` is 0. It is lent a 1 where TRL makes, prepares and asks the reference, so that adapters, FSDP and
-    DeepSpeed are handled by TRL's own code; and our term where TRL adds its KL to a loss (`insert.py`).
+    DeepSpeed are handled by TRL's own code; and our term where TRL adds its KL to a loss (`beta_hook.py`).
     """
 
     args: KLConfig
