@@ -97,6 +97,10 @@ def hunt_kills(count: int, seed: int, root: Path) -> list[str]:
             if status == 2 and "run.json" in log.read_text(errors="replace") and not (folder / "run.json").exists():
                 arguments_now = [*new, "--output_dir", str(folder)]  # killed before anything was written
                 continue
+            if status == 2 and "--resume --overwrite" in log.read_text(errors="replace"):
+                # Killed after an update and before a checkpoint: the run begins again only if that is asked for.
+                arguments_now = ["train", "--output_dir", str(folder), "--resume", "--overwrite"]
+                continue
             break
         made = list((folder / "model").glob("*.safetensors"))
         if status != 0 or not made:
