@@ -35,7 +35,10 @@ def cap(model):
 
 @pytest.mark.parametrize("settings", [{}, {"kl_top_k": 4}, {"temperature": 0.7}, {"kl_baseline": "leave_one_out"}])
 def test_a_head_that_is_read_rightly_trains(settings, tmp_path):
-    made(tmp_path, **settings).train()
+    trainer = made(tmp_path, **settings)
+    before = tiny.weights(trainer)
+    trainer.train()
+    assert not torch.equal(tiny.weights(trainer), before)
 
 
 @pytest.mark.parametrize("whose", ["policy", "reference"])

@@ -85,3 +85,15 @@ def parts(finished, tmp_path):
 def contents(folder):
     """Every file below a folder with its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def yaml(tmp_path):
+    """A file of settings, as the arguments that name it."""
+
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return ["--config", str(path)]
+
+    return write

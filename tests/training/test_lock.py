@@ -143,3 +143,10 @@ def test_of_two_runs_at_once_one_trains(model, tmp_path):
     assert refused.startswith("RunError: expected an output folder")
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
+
+
+def test_a_lock_of_another_host_can_be_removed_by_hand(tmp_path):
+    path = tmp_path / ".klgrad.lock"
+    here = {"pid": 1, "host": lock.socket.gethostname()}
+    assert f"remove {path}" in str(lock._in_use(path, {"pid": 1, "host": "elsewhere"}))
+    assert "remove" not in str(lock._in_use(path, here))

@@ -15,16 +15,6 @@ from klgrad.trl.meaning_notes import MeaningWarning
 CPU = ("--use_cpu",)
 
 
-@pytest.fixture
-def yaml(tmp_path):
-    def write(text):
-        path = tmp_path / "run.yaml"
-        path.write_text(text)
-        return ["--config", str(path)]
-
-    return write
-
-
 def test_flags_win_over_the_file_and_the_file_over_the_preset(yaml):
     file = yaml("quick: true\nlearning_rate: 3e-5\nkl_coef: 0.5\nmodel: smollm2:20\n")
     found = parse("train", [*file, "--kl_coef", "0.25", *CPU])

@@ -10,16 +10,6 @@ from klgrad.trl.field_types import described, fits
 CPU = ("--use_cpu",)
 
 
-@pytest.fixture
-def yaml(tmp_path):
-    def write(text):
-        path = tmp_path / "run.yaml"
-        path.write_text(text)
-        return ["--config", str(path)]
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
