@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from harness import rows, save, side_by_side
 
-from klgrad import KLTerm, OffPolicy, Rollout, Truncate, kl_report, mismatch_report
+from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report
 from klgrad.logs import examine
 from klgrad.logs.coefficients import cell_of, coefficients
 
@@ -38,8 +38,8 @@ def write(path: Path, tokens: int) -> None:
 
 def row_by_row(path: Path) -> None:
     cell = cell_of("k3-loss")
-    token = KLTerm(level="token", sampler=OffPolicy("token", bound=None))
-    sequence = KLTerm(sampler=OffPolicy("prefix", bound=Truncate(2.0)))
+    token = KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None))
+    sequence = KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(2.0)))
     for row in pq.read_table(path).to_pylist():
         logp, ref, behavior = (torch.tensor([row[name]]) for name in ("logp", "ref_logp", "behavior_logp"))
         rollout = Rollout(logp.requires_grad_(), ref, torch.ones_like(ref), behavior_logp=behavior)

@@ -144,7 +144,7 @@ class Judge:
         with torch.no_grad():
             for batch, made in self._sample(seed):
                 found, mask, ids = self._exact(batch), batch["completion_mask"].bool(), batch["completion_ids"]
-                sums.add(Rollout(found.logp, found.ref_logp, mask, token_kl=found.reverse_kl))
+                sums.add(Rollout(found.logp, found.ref_logp, mask, token_reverse_kl=found.reverse_kl))
                 entropy += float((found.entropy * mask).sum())
                 repeated += float(((ids[:, 1:] == ids[:, :-1]) & mask[:, 1:]).sum())
                 tokens += float(mask.sum())

@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import torch
 
-from klgrad import KLTerm, OffPolicy, Rollout
+from klgrad import ImportanceWeighting, KLTerm, Rollout
 from klgrad.core.standard_errors import Estimate, RatioSums
 from klgrad.enumeration import autoregressive
 
 BATCHES, PROMPTS = 4000, 64
 NORMAL = 1.959964
-PREFIX = OffPolicy("prefix", bound=None)
+PREFIX = ImportanceWeighting("prefix", bound=None)
 TERMS = {
     "k1": KLTerm(),
     "k3": KLTerm(estimator="k1_k3"),  # whose value is k3
     "exact": KLTerm(estimator="exact"),
-    "k1, off-policy by the prefix ratio": KLTerm(sampler=PREFIX),
-    "exact, off-policy by the prefix ratio": KLTerm(estimator="exact", sampler=PREFIX),
+    "k1, off-policy by the prefix ratio": KLTerm(weighting=PREFIX),
+    "exact, off-policy by the prefix ratio": KLTerm(estimator="exact", weighting=PREFIX),
 }
 GROUPS = {
     "16 prompts x 8": [8] * 16,
@@ -50,13 +50,13 @@ def population(term, policy):
         if policy == "sharp":
             mu = 3 * problem.behavior_logits
             problem = replace(problem, logits=3 * problem.logits, behavior_logits=mu, ref_logits=problem.logits)
-        problem = problem if term.sampler else problem.on_policy()
+        problem = problem if term.weighting else problem.on_policy()
         everything = Rollout(
             problem.logp,
             problem.ref_logp,
             problem.space.mask,
             behavior_logp=problem.behavior_logp,
-            token_kl=problem.at_tokens(problem.prefix_kl()),
+            token_reverse_kl=problem.at_tokens(problem.prefix_kl()),
         )
         rows.append((term(everything)._value_per_sequence, everything.lengths, problem.probability))
     return Population(*map(torch.stack, zip(*rows, strict=True)))

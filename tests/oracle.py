@@ -25,7 +25,7 @@ def whole_space(problem: Problem) -> Rollout:
         problem.ref_logp,
         problem.space.mask,
         behavior_logp=problem.behavior_logp,
-        token_kl=problem.at_tokens(problem.prefix_kl()),
+        token_reverse_kl=problem.at_tokens(problem.prefix_kl()),
         token_forward_kl=problem.at_tokens(problem.prefix_forward_kl()),
     )
 
@@ -46,7 +46,7 @@ def gradient_of_rows(problem: Problem, rows: Tensor, loss: Callable[[Rollout], T
         problem.space.mask[rows],
         behavior_logp=(problem.logp if on_policy else problem.behavior_logp)[rows],
         group=torch.zeros(len(rows), dtype=torch.long),
-        token_kl=moved.at_tokens(moved.prefix_kl())[rows],
+        token_reverse_kl=moved.at_tokens(moved.prefix_kl())[rows],
         token_forward_kl=moved.at_tokens(moved.prefix_forward_kl())[rows],
     )
     (gradient,) = torch.autograd.grad(loss(rollout), logits)

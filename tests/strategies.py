@@ -29,9 +29,9 @@ def rollouts(draw, low=-8.0, dtype=torch.float64, gradient=True):
     groups, size = draw(st.integers(1, 3)), draw(st.integers(2, 4))
     shape = (groups * size, draw(st.integers(1, 9)))
     logp = draw(log_probs(shape, low, dtype))
-    token_kl, token_forward_kl = (-draw(log_probs(shape, -2.0, dtype)) for _ in range(2))
+    token_reverse_kl, token_forward_kl = (-draw(log_probs(shape, -2.0, dtype)) for _ in range(2))
     if gradient:
-        for x in (logp, token_kl, token_forward_kl):
+        for x in (logp, token_reverse_kl, token_forward_kl):
             x.requires_grad_()
     order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
     return Rollout(
@@ -40,6 +40,6 @@ def rollouts(draw, low=-8.0, dtype=torch.float64, gradient=True):
         draw(masks(shape)),
         behavior_logp=draw(log_probs(shape, low, dtype)),
         group=(torch.arange(shape[0]) // size)[order],
-        token_kl=token_kl,
+        token_reverse_kl=token_reverse_kl,
         token_forward_kl=token_forward_kl,
     )

@@ -21,7 +21,7 @@ from .core.optima import forward_optimum, reverse_optimum
 from .core.regularizers import consistency_loss, squared_sequence
 from .core.result import KLResult
 from .core.rollout import Rollout
-from .core.term import KLTerm, OffPolicy
+from .core.term import ImportanceWeighting, KLTerm
 from .errors import KlgradError
 from .reports.divergence import kl_report, mismatch_report
 
@@ -55,11 +55,11 @@ _SUBPACKAGES = {
 
 __all__ = [
     "Clip",
+    "ImportanceWeighting",
     "KLResult",
     "KLTerm",
     "KlgradError",
     "Mask",
-    "OffPolicy",
     "Rollout",
     "Truncate",
     "audit",

@@ -255,7 +255,7 @@ def k3_sequence_loss(rollout: Rollout) -> Tensor:
 @_cell(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
-    instead="KLTerm(level='token', sampler=OffPolicy('token', bound=None)): the same without cancellation",
+    instead="KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None)): the same without cancellation",
 )
 def ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Ratio times k3, both differentiated: the "unbiased" k3 of DeepSeek-V3.2, TRL's default.
@@ -270,7 +270,7 @@ def ratio_k3_loss(rollout: Rollout) -> Tensor:
 @_cell(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
-    instead="KLTerm(level='token', sampler=OffPolicy('token', bound=None)): the same with less variance",
+    instead="KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None)): the same with less variance",
 )
 def ratio_k1_loss(rollout: Rollout) -> Tensor:
     """Ratio times k1, both differentiated: coefficient r (l + 1).
@@ -318,7 +318,7 @@ def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
 @_cell(
     "forward-kl-token",
     "unknown",
-    instead="stopped-ratio-k2-loss, or KLTerm(level='token', sampler=OffPolicy('token', bound=None))",
+    instead="stopped-ratio-k2-loss, or KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))",
 )
 def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Detached ratio times k3.
@@ -330,7 +330,11 @@ def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     return reduce(token_ratio(rollout) * k3(_log_ratio(rollout)), rollout, "sequence")
 
 
-@_cell("unknown", "unknown", instead="the token ratio: KLTerm(level='token', sampler=OffPolicy('token', bound=None))")
+@_cell(
+    "unknown",
+    "unknown",
+    instead="the token ratio: KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))",
+)
 def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated.
 
@@ -450,7 +454,7 @@ def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
     return _on_score(credit.to_go(rollout.log_ratio - mean, rollout.mask, DISCOUNT), rollout)
 
 
-@_cell("reverse-kl-sequence", "unknown", instead="KLTerm(sampler=OffPolicy('prefix', bound=None))")
+@_cell("reverse-kl-sequence", "unknown", instead="KLTerm(weighting=ImportanceWeighting('prefix', bound=None))")
 def stale_k1_reward(rollout: Rollout) -> Tensor:
     """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.
 

@@ -37,7 +37,7 @@ def test_the_code_runs_and_means_it(meaning, off_policy):
     exec(code(meaning, off_policy), names)
     term = names["term"]
     assert (term.divergence, term.level) == meaning
-    assert (term.sampler is not None) == off_policy
+    assert (term.weighting is not None) == off_policy
     assert term.descends.on_policy == f"{meaning[0]}-kl-{meaning[1]}"
 
 

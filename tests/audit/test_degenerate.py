@@ -115,7 +115,7 @@ VALUES = {
     "quotient": lambda b: b["logp"] / (b["logp"] - b["ref_logp"]),
     "step": lambda b: (b["logp"] > b["ref_logp"]).double(),
     "random": lambda b: b["logp"] * torch.rand(()),
-    "exact": lambda b: b["token_kl"],
+    "exact": lambda b: b["token_reverse_kl"],
 }
 WHERE = {
     "live": lambda b: b["mask"],

@@ -16,7 +16,7 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from klgrad import KLTerm, OffPolicy
+from klgrad import ImportanceWeighting, KLTerm
 from klgrad.audit import audit, catalogue
 from klgrad.audit.curve import GRID, coefficient_curve, dead_zones
 from klgrad.audit.render.page import to_html
@@ -214,7 +214,7 @@ def test_a_coefficient_that_is_not_finite_is_a_gap(audited):
 
 @pytest.mark.parametrize(("verdict", "code"), STALE.items())
 def test_the_term_for_stale_samples_has_that_target(verdict, code):
-    result = audit(eval(code, {"KLTerm": KLTerm, "OffPolicy": OffPolicy}))
+    result = audit(eval(code, {"KLTerm": KLTerm, "ImportanceWeighting": ImportanceWeighting}))
     assert (result.verdict, result.verdict_off_policy) == (verdict, verdict)
 
 

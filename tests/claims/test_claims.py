@@ -6,7 +6,7 @@ import pytest
 from claims.docstrings import as_a_loss, gradient_section, on_and_off_policy
 from tolerances import EXACT
 
-from klgrad import KLTerm, OffPolicy, squared_sequence, zoo as cells
+from klgrad import ImportanceWeighting, KLTerm, squared_sequence, zoo as cells
 from klgrad.audit import audit, catalogue
 from klgrad.audit.known_losses import every_term
 from klgrad.core.estimators import Estimator, forward_k3, k1, k2, k3, k_lambda
@@ -60,7 +60,8 @@ def test_the_docstring_of_klterm_says_what_its_configurations_descend():
         assert KLTerm(divergence=divergence, level=level, estimator=estimator).descends.on_policy == verdict
     assert "with the token ratio off-policy `reverse-kl-token-sampler`" in text
     assert (
-        KLTerm(level="token", sampler=OffPolicy("token", bound=None)).descends.off_policy == "reverse-kl-token-sampler"
+        KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None)).descends.off_policy
+        == "reverse-kl-token-sampler"
     )
     assert "`descends` says `unknown`" in text
     assert KLTerm(discount=0.5).descends == KLTerm(reduction="token").descends == ("unknown", "unknown")

@@ -37,11 +37,11 @@ def test_what_a_setting_does_not_say_comes_with_code_and_its_truth():
     shown = advised("trl", "--level", "sequence", "--off-policy")
     nearest, code = shown.split("To have it: in a GRPOTrainer subclass")
     assert "No setting says it on every batch. The nearest is" in nearest
-    assert 'sampler=OffPolicy("prefix", bound=Truncate(2.0))' in code
+    assert 'weighting=ImportanceWeighting("prefix", bound=Truncate(2.0))' in code
     assert "Off-policy Truncate(2.0) bounds the variance and adds bias" in code
     plain = advised("trl", "--divergence", "forward", "--level", "sequence")
     assert "No setting says it: in" in plain
-    assert "OffPolicy" not in plain
+    assert "ImportanceWeighting" not in plain
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import sys
 import klgrad
 
 NAMES = {
-    "Clip", "KLResult", "KLTerm", "KlgradError", "Mask", "OffPolicy", "Rollout", "Truncate",
+    "Clip", "KLResult", "KLTerm", "KlgradError", "Mask", "ImportanceWeighting", "Rollout", "Truncate",
     "consistency_loss", "forward_optimum", "kl_report", "mismatch_report", "reverse_optimum", "squared_sequence",
     "audit", "credit", "enumeration", "estimators", "importance", "kernels", "logs", "reports", "trl", "zoo",
 }  # fmt: skip
@@ -45,7 +45,7 @@ def test_the_fields_of_a_term():
         "estimator",
         "discount",
         "baseline",
-        "sampler",
+        "weighting",
         "influence_bound",
         "reduction",
     ]

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from strategies import LOWEST, rollouts
 from tolerances import EXACT, SINGLE
 
-from klgrad import KLTerm, OffPolicy, Rollout, Truncate, kl_report, squared_sequence, zoo as cells
+from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, squared_sequence, zoo as cells
 from klgrad.audit.known_losses import every_term
 from klgrad.core.credit import future, leave_one_out, to_go, whole
 from klgrad.core.importance import prefix_ratio, prefix_ratio_before, sequence_ratio, token_ratio
@@ -24,7 +24,7 @@ terms = st.sampled_from(TERMS)
 def test_the_two_shapes_of_the_gradient_are_equal(rollout, term):
     result = term(rollout)
     other = reduce(result.coefficient * rollout.logp, rollout, term.reduction) + result.pathwise
-    leaves = (rollout.logp, rollout.token_kl, rollout.token_forward_kl)
+    leaves = (rollout.logp, rollout.token_reverse_kl, rollout.token_forward_kl)
     shapes = (torch.autograd.grad(y, leaves, allow_unused=True, retain_graph=True) for y in (result.loss, other))
     for mine, theirs in zip(*shapes, strict=True):
         assert (mine is None) == (theirs is None)
@@ -50,7 +50,7 @@ def test_nothing_at_a_masked_position_reaches_anything(rollout, term, junk):
         rollout.mask,
         behavior_logp=with_junk(rollout.behavior_logp, junk),
         group=rollout.group,
-        token_kl=with_junk(rollout.token_kl, junk),
+        token_reverse_kl=with_junk(rollout.token_reverse_kl, junk),
         token_forward_kl=with_junk(rollout.token_forward_kl, junk),
     )
     result = term(dirty)
@@ -128,7 +128,7 @@ def test_ratios_are_what_their_products_say(rollout):
     EXACT.check(sequence_ratio(rollout), r.prod(-1, keepdim=True))
 
 
-EXTREME = [term for term in TERMS if term.sampler is None or term.sampler.bound is None]
+EXTREME = [term for term in TERMS if term.weighting is None or term.weighting.bound is None]
 
 
 @given(rollouts(low=LOWEST, dtype=torch.float32), st.sampled_from(EXTREME))
@@ -137,7 +137,7 @@ def test_forward_and_backward_are_finite_down_to_the_lowest_log_probs(rollout, t
     assert bool(torch.isfinite(result.loss))
     assert bool(torch.isfinite(result.coefficient).all())
     if result.loss.requires_grad:
-        leaves = (rollout.logp, rollout.token_kl, rollout.token_forward_kl)
+        leaves = (rollout.logp, rollout.token_reverse_kl, rollout.token_forward_kl)
         for g in torch.autograd.grad(result.loss, leaves, allow_unused=True):
             assert g is None or bool(torch.isfinite(g).all())
 
@@ -170,7 +170,7 @@ def test_half_precision_is_computed_in_float32(dtype, rollout, term):
 @given(rollouts(gradient=False), terms)
 @settings(max_examples=50)
 def test_float32_agrees_with_float64(rollout, term):
-    if term.sampler is not None or term.divergence == "forward":
+    if term.weighting is not None or term.divergence == "forward":
         rollout = replace(rollout, behavior_logp=rollout.logp.detach())
     single = {k: x.float() if x.is_floating_point() else x for k, x in vars(rollout).items()}
     high = term(rollout).coefficient
@@ -217,6 +217,6 @@ def test_an_influence_bound_has_no_dead_zone():
 def test_truncation_is_counted():
     logp = torch.tensor([[-1.0, -1.0], [-1.0, -1.0]])
     rollout = Rollout(logp, logp, torch.ones(2, 2), behavior_logp=logp - torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
-    found = KLTerm(level="token", sampler=OffPolicy("token", bound=Truncate(2.0)))(rollout).diagnostics
+    found = KLTerm(level="token", weighting=ImportanceWeighting("token", bound=Truncate(2.0)))(rollout).diagnostics
     assert float(found["ratio/share_bounded"]) == 0.25
     SINGLE.check(found["ratio/max"], torch.e)

@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from klgrad import KLTerm, OffPolicy, Rollout, consistency_loss, kl_report, mismatch_report
+from klgrad import ImportanceWeighting, KLTerm, Rollout, consistency_loss, kl_report, mismatch_report
 from klgrad.core.rollout import checked_at_the_end
 from klgrad.errors import KlgradError, RolloutError
 
@@ -48,7 +48,10 @@ BAD = {
     "another device": ({"ref_logp": LOGP.to("meta")}, "`ref_logp` on cpu, the device of `logp`; received device meta"),
     "sparse": ({"mask": MASK.to_sparse()}, "`mask` as a dense tensor; received layout torch.sparse_coo"),
     "float8": ({"logp": LOGP.to(torch.float8_e4m3fn)}, "`logp` in 16 bits or more; received torch.float8_e4m3fn"),
-    "negative kl": ({"token_kl": with_value(-LOGP, -0.2, (0, 0))}, r"`token_kl` finite and >= 0.*received -0.2"),
+    "negative kl": (
+        {"token_reverse_kl": with_value(-LOGP, -0.2, (0, 0))},
+        r"`token_reverse_kl` finite and >= 0.*received -0.2",
+    ),
 }
 
 
@@ -118,7 +121,7 @@ OF_ANY_TYPE = {
     "NumPy scalar": numpy.array(3),
     "NumPy matrix": numpy.array([[0, 1]]),
 }
-MAY_BE_NONE = ("behavior_logp", "token_kl", "token_forward_kl", "group")
+MAY_BE_NONE = ("behavior_logp", "token_reverse_kl", "token_forward_kl", "group")
 
 
 def not_refused(call, junk=OF_ANY_TYPE):
@@ -184,7 +187,7 @@ def test_mixed_dtypes_take_the_widest_and_at_least_float32():
 
 def test_a_batch_without_live_tokens_is_worth_nothing_and_breaks_nothing():
     rollout = Rollout(LOGP, LOGP - 1, 0 * MASK, behavior_logp=LOGP, group=torch.zeros(2, dtype=torch.long))
-    for term in (KLTerm(), KLTerm(reduction="token"), KLTerm(sampler=OffPolicy("prefix", bound=None))):
+    for term in (KLTerm(), KLTerm(reduction="token"), KLTerm(weighting=ImportanceWeighting("prefix", bound=None))):
         result = term(rollout)
         assert float(result.loss) == 0
         assert not bool(result.coefficient.any())
@@ -194,8 +197,8 @@ def test_a_batch_without_live_tokens_is_worth_nothing_and_breaks_nothing():
 def test_what_a_term_needs_and_does_not_get():
     plain = Rollout(LOGP, LOGP, MASK)
     with pytest.raises(RolloutError, match="`behavior_logp` for an off-policy term; received none; remedy: pass"):
-        KLTerm(sampler=OffPolicy("prefix", bound=None))(plain)
-    with pytest.raises(RolloutError, match="`token_kl` for estimator='exact'"):
+        KLTerm(weighting=ImportanceWeighting("prefix", bound=None))(plain)
+    with pytest.raises(RolloutError, match="`token_reverse_kl` for estimator='exact'"):
         KLTerm(estimator="exact")(plain)
     with pytest.raises(RolloutError, match="`token_forward_kl` for estimator='exact'"):
         KLTerm(divergence="forward", level="token", estimator="exact")(plain)

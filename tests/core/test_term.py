@@ -4,18 +4,24 @@ import pytest
 import torch
 from tolerances import EXACT
 
-from klgrad import Clip, KLTerm, Mask, OffPolicy, Rollout, Truncate, squared_sequence
+from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate, squared_sequence
 from klgrad.errors import MeaningError
 
-TOKEN, PREFIX, SEQUENCE = (OffPolicy(ratio, bound=None) for ratio in ("token", "prefix", "sequence"))
+TOKEN, PREFIX, SEQUENCE = (ImportanceWeighting(ratio, bound=None) for ratio in ("token", "prefix", "sequence"))
 
 UNSOUND = [
     ({"estimator": "k3"}, "gradient of the forward KL; remedy: write estimator='k1_k3'"),
     ({"level": "token", "estimator": "k1_k3"}, "no future to put k3 on"),
-    ({"sampler": TOKEN}, "leaves the sampler's prefixes in the expectation; remedy: write OffPolicy\\('prefix'"),
+    (
+        {"weighting": TOKEN},
+        "leaves the sampler's prefixes in the expectation; remedy: write ImportanceWeighting\\('prefix'",
+    ),
     ({"divergence": "forward"}, "remedy: write estimator='k3'"),
-    ({"divergence": "forward", "level": "token", "estimator": "k3", "sampler": TOKEN}, "OffPolicy\\('prefix'"),
-    ({"divergence": "forward", "estimator": "k3", "sampler": PREFIX}, "OffPolicy\\('sequence'"),
+    (
+        {"divergence": "forward", "level": "token", "estimator": "k3", "weighting": TOKEN},
+        "ImportanceWeighting\\('prefix'",
+    ),
+    ({"divergence": "forward", "estimator": "k3", "weighting": PREFIX}, "ImportanceWeighting\\('sequence'"),
     ({"divergence": "forward", "estimator": "exact"}, "write estimator='k3', or level='token'"),
     ({"divergence": "forward", "estimator": "k3", "discount": 0.5}, "discount=1 for the forward KL"),
     ({"level": "token", "discount": 0.5}, "write level='sequence' with the discount"),
@@ -25,8 +31,8 @@ UNSOUND = [
     ({"influence_bound": 0.0}, "a positive, finite influence bound"),
     ({"divergence": "backward"}, "divergence in \\('reverse', 'forward'\\); received 'backward'"),
     ({"estimator": "k2"}, "estimator in"),
-    ({"level": "token", "estimator": "exact", "sampler": TOKEN}, "no token ratio for an exact token term"),
-    ({"sampler": "prefix"}, "write sampler=OffPolicy\\('prefix', bound=None\\)"),
+    ({"level": "token", "estimator": "exact", "weighting": TOKEN}, "no token ratio for an exact token term"),
+    ({"weighting": "prefix"}, "write weighting=ImportanceWeighting\\('prefix', bound=None\\)"),
     ({"reduction": "mean"}, "reduction in \\('sequence', 'token'\\)"),
 ]
 
@@ -46,7 +52,7 @@ def test_a_bound_must_leave_the_on_policy_ratio_alone(bound):
 @pytest.mark.parametrize(("arguments", "text"), [(("prefixes", None), "ratio in"), (("prefix", 2.0), "Truncate")])
 def test_a_sampler_must_exist(arguments, text):
     with pytest.raises(MeaningError, match=text):
-        OffPolicy(*arguments)
+        ImportanceWeighting(*arguments)
 
 
 def test_the_squared_sequence_takes_a_sound_bound_only():
@@ -57,7 +63,7 @@ def test_the_squared_sequence_takes_a_sound_bound_only():
 
 def test_the_bound_of_a_ratio_must_be_said():
     with pytest.raises(TypeError, match="bound"):
-        OffPolicy("prefix")  # type: ignore[call-arg]
+        ImportanceWeighting("prefix")  # type: ignore[call-arg]
 
 
 def test_a_term_is_frozen_and_equal_by_meaning():
@@ -70,13 +76,13 @@ def test_a_term_is_frozen_and_equal_by_meaning():
 SPOKEN = {
     KLTerm(): "∇ KL(π‖ref), sequence level = E_π[ Σ_t (l_t + Σ_{s>t} l_s) ∇log π(y_t) ]; "
     "summed over the sequence; on-policy",
-    KLTerm(level="token", sampler=TOKEN, reduction="token"): "∇ KL(π‖ref), token level = "
+    KLTerm(level="token", weighting=TOKEN, reduction="token"): "∇ KL(π‖ref), token level = "
     "E_μ[ Σ_t (r_t l_t) ∇log π(y_t) ]; averaged over the batch's tokens; off-policy by the token ratio; "
     "ratio unbounded",
-    KLTerm(estimator="exact", discount=0.9, sampler=PREFIX): "∇ KL(π‖ref), sequence level = "
+    KLTerm(estimator="exact", discount=0.9, weighting=PREFIX): "∇ KL(π‖ref), sequence level = "
     "E_μ[ Σ_t w_{t-1} ∇KL_t + Σ_{s>t} 0.9^(s-t) w_{s-1} KL_s ∇log π(y_t) ]; summed over the sequence; "
     "off-policy by the prefix ratio; ratio unbounded",
-    KLTerm(divergence="forward", estimator="k3", sampler=SEQUENCE): "∇ KL(ref‖π), sequence level = "
+    KLTerm(divergence="forward", estimator="k3", weighting=SEQUENCE): "∇ KL(ref‖π), sequence level = "
     "E_μ[ Σ_t w_T (1 - exp(-Σ_s l_s)) ∇log π(y_t) ]; summed over the sequence; off-policy by the sequence ratio; "
     "ratio unbounded",
 }
@@ -97,7 +103,7 @@ def test_the_reductions_divide_by_sequences_or_by_tokens():
 def test_a_loss_that_was_logged_still_has_its_gradient():
     """It is computed when it is first asked for, which may be where no gradient is wanted."""
     logp = torch.full((2, 3), -1.0, requires_grad=True)
-    given = {"token_kl": logp.square(), "group": torch.tensor([0, 0])}
+    given = {"token_reverse_kl": logp.square(), "group": torch.tensor([0, 0])}
     rollout = Rollout(logp, torch.full((2, 3), -2.0), torch.ones(2, 3), **given)
     for term in (KLTerm(), KLTerm(estimator="exact")):
         unseen, logged = term(rollout), term(rollout)

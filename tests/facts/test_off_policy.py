@@ -5,7 +5,17 @@ import torch
 from oracle import SEQUENCES, mean_gradient, mean_gradient_over_groups, whole_space
 from tolerances import EXACT
 
-from klgrad import Clip, KLTerm, Mask, OffPolicy, Rollout, Truncate, consistency_loss, squared_sequence, zoo as cells
+from klgrad import (
+    Clip,
+    ImportanceWeighting,
+    KLTerm,
+    Mask,
+    Rollout,
+    Truncate,
+    consistency_loss,
+    squared_sequence,
+    zoo as cells,
+)
 from klgrad.core.credit import to_go
 from klgrad.core.importance import effective_sample_size, prefix_ratio, sequence_ratio, token_ratio
 from klgrad.enumeration import autoregressive, target_gradients
@@ -45,11 +55,11 @@ def test_fact_17_per_decision_and_whole_sequence_weights(problem):
 
 
 OFF_POLICY = [
-    KLTerm(sampler=OffPolicy("prefix", bound=None)),
-    KLTerm(sampler=OffPolicy("sequence", bound=None), baseline="leave_one_out"),
-    KLTerm(sampler=OffPolicy("prefix", bound=None), estimator="k1_k3", baseline="leave_one_out"),
-    KLTerm(sampler=OffPolicy("prefix", bound=None), estimator="exact", baseline="leave_one_out"),
-    KLTerm(sampler=OffPolicy("sequence", bound=None), estimator="exact"),
+    KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),
+    KLTerm(weighting=ImportanceWeighting("sequence", bound=None), baseline="leave_one_out"),
+    KLTerm(weighting=ImportanceWeighting("prefix", bound=None), estimator="k1_k3", baseline="leave_one_out"),
+    KLTerm(weighting=ImportanceWeighting("prefix", bound=None), estimator="exact", baseline="leave_one_out"),
+    KLTerm(weighting=ImportanceWeighting("sequence", bound=None), estimator="exact"),
 ]
 
 
@@ -63,7 +73,7 @@ def test_fact_17_terms_over_every_group_of_stale_samples(term):
 def test_fact_18_bounds_add_bias_and_report_what_they_cost(bound):
     problem = SEQUENCES["varying"]
     rollout, target = whole_space(problem), target_gradients(problem)["reverse_kl_sequence"]
-    result = KLTerm(sampler=OffPolicy("prefix", bound=bound))(rollout)
+    result = KLTerm(weighting=ImportanceWeighting("prefix", bound=bound))(rollout)
     assert (mean_gradient(problem, result.coefficient) - target).norm() > 0.01 * target.norm()
     raw = prefix_ratio(rollout)[rollout.mask]
     EXACT.check(result.diagnostics["ratio/share_bounded"], (bound(raw) != raw).double().mean())
@@ -73,7 +83,9 @@ def test_fact_18_bounds_add_bias_and_report_what_they_cost(bound):
 
 def test_fact_18_a_wide_bound_changes_nothing():
     rollout = whole_space(SEQUENCES["varying"])
-    free, wide = (KLTerm(sampler=OffPolicy("prefix", bound=b))(rollout).coefficient for b in (None, Truncate(1e6)))
+    free, wide = (
+        KLTerm(weighting=ImportanceWeighting("prefix", bound=b))(rollout).coefficient for b in (None, Truncate(1e6))
+    )
     assert torch.equal(free, wide)
 
 
@@ -82,7 +94,10 @@ def test_fact_18_a_sequence_ratio_on_token_terms_must_be_asked_for():
     rollout = whole_space(SEQUENCES["varying"])
     assert sequence_ratio(rollout).shape == (len(rollout.logp), 1)
     for ratio in ("token", "prefix"):
-        weight = KLTerm(level="token", sampler=OffPolicy(ratio, bound=None))(rollout).coefficient / rollout.log_ratio
+        weight = (
+            KLTerm(level="token", weighting=ImportanceWeighting(ratio, bound=None))(rollout).coefficient
+            / rollout.log_ratio
+        )
         live = weight[rollout.mask.all(-1)]
         assert not torch.allclose(live[:, 0], live[:, 1])
 

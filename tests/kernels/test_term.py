@@ -9,12 +9,12 @@ import torch
 from oracle import SEQUENCES
 from tolerances import EXACT
 
-from klgrad import KLTerm, OffPolicy
+from klgrad import ImportanceWeighting, KLTerm
 from klgrad.enumeration import autoregressive, every_group, target_gradients
 from klgrad.kernels import Head, token_statistics
 
 SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
-PREFIX = OffPolicy("prefix", bound=None)
+PREFIX = ImportanceWeighting("prefix", bound=None)
 
 
 def loss_gradients(problem, term, rows, probability, group=None):
@@ -67,14 +67,14 @@ def test_fact_13_a_discounted_term_by_its_definition(discount):
 
 
 OFF_POLICY = {
-    "fact 16: token": (KLTerm(level="token", estimator="exact", sampler=PREFIX), "reverse_kl_token"),
+    "fact 16: token": (KLTerm(level="token", estimator="exact", weighting=PREFIX), "reverse_kl_token"),
     "fact 16: on the sampler's prefixes": (
         KLTerm(level="token", estimator="exact"),
         "reverse_kl_token_sampler",
     ),
-    "fact 17: sequence": (KLTerm(estimator="exact", sampler=PREFIX), "reverse_kl_sequence"),
+    "fact 17: sequence": (KLTerm(estimator="exact", weighting=PREFIX), "reverse_kl_sequence"),
     "fact 17: whole ratio": (
-        KLTerm(estimator="exact", sampler=OffPolicy("sequence", bound=None)),
+        KLTerm(estimator="exact", weighting=ImportanceWeighting("sequence", bound=None)),
         "reverse_kl_sequence",
     ),
 }
@@ -91,6 +91,6 @@ def test_terms_off_policy(problem, fact):
 def test_leave_one_out_over_every_group(sampler):
     problem = SMALL.on_policy() if sampler is None else SMALL
     members, probability = every_group(problem, 2)
-    term = KLTerm(estimator="exact", baseline="leave_one_out", sampler=sampler)
+    term = KLTerm(estimator="exact", baseline="leave_one_out", weighting=sampler)
     found = loss_gradients(problem, term, members, probability, group=torch.zeros(2, dtype=torch.long))
     EXACT.check_vector(found, target_gradients(problem)["reverse_kl_sequence"])

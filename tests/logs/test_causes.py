@@ -150,7 +150,10 @@ def test_stale_data_are_to_be_weighted(tmp_path):
     data = sampled("stale", 1.0)
     del data["group"]
     found = examine(write(tmp_path / "log.npz", data), "k2-loss")
-    assert "weight the KL term, KLTerm(sampler=OffPolicy('prefix', bound=Truncate(high=2.0)))" in found.advice[1]
+    assert (
+        "weight the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(high=2.0)))"
+        in found.advice[1]
+    )
     assert "The tokens are not π's own" in found.notes[0]
     on_policy = examine(write(tmp_path / "log.npz", sampled()), "k2-loss")
     assert not any("not π's own" in note for note in on_policy.notes)

@@ -31,7 +31,7 @@ def test_two_hundred_thousand_tokens(tmp_path):
         "tokens beyond a clamp of k3 at 10",
         "effective sample size",
         "What k3-loss puts on the tokens, against the sound terms",
-        "KLTerm(level='token', sampler=OffPolicy('token', bound=None))",
+        "KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))",
         "It descends forward-kl-token on-policy",
         "Likely cause: temperature. The sampler's temperature is about 0.80 times the trainer's",
         "What to change",

@@ -9,7 +9,7 @@ from logs.synthetic import WRITERS, lists, mask_of, sampled, write
 from strategies import rollouts
 from tolerances import EXACT, SINGLE
 
-from klgrad import KLTerm, OffPolicy, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
+from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
 from klgrad.core.standard_errors import Kept
 from klgrad.logs import LogError, chunk as chunks, examine, jsonl
 from klgrad.logs.coefficients import cell_of, coefficients
@@ -124,8 +124,8 @@ def test_coefficients_are_compared_as_on_one_batch(cell, tmp_path, monkeypatch):
     rollout = Rollout(**{**data, "logp": data["logp"].clone().requires_grad_()})
     live = rollout.mask
     c = coefficients(cell_of(cell), rollout)[live]
-    token = KLTerm(level="token", sampler=OffPolicy("token", bound=None))
-    sequence = KLTerm(sampler=OffPolicy("prefix", bound=Truncate(2.0)))
+    token = KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None))
+    sequence = KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(2.0)))
     for level, term in (("token", token), ("sequence", sequence)):
         s = term(rollout).coefficient[live]
         against = found.comparisons[level]

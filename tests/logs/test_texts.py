@@ -36,14 +36,16 @@ def test_where_the_sampler_is_the_trainer_no_weight_is_proposed(noise, tmp_path)
 @pytest.mark.parametrize("fault", ["stale", "temperature"])
 def test_where_it_is_not_the_weight_is_proposed(fault, tmp_path):
     found = report(tmp_path, sampled(fault, 0.7, rows=64, tokens=20))
-    assert found.comparisons["token"].term == "KLTerm(level='token', sampler=OffPolicy('token', bound=None))"
+    assert (
+        found.comparisons["token"].term == "KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))"
+    )
 
 
 def test_the_same_ratio_everywhere_is_another_sampler(tmp_path):
     """All completions have the same weight, so that the effective sample size is whole; but it is not 1."""
     data = sampled(rows=64, tokens=20)
     data["behavior_logp"] = data["logp"] - 0.1
-    assert "OffPolicy" in report(tmp_path, data).comparisons["token"].term
+    assert "ImportanceWeighting" in report(tmp_path, data).comparisons["token"].term
 
 
 def test_a_loss_of_single_tokens_is_explained_against_whole_completions(tmp_path):

@@ -23,7 +23,7 @@ def sample(problem, n, seed, *, from_behavior=False):
         problem.ref_logp[rows],
         problem.space.mask[rows],
         behavior_logp=table.behavior_logp[rows],
-        token_kl=problem.at_tokens(problem.prefix_kl())[rows],
+        token_reverse_kl=problem.at_tokens(problem.prefix_kl())[rows],
         token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from klgrad import Clip, KLTerm, Mask, OffPolicy, Truncate
+from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig
 from klgrad.trl.meaning_notes import MeaningWarning, notes
@@ -17,8 +17,8 @@ def config(**settings):
 
 def test_the_fields_are_a_term():
     made = config(kl_estimator="exact", kl_discount=0.9, kl_baseline="leave_one_out", kl_ratio="prefix")
-    sampler = OffPolicy("prefix", Truncate(2.0))
-    assert made.objective.term == KLTerm(estimator="exact", discount=0.9, baseline="leave_one_out", sampler=sampler)
+    sampler = ImportanceWeighting("prefix", Truncate(2.0))
+    assert made.objective.term == KLTerm(estimator="exact", discount=0.9, baseline="leave_one_out", weighting=sampler)
     assert made.objective.exact
     assert "objective" not in made.to_dict()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tolerances import EXACT
 
-from klgrad import KLTerm, OffPolicy, Rollout
+from klgrad import ImportanceWeighting, KLTerm, Rollout
 from klgrad.kernels import TokenStatistics, TopEntries
 from klgrad.trl.objective import Objective
 from klgrad.trl.top_k import with_top_k_kl
@@ -45,7 +45,7 @@ def expected(term, tail="sampled"):
         found.ref_logp,
         mask,
         behavior_logp=behavior,
-        token_kl=found.reverse_kl,
+        token_reverse_kl=found.reverse_kl,
         token_forward_kl=found.forward_kl,
     )
     chance = behavior.sum(-1).exp()
@@ -69,7 +69,7 @@ def kl_where_the_sampler_goes(divergence):
 
 @pytest.mark.parametrize("ratio", ["prefix", "sequence"])
 def test_the_sequence_kl(ratio):
-    EXACT.check_vector(expected(KLTerm(estimator="exact", sampler=OffPolicy(ratio, None))), sequence_kl())
+    EXACT.check_vector(expected(KLTerm(estimator="exact", weighting=ImportanceWeighting(ratio, None))), sequence_kl())
 
 
 @pytest.mark.parametrize("divergence", ["reverse", "forward"])

@@ -35,7 +35,7 @@ def test_a_run_is_what_its_comments_say(name):
     settings = parse("train", ["--config", str(EXAMPLES / f"{name}.yaml"), *HERE])
     training, (launcher, processes) = settings.training, PAIRS[name]
     term = training.objective.term
-    assert (term.divergence, term.level, term.baseline, term.sampler.ratio) == (
+    assert (term.divergence, term.level, term.baseline, term.weighting.ratio) == (
         "reverse", "sequence", "leave_one_out", "prefix",
     )  # fmt: skip
     completions = processes * training.per_device_train_batch_size * training.gradient_accumulation_steps

@@ -156,8 +156,8 @@ def code(meaning: Meaning, off_policy: bool) -> str:
     names, behavior = "KLTerm, Rollout", ""
     if off_policy:
         ratio = "sequence" if meaning == ("forward", "sequence") else "prefix"
-        choices.append(f'sampler=OffPolicy("{ratio}", bound=Truncate(2.0))')
-        names, behavior = "KLTerm, OffPolicy, Rollout, Truncate", ", behavior_logp=behavior_logp"
+        choices.append(f'weighting=ImportanceWeighting("{ratio}", bound=Truncate(2.0))')
+        names, behavior = "KLTerm, ImportanceWeighting, Rollout, Truncate", ", behavior_logp=behavior_logp"
     return CODE.format(names=names, choices=", ".join(choices), behavior=behavior)
 
 

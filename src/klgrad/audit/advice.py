@@ -21,7 +21,7 @@ INSTEAD = {
 }
 
 
-STALE = "for stale data say KLTerm(sampler=OffPolicy(...))"
+STALE = "for stale data say KLTerm(weighting=ImportanceWeighting(...))"
 
 
 def advise(result: AuditResult, subject: Subject) -> str:

@@ -30,7 +30,7 @@ def audit(
 
     Args:
         loss: a function that names in its signature what it wants of `logp`, `ref_logp`, `old_logp`,
-            `behavior_logp`, `mask`, `advantages`, `group`, `token_kl`, `token_forward_kl` and returns a
+            `behavior_logp`, `mask`, `advantages`, `group`, `token_reverse_kl`, `token_forward_kl` and returns a
             scalar or a (B, T) tensor; or a `KLTerm`, or a `Cell`.
         name: shown in the report; the function's own if not given.
         advantages: `zero` leaves the KL term alone in the loss. `random` gives every completion one, and

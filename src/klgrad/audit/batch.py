@@ -25,13 +25,13 @@ class Batch:
     mask: Tensor
     advantages: Tensor
     group: Tensor
-    token_kl: Tensor
+    token_reverse_kl: Tensor
     token_forward_kl: Tensor
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
         """What a loss may put a gradient on."""
-        return self.logp, self.token_kl, self.token_forward_kl
+        return self.logp, self.token_reverse_kl, self.token_forward_kl
 
     @property
     def group_size(self) -> int:
@@ -40,7 +40,7 @@ class Batch:
 
     def fresh(self) -> "Batch":
         """The same numbers on new leaves."""
-        names = ("logp", "token_kl", "token_forward_kl")
+        names = ("logp", "token_reverse_kl", "token_forward_kl")
         return replace(self, **{name: getattr(self, name).detach().clone().requires_grad_() for name in names})
 
     def copy(self) -> "Batch":
@@ -58,7 +58,7 @@ class Batch:
     def at_reference(self) -> "Batch":
         """The same batch with the reference moved onto the policy: what is left has no KL in it."""
         none = torch.zeros_like(self.logp)
-        return replace(self, ref_logp=self.logp.detach(), token_kl=none, token_forward_kl=none)
+        return replace(self, ref_logp=self.logp.detach(), token_reverse_kl=none, token_forward_kl=none)
 
     def rollout(self) -> Rollout:
         """The batch as this package's own terms take it."""
@@ -68,7 +68,7 @@ class Batch:
             self.mask,
             behavior_logp=self.behavior_logp,
             group=self.group,
-            token_kl=self.token_kl,
+            token_reverse_kl=self.token_reverse_kl,
             token_forward_kl=self.token_forward_kl,
         )
 
@@ -87,6 +87,6 @@ def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
         mask=mask[rows],
         advantages=advantage[rows, None].expand(-1, mask.shape[1]).clone(),
         group=torch.arange(len(members)).repeat_interleave(members.shape[1]),
-        token_kl=problem.at_tokens(problem.prefix_kl())[rows],
+        token_reverse_kl=problem.at_tokens(problem.prefix_kl())[rows],
         token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
     ).fresh()

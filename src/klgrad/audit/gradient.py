@@ -31,7 +31,7 @@ class Gradient:
 
 
 Parts = tuple[Tensor, Tensor, Tensor]
-"""∂loss/∂ of `logp`, `token_kl` and `token_forward_kl`, each (B, T)."""
+"""∂loss/∂ of `logp`, `token_reverse_kl` and `token_forward_kl`, each (B, T)."""
 
 
 def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:

@@ -8,12 +8,17 @@ from typing import Any
 from ..core.importance import Truncate
 from ..core.meaning import CHOICES
 from ..core.regularizers import squared_sequence
-from ..core.term import KLTerm, OffPolicy
+from ..core.term import ImportanceWeighting, KLTerm
 from ..errors import MeaningError
 from ..zoo import CELLS
 from .subject import Subject, as_subject, of_rollout
 
-SAMPLERS = (None, OffPolicy("token", bound=None), OffPolicy("prefix", bound=None), OffPolicy("sequence", bound=None))
+WEIGHTINGS = (
+    None,
+    ImportanceWeighting("token", bound=None),
+    ImportanceWeighting("prefix", bound=None),
+    ImportanceWeighting("sequence", bound=None),
+)
 
 COMPROMISES = (
     KLTerm(discount=0.0),
@@ -23,15 +28,15 @@ COMPROMISES = (
     KLTerm(level="token", influence_bound=1.0),
     KLTerm(reduction="token"),
     KLTerm(level="token", reduction="token"),
-    KLTerm(level="token", sampler=OffPolicy("token", bound=Truncate(1.2))),
-    KLTerm(sampler=OffPolicy("prefix", bound=Truncate(1.2))),
+    KLTerm(level="token", weighting=ImportanceWeighting("token", bound=Truncate(1.2))),
+    KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(1.2))),
 )
 """Terms with a dial that trades bias for variance; the dials are continuous, so these stand for them."""
 
 
 def every_term() -> Iterator[KLTerm]:
     """Every sound combination of the discrete choices, then the compromises."""
-    axes = {name: choices for name, choices in CHOICES.items() if name != "reduction"} | {"sampler": SAMPLERS}
+    axes = {name: choices for name, choices in CHOICES.items() if name != "reduction"} | {"weighting": WEIGHTINGS}
     for values in product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, values, strict=True))
         try:

@@ -106,7 +106,7 @@ def probe_batch(log_ratio: float, dtype: torch.dtype) -> Batch:
         mask=torch.ones_like(logp, dtype=torch.bool),
         advantages=torch.zeros_like(logp),
         group=torch.zeros(len(logp), dtype=torch.long),
-        token_kl=kl,
+        token_reverse_kl=kl,
         token_forward_kl=kl,
     )
     cast = {f.name: _cast(getattr(batch, f.name), dtype) for f in fields(batch)}

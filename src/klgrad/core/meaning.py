@@ -69,7 +69,7 @@ def check(term: KLTerm) -> None:
             "no token ratio for an exact token term: summed over the vocabulary it needs none, and on stale "
             "samples it is the target on the sampler's prefixes as it stands",
             "ratio='token'",
-            "write sampler=None, or OffPolicy('prefix', ...) for π's own prefixes",
+            "write weighting=None, or ImportanceWeighting('prefix', ...) for π's own prefixes",
         )
     _refuse(
         term.estimator == "exact" and term.influence_bound is not None,
@@ -84,20 +84,20 @@ def _check_choices(term: KLTerm) -> None:
         value = getattr(term, field)
         _refuse(value not in allowed, f"{field} in {allowed}", repr(value), f"write {field}={allowed[0]!r}, say")
     _refuse(
-        term.sampler is not None and not hasattr(term.sampler, "ratio"),
-        "sampler=None (on-policy) or OffPolicy(...)",
-        repr(term.sampler),
-        "write sampler=OffPolicy('prefix', bound=None)",
+        term.weighting is not None and not hasattr(term.weighting, "ratio"),
+        "weighting=None (on-policy) or ImportanceWeighting(...)",
+        repr(term.weighting),
+        "write weighting=ImportanceWeighting('prefix', bound=None)",
     )
 
 
-def check_sampler(ratio: object, bound: object) -> None:
+def check_weighting(ratio: object, bound: object) -> None:
     """Raise for a ratio or a bound that does not exist."""
     _refuse(
         ratio not in get_args(Ratio),
         f"ratio in {get_args(Ratio)}",
         repr(ratio),
-        "write OffPolicy('prefix', bound=None)",
+        "write ImportanceWeighting('prefix', bound=None)",
     )
     _refuse(
         bound is not None and not isinstance(bound, Bound),
@@ -145,7 +145,7 @@ def _check_reverse(term: KLTerm) -> None:
         term.level == "sequence" and _ratio(term) == "token",
         "a ratio that covers the prefix, for the reverse KL at level='sequence'",
         "ratio='token', which leaves the sampler's prefixes in the expectation",
-        "write OffPolicy('prefix', ...), or level='token' for the target on the sampler's prefixes",
+        "write ImportanceWeighting('prefix', ...), or level='token' for the target on the sampler's prefixes",
     )
 
 
@@ -161,7 +161,7 @@ def _check_forward(term: KLTerm) -> None:
             _ratio(term) == "token",
             "a ratio that covers the prefix, for the forward KL",
             "ratio='token'",
-            "write OffPolicy('prefix', ...)",
+            "write ImportanceWeighting('prefix', ...)",
         )
         return
     _refuse(
@@ -181,7 +181,7 @@ def _check_forward(term: KLTerm) -> None:
         _ratio(term) in ("token", "prefix"),
         "the sequence ratio for the forward KL at level='sequence'",
         f"ratio={_ratio(term)!r}",
-        "write OffPolicy('sequence', ...)",
+        "write ImportanceWeighting('sequence', ...)",
     )
 
 
@@ -191,7 +191,7 @@ def _refuse(wrong: bool, expected: str, received: str, remedy: str) -> None:
 
 
 def _ratio(term: KLTerm) -> Ratio | None:
-    return None if term.sampler is None else term.sampler.ratio
+    return None if term.weighting is None else term.weighting.ratio
 
 
 def descends(term: KLTerm) -> Descends:
@@ -200,7 +200,7 @@ def descends(term: KLTerm) -> Descends:
         return Descends("unknown", "unknown")
     level = "token" if term.discount == 0 else term.level
     target: Verdict = f"{term.divergence}-kl-{level}"  # type: ignore[assignment]
-    off: Verdict = "unknown" if term.sampler is None or term.sampler.bound is not None else target
+    off: Verdict = "unknown" if term.weighting is None or term.weighting.bound is not None else target
     on_sampled_prefixes = term.divergence == "reverse" and level == "token" and _ratio(term) in (None, "token")
     if on_sampled_prefixes and (term.estimator == "exact" or off != "unknown"):
         off = "reverse-kl-token-sampler"
@@ -212,10 +212,10 @@ def name(term: KLTerm) -> str:
     parts = [term.divergence, term.level, term.estimator.replace("_", "-")]
     parts += ["loo"] if term.baseline == "leave_one_out" else []
     parts += [f"discount{term.discount:g}"] if term.discount != 1.0 else []
-    if term.sampler is not None:
-        parts.append(f"{term.sampler.ratio}-ratio")
-        if term.sampler.bound is not None:
-            bound = term.sampler.bound
+    if term.weighting is not None:
+        parts.append(f"{term.weighting.ratio}-ratio")
+        if term.weighting.bound is not None:
+            bound = term.weighting.bound
             edges = "-".join(f"{getattr(bound, f.name):g}" for f in fields(bound))
             parts.append(f"{type(bound).__name__.lower()}{edges}")
     parts += [f"huber{term.influence_bound:g}"] if term.influence_bound is not None else []
@@ -256,8 +256,8 @@ def formula(term: KLTerm) -> Formula:
         _ratio(term), ("w_T ", "w_T ")
     )
     notes = []
-    if term.sampler is not None:
-        notes.append(f"ratio bounded by {term.sampler.bound}" if term.sampler.bound else "ratio unbounded")
+    if term.weighting is not None:
+        notes.append(f"ratio bounded by {term.weighting.bound}" if term.weighting.bound else "ratio unbounded")
     if term.baseline != "none":
         notes.append("leave-one-out baseline")
     if term.influence_bound is not None:
@@ -265,10 +265,10 @@ def formula(term: KLTerm) -> Formula:
     return Formula(
         divergence="KL(π‖ref)" if term.divergence == "reverse" else "KL(ref‖π)",
         where=f", {term.level} level",
-        sampler="π" if term.sampler is None else "μ",
+        sampler="π" if term.weighting is None else "μ",
         body=_body(term, weight, before),
         unit=_unit(term),
-        sampling="on-policy" if term.sampler is None else f"off-policy by the {_ratio(term)} ratio",
+        sampling="on-policy" if term.weighting is None else f"off-policy by the {_ratio(term)} ratio",
         notes=tuple(notes),
     )
 

@@ -16,7 +16,7 @@ ROUNDING_STEPS = 64
 """How many units in the last place a log-prob may stand above 0 before it is an error: log-probs are
 made as logit minus log-sum-exp, and logits of size up to 64 round at 64 x eps of their dtype."""
 
-KLS = ("token_kl", "token_forward_kl")
+KLS = ("token_reverse_kl", "token_forward_kl")
 """The fields that are no log-probs."""
 
 OPTIONAL = ("behavior_logp", *KLS)
@@ -51,7 +51,7 @@ class Rollout:
 
     Positions where `mask` is 0 are overwritten with 0 by `torch.where`, so that whatever stands there
     (-inf, NaN, padding) reaches neither a value nor a gradient. Half precision is lifted to float32.
-    Everything but `logp`, `token_kl` and `token_forward_kl` is detached.
+    Everything but `logp`, `token_reverse_kl` and `token_forward_kl` is detached.
 
     Args:
         logp: log π(y_t | y_<t) of the policy being trained; carries the gradient.
@@ -61,7 +61,7 @@ class Rollout:
         group: (B,) labels; completions of one prompt share one. An integer tensor, or a list, tuple or NumPy array of
             integers or of strings (verl's `uid`), which becomes an integer tensor; strings are numbered in the order
             of their first appearance. Keep it on the CPU to avoid a device synchronisation.
-        token_kl: KL(π(·|y_<t) ‖ ref(·|y_<t)) over the full vocabulary, differentiable towards π.
+        token_reverse_kl: KL(π(·|y_<t) ‖ ref(·|y_<t)) over the full vocabulary, differentiable towards π.
         token_forward_kl: KL(ref(·|y_<t) ‖ π(·|y_<t)) likewise.
     """
 
@@ -70,7 +70,7 @@ class Rollout:
     mask: Tensor
     behavior_logp: Tensor | None = None
     group: Tensor | None = None
-    token_kl: Tensor | None = None
+    token_reverse_kl: Tensor | None = None
     token_forward_kl: Tensor | None = None
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from .rollout import Rollout
 
 
 @dataclass(frozen=True)
-class OffPolicy:
+class ImportanceWeighting:
     r"""Tokens sampled by another policy than π, weighted back by an importance ratio.
 
     Args:
@@ -39,7 +39,7 @@ class OffPolicy:
     bound: Bound | None
 
     def __post_init__(self) -> None:
-        meaning.check_sampler(self.ratio, self.bound)
+        meaning.check_weighting(self.ratio, self.bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +56,18 @@ class KLTerm:
         With a discount strictly between 0 and 1, a bound that bites, or reduction="token" over varying
         lengths it is a compromise near these, and `descends` says `unknown`.
     Requires:
-        y ~ π, or `sampler=OffPolicy(...)` and `Rollout.behavior_logp`.
+        y ~ π, or `weighting=ImportanceWeighting(...)` and `Rollout.behavior_logp`.
 
     Args:
         divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
         level: `sequence` is the gradient of the divergence between distributions over completions;
             `token` holds the visited prefixes fixed: a partial derivative of it.
         estimator: for reverse `k1`; `k1_k3` (sequence level: the present token by k1, the future by k3);
-            `exact` (full vocabulary, needs `Rollout.token_kl`). For forward `k3`; `exact` at token level.
+            `exact` (full vocabulary, needs `Rollout.token_reverse_kl`). For forward `k3`; `exact` at token level.
         discount: g in [0, 1] on the future, at sequence level: 0 is the token level, 1 the sequence level.
         baseline: `leave_one_out` needs `Rollout.group`. It leaves the expected gradient as it is, unless a
             ratio is bounded or reduction="token", whose own bias it then changes.
-        sampler: None for on-policy, or `OffPolicy`.
+        weighting: None for on-policy, or `ImportanceWeighting`.
         influence_bound: c > 0 clips each token's own part (its log-ratio, its k3 as somebody's future) to
             [-c, c] before credit and weights: the slope of a Huber loss, without a dead zone.
         reduction: `sequence` sums over the completion, `token` averages over all live tokens.
@@ -78,7 +78,7 @@ class KLTerm:
     estimator: TermEstimator = "k1"
     discount: float = 1.0
     baseline: Baseline = "none"
-    sampler: OffPolicy | None = None
+    weighting: ImportanceWeighting | None = None
     influence_bound: float | None = None
     reduction: Reduction = "sequence"
 
@@ -101,7 +101,7 @@ class KLTerm:
     def __call__(self, rollout: Rollout) -> KLResult:
         """Evaluate the term on one batch."""
         _check_inputs(self, rollout)
-        weight, before, ratios = _weights(self.sampler, rollout)
+        weight, before, ratios = _weights(self.weighting, rollout)
         present, later, value = self._parts(rollout, weight, before)
         coefficient = torch.zeros_like(rollout.log_ratio) if present is None else present
         if self.level == "sequence" and later is not None:
@@ -147,26 +147,26 @@ class KLTerm:
 
 
 def _full_kl(divergence: Divergence, rollout: Rollout) -> Tensor:
-    full = rollout.token_kl if divergence == "reverse" else rollout.token_forward_kl
+    full = rollout.token_reverse_kl if divergence == "reverse" else rollout.token_forward_kl
     assert full is not None  # _check_inputs has refused it
     return full
 
 
 def _check_inputs(term: KLTerm, rollout: Rollout) -> None:
-    if term.sampler is not None and rollout.behavior_logp is None:
+    if term.weighting is not None and rollout.behavior_logp is None:
         raise RolloutError(
             "`behavior_logp` for an off-policy term",
             "none",
-            "pass the log-probs of what sampled the tokens, or sampler=None if that was π itself",
+            "pass the log-probs of what sampled the tokens, or weighting=None if that was π itself",
         )
-    field = "token_kl" if term.divergence == "reverse" else "token_forward_kl"
+    field = "token_reverse_kl" if term.divergence == "reverse" else "token_forward_kl"
     if term.estimator == "exact" and getattr(rollout, field) is None:
         raise RolloutError(
             f"`{field}` for estimator='exact'", "none", f"pass Rollout({field}=...), or choose a sampled estimator"
         )
 
 
-def _weights(sampler: OffPolicy | None, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor | None]:
+def _weights(sampler: ImportanceWeighting | None, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor | None]:
     """Weight of token t's own term, weight of its prefix alone, and the raw ratios for the diagnostics."""
     one = torch.ones_like(rollout.log_ratio)
     if sampler is None:
@@ -195,13 +195,13 @@ def _diagnostics(term: KLTerm, rollout: Rollout, ratios: Tensor | None) -> dict[
     if term.influence_bound is not None:
         parts = [term._slope(rollout)] + ([k3.value(rollout.log_ratio)] if term.estimator == "k1_k3" else [])
         found["influence/share_bounded"] = share(torch.stack(parts).abs().amax(0) > term.influence_bound)
-    if ratios is None or term.sampler is None:
+    if ratios is None or term.weighting is None:
         return found
     # One weight per sample of what is weighted: a live token, or a completion (for a (B, 1) ratio).
     raw = ratios[live] if ratios.shape == live.shape else ratios[live.any(-1), 0]
     if not len(raw):
         return found
-    used = raw if term.sampler.bound is None else term.sampler.bound(raw)
+    used = raw if term.weighting.bound is None else term.weighting.bound(raw)
     found["ratio/share_bounded"] = (used != raw).to(raw.dtype).mean()
     found["ratio/effective_sample_size"] = effective_sample_size(used)
     found["ratio/max"] = raw.amax()

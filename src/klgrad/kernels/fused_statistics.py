@@ -43,7 +43,7 @@ class TokenStatistics(NamedTuple):
             mask,
             behavior_logp=behavior_logp,
             group=group,
-            token_kl=self.reverse_kl,
+            token_reverse_kl=self.reverse_kl,
             token_forward_kl=self.forward_kl,
         )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import zoo as cells
 from ..core.importance import Truncate
 from ..core.rollout import Rollout
-from ..core.term import KLTerm, OffPolicy
+from ..core.term import ImportanceWeighting, KLTerm
 from ..errors import RolloutError
 from ..zoo import Cell
 from .log_errors import LogError
@@ -25,8 +25,8 @@ def sound_terms(off_policy: bool) -> dict[str, KLTerm]:
     if not off_policy:
         return {"token": KLTerm(level="token"), "sequence": KLTerm()}
     return {
-        "token": KLTerm(level="token", sampler=OffPolicy("token", bound=None)),
-        "sequence": KLTerm(sampler=OffPolicy("prefix", bound=PREFIX_BOUND)),
+        "token": KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None)),
+        "sequence": KLTerm(weighting=ImportanceWeighting("prefix", bound=PREFIX_BOUND)),
     }
 
 
@@ -134,5 +134,9 @@ class CoefficientSums:
 def written(term: KLTerm) -> str:
     """The term as one writes it, defaults left out."""
     level = "level='token'" if term.level == "token" else ""
-    sampler = f"sampler=OffPolicy({term.sampler.ratio!r}, bound={term.sampler.bound})" if term.sampler else ""
+    sampler = (
+        f"weighting=ImportanceWeighting({term.weighting.ratio!r}, bound={term.weighting.bound})"
+        if term.weighting
+        else ""
+    )
     return f"KLTerm({', '.join(filter(None, [level, sampler]))})"

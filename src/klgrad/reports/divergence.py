@@ -77,8 +77,8 @@ class KLSums:
         size = log_ratio.abs()
         values = {f"kl/reverse/{k}": k.value(log_ratio) for k in (k1, k2, k3)}
         values["kl/forward/k3"] = forward_k3.value(log_ratio)
-        if rollout.token_kl is not None:
-            values["kl/reverse/exact"] = rollout.token_kl.detach()
+        if rollout.token_reverse_kl is not None:
+            values["kl/reverse/exact"] = rollout.token_reverse_kl.detach()
         if rollout.token_forward_kl is not None:
             values["kl/forward/exact"] = rollout.token_forward_kl.detach()
         self._totals = self._totals or Totals(list(values))
@@ -141,7 +141,7 @@ def kl_report(rollout: Rollout) -> Report:
     r"""How far π is from ref on this batch.
 
     Estimates:
-        KL(π‖ref) by k1 (of either sign), k2 (biased), k3 and, where `token_kl` is given, exactly, and
+        KL(π‖ref) by k1 (of either sign), k2 (biased), k3 and, where `token_reverse_kl` is given, exactly, and
         KL(ref‖π): per completion under `.../per_sequence`, per token under `.../per_token`.
     Gradient:
         none: everything is detached.

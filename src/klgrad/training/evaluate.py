@@ -128,7 +128,7 @@ def _rollout(trainer: Any, prompts: list[list[int]], completions: list[list[int]
     local: dict[str, Any] = {"mask": batch["completion_mask"]}
     if trainer.objective.exact:
         seen = exact_statistics(trainer, trainer.model, Completions.of(batch))
-        local |= {"logp": seen.logp, "ref_logp": seen.ref_logp, "token_kl": seen.reverse_kl}
+        local |= {"logp": seen.logp, "ref_logp": seen.ref_logp, "token_reverse_kl": seen.reverse_kl}
     else:
         with reference(trainer) as ref:
             local |= {"ref_logp": trainer.score(ref, batch)}

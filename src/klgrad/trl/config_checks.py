@@ -73,7 +73,7 @@ def placement(config: Any, term: KLTerm) -> None:
     """TRL's way with advantages and rewards must leave the term its meaning."""
     if config.kl_placement == "loss":
         return
-    if term.sampler is not None:
+    if term.weighting is not None:
         raise MeaningError(
             f"no `kl_ratio` with kl_placement={config.kl_placement!r}",
             f"kl_ratio={config.kl_ratio!r}",
@@ -168,12 +168,12 @@ def staleness(config: Any) -> None:
 def is_weighed(config: Any) -> bool:
     """Whether the KL has weights for old completions, or needs none."""
     term = config.objective.term
-    return term is not None and (term.sampler is not None or needs_no_weights(term))
+    return term is not None and (term.weighting is not None or needs_no_weights(term))
 
 
 def needs_no_weights(term: KLTerm) -> bool:
     """On old completions: summed over the vocabulary, a token's KL is that at their prefixes, whoever sampled them."""
-    return term.sampler is None and term.descends.off_policy != "unknown"
+    return term.weighting is None and term.descends.off_policy != "unknown"
 
 
 def top_k(config: Any) -> None:

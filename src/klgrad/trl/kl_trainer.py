@@ -256,7 +256,7 @@ class KLTrainer(GRPOTrainer):
             "ref_logp": inputs["ref_per_token_logps"] if exact is None else exact.ref_logp,
             "mask": mask,
             "behavior_logp": self._behavior(seen.logp.detach(), inputs),
-            "token_kl": None if exact is None else exact.reverse_kl,
+            "token_reverse_kl": None if exact is None else exact.reverse_kl,
             "token_forward_kl": None if exact is None else exact.forward_kl,
         }
         tensors, own = everywhere(self.accelerator, local)
@@ -268,7 +268,7 @@ class KLTrainer(GRPOTrainer):
         """Log-probs of what really sampled, where that is told or asked for."""
         behavior = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))
         if behavior is None:  # generation and update are aligned: π itself sampled
-            weighed = self.objective.term is not None and self.objective.term.sampler is not None
+            weighed = self.objective.term is not None and self.objective.term.weighting is not None
             return logp if weighed else None
         return torch.where(behavior.isnan(), logp, behavior)
 
@@ -335,8 +335,8 @@ MULTIMODAL = (
 
 def token_values(rollout: Rollout) -> Tensor:
     """(B, T) what the KL adds to the loss in value, detached: exact, or k3, on what sampled the tokens."""
-    if rollout.token_kl is not None:
-        return rollout.token_kl.detach()
+    if rollout.token_reverse_kl is not None:
+        return rollout.token_reverse_kl.detach()
     value = k3.value(rollout.log_ratio)
     return value if rollout.behavior_logp is None else value * token_ratio(rollout)
 

@@ -51,12 +51,12 @@ def unbiased_kl(trainer: Any, rollout: Rollout) -> Tensor | float:
     if trainer.args.kl_target is None:
         return 0.0
     objective = trainer.objective
-    sampler = objective.term.sampler if objective.term is not None else None
+    sampler = objective.term.weighting if objective.term is not None else None
     if sampler is not None and sampler.ratio == "token":  # on the sampler's prefixes, as the term itself
         ratio = token_ratio(rollout)
         return ((ratio if sampler.bound is None else sampler.bound(ratio)) * k3.value(rollout.log_ratio)).sum()
-    whole = objective.top_k is None and rollout.token_kl is not None
-    term = KLTerm(estimator="exact" if whole else "k1_k3", sampler=sampler)
+    whole = objective.top_k is None and rollout.token_reverse_kl is not None
+    term = KLTerm(estimator="exact" if whole else "k1_k3", weighting=sampler)
     return term(rollout).value.mean * len(rollout.mask)
 
 

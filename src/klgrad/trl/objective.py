@@ -6,7 +6,7 @@ from typing import Any
 from .. import zoo as cells
 from ..core.importance import Bound, Clip, Mask, Truncate
 from ..core.meaning import Formula, formula
-from ..core.term import KLTerm, OffPolicy
+from ..core.term import ImportanceWeighting, KLTerm
 from ..errors import MeaningError
 from ..zoo import Cell
 from . import config_checks as checks
@@ -60,7 +60,9 @@ def objective_of(config: Any) -> Objective:
         estimator=config.kl_estimator,
         discount=config.kl_discount,
         baseline=config.kl_baseline,
-        sampler=None if config.kl_ratio == "none" else OffPolicy(config.kl_ratio, bound_of(config.kl_ratio_bound)),
+        weighting=None
+        if config.kl_ratio == "none"
+        else ImportanceWeighting(config.kl_ratio, bound_of(config.kl_ratio_bound)),
         influence_bound=config.kl_influence_bound,
     )
     checks.placement(config, term)

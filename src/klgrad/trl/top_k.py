@@ -38,7 +38,7 @@ def _tail_ratio(objective: Objective, rollout: Rollout) -> Tensor | None:
 
     The entries need no ratio, so that a term without one says nothing of the tail's, which needs it all the same.
     """
-    sampler = objective.term.sampler if objective.term is not None else None
+    sampler = objective.term.weighting if objective.term is not None else None
     if rollout.behavior_logp is None or (sampler is not None and sampler.ratio == "sequence"):
         return None
     ratio = token_ratio(rollout)

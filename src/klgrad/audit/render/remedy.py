@@ -9,12 +9,15 @@ from ..audit_result import AuditResult
 from .parts import WORDS, code_block, spoken, verdict_line
 
 STALE = {
-    "reverse-kl-sequence": "KLTerm(sampler=OffPolicy('prefix', bound=None))",
-    "reverse-kl-token": "KLTerm(level='token', sampler=OffPolicy('prefix', bound=None))",
+    "reverse-kl-sequence": "KLTerm(weighting=ImportanceWeighting('prefix', bound=None))",
+    "reverse-kl-token": "KLTerm(level='token', weighting=ImportanceWeighting('prefix', bound=None))",
     "forward-kl-token": (
-        "KLTerm(divergence='forward', level='token', estimator='k3', sampler=OffPolicy('prefix', bound=None))"
+        "KLTerm(divergence='forward', level='token', estimator='k3', "
+        "weighting=ImportanceWeighting('prefix', bound=None))"
     ),
-    "forward-kl-sequence": "KLTerm(divergence='forward', estimator='k3', sampler=OffPolicy('sequence', bound=None))",
+    "forward-kl-sequence": (
+        "KLTerm(divergence='forward', estimator='k3', weighting=ImportanceWeighting('sequence', bound=None))"
+    ),
 }
 """What has the same target when the samples are another policy's."""
 
@@ -110,7 +113,7 @@ def _lines(fix: Fix) -> str:
 
 def _terms(r: AuditResult) -> str:
     lines = [("instead", term) for term in dict.fromkeys(TERM.findall(r.advice)) if "..." not in term]
-    if r.verdict_off_policy == "unknown" and r.verdict in STALE and not any("sampler" in term for _, term in lines):
+    if r.verdict_off_policy == "unknown" and r.verdict in STALE and not any("weighting" in term for _, term in lines):
         lines.append(("the same, from stale samples", STALE[r.verdict]))
     code = "".join(f"<div><dt>{why}</dt><dd><code>{escape(term, quote=False)}</code></dd></div>" for why, term in lines)
     return f'<p class="write">Write</p><dl class="code">{code}</dl>' if code else ""

@@ -159,7 +159,9 @@ def _descend(method: KLTerm | Cell, repeats: int, steps: int, seed: int) -> Tens
         at_rows = lambda x, rows=rows: torch.take_along_dim(x, rows[..., None], 1).flatten(0, 1)
         kl = (table.exp() * (table - ref_table)).sum(-1)[:, space.prefix]
         found = method(
-            Rollout(at_rows(logp), at_rows(ref_logp), space.mask[rows.flatten()], group=group, token_kl=at_rows(kl))
+            Rollout(
+                at_rows(logp), at_rows(ref_logp), space.mask[rows.flatten()], group=group, token_reverse_kl=at_rows(kl)
+            )
         )
         loss = found if isinstance(found, Tensor) else found.loss
         (gradient,) = torch.autograd.grad(repeats * loss, logits)
