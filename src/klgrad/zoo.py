@@ -18,10 +18,10 @@ from torch import Tensor
 from .core import credit
 from .core.estimators import Estimator, exp_capped, k1, k2, k3, k_lambda
 from .core.importance import Truncate, sequence_ratio, token_ratio
-from .core.meaning import Descends, Verdict
 from .core.result import reduce
 from .core.rollout import Rollout
 from .errors import UnknownNameError
+from .targets import Descends, Verdict
 
 DISCOUNT = 0.9
 """Discount of the discounted cells."""

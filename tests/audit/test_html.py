@@ -24,7 +24,7 @@ from klgrad.audit.render.parts import WORDS, kind_of
 from klgrad.audit.render.remedy import STALE, Fix
 from klgrad.audit.subject import as_subject
 from klgrad.cli import app
-from klgrad.core.meaning import Verdict
+from klgrad.targets import Verdict
 
 NAMES = ("k1-loss", "k3-loss", "k3-loss-clamped", "reverse-sequence-k1", "k1-reward")
 VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}

@@ -10,8 +10,8 @@ from klgrad import ImportanceWeighting, KLTerm, squared_sequence, zoo as cells
 from klgrad.audit import audit, catalogue
 from klgrad.audit.known_losses import every_term
 from klgrad.core.estimators import Estimator, forward_k3, k1, k2, k3, k_lambda
-from klgrad.core.meaning import Descends
 from klgrad.core.result import reduce
+from klgrad.targets import Descends
 
 TERMS = {term.name: term for term in every_term()}
 NO_VERDICT = ("nothing", "unknown")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..core.meaning import Descends, Verdict
+from ..targets import Descends, Verdict
 
 
 @dataclass(frozen=True)

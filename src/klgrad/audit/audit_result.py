@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from ..core.meaning import Verdict
+from ..targets import Verdict
 
 SAME_SCALE = 1e-5
 """Scales that differ by less are one: a loss that casts to float32 keeps about 1e-6 of them."""

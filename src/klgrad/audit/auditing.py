@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.meaning import Verdict
 from ..enumeration import Problem, every_group
+from ..targets import Verdict
 from .advice import advise
 from .audit_result import AuditResult
 from .batch import from_problem

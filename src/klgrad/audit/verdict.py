@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..core.meaning import Verdict
 from ..enumeration import TARGETS
+from ..targets import Verdict
 from .gradient import Gradient, unit_of
 from .problems import Case
 

@@ -17,8 +17,8 @@ from ..audit.curve import coefficient_curve
 from ..audit.render import terminal as tables
 from ..audit.render.page import to_html
 from ..audit.render.plain import notes, to_json, to_markdown
-from ..core.meaning import Verdict
 from ..errors import LossImportError, NotAuditableError, UnknownNameError
+from ..targets import Verdict
 from .console import beside, deliver, stderr
 from .fixes import TAGS, fixes_for
 from .printed import first_lines

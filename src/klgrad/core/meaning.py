@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ..errors import MeaningError
+from ..targets import Descends, Verdict
 from .importance import Bound, Ratio
 from .result import Reduction
 
 if TYPE_CHECKING:
     from .term import KLTerm
-
-Verdict = Literal[
-    "reverse-kl-sequence",
-    "reverse-kl-token",
-    "reverse-kl-token-sampler",
-    "forward-kl-token",
-    "forward-kl-sequence",
-    "squared-sequence",
-    "nothing",
-    "unknown",
-]
-"""The targets a term may be the gradient of, by name; `nothing` is zero, `unknown` is none of them."""
-
-
-class Descends(NamedTuple):
-    """Which target's gradient a loss is, with samples of π and with samples of another policy."""
-
-    on_policy: Verdict
-    off_policy: Verdict
-
 
 Divergence = Literal["reverse", "forward"]
 Level = Literal["token", "sequence"]

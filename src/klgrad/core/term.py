@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RolloutError
+from ..targets import Descends
 from . import credit, meaning
 from .estimators import MAX_EXPONENT, forward_k3, k3
 from .importance import (
@@ -18,7 +19,7 @@ from .importance import (
     sequence_ratio,
     token_ratio,
 )
-from .meaning import Baseline, Descends, Divergence, Level, TermEstimator
+from .meaning import Baseline, Divergence, Level, TermEstimator
 from .result import KLResult, Reduction, assemble
 from .rollout import Rollout
 
