@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import RESULTS, provenance, write
+from judge import Judge
 from packed import Job, Row, run_all
 
 LAYERS = 20
@@ -90,14 +91,10 @@ def train(job: Job, folder: Path) -> list[Row]:
     """Train one student, and give its evaluations."""
     from klgrad.training.build import build, models_of
     from klgrad.training.parse import parse
-    from klgrad.trl.model_forward import add_statistics_forward, base_of
 
     settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))
-    if not trainer.objective.exact:
-        for model in (trainer.model, trainer.ref_model):
-            add_statistics_forward(base_of(trainer.accelerator.unwrap_model(model)))
-    judge = Judge(trainer, evaluator)
+    judge = Judge(trainer, evaluator, on_reference=True)
     rows: list[Row] = []
 
     def evaluate() -> None:
@@ -109,82 +106,6 @@ def train(job: Job, folder: Path) -> list[Row]:
     trainer.after_update = [evaluate]
     trainer.train()
     return rows
-
-
-class Judge:
-    """What every arm is judged by, on held-out prompts: one completion each, by the student and by the teacher.
-
-    A student can be near its teacher on its own completions because it writes what few completions the teacher finds
-    easy. So beside KL(student‖teacher) on the student's completions there are KL(teacher‖student) on the teacher's
-    completions, the student's entropy, how many of its tokens repeat the token before, and how many answers are
-    right.
-    """
-
-    def __init__(self, trainer: Any, evaluator: Any) -> None:
-        self.trainer, self.evaluator = trainer, evaluator
-        self.rows = [row for each in evaluator.sets for row in each.rows]
-        self.ids = trainer._tokenize_prompts([row["prompt"] for row in self.rows])[0]
-        student, trainer.model_wrapped = trainer.model_wrapped, trainer.ref_model
-        try:
-            self.of_teacher = [batch for batch, _ in self._sample(seed=999)]
-        finally:
-            trainer.model_wrapped = student
-
-    def __call__(self, seed: int) -> dict[str, Any]:
-        """Numbers by name, standard errors (`_se`) over prompts, and the first completion as text."""
-        import torch
-
-        from klgrad.core.rollout import Rollout
-        from klgrad.reports.divergence import KLSums
-
-        trainer, sums, completions = self.trainer, KLSums(), []
-        entropy = repeated = tokens = covered = of_teacher = 0.0
-        training = trainer.model.training
-        trainer.model.eval()
-        with torch.no_grad():
-            for batch, made in self._sample(seed):
-                found, mask, ids = self._exact(batch), batch["completion_mask"].bool(), batch["completion_ids"]
-                sums.add(Rollout(found.logp, found.ref_logp, mask, token_reverse_kl=found.reverse_kl))
-                entropy += float((found.entropy * mask).sum())
-                repeated += float(((ids[:, 1:] == ids[:, :-1]) & mask[:, 1:]).sum())
-                tokens += float(mask.sum())
-                completions += made
-            for batch in self.of_teacher:
-                mask = batch["completion_mask"].bool()
-                covered += float((self._exact(batch).forward_kl * mask).sum())
-                of_teacher += float(mask.sum())
-        trainer.model.train(training)
-        report = sums.report().metrics()
-        numbers = {"length": report["length/mean"]}
-        for unit in ("per_token", "per_sequence"):
-            numbers[f"kl_{unit}"] = report[f"kl/reverse/exact/{unit}"]
-            numbers[f"kl_{unit}_se"] = report[f"kl/reverse/exact/{unit}/standard_error"]
-        numbers["forward_kl_per_token"] = covered / of_teacher
-        numbers["entropy_per_token"], numbers["share_repeated"] = entropy / tokens, repeated / tokens
-        right = self.evaluator._judge(trainer, self.rows, completions)
-        numbers["correct"], numbers["distinct"] = sum(right) / len(right), len(set(map(tuple, completions)))
-        text = trainer._tokenizer.decode(completions[0])
-        return {name: float(f"{value:.5g}") for name, value in numbers.items()} | {"sample": text}
-
-    def _exact(self, batch: Any) -> Any:
-        from klgrad.trl.model_forward import Completions, exact_statistics
-
-        return exact_statistics(self.trainer, self.trainer.model, Completions.of(batch))
-
-    def _sample(self, seed: int) -> list[tuple[Any, list[list[int]]]]:
-        """Batches as TRL pads them, and the completions of each."""
-        import torch
-
-        from klgrad.training.rng import apart
-        from klgrad.trl.kl_reward import padded
-
-        size, found = self.trainer.args.per_device_train_batch_size, []
-        with apart(seed), torch.no_grad():
-            for start in range(0, len(self.ids), size):
-                ids = self.ids[start : start + size]
-                made = self.trainer._generate_single_turn(ids, None, {}, 1)[0]
-                found.append((padded(self.trainer, ids, made), made))
-        return found
 
 
 def best_rates(path: Path) -> dict[tuple[str, str], float]:

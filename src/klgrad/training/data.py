@@ -97,7 +97,7 @@ def _built_in(settings: Any, names: list[str], evaluated_names: list[str] | None
     if evaluated_names is not None:
         evaluated = tasks_of(evaluated_names)
     else:
-        evaluated = [*trained, *(task for task in TASKS.values() if task not in trained)]
+        evaluated = [*trained, *(t for t in TASKS.values() if t not in trained and t.use != "named")]
     sets = [
         EvaluationSet(
             task.name,

@@ -20,41 +20,59 @@ THINGS = ("apples", "books", "coins", "marbles", "pencils", "stamps")
 Question = tuple[str, int]
 
 
+Number = Callable[[], int]
+
+
 @dataclass(frozen=True)
 class Task:
-    """A name, whether it is trained or only evaluated by default, and how a question is drawn."""
+    """A kind of question.
+
+    Attributes:
+        name: how to ask for it.
+        use: `train` and `evaluate` say what it is for by default; `named` is used only where it is named.
+        draw: makes a question out of random choices and random numbers.
+        mixed: numbers have 1 to `digits` digits, each count equally likely, instead of being below 10^`digits`.
+    """
 
     name: str
-    domain: Literal["in", "out"]
-    draw: Callable[[random.Random, int], Question]
+    use: Literal["train", "evaluate", "named"]
+    draw: Callable[[random.Random, Number], Question]
+    mixed: bool = False
+
+    def question(self, rng: random.Random, digits: int) -> Question:
+        """Draw one."""
+        if self.mixed:
+            return self.draw(rng, lambda: rng.randrange(10 ** rng.randint(1, digits)))
+        return self.draw(rng, lambda: rng.randrange(10**digits))
 
 
-def _pair(rng: random.Random, digits: int) -> tuple[int, int]:
-    return rng.randrange(10**digits), rng.randrange(10**digits)
-
-
-def _addition(rng: random.Random, digits: int) -> Question:
-    a, b = _pair(rng, digits)
+def _addition(rng: random.Random, number: Number) -> Question:
+    a, b = number(), number()
     return f"Compute {a} + {b}. {ASK}", a + b
 
 
-def _subtraction(rng: random.Random, digits: int) -> Question:
-    b, a = sorted(_pair(rng, digits))
+def _subtraction(rng: random.Random, number: Number) -> Question:
+    b, a = sorted((number(), number()))
     return f"Compute {a} - {b}. {ASK}", a - b
 
 
-def _multiplication(rng: random.Random, digits: int) -> Question:
-    a, b = _pair(rng, digits)
+def _multiplication(rng: random.Random, number: Number) -> Question:
+    a, b = number(), number()
     return f"Compute {a} * {b}. {ASK}", a * b
 
 
-def _maximum(rng: random.Random, digits: int) -> Question:
-    numbers = [rng.randrange(10**digits) for _ in range(3)]
+def _three_summands(rng: random.Random, number: Number) -> Question:
+    a, b, c = number(), number(), number()
+    return f"Compute {a} + {b} + {c}. {ASK}", a + b + c
+
+
+def _maximum(rng: random.Random, number: Number) -> Question:
+    numbers = [number() for _ in range(3)]
     return f"Which is the largest of {', '.join(map(str, numbers))}? {ASK}", max(numbers)
 
 
-def _word_problem(rng: random.Random, digits: int) -> Question:
-    b, a = sorted(_pair(rng, digits))
+def _word_problem(rng: random.Random, number: Number) -> Question:
+    b, a = sorted((number(), number()))
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     if rng.random() < 0.5:
         return f"{name} has {a} {thing} and gets {b} more. How many {thing} does {name} have? {ASK}", a + b
@@ -64,15 +82,19 @@ def _word_problem(rng: random.Random, digits: int) -> Question:
 TASKS = {
     task.name: task
     for task in (
-        Task("addition", "in", _addition),
-        Task("subtraction", "in", _subtraction),
-        Task("multiplication", "out", _multiplication),
-        Task("maximum", "out", _maximum),
-        Task("word-problems", "out", _word_problem),
+        Task("addition", "train", _addition),
+        Task("subtraction", "train", _subtraction),
+        Task("multiplication", "evaluate", _multiplication),
+        Task("maximum", "evaluate", _maximum),
+        Task("word-problems", "evaluate", _word_problem),
+        Task("mixed-addition", "named", _addition, mixed=True),
+        Task("mixed-subtraction", "named", _subtraction, mixed=True),
+        Task("mixed-three-summands", "named", _three_summands, mixed=True),
+        Task("mixed-word-problems", "named", _word_problem, mixed=True),
     )
 }
 ARITHMETIC = "arithmetic"
-"""All of them: those in the domain trained and evaluated, the others evaluated."""
+"""The tasks that are trained by default, and evaluated together with those that are for evaluation."""
 
 
 def tasks_of(names: list[str]) -> list[Task]:
@@ -80,7 +102,7 @@ def tasks_of(names: list[str]) -> list[Task]:
     found: list[Task] = []
     for name in names:
         if name == ARITHMETIC:
-            found += [task for task in TASKS.values() if task.domain == "in"]
+            found += [task for task in TASKS.values() if task.use == "train"]
         elif name in TASKS:
             found.append(TASKS[name])
         else:
@@ -110,7 +132,7 @@ def evaluation_rows(task: Task, size: int, digits: int, seed: int) -> list[dict[
 def _questions(task: Task, digits: int, seed: int, *, held_out: bool) -> Iterator[Question]:
     rng = random.Random(f"{task.name} {digits} {seed} {held_out}")  # a string seeds the same on every machine
     while True:
-        question = task.draw(rng, digits)
+        question = task.question(rng, digits)
         if (zlib.crc32(question[0].encode()) % HELD_OUT == 0) == held_out:
             yield question
 

@@ -1,0 +1,110 @@
+"""Reinforcement learning with a KL term on a task with room: what the experiments that compare placements share.
+
+The task: sums and differences of two numbers of one or two digits (10,000 pairs), "Reply with just the number"; the
+reward is 1 for the right number. SmolLM2-135M-Instruct starts near .11. Held out: 768 questions of the same kind, and
+1,152 of three other kinds (the largest of three numbers, word problems, three summands). The matched setting is
+`loss_type=dr_grpo` (summed over tokens, divided by a constant) for the policy loss and for every KL term, so that
+`kl_coef` has one meaning.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from packed import Job, Row
+
+COMMON: dict[str, Any] = {
+    "task": "mixed-addition,mixed-subtraction",
+    "eval_task": "mixed-addition,mixed-subtraction,maximum,mixed-word-problems,mixed-three-summands",
+    "digits": 2,
+    "train_size": 8192,
+    "eval_size": 384,
+    "lr_scheduler_type": "constant",
+    "per_device_train_batch_size": 256,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "num_iterations": 1,
+    "max_completion_length": 24,
+    "gradient_checkpointing": "false",
+    "loss_type": "dr_grpo",
+    "save_strategy": "no",
+    "report_to": "none",
+}
+DIVISOR_EPSILON = 1e-4
+"""What TRL adds to a group's standard deviation before it divides by it."""
+
+
+def job(name: str, label: Row, arm: str, model: Path, **settings: Any) -> Job:
+    """One run: the shared settings, its own, and the flags of its arm."""
+    chosen = {**COMMON, "model": model, **settings}
+    flags = [str(x) for key, value in chosen.items() for x in (f"--{key}", value)]
+    return Job(name, label, [*flags, *arm.split()])
+
+
+def train(job: Job, folder: Path) -> list[Row]:
+    """Train one policy; a row for each evaluation, with what the updates since the last one had in common."""
+    from judge import Judge
+
+    from klgrad.training.build import build, models_of
+    from klgrad.training.parse import parse
+
+    settings = parse("train", [*job.flags, "--output_dir", str(folder)])
+    trainer, evaluator = build(settings, models_of(settings))
+    judge, watch = Judge(trainer, evaluator, on_reference=False), EffectiveCoefficient(trainer)
+    every, rows = settings.run.eval_every, []
+
+    def evaluate() -> None:
+        step = trainer.state.global_step
+        if step % every == 0 and (not rows or rows[-1]["update"] != step):
+            rows.append({"update": step, **watch.since_last(), **judge(seed=1000 + step)})
+
+    evaluate()
+    trainer.after_update = [evaluate]
+    trainer.train()
+    return rows
+
+
+class EffectiveCoefficient:
+    """What dividing by a group's standard deviation makes of the KL's coefficient.
+
+    A group with reward deviation s gets its reward's gradient times λ and its KL's gradient times κ. Without division
+    both are 1. With it λ = 1/s, and κ = 1 for a KL outside the reward; for a KL inside the reward λ = κ = 1/s̃, where s̃
+    is the deviation of reward - β KL. The effective coefficient is β mean(κ) / mean(λ), where λ is weighted by s², the
+    size of the reward's gradient.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.updates = trainer, []
+        calculate = trainer._calculate_rewards
+
+        def watched(*args: Any) -> Any:
+            rewards = calculate(*args)
+            if trainer.model.training:
+                self.updates.append(self._update(rewards.double()))
+            return rewards
+
+        trainer._calculate_rewards = watched
+
+    def _update(self, rewards: Any) -> dict[str, float]:
+        args = self.trainer.args
+        grouped = rewards.view(-1, args.num_generations, rewards.shape[1])
+        inside, coef = grouped.shape[2] > 1, self.trainer.coefficient.value
+        reward = grouped[..., 0]
+        plain = reward.std(1)
+        mixed = (reward - coef * grouped[..., 1]).std(1) if inside else plain
+        divided = args.scale_rewards != "none"
+        of_reward = 1 / (mixed + DIVISOR_EPSILON) if divided else mixed.new_ones(len(mixed))
+        of_kl = of_reward if inside else mixed.new_ones(len(mixed))
+        informative = plain.square().sum()
+        weight = (plain.square() * of_reward).sum() / informative if informative > 0 else of_reward.mean()
+        return {
+            "reward": float(reward.mean()),
+            "groups_without_spread": float((plain == 0).double().mean()),
+            "effective_kl_coef": float(coef * of_kl.mean() / weight),
+            "largest_kl_weight": float(coef * of_kl.max()),
+        }
+
+    def since_last(self) -> dict[str, float | None]:
+        """Means over the updates since the last call."""
+        names = ("reward", "groups_without_spread", "effective_kl_coef", "largest_kl_weight")
+        found, self.updates = self.updates, []
+        return {f"train_{n}": sum(u[n] for u in found) / len(found) if found else None for n in names}
