@@ -18,11 +18,11 @@ from harness import RESULTS, provenance, write
 from packed import Job, run_all
 from rl_runs import job, train
 
-UPDATES = 100
-EVERY = 25
+UPDATES = 60
+EVERY = 20
 RATE = 1e-5
 SEEDS = (0, 1, 2)
-COEFFICIENTS = (0.02, 0.1, 0.5)
+COEFFICIENTS = (0.1, 0.03, 0.3)
 ARMS = {
     "k1-reward": "--kl_placement reward",
     "k1-advantage": "--kl_placement advantage",
@@ -38,9 +38,8 @@ def jobs(given: argparse.Namespace) -> list[Job]:
     """Seed by seed, so that an early end leaves whole comparisons."""
     found = []
     for seed in SEEDS:
-        for division in DIVISIONS:
-            found.append(_job(given, "none", division, 0.0, seed))
-            found += [_job(given, arm, division, coef, seed) for arm in ARMS for coef in COEFFICIENTS]
+        found += [_job(given, "none", division, 0.0, seed) for division in DIVISIONS]
+        found += [_job(given, arm, d, coef, seed) for coef in COEFFICIENTS for d in DIVISIONS for arm in ARMS]
     return [each for each in found if given.only in each.name]
 
 
@@ -66,7 +65,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV file")
     parser.add_argument("--runs", type=Path, default=Path("runs/std"), help="folder of unfinished work")
-    parser.add_argument("--workers", type=int, default=12, help="jobs at once")
+    parser.add_argument("--workers", type=int, default=10, help="jobs at once; each takes 13 GiB")
     parser.add_argument("--only", default="", help="only jobs whose name contains this")
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--updates", type=int, default=UPDATES)

@@ -93,7 +93,7 @@ class Judge:
 
     def _sample(self, seed: int) -> list[tuple[Any, list[list[int]]]]:
         """Batches as TRL pads them, and the completions of each."""
-        size, found = self.trainer.args.per_device_train_batch_size, []
+        size, found = self.trainer.args.generation_batch_size, []
         with apart(seed), torch.no_grad():
             for start in range(0, len(self.ids), size):
                 ids = self.ids[start : start + size]

@@ -1,8 +1,8 @@
 """Run many small training jobs at once on one GPU, and continue where an earlier call stopped.
 
 Each job writes one JSON file when it is finished, and a job whose file exists is skipped: after a kill the same call
-runs what is missing. Workers are processes that take one job after the other, so that imports are paid once. On a GPU
-they share it through NVIDIA MPS, with one CPU thread each: without both, eight jobs take twice as long.
+runs what is missing. Every job has a process of its own: a failed CUDA context, or a job that hangs, ends with it. On a
+GPU they share it through NVIDIA MPS, with one CPU thread each: without both, eight jobs take twice as long.
 """
 
 import json
@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -37,28 +37,49 @@ class Job:
     flags: list[str] = field(default_factory=list)
 
 
-def run_all(jobs: Sequence[Job], work: Callable[[Job, Path], list[Row]], folder: Path, workers: int) -> list[Row]:
+def run_all(
+    jobs: Sequence[Job], work: Callable[[Job, Path], list[Row]], folder: Path, workers: int, limit_s: float = 900.0
+) -> list[Row]:
     """Run the jobs that have no result in `folder` yet, and return the rows of all that have one.
 
     Args:
         jobs: in the order in which they are started.
-        work: trains one job; runs in a worker process, so it must be a function of a module.
+        work: trains one job; runs in a process of its own, so it must be a function of a module.
         folder: for result files, logs and the jobs' own files.
         workers: how many jobs run at once.
+        limit_s: a job that takes longer is stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [job for job in jobs if not _result(folder, job).exists()]
     done = len(jobs) - len(missing)
     print(f"{done} of {len(jobs)} jobs are done; {len(missing)} to run, {workers} at once", flush=True)
-    started = time.monotonic()
-    with shared_gpu(folder), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(_guarded, work, job, folder): job for job in missing}
-        for count, done in enumerate(as_completed(running), 1):
-            seconds, problem = done.result()
-            state = problem or "done"
-            print(f"[{time.monotonic() - started:5.0f} s] {count}/{len(missing)} {running[done].name}: {state}, "
-                  f"{seconds:.0f} s", flush=True)  # fmt: skip
+    waiting, running, ended = deque(missing), {}, 0
+    started, spawn = time.monotonic(), get_context("spawn")
+    with shared_gpu(folder):
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.popleft()
+                process = spawn.Process(target=_guarded, args=(work, job, folder))
+                process.start()
+                running[job.name] = (process, time.monotonic(), job)
+            time.sleep(0.5)
+            for name, (process, since, job) in list(running.items()):
+                seconds = time.monotonic() - since
+                if process.is_alive() and seconds < limit_s:
+                    continue
+                process.kill()  # no-op for one that has ended
+                process.join()
+                del running[name]
+                ended += 1
+                state = "done" if _result(folder, job).exists() else _last_line(folder / f"{name}.log")
+                print(f"[{time.monotonic() - started:5.0f} s] {ended}/{len(missing)} {name}: {state}, {seconds:.0f} s",
+                      flush=True)  # fmt: skip
     return collect(jobs, folder)
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"FAILED, {lines[-1][:200] if lines else 'without a word'}"
 
 
 def collect(jobs: Sequence[Job], folder: Path) -> list[Row]:
@@ -75,9 +96,9 @@ def _result(folder: Path, job: Job) -> Path:
     return folder / f"{job.name}.json"
 
 
-def _guarded(work: Callable[[Job, Path], list[Row]], job: Job, folder: Path) -> tuple[float, str]:
-    """Run one job with its output in a log file. A failure is reported and does not stop the others."""
-    start, own = time.monotonic(), folder / "runs" / job.name
+def _guarded(work: Callable[[Job, Path], list[Row]], job: Job, folder: Path) -> None:
+    """Run one job with its output in a log file."""
+    own = folder / "runs" / job.name
     own.mkdir(parents=True, exist_ok=True)
     log = (folder / f"{job.name}.log").open("a", encoding="utf-8")
     os.dup2(log.fileno(), 1)
@@ -86,26 +107,14 @@ def _guarded(work: Callable[[Job, Path], list[Row]], job: Job, folder: Path) -> 
         rows = work(job, own)
     except Exception as error:
         traceback.print_exc(file=log)
-        return time.monotonic() - start, f"FAILED with {type(error).__name__}: {str(error)[:200]}"
+        print(f"{type(error).__name__}: {str(error)[:200]}", file=log)
+        return
     finally:
         log.flush()
         shutil.rmtree(own, ignore_errors=True)  # models of many runs would fill the disk
-        free_gpu()
     partial = folder / f".{job.name}.partial"
     partial.write_text(json.dumps(rows), encoding="utf-8")
     os.replace(partial, _result(folder, job))
-    return time.monotonic() - start, ""
-
-
-def free_gpu() -> None:
-    """Give the finished job's memory back, which the other workers need."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 @contextmanager

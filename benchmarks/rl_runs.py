@@ -19,8 +19,8 @@ COMMON: dict[str, Any] = {
     "train_size": 8192,
     "eval_size": 384,
     "lr_scheduler_type": "constant",
-    "per_device_train_batch_size": 256,
-    "gradient_accumulation_steps": 1,
+    "per_device_train_batch_size": 128,
+    "gradient_accumulation_steps": 2,
     "num_generations": 8,
     "num_iterations": 1,
     "max_completion_length": 24,
@@ -51,6 +51,7 @@ def train(job: Job, folder: Path) -> list[Row]:
     trainer, evaluator = build(settings, models_of(settings))
     judge, watch = Judge(trainer, evaluator, on_reference=False), EffectiveCoefficient(trainer)
     every, rows = settings.run.eval_every, []
+    health = stop_if_broken(trainer)
 
     def evaluate() -> None:
         step = trainer.state.global_step
@@ -59,8 +60,41 @@ def train(job: Job, folder: Path) -> list[Row]:
 
     evaluate()
     trainer.after_update = [evaluate]
-    trainer.train()
-    return rows
+    try:
+        trainer.train()
+    except Broken as problem:
+        print(f"update {trainer.state.global_step}: {problem}; gradient norms {health[-8:]}", flush=True)
+        rows.append({"update": trainer.state.global_step, **watch.since_last(), "problem": str(problem)})
+    return [{"problem": "", **row} for row in rows]
+
+
+class Broken(RuntimeError):
+    """The policy has weights or logits that are not finite, from which nothing can be sampled."""
+
+
+def stop_if_broken(trainer: Any) -> list[float]:
+    """Check before every generation, and return a list that gets the norms of the gradients.
+
+    Sampling from logits that are not finite is an assertion on the device, which stops every job that shares an MPS server.
+    """
+    import torch
+
+    generate, norms = trainer._generate_single_turn, []
+
+    def checked(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        history = trainer.state.log_history
+        norms.extend(x["grad_norm"] for x in history[-1:] if "grad_norm" in x)
+        bad = [n for n, p in trainer.model.named_parameters() if not torch.isfinite(p).all()]
+        if bad:
+            raise Broken(f"{len(bad)} weights are not finite, such as {bad[0]}")
+        ids = torch.tensor(prompt_ids[:1], device=trainer.accelerator.device)
+        with torch.no_grad():
+            if not torch.isfinite(trainer.model(ids).logits).all():
+                raise Broken("logits are not finite, weights are")
+        return generate(prompt_ids, *args, **kwargs)
+
+    trainer._generate_single_turn = checked
+    return norms
 
 
 class EffectiveCoefficient:
