@@ -16,12 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _torch as _torch
-from .core.importance import Clip, Mask, Truncate
+from .core.importance import Clip, ImportanceWeighting, Mask, Truncate
 from .core.optima import forward_optimum, reverse_optimum
 from .core.regularizers import consistency_loss, squared_sequence
 from .core.result import KLResult
 from .core.rollout import Rollout
-from .core.term import ImportanceWeighting, KLTerm
+from .core.term import KLTerm
 from .errors import KlgradError
 from .reports.divergence import kl_report, mismatch_report
 

@@ -4,12 +4,12 @@ Ratios are detached weights. They are computed in log space and saturate at exp(
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from ..errors import MeaningError
+from ..errors import MeaningError, RolloutError
 from .rollout import Rollout
 from .running_sum import running_sum
 
@@ -97,6 +97,91 @@ class Mask:
 
 
 Bound = Truncate | Clip | Mask
+
+
+class Weights(NamedTuple):
+    """The importance weights of one batch.
+
+    Attributes:
+        own: (B, T) the weight of token t's own term.
+        before: (B, T) the weight of token t's prefix, without token t.
+        raw: the ratios before their bound, (B, T) or (B, 1), for diagnostics; None for on-policy terms.
+    """
+
+    own: Tensor
+    before: Tensor
+    raw: Tensor | None
+
+
+@dataclass(frozen=True)
+class ImportanceWeighting:
+    r"""Weight tokens that another policy μ sampled back to π, by an importance ratio.
+
+    Args:
+        ratio: `token` is r_t = π(y_t)/μ(y_t), which keeps the sampler's prefixes (a target of its own); `prefix` is
+            r_1...r_t; `sequence` is r_1...r_T.
+        bound: `Truncate`, `Clip` or `Mask`. Pass None explicitly for no bound (ratios still saturate at e^20, to stay
+            finite in float32). A bound limits the variance and adds bias; the result's diagnostics report the share of
+            ratios that were bounded and the effective sample size.
+
+    Raises:
+        MeaningError: if the ratio or the bound does not exist.
+
+    Examples:
+        >>> from klgrad import ImportanceWeighting, KLTerm, Truncate
+        >>> KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(2.0))).name
+        'reverse-sequence-k1-prefix-ratio-truncate2'
+    """
+
+    ratio: Ratio
+    bound: Bound | None
+
+    def __post_init__(self) -> None:
+        if self.ratio not in get_args(Ratio):
+            raise MeaningError(
+                f"ratio in {get_args(Ratio)}", repr(self.ratio), "write ImportanceWeighting('prefix', bound=None)"
+            )
+        bound: object = self.bound
+        if bound is not None and not isinstance(bound, Bound):
+            raise MeaningError(
+                "bound=None, Truncate(high), Clip(low, high) or Mask(low, high)",
+                repr(bound),
+                "write bound=Truncate(2.0), say",
+            )
+
+    def weights(self, rollout: Rollout) -> Weights:
+        """The weights of a batch.
+
+        Args:
+            rollout: the batch, with `behavior_logp`.
+
+        Returns:
+            The bounded weights and the raw ratios.
+        """
+        if rollout.behavior_logp is None:
+            raise RolloutError(
+                "`behavior_logp` for an off-policy term",
+                "none",
+                "pass the log-probs of the policy that sampled the tokens, or weighting=None if that was π itself",
+            )
+        if self.ratio == "token":
+            raw = token_ratio(rollout)
+            return Weights(self._bounded(raw), torch.ones_like(raw), raw)
+        if self.ratio == "prefix":
+            raw = prefix_ratio(rollout)
+            return Weights(self._bounded(raw), self._bounded(prefix_ratio_before(rollout)), raw)
+        raw = sequence_ratio(rollout)
+        weight = self._bounded(raw).expand_as(rollout.log_ratio)
+        return Weights(weight, weight, raw)
+
+    def _bounded(self, ratio: Tensor) -> Tensor:
+        return ratio if self.bound is None else self.bound(ratio)
+
+
+def on_policy_weights(rollout: Rollout) -> Weights:
+    """Weights of 1, for samples of π itself."""
+    one = torch.ones_like(rollout.log_ratio)
+    return Weights(one, one, None)
 
 
 def _check_band(low: float, high: float) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import MeaningError, RolloutError
 from .credit import group_total
-from .meaning import check_influence_bound
+from .influence import check_influence_bound, clip_influence
 from .result import KLResult, assemble
 from .rollout import Rollout, check_tensors
 
@@ -36,7 +36,7 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
     """
     check_influence_bound(influence_bound)
     total = rollout.log_ratio.sum(-1)
-    bounded = total if influence_bound is None else total.clamp(-influence_bound, influence_bound)
+    bounded = clip_influence(total, influence_bound)
     return assemble(
         rollout,
         "sequence",
