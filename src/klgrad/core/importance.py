@@ -1,4 +1,4 @@
-r"""Importance ratios of π to the sampler μ, their bounds, and what the bounds cost.
+r"""Importance ratios of π to the sampler μ, their bounds, and the effective sample size.
 
 Ratios are detached weights. They are computed in log space and saturate at exp(`MAX_LOG_RATIO`).
 """
@@ -14,25 +14,71 @@ from .rollout import Rollout
 from .running_sum import running_sum
 
 Ratio = Literal["token", "prefix", "sequence"]
+"""r_t, r_1...r_t or r_1...r_T, with r_t = π(y_t)/μ(y_t)."""
 
 MAX_LOG_RATIO = 20.0
 """Ratios saturate at e^20 = 5e8, so that the product of two of them (a weighted leave-one-out baseline)
-with an estimator at its own cap stays finite in float32. A sample that heavy has left no effective sample
-size to speak of long before."""
+with an estimator at its own cap stays finite in float32. A batch with such a ratio has an effective sample size of
+about one."""
 
 
 def token_ratio(rollout: Rollout) -> Tensor:
-    """r_t = π(y_t)/μ(y_t), (B, T); 1 where masked."""
+    """The ratio of each token, r_t = π(y_t)/μ(y_t).
+
+    Args:
+        rollout: the batch; without `behavior_logp` every ratio is 1.
+
+    Returns:
+        (B, T), detached; 1 where masked.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, importance
+        >>> log2 = torch.tensor(2.0).log()
+        >>> rollout = Rollout(-log2.expand(1, 2), -log2.expand(1, 2), torch.ones(1, 2), -2 * log2.expand(1, 2))
+        >>> importance.token_ratio(rollout)
+        tensor([[2., 2.]])
+    """
     return _bounded_exp(_log_token_ratio(rollout))
 
 
 def prefix_ratio(rollout: Rollout) -> Tensor:
-    """w_t = r_1 ... r_t, token t included, (B, T)."""
+    """The ratio of each prefix, w_t = r_1 ... r_t, token t included.
+
+    Args:
+        rollout: the batch.
+
+    Returns:
+        (B, T), detached.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, importance
+        >>> log2 = torch.tensor(2.0).log()
+        >>> rollout = Rollout(-log2.expand(1, 2), -log2.expand(1, 2), torch.ones(1, 2), -2 * log2.expand(1, 2))
+        >>> importance.prefix_ratio(rollout)
+        tensor([[2., 4.]])
+    """
     return _bounded_exp(running_sum(_log_token_ratio(rollout)))
 
 
 def prefix_ratio_before(rollout: Rollout) -> Tensor:
-    """w_{t-1} = r_1 ... r_{t-1}, token t excluded, (B, T); 1 at the first token."""
+    """The ratio of the tokens before each token, w_{t-1} = r_1 ... r_{t-1}.
+
+    Args:
+        rollout: the batch.
+
+    Returns:
+        (B, T), detached; 1 at the first token.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, importance
+        >>> log2 = torch.tensor(2.0).log()
+        >>> rollout = Rollout(-log2.expand(1, 2), -log2.expand(1, 2), torch.ones(1, 2), -2 * log2.expand(1, 2))
+        >>> importance.prefix_ratio_before(rollout)
+        tensor([[1., 2.]])
+    """
     log_ratio = _log_token_ratio(rollout)
     before = torch.zeros_like(log_ratio)
     before[:, 1:] = running_sum(log_ratio)[:, :-1]
@@ -40,7 +86,22 @@ def prefix_ratio_before(rollout: Rollout) -> Tensor:
 
 
 def sequence_ratio(rollout: Rollout) -> Tensor:
-    """w_T = r_1 ... r_T, (B, 1): one number per completion, to be broadcast on purpose."""
+    """The ratio of each completion, w_T = r_1 ... r_T.
+
+    Args:
+        rollout: the batch.
+
+    Returns:
+        (B, 1), detached: one number per completion, which broadcasts over its tokens.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, importance
+        >>> log2 = torch.tensor(2.0).log()
+        >>> rollout = Rollout(-log2.expand(1, 2), -log2.expand(1, 2), torch.ones(1, 2), -2 * log2.expand(1, 2))
+        >>> importance.sequence_ratio(rollout)
+        tensor([[4.]])
+    """
     return _bounded_exp(_log_token_ratio(rollout).sum(-1, keepdim=True))
 
 
@@ -54,7 +115,20 @@ def _log_token_ratio(rollout: Rollout) -> Tensor:
 
 @dataclass(frozen=True)
 class Truncate:
-    """min(w, high): keeps small ratios as they are."""
+    """min(w, high): small ratios stay as they are.
+
+    Args:
+        high: the largest weight, 1 or more.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Truncate
+        >>> Truncate(2.0)(torch.tensor([0.1, 1.0, 5.0]))
+        tensor([0.1000, 1.0000, 2.0000])
+
+    References:
+        Ionides, Truncated importance sampling, Journal of Computational and Graphical Statistics 17 (2008).
+    """
 
     high: float
 
@@ -62,13 +136,24 @@ class Truncate:
         _check_band(0.0, self.high)
 
     def __call__(self, ratio: Tensor) -> Tensor:
-        """The bounded ratio."""
+        """Bound the ratios."""
         return ratio.clamp(max=self.high)
 
 
 @dataclass(frozen=True)
 class Clip:
-    """clamp(w, low, high)."""
+    """clamp(w, low, high).
+
+    Args:
+        low: the smallest weight, at most 1.
+        high: the largest weight, 1 or more.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Clip
+        >>> Clip(0.5, 2.0)(torch.tensor([0.1, 1.0, 5.0]))
+        tensor([0.5000, 1.0000, 2.0000])
+    """
 
     low: float
     high: float
@@ -77,13 +162,24 @@ class Clip:
         _check_band(self.low, self.high)
 
     def __call__(self, ratio: Tensor) -> Tensor:
-        """The bounded ratio."""
+        """Bound the ratios."""
         return ratio.clamp(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """w inside [low, high], 0 outside: the sample is dropped."""
+    """w inside [low, high], 0 outside: the sample is dropped.
+
+    Args:
+        low: the smallest ratio that is kept, at most 1.
+        high: the largest ratio that is kept, 1 or more.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Mask
+        >>> Mask(0.5, 2.0)(torch.tensor([0.1, 1.0, 5.0]))
+        tensor([0., 1., 0.])
+    """
 
     low: float
     high: float
@@ -92,7 +188,7 @@ class Mask:
         _check_band(self.low, self.high)
 
     def __call__(self, ratio: Tensor) -> Tensor:
-        """The bounded ratio."""
+        """Bound the ratios."""
         return torch.where((ratio >= self.low) & (ratio <= self.high), ratio, 0)
 
 
@@ -106,6 +202,15 @@ class Weights(NamedTuple):
         own: (B, T) the weight of token t's own term.
         before: (B, T) the weight of token t's prefix, without token t.
         raw: the ratios before their bound, (B, T) or (B, 1), for diagnostics; None for on-policy terms.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import ImportanceWeighting, Rollout, Truncate
+        >>> log2 = torch.tensor(2.0).log()
+        >>> rollout = Rollout(-log2.expand(1, 2), -log2.expand(1, 2), torch.ones(1, 2), -2 * log2.expand(1, 2))
+        >>> weights = ImportanceWeighting("prefix", bound=Truncate(3.0)).weights(rollout)
+        >>> weights.own, weights.before
+        (tensor([[2., 3.]]), tensor([[1., 2.]]))
     """
 
     own: Tensor
@@ -128,6 +233,7 @@ class ImportanceWeighting:
         MeaningError: if the ratio or the bound does not exist.
 
     Examples:
+        >>> import torch
         >>> from klgrad import ImportanceWeighting, KLTerm, Truncate
         >>> KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(2.0))).name
         'reverse-sequence-k1-prefix-ratio-truncate2'
@@ -137,17 +243,7 @@ class ImportanceWeighting:
     bound: Bound | None
 
     def __post_init__(self) -> None:
-        if self.ratio not in get_args(Ratio):
-            raise MeaningError(
-                f"ratio in {get_args(Ratio)}", repr(self.ratio), "write ImportanceWeighting('prefix', bound=None)"
-            )
-        bound: object = self.bound
-        if bound is not None and not isinstance(bound, Bound):
-            raise MeaningError(
-                "bound=None, Truncate(high), Clip(low, high) or Mask(low, high)",
-                repr(bound),
-                "write bound=Truncate(2.0), say",
-            )
+        _check_weighting(self.ratio, self.bound)
 
     def weights(self, rollout: Rollout) -> Weights:
         """The weights of a batch.
@@ -178,8 +274,34 @@ class ImportanceWeighting:
         return ratio if self.bound is None else self.bound(ratio)
 
 
+def _check_weighting(ratio: object, bound: object) -> None:
+    if ratio not in get_args(Ratio):
+        raise MeaningError(
+            f"ratio in {get_args(Ratio)}", repr(ratio), "write ImportanceWeighting('prefix', bound=None)"
+        )
+    if bound is not None and not isinstance(bound, Bound):
+        raise MeaningError(
+            "bound=None, Truncate(high), Clip(low, high) or Mask(low, high)",
+            repr(bound),
+            "write bound=Truncate(2.0), for example",
+        )
+
+
 def on_policy_weights(rollout: Rollout) -> Weights:
-    """Weights of 1, for samples of π itself."""
+    """Weights of 1, for samples of π itself.
+
+    Args:
+        rollout: the batch, for its shape.
+
+    Returns:
+        The weights, without raw ratios.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, importance
+        >>> importance.on_policy_weights(Rollout(-torch.ones(1, 2), -torch.ones(1, 2), torch.ones(1, 2))).own
+        tensor([[1., 1.]])
+    """
     one = torch.ones_like(rollout.log_ratio)
     return Weights(one, one, None)
 
@@ -189,17 +311,48 @@ def _check_band(low: float, high: float) -> None:
         raise MeaningError(
             "a finite band around 1, 0 <= low <= 1 <= high",
             f"low={low:g}, high={high:g}",
-            "leave the on-policy ratio 1 inside it; bound=None means unbounded",
+            "keep the on-policy ratio 1 inside the band; write bound=None for no bound",
         )
 
 
 def effective_sample_size(weight: Tensor) -> Tensor:
-    """(Σw)² / Σw² as a share of the number of weights, in (0, 1]; 0 when all are 0."""
+    """(Σw)² / Σw² as a share of the number of weights.
+
+    Args:
+        weight: the weights, 0 or more.
+
+    Returns:
+        A scalar in (0, 1]; 0 if all weights are 0.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import importance
+        >>> importance.effective_sample_size(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+        tensor(0.5000)
+
+    References:
+        Kong, A note on importance sampling using standardized weights, University of Chicago, 1992.
+    """
     # Dividing by the largest first keeps the squares finite and changes nothing else.
     w = weight / weight.max().clamp(min=torch.finfo(weight.dtype).tiny)
     return effective_share(w.numel(), w.sum(), w.square().sum())
 
 
 def effective_share(n: int, total: Tensor, square: Tensor) -> Tensor:
-    """The same from n, Σw and Σw², which batches add up to."""
+    """`effective_sample_size` from sums, which can be added over batches.
+
+    Args:
+        n: the number of weights.
+        total: Σw.
+        square: Σw².
+
+    Returns:
+        A scalar in (0, 1]; 0 if all weights are 0.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import importance
+        >>> importance.effective_share(4, torch.tensor(2.0), torch.tensor(2.0))
+        tensor(0.5000)
+    """
     return total.square() / (square.clamp(min=torch.finfo(square.dtype).tiny) * n)

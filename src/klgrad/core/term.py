@@ -99,16 +99,12 @@ class KLTerm:
         for field, allowed in CHOICES.items():
             value: object = getattr(self, field)
             if value not in allowed:
-                raise MeaningError(f"{field} in {allowed}", repr(value), f"write {field}={allowed[0]!r}, say")
-        weighting: object = self.weighting
-        if weighting is not None and not isinstance(weighting, ImportanceWeighting):
-            raise MeaningError(
-                "weighting=None (on-policy) or ImportanceWeighting(...)",
-                repr(weighting),
-                "write weighting=ImportanceWeighting('prefix', bound=None)",
-            )
+                raise MeaningError(f"{field} in {allowed}", repr(value), f"write {field}={allowed[0]!r}, for example")
+        _check_weighting(self.weighting)
         if not 0 <= self.discount <= 1:
-            raise MeaningError("a discount in [0, 1]", f"{self.discount:g}", "0 is the token level, 1 the whole future")
+            raise MeaningError(
+                "a discount in [0, 1]", f"{self.discount:g}", "write 1 for the whole future, or 0 for the token level"
+            )
         check_influence_bound(self.influence_bound)
 
     @property
@@ -172,4 +168,13 @@ class KLTerm:
             pathwise=parts.pathwise,
             value_per_sequence=parts.value,
             diagnose=partial(diagnostics, self.family, self, rollout, weights.raw),
+        )
+
+
+def _check_weighting(weighting: object) -> None:
+    if weighting is not None and not isinstance(weighting, ImportanceWeighting):
+        raise MeaningError(
+            "weighting=None (on-policy) or ImportanceWeighting(...)",
+            repr(weighting),
+            "write weighting=ImportanceWeighting('prefix', bound=None)",
         )
