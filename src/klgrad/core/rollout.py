@@ -243,7 +243,7 @@ def _is_invalid(name: str, x: Tensor) -> Tensor:
 
 def _remedy(name: str, value: float) -> str:
     if value != value:
-        return "find where the NaN comes from (a 0 * inf in a mask, an overflow in half precision)"
+        return "find the NaN upstream (a 0 * inf in a mask, an overflow in half precision)"
     if value == float("-inf"):
         return (
             f"`{name}` gives the sampled token probability 0: mask the position, or score with the "

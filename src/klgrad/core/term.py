@@ -88,7 +88,7 @@ class KLTerm:
     def __post_init__(self) -> None:
         self._check_fields()
         # One meaning, one form: equality, hash, name and formula then agree by themselves. At level="token" a
-        # discount of 1 is the default and cannot be told from one that was given.
+        # discount of 1 may be the default, and means the same.
         if self.discount == 0 or (self.level == "token" and self.discount == 1):
             object.__setattr__(self, "level", "token")
             object.__setattr__(self, "discount", 0.0)

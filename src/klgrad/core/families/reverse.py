@@ -92,8 +92,8 @@ class ReverseToken(Family):
         ratios={
             None: ALLOWED,
             "token": Refusal(
-                "no token ratio for an exact token term: summed over the vocabulary it needs none, and on stale "
-                "samples it is the target on the sampler's prefixes as it stands",
+                "no token ratio for an exact token term: a sum over the vocabulary needs none, and on stale samples "
+                "the term without a ratio is the target on the sampler's prefixes",
                 "ratio={!r}",
                 "write weighting=None, or ImportanceWeighting('prefix', ...) for π's own prefixes",
                 only_exact=True,

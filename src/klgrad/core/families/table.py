@@ -42,7 +42,7 @@ NO_FUTURE_TO_DISCOUNT = Refusal(
 NO_SCORE_TO_CENTRE = Refusal(
     "no baseline for an exact token term (level='token' or discount=0), whose gradient has no sampled score to centre",
     "baseline={!r}",
-    "write baseline='none'; at level='sequence' the future has a score and takes the baseline",
+    "write baseline='none', or level='sequence' with a discount above 0: the future has a sampled score",
     only_exact=True,
 )
 
