@@ -1,27 +1,27 @@
-"""klgrad: KL terms that declare what they differentiate, and an audit that proves it.
+"""klgrad: KL terms that declare what they differentiate, and an audit that verifies it.
 
 The names here need torch alone. Subpackages are imported when they are first used:
 
-- `klgrad.audit`: which divergence any loss descends;
-- `klgrad.zoo`: KL losses found in the wild, sound or not;
+- `klgrad.audit`: find out which divergence a loss descends;
+- `klgrad.zoo`: KL losses found in published code and papers, sound or not;
 - `klgrad.reports`: KL estimates of a run with standard errors;
-- `klgrad.enumeration`: problems small enough to sum over, and the gradients of the targets;
-- `klgrad.kernels`: exact KLs from hidden states, without the logits;
-- `klgrad.logs`: what the logs of a run say (needs `klgrad[logs]`);
-- `klgrad.trl`: training on TRL (needs `klgrad[train]`);
-- `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: what the terms are made of.
+- `klgrad.enumeration`: problems small enough to sum over, and the gradients of the targets on them;
+- `klgrad.kernels`: exact KLs from hidden states, without storing the logits;
+- `klgrad.logs`: analysis of the logs of a run (needs `klgrad[logs]`);
+- `klgrad.trl`: training with TRL (needs `klgrad[train]`);
+- `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: the parts that terms are made of.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _torch as _torch
-from .core.importance import Clip, Mask, Truncate
+from .core.importance import Clip, ImportanceWeighting, Mask, Truncate
 from .core.optima import forward_optimum, reverse_optimum
 from .core.regularizers import consistency_loss, squared_sequence
 from .core.result import KLResult
 from .core.rollout import Rollout
-from .core.term import ImportanceWeighting, KLTerm
+from .core.term import KLTerm
 from .errors import KlgradError
 from .reports.divergence import kl_report, mismatch_report
 
@@ -51,7 +51,7 @@ _SUBPACKAGES = {
     "trl": ".trl",
     "zoo": ".zoo",
 }
-"""Where each public subpackage is imported from, when it is first used."""
+"""The public subpackages, and where each is imported from when it is first used."""
 
 __all__ = [
     "Clip",

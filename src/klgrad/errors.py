@@ -1,6 +1,6 @@
-"""The error family: every message says what was expected, what came, and what to do.
+"""The errors of this package. Every message states what was expected, what was received, and what to do.
 
-To add one, inherit from `KlgradError` and from the built-in class that a caller would already catch.
+To add an error, inherit from `KlgradError` and from the built-in class that a caller would already catch.
 """
 
 import difflib
@@ -8,28 +8,43 @@ from collections.abc import Iterable
 
 
 class KlgradError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """The base class of all errors that this package raises on purpose.
+
+    Args:
+        expected: what would have been valid.
+        received: what was given.
+        remedy: what to do.
+
+    Examples:
+        >>> from klgrad import KlgradError, KLTerm
+        >>> try:
+        ...     KLTerm(discount=1.5)
+        ... except KlgradError as error:
+        ...     print(error)
+        expected a discount in [0, 1]; received 1.5; remedy: write 1 for the whole future, or 0 for the token level
+    """
 
     def __init__(self, expected: str, received: str, remedy: str) -> None:
         self.expected, self.received, self.remedy = expected, received, remedy
         super().__init__(f"expected {expected}; received {received}; remedy: {remedy}")
 
-    def __reduce__(self) -> tuple[object, ...]:  # so that a worker process can raise it to its parent
-        return _rebuilt, (type(self), self.expected, self.received, self.remedy)
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by the three texts, so that a worker process can send it to its parent."""
+        return _rebuild, (type(self), self.expected, self.received, self.remedy)
 
 
-def _rebuilt(kind: type[KlgradError], expected: str, received: str, remedy: str) -> KlgradError:
+def _rebuild(kind: type[KlgradError], expected: str, received: str, remedy: str) -> KlgradError:
     error = kind.__new__(kind)
     KlgradError.__init__(error, expected, received, remedy)
     return error
 
 
 class RolloutError(KlgradError, ValueError):
-    """Tensors that cannot be one batch of sampled completions."""
+    """Tensors that do not form one batch of sampled completions."""
 
 
 class MeaningError(KlgradError, ValueError):
-    """A KL term that could not mean what it says; the remedy names the sound one."""
+    """A declaration whose options contradict each other; the remedy names a sound one."""
 
 
 class ProblemError(KlgradError, ValueError):
@@ -37,7 +52,7 @@ class ProblemError(KlgradError, ValueError):
 
 
 class KernelInputError(KlgradError, ValueError):
-    """Hidden states, heads, targets or logits that no exact KL can be computed from."""
+    """Hidden states, heads, targets or logits that an exact KL cannot be computed from."""
 
 
 class LossImportError(KlgradError, ImportError):
@@ -45,7 +60,7 @@ class LossImportError(KlgradError, ImportError):
 
 
 class LossCallError(KlgradError, RuntimeError):
-    """A loss to audit that raised, or asks for arguments that an audit does not have."""
+    """A loss to audit that raised an error, or needs arguments that an audit does not have."""
 
 
 class LossOutputError(KlgradError, TypeError):
@@ -53,11 +68,11 @@ class LossOutputError(KlgradError, TypeError):
 
 
 class NotAuditableError(KlgradError, ImportError):
-    """A framework that is not here, or cannot be imported here."""
+    """A framework that is not installed, or cannot be imported."""
 
 
 class MissingExtraError(KlgradError, ImportError):
-    """An optional package that this needs; the remedy names the extra."""
+    """An optional package that is not installed; the remedy names the extra that installs it."""
 
 
 class OutputError(KlgradError, OSError):
@@ -65,7 +80,13 @@ class OutputError(KlgradError, OSError):
 
 
 class UnknownNameError(KlgradError, LookupError):
-    """A name that no registry holds; near matches are suggested."""
+    """A name that is not known; the remedy suggests near matches.
+
+    Args:
+        kind: what the name is of, such as `cell`.
+        name: the name that was given.
+        known: the names that exist.
+    """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)

@@ -53,7 +53,7 @@ MUTATIONS = {
     ),
     "baseline unweighted off-policy": (
         "core/term.py",
-        "coefficient - weight * credit.leave_one_out",
+        "coefficient - weights.own * credit.leave_one_out",
         "coefficient - credit.leave_one_out",
         "reverse-sequence-k1-loo-prefix-ratio",
     ),
@@ -70,9 +70,9 @@ MUTATIONS = {
         "reverse-sequence-k1-prefix-ratio",
     ),
     "k3's slope for the reverse KL": (
-        "core/term.py",
-        "            return rollout.log_ratio\n",
-        "            return k3.slope(rollout.log_ratio)\n",
+        "core/families/reverse.py",
+        "Contributions(rollout.log_ratio, None)",
+        "Contributions(k3.slope(rollout.log_ratio), None)",
         "reverse-token-k1",
     ),
 }

@@ -58,7 +58,7 @@ def test_beyond_the_cap_values_saturate_and_keep_their_sign(estimator):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("estimator", NAIVE, ids=repr)
-def test_half_precision_is_lifted(estimator, dtype):
+def test_half_precision_is_converted_to_float32(estimator, dtype):
     l = torch.tensor([-12.0, 0.25, 12.0], dtype=dtype, requires_grad=True)
     assert torch.equal(estimator.value(l.detach()), estimator.value(l.detach().float()))
     (gradient,) = torch.autograd.grad(estimator(l).sum(), l)
@@ -66,7 +66,7 @@ def test_half_precision_is_lifted(estimator, dtype):
 
 
 @given(x=st.floats(-60, 60))
-def test_k3_and_its_twin_are_never_negative(x):
+def test_k3_and_forward_k3_are_never_negative(x):
     for dtype in (torch.float32, torch.float64):
         l = torch.tensor(x, dtype=dtype)
         assert k3.value(l) >= 0

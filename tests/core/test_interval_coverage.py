@@ -12,7 +12,7 @@ SKEWED = 0.92
 """The same where prompts differ much in their KL and in their number of completions: a sum of few skewed terms."""
 
 HEAVY_TAIL = 0.80
-"""What intervals of k3 stay below if ref likes tokens that the policy hardly ever draws, so that no batch has them."""
+"""Above the coverage of k3's intervals where ref prefers tokens that the policy rarely draws: no batch has them."""
 
 Z = 3.0
 """Standard errors of a simulated share that it may be off: one in 700."""
@@ -40,12 +40,12 @@ def test_intervals_of_16_prompts_cover_what_they_claim(name, groups, unit):
 def test_with_4_prompts_only_student_covers_what_it_claims(unit):
     student, normal = shares_covered(TERMS["k1"], GROUPS["4 prompts x 8"], unit)
     assert deviation(student, AT_LEAST) > -Z, f"{student:.3f}"
-    assert deviation(normal, AT_LEAST) < -Z, f"{normal:.3f}: the test could not tell the two apart"
+    assert deviation(normal, AT_LEAST) < -Z, f"{normal:.3f}: the test could not distinguish the two"
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_heavy_tail_of_k3_is_not_covered_and_k1_and_exact_are(unit):
-    """As the documentation says: with a sharp policy read k1 or the exact KL."""
+    """As the documentation says: with a sharp policy use k1 or the exact KL."""
     covered = {
         name: shares_covered(TERMS[name], GROUPS["16 prompts x 8"], unit, "sharp")[0] for name in ("k1", "k3", "exact")
     }

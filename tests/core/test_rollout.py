@@ -1,4 +1,4 @@
-"""The border: what is accepted, what is refused, and in which words."""
+"""What a `Rollout` accepts, what it refuses, and the messages."""
 
 import numpy
 import pytest
@@ -125,7 +125,7 @@ MAY_BE_NONE = ("behavior_logp", "token_reverse_kl", "token_forward_kl", "group")
 
 
 def not_refused(call, junk=OF_ANY_TYPE):
-    """What `call` takes without a RolloutError: nothing of it, and no other exception either."""
+    """The values that `call` accepts or refuses by another exception than RolloutError; there should be none."""
     found = {}
     for name, x in junk.items():
         try:
@@ -139,7 +139,7 @@ def not_refused(call, junk=OF_ANY_TYPE):
 
 @pytest.mark.parametrize("field", ["logp", "ref_logp", "mask", *MAY_BE_NONE])
 def test_a_field_of_a_wrong_type_is_a_rollout_error(field):
-    """Never an AttributeError, a TypeError or torch's own words."""
+    """Never an AttributeError, a TypeError or an error of torch."""
     taken = not_refused(lambda x: Rollout(**{"logp": LOGP, "ref_logp": LOGP, "mask": MASK, field: x}))
     assert list(taken) == (["None"] if field in MAY_BE_NONE else []), taken
 
@@ -156,7 +156,7 @@ def test_so_is_the_reward_of_a_consistency_loss():
 
 
 @pytest.mark.parametrize("junk", [float("-inf"), float("nan"), float("inf"), 3.0])
-def test_anything_may_stand_at_a_masked_position(junk):
+def test_any_value_is_allowed_at_a_masked_position(junk):
     dirty = with_value(LOGP, junk, (1, 1))
     logp = dirty.clone().requires_grad_()
     result = KLTerm()(Rollout(logp, dirty, MASK, behavior_logp=dirty))
@@ -165,7 +165,7 @@ def test_anything_may_stand_at_a_masked_position(junk):
     assert float(gradient[1, 1]) == 0
 
 
-def test_rounding_above_zero_is_forgiven_by_the_dtypes_own_measure():
+def test_rounding_above_zero_is_allowed_by_the_precision_of_the_dtype():
     Rollout(with_value(LOGP, 1e-6, (0, 0)), LOGP, MASK)
     Rollout(with_value(LOGP, 0.03, (0, 0)).half(), LOGP, MASK)
     with pytest.raises(RolloutError):
@@ -185,7 +185,7 @@ def test_mixed_dtypes_take_the_widest_and_at_least_float32():
     assert Rollout(LOGP.half(), LOGP.double(), MASK).ref_logp.dtype == torch.float64
 
 
-def test_a_batch_without_live_tokens_is_worth_nothing_and_breaks_nothing():
+def test_a_batch_without_live_tokens_has_value_zero_and_raises_nothing():
     rollout = Rollout(LOGP, LOGP - 1, 0 * MASK, behavior_logp=LOGP, group=torch.zeros(2, dtype=torch.long))
     for term in (KLTerm(), KLTerm(reduction="token"), KLTerm(weighting=ImportanceWeighting("prefix", bound=None))):
         result = term(rollout)
@@ -194,7 +194,7 @@ def test_a_batch_without_live_tokens_is_worth_nothing_and_breaks_nothing():
     kl_report(rollout)
 
 
-def test_what_a_term_needs_and_does_not_get():
+def test_a_missing_field_that_a_term_needs_is_named():
     plain = Rollout(LOGP, LOGP, MASK)
     with pytest.raises(RolloutError, match="`behavior_logp` for an off-policy term; received none; remedy: pass"):
         KLTerm(weighting=ImportanceWeighting("prefix", bound=None))(plain)
@@ -216,7 +216,7 @@ def two_rollouts(second, reached):
 
 
 def test_values_can_be_checked_later():
-    """Not when a rollout is made, but before anybody goes on with it."""
+    """The check runs at the end of the block, before the code after it."""
     bad, reached = with_value(LOGP, float("nan"), (1, 0)), []
     two_rollouts(LOGP, [])
     with pytest.raises(RolloutError, match=r"`ref_logp`.*received nan at \[1, 0\]"):

@@ -1,4 +1,4 @@
-"""Sums that batches add up to, against the formulas written out over all completions at once."""
+"""Sums over batches, compared with the formulas over all completions at once."""
 
 import math
 from itertools import pairwise
@@ -88,7 +88,7 @@ def test_one_cluster_has_no_interval():
         assert all(map(math.isnan, found.interval()))
 
 
-def test_alike_completions_have_no_error_however_large_they_are():
+def test_equal_completions_have_no_error_however_large_they_are():
     alike = RatioSums.of(torch.full((1, 50), 1e9), torch.ones(50))
     (found,) = (alike + alike + alike).estimates()
     assert float(found.standard_error) == 0

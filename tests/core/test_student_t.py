@@ -65,10 +65,10 @@ def test_any_real_number_of_degrees_of_freedom(freedom):
 def test_it_falls_with_the_degrees_of_freedom_to_the_normal_quantile():
     found = [t_quantile(0.95, x) for x in (0.05, 0.5, 1, 2, 5, 50, 500, 999.9, 1000, 1e5, 1e12, math.inf)]
     assert found == sorted(found, reverse=True)
-    assert t_quantile(0.95, 0.001) == math.inf  # beyond every float
+    assert t_quantile(0.95, 0.001) == math.inf  # larger than every float
 
 
 @pytest.mark.parametrize(("level", "freedom"), [(0, 3), (1, 3), (-1, 3), (95, 3), (0.95, 0), (math.nan, 3)])
-def test_what_has_no_quantile(level, freedom):
+def test_levels_and_degrees_of_freedom_out_of_range_are_refused(level, freedom):
     with pytest.raises(MeaningError, match="a level between 0 and 1"):
         t_quantile(level, freedom)

@@ -1,17 +1,27 @@
-"""What may be declared, and what an unsound declaration is told."""
+"""What may be declared, and the errors for what may not."""
+
+from itertools import product
 
 import pytest
 import torch
 from tolerances import EXACT
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate, squared_sequence
+from klgrad.core import families
+from klgrad.core.families import FAMILIES
 from klgrad.errors import MeaningError
 
 TOKEN, PREFIX, SEQUENCE = (ImportanceWeighting(ratio, bound=None) for ratio in ("token", "prefix", "sequence"))
+RATIOS = {"none": None, "token": TOKEN, "prefix": PREFIX, "sequence": SEQUENCE}
 
 UNSOUND = [
     ({"estimator": "k3"}, "gradient of the forward KL; remedy: write estimator='k1_k3'"),
     ({"level": "token", "estimator": "k1_k3"}, "no future to put k3 on"),
+    ({"discount": 0, "estimator": "k1_k3"}, "\\(discount=0\\), which has no future.*with a discount above 0"),
+    (
+        {"discount": 0, "estimator": "exact", "baseline": "leave_one_out"},
+        "no sampled score to centre",
+    ),
     (
         {"weighting": TOKEN},
         "leaves the sampler's prefixes in the expectation; remedy: write ImportanceWeighting\\('prefix'",
@@ -50,7 +60,7 @@ def test_a_bound_must_leave_the_on_policy_ratio_alone(bound):
 
 
 @pytest.mark.parametrize(("arguments", "text"), [(("prefixes", None), "ratio in"), (("prefix", 2.0), "Truncate")])
-def test_a_sampler_must_exist(arguments, text):
+def test_an_unknown_ratio_or_bound_is_refused(arguments, text):
     with pytest.raises(MeaningError, match=text):
         ImportanceWeighting(*arguments)
 
@@ -61,7 +71,7 @@ def test_the_squared_sequence_takes_a_sound_bound_only():
         squared_sequence(rollout, influence_bound=-1.0)
 
 
-def test_the_bound_of_a_ratio_must_be_said():
+def test_the_bound_of_a_ratio_has_no_default():
     with pytest.raises(TypeError, match="bound"):
         ImportanceWeighting("prefix")  # type: ignore[call-arg]
 
@@ -73,7 +83,63 @@ def test_a_term_is_frozen_and_equal_by_meaning():
         KLTerm().level = "token"  # type: ignore[misc]
 
 
-SPOKEN = {
+OPTIONS = {
+    "divergence": ("reverse", "forward"),
+    "estimator": ("k1", "k1_k3", "k3", "exact"),
+    "baseline": ("none", "leave_one_out"),
+    "weighting": (None, TOKEN, PREFIX, SEQUENCE),
+    "influence_bound": (None, 1.0),
+    "reduction": ("sequence", "token"),
+}
+
+
+def declared(**options):
+    """The term, or the message of the refusal."""
+    try:
+        return KLTerm(**options)
+    except MeaningError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("values", list(product(*OPTIONS.values())), ids=str)
+def test_the_token_level_and_discount_0_are_one_declaration(values):
+    options = dict(zip(OPTIONS, values, strict=True))
+    by_level, by_discount = declared(level="token", **options), declared(discount=0, **options)
+    assert by_level == by_discount == declared(level="token", discount=0.0, **options)
+    if isinstance(by_level, KLTerm) and isinstance(by_discount, KLTerm):
+        assert hash(by_level) == hash(by_discount)
+        assert by_level.name == by_discount.name
+        assert str(by_level) == str(by_discount)
+        assert (by_discount.level, by_discount.discount) == (by_level.level, by_level.discount) == ("token", 0.0)
+
+
+def table():
+    """The rows of the table in the docstring of the families."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (families.__doc__ or "").splitlines()]
+    return {tuple(row[0].split(", ")): row[1:] for row in rows if row and ", " in row[0]}
+
+
+@pytest.mark.parametrize("kind", FAMILIES, ids="-".join)
+def test_the_table_of_the_families_says_what_may_be_declared(kind):
+    estimators, discounts, baseline, ratios = table()[kind]
+    for estimator, ratio, discount in product(("k1", "k1_k3", "k3", "exact"), RATIOS, (0.0, 0.5, 1.0)):
+        sampled = estimator != "exact"
+        allowed = (
+            estimator in estimators.split(", ")
+            and {"(0, 1]": discount > 0, "0": discount == 0, "1": discount == 1}[discounts]
+            and (ratio in ratios.split(", ") or (sampled and f"{ratio} (sampled only)" in ratios.split(", ")))
+        )
+        options = {"divergence": kind[0], "level": kind[1], "estimator": estimator, "weighting": RATIOS[ratio]}
+        if discount != (1 if kind[1] == "token" else 0):  # 1 is the default and means 0; 0 is the token family
+            assert isinstance(declared(discount=discount, **options), KLTerm) == allowed, (options, discount)
+            with_baseline = allowed and (sampled or baseline == "yes")
+            found = declared(discount=discount, baseline="leave_one_out", **options)
+            assert isinstance(found, KLTerm) == with_baseline, (options, discount)
+            found = declared(discount=discount, influence_bound=1.0, **options)
+            assert isinstance(found, KLTerm) == (allowed and sampled), (options, discount)
+
+
+FORMULAS = {
     KLTerm(): "∇ KL(π‖ref), sequence level = E_π[ Σ_t (l_t + Σ_{s>t} l_s) ∇log π(y_t) ]; "
     "summed over the sequence; on-policy",
     KLTerm(level="token", weighting=TOKEN, reduction="token"): "∇ KL(π‖ref), token level = "
@@ -88,9 +154,9 @@ SPOKEN = {
 }
 
 
-@pytest.mark.parametrize("term", SPOKEN, ids=lambda t: t.name)
-def test_a_term_says_aloud_what_it_is(term):
-    assert str(term) == SPOKEN[term]
+@pytest.mark.parametrize("term", FORMULAS, ids=lambda t: t.name)
+def test_the_formula_of_a_term(term):
+    assert str(term) == FORMULAS[term]
 
 
 def test_the_reductions_divide_by_sequences_or_by_tokens():

@@ -170,7 +170,7 @@ def test_fact_15_the_sequence_target_shortens_completions_to_save_kl():
     """Equal KL at every prefix: descending the sequence KL raises the end token, the token KL does not."""
     problem = autoregressive(2, 3, ends=True, seed=0, away_from_ref=0.0)
     logits = torch.zeros_like(problem.logits)
-    ref = torch.tensor([0.0, 1.0]).double().expand_as(logits)  # ref likes to go on, everywhere alike
+    ref = torch.tensor([0.0, 1.0]).double().expand_as(logits)  # ref prefers to continue, equally at every prefix
     problem = type(problem)(problem.space, logits, ref, logits)
     targets = target_gradients(problem)
     end = lambda g: float(g.view_as(logits)[0, 0])

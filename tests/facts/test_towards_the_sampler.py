@@ -27,7 +27,7 @@ def towards_the_sampler(problem):
 def test_fact_22_k1_as_loss_climbs_the_kl_of_the_sampler_to_the_policy(problem):
     slope = k1.slope(whole_space(problem).log_ratio)
     EXACT.check_vector(mean_gradient(problem, slope), -towards_the_sampler(problem))
-    assert towards_the_sampler(problem).norm() > 0.01  # which is not nothing
+    assert towards_the_sampler(problem).norm() > 0.01  # so that the comparison is not one of zeros
 
 
 def test_fact_22_so_does_the_loss_itself_over_every_group():
@@ -74,7 +74,7 @@ def test_fact_23_a_bounded_ratio_removes_it_in_part(problem, bound):
         EXACT.check_vector(left, 0 * bare)
         return
     assert left.norm() > 0.01 * bare.norm()
-    if not isinstance(bound, Mask):  # which can leave more than it takes away: it drops one side of a balance
+    if not isinstance(bound, Mask):  # a mask can leave more than it removes: it drops one side of a balance
         assert left.norm() < bare.norm()
 
 

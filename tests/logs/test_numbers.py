@@ -155,7 +155,8 @@ def test_every_cell_is_taken_or_refused():
             cell_of(name)
         except LogError:
             refused.add(name)
-    groups = {"k1-reward-leave-one-out", "k1-reward-group-mean", "k1-reward-group-std"}
+    groups = {"k1-reward-group-mean", "k1-reward-group-std"}
+    groups |= {f"{name}-leave-one-out" for name in ("k1-reward", "k3-reward", "k3-both")}
     assert refused == groups | {"k2-loss-token-mean", "k1-token-mean-discounted"}
 
 

@@ -1,4 +1,4 @@
-"""The honest report: right numbers, right errors, right units."""
+"""KL reports: their numbers, errors and units."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_unequal_groups_have_fewer_degrees_of_freedom_than_clusters():
     assert 1 <= float(unequal.degrees_of_freedom) < 4
 
 
-def test_shares_beyond_clamps_are_counted_on_the_side_where_they_bite():
+def test_shares_beyond_clamps_are_counted_on_the_side_that_is_clamped():
     logp = torch.tensor([[-3.0, -5.0, -0.5, -0.5, -0.6, -0.5]])
     ref = torch.tensor([[-0.1, -0.1, -3.5, -5.5, -5.6, -25.0]])
     found = kl_report(Rollout(logp, ref, torch.ones(1, 6))).scalars
@@ -151,7 +151,7 @@ def test_shares_and_means_of_lengths_are_exact():
     assert (found["length/min"], found["length/max"]) == (4, 7)
 
 
-def test_a_band_must_hold_one():
+def test_a_band_must_contain_one():
     with pytest.raises(RolloutError, match="0 <= low <= 1 <= high"):
         mismatch_report(-torch.ones(1, 1), -torch.ones(1, 1), torch.ones(1, 1), band=(1.5, 2.0))
 

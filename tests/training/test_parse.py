@@ -59,7 +59,7 @@ def test_distillation_uses_completions_twice_where_that_needs_no_weights():
         ["--kl_discount", "0.5"],
         ["--kl_estimator", "k1"],
         ["--kl_top_k", "64"],
-        ["--kl_baseline", "leave_one_out"],
+        ["--kl_baseline", "leave_one_out", "--kl_discount", "0.5"],
         ["--kl_divergence", "forward", "--kl_level", "token"],
         ["--reward", "a:b"],
         ["--num_iterations", "1"],

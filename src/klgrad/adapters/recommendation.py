@@ -5,7 +5,7 @@ Each entry names the audited setting that shows what it descends, so that a test
 
 from dataclasses import dataclass
 
-from ..core.meaning import Divergence, Level
+from ..core.families.choices import Divergence, Level
 from ..targets import Descends
 
 Meaning = tuple[Divergence, Level]

@@ -5,10 +5,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from ..core.importance import Truncate
-from ..core.meaning import CHOICES
+from ..core.families.choices import CHOICES
+from ..core.importance import ImportanceWeighting, Truncate
 from ..core.regularizers import squared_sequence
-from ..core.term import ImportanceWeighting, KLTerm
+from ..core.term import KLTerm
 from ..errors import MeaningError
 from ..zoo import CELLS
 from .subject import Subject, as_subject, of_rollout
@@ -21,7 +21,6 @@ WEIGHTINGS = (
 )
 
 COMPROMISES = (
-    KLTerm(discount=0.0),
     KLTerm(discount=0.9),
     KLTerm(estimator="exact", discount=0.9),
     KLTerm(influence_bound=1.0),

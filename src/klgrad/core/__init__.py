@@ -1,1 +1,1 @@
-"""The mathematics: tensors in, tensors out. Needs torch alone, and no other folder of this package."""
+"""The mathematics: tensors in, tensors out. It needs torch alone, and imports no other folder of this package."""

@@ -1,26 +1,59 @@
-r"""Credit: which later terms the score of token t is paired with, and which baseline is taken off.
+r"""Credit assignment: which terms the score of token t is multiplied by, and which baseline is subtracted.
 
-A token's term belongs to that token alone (*token*), to it and all before it (*to go*), or to every token
-of the completion (*whole*). Only the last two are unbiased for a sequence-level divergence.
+A token's term can be credited to that token alone, to it and all tokens before it (`to_go`), or to every token of the
+completion (`whole`). Only the last two are unbiased for a sequence-level divergence.
 """
 
 import torch
 from torch import Tensor
 
 from ..errors import RolloutError
+from .grouping import number_groups
 from .running_sum import running_sum
 
 
 def to_go(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
-    r"""The sum R_t = x_t + g R_{t'} with t' the next live token; (B, T) to (B, T), 0 where masked.
+    r"""The discounted sum of this and all later terms: R_t = x_t + g R_{t'}, with t' the next live token.
 
-    Steps are counted in live tokens, so that masked-out tool outputs inside a completion do not discount.
+    Steps are counted in live tokens, so that masked tool outputs inside a completion do not discount.
+
+    Args:
+        x: (B, T) terms.
+        mask: (B, T) live tokens.
+        discount: g in [0, 1].
+
+    Returns:
+        (B, T), 0 where masked.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import credit
+        >>> credit.to_go(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, True]]), discount=0.5)
+        tensor([[3., 4., 4.]])
+
+    References:
+        Tang and Munos, On a few pitfalls in KL divergence gradient estimation for RL, 2025, arXiv:2506.09477.
     """
     return torch.where(mask, _scan(x, mask, discount), 0)
 
 
 def future(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
-    """What `to_go` adds to x_t: the discounted terms strictly after token t."""
+    """The discounted sum of all later terms, which `to_go` adds to x_t.
+
+    Args:
+        x: (B, T) terms.
+        mask: (B, T) live tokens.
+        discount: g in [0, 1].
+
+    Returns:
+        (B, T), 0 where masked.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import credit
+        >>> credit.future(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, True]]))
+        tensor([[6., 4., 0.]])
+    """
     after = torch.zeros_like(x)
     if discount == 0:
         return after
@@ -29,10 +62,10 @@ def future(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:
 
 
 def _scan(x: Tensor, mask: Tensor, discount: float) -> Tensor:
-    """Discounted suffix sums in log2(T) vectorised steps; dead positions pass on what follows them.
+    """Discounted suffix sums in log2(T) vectorised steps; masked positions copy what follows them.
 
-    R_t = x_t + a_t R_{t+1} with a_t = g at live and 1 at dead positions; composing the affine maps of
-    doubling spans needs no power of 1/g, so that it is stable for every discount in [0, 1].
+    R_t = x_t + a_t R_{t+1} with a_t = g at live and 1 at masked positions. Composing the affine maps of
+    doubling spans needs no power of 1/g, which makes it stable for every discount in [0, 1].
     """
     total = torch.where(mask, x, 0)
     if discount == 1:
@@ -48,34 +81,84 @@ def _scan(x: Tensor, mask: Tensor, discount: float) -> Tensor:
 
 
 def whole(x: Tensor, mask: Tensor) -> Tensor:
-    """The sum over the completion, at each of its live tokens."""
+    """The sum over the completion, at each of its live tokens.
+
+    Args:
+        x: (B, T) terms.
+        mask: (B, T) live tokens.
+
+    Returns:
+        (B, T), 0 where masked.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import credit
+        >>> credit.whole(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]))
+        tensor([[3., 3., 0.]])
+    """
     total = torch.where(mask, x, 0).sum(-1, keepdim=True)
     return torch.where(mask, total, 0)
 
 
 def leave_one_out(x: Tensor, group: Tensor | None) -> Tensor:
-    r"""Mean of x over the *other* completions of the group: (B,) per sequence, or (B, T) per step.
+    r"""The mean of x over the *other* completions of the group.
 
-    It does not look at the completion it is taken from, so subtracting it from a coefficient leaves the
-    expected gradient as it is. A mean over the whole group would shrink it by 1 - 1/n.
+    It does not depend on the completion itself, so that subtracting it from a coefficient does not change the
+    expected gradient. Subtracting the mean of the whole group would shrink the gradient by 1 - 1/n.
+
+    Args:
+        x: (B,) one value per completion, or (B, T) one per token.
+        group: (B,) integer labels.
+
+    Returns:
+        The means, in the shape of x.
+
+    Raises:
+        RolloutError: if there is no group, or one of a single completion.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import credit
+        >>> credit.leave_one_out(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 0]))
+        tensor([2.5000, 2.0000, 1.5000])
+
+    References:
+        Kool, van Hoof and Welling, Buy 4 REINFORCE samples, get a baseline for free!, ICLR 2019 workshop.
     """
     total, size = group_total(x, group)
     return (total - x) / (size - 1)
 
 
 def group_total(x: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum of x over each completion's group, and the group's size, in shapes that broadcast with x."""
+    """The sum of x over each completion's group, and the group's size.
+
+    Args:
+        x: (B,) one value per completion, or (B, T) one per token.
+        group: (B,) integer labels.
+
+    Returns:
+        The sums in the shape of x, and the sizes in a shape that broadcasts with it.
+
+    Raises:
+        RolloutError: if there is no group, or one of a single completion.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import credit
+        >>> credit.group_total(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 1, 0, 1]))
+        (tensor([ 5., 10.,  5., 10.]), tensor([2., 2., 2., 2.]))
+    """
     if group is None:
         raise RolloutError("a `group` index per completion for a group statistic", "none", "pass Rollout(group=...)")
-    _, index, counts = torch.unique(group, return_inverse=True, return_counts=True)
-    size = counts[index]
+    index, sizes = number_groups(group)
+    size = sizes[index]
     if bool((size < 2).any()):
         alone = group[size < 2][0].item()
         raise RolloutError(
             "at least 2 completions in every group",
             f"group {alone} with 1",
-            "sample more completions per prompt, or do without a group baseline",
+            "sample more completions per prompt, or use no group baseline",
         )
     index, size = index.to(x.device), size.to(x.device, x.dtype)
-    total = torch.zeros(len(counts), *x.shape[1:], dtype=x.dtype, device=x.device).index_add(0, index, x)
+    total = torch.zeros(len(sizes), *x.shape[1:], dtype=x.dtype, device=x.device).index_add(0, index, x)
     return total[index], size.reshape(-1, *[1] * (x.ndim - 1))

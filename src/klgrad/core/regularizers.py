@@ -1,8 +1,8 @@
 r"""Regularisers for stale data that need no importance weights.
 
-`consistency_loss` contains the reward, and its optimum is π* ∝ ref exp(r/β) under any sampler. `squared_sequence` is a
-pull to ref alone, whose optimum without a reward is ref. Beside a reward its optimum is π* only if the reward and
-the log-ratio are centred together: see there.
+`consistency_loss` contains the reward, and its optimum is π* ∝ ref exp(r/β) under any sampler. `squared_sequence` pulls
+π towards ref alone, and its optimum without a reward is ref. Together with a reward its optimum is π* only if the
+reward and the log-ratio are centred together, as its docstring explains.
 """
 
 from functools import partial
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..errors import MeaningError, RolloutError
 from .credit import group_total
-from .meaning import check_influence_bound
+from .influence import check_influence_bound, clip_influence
 from .result import KLResult, assemble
 from .rollout import Rollout, check_tensors
 
 
 def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> KLResult:
-    r"""Half the squared log-ratio of whole completions, (Σ_t l_t)² / 2, on whatever sampled them.
+    r"""Half the squared log-ratio of whole completions, (Σ_t l_t)² / 2, under any sampler.
 
     Estimates:
         E_μ[(Σ_t l_t)² / 2]; near ref it is close to the reverse KL of completions.
@@ -25,18 +25,34 @@ def squared_sequence(rollout: Rollout, influence_bound: float | None = None) -> 
         `reverse-kl-sequence` on-policy; `squared-sequence` off-policy, with μ held fixed.
     Requires:
         nothing of the sampler: no ratio, no `behavior_logp`. Off-policy the mean score E_μ[Σ_t s_t] is not zero, so
-        that a baseline is not free. Beside an unweighted policy gradient E_μ[(r - v) Σ_t s_t] the sum stands still at
-        π* ∝ ref exp(r/β) only if v = E_μ[r - β Σ_t l_t], the mean of both terms, or v = β log E_ref[exp(r/β)].
-        With the mean reward as v, or beside the gradient of E_π[r], it ends elsewhere: 0.008 to 0.78 and 0.11 to 0.70
-        nats from π* on four small problems with β = 0.5. `consistency_loss` is the form that is centred.
+        that a baseline changes the expected gradient. Added to an unweighted policy gradient E_μ[(r - v) Σ_t s_t], the
+        sum is zero at π* ∝ ref exp(r/β) only if v = E_μ[r - β Σ_t l_t], the mean of both terms, or
+        v = β log E_ref[exp(r/β)]. With the mean reward as v, or added to the gradient of E_π[r], it converges
+        elsewhere: 0.008 to 0.78 and 0.11 to 0.70 nats from π* on four small problems with β = 0.5.
+        `consistency_loss` is the centred form.
 
     Args:
         rollout: the batch.
         influence_bound: clips each completion's Σ_t l_t in the coefficient (Huber's slope).
+
+    Returns:
+        The loss, the coefficients and the value; see `KLResult`.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, squared_sequence
+        >>> logp = torch.tensor([[-1.0, -2.0]])
+        >>> result = squared_sequence(Rollout(logp, logp - 0.5, torch.ones(1, 2)))
+        >>> result.loss, result.coefficient
+        (tensor(0.5000), tensor([[1., 1.]]))
+
+    References:
+        Tang, Cohen, Zhang, Valko and Munos, RL-finetuning LLMs from on- and off-policy data with a single algorithm,
+        2025, arXiv:2503.19612 (AGRO, of which this is the part without the reward).
     """
     check_influence_bound(influence_bound)
     total = rollout.log_ratio.sum(-1)
-    bounded = total if influence_bound is None else total.clamp(-influence_bound, influence_bound)
+    bounded = clip_influence(total, influence_bound)
     return assemble(
         rollout,
         "sequence",
@@ -66,9 +82,24 @@ def consistency_loss(rollout: Rollout, reward: Tensor, beta: float) -> Tensor:
         rollout: the batch, with `group`.
         reward: (B,), one per completion.
         beta: strength of the KL regularisation, > 0.
+
+    Returns:
+        A scalar, differentiable by `logp`.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, consistency_loss
+        >>> logp = torch.tensor([[-1.0], [-2.0]])
+        >>> rollout = Rollout(logp, torch.tensor([[-1.5], [-1.5]]), torch.ones(2, 1), group=[0, 0])
+        >>> consistency_loss(rollout, torch.tensor([1.0, 0.0]), beta=1.0)  # r - β log(π/ref) is 0.5 for both
+        tensor(0.)
+
+    References:
+        Tang, Cohen, Zhang, Valko and Munos, RL-finetuning LLMs from on- and off-policy data with a single algorithm,
+        2025, arXiv:2503.19612.
     """
     if not beta > 0:
-        raise MeaningError("beta > 0", f"{beta:g}", "the optimum exp(r / beta) needs a positive temperature")
+        raise MeaningError("beta > 0", f"{beta:g}", "pass a positive beta; the optimum ref exp(r / beta) needs one")
     check_tensors({"logp": rollout.logp, "reward": reward})
     if reward.shape != rollout.logp.shape[:1] or reward.is_complex():
         raise RolloutError(

@@ -1,4 +1,4 @@
-"""What a KL term gives back, and the one place where coefficients become a loss."""
+"""`KLResult`, what a KL term returns, and the one place where coefficients become a loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,21 +18,35 @@ live tokens of the batch, divided by their number; when lengths vary this is ano
 
 @dataclass(frozen=True, eq=False)
 class KLResult:
-    r"""A KL term evaluated on one batch; what a trainer does not ask for is not computed.
+    r"""A KL term evaluated on one batch. Parts are computed when they are first used.
 
     `loss` and (`coefficient`, `pathwise`) are two shapes of one gradient:
     ∇loss = ∇(reduce(coefficient · logp) + pathwise), sample by sample.
 
     Attributes:
-        loss: scalar; its value is the KL estimate `value.mean`, its gradient what the term declares.
+        loss: scalar; its value is the KL estimate `value.mean`, its gradient is the one that the term declares.
         coefficient: (B, T), detached, on the score of each sampled token. Subtract β x it from per-token
             advantages *after* their normalisation, and let the trainer reduce.
         pathwise: scalar; the full-vocabulary part of an `exact` term, to be added (times β) to the loss
-            beside the coefficient. Zero, without gradient, for sampled terms.
-        per_token: (B, T), 0 in value; whatever weights it is summed with, the gradient is that of the term with
-            those weights on its tokens. For trainers that reduce in a way of their own.
+            when the coefficient goes into the advantages. Zero, without gradient, for sampled terms.
+        per_token: (B, T), 0 in value. Its weighted sum has the gradient of the term with those weights on its tokens,
+            for trainers with a reduction of their own.
         value: the KL estimate with its standard error, in the unit of the reduction.
         diagnostics: detached scalars, by name.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import KLTerm, Rollout
+        >>> logp = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]], requires_grad=True)
+        >>> result = KLTerm()(Rollout(logp, ref_logp=logp.detach() - 0.5, mask=torch.ones(2, 2)))
+        >>> print(result.value)
+        1 ± 0
+        >>> result.coefficient
+        tensor([[1.0000, 0.5000],
+                [1.0000, 0.5000]])
+        >>> torch.autograd.grad(result.loss, logp)  # the mean over two completions
+        (tensor([[0.5000, 0.2500],
+                [0.5000, 0.2500]]),)
     """
 
     coefficient: Tensor
@@ -46,7 +60,7 @@ class KLResult:
     @cached_property
     def loss(self) -> Tensor:
         """The estimate, with the gradient that the term declares."""
-        with torch.enable_grad():  # whoever asks first, under no_grad() to log it, say, must not take the gradient away
+        with torch.enable_grad():  # so that a first access under no_grad() still builds the graph
             return self.value.mean + reduce(self.per_token, self._rollout, self._reduction)
 
     @cached_property
@@ -69,7 +83,17 @@ class KLResult:
 
 
 def reduce(per_token: Tensor, rollout: Rollout, reduction: Reduction) -> Tensor:
-    """(B, T) to a scalar, by the declared reduction; masked positions count for nothing."""
+    """Reduce (B, T) to a scalar by the declared reduction; masked positions are ignored.
+
+    Args:
+        per_token: (B, T) one number per token.
+        rollout: the batch, for its mask.
+        reduction: `sequence` sums over each completion and averages over completions, `token` averages over all
+            live tokens.
+
+    Returns:
+        A scalar.
+    """
     total = torch.where(rollout.mask, per_token, 0).sum()
     return total / _count(rollout, reduction).sum().clamp(min=1)
 
@@ -83,9 +107,21 @@ def assemble(
     value_per_sequence: Tensor,
     diagnose: Callable[[], dict[str, Tensor]],
 ) -> KLResult:
-    """Build the result: the loss carries the estimate as its value and the coefficients as its gradient."""
+    """Build the result, whose loss has the estimate as its value and the coefficients as its gradient.
+
+    Args:
+        rollout: the batch.
+        reduction: how tokens become one number.
+        coefficient: (B, T) on the score of each token.
+        pathwise: (B, T) full-vocabulary part, which is differentiated; None for sampled terms.
+        value_per_sequence: (B,) the estimate of each completion.
+        diagnose: computes the diagnostics when they are first used.
+
+    Returns:
+        The result.
+    """
     coefficient = torch.where(rollout.mask, coefficient, 0).detach()
-    # Differences of the kind x - x.detach() are 0 with a gradient: the value is the estimate's alone.
+    # x - x.detach() is 0 and has the gradient of x: it adds nothing to the value of the estimate.
     per_token = coefficient * (rollout.logp - rollout.logp.detach())
     if pathwise is not None:
         per_token = per_token + torch.where(rollout.mask, pathwise - pathwise.detach(), 0)

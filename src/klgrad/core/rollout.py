@@ -1,11 +1,11 @@
-"""A batch of sampled completions, checked once at the border so that nothing downstream has to."""
+"""`Rollout`, a batch of sampled completions, checked once when it is made so that no later code has to."""
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -13,56 +13,72 @@ from torch import Tensor
 from ..errors import RolloutError
 
 ROUNDING_STEPS = 64
-"""How many units in the last place a log-prob may stand above 0 before it is an error: log-probs are
-made as logit minus log-sum-exp, and logits of size up to 64 round at 64 x eps of their dtype."""
+"""How many units of rounding a log-prob may be above 0 before it is an error: log-probs are computed as
+logit minus log-sum-exp, and logits of size up to 64 are rounded at 64 x eps of their dtype."""
 
 KLS = ("token_reverse_kl", "token_forward_kl")
-"""The fields that are no log-probs."""
+"""The fields per token that are not log-probs."""
 
 OPTIONAL = ("behavior_logp", *KLS)
 """The fields per token that may be None."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Of log-probs and KLs. Narrower ones (float8) cannot even be compared with 0."""
+"""The allowed dtypes of log-probs and KLs. Narrower ones (float8) do not support comparisons."""
 
-_later: ContextVar[list[Callable[[], None]] | None] = ContextVar("_later", default=None)
-"""Where checks are put off to."""
+_deferred: ContextVar[list[Callable[[], None]] | None] = ContextVar("_deferred", default=None)
+"""The checks of values that wait for the end of `checked_at_the_end`; None outside of it."""
 
 
 @contextmanager
-def checked_at_the_end() -> Iterator[None]:
-    """Rollouts that are made inside have their values checked when it ends.
+def checked_at_the_end() -> Generator[None, None, None]:
+    """Check the values of rollouts that are made inside only when the block ends.
 
-    To look at values is to wait for the device: a trainer puts it where it waits anyway.
+    A check of values synchronises with the device, so a trainer defers it to a point where it synchronises anyway.
+    Types, shapes and dtypes are still checked at once.
     """
     checks: list[Callable[[], None]] = []
-    token = _later.set(checks)
+    token = _deferred.set(checks)
     try:
         yield
     finally:
-        _later.reset(token)
+        _deferred.reset(token)
     for check in checks:
         check()
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    r"""Log-probs of sampled tokens by role, all (B, T), over the live tokens of B completions.
+    r"""Log-probs of the sampled tokens of B completions by role, all of shape (B, T).
 
-    Positions where `mask` is 0 are overwritten with 0 by `torch.where`, so that whatever stands there
-    (-inf, NaN, padding) reaches neither a value nor a gradient. Half precision is lifted to float32.
-    Everything but `logp`, `token_reverse_kl` and `token_forward_kl` is detached.
+    Positions where `mask` is 0 are overwritten with 0 by `torch.where`, so that padding there (even -inf or NaN)
+    reaches neither a value nor a gradient. Half precision is converted to float32. Everything but `logp`,
+    `token_reverse_kl` and `token_forward_kl` is detached.
 
     Args:
         logp: log π(y_t | y_<t) of the policy being trained; carries the gradient.
-        ref_logp: log ref(y_t | y_<t) of the anchor.
-        mask: 1 (or True) where a token of the completion stands, the end token included; else 0.
-        behavior_logp: log μ(y_t | y_<t) of what really sampled the tokens; None means π itself.
+        ref_logp: log ref(y_t | y_<t) of the reference policy.
+        mask: 1 (or True) for tokens of the completion, the end token included; else 0.
+        behavior_logp: log μ(y_t | y_<t) of the policy that sampled the tokens; None means π itself.
         group: (B,) labels; completions of one prompt share one. An integer tensor, or a list, tuple or NumPy array of
             integers or of strings (verl's `uid`), which becomes an integer tensor; strings are numbered in the order
             of their first appearance. Keep it on the CPU to avoid a device synchronisation.
         token_reverse_kl: KL(π(·|y_<t) ‖ ref(·|y_<t)) over the full vocabulary, differentiable towards π.
-        token_forward_kl: KL(ref(·|y_<t) ‖ π(·|y_<t)) likewise.
+        token_forward_kl: KL(ref(·|y_<t) ‖ π(·|y_<t)), likewise.
+
+    Raises:
+        RolloutError: if a tensor has the wrong type, shape, dtype, device or values.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout
+        >>> logp = torch.tensor([[-1.0, -2.0], [-0.5, float("-inf")]], requires_grad=True)
+        >>> ref_logp = torch.tensor([[-1.5, -2.0], [-0.5, float("nan")]])
+        >>> rollout = Rollout(logp, ref_logp, mask=torch.tensor([[1, 1], [1, 0]]), group=["a", "a"])
+        >>> rollout.log_ratio
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.0000]])
+        >>> rollout.lengths
+        tensor([2., 1.])
     """
 
     logp: Tensor
@@ -98,17 +114,17 @@ class Rollout:
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) number of live tokens, in the dtype of the log-probs."""
+        """(B,) the number of live tokens, in the dtype of the log-probs."""
         return self.mask.sum(-1).to(self.logp.dtype)
 
     @property
     def sampler_logp(self) -> Tensor:
-        """Log-probs of what sampled the tokens: `behavior_logp`, or π itself where none was given."""
+        """Log-probs of the policy that sampled the tokens: `behavior_logp`, or those of π where it is None."""
         return self.logp.detach() if self.behavior_logp is None else self.behavior_logp
 
 
 def check_tensors(given: dict[str, object]) -> None:
-    """Raise for what is no dense tensor, or on another device than the first."""
+    """Raise `RolloutError` for a value that is not a dense tensor, or not on the device of the first."""
     device = None
     for name, x in given.items():
         if not isinstance(x, Tensor):
@@ -143,7 +159,7 @@ def _check_shapes(logp: Tensor, mask: Tensor, per_token: dict[str, Tensor]) -> N
 
 
 def _as_index(group: object, rows: int) -> Tensor:
-    """(B,) int64 from whatever labels the prompts."""
+    """(B,) int64 from any allowed form of labels."""
     found = group if isinstance(group, Tensor) else _numbered(group)
     integers = not (found.is_floating_point() or found.is_complex() or found.is_quantized)
     if found.shape != (rows,) or not integers or found.layout != torch.strided or found.is_meta:
@@ -155,17 +171,24 @@ def _as_index(group: object, rows: int) -> Tensor:
     return found.detach().to(torch.long)
 
 
+class _Array(Protocol):
+    """A NumPy array, without importing NumPy."""
+
+    def tolist(self) -> object: ...
+
+
 def _numbered(group: object) -> Tensor:
     """A tensor of the labels of a list, tuple, range or NumPy array."""
     is_array = hasattr(group, "tolist") and not isinstance(group, type)
-    labels = group.tolist() if is_array else group  # type: ignore[attr-defined]
-    if isinstance(labels, list | tuple | range):
+    found: object = cast("_Array", group).tolist() if is_array else group
+    if isinstance(found, list | tuple | range):
+        labels = cast("Sequence[object]", found)
         if all(isinstance(label, str) for label in labels):
             number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
             labels = [number[label] for label in labels]
         try:
-            return torch.tensor([operator.index(label) for label in labels], dtype=torch.long)
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # not an integer, or none of 64 bits
+            return torch.tensor([operator.index(cast("int", label)) for label in labels], dtype=torch.long)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # not an integer, or not of 64 bits
             pass
     raise RolloutError(
         "`group` as a tensor, list or NumPy array of integers of 64 bits, or of strings",
@@ -177,36 +200,43 @@ def _numbered(group: object) -> Tensor:
 def _as_bool(mask: Tensor) -> Tensor:
     live = mask != 0
     if mask.dtype != torch.bool and bool((live & (mask != 1)).any()):
-        b, t = torch.nonzero(live & (mask != 1))[0].tolist()
+        b, t = _first(live & (mask != 1))
         raise RolloutError(
             "a `mask` of 0 and 1",
             f"{mask[b, t].item():g} at [{b}, {t}]",
-            "pass the completion mask; weights belong to the loss, not to the mask",
+            "pass the completion mask, and multiply the loss instead of the mask by weights",
         )
     return live
 
 
 def _check_values(given: dict[str, Tensor], mask: Tensor) -> None:
-    """One device synchronisation for sound tensors; the details are looked up only for a bad one."""
-    bad = {name: mask & _out_of_place(name, x) for name, x in given.items()}
-    found, later = torch.stack([flags.any() for flags in bad.values()]).any(), _later.get()
-    if later is None:
-        _tell(found, bad, given)
+    """One device synchronisation for valid tensors; the details are looked up only for an invalid one."""
+    bad = {name: mask & _is_invalid(name, x) for name, x in given.items()}
+    found, deferred = torch.stack([flags.any() for flags in bad.values()]).any(), _deferred.get()
+    if deferred is None:
+        _raise_if(found, bad, given)
     else:
-        later.append(lambda: _tell(found, bad, given))
+        deferred.append(lambda: _raise_if(found, bad, given))
 
 
-def _tell(found: Tensor, bad: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+def _raise_if(found: Tensor, bad: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    """Raise for the first invalid value, if one was found."""
     if not bool(found):
         return
     name = next(name for name, flags in bad.items() if bool(flags.any()))
-    b, t = torch.nonzero(bad[name])[0].tolist()
+    b, t = _first(bad[name])
     value = given[name][b, t].item()
     expected = f"`{name}` finite and {'>= 0' if name in KLS else '<= 0'} at every live token"
     raise RolloutError(expected, f"{value:g} at [{b}, {t}]", _remedy(name, value))
 
 
-def _out_of_place(name: str, x: Tensor) -> Tensor:
+def _first(flags: Tensor) -> tuple[int, int]:
+    """Row and column of the first flag that is set."""
+    b, t = torch.nonzero(flags)[0]
+    return int(b), int(t)
+
+
+def _is_invalid(name: str, x: Tensor) -> Tensor:
     beyond = (-x if name in KLS else x) > ROUNDING_STEPS * torch.finfo(x.dtype).eps
     return beyond | ~torch.isfinite(x)
 

@@ -1,4 +1,7 @@
-"""Means with standard errors and intervals by what was sampled independently, and sums that batches add up to."""
+"""Means with standard errors and confidence intervals, clustered by what was sampled independently.
+
+They follow from sums that can be added over batches.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,11 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .grouping import number_groups
 from .student_t import t_quantile
 
 
 class Interval(NamedTuple):
-    """Both ends of an interval for a mean; nan where one sample has no error."""
+    """Both ends of a confidence interval for a mean; nan where a single sample has no standard error."""
 
     low: float
     high: float
@@ -21,17 +25,27 @@ class Interval(NamedTuple):
 class Estimate:
     r"""A mean with its standard error; unpacks as `mean, standard_error = estimate`.
 
-    95% intervals of k1 and of the exact KL contain the true KL in 93% of simulated batches of 16 prompts x 8, or more.
-    Those of k3 (the value of estimator="k1_k3") do so near ref; but for a sharp policy, which hardly ever draws tokens
-    that ref likes, exp(-l) has a heavy tail, most batches miss its rare large values, and only 65% to 77% of the
-    intervals contain the true KL. `docs/statistics.md` has the numbers.
+    95% intervals of k1 and of the exact KL contain the true KL in at least 93% of simulated batches of 16 prompts with
+    8 completions each. Those of k3 (the value of estimator="k1_k3") do so near ref. For a sharp policy, which rarely
+    draws tokens that ref prefers, exp(-l) has a heavy tail: most batches miss its rare large values, and only 65% to
+    77% of the intervals contain the true KL. `docs/statistics.md` has the numbers.
 
     Attributes:
         mean: 0-dimensional tensor.
-        standard_error: likewise; nan for one cluster.
-        clusters: what was drawn independently: prompts, or completions where there is one group or none.
+        standard_error: 0-dimensional tensor; nan for one cluster.
+        clusters: the number of independent draws: prompts, or completions where there is one group or none.
         degrees_of_freedom: of the standard error, 0-dimensional: clusters - 1 for clusters of one size, fewer for
             unequal ones.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad.core.standard_errors import ratio_of_means
+        >>> estimate = ratio_of_means(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3))
+        >>> print(estimate)
+        2 ± 0.58
+        >>> low, high = estimate.interval(0.95)
+        >>> round(low, 2), round(high, 2)
+        (-0.48, 4.48)
     """
 
     mean: Tensor
@@ -40,7 +54,14 @@ class Estimate:
     degrees_of_freedom: Tensor
 
     def interval(self, level: float = 0.95) -> Interval:
-        """The mean ± t standard errors, t the quantile of Student's t distribution; waits for the device."""
+        """The mean ± t standard errors, with t the quantile of Student's t distribution.
+
+        Args:
+            level: probability that the interval is to contain the mean.
+
+        Returns:
+            Plain numbers, which needs a device synchronisation.
+        """
         mean, error, freedom = (float(x) for x in (self.mean, self.standard_error, self.degrees_of_freedom))
         away = t_quantile(level, freedom) * error if freedom > 0 else float("nan")
         return Interval(mean - away, mean + away)
@@ -53,39 +74,40 @@ class Estimate:
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Float64, where sums over millions of tokens keep their digits; Apple's MPS has none, and keeps float32."""
+    """The dtype of sums over millions of tokens: float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def wide(x: Tensor) -> Tensor:
-    """In the dtype that sums are taken in."""
+    """Convert to the dtype of sums."""
     return x.to(wide_dtype(x.device))
 
 
 @dataclass(frozen=True, eq=False)
 class RatioSums:
-    r"""Sums of some completions from which Σ total / Σ count and its standard error follow, for K totals at once.
+    r"""Sums over completions that give Σ total / Σ count and its standard error, for K totals at once.
 
-    The sums of two disjoint sets of completions add up to those of both.
+    The sums of two disjoint sets of completions can be added.
 
     With counts of 1 the ratio is the mean per sequence; with lengths it is the mean per token, whose error must not
-    treat the tokens of one completion as independent. The residuals r = total - mean x count are about the mean of the
-    very set, so that nothing cancels.
+    treat the tokens of one completion as independent. The residuals r = total - mean x count use the mean of the set
+    itself, so that no digits are lost to cancellation.
 
     If the variance of a total is proportional to its count, then the residuals have the covariance
     A = diag(count) - count countᵀ / Σ count (times a constant), and
 
-        squared error = Σ r² / (Σ count)² x Σ count / tr A,    degrees of freedom = (tr A)² / tr A²,
+        squared error = Σ r² / (Σ count)² x Σ count / tr A,    degrees of freedom = (tr A)² / tr A².
 
-    which is unbiased, and the number of a chi-square with the same variance (Satterthwaite). For equal counts these
-    are n/(n - 1) and n - 1. Clusters without a count change neither.
+    The squared error is unbiased, and the degrees of freedom are those of the chi-square distribution with the same
+    variance (Satterthwaite). For equal counts the correction is n/(n - 1), and the degrees of freedom are n - 1.
+    Clusters with count 0 change neither.
 
     References:
         Bell and McCaffrey, Bias reduction in standard errors for linear regression with multi-stage samples, Survey
         Methodology 28 (2002).
 
     Attributes:
-        n: completions (or groups of them: what was drawn independently).
+        n: the number of independent draws: completions, or groups of them.
         total: (K,) Σ total.
         count: Σ count.
         square: (K,) Σ r².
@@ -104,7 +126,7 @@ class RatioSums:
 
     @classmethod
     def of(cls, total: Tensor, count: Tensor) -> "RatioSums":
-        """Of (K, n) totals and (n,) counts."""
+        """The sums of (K, n) totals and (n,) counts."""
         total, count = wide(total.detach()), wide(count.detach())
         residual = total - _ratio(total.sum(-1), count.sum())[:, None] * count
         square, product = residual.square().sum(-1), residual @ count
@@ -117,16 +139,16 @@ class RatioSums:
         return RatioSums(self.n + other.n, total, count, square + more, product + further, *powers)
 
     def _about(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ r² and Σ r x count with residuals about another mean."""
+        """Σ r² and Σ r x count with the residuals of another mean."""
         off = mean - _ratio(self.total, self.count)
         square = self.square - 2 * off * self.product + off.square() * self.count_square
         return square.clamp(min=0), self.product - off * self.count_square
 
     def estimates(self) -> list[Estimate]:
-        """K of them, without waiting for the device."""
+        """The K estimates, without a device synchronisation."""
         share = _ratio(self.count_square, self.count.square())  # Σ of squared shares of the count: 1/n if all are equal
         left = 1 - share  # tr A / Σ count
-        # One cluster with a count has no residual. Its share is 1 but for rounding.
+        # A single cluster with a count has no residual. Its share is 1, up to rounding.
         alone = (left < 16 * torch.finfo(left.dtype).eps) | (self.n < 2)
         spread = share - 2 * _ratio(self.count_cube, self.count.pow(3)) + share.square()  # tr A² / (Σ count)²
         freedom = torch.where(alone, 0, left.square() / spread)
@@ -139,33 +161,41 @@ def _ratio(total: Tensor, count: Tensor) -> Tensor:
 
 
 def ratio_of_means(total: Tensor, count: Tensor, group: Tensor | None = None) -> Estimate:
-    r"""Σ total / Σ count over B completions, with the standard error of that ratio, in the dtype of the totals.
+    r"""Σ total / Σ count over B completions, with the standard error of that ratio.
 
     Completions of one prompt are not independent draws of the data: with several groups the error is clustered by
-    group. The formulas are those of `RatioSums`.
+    group. `RatioSums` has the formulas.
+
+    Args:
+        total: (B,) totals.
+        count: (B,) counts: ones for a mean per sequence, lengths for a mean per token.
+        group: (B,) labels of the prompts.
+
+    Returns:
+        The estimate, in the dtype of the totals.
     """
     units = torch.stack([wide(total.detach()), wide(count.detach())])
     if group is not None:
-        values, index = torch.unique(group, return_inverse=True)
-        if len(values) > 1:
-            units = units.new_zeros(2, len(values)).index_add_(1, index.to(units.device), units)
+        index, sizes = number_groups(group)
+        if len(sizes) > 1:
+            units = units.new_zeros(2, len(sizes)).index_add_(1, index.to(units.device), units)
     (found,) = RatioSums.of(units[:1], units[1]).estimates()
     mean, error = (x.to(total.dtype) for x in found)
     return Estimate(mean, error, found.clusters, found.degrees_of_freedom)
 
 
 KEPT = 2**20
-"""Values that a quantile is taken from; of a longer stream a sample of at least half as many."""
+"""How many values quantiles are computed from. Of a longer stream at least half as many are kept, as a sample."""
 
 SPREAD, KEYS = 2654435769, 2**32
-"""i x 2^32 / golden ratio, modulo 2^32, spreads evenly over the keys, and along every period of rows alike."""
+"""The keys i x 2^32 / golden ratio, modulo 2^32, are spread evenly, also over every n-th i."""
 
 
 class Kept:
-    """An even sample of a stream of (..., N) values: all of them, until `limit` would be passed.
+    """An even sample of a stream of (..., N) values: all of them, until there are more than `limit`.
 
-    The i-th value stays while its key is below a limit that halves whenever too many are held. Every n-th would do
-    for a stream without order; but of completions of n tokens it would see one position alone.
+    The i-th value is kept while its key is below a threshold, which halves whenever too many values are kept. Keeping
+    every n-th value instead would, for completions of n tokens, see a single position of them.
     """
 
     def __init__(self, limit: int = KEPT) -> None:
@@ -173,7 +203,7 @@ class Kept:
         self._parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, x: Tensor) -> None:
-        """Take what the keys say of these."""
+        """Add the next values of the stream."""
         step = torch.arange(self.seen, self.seen + x.shape[-1], device=x.device)
         self.seen += x.shape[-1]
         self._keep(x, ((step & 2**31 - 1) * SPREAD) & KEYS - 1)
@@ -191,5 +221,5 @@ class Kept:
         self._held += len(key)
 
     def values(self) -> Tensor:
-        """What is held, in the order it came."""
+        """The kept values, in the order of the stream."""
         return torch.cat([x for x, _ in self._parts], -1) if self._parts else torch.zeros(0)

@@ -1,4 +1,4 @@
-"""Quantiles of Student's t distribution, for any real number of degrees of freedom, in plain floats."""
+"""Quantiles of Student's t distribution for any real number of degrees of freedom, in plain Python."""
 
 import math
 from functools import lru_cache
@@ -10,7 +10,7 @@ SERIES_FROM = 1000.0
 """Degrees of freedom from which the series in 1/ν is used: its next term is below 1e-13 for |z| < 4."""
 
 NEWTON_STEPS = 100
-"""Far more than are needed (about 6): the iteration is monotone, and stops when nothing changes any more."""
+"""An upper limit: about 6 steps are needed, and the iteration stops when it has converged."""
 
 
 @lru_cache(maxsize=256)
@@ -21,7 +21,15 @@ def t_quantile(level: float, degrees_of_freedom: float) -> float:
         level: probability inside the interval, in (0, 1).
         degrees_of_freedom: ν > 0; infinity gives the normal quantile.
 
+    Returns:
+        The quantile.
+
+    Raises:
+        MeaningError: if the level or the degrees of freedom are out of range.
+
     Examples:
+        >>> import math
+        >>> from klgrad.core.student_t import t_quantile
         >>> round(t_quantile(0.95, 15), 6)
         2.13145
         >>> round(t_quantile(0.95, math.inf), 6)
@@ -35,12 +43,12 @@ def t_quantile(level: float, degrees_of_freedom: float) -> float:
         raise MeaningError(
             "a level between 0 and 1, and more than 0 degrees of freedom",
             f"level={level:g}, degrees_of_freedom={degrees_of_freedom:g}",
-            "write level=0.95 for 95%; one cluster has no interval",
+            "write level=0.95 for 95%; a single cluster has no interval",
         )
     z = NormalDist().inv_cdf((1 + level) / 2)
     if degrees_of_freedom >= SERIES_FROM:
         return z + _beyond_normal(z, 1 / degrees_of_freedom)
-    # Newton's method for log P(|T| > t) as a function of log t, which is concave: after one step it comes from above.
+    # Newton's method for log P(|T| > t) as a function of log t. It is concave, so all steps but the first decrease t.
     log_t, target = math.log(z), math.log1p(-level)
     for _ in range(NEWTON_STEPS):
         log_tail, slope = _log_tail(log_t, degrees_of_freedom)

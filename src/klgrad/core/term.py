@@ -1,77 +1,79 @@
-"""`KLTerm`: a KL term told what is meant, which computes just that."""
+"""`KLTerm`: a KL term declared by what it means, and computed accordingly."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
-import torch
-from torch import Tensor
-
-from ..errors import RolloutError
+from ..errors import MeaningError
 from ..targets import Descends
-from . import credit, meaning
-from .estimators import MAX_EXPONENT, forward_k3, k3
-from .importance import (
-    Bound,
-    Ratio,
-    effective_sample_size,
-    prefix_ratio,
-    prefix_ratio_before,
-    sequence_ratio,
-    token_ratio,
-)
-from .meaning import Baseline, Divergence, Level, TermEstimator
+from . import credit
+from .diagnostics import diagnostics
+from .families import FAMILIES, Family
+from .families.choices import CHOICES, Baseline, Divergence, Level, TermEstimator
+from .families.formula import Formula
+from .importance import ImportanceWeighting, on_policy_weights
+from .influence import check_influence_bound
 from .result import KLResult, Reduction, assemble
 from .rollout import Rollout
 
 
-@dataclass(frozen=True)
-class ImportanceWeighting:
-    r"""Tokens sampled by another policy than π, weighted back by an importance ratio.
-
-    Args:
-        ratio: `token` r_t (keeps the sampler's prefixes: a target of its own), `prefix` r_1...r_t, or
-            `sequence` r_1...r_T.
-        bound: `Truncate`, `Clip` or `Mask`; None, said aloud, leaves it unbounded (but for the saturation at
-            e^20 that keeps float32 finite). A bound limits the variance and adds bias; the result reports the
-            share bounded and the effective sample size.
-    """
-
-    ratio: Ratio
-    bound: Bound | None
-
-    def __post_init__(self) -> None:
-        meaning.check_weighting(self.ratio, self.bound)
-
-
 @dataclass(frozen=True, kw_only=True)
 class KLTerm:
-    r"""A KL term by what it means; a combination that could not mean it raises `MeaningError`.
+    r"""A KL term by what it means. A combination that could not mean it raises `MeaningError`.
 
     Estimates:
-        the declared divergence, in the unit of `reduction`, unbiased unless a bound bites.
+        the declared divergence, in the unit of `reduction`, unbiased unless a bound is active.
     Gradient:
         reverse, sequence: `reverse-kl-sequence`.
         reverse, token: `reverse-kl-token`, and with the token ratio off-policy `reverse-kl-token-sampler`.
         forward, token: `forward-kl-token`.
         forward, sequence: `forward-kl-sequence`.
-        With a discount strictly between 0 and 1, a bound that bites, or reduction="token" over varying
-        lengths it is a compromise near these, and `descends` says `unknown`.
+        With a discount strictly between 0 and 1, an active bound, or reduction="token" over varying
+        lengths the gradient is near these but equal to none of them, and `descends` says `unknown`.
     Requires:
         y ~ π, or `weighting=ImportanceWeighting(...)` and `Rollout.behavior_logp`.
+
+    `level="token"` and `discount=0` mean the same. Terms declared either way are equal; their fields are then
+    level="token", discount=0.0.
 
     Args:
         divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
         level: `sequence` is the gradient of the divergence between distributions over completions;
             `token` holds the visited prefixes fixed: a partial derivative of it.
-        estimator: for reverse `k1`; `k1_k3` (sequence level: the present token by k1, the future by k3);
+        estimator: for reverse `k1`; `k1_k3` (sequence level: the token's own part by k1, the future by k3);
             `exact` (full vocabulary, needs `Rollout.token_reverse_kl`). For forward `k3`; `exact` at token level.
         discount: g in [0, 1] on the future, at sequence level: 0 is the token level, 1 the sequence level.
-        baseline: `leave_one_out` needs `Rollout.group`. It leaves the expected gradient as it is, unless a
-            ratio is bounded or reduction="token", whose own bias it then changes.
+        baseline: `leave_one_out` needs `Rollout.group`. It does not change the expected gradient, unless a
+            ratio is bounded or reduction="token": it then changes their bias.
         weighting: None for on-policy, or `ImportanceWeighting`.
-        influence_bound: c > 0 clips each token's own part (its log-ratio, its k3 as somebody's future) to
-            [-c, c] before credit and weights: the slope of a Huber loss, without a dead zone.
+        influence_bound: c > 0 clips each token's own part (its log-ratio, and its k3 in the future of others) to
+            [-c, c] before credit and weights: the slope of a Huber loss, which is nowhere zero but at 0.
         reduction: `sequence` sums over the completion, `token` averages over all live tokens.
+
+    Raises:
+        MeaningError: with the reason and the sound alternative.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import KLTerm, Rollout
+        >>> logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+        >>> rollout = Rollout(logp, ref_logp=torch.tensor([[-1.5, -2.25]]), mask=torch.ones(1, 2))
+        >>> term = KLTerm()
+        >>> print(term)
+        ∇ KL(π‖ref), sequence level = E_π[ Σ_t (l_t + Σ_{s>t} l_s) ∇log π(y_t) ]; summed over the sequence; on-policy
+        >>> result = term(rollout)
+        >>> result.coefficient
+        tensor([[0.7500, 0.2500]])
+        >>> result.loss.backward()  # or subtract β times the coefficient from the advantages
+        >>> torch.equal(logp.grad, result.coefficient)
+        True
+        >>> KLTerm(discount=0) == KLTerm(level="token")
+        True
+
+    References:
+        Tang and Munos, On a few pitfalls in KL divergence gradient estimation for RL, 2025, arXiv:2506.09477 (the
+        gradient of the sequence-level KL pairs a token's score with all later log-ratios).
+        Amini, Vieira and Cotterell, Better estimation of the KL divergence between language models, 2025,
+        arXiv:2504.10637 (the exact estimator and its gradient).
     """
 
     divergence: Divergence = "reverse"
@@ -84,126 +86,95 @@ class KLTerm:
     reduction: Reduction = "sequence"
 
     def __post_init__(self) -> None:
-        meaning.check(self)
+        self._check_fields()
+        # One meaning, one form: equality, hash, name and formula then agree by themselves. At level="token" a
+        # discount of 1 may be the default, and means the same.
+        if self.discount == 0 or (self.level == "token" and self.discount == 1):
+            object.__setattr__(self, "level", "token")
+            object.__setattr__(self, "discount", 0.0)
+        self.family.table.check(self)
+
+    def _check_fields(self) -> None:
+        """Each field by itself; the family checks how they combine."""
+        for field, allowed in CHOICES.items():
+            value: object = getattr(self, field)
+            if value not in allowed:
+                raise MeaningError(f"{field} in {allowed}", repr(value), f"write {field}={allowed[0]!r}, for example")
+        _check_weighting(self.weighting)
+        if not 0 <= self.discount <= 1:
+            raise MeaningError(
+                "a discount in [0, 1]", f"{self.discount:g}", "write 1 for the whole future, or 0 for the token level"
+            )
+        check_influence_bound(self.influence_bound)
+
+    @property
+    def family(self) -> Family:
+        """The divergence at its level: what is valid, the target, the formula and the computation."""
+        return FAMILIES[self.divergence, self.level]
 
     @property
     def name(self) -> str:
-        """A short name, unique by meaning: `reverse-sequence-k1`, `reverse-token-exact-prefix`."""
-        return meaning.name(self)
+        """A short name, unique by meaning: `reverse-sequence-k1`, `reverse-token-exact-prefix-ratio`."""
+        parts = [self.divergence, self.level, self.estimator.replace("_", "-")]
+        parts += ["loo"] if self.baseline == "leave_one_out" else []
+        parts += [f"discount{self.discount:g}"] if 0 < self.discount < 1 else []
+        if self.weighting is not None:
+            parts.append(f"{self.weighting.ratio}-ratio")
+            bound = self.weighting.bound
+            if bound is not None:
+                edges = "-".join(f"{getattr(bound, f.name):g}" for f in fields(bound))
+                parts.append(f"{type(bound).__name__.lower()}{edges}")
+        parts += [f"huber{self.influence_bound:g}"] if self.influence_bound is not None else []
+        parts += ["per-token"] if self.reduction == "token" else []
+        return "-".join(parts)
 
     @property
     def descends(self) -> Descends:
-        """The targets whose gradients this term is, on-policy and off-policy; the audit holds it to them."""
-        return meaning.descends(self)
+        """The targets whose gradients this term is, on-policy and off-policy, as the audit finds them."""
+        return self.family.descends(self)
+
+    @property
+    def formula(self) -> Formula:
+        """The gradient as a formula in parts; `str(term)` joins them."""
+        return self.family.formula(self)
 
     def __str__(self) -> str:
-        return str(meaning.formula(self))
+        return str(self.formula)
 
     def __call__(self, rollout: Rollout) -> KLResult:
-        """Evaluate the term on one batch."""
-        _check_inputs(self, rollout)
-        weight, before, ratios = _weights(self.weighting, rollout)
-        present, later, value = self._parts(rollout, weight, before)
-        coefficient = torch.zeros_like(rollout.log_ratio) if present is None else present
-        if self.level == "sequence" and later is not None:
-            coefficient = coefficient + credit.future(later, rollout.mask, self.discount)
+        """Evaluate the term on one batch.
+
+        Args:
+            rollout: the batch, with the fields that the term needs.
+
+        Returns:
+            The loss, the coefficients and the estimate; see `KLResult`.
+
+        Raises:
+            RolloutError: if `behavior_logp`, `group` or the full-vocabulary KL is needed and missing.
+        """
+        weights = on_policy_weights(rollout) if self.weighting is None else self.weighting.weights(rollout)
+        parts = self.family.parts(self, rollout, weights)
+        coefficient = parts.present
+        if parts.later is not None:
+            coefficient = coefficient + credit.future(parts.later, rollout.mask, self.discount)
         if self.baseline == "leave_one_out":
             # The baseline is weighted like the score it multiplies: E_μ[w_t s_t] = 0, E_μ[s_t] is not.
-            coefficient = coefficient - weight * credit.leave_one_out(coefficient, rollout.group)
-        pathwise = before * _full_kl(self.divergence, rollout) if self.estimator == "exact" else None
+            coefficient = coefficient - weights.own * credit.leave_one_out(coefficient, rollout.group)
         return assemble(
             rollout,
             self.reduction,
             coefficient=coefficient,
-            pathwise=pathwise,
-            value_per_sequence=value,
-            diagnose=partial(_diagnostics, self, rollout, ratios),
-        )
-
-    def _parts(self, rollout: Rollout, weight: Tensor, before: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Weighted present coefficient (B, T), what tokens pay for later (B, T), and the value (B,)."""
-        log_ratio = rollout.log_ratio
-        if self.estimator == "exact":
-            full = before * _full_kl(self.divergence, rollout).detach()
-            return None, full, full.sum(-1)
-        present = weight * self._bounded(self._slope(rollout))
-        if self.divergence == "forward":
-            if self.level == "sequence":
-                return present, None, weight[:, 0] * forward_k3.value(log_ratio.sum(-1))
-            return present, None, (weight * forward_k3.value(log_ratio)).sum(-1)
-        if self.estimator == "k1":
-            return present, present, (weight * log_ratio).sum(-1)
-        surprise = k3.value(log_ratio)
-        return present, weight * self._bounded(surprise), (weight * surprise).sum(-1)
-
-    def _slope(self, rollout: Rollout) -> Tensor:
-        """The present token's coefficient, unweighted and unbounded."""
-        if self.divergence == "reverse":
-            return rollout.log_ratio
-        whole = self.level == "sequence"
-        return k3.slope(credit.whole(rollout.log_ratio, rollout.mask) if whole else rollout.log_ratio)
-
-    def _bounded(self, x: Tensor) -> Tensor:
-        return x if self.influence_bound is None else x.clamp(-self.influence_bound, self.influence_bound)
-
-
-def _full_kl(divergence: Divergence, rollout: Rollout) -> Tensor:
-    full = rollout.token_reverse_kl if divergence == "reverse" else rollout.token_forward_kl
-    assert full is not None  # _check_inputs has refused it
-    return full
-
-
-def _check_inputs(term: KLTerm, rollout: Rollout) -> None:
-    if term.weighting is not None and rollout.behavior_logp is None:
-        raise RolloutError(
-            "`behavior_logp` for an off-policy term",
-            "none",
-            "pass the log-probs of what sampled the tokens, or weighting=None if that was π itself",
-        )
-    field = "token_reverse_kl" if term.divergence == "reverse" else "token_forward_kl"
-    if term.estimator == "exact" and getattr(rollout, field) is None:
-        raise RolloutError(
-            f"`{field}` for estimator='exact'", "none", f"pass Rollout({field}=...), or choose a sampled estimator"
+            pathwise=parts.pathwise,
+            value_per_sequence=parts.value,
+            diagnose=partial(diagnostics, self.family, self, rollout, weights.raw),
         )
 
 
-def _weights(sampler: ImportanceWeighting | None, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Weight of token t's own term, weight of its prefix alone, and the raw ratios for the diagnostics."""
-    one = torch.ones_like(rollout.log_ratio)
-    if sampler is None:
-        return one, one, None
-    bound = sampler.bound or (lambda ratio: ratio)
-    if sampler.ratio == "token":
-        raw = token_ratio(rollout)
-        return bound(raw), one, raw
-    if sampler.ratio == "prefix":
-        raw = prefix_ratio(rollout)
-        return bound(raw), bound(prefix_ratio_before(rollout)), raw
-    raw = sequence_ratio(rollout)
-    weight = bound(raw).expand_as(one)
-    return weight, weight, raw
-
-
-def _diagnostics(term: KLTerm, rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
-    """Without waiting for the device; masked tokens have log-ratio 0, and count for nothing."""
-    live, log_ratio = rollout.mask, rollout.log_ratio
-    share = lambda flags: (flags & live).sum() / live.sum().clamp(min=1).to(log_ratio.dtype)
-    found = {
-        "length/mean": rollout.lengths.mean(),
-        "log_ratio/abs_max": log_ratio.abs().amax(),
-        "log_ratio/share_saturated": share(log_ratio.abs() > MAX_EXPONENT),
-    }
-    if term.influence_bound is not None:
-        parts = [term._slope(rollout)] + ([k3.value(rollout.log_ratio)] if term.estimator == "k1_k3" else [])
-        found["influence/share_bounded"] = share(torch.stack(parts).abs().amax(0) > term.influence_bound)
-    if ratios is None or term.weighting is None:
-        return found
-    # One weight per sample of what is weighted: a live token, or a completion (for a (B, 1) ratio).
-    raw = ratios[live] if ratios.shape == live.shape else ratios[live.any(-1), 0]
-    if not len(raw):
-        return found
-    used = raw if term.weighting.bound is None else term.weighting.bound(raw)
-    found["ratio/share_bounded"] = (used != raw).to(raw.dtype).mean()
-    found["ratio/effective_sample_size"] = effective_sample_size(used)
-    found["ratio/max"] = raw.amax()
-    return found
+def _check_weighting(weighting: object) -> None:
+    if weighting is not None and not isinstance(weighting, ImportanceWeighting):
+        raise MeaningError(
+            "weighting=None (on-policy) or ImportanceWeighting(...)",
+            repr(weighting),
+            "write weighting=ImportanceWeighting('prefix', bound=None)",
+        )

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from .. import zoo as cells
-from ..core.importance import Truncate
+from ..core.importance import ImportanceWeighting, Truncate
 from ..core.rollout import Rollout
-from ..core.term import ImportanceWeighting, KLTerm
+from ..core.term import KLTerm
 from ..errors import RolloutError
 from ..zoo import Cell
 from .log_errors import LogError

@@ -1,4 +1,4 @@
-"""Numbers about a run: every KL estimator at once with standard errors, from one batch or from a stream of batches."""
+"""Reports about a run: all KL estimators with standard errors, from one batch or from a stream of batches."""
 
 from .divergence import (
     KLSums as KLSums,

@@ -1,4 +1,4 @@
-"""What a report is made of, as sums that take one batch after the other in memory that does not grow."""
+"""The sums that reports are computed from. Batches are added one after the other, in constant memory."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,15 @@ from ..core.rollout import Rollout
 from ..core.standard_errors import Estimate, Kept, RatioSums, wide, wide_dtype
 
 QUANTILES = (0.01, 0.5, 0.99)
+"""The quantiles of importance ratios that are reported."""
 
 
 class Totals:
-    """Sums of per-token values per completion and per token, with errors clustered by group where there are several."""
+    """Means of per-token values, per completion and per token, with errors clustered by group if there are several.
+
+    Args:
+        names: the names of the values.
+    """
 
     UNITS: tuple[str, ...] = ("per_sequence", "per_token")
 
@@ -23,7 +28,13 @@ class Totals:
         self._by_group: Tensor | None = None
 
     def add(self, values: Sequence[Tensor], rollout: Rollout, group: Tensor | None) -> None:
-        """(B, T) values in the order of the names; groups are numbered from 0, the same in every batch."""
+        """Add one batch.
+
+        Args:
+            values: (B, T) values, in the order of the names.
+            rollout: the batch.
+            group: (B,) group numbers from 0 that mean the same in every batch; None for independent completions.
+        """
         dtype = wide_dtype(rollout.mask.device)
         total = torch.where(rollout.mask, torch.stack(list(values)), 0).sum(-1, dtype=dtype)
         length = wide(rollout.lengths)
@@ -36,12 +47,12 @@ class Totals:
     def _add_to_groups(self, rows: Tensor, group: Tensor) -> None:
         held = rows.new_zeros(len(rows), 0) if self._by_group is None else self._by_group
         missing = int(group.max()) + 1 - held.shape[1]
-        if missing > 0:  # at least twice as many, so that a file's groups are not copied once a batch
+        if missing > 0:  # double the size, so that a long stream does not copy its groups with every batch
             held = torch.cat([held, rows.new_zeros(len(rows), max(missing, held.shape[1]))], 1)
         self._by_group = held.index_add_(1, group.to(rows.device), rows)
 
     def estimates(self) -> dict[str, Estimate]:
-        """`<name>/per_sequence` and `<name>/per_token`."""
+        """The estimates `<name>/per_sequence` and `<name>/per_token` of all batches so far."""
         found = {}
         for unit, sums in zip(self.UNITS, self._clustered() or self._sums, strict=True):
             found |= {f"{name}/{unit}": e for name, e in zip(self.names, sums.estimates(), strict=True)}
@@ -55,7 +66,7 @@ class Totals:
 
 
 class Ratios:
-    """Mean, largest, quantiles and effective sample size of the importance ratios."""
+    """Mean, maximum, quantiles and effective sample size of the importance ratios."""
 
     KINDS: tuple[str, ...] = ("token", "prefix", "sequence")
 
@@ -66,7 +77,7 @@ class Ratios:
         self._largest: dict[str, Tensor] = {}
 
     def add(self, rollout: Rollout) -> None:
-        """Only live tokens, and completions that have one."""
+        """Add one batch: its live tokens, and the completions that have one."""
         live = rollout.mask
         for kind, ratio in (
             ("token", token_ratio(rollout)[live]),
@@ -75,7 +86,7 @@ class Ratios:
         ):
             if not len(ratio):
                 continue
-            some = wide(ratio)  # the largest ratio is e^20, whose square float64 holds
+            some = wide(ratio)  # the largest ratio is e^20, and its square is finite
             sums = torch.stack([some.sum(), some @ some])
             self._count[kind] += len(ratio)
             self._sums[kind] = self._sums[kind] + sums if kind in self._sums else sums
@@ -84,7 +95,7 @@ class Ratios:
             self.kept[kind].add(ratio)
 
     def scalars(self) -> dict[str, Tensor]:
-        """`ratio/<kind>/...`; nothing where there was no live token."""
+        """The numbers `ratio/<kind>/...`; empty if there was no live token."""
         found = {}
         for kind, (total, square) in self._sums.items():
             n = self._count[kind]
@@ -98,7 +109,7 @@ class Ratios:
 
 
 class Lengths:
-    """Mean, least and greatest number of live tokens."""
+    """Mean, minimum and maximum number of live tokens."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -106,7 +117,7 @@ class Lengths:
         self._extremes: Tensor | None = None
 
     def add(self, rollout: Rollout) -> None:
-        """One batch; nothing here waits for the device."""
+        """Add one batch, without a device synchronisation."""
         length = rollout.mask.sum(-1)
         self.rows += len(length)
         total, extremes = length.sum(), torch.stack([-length.amin(), length.amax()])
@@ -115,17 +126,17 @@ class Lengths:
 
     @property
     def tokens(self) -> int:
-        """Live ones, of all batches."""
+        """The number of live tokens of all batches."""
         return 0 if self._tokens is None else int(self._tokens)
 
     def share(self, tokens: Tensor) -> Tensor:
-        """Numbers of tokens as shares of the live ones."""
+        """Convert numbers of tokens to shares of all live tokens."""
         if self._tokens is None:
             return torch.zeros(tokens.shape)
         return tokens.to(wide_dtype(tokens.device)) / self._tokens.clamp(min=1)
 
     def scalars(self) -> dict[str, Tensor]:
-        """`length/...`."""
+        """The numbers `length/mean`, `length/min` and `length/max`."""
         if self._tokens is None or self._extremes is None:
             return {f"length/{name}": torch.zeros(()) for name in ("mean", "min", "max")}
         mean = self._tokens.to(wide_dtype(self._tokens.device)) / max(self.rows, 1)
@@ -133,7 +144,7 @@ class Lengths:
 
 
 def numbers(named: dict[str, Tensor]) -> dict[str, float]:
-    """Scalars of any device as plain numbers, waiting for each device once."""
+    """Convert scalars of any device to plain numbers, with one synchronisation per device."""
     found: dict[str, float] = {}
     for device in {x.device for x in named.values()}:
         here = {name: x for name, x in named.items() if x.device == device}

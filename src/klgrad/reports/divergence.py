@@ -1,8 +1,8 @@
-"""The honest KL report: every estimator at once, with standard errors, in stated units.
+"""KL reports: all estimators with standard errors, and their units in their names.
 
-Divergences of three kinds are often all called "kl", and never mixed here: of π to ref (`kl_report`), of the
-trainer's policy to what sampled the tokens, and of π to its old self (`mismatch_report` serves both). Both are sums
-over one batch; `KLSums` and `MismatchSums` take as many batches as there are, and report the same of all of them.
+Three divergences are often all called "kl": from π to ref (`kl_report`), from the trainer's policy to the policy that
+sampled the tokens, and from π to an older π (`mismatch_report`, for both). Both functions report on one batch; `KLSums`
+and `MismatchSums` report the same on any number of batches.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.estimators import forward_k3, k1, k2, k3
+from ..core.grouping import number_groups
 from ..core.importance import token_ratio
 from ..core.rollout import Rollout
 from ..core.standard_errors import Estimate, Interval
@@ -18,18 +19,30 @@ from ..errors import RolloutError
 from .accumulators import Lengths, Ratios, Totals, numbers
 
 CLAMPS = {"k3_value_10": ("kl/reverse/k3", 10.0), "k2_value_10": ("kl/reverse/k2", 10.0), "input_20": ("size", 20.0)}
-"""What is clamped in common use, and where: beyond it the gradient stops."""
+"""The quantities that trainers commonly clamp, and the limit beyond which their gradient is zero."""
 
 BAND = (0.5, 2.0)
-"""Token ratios of trainer to sampler outside it are counted."""
+"""The default band: the share of token ratios (trainer to sampler) outside it is reported."""
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Named numbers about one batch: estimates with standard errors, and plain scalars.
+    """Named numbers about one batch or several: estimates with standard errors, and plain scalars.
 
-    The number after ± is one standard error, here and in every table. `intervals` has what few clusters need: the
-    quantile of Student's t distribution instead of 1.96.
+    The number after ± is one standard error, here and in every table. For confidence intervals use `intervals`, which
+    takes the quantile of Student's t distribution instead of 1.96, as few clusters need.
+
+    Attributes:
+        estimates: by name.
+        scalars: 0-dimensional tensors by name.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, kl_report
+        >>> logp = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]])
+        >>> report = kl_report(Rollout(logp, logp - 0.5, torch.ones(2, 2)))
+        >>> report.clusters, report.intervals()["kl/reverse/k1/per_sequence"]
+        (2, Interval(low=1.0, high=1.0))
     """
 
     estimates: dict[str, Estimate]
@@ -37,21 +50,29 @@ class Report:
 
     @property
     def clusters(self) -> int:
-        """What was drawn independently: prompts, or completions where there is one group or none."""
+        """The number of independent draws: prompts, or completions where there is one group or none."""
         return max((e.clusters for e in self.estimates.values()), default=0)
 
     def metrics(self) -> dict[str, float]:
-        """One flat dictionary for a logger.
+        """Flatten the report for a logger.
 
-        An estimate's error is under `<name>/standard_error`; the number of clusters, the same for all, under
-        `kl/clusters`.
+        Returns:
+            Plain numbers by name. An estimate's error is under `<name>/standard_error`; the number of clusters, which
+            is the same for all, is under `kl/clusters`.
         """
         named = {name: e.mean for name, e in self.estimates.items()}
         named |= {f"{name}/standard_error": e.standard_error for name, e in self.estimates.items()}
         return {**numbers(named | self.scalars), "kl/clusters": float(self.clusters)}
 
     def intervals(self, level: float = 0.95) -> dict[str, Interval]:
-        """By the names of the estimates; see `Estimate` for what they cover."""
+        """Confidence intervals of the estimates.
+
+        Args:
+            level: probability that an interval is to contain the mean; see `Estimate` for how often it does.
+
+        Returns:
+            Intervals by the names of the estimates.
+        """
         return {name: e.interval(level) for name, e in self.estimates.items()}
 
     def __str__(self) -> str:
@@ -63,7 +84,19 @@ class Report:
 
 
 class KLSums:
-    """What `kl_report` tells, of one batch after the other. All must have the same optional fields."""
+    """`kl_report` over several batches, which must all have the same optional fields.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout
+        >>> from klgrad.reports import KLSums
+        >>> sums = KLSums()
+        >>> for away in (0.5, 1.0):
+        ...     logp = torch.full((2, 3), -1.0)
+        ...     sums.add(Rollout(logp, logp - away, torch.ones(2, 3)))
+        >>> print(sums.report().estimates["kl/reverse/k1/per_token"])
+        0.75 ± 0.14
+    """
 
     def __init__(self) -> None:
         self.lengths, self.ratios = Lengths(), Ratios()
@@ -72,7 +105,12 @@ class KLSums:
         self._beyond = torch.zeros(len(CLAMPS), dtype=torch.long)
 
     def add(self, rollout: Rollout, group: Tensor | None = None) -> None:
-        """One batch; `group` (B,) is numbered from 0, the same in every batch."""
+        """Add one batch.
+
+        Args:
+            rollout: the batch.
+            group: (B,) group numbers from 0 that mean the same in every batch; `rollout.group` is not used.
+        """
         log_ratio = rollout.log_ratio
         size = log_ratio.abs()
         values = {f"kl/reverse/{k}": k.value(log_ratio) for k in (k1, k2, k3)}
@@ -92,7 +130,7 @@ class KLSums:
             self.ratios.add(rollout)
 
     def report(self) -> Report:
-        """Of everything so far."""
+        """The report on all batches so far."""
         beyond = zip(CLAMPS, self.lengths.share(self._beyond), strict=True)
         shares = {f"clamp/share_beyond_{name}": share for name, share in beyond}
         scalars = {**self.lengths.scalars(), **shares, "log_ratio/abs_max": self.furthest}
@@ -100,13 +138,28 @@ class KLSums:
 
 
 class MismatchSums:
-    """What `mismatch_report` tells, of one batch after the other."""
+    """`mismatch_report` over several batches.
+
+    Args:
+        band: the share of token ratios outside it is reported.
+        ratios: statistics of the same ratios that the caller already accumulates, to be reported without being
+            accumulated twice.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout
+        >>> from klgrad.reports import MismatchSums
+        >>> sums = MismatchSums()
+        >>> logp, behavior_logp = torch.full((2, 3), -1.0), torch.full((2, 3), -1.25)
+        >>> sums.add(Rollout(logp, behavior_logp, torch.ones(2, 3), behavior_logp=behavior_logp))
+        >>> print(sums.report().estimates["kl/mismatch/k1/per_token"])
+        -0.25 ± 0
+    """
 
     def __init__(self, band: tuple[float, float] = BAND, *, ratios: Ratios | None = None) -> None:
-        """Ratios that somebody else accumulates, because they are the same, are not accumulated twice."""
         low, high = band
         if not 0 <= low <= 1 <= high:
-            raise RolloutError("a band with 0 <= low <= 1 <= high", f"{band}", "write band=(0.5, 2.0), say")
+            raise RolloutError("a band with 0 <= low <= 1 <= high", f"{band}", "write band=(0.5, 2.0), for example")
         self.band, self.lengths = band, Lengths()
         self.ratios, self._own_ratios = ratios or Ratios(), ratios is None
         self.furthest = torch.zeros(())
@@ -114,7 +167,12 @@ class MismatchSums:
         self._outside = torch.zeros((), dtype=torch.long)
 
     def add(self, seen: Rollout, group: Tensor | None = None) -> None:
-        """One batch, with the trainer as π and the sampler both as reference and as μ."""
+        """Add one batch.
+
+        Args:
+            seen: the batch, with the trainer's policy as π and the sampler both as ref and as μ.
+            group: (B,) group numbers from 0 that mean the same in every batch; `seen.group` is not used.
+        """
         # For samples of μ the log-ratio that estimates a KL without weights is log μ - log π.
         away = -seen.log_ratio
         values = {f"kl/mismatch/{k}": k.value(away) for k in (k1, k2, k3)}
@@ -130,7 +188,7 @@ class MismatchSums:
         self.furthest = torch.maximum(self.furthest.to(away), away.abs().amax())
 
     def report(self) -> Report:
-        """Of everything so far."""
+        """The report on all batches so far."""
         scalars = self.lengths.scalars() | self.ratios.scalars()
         scalars["ratio/token/share_outside_band"] = self.lengths.share(self._outside)
         scalars["log_ratio/abs_max"] = self.furthest
@@ -146,11 +204,30 @@ def kl_report(rollout: Rollout) -> Report:
     Gradient:
         none: everything is detached.
     Requires:
-        y ~ π for the estimates to mean that; `behavior_logp` adds the ratio statistics that tell, but the
-        estimates are not weighted by it.
+        y ~ π. `behavior_logp` adds statistics of the ratios, which show whether that holds; the estimates are not
+        weighted by it.
+
+    Args:
+        rollout: the batch.
+
+    Returns:
+        The report; `print` shows it as a table.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import Rollout, kl_report
+        >>> logp = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]])
+        >>> report = kl_report(Rollout(logp, torch.tensor([[-1.5, -2.0], [-1.5, -2.0]]), torch.ones(2, 2)))
+        >>> print(report.estimates["kl/reverse/k1/per_sequence"])
+        1 ± 0.5
+        >>> report.metrics()["kl/reverse/k1/per_token"]
+        0.5
+
+    References:
+        Schulman, Approximating KL divergence, 2020, http://joschu.net/blog/kl-approx.html.
     """
     sums = KLSums()
-    sums.add(rollout, _numbered(rollout.group))
+    sums.add(rollout, None if rollout.group is None else number_groups(rollout.group).number)
     return sums.report()
 
 
@@ -162,7 +239,7 @@ def mismatch_report(
     band: tuple[float, float] = BAND,
     group: Tensor | None = None,
 ) -> Report:
-    r"""How far the trainer's policy π is from μ, which sampled these tokens.
+    r"""How far the trainer's policy π is from the policy μ that sampled the tokens.
 
     Estimates:
         KL(μ‖π), the direction that samples of μ estimate without weights, by k1, k2 and k3; and KL(π‖μ) of
@@ -176,14 +253,23 @@ def mismatch_report(
         logp: (B, T) trainer's log-probs.
         behavior_logp: (B, T) sampler's log-probs.
         mask: (B, T) live tokens.
-        band: token ratios outside it are counted.
+        band: the share of token ratios outside it is reported.
         group: (B,) prompt index, for clustered errors.
+
+    Returns:
+        The report; `print` shows it as a table.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import mismatch_report
+        >>> behavior_logp = torch.full((2, 3), -1.0)
+        >>> report = mismatch_report(behavior_logp - 0.25, behavior_logp, torch.ones(2, 3))
+        >>> print(report.estimates["kl/mismatch/k1/per_token"])
+        0.25 ± 0
+        >>> report.metrics()["ratio/token/share_outside_band"]
+        0.0
     """
     sums = MismatchSums(band)
     seen = Rollout(logp, behavior_logp, mask, behavior_logp=behavior_logp, group=group)
-    sums.add(seen, _numbered(seen.group))
+    sums.add(seen, None if seen.group is None else number_groups(seen.group).number)
     return sums.report()
-
-
-def _numbered(group: Tensor | None) -> Tensor | None:
-    return None if group is None else torch.unique(group, return_inverse=True)[1]

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import zoo as cells
-from ..core.importance import Bound, Clip, Mask, Truncate
-from ..core.meaning import Formula, formula
-from ..core.term import ImportanceWeighting, KLTerm
+from ..core.families.formula import Formula
+from ..core.importance import Bound, Clip, ImportanceWeighting, Mask, Truncate
+from ..core.term import KLTerm
 from ..errors import MeaningError
 from ..zoo import Cell
 from . import config_checks as checks
@@ -34,7 +34,7 @@ class Objective:
         """The term's gradient in parts; None for a cell, which is a whole loss."""
         if self.term is None:
             return None
-        found = formula(self.term)
+        found = self.term.formula
         if self.top_k is None:
             return found
         tail = "the rest by the sampled token" if self.tail == "sampled" else "the rest as one entry, a lower bound"

@@ -1,0 +1,48 @@
+"""Cells: their names, and the loss per token that they are the sum of."""
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from strategies import rollouts
+
+from klgrad import zoo
+from klgrad.core.result import reduce
+from klgrad.errors import UnknownNameError
+
+OWN_REDUCTION = {"k2-loss-length-mean", "k2-loss-token-mean", "k3-sequence-loss"}
+"""Cells that are no sum over tokens, or whose weights of the tokens are what they are about."""
+
+
+def test_which_cells_have_a_loss_per_token():
+    assert {name for name, cell in zoo.CELLS.items() if cell.per_token is None} == OWN_REDUCTION
+
+
+@pytest.mark.parametrize("name", sorted(zoo.CELLS.keys() - OWN_REDUCTION))
+@given(rollout=rollouts())
+@settings(max_examples=10)
+def test_the_scalar_is_the_sum_of_the_losses_per_token_bit_for_bit(name, rollout):
+    cell = zoo.get(name)
+    per_token = cell.per_token(rollout)
+    assert per_token.shape == rollout.logp.shape
+    assert bool((per_token[~rollout.mask] == 0).all())
+    pair = (cell(rollout), reduce(per_token, rollout, "sequence"))
+    assert torch.equal(*pair)
+    if pair[0].requires_grad:
+        assert torch.equal(*(torch.autograd.grad(x, rollout.logp, retain_graph=True)[0] for x in pair))
+
+
+def test_a_cell_is_named_after_its_function_and_found_by_its_name():
+    for name, cell in zoo.CELLS.items():
+        assert zoo.get(name) is cell
+        assert cell.name == name
+        assert cell.summary
+    with pytest.raises(UnknownNameError, match="did you mean 'k3-loss'"):
+        zoo.get("k3-los")
+
+
+@pytest.mark.parametrize("name", zoo.CELLS)
+def test_a_cell_survives_pickling(name):
+    """Trainers save their arguments with the objective in them."""
+    assert pickle.loads(pickle.dumps(zoo.get(name))) is zoo.get(name)
