@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError
 from klgrad.training import launch
-from klgrad.training.parse import parse, read
+from klgrad.training.settings.parse import parse, read
 from klgrad.training.training_errors import ModelError, RunError, SettingError
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -78,7 +78,7 @@ def test_a_finished_run_is_not_overwritten_unasked(runs, model):
     given = arguments(**{**SMALL, "model": model, "output_dir": base / "train"})
     result = invoke("train", *given)
     assert isinstance(result.exception, RunError)
-    assert "--resume goes on with it, --overwrite replaces it" in str(result.exception)
+    assert "--resume continues it, --overwrite replaces it" in str(result.exception)
 
 
 def test_overwriting_removes_the_old_run(run, tmp_path):
@@ -130,29 +130,29 @@ def test_a_dry_run_of_other_terms(model, settings, said, tmp_path):
 def test_what_is_rewarded_and_how_it_is_weighed_is_told(model, tmp_path):
     """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
 
-    def told(command, **settings):
-        from klgrad.training.dry_run import told
+    def lines(command, **settings):
+        from klgrad.training.output.dry_run import objective_lines
 
         which = {"model": model} if command == "train" else {"teacher": model}
-        return told(parse(command, arguments(**{**SMALL, **which, **settings})))
+        return objective_lines(parse(command, arguments(**{**SMALL, **which, **settings})))
 
     scaled = "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them"
-    assert told("train")[2:] == [scaled]
-    assert told("train", scale_rewards="none")[2:] == []
-    assert "the batch's standard" in told("train", scale_rewards="batch")[2]
-    assert "with the KL in them" in told("train", kl_placement="reward")[2]
-    assert told("distill")[2:] == []
-    assert told("distill")[0] == "-1 KL(π‖ref)"
-    assert told("distill", reward="any:thing")[0] == "E[reward] - 1 KL(π‖ref)"
-    assert told("distill", reward="any:thing")[2:] == [scaled]
+    assert lines("train")[2:] == [scaled]
+    assert lines("train", scale_rewards="none")[2:] == []
+    assert "the batch's standard" in lines("train", scale_rewards="batch")[2]
+    assert "with the KL in them" in lines("train", kl_placement="reward")[2]
+    assert lines("distill")[2:] == []
+    assert lines("distill")[0] == "-1 KL(π‖ref)"
+    assert lines("distill", reward="any:thing")[0] == "E[reward] - 1 KL(π‖ref)"
+    assert lines("distill", reward="any:thing")[2:] == [scaled]
     for settings, said in (
         ({}, "divided by all tokens of the update"),
         ({"loss_type": "grpo"}, "averaged over each completion's tokens"),
         ({"kl_reduction": "sequence"}, "; summed over each completion;"),
         ({"kl_placement": "reward"}, "; summed over each completion;"),
     ):
-        assert said in told("train", **settings)[1]
-        assert "summed over the sequence" not in told("train", **settings)[1]
+        assert said in lines("train", **settings)[1]
+        assert "summed over the sequence" not in lines("train", **settings)[1]
 
 
 def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
@@ -171,7 +171,7 @@ def test_memory_counts_what_is_there(model):
     from transformers import AutoModelForCausalLM
 
     from klgrad.training.build import models_of
-    from klgrad.training.memory import estimate
+    from klgrad.training.output.memory import estimate
 
     settings = parse("train", arguments(**{**SMALL, "model": model}))
     items = {item.name: item.bytes for item in estimate(settings, models_of(settings))}

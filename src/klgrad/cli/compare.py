@@ -13,7 +13,7 @@ def command(
     out: Annotated[Path, typer.Option(help="The figure (PNG); `-` is standard output.")] = Path("compared.png"),
 ) -> None:
     """Draw runs of `klgrad train` and `klgrad distill` side by side: reward, KL, reward against KL, lengths."""
-    from ..training.comparison import load, picture, table
+    from ..training.output.comparison import load, picture, table
 
     console, found = beside(out), load(runs)
     deliver(console, table(found), (out, lambda: picture(found)))

@@ -45,8 +45,8 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
         stdout().print(_help(command, all_of_it=True))
         return
     from ..training.launch import execute, is_needed, processes
-    from ..training.parse import read, settings_of
     from ..training.run import run
+    from ..training.settings.parse import read, settings_of
 
     asked = read(command, arguments)
     if is_needed(asked):
@@ -61,8 +61,9 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
 
 
 def _help(command: str, *, all_of_it: bool) -> RenderableType:
-    from ..training.parse import Parser
-    from ..training.settings import KLConfig, RunConfig
+    from ..training.settings.parse import Parser
+    from ..training.settings.run_config import RunConfig
+    from ..trl import KLConfig
 
     parser = Parser(command)
     actions = {action.dest: action for action in parser._actions if action.dest != "help"}
