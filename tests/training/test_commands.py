@@ -202,9 +202,9 @@ def test_memory_counts_what_is_there(model):
             SettingError,
             "2 `reward_weights`, one for each reward; received 1",
         ),
-        ("distill", {"reward_weights": 1}, SettingError, "nothing is rewarded here"),
+        ("distill", {"reward_weights": 1}, SettingError, "this run has no reward"),
         ("train", {"model": None, "model_revision": "v1"}, SettingError, "name the model that has this revision"),
-        ("train", {"save_only_model": True}, SettingError, "whole checkpoints"),
+        ("train", {"save_only_model": True}, SettingError, "complete checkpoints"),
     ],
 )
 def test_errors_come_before_training(command, settings, error, said, run, model, tmp_path):
@@ -347,7 +347,7 @@ def test_what_is_no_run_is_told(runs, tmp_path):
     base, _ = runs
     for given, said in (
         ([tmp_path], "a run's folder, with run.json"),
-        ([base / "train", base / "train"], "one of them twice"),
+        ([base / "train", base / "train"], "the same folder twice"),
     ):
         error = invoke("compare", *given, "--out", tmp_path / "x.png").exception
         assert isinstance(error, KlgradError)

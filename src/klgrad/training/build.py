@@ -89,7 +89,7 @@ def _check(settings: Settings) -> None:
     _check_rewards(settings)
     if training.save_only_model and str(training.save_strategy) != "SaveStrategy.NO":
         raise SettingError(
-            "whole checkpoints", "save_only_model=True", "leave it out: a run cannot be resumed without the optimizer"
+            "complete checkpoints", "save_only_model=True", "leave it out: a run cannot be resumed without the optimizer"
         )
 
 

@@ -51,7 +51,7 @@ def test_a_resumption_that_fails_leaves_the_run_as_it_was(failing, run, parts, f
     ("change", "said"),
     [
         ({"student_layers": 2}, r"layers\.2\..* has shape .* a model in which it is missing"),
-        ({"optim": "sgd", "sync_ref_model": True}, "a checkpoint that these settings can go on from"),
+        ({"optim": "sgd", "sync_ref_model": True}, "a checkpoint that these settings can continue from"),
     ],
 )
 @pytest.mark.parametrize("over", [False, True])

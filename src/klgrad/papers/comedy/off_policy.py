@@ -8,8 +8,7 @@ ratio of the token whose score it weights. w_T is exact and is paid for in varia
 loss keep the bias that they have on-policy.
 """
 
-from math import log
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from ...core.importance import sequence_ratio, token_ratio
 from ...core.rollout import Rollout
 from ...support.palette import style
-from ..study import Check, Numbers, Settings, below, exceeds
+from ..study import Check, Numbers, Settings, below, exceeds_zero
 from .chains import EXACT, LABELS, MARKERS, Chains, placements, random_chains, random_logits
 
 if TYPE_CHECKING:
@@ -96,9 +95,9 @@ def _biased(claim: str, values: list[float]) -> Check:
 
 
 def _larger(claim: str, larger: list[float], smaller: list[float]) -> Check:
-    """By the logarithm of their ratio, problem by problem: a few heavy weights would rule any difference."""
-    times = [log(a / b) for a, b in zip(larger, smaller, strict=True)]
-    return exceeds(claim, fmean(times), stdev(times) / len(times) ** 0.5)
+    """By the logarithm of the ratio of each problem: a few large weights would dominate any difference."""
+    ratio = torch.tensor(larger, dtype=torch.float64) / torch.tensor(smaller, dtype=torch.float64)
+    return exceeds_zero(claim, ratio.log())
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:

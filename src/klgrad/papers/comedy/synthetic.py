@@ -13,14 +13,14 @@ several whole ones for k3 in reward. The variance of k1 in loss is high for clos
 in reward has more, and more with length.
 """
 
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...support.palette import style
-from ..study import Check, Numbers, Settings, below, exceeds
+from ..study import Check, Numbers, Settings, below, exceeds_zero
 from .chains import EXACT, LABELS, MARKERS, Chains, Moments, placements, random_chains, relative_error
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ def _over(above: list[float], under: list[float]) -> list[float]:
 
 
 def _more(claim: str, larger: list[float], smaller: list[float]) -> Check:
-    """On average by the z-score, and said beside it in how many pairs."""
-    differences = [a - b for a, b in zip(larger, smaller, strict=True)]
-    mean, positive = fmean(differences), fmean(difference > 0 for difference in differences)
-    judged = exceeds(claim, mean, stdev(differences) / len(differences) ** 0.5)
+    """Whether it is larger on average, by the z-score; also reports in how many pairs."""
+    differences = torch.tensor(larger, dtype=torch.float64) - torch.tensor(smaller, dtype=torch.float64)
+    mean, positive = differences.mean().item(), (differences > 0).double().mean().item()
+    judged = exceeds_zero(claim, differences)
     return Check(claim, f"by {mean:.3g}, {judged.measured}, in {positive:.0%} of pairs", judged.holds)
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.estimators import k1, k2, k3
 from ...support.palette import GREY, style
 from ..study import Check, Numbers, Settings, below, within
+from .placements import PLACEMENTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,16 +47,11 @@ def run(settings: Settings) -> Numbers:
 
 
 def _coefficients(logp: Tensor, ref: float) -> dict[str, Tensor]:
-    """What a backward pass leaves on log π, by name of the loss."""
+    """The gradient by log π, by name of the loss."""
     logp = logp.detach().clone().requires_grad_()
-    log_ratio = logp - math.log(ref)
-    losses = {
-        "k1-loss": k1(log_ratio),
-        "k1-reward": k1.value(log_ratio).detach() * logp,
-        "k2-loss": k2(log_ratio),
-        "k3-loss": k3(log_ratio),
-    }
-    return {name: torch.autograd.grad(loss.sum(), logp, retain_graph=True)[0] for name, loss in losses.items()}
+    ref_logp = torch.full_like(logp, math.log(ref)).detach()
+    losses = {name: loss(logp, ref_logp) for name, loss in PLACEMENTS.items()}
+    return {name: torch.autograd.grad(loss.sum(), logp)[0] for name, loss in losses.items()}
 
 
 def _scalar(x: float) -> Tensor:

@@ -17,7 +17,7 @@ from torch.distributions import Normal, kl_divergence
 
 from ...core.estimators import MAX_EXPONENT, Estimator, k1, k3
 from ...support.palette import BLACK, GREY, style
-from ..study import SIGNIFICANT, Check, Numbers, Settings, below, exceeds, within
+from ..study import SIGNIFICANT, Check, Numbers, Settings, below, exceeds_zero, over_repeats, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,8 +144,8 @@ def check(numbers: Numbers) -> list[Check]:
     """Exact values, the condition for a finite variance, the growth, and whether the printed values are typical."""
     k1_std, finite, samples = numbers["k1_std"], numbers["finite"], numbers["samples"]
     k1_samples, k3_samples = (torch.tensor(samples[k], dtype=torch.float64) for k in ("k1", "k3"))
-    variance = k1_samples[-1].square()
-    off = ((variance.mean() - k1_std["closed"] ** 2).abs() / _error(variance)).item()
+    variance = over_repeats(k1_samples[-1].square())
+    off = abs(variance["mean"] - k1_std["closed"] ** 2) / variance["error"]
     growth = (k3_samples[-1] / k3_samples[0]).log()
     against_k1 = (k3_samples[-1] / k1_samples[-1]).log()
     error = max(abs(a / b - 1) for a, b in zip(finite["quadrature"], finite["closed"], strict=True))
@@ -154,8 +154,8 @@ def check(numbers: Numbers) -> list[Check]:
         below("k3's variance for σ_q² > ½ is its closed form (largest relative error)", error, EXACT),
         *_condition(numbers["growth"]),
         below("k1's sampled variance is the exact one (|z|)", off, SIGNIFICANT),
-        exceeds(f"k3's sample std grows from n = {samples['size'][0]} to {samples['size'][-1]}", *_mean_error(growth)),
-        exceeds(f"and is above k1's at n = {samples['size'][-1]}", *_mean_error(against_k1)),
+        exceeds_zero(f"k3's sample std grows from n = {samples['size'][0]} to {samples['size'][-1]}", growth),
+        exceeds_zero(f"and is above k1's at n = {samples['size'][-1]}", against_k1),
         _typical(samples),
         below("no exponent meets the estimators' cap", numbers["largest_exponent"], MAX_EXPONENT),
     ]
@@ -184,14 +184,6 @@ def _typical(samples: Numbers) -> Check:
         if all(low <= PRINTED[k] <= high for k, (low, high) in bands.items()):
             fitting.append(f"n = {n}: " + ", ".join(f"{k} {low:.3g} to {high:.3g}" for k, (low, high) in bands.items()))
     return Check(claim, "; ".join(fitting) or "at none", bool(fitting))
-
-
-def _mean_error(x: Tensor) -> tuple[float, float]:
-    return x.mean().item(), _error(x).item()
-
-
-def _error(x: Tensor) -> Tensor:
-    return x.std() / len(x) ** 0.5
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
