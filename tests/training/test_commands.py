@@ -106,7 +106,7 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
         "4 updates of 2 prompts x 4 completions of at most 5 tokens",
         "optimizer",
         "exact KL",
-        "in all",
+        "total",
     ):
         assert part in result.output
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,6 @@ from .data.run_data import Data, data_of, reward_count
 from .evaluate import Evaluator
 from .model.embedded import EMBEDDED
 from .model.resolve import layer_count, resolve
-from .output.describe import rewarded
 from .settings.run_config import Settings
 from .training_errors import SettingError
 
@@ -88,15 +87,13 @@ def _check(settings: Settings) -> None:
         )
     _check_rewards(settings)
     if training.save_only_model and str(training.save_strategy) != "SaveStrategy.NO":
-        raise SettingError(
-            "complete checkpoints", "save_only_model=True", "leave it out: a run cannot be resumed without the optimizer"
-        )
+        raise SettingError("complete checkpoints", "save_only_model=True", "leave it out: --resume needs the optimizer")
 
 
 def _check_rewards(settings: Settings) -> None:
     """Check that there is a reward to train with, and one weight for each."""
     count, weights = reward_count(settings.run), settings.training.reward_weights
-    if not rewarded(settings):
+    if not settings.rewarded:
         count = 0
     elif count == 0:
         raise SettingError(
@@ -132,7 +129,7 @@ def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
     rewards = [checked(reward) for reward in data.rewards]
     probe(data.rewards, data.train[0])
     trained = (
-        rewards if rewarded(settings) else []
+        rewards if settings.rewarded else []
     )  # a distillation may be evaluated by rewards that it is not trained on
     weights = list(training.reward_weights or [1.0] * len(rewards))
     trainer = _trainer(settings, models, tokenizer, data, trained)

@@ -200,7 +200,7 @@ def sealed(text):
 DAMAGE = {
     "weights cut off": ("model.safetensors", cut, "bytes, not"),
     "weights gone": ("model.safetensors", remove, "is missing"),
-    "a bit of the optimizer": ("optimizer.pt", flip, "not what was written"),
+    "a bit of the optimizer": ("optimizer.pt", flip, "has changed since it was written"),
     "trainer state cut off": ("trainer_state.json", cut, "bytes, not"),
     "random numbers gone": ("rng_state.pth", remove, "is missing"),
     "our state cut off": ("klgrad_state_0.json", cut, "bytes, not"),

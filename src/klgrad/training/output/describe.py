@@ -22,17 +22,12 @@ TOKEN_WEIGHTS = {
 def objective(settings: Settings) -> str:
     """One line such as `E[reward] - 0.02 KL(π‖ref)`."""
     training = settings.training
-    reward = "E[reward] - " if rewarded(settings) else "-"
+    reward = "E[reward] - " if settings.rewarded else "-"
     beta = "β" if training.kl_target is not None else f"{training.kl_coef:g}"
     if training.objective.cell is not None:
         return f"{reward}{beta} x {training.kl_cell}, a cell for study"
     sides = ("π", "ref") if training.kl_divergence == "reverse" else ("ref", "π")
     return f"{reward}{beta} KL({sides[0]}‖{sides[1]})"
-
-
-def rewarded(settings: Settings) -> bool:
-    """Whether a run is trained on a reward; a distillation is only if `reward` is given."""
-    return settings.command == "train" or settings.run.reward is not None
 
 
 def formula(settings: Settings) -> str:
@@ -68,7 +63,7 @@ def scaling(settings: Settings) -> str | None:
     inside = training.kl_placement == "reward"
     if training.multi_objective_aggregation == "normalize_then_sum":
         divisor = "first each its group's and then the batch's"
-    if divisor is None or not (rewarded(settings) or inside):
+    if divisor is None or not (settings.rewarded or inside):
         return None
     if inside:
         return f"rewards, with the KL in them, are divided by {divisor} standard deviation (scale_rewards), and so is β"

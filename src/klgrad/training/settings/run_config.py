@@ -73,8 +73,7 @@ class PolicyConfig(ModelConfig):
     model_name_or_path: str | None = field(
         default=None,
         metadata={
-            "help": "A name on the hub or a folder; `smollm2`, the default, is embedded and needs no network; NAME:20 "
-            "keeps 20 layers.",
+            "help": "A name on the hub, or a folder; `smollm2` is embedded, without network; NAME:20 keeps 20 layers.",
             "aliases": ["--model"],
         },
     )
@@ -97,6 +96,11 @@ class Settings:
     training: KLConfig
     policy: PolicyConfig
     given: dict[str, Any]
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether the run is trained on a reward; a distillation is only if `reward` is given."""
+        return self.command == "train" or self.run.reward is not None
 
 
 def planned(processes: int) -> type[KLConfig]:
