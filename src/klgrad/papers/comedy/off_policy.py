@@ -4,8 +4,8 @@ r"""Stale samples bias every configuration; sequence ratios repair k1 in reward 
 loss, is unbiased at the sequence level, and an estimator that is was left open. Here the chains of `chains` are sampled
 by a stale policy and every sequence is summed. Ours: standard normal logits of policy and reference, a sampler whose
 logits are off by normal noise of a given size, and the two repairs: w_T, the ratio of the whole sequence, and r_t, the
-ratio of the token whose score it weights. w_T is exact and is paid for in variance; under it k3 in reward and k3 in
-loss keep the bias that they have on-policy.
+ratio of the token whose score it weights. w_T is exact, at the cost of variance; with it k3 in reward and k3 in
+loss keep their on-policy bias.
 """
 
 from statistics import fmean
@@ -27,7 +27,7 @@ STALENESS = [0.0, 0.1, 0.2, 0.4, 0.8]
 """Standard deviation of the sampler's logits from the policy's."""
 
 BIASED = 1e3 * EXACT
-"""A relative bias above this in every problem is no rounding."""
+"""A relative bias above this in every problem is not due to rounding."""
 
 PAPERS_FOUR = ("k1-reward", "k1-loss", "k3-reward", "k3-loss")
 

@@ -5,12 +5,12 @@ but little biased.
 5 to 20 tokens, 200 rounds of 1000 samples. Here every sequence is summed instead, so that a bias is a number and not a
 test. Ours: first-order chains (see `chains`), standard normal logits, and a second axis, how far B stands from A.
 
-Where the summaries and the sums part: they call k1 in loss "low bias, high variance". Its expected gradient is zero
+Where the summaries and the sums differ: they call k1 in loss "low bias, high variance". Its expected gradient is zero
 (the paper's own table has it so), hence its bias is all of ∇KL, 100 %; k3 in reward exceeds it by a tenth of ∇KL on
-average, and in two pairs of three. Two readings save the phrase for chains that are close. In absolute size ∇KL is
-small there, and so is the bias; and it drowns in the noise, a few per cent of one sample's standard deviation against
-several whole ones for k3 in reward. The variance of k1 in loss is high for close chains only: for independent ones k1
-in reward has more, and more with length.
+average, and in two pairs of three. For chains that are close, the phrase can be read in two ways. In absolute size
+∇KL is small there, and so is the bias; and it is small against the noise: a few per cent of one sample's standard
+deviation, against several standard deviations for k3 in reward. The variance of k1 in loss is high for close chains
+only: for independent ones k1 in reward has more, and more with length.
 """
 
 from statistics import fmean

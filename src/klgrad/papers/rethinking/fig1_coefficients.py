@@ -1,7 +1,7 @@
 """k2 as loss puts log π/ref on the score, as k1 in reward does; k3 as loss saturates above ref, explodes below.
 
 Figure 1 of Liu et al. (arXiv 2510.01555): the coefficient on ∇log π against log π, with ref = 0.25. Here each
-coefficient is measured, by autograd through this package's estimators, and held against the formula. The range
+coefficient is measured, by autograd through this package's estimators, and compared with the formula. The range
 of log π is ours; as π ≤ 1 the figure itself ends at 1 - ref = 0.75, so that the limit 1 is checked at rarer
 references as well.
 """
