@@ -82,7 +82,7 @@ class Chains:
 
     @cached_property
     def kl_gradient(self) -> Tensor:
-        """∇KL(A‖B) of whole sequences, (P, T, 2): autograd through the chain rule of the KL, without listing sequences."""
+        """∇KL(A‖B) of whole sequences, (P, T, 2): autograd through its chain rule, without listing sequences."""
         return _gradient(lambda logits: _visited_kl(_visits(logits), logits, self.reference), self.policy)
 
     @cached_property
