@@ -237,6 +237,31 @@ def test_help_is_short_and_all_of_it_can_be_had(command):
     assert "--adam_beta1" in whole
 
 
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("train", {"kl_coef": "[0.02]", "kl_discount": "[1.0]", "model": "[smollm2]", "output_dir": "[runs/train]"}),
+        (
+            "distill",
+            {"kl_coef": "[1.0]", "kl_discount": "[0.0]", "teacher": "[smollm2]", "output_dir": "[runs/distill]"},
+        ),
+    ],
+)
+def test_help_shows_the_defaults_of_the_command(command, defaults):
+    """Those of its preset for the embedded model, a default of 0 included, and not TRL's or the other command's."""
+    lines = {words[0]: line for line in invoke(command, "--help").output.splitlines() if (words := line.split())}
+    for name, default in defaults.items():
+        assert lines[f"--{name}"].rstrip().endswith(default)
+
+
+def test_short_texts_of_the_help_belong_to_settings():
+    from klgrad.cli.train_or_distill import COMMAND, MODEL, SHORT, TRAINING
+
+    known = read("train", ["--use_cpu"]).parser.known
+    assert {*COMMAND, *MODEL, *TRAINING} <= known
+    assert set(SHORT) <= {*COMMAND, *MODEL, *TRAINING}
+
+
 # Several processes
 
 

@@ -88,8 +88,8 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
 
 def _help(command: str, *, everything: bool) -> RenderableType:
     from ..training.model.embedded import EMBEDDED
-    from ..training.settings.parse import Parser
     from ..training.settings.presets import preset_of
+    from ..training.settings.setting_parser import Parser
 
     actions = {action.dest: action for action in Parser(command)._actions if action.dest != "help"}
     model = EMBEDDED if command == "train" else "the teacher with two thirds of its layers"

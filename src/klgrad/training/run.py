@@ -14,7 +14,7 @@ from .callbacks.adopt import Adoption
 from .callbacks.crash_checkpoint import CrashCheckpoint
 from .callbacks.progress import Recorder
 from .callbacks.stop import Stopping
-from .checkpoint.integrity import epochs, is_over, last_sound, step_of
+from .checkpoint.integrity import is_over, last_sound, step_of
 from .checkpoint.run_trainer import RunTrainer
 from .checkpoint.state_files import check_fits
 from .evaluate import Evaluator
@@ -120,7 +120,8 @@ class _Run:
                 self.err.print(line)
         start = 0 if checkpoint is None else step_of(checkpoint)
         recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err, start)
-        if checkpoint is not None and self._is_over(checkpoint):
+        args = self.settings.training
+        if checkpoint is not None and is_over(checkpoint, args.max_steps, args.num_train_epochs):
             return self._complete(trainer, checkpoint, recorder, adoption)
         stopping, crash = Stopping(trainer, self.warn), CrashCheckpoint(trainer)
         for callback in (crash, *([adoption] if self.main else []), recorder, stopping):
@@ -148,11 +149,6 @@ class _Run:
             adoption.withdraw()
             raise no_updates(trainer, start)
         return self._finish(trainer, time.monotonic() - started)
-
-    def _is_over(self, checkpoint: Path) -> bool:
-        steps = self.settings.training.max_steps
-        enough = steps > 0 or self.settings.training.num_train_epochs <= epochs(checkpoint)
-        return enough and is_over(checkpoint, steps)
 
     def _complete(self, trainer: RunTrainer, checkpoint: Path, recorder: Recorder, adoption: Adoption) -> int:
         """Write what is missing of a run that was killed between its last update and its summary."""

@@ -77,20 +77,22 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
-def is_over(checkpoint: Path, max_steps: int) -> bool:
-    """Whether no update is left; for `max_steps` <= 0 the number that was planned when it was written applies."""
-    wanted = max_steps if max_steps > 0 else planned(checkpoint)
-    return wanted is not None and step_of(checkpoint) >= wanted
+def is_over(checkpoint: Path, max_steps: int, num_train_epochs: float) -> bool:
+    """Whether a run with these settings has no update left after this checkpoint.
+
+    For `max_steps` <= 0 the number of updates is the one that was planned when the checkpoint was written, unless there
+    are to be more epochs now.
+    """
+    if max_steps > 0:
+        return step_of(checkpoint) >= max_steps
+    wanted = planned(checkpoint)
+    enough_epochs = num_train_epochs <= (_in_state(checkpoint, "num_train_epochs") or 0)  # rounded up when written
+    return enough_epochs and wanted is not None and step_of(checkpoint) >= wanted
 
 
 def planned(checkpoint: Path) -> int | None:
     """The number of updates planned when the checkpoint was written; None if it cannot be read."""
     return _in_state(checkpoint, "max_steps")
-
-
-def epochs(checkpoint: Path) -> int:
-    """The number of epochs planned when the checkpoint was written, rounded up; 0 if it cannot be read."""
-    return _in_state(checkpoint, "num_train_epochs") or 0
 
 
 def _in_state(checkpoint: Path, name: str) -> int | None:

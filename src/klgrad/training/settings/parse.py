@@ -1,83 +1,23 @@
 """Read settings from the command line, a YAML file and a preset. An unknown name is an error with similar names."""
 
-import argparse
 import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from trl.scripts.utils import TrlParser
-from trl.trainer.grpo_config import GRPOConfig
-
-from ...errors import KlgradError, MeaningError, UnknownNameError
+from ...errors import KlgradError, UnknownNameError
 from ...trl import KLConfig
-from ...trl.field_limits import complaint, has_choices
-from ...trl.field_types import settings_of_class
 from ...trl.meaning_notes import MeaningWarning
 from ..run_folder.record import recorded_settings
 from ..training_errors import SettingError
 from .named_code import check_confirmed
 from .presets import machine_settings, preset_of
-from .run_config import ALIASES, PolicyConfig, RunConfig, Settings, planned
+from .run_config import ALIASES, Settings, planned
+from .setting_parser import Parser
 
 NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "num_processes", "accelerate_config", "help", "output_dir"})
 """Settings of one call, which a resumed run does not inherit."""
-
-
-class Parser(TrlParser):
-    """TRL's parser, with errors of one line instead of a list of four hundred flags."""
-
-    def __init__(self, command: str) -> None:
-        kinds: Any = (RunConfig, KLConfig, PolicyConfig)
-        super().__init__(kinds, prog=f"klgrad {command}", allow_abbrev=False)
-        self.known = {action.dest for action in self._actions} - {"help"}
-        self.pristine = {action.dest: action.default for action in self._actions}
-        self.settings = {name: found for kind in kinds for name, found in settings_of_class(kind).items()}
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and exiting."""
-        raise SettingError("settings of the right kind", message, f"see {self.prog} --help")
-
-    def checked(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
-        """Settings of a file, under their full names and with the declared types; text is read as on a command line."""
-        found = {}
-        for key, value in values.items():
-            if not isinstance(key, str):
-                received = f"the key {key!r} in {where}"
-                raise SettingError("names of settings", received, f"see {self.prog} --help for the names")
-            name = ALIASES.get(key, key)
-            if name not in self.known:
-                raise UnknownNameError(f"setting in {where}", name, {*self.known, *ALIASES})
-            found[name] = self._value(name, value)
-            wrong = None if has_choices(name) else self.settings[name].misfit(found[name])
-            if wrong is not None:
-                expected, received, remedy = wrong
-                raise SettingError(expected, f"{received}, in {where}", remedy)
-        return found
-
-    def _value(self, name: str, value: Any) -> Any:
-        """Convert text, as YAML reads 3e-5 as text, and a single value where a list is declared."""
-        action = next(action for action in self._actions if action.dest == name)
-        try:
-            if isinstance(value, list):
-                return [self._get_value(action, x) if isinstance(x, str) else x for x in value]
-            value = self._get_value(action, value) if isinstance(value, str) else value
-        except argparse.ArgumentError as error:
-            self.error(str(error))
-        return [value] if action.nargs == "+" and value is not None else value
-
-    def adopt(self, values: dict[str, Any]) -> None:
-        """Make these values the defaults."""
-        self.set_defaults_with_config(**values)
-
-    def check_values(self, values: dict[str, Any]) -> None:
-        """Check types and ranges of all values, from every source, before any of them is used."""
-        own = {name for name in KLConfig.__annotations__ if name not in GRPOConfig.__dataclass_fields__}
-        for name, value in values.items():
-            found = None if value == self.pristine[name] else complaint(self.settings[name], value)
-            if found is not None:
-                raise (MeaningError if name in own else SettingError)(*found)
 
 
 @dataclass(frozen=True)
@@ -115,7 +55,7 @@ def read(command: str, arguments: list[str]) -> Parsed:
     """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
     parser, (arguments, file) = Parser(command), _split_config(arguments)
     file = parser.checked(file, "the configuration file")
-    given = {**file, **_flags(parser, arguments)}
+    given = {**file, **parser.given_flags(arguments)}
     output = str(given.get("output_dir") or f"runs/{command}")
     preset, kept = preset_of(command, given), {}
     if given.get("resume"):  # `run.json` contains the preset of that time
@@ -201,15 +141,3 @@ def _read(path: Path) -> dict[str, Any]:
             "names and values in YAML", f"{path}: {type(found).__name__}", "write one `name: value` per line"
         )
     return found
-
-
-def _flags(parser: Parser, arguments: list[str]) -> dict[str, Any]:
-    """Values of the command line itself, without defaults."""
-    before = {action: action.default for action in parser._actions}
-    for action in parser._actions:
-        action.default = argparse.SUPPRESS
-    try:
-        return vars(parser.parse_known_args(arguments)[0])
-    finally:
-        for action, default in before.items():
-            action.default = default
