@@ -73,7 +73,7 @@ def test_distilling_lowers_the_kl_and_needs_no_reward(run, tmp_path):
     assert summary["last_updates"]["task_reward"] is None
 
 
-def test_a_finished_run_is_not_overwritten_unasked(runs, model):
+def test_a_finished_run_is_not_overwritten_by_default(runs, model):
     base, _ = runs
     given = arguments(**{**SMALL, "model": model, "output_dir": base / "train"})
     result = invoke("train", *given)
@@ -127,7 +127,7 @@ def test_a_dry_run_of_other_terms(model, settings, said, tmp_path):
     assert said in invoke("train", *given, "--dry-run").output
 
 
-def test_what_is_rewarded_and_how_it_is_weighed_is_told(model, tmp_path):
+def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
 
     def lines(command, **settings):
@@ -299,7 +299,7 @@ def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
     assert invoke("train", "--num_processes=4", *FOUR).exit_code == 0
     assert started[0][-4:] == list(FOUR)
     assert "divisible by num_generations" in str(invoke("train", *FOUR).exception)
-    # What needs no other process to be told is told before they are started.
+    # Errors that do not depend on the other processes are raised before these are started.
     assert "did you mean 'kl_coef'" in str(invoke("train", "--num_processes=4", "--kl_coff=1").exception)
 
 
@@ -368,7 +368,7 @@ def test_an_unfinished_run_is_drawn_as_far_as_it_came(runs, tmp_path):
     assert invoke("compare", tmp_path / "cut", "--out", tmp_path / "x.png").exit_code == 0
 
 
-def test_what_is_no_run_is_told(runs, tmp_path):
+def test_a_folder_without_a_run_is_refused(runs, tmp_path):
     base, _ = runs
     for given, said in (
         ([tmp_path], "a run's folder, with run.json"),

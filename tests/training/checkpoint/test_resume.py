@@ -1,4 +1,4 @@
-"""A run that was killed and gone on with ends with the same weights, to the last bit, as one that was not."""
+"""A run that was killed and resumed ends with the same weights, to the last bit, as one that was not."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from klgrad.training.training_errors import RewardError, RunError
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 REWARD = '''
-"""Counts its calls; at the one that is asked for, it does as it is told."""
+"""Counts its calls; at the requested one, does what the file `instruction` says."""
 import math, os, signal
 from pathlib import Path
 
@@ -29,8 +29,8 @@ calls = 0
 def counted(completion_ids, **_):
     global calls
     calls += 1
-    told = Path(__file__).with_name("told")
-    at, what = told.read_text().split() if told.exists() else (0, "")
+    instruction = Path(__file__).with_name("instruction")
+    at, what = instruction.read_text().split() if instruction.exists() else (0, "")
     if calls == int(at):
         if what == "raise":
             raise ValueError("out of order")
@@ -70,10 +70,10 @@ def reward(tmp_path):
     path.write_text(REWARD)
 
     def tell(call=None, what=""):
-        told = tmp_path / "told"
-        told.unlink(missing_ok=True)
+        instruction = tmp_path / "instruction"
+        instruction.unlink(missing_ok=True)
         if call is not None:
-            told.write_text(f"{BEFORE + call} {what}")
+            instruction.write_text(f"{BEFORE + call} {what}")
         return f"{path}:counted"
 
     return tell
@@ -153,8 +153,8 @@ def test_killed_outright(model, run, weights, reward, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run("train", whole, reward=reward(), **settings)[0] == 0
     evaluated = 5 + 1 + 3  # all tasks before, an update, and three of the tasks after it
-    told = reward(evaluated, signal.SIGKILL.value)
-    given = arguments(**{**SMALL, **settings, "model": model, "output_dir": parts, "reward": told})
+    killing = reward(evaluated, signal.SIGKILL.value)
+    given = arguments(**{**SMALL, **settings, "model": model, "output_dir": parts, "reward": killing})
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     killed = subprocess.run(
         [sys.executable, "-m", "klgrad", "train", *given], env=environment, timeout=120, check=False

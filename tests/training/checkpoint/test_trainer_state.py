@@ -12,7 +12,7 @@ from klgrad.training.checkpoint import state_files, trainer_state
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 PASSING = ("seconds", "step_time")
-"""What another clock would tell otherwise."""
+"""Columns that depend on the clock."""
 
 
 def history(folder):
@@ -38,7 +38,7 @@ def stopped_and_resumed(run, folder, after, monkeypatch, **settings):
 
 
 CASES = {
-    "generations within one update are told apart": (
+    "generations within one update are distinguished": (
         {"gradient_accumulation_steps": 3, "steps_per_generation": 4, "max_steps": 3},
         1,
     ),

@@ -1,4 +1,4 @@
-"""A reward function that fails is told by name, before training where that can be."""
+"""The error of a reward function names the function, and comes before training if possible."""
 
 import asyncio
 import math

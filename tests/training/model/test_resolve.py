@@ -92,7 +92,7 @@ def test_one_that_fails_leaves_nothing(model, monkeypatch):
         ("{model}:9", "the model has 3"),
     ],
 )
-def test_what_cannot_be_found_is_told(name, said, model, tmp_path):
+def test_a_model_that_cannot_be_found_is_refused(name, said, model, tmp_path):
     with pytest.raises(ModelError, match=said):
         models.resolve(name.format(empty=tmp_path, model=model))
 

@@ -60,7 +60,7 @@ def text_of(renderable):
 
 
 def test_a_later_evaluation_is_not_called_before(tmp_path):
-    """Where the rows of the start are lost, only what is known is told."""
+    """If the first rows are lost, only the known values are shown."""
     (tmp_path / "run.json").write_text('{"objective": null}')
     rows = [{"step": 3, "kl/reverse/k3/per_sequence": 0.5}, evaluation(4, 0.25), evaluation(6, 0.75)]
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

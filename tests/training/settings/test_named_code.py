@@ -1,4 +1,4 @@
-"""A run folder that was received executes no code unasked."""
+"""Code that only the `run.json` of a folder names is not executed."""
 
 import json
 import shlex
@@ -55,8 +55,7 @@ def test_code_of_a_run_folder_has_to_be_named_again(settings, received):
     folder = received(**settings)
     with pytest.raises(RunError) as refused:
         parse("train", ["--output_dir", str(folder), "--resume"])
-    told = refused.value.remedy.partition(": ")[2]
-    program, command, *given = shlex.split(told)
+    program, command, *given = shlex.split(refused.value.remedy.partition(": ")[2])
     assert (program, command) == ("klgrad", "train")
     parsed = parse(command, given)  # exactly what it says to type
     assert all(parsed.given[name] for name in settings)

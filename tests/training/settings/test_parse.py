@@ -183,6 +183,6 @@ def test_the_quick_preset_saves_and_evaluates_half_way():
     assert (found.training.max_steps, found.training.save_steps, found.run.eval_every) == (10, 5, 5)
 
 
-def test_resuming_nothing_is_told(tmp_path):
+def test_resuming_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"run\.json"):
         parse("train", arguments(output_dir=tmp_path, resume=True))
