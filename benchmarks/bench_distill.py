@@ -98,7 +98,7 @@ class Job:
 
 def train_all(jobs: list[Job], given: Any) -> Iterator[tuple[Job, Path]]:
     """Several at a time, each given back while others train; one that fails is told of and left out."""
-    from klgrad.training.model import resolve
+    from klgrad.training.model.resolve import resolve
 
     resolve(f"{given.teacher}:{KEPT}")  # made once, before all ask for it
     runs: Path = given.runs
@@ -124,7 +124,7 @@ def evaluator(given: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.parse import parse
+    from klgrad.training.settings.parse import parse
 
     flags = [x for name, value in COMMON.items() for x in (f"--{name}", value)]
     models = ["--model", f"{given.teacher}:{KEPT}", "--teacher", str(given.teacher)]
@@ -155,9 +155,9 @@ def train_by_trl(given: Any, rest: list[str]) -> None:
     from transformers import AutoTokenizer
     from trl import DistillationConfig, DistillationTrainer, TrlParser
 
-    from klgrad.training.data import data_of
-    from klgrad.training.model import resolve
-    from klgrad.training.settings import RunConfig
+    from klgrad.training.data.run_data import data_of
+    from klgrad.training.model.resolve import resolve
+    from klgrad.training.settings.run_config import RunConfig
 
     student = resolve(f"{given.teacher}:{KEPT}")
     kinds: Any = (DistillationConfig,)

@@ -90,7 +90,7 @@ def fixed_length(teacher: Path, folder: Path) -> Path:
 def train(job: Job, folder: Path) -> list[Row]:
     """Train one student, and give its evaluations."""
     from klgrad.training.build import build, models_of
-    from klgrad.training.parse import parse
+    from klgrad.training.settings.parse import parse
 
     settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))
@@ -131,7 +131,7 @@ def main() -> None:
     else:
         rates = best_rates(given.out / "fig8_sweep.csv")
         jobs = [job(given, a, w, r, seed) for seed in SEEDS for (a, w), r in rates.items()]
-    from klgrad.training.model import resolve
+    from klgrad.training.model.resolve import resolve
 
     for teacher in (given.teacher, given.runs / "teacher-fixed-length"):
         resolve(f"{teacher}:{LAYERS}")  # made once, before all workers ask for it

@@ -45,7 +45,7 @@ def train(job: Job, folder: Path) -> list[Row]:
     from judge import Judge
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.parse import parse
+    from klgrad.training.settings.parse import parse
 
     settings = parse("train", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))

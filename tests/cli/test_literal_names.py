@@ -84,7 +84,7 @@ def test_logs(name, tmp_path):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_compare(name, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "klgrad.training.comparison.drawn", lambda runs: b""
+        "klgrad.training.output.comparison.drawn", lambda runs: b""
     )  # takes seconds; the legend is tested below
     result = run("compare", run_folder(tmp_path / name), run_folder(tmp_path / "b"), "--out", tmp_path / name / "f.png")
     assert times(Path(name).name, result.stdout) >= 1
@@ -97,7 +97,7 @@ def test_the_legend_of_a_figure(name):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from klgrad.training.figures import Drawn, _legend
+    from klgrad.training.output.figures import Drawn, _legend
 
     figure = Figure()
     _legend(figure, [Drawn(name, []), Drawn("b", [])])

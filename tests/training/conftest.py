@@ -19,7 +19,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path_factory):
-    """No network, no cache of the user's, one thread."""
+    """No network, a cache of the test's own, one thread."""
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -34,8 +34,8 @@ def called(tiny, command, output, *more, **settings):
     """Run a command in this process; gives its exit status and what it printed."""
     from rich.console import Console
 
-    from klgrad.training.parse import parse
     from klgrad.training.run import run
+    from klgrad.training.settings.parse import parse
 
     small = {} if settings.get("resume") else {"model": tiny, **SMALL}
     if command == "distill" and not settings.get("resume"):

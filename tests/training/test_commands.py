@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError
 from klgrad.training import launch
-from klgrad.training.parse import parse, read
+from klgrad.training.settings.parse import parse, read
 from klgrad.training.training_errors import ModelError, RunError, SettingError
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -73,12 +73,12 @@ def test_distilling_lowers_the_kl_and_needs_no_reward(run, tmp_path):
     assert summary["last_updates"]["task_reward"] is None
 
 
-def test_a_finished_run_is_not_overwritten_unasked(runs, model):
+def test_a_finished_run_is_not_overwritten_by_default(runs, model):
     base, _ = runs
     given = arguments(**{**SMALL, "model": model, "output_dir": base / "train"})
     result = invoke("train", *given)
     assert isinstance(result.exception, RunError)
-    assert "--resume goes on with it, --overwrite replaces it" in str(result.exception)
+    assert "--resume continues it, --overwrite replaces it" in str(result.exception)
 
 
 def test_overwriting_removes_the_old_run(run, tmp_path):
@@ -106,7 +106,7 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
         "4 updates of 2 prompts x 4 completions of at most 5 tokens",
         "optimizer",
         "exact KL",
-        "in all",
+        "total",
     ):
         assert part in result.output
     assert not (tmp_path / "run").exists()
@@ -127,32 +127,32 @@ def test_a_dry_run_of_other_terms(model, settings, said, tmp_path):
     assert said in invoke("train", *given, "--dry-run").output
 
 
-def test_what_is_rewarded_and_how_it_is_weighed_is_told(model, tmp_path):
+def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
 
-    def told(command, **settings):
-        from klgrad.training.dry_run import told
+    def lines(command, **settings):
+        from klgrad.training.output.dry_run import objective_lines
 
         which = {"model": model} if command == "train" else {"teacher": model}
-        return told(parse(command, arguments(**{**SMALL, **which, **settings})))
+        return objective_lines(parse(command, arguments(**{**SMALL, **which, **settings})))
 
     scaled = "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them"
-    assert told("train")[2:] == [scaled]
-    assert told("train", scale_rewards="none")[2:] == []
-    assert "the batch's standard" in told("train", scale_rewards="batch")[2]
-    assert "with the KL in them" in told("train", kl_placement="reward")[2]
-    assert told("distill")[2:] == []
-    assert told("distill")[0] == "-1 KL(π‖ref)"
-    assert told("distill", reward="any:thing")[0] == "E[reward] - 1 KL(π‖ref)"
-    assert told("distill", reward="any:thing")[2:] == [scaled]
+    assert lines("train")[2:] == [scaled]
+    assert lines("train", scale_rewards="none")[2:] == []
+    assert "the batch's standard" in lines("train", scale_rewards="batch")[2]
+    assert "with the KL in them" in lines("train", kl_placement="reward")[2]
+    assert lines("distill")[2:] == []
+    assert lines("distill")[0] == "-1 KL(π‖ref)"
+    assert lines("distill", reward="any:thing")[0] == "E[reward] - 1 KL(π‖ref)"
+    assert lines("distill", reward="any:thing")[2:] == [scaled]
     for settings, said in (
         ({}, "divided by all tokens of the update"),
         ({"loss_type": "grpo"}, "averaged over each completion's tokens"),
         ({"kl_reduction": "sequence"}, "; summed over each completion;"),
         ({"kl_placement": "reward"}, "; summed over each completion;"),
     ):
-        assert said in told("train", **settings)[1]
-        assert "summed over the sequence" not in told("train", **settings)[1]
+        assert said in lines("train", **settings)[1]
+        assert "summed over the sequence" not in lines("train", **settings)[1]
 
 
 def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
@@ -171,7 +171,7 @@ def test_memory_counts_what_is_there(model):
     from transformers import AutoModelForCausalLM
 
     from klgrad.training.build import models_of
-    from klgrad.training.memory import estimate
+    from klgrad.training.output.memory import estimate
 
     settings = parse("train", arguments(**{**SMALL, "model": model}))
     items = {item.name: item.bytes for item in estimate(settings, models_of(settings))}
@@ -202,9 +202,9 @@ def test_memory_counts_what_is_there(model):
             SettingError,
             "2 `reward_weights`, one for each reward; received 1",
         ),
-        ("distill", {"reward_weights": 1}, SettingError, "nothing is rewarded here"),
+        ("distill", {"reward_weights": 1}, SettingError, "this run has no reward"),
         ("train", {"model": None, "model_revision": "v1"}, SettingError, "name the model that has this revision"),
-        ("train", {"save_only_model": True}, SettingError, "whole checkpoints"),
+        ("train", {"save_only_model": True}, SettingError, "complete checkpoints"),
     ],
 )
 def test_errors_come_before_training(command, settings, error, said, run, model, tmp_path):
@@ -235,6 +235,31 @@ def test_help_is_short_and_all_of_it_can_be_had(command):
         assert flag in short
     assert "--adam_beta1" not in short
     assert "--adam_beta1" in whole
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("train", {"kl_coef": "[0.02]", "kl_discount": "[1.0]", "model": "[smollm2]", "output_dir": "[runs/train]"}),
+        (
+            "distill",
+            {"kl_coef": "[1.0]", "kl_discount": "[0.0]", "teacher": "[smollm2]", "output_dir": "[runs/distill]"},
+        ),
+    ],
+)
+def test_help_shows_the_defaults_of_the_command(command, defaults):
+    """Those of its preset for the embedded model, a default of 0 included, and not TRL's or the other command's."""
+    lines = {words[0]: line for line in invoke(command, "--help").output.splitlines() if (words := line.split())}
+    for name, default in defaults.items():
+        assert lines[f"--{name}"].rstrip().endswith(default)
+
+
+def test_short_texts_of_the_help_belong_to_settings():
+    from klgrad.cli.train_or_distill import COMMAND, MODEL, SHORT, TRAINING
+
+    known = read("train", ["--use_cpu"]).parser.known
+    assert {*COMMAND, *MODEL, *TRAINING} <= known
+    assert set(SHORT) <= {*COMMAND, *MODEL, *TRAINING}
 
 
 # Several processes
@@ -274,7 +299,7 @@ def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
     assert invoke("train", "--num_processes=4", *FOUR).exit_code == 0
     assert started[0][-4:] == list(FOUR)
     assert "divisible by num_generations" in str(invoke("train", *FOUR).exception)
-    # What needs no other process to be told is told before they are started.
+    # Errors that do not depend on the other processes are raised before these are started.
     assert "did you mean 'kl_coef'" in str(invoke("train", "--num_processes=4", "--kl_coff=1").exception)
 
 
@@ -343,11 +368,11 @@ def test_an_unfinished_run_is_drawn_as_far_as_it_came(runs, tmp_path):
     assert invoke("compare", tmp_path / "cut", "--out", tmp_path / "x.png").exit_code == 0
 
 
-def test_what_is_no_run_is_told(runs, tmp_path):
+def test_a_folder_without_a_run_is_refused(runs, tmp_path):
     base, _ = runs
     for given, said in (
         ([tmp_path], "a run's folder, with run.json"),
-        ([base / "train", base / "train"], "one of them twice"),
+        ([base / "train", base / "train"], "the same folder twice"),
     ):
         error = invoke("compare", *given, "--out", tmp_path / "x.png").exception
         assert isinstance(error, KlgradError)

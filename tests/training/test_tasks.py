@@ -10,11 +10,11 @@ import warnings
 import pytest
 
 from klgrad.errors import MissingExtraError, UnknownNameError
-from klgrad.training.data import data_of
-from klgrad.training.settings import RunConfig
+from klgrad.training.data.rewards import correct, integer_in
+from klgrad.training.data.run_data import data_of
+from klgrad.training.settings.run_config import RunConfig
 from klgrad.training.tasks import TASKS, evaluation_rows, tasks_of, training_rows
 from klgrad.training.training_errors import DataError, RewardError, SettingError
-from klgrad.training.verify import correct, integer_in
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

@@ -6,7 +6,7 @@ from .train_or_distill import SETTINGS, train_or_distill
 
 
 def command(context: typer.Context) -> None:
-    """Bring a student near its teacher, on the student's own completions, on TRL."""
+    """Train a student towards its teacher, on the student's own completions, using TRL."""
     train_or_distill("distill", context.args)
 
 

@@ -6,7 +6,7 @@ from .train_or_distill import SETTINGS, train_or_distill
 
 
 def command(context: typer.Context) -> None:
-    """Train a model with rewards, under the KL that was meant, on TRL."""
+    """Train a model on rewards with a declared KL term, using TRL."""
     train_or_distill("train", context.args)
 
 

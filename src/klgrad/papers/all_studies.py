@@ -1,4 +1,4 @@
-"""Every result, by name."""
+"""All results by name."""
 
 from importlib import import_module
 
@@ -26,5 +26,5 @@ MODULES = {
 
 
 def studies() -> dict[str, Study]:
-    """All of them, in the order they are told."""
+    """All studies, in the order in which they are listed."""
     return {name: Study(name, import_module(f".{path}", __package__)) for name, path in MODULES.items()}

@@ -1,8 +1,8 @@
-"""What one reproduced result consists of.
+"""The parts of one reproduced result.
 
-Each result is a module: its docstring names the figure, states the claim in our own words and gives the
-source; `run` computes numbers that JSON can hold, `check` judges them, `draw` draws them. Judging and drawing
-see the saved numbers only, so that neither can depend on anything that was not kept.
+Each result is a module. Its docstring states the claim in our own words, names the figure and gives the source. `run`
+computes numbers that JSON can hold, `check` judges them, and `draw` draws them. `check` and `draw` read the saved
+numbers only, so that neither depends on anything that was not saved.
 """
 
 from collections.abc import Callable
@@ -19,29 +19,31 @@ Numbers = dict[str, Any]
 """Nested dictionaries and lists of numbers and strings."""
 
 SIGNIFICANT = 4.0
-"""Standard errors beyond which a difference over repeats counts: one chance in thirty thousand, with about
-sixty comparisons made in all."""
+"""A difference over repeats is significant beyond this many standard errors.
+
+That is a chance of one in thirty thousand, with about sixty comparisons in all.
+"""
 
 
 MARGIN = 0.25
-"""A gain in the logarithm that would count as one: a quarter."""
+"""The smallest gain, in the logarithm, that would count as an improvement."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to compute: `quick` shrinks repeats and steps, `seed` moves every random number."""
+    """How much to compute: `quick` reduces repeats and steps, `seed` seeds every random number."""
 
     quick: bool = False
     seed: int = 0
 
     def size(self, full: int, quick: int) -> int:
-        """The one that applies."""
+        """`quick` in a quick run, else `full`."""
         return quick if self.quick else full
 
 
 @dataclass(frozen=True)
 class Check:
-    """One sentence of a claim, judged: `measured` says by what."""
+    """One sentence of a claim, whether it holds, and the measured value that decided it."""
 
     claim: str
     measured: str
@@ -49,30 +51,35 @@ class Check:
 
 
 def exceeds(claim: str, difference: float, error: float) -> Check:
-    """A statistical claim that a difference over repeats is positive, judged by its z-score."""
+    """Check that a difference over repeats is positive, by its z-score.
+
+    Example:
+        >>> exceeds("it grows", difference=1.0, error=0.1)
+        Check(claim='it grows', measured='z = 10.0', holds=True)
+    """
     z = difference / error if error > 0 else float("inf") * difference
     return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT)
 
 
 def no_gain(claim: str, gain: float, error: float) -> Check:
-    """A statistical claim that something does not improve: two standard errors above the gain stay within a margin."""
+    """Check that something does not improve: the gain plus two standard errors is within `MARGIN`."""
     return Check(claim, f"gain {gain:.2g} ± {error:.2g} (log), margin {MARGIN:g}", gain + 2 * error < MARGIN)
 
 
 def within(claim: str, value: float, expected: float, tolerance: float) -> Check:
-    """A claim that a number has a value, to a relative tolerance."""
+    """Check that a number has the expected value, to a relative tolerance."""
     off = abs(value - expected) / abs(expected) if expected else abs(value)
     return Check(claim, f"{value:.6g} against {expected:.6g}", off <= tolerance)
 
 
 def below(claim: str, value: float, limit: float) -> Check:
-    """A claim that a number stays under a limit."""
+    """Check that a number does not exceed a limit."""
     return Check(claim, f"{value:.3g}, limit {limit:.3g}", value <= limit)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A module of the shape above, under the name that the command knows."""
+    """A module as described above, under its name on the command line."""
 
     name: str
     module: ModuleType
@@ -90,21 +97,31 @@ class Study:
 
     @property
     def run(self) -> Callable[[Settings], Numbers]:
-        """Compute."""
+        """Computes the numbers."""
         return self.module.run
 
     @property
     def check(self) -> Callable[[Numbers], list[Check]]:
-        """Judge."""
+        """Judges the numbers."""
         return self.module.check
 
     @property
     def draw(self) -> "Callable[[Numbers, Figure], None]":
-        """Draw."""
+        """Draws the numbers."""
         return self.module.draw
 
 
 def over_repeats(x: "Tensor") -> dict[str, Any]:
-    """Mean and standard error over the last axis, as plain lists (or numbers)."""
+    """Mean and standard error over the last axis, in the dtype of `x`.
+
+    Returns:
+        Plain lists, or numbers for a vector, under "mean" and "error".
+    """
     error = x.std(-1) / x.shape[-1] ** 0.5
     return {"mean": x.mean(-1).tolist(), "error": error.tolist()}
+
+
+def exceeds_zero(claim: str, x: "Tensor") -> Check:
+    """Check that the mean of a vector of repeats is positive, by its z-score."""
+    found = over_repeats(x)
+    return exceeds(claim, found["mean"], found["error"])

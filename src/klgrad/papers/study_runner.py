@@ -1,4 +1,4 @@
-"""Run results one by one; keep whole files only, and what is there already."""
+"""Compute, judge and draw results. Files are complete or absent; numbers of an earlier run are reused."""
 
 import io
 import json
@@ -16,12 +16,12 @@ DPI = 110
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one result.
+    """The outcome of one result.
 
     Attributes:
         name: of the result.
-        checks: each sentence of the claim, judged.
-        seconds: it took to compute; None if an earlier run's numbers were kept.
+        checks: one for each sentence of the claim.
+        seconds: the time of the computation; None if the numbers of an earlier run were reused.
     """
 
     name: str
@@ -35,19 +35,29 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """`reproduced`, or in what it differs."""
+        """`reproduced`, or the sentences that do not hold."""
         failed = [f"{c.claim} ({c.measured})" for c in self.checks if not c.holds]
         return "reproduced" if not failed else "differs: " + "; ".join(failed)
 
 
 def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:
-    """Compute (unless the same settings were computed before), judge and draw one result under `out`."""
+    """Compute, judge and draw one result.
+
+    Args:
+        study: the result.
+        settings: how much to compute.
+        out: the folder for numbers and figure.
+        fresh: compute again, even if `out` has numbers of the same settings.
+
+    Returns:
+        The outcome.
+    """
     data, picture = files_of(study, out)
     asked = {"klgrad": __version__, **asdict(settings)}
     numbers, seconds = None if fresh else _kept(data, asked), None
     if numbers is None:
         start = time.perf_counter()
-        # What is judged and drawn is what JSON keeps, nothing finer.
+        # Judge and draw what JSON stores, so that saved numbers give the same result.
         numbers = json.loads(json.dumps(finite(study.run(settings))))
         seconds = time.perf_counter() - start
         picture.unlink(missing_ok=True)
@@ -60,7 +70,7 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         "verdict": outcome.verdict,
     }
     saved |= {"checks": [asdict(check) for check in outcome.checks], "numbers": numbers}
-    # Numbers before the picture: one that is missing is drawn from them, one that is stale would be kept.
+    # Numbers before the figure: a missing figure is drawn again, an outdated one would be kept.
     write_whole(data, json.dumps(saved, indent=1) + "\n")
     if not picture.exists():
         write_whole(picture, _draw(study, numbers))
@@ -68,12 +78,12 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
 
 
 def files_of(study: Study, out: Path) -> tuple[Path, Path]:
-    """Where its numbers and its figure go."""
+    """The files for the numbers and the figure."""
     return out / f"{study.name}.json", out / f"{study.name}.png"
 
 
 def _kept(data: Path, asked: dict[str, Any]) -> Numbers | None:
-    """Numbers of an earlier run with the same settings; a file that cannot be read is as good as none."""
+    """Numbers of an earlier run with the same settings; None if there are none, or if the file cannot be read."""
     try:
         saved = json.loads(data.read_text(encoding="utf-8"))
         return saved["numbers"] if saved["settings"] == asked else None

@@ -1,4 +1,4 @@
-"""Several results at a time, each in a process of its own."""
+"""Compute several results at a time, each in its own process."""
 
 import multiprocessing
 import os
@@ -21,13 +21,19 @@ from .study_runner import Outcome, files_of, reproduce
 def every_outcome(
     studies: Sequence[Study], settings: Settings, out: Path, *, fresh: bool = False, jobs: int = 1
 ) -> Iterator[Outcome]:
-    """Outcomes as they come; interrupted, the workers end at once and no partial file stays."""
+    """Compute results with `jobs` processes.
+
+    On an interrupt the workers end at once, and no partial file remains.
+
+    Returns:
+        An iterator over outcomes, in the order in which they finish.
+    """
     jobs = min(jobs, len(studies))
     if jobs == 1:
         for study in studies:
             yield reproduce(study, settings, out, fresh=fresh)
         return
-    # Spawned, not forked: a fork copies locks as other threads hold them, a progress bar's among them.
+    # Spawn, because a fork copies locks that other threads hold, such as that of a progress bar.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(torch.get_num_threads(),))
     try:
@@ -49,14 +55,14 @@ def every_outcome(
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Start processes that do not see Ctrl-C, from their first moment: whether to stop is the parent's decision.
+    """Processes that are started in this block ignore Ctrl-C from the beginning; the parent decides whether to stop.
 
-    A process starts with those signals blocked that the thread which starts it has blocked.
+    A process inherits the blocked signals of the thread that starts it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # it would be started with the first worker, and unblock signals
+    resource_tracker.ensure_running()  # otherwise it starts with the first worker, and unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -65,14 +71,14 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _begin(threads: int) -> None:
-    """In a worker: as many threads as the parent uses, no interrupts, and no life without the parent."""
+    """In a worker: use the parent's number of threads, ignore interrupts, and end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
 
 def _end_with_the_parent() -> None:
-    """A parent that was killed cannot end its workers, which would wait for work for ever."""
+    """Exit when the parent exits: a parent that was killed cannot end its workers, which would wait for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,1 +1,1 @@
-"""Small tools that several folders share: atomic files, and the colours of figures."""
+"""Tools that several packages share: atomic files, and the colours of figures."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and JSON that is JSON."""
+"""Write files completely or not at all, and make data valid JSON."""
 
 import glob
 import math
@@ -13,24 +13,24 @@ from typing import Any
 from ..errors import OutputError
 
 STDOUT = Path("-")
-"""The usual name of standard output among a command's arguments."""
+"""The conventional name of standard output in a command's arguments."""
 STDOUT_PATHS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def partial_of(path: Path) -> Path:
-    """Where this process writes a file before it is whole: beside what the path points to."""
+    """The temporary file of this process, in the folder of the file that the path resolves to."""
     target = Path(os.path.realpath(path))
     return target.with_name(f".{target.name}.{os.getpid()}.partial")
 
 
 def partials_of(path: Path) -> list[Path]:
-    """What processes that were killed have left of a file."""
+    """Temporary files that killed processes have left for a path."""
     target = Path(os.path.realpath(path))
     return list(target.parent.glob(f".{glob.escape(target.name)}.*.partial"))
 
 
 def ensure_folder(path: Path) -> None:
-    """Make the folder, or say why not: before the work, not after it."""
+    """Create a folder, or raise an `OutputError`. Call it before long work."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -38,40 +38,45 @@ def ensure_folder(path: Path) -> None:
 
 
 def is_stdout(path: Path | None) -> bool:
-    """Whether a path that a user named is standard output: `-`, or the file system's name for it."""
+    """Whether a path given by a user is standard output: `-`, or `/dev/stdout` and its equivalents.
+
+    Example:
+        >>> is_stdout(Path("-")), is_stdout(Path("report.json"))
+        (True, False)
+    """
     return path == STDOUT or (path is not None and os.path.abspath(path) in STDOUT_PATHS)
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write to a path that a user named; `-` is standard output, in UTF-8 like every file."""
+    """Write text (as UTF-8) or bytes to a path given by a user; `-` is standard output."""
     if not is_stdout(path):
         write_whole(path, content)
         return
     if sys.stdout is None:
         raise OutputError("standard output that is open", "a closed one", "name a file")
-    sys.stdout.flush()  # what was printed before comes first
+    sys.stdout.flush()  # keep the order with what was printed before
     binary = getattr(sys.stdout, "buffer", None)
-    if binary is None:  # a notebook's, for one, takes text alone
+    if binary is None:  # for example in a notebook, which accepts text only
         sys.stdout.write(content if isinstance(content, str) else content.decode("utf-8", "backslashreplace"))
     else:
-        # The command's own stream names the errors of a closed pipe or a full disk.
+        # The commands replace sys.stdout by a stream that reports a closed pipe or a full disk.
         write = getattr(sys.stdout, "write_bytes", binary.write)
         write(_encoded(content))
     sys.stdout.flush()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write beside the file, then move into place: a reader or an interruption never sees half of it.
+    """Write a temporary file and rename it, so that neither a reader nor an interruption sees an incomplete file.
 
-    A symbolic link stays, and what it points to is replaced, with the permissions that it has. What is not a regular
-    file (a pipe, a device, an open descriptor) cannot be replaced and is written to.
+    A symbolic link is kept: the file that it points to is replaced, with its permissions. A pipe, a device or an open
+    descriptor cannot be replaced and is written to directly.
     """
     try:
         found = _stat(path)
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise OutputError("a file that can be written", f"{path}, which is a folder", "name a file in it")
         if found is not None and (not stat.S_ISREG(found.st_mode) or _is_descriptor(path)):
-            with path.open("ab") as file:  # what an open file holds already is not cut off
+            with path.open("ab") as file:  # append, to keep what an open file contains
                 file.write(_encoded(content))
         else:
             _replace(Path(os.path.realpath(path)), _encoded(content), found)
@@ -82,7 +87,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _encoded(content: str | bytes) -> bytes:
-    """UTF-8; what it cannot hold (bytes of a file's name that are no text) is escaped as in JSON."""
+    """UTF-8; what it cannot encode, such as undecodable bytes of a file name, is escaped as in JSON."""
     return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
 
 
@@ -94,7 +99,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _is_descriptor(path: Path) -> bool:
-    """Whether the path, or a link on its way, names an open descriptor (`/dev/fd/5`); its file must stay the same."""
+    """Whether the path, directly or through links, is an open descriptor (`/dev/fd/5`), whose file must be kept."""
     while True:
         folder = os.path.realpath(path.parent)
         if folder == "/dev/fd" or re.fullmatch(r"/proc/\d+(/task/\d+)?/fd", folder):
@@ -106,25 +111,33 @@ def _is_descriptor(path: Path) -> bool:
 
 def _replace(target: Path, content: bytes, found: os.stat_result | None) -> None:
     if found is not None and not os.access(target, os.W_OK):
-        raise PermissionError(None, "Permission denied")  # a replacement would not ask
+        raise PermissionError(None, "Permission denied")  # renaming would succeed without this permission
     partial = partial_of(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb", opener=lambda p, flags: os.open(p, flags, 0o666 if found is None else 0o600)) as file:
             file.write(content)
         if found is not None:
-            with suppress(OSError, AttributeError):  # only root may give a file to somebody else
+            with suppress(OSError, AttributeError):  # only root may change the owner
                 os.chown(partial, found.st_uid, found.st_gid)
             os.chmod(partial, stat.S_IMODE(found.st_mode))
         os.replace(partial, target)
     except BaseException:
-        with suppress(OSError):  # where no file can be written, perhaps none can be looked for
+        with suppress(OSError):  # if writing failed, this may fail too
             partial.unlink(missing_ok=True)
         raise
 
 
 def finite(data: Any) -> Any:
-    """Plain data with null for what is not a finite number, which JSON does not have."""
+    """Replace NaN and infinities, which JSON does not have, by None.
+
+    Returns:
+        A copy of nested dictionaries and lists; tuples become lists.
+
+    Example:
+        >>> finite({"mean": 1.5, "error": float("nan")})
+        {'mean': 1.5, 'error': None}
+    """
     if isinstance(data, dict):
         return {k: finite(v) for k, v in data.items()}
     if isinstance(data, list | tuple):

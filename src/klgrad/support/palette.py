@@ -1,6 +1,7 @@
-"""One colour and line style for one estimator, in every figure.
+"""The colour and line style of each estimator, the same in every figure.
 
-Okabe and Ito's colours: distinguishable without colour vision; the styles tell them apart in grey print.
+The colours are those of Okabe and Ito, which people with colour blindness can distinguish; the line styles differ for
+prints in grey.
 """
 
 from typing import Any
@@ -51,6 +52,14 @@ NAMES = {
 
 
 def style(name: str) -> dict[str, Any]:
-    """Keyword arguments for `plot`."""
+    """The look of an estimator.
+
+    Returns:
+        Keyword arguments for matplotlib's `plot`.
+
+    Example:
+        >>> style("k1")
+        {'color': '#009E73', 'linestyle': '-', 'label': 'vanilla (k1)'}
+    """
     colour, line = STYLES[name]
     return {"color": colour, "linestyle": line, "label": NAMES.get(name, name.replace("-", " "))}

@@ -1,55 +1,69 @@
-"""From settings to a trainer that is ready: models, prompts, rewards, all checked before anything is trained."""
+"""Build the trainer and the evaluator from settings; models, prompts and rewards are checked before training."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from ..trl.sanity import check_prompts
-from .data import Data, data_of, reward_count
-from .describe import rewarded
+from .checkpoint.run_trainer import RunTrainer
+from .data.rewards import checked, probe
+from .data.run_data import Data, data_of, reward_count
 from .evaluate import Evaluator
-from .model import EMBEDDED, layer_count, resolve
-from .rewards import guarded, probe
-from .run_trainer import RunTrainer
-from .settings import Settings
+from .model.embedded import EMBEDDED
+from .model.resolve import layer_count, resolve
+from .settings.run_config import Settings
 from .training_errors import SettingError
 
 DROPPED = 3
-"""A student that nobody chose misses one layer in so many of its teacher's."""
+"""The default student lacks one in this many layers of its teacher."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """What is trained and what it is held to, by name for people and as transformers finds and loads them."""
+    """The policy and the reference.
+
+    Attributes:
+        name: of the policy, as it is printed.
+        path: of the policy, for `from_pretrained`.
+        load_options: keyword arguments to load the policy with.
+        reference_name: of the reference, as it is printed.
+        reference: path of the reference.
+        reference_options: keyword arguments to load the reference with.
+    """
 
     name: str
     path: str
-    how: dict[str, Any]
+    load_options: dict[str, Any]
     reference_name: str
     reference: str
-    reference_how: dict[str, Any]
+    reference_options: dict[str, Any]
 
 
 def models_of(settings: Settings) -> Models:
-    """Find both; nothing is loaded yet."""
+    """Find both models, without loading their weights."""
     run, training, policy = settings.run, settings.training, settings.policy
     _check(settings)
     trusted = {"trust_remote_code": bool(training.trust_remote_code)}
-    how = {**trusted, "revision": policy.model_revision}
+    options = {**trusted, "revision": policy.model_revision}
     if settings.command == "train" and training.teacher is None:
         name = policy.model_name_or_path or EMBEDDED
-        path = resolve(name, run.student_layers, **how)
-        return Models(_spoken(name, run.student_layers), path, how, name, path, how)
+        path = resolve(name, run.student_layers, **options)
+        return Models(_with_layers(name, run.student_layers), path, options, name, path, options)
     teacher = training.teacher or EMBEDDED
     name, layers = policy.model_name_or_path, run.student_layers
     if name is None:
-        name, how = teacher, trusted  # a revision is the model's own
-        layers = layers if layers is not None else max(1, layer_count(teacher, **how) * (DROPPED - 1) // DROPPED)
+        name, options = teacher, trusted  # `model_revision` does not apply to a teacher
+        layers = layers if layers is not None else max(1, layer_count(teacher, **options) * (DROPPED - 1) // DROPPED)
     return Models(
-        _spoken(name, layers), resolve(name, layers, **how), how, teacher, resolve(teacher, **trusted), trusted
+        _with_layers(name, layers),
+        resolve(name, layers, **options),
+        options,
+        teacher,
+        resolve(teacher, **trusted),
+        trusted,
     )
 
 
-def _spoken(name: str, layers: int | None) -> str:
+def _with_layers(name: str, layers: int | None) -> str:
     return name if layers is None else f"{name} with {layers} layers"
 
 
@@ -59,54 +73,64 @@ def _check(settings: Settings) -> None:
         raise SettingError(
             "a teacher without `use_peft`",
             "both",
-            "with adapters the reference is the model without them, not the teacher",
+            "leave one out: with adapters the reference is the model without them, and not the teacher",
         )
     if policy.model_revision != "main" and policy.model_name_or_path is None:
         raise SettingError(
-            "`model` with `model_revision`", "none", "name the model that has this revision; a teacher takes none"
+            "`model` with `model_revision`",
+            "none",
+            "name the model that has this revision; it does not apply to a teacher",
         )
     if training.use_vllm and settings.run.eval_greedy:
         raise SettingError(
-            "`eval_greedy` without `use_vllm`", "both", "drop one of them: vLLM is told how to sample once for all"
+            "`eval_greedy` without `use_vllm`", "both", "leave one out: the sampling of vLLM is fixed when it starts"
         )
     _check_rewards(settings)
     if training.save_only_model and str(training.save_strategy) != "SaveStrategy.NO":
-        raise SettingError("whole checkpoints", "save_only_model=True", "leave it out: a run could not go on from them")
+        raise SettingError("complete checkpoints", "save_only_model=True", "leave it out: --resume needs the optimizer")
 
 
 def _check_rewards(settings: Settings) -> None:
-    """As many weights as rewards, of which there is one at least to train with."""
+    """Check that there is a reward to train with, and one weight for each."""
     count, weights = reward_count(settings.run), settings.training.reward_weights
-    if not rewarded(settings):
+    if not settings.rewarded:
         count = 0
     elif count == 0:
         raise SettingError(
-            "a reward for a dataset of one's own",
+            "a reward for a dataset of prompts",
             "none",
-            "--reward package.module:function, or klgrad distill, which needs none",
+            "give --reward package.module:function, or use klgrad distill, which needs none",
         )
     if weights is not None and len(weights) != count:
         raise SettingError(
             f"{count} `reward_weights`, one for each reward",
             f"{len(weights)}",
-            "name as many, in the order of --reward" if count else "drop them: nothing is rewarded here",
+            "give one for each, in the order of --reward" if count else "leave them out: this run has no reward",
         )
 
 
 def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
-    """Load everything, try the rewards, and put it together."""
+    """Load models and data, and call each reward function once.
+
+    Returns:
+        The trainer, ready to train, and the evaluator of its held-out prompts.
+    """
     from transformers import AutoTokenizer
     from transformers.trainer_callback import PrinterCallback
 
     training = settings.training
-    tokenizer = AutoTokenizer.from_pretrained(models.path, padding_side="left", truncation_side="left", **models.how)
+    tokenizer = AutoTokenizer.from_pretrained(
+        models.path, padding_side="left", truncation_side="left", **models.load_options
+    )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     data = data_of(settings.run, training.seed, conversational=tokenizer.chat_template is not None)
     check_prompts(training, len(data.train))
-    rewards = [guarded(reward) for reward in data.rewards]
+    rewards = [checked(reward) for reward in data.rewards]
     probe(data.rewards, data.train[0])
-    trained = rewards if rewarded(settings) else []  # a distillation may be judged by what does not reward it
+    trained = (
+        rewards if settings.rewarded else []
+    )  # a distillation may be evaluated by rewards that it is not trained on
     weights = list(training.reward_weights or [1.0] * len(rewards))
     trainer = _trainer(settings, models, tokenizer, data, trained)
     trainer.remove_callback(PrinterCallback)

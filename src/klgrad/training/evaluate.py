@@ -1,8 +1,6 @@
-"""How good the model is on held-out questions, and how far from its reference; training does not notice."""
+"""Evaluate a model on held-out prompts: rewards, and the KL to its reference. Training is not affected."""
 
-import asyncio
 import copy
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,21 +14,21 @@ from ..reports.divergence import KLSums, Report
 from ..trl.gather import everywhere
 from ..trl.kl_reward import padded
 from ..trl.model_forward import Completions, exact_statistics, reference
+from .data.rewards import arguments, values_of
 from .eval_sets import EvaluationSet
-from .rewards import arguments
 from .rng import apart
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Samples one completion for each held-out prompt, always from the same random numbers.
+    """Samples one completion for each held-out prompt, always with the same seed.
 
     Attributes:
-        sets: the prompts.
-        rewards: what judges them; empty for distillation without a verifier.
-        weights: of the rewards.
+        sets: prompts by task.
+        rewards: reward functions; empty for distillation without a verifier.
+        weights: one for each reward.
         seed: of the samples.
-        greedy: take the likeliest token instead of sampling at the run's temperature.
+        greedy: use greedy decoding instead of sampling at the run's temperature.
     """
 
     sets: list[EvaluationSet]
@@ -40,7 +38,12 @@ class Evaluator:
     greedy: bool = False
 
     def __call__(self, trainer: Any) -> dict[str, Any]:
-        """One dictionary for the history: reward by set and by domain, and the KL to the reference over all."""
+        """Evaluate the trainer's model.
+
+        Returns:
+            A dictionary for the history: rewards by set and by domain, the KL to the reference over all prompts, and
+            the mean length.
+        """
         training = trainer.model.training
         trainer.model.eval()
         try:
@@ -58,11 +61,11 @@ class Evaluator:
                 found[each.name] = {"domain": each.domain, **_mean(rewards)}
         report = sums.report()
         domains = {name: _mean(values) for name, values in scores.items() if values}
-        kl = None if self.greedy else _kl(report)  # what is no sample of π says nothing of an expectation under it
+        kl = None if self.greedy else _kl(report)  # greedy completions are not samples of π, so they give no estimate
         return {"sets": found, "domains": domains, "kl": kl, "length": float(report.scalars["length/mean"])}
 
     def _scores(self, trainer: Any, each: EvaluationSet, sums: KLSums) -> list[float]:
-        """Rewards of one set, batch by batch; every process takes its share of every batch."""
+        """Rewards of one set, batch by batch; every process evaluates its share of each batch."""
         accelerator, found = trainer.accelerator, []
         step = trainer.args.per_device_train_batch_size * accelerator.num_processes
         for start in range(0, len(each.rows), step):
@@ -70,13 +73,13 @@ class Evaluator:
             own = _share(rows, accelerator)
             prompts, completions = self._sample(trainer, own)
             if self.rewards:
-                values = torch.tensor(self._judge(trainer, own, completions), device=accelerator.device)
+                values = torch.tensor(self._rewards(trainer, own, completions), device=accelerator.device)
                 found += accelerator.gather(values)[: len(rows)].tolist()
             sums.add(_rollout(trainer, prompts, completions, len(rows)))
         return found
 
     def _sample(self, trainer: Any, rows: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
-        """By the trainer's own generation, vLLM or not, wherever the model lies."""
+        """Generate as the trainer does, with or without vLLM."""
         prompts = trainer._tokenize_prompts([row["prompt"] for row in rows])[0]
         before = getattr(trainer, "generation_config", None)
         if self.greedy and before is not None:
@@ -88,7 +91,7 @@ class Evaluator:
                 trainer.generation_config = before
         return prompts, made[0]
 
-    def _judge(self, trainer: Any, rows: list[dict[str, Any]], completions: list[list[int]]) -> list[float]:
+    def _rewards(self, trainer: Any, rows: list[dict[str, Any]], completions: list[list[int]]) -> list[float]:
         texts = trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
         chats = [
             t if isinstance(row["prompt"], str) else [{"role": "assistant", "content": t}]
@@ -97,33 +100,32 @@ class Evaluator:
         given = arguments(rows, chats, completions, trainer.state)
         total = [0.0] * len(rows)
         for reward, weight in zip(self.rewards, self.weights, strict=True):
-            values = reward(**given)
-            values = asyncio.run(values) if inspect.iscoroutine(values) else values
+            values = values_of(reward, given)
             total = [a + weight * (0.0 if b is None else b) for a, b in zip(total, values, strict=True)]
         return total
 
 
 def _kl(report: Report) -> dict[str, Any]:
-    """By the best estimator that there is."""
+    """The exact KL if it was computed, else k3."""
     kind = next(kind for kind in ("exact", "k3") if f"kl/reverse/{kind}/per_token" in report.estimates)
     found = {unit: report.estimates[f"kl/reverse/{kind}/{unit}"] for unit in ("per_token", "per_sequence")}
     return {unit: {"estimator": kind, "mean": float(e.mean), **_errors(e)} for unit, e in found.items()}
 
 
 def _errors(estimate: Estimate) -> dict[str, Any]:
-    """For the history, where None stands for what is not finite."""
+    """Standard error and 95% interval."""
     return {"standard_error": float(estimate.standard_error), "interval": list(estimate.interval())}
 
 
 def _share(rows: list[dict[str, Any]], accelerator: Any) -> list[dict[str, Any]]:
-    """This process' part, all equally long, so that the first `len(rows)` of all processes' are the rows."""
+    """This process' part, padded to equal size, so that the first `len(rows)` gathered results are those of `rows`."""
     size = math.ceil(len(rows) / accelerator.num_processes)
     own = rows[accelerator.process_index * size : (accelerator.process_index + 1) * size]
     return own + [rows[0]] * (size - len(own))
 
 
 def _rollout(trainer: Any, prompts: list[list[int]], completions: list[list[int]], rows: int) -> Rollout:
-    """All processes' completions, scored by the model and by its reference."""
+    """The completions of all processes, with log-probs of the model and of its reference."""
     batch = padded(trainer, prompts, completions)
     local: dict[str, Any] = {"mask": batch["completion_mask"]}
     if trainer.objective.exact:
@@ -144,7 +146,7 @@ def _greedy(config: Any) -> Any:
 
 
 def _mean(values: list[float]) -> dict[str, Any]:
-    """With its standard error and 95% interval, over prompts; one prompt has neither."""
+    """Mean reward with its standard error and 95% interval over prompts, which are nan for one prompt."""
     reward = torch.tensor(values, dtype=torch.float64)
     found = ratio_of_means(reward, torch.ones_like(reward))
     return {"reward": float(found.mean), **_errors(found), "count": len(values)}

@@ -1,4 +1,4 @@
-"""Random numbers that somebody else may not disturb."""
+"""Save and restore the global random number generators of Python, NumPy and torch."""
 
 import random
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch
 
 
 def states() -> dict[str, Any]:
-    """Of everything that training, sampling and reward functions draw from."""
+    """The state of every generator that training, sampling and reward functions may use."""
     found = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         found["cuda"] = torch.cuda.get_rng_state()
@@ -18,7 +18,7 @@ def states() -> dict[str, Any]:
 
 
 def set_states(known: dict[str, Any]) -> None:
-    """Go on where `states` was called."""
+    """Restore what `states` returned."""
     random.setstate(known["python"])
     numpy.random.set_state(known["numpy"])
     torch.set_rng_state(known["torch"])
@@ -28,7 +28,17 @@ def set_states(known: dict[str, Any]) -> None:
 
 @contextmanager
 def apart(seed: int) -> Iterator[None]:
-    """Random numbers of their own, from a seed; after it all is as if none had been drawn."""
+    """Seed all generators inside the block, and restore their states after it.
+
+    Example:
+        >>> random.seed(0)
+        >>> with apart(seed=1):
+        ...     inside = random.random()
+        >>> first = random.random()
+        >>> random.seed(0)
+        >>> first == random.random()
+        True
+    """
     before = states()
     random.seed(seed)
     numpy.random.seed(seed % 2**32)

@@ -1,4 +1,4 @@
-"""What can be wrong with a run, each an error that says what to do."""
+"""Errors of a run. Each message says what was expected, what was received, and the remedy."""
 
 from ..errors import KlgradError
 
@@ -16,8 +16,8 @@ class DataError(KlgradError, ValueError):
 
 
 class RewardError(KlgradError, RuntimeError):
-    """A reward function that raised, or gave something that is no reward."""
+    """A reward function that raised, or that returned something other than one finite number per completion."""
 
 
 class RunError(KlgradError, OSError):
-    """A run's folder that cannot be written to, gone on with, or read."""
+    """A run's folder that cannot be written, read, or resumed."""

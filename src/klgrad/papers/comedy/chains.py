@@ -1,9 +1,9 @@
 r"""Binary Markov chains of a fixed length, and the mean and variance of a KL gradient over all their sequences.
 
 The paper's parametrisation of A_θ and B_φ is not in the sources at hand. Chosen here: first-order chains with
-one logit per (step, previous token), which says how likely token 1 is; the token before the first counts as 0.
-The score of token t then touches one logit only, so the gradient of a sequence is known by T numbers and a
-million sequences are summed in seconds. Everything is float64 and for P problems side by side.
+one logit per (step, previous token), the logit of token 1; the token before the first is 0.
+The score of token t then depends on one logit, so that the gradient of a sequence consists of T numbers and a
+million sequences are summed in seconds. Everything is in float64 and for P problems at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,17 +18,19 @@ from ...core.estimators import k1, k3
 from ...core.rollout import Rollout
 
 CHUNK = 2**15 - 1
-"""Tokens summed at a time. A tensor of them stays in a processor's cache, and is too small for torch to share out among
-threads: waiting for one another, thousands of times, costs more than they save, and far more on a busy machine."""
+"""Tokens summed at a time: few enough for a processor's cache, and for torch not to use several threads.
+
+Synchronising threads thousands of times costs more than they save, and far more on a busy machine.
+"""
 
 EXACT = 1e-9
-"""Relative error up to which sums over a million sequences in float64 count as equal; they reach 1e-13."""
+"""Relative error below which sums over a million sequences in float64 count as equal; they reach 1e-13."""
 
 Coefficients = Callable[[Rollout], dict[str, Tensor]]
 """From sequences to a coefficient (n, T) on the scores of their tokens, by configuration."""
 
 LABELS = {f"{k}-{place}": f"{k} in {place}" for place in ("reward", "loss", "both") for k in ("k1", "k3")}
-"""The paper's configurations, as it calls them, in the order they are drawn."""
+"""The paper's configurations under the paper's names, in the order in which they are drawn."""
 
 MARKERS = dict(zip(LABELS, "o^xdsv", strict=True))
 
@@ -36,8 +38,8 @@ MARKERS = dict(zip(LABELS, "o^xdsv", strict=True))
 def placements(rollout: Rollout) -> dict[str, Tensor]:
     """The coefficient (n, T) of each configuration, at strength β = 1 in each of its places.
 
-    In the reward an estimate is summed over the sequence, detached, onto the score of every token; in the loss
-    its slope stands on the score of its own token; in both, the two add.
+    In the reward, the sum of the estimate over the sequence, detached, multiplies the score of every token. In the
+    loss, the slope of the estimate multiplies the score of its own token. In both, the two are added.
     """
     log_ratio, found = rollout.log_ratio, {}
     for estimator in (k1, k3):
@@ -71,7 +73,7 @@ class Chains:
     behaviour: Tensor | None = None
 
     def towards(self, share: float) -> "Chains":
-        """The same policies with references only this share of the way from them, on a line in the logits."""
+        """The same policies, with references at this share of the distance from them, on a line in the logits."""
         return replace(self, reference=torch.lerp(self.policy, self.reference, share))
 
     def sampled_by(self, behaviour: Tensor) -> "Chains":
@@ -80,7 +82,7 @@ class Chains:
 
     @cached_property
     def kl_gradient(self) -> Tensor:
-        """∇KL(A‖B) of whole sequences, (P, T, 2): autograd through the KL's chain rule, no sequence listed."""
+        """∇KL(A‖B) of whole sequences, (P, T, 2): autograd through its chain rule, without listing sequences."""
         return _gradient(lambda logits: _visited_kl(_visits(logits), logits, self.reference), self.policy)
 
     @cached_property
@@ -102,7 +104,7 @@ class Chains:
                 gradient = coefficient * weighted
                 total, of_one = gradient.sum(1), (gradient * after_one).sum(1)
                 mean[name] = mean.get(name, 0) + torch.stack([total - of_one, of_one], -1)
-                # Each token has a logit of its own, so the squares of a sequence's gradient just add.
+                # Each token has its own logit, so the squares of a sequence's gradient add up.
                 square[name] = square.get(name, 0) + (gradient * coefficient * score).sum((1, 2))
         return {name: Moments(x, square[name] - _norm(x).square()) for name, x in mean.items()}
 
@@ -128,12 +130,12 @@ def relative_error(gradient: Tensor, target: Tensor) -> Tensor:
 
 
 def random_logits(problems: int, length: int, generator: torch.Generator) -> Tensor:
-    """Standard normal logits (P, T, 2), one chain a problem."""
+    """Standard normal logits (P, T, 2), one chain for each problem."""
     return torch.randn(problems, length, 2, generator=generator, dtype=torch.float64)
 
 
 def random_chains(problems: int, length: int, generator: torch.Generator) -> Chains:
-    """Two independent chains of standard normal logits a problem."""
+    """Two independent chains of standard normal logits for each problem."""
     return Chains(random_logits(problems, length, generator), random_logits(problems, length, generator))
 
 

@@ -5,22 +5,22 @@ but little biased.
 5 to 20 tokens, 200 rounds of 1000 samples. Here every sequence is summed instead, so that a bias is a number and not a
 test. Ours: first-order chains (see `chains`), standard normal logits, and a second axis, how far B stands from A.
 
-Where the summaries and the sums part: they call k1 in loss "low bias, high variance". Its expected gradient is zero
+Where the summaries and the sums differ: they call k1 in loss "low bias, high variance". Its expected gradient is zero
 (the paper's own table has it so), hence its bias is all of ∇KL, 100 %; k3 in reward exceeds it by a tenth of ∇KL on
-average, and in two pairs of three. Two readings save the phrase for chains that are close. In absolute size ∇KL is
-small there, and so is the bias; and it drowns in the noise, a few per cent of one sample's standard deviation against
-several whole ones for k3 in reward. The variance of k1 in loss is high for close chains only: for independent ones k1
-in reward has more, and more with length.
+average, and in two pairs of three. For chains that are close, the phrase can be read in two ways. In absolute size
+∇KL is small there, and so is the bias; and it is small against the noise: a few per cent of one sample's standard
+deviation, against several standard deviations for k3 in reward. The variance of k1 in loss is high for close chains
+only: for independent ones k1 in reward has more, and more with length.
 """
 
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...support.palette import style
-from ..study import Check, Numbers, Settings, below, exceeds
+from ..study import Check, Numbers, Settings, below, exceeds_zero
 from .chains import EXACT, LABELS, MARKERS, Chains, Moments, placements, random_chains, relative_error
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ def _over(above: list[float], under: list[float]) -> list[float]:
 
 
 def _more(claim: str, larger: list[float], smaller: list[float]) -> Check:
-    """On average by the z-score, and said beside it in how many pairs."""
-    differences = [a - b for a, b in zip(larger, smaller, strict=True)]
-    mean, positive = fmean(differences), fmean(difference > 0 for difference in differences)
-    judged = exceeds(claim, mean, stdev(differences) / len(differences) ** 0.5)
+    """Whether it is larger on average, by the z-score; also reports in how many pairs."""
+    differences = torch.tensor(larger, dtype=torch.float64) - torch.tensor(smaller, dtype=torch.float64)
+    mean, positive = differences.mean().item(), (differences > 0).double().mean().item()
+    judged = exceeds_zero(claim, differences)
     return Check(claim, f"by {mean:.3g}, {judged.measured}, in {positive:.0%} of pairs", judged.holds)
 
 

@@ -1,7 +1,7 @@
 """k2 as loss puts log π/ref on the score, as k1 in reward does; k3 as loss saturates above ref, explodes below.
 
 Figure 1 of Liu et al. (arXiv 2510.01555): the coefficient on ∇log π against log π, with ref = 0.25. Here each
-coefficient is measured, by autograd through this package's estimators, and held against the formula. The range
+coefficient is measured, by autograd through this package's estimators, and compared with the formula. The range
 of log π is ours; as π ≤ 1 the figure itself ends at 1 - ref = 0.75, so that the limit 1 is checked at rarer
 references as well.
 """
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.estimators import k1, k2, k3
 from ...support.palette import GREY, style
 from ..study import Check, Numbers, Settings, below, within
+from .placements import PLACEMENTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,16 +47,11 @@ def run(settings: Settings) -> Numbers:
 
 
 def _coefficients(logp: Tensor, ref: float) -> dict[str, Tensor]:
-    """What a backward pass leaves on log π, by name of the loss."""
+    """The gradient by log π, by name of the loss."""
     logp = logp.detach().clone().requires_grad_()
-    log_ratio = logp - math.log(ref)
-    losses = {
-        "k1-loss": k1(log_ratio),
-        "k1-reward": k1.value(log_ratio).detach() * logp,
-        "k2-loss": k2(log_ratio),
-        "k3-loss": k3(log_ratio),
-    }
-    return {name: torch.autograd.grad(loss.sum(), logp, retain_graph=True)[0] for name, loss in losses.items()}
+    ref_logp = torch.full_like(logp, math.log(ref)).detach()
+    losses = {name: loss(logp, ref_logp) for name, loss in PLACEMENTS.items()}
+    return {name: torch.autograd.grad(loss.sum(), logp)[0] for name, loss in losses.items()}
 
 
 def _scalar(x: float) -> Tensor:

@@ -1,11 +1,11 @@
 """Between Gaussians k3's value has finite variance only if σ_q² > σ_p²/2; else its sample std grows with the sample.
 
 The Gaussian example of Liu et al. (arXiv 2510.01555): policy q = N(0.1, 0.2²), reference p = N(0, 1), samples from q;
-they print a sample standard deviation of 8.8244 for k3 and 0.6912 for k1 at a sample size they do not state. What has
-a value is computed by quadrature and held against its closed form; what has none (k3's variance here) is
+they print a sample standard deviation of 8.8244 for k3 and 0.6912 for k1 at a sample size they do not state. What is
+finite is computed by quadrature and compared with its closed form; what is infinite (k3's variance here) is
 shown by the growth of its integrand and of sample standard deviations over many repeats. The other σ_q, the
-sizes and the repeats are ours. The estimators cap their exponent at 30; every range is kept short of it, and a check
-says so. The exact standard deviation of k1 is 0.6791, so that the printed 0.6912 is itself a sampled number.
+sizes and the repeats are ours. The estimators cap their exponent at 30; every range stays below it, which is
+checked. The exact standard deviation of k1 is 0.6791, so that the printed 0.6912 is itself a sampled number.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.distributions import Normal, kl_divergence
 
 from ...core.estimators import MAX_EXPONENT, Estimator, k1, k3
 from ...support.palette import BLACK, GREY, style
-from ..study import SIGNIFICANT, Check, Numbers, Settings, below, exceeds, within
+from ..study import SIGNIFICANT, Check, Numbers, Settings, below, exceeds_zero, over_repeats, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,10 +32,10 @@ EDGE = (0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
 """σ_q on both sides of √½ = 0.707, for the growth of the integrand."""
 
 REACH = 14.0
-"""Standard deviations of q that quadrature spans where the exponent allows: φ(14) = 1e-43."""
+"""Standard deviations of q that quadrature covers where the exponent allows it: φ(14) = 1e-43."""
 
 EXPONENT_REACH = 27.0
-"""z²(1 - σ_q²)/2, the main part of the exponent -l, goes up to this: short of the cap with room for the rest."""
+"""z²(1 - σ_q²)/2, the main part of the exponent -l, is at most this: below the cap, with a margin for the rest."""
 
 POINTS = 8001
 EXACT = 1e-9
@@ -135,7 +135,7 @@ def _curve() -> Numbers:
 
 
 def _noted(log_ratio: Tensor, exponents: list[float]) -> Tensor:
-    """The same, its largest exponent -l written down."""
+    """Append the largest exponent -l to `exponents`, and return the log-ratio unchanged."""
     exponents.append(-log_ratio.min().item())
     return log_ratio
 
@@ -144,8 +144,8 @@ def check(numbers: Numbers) -> list[Check]:
     """Exact values, the condition for a finite variance, the growth, and whether the printed values are typical."""
     k1_std, finite, samples = numbers["k1_std"], numbers["finite"], numbers["samples"]
     k1_samples, k3_samples = (torch.tensor(samples[k], dtype=torch.float64) for k in ("k1", "k3"))
-    variance = k1_samples[-1].square()
-    off = ((variance.mean() - k1_std["closed"] ** 2).abs() / _error(variance)).item()
+    variance = over_repeats(k1_samples[-1].square())
+    off = abs(variance["mean"] - k1_std["closed"] ** 2) / variance["error"]
     growth = (k3_samples[-1] / k3_samples[0]).log()
     against_k1 = (k3_samples[-1] / k1_samples[-1]).log()
     error = max(abs(a / b - 1) for a, b in zip(finite["quadrature"], finite["closed"], strict=True))
@@ -154,8 +154,8 @@ def check(numbers: Numbers) -> list[Check]:
         below("k3's variance for σ_q² > ½ is its closed form (largest relative error)", error, EXACT),
         *_condition(numbers["growth"]),
         below("k1's sampled variance is the exact one (|z|)", off, SIGNIFICANT),
-        exceeds(f"k3's sample std grows from n = {samples['size'][0]} to {samples['size'][-1]}", *_mean_error(growth)),
-        exceeds(f"and is above k1's at n = {samples['size'][-1]}", *_mean_error(against_k1)),
+        exceeds_zero(f"k3's sample std grows from n = {samples['size'][0]} to {samples['size'][-1]}", growth),
+        exceeds_zero(f"and is above k1's at n = {samples['size'][-1]}", against_k1),
         _typical(samples),
         below("no exponent meets the estimators' cap", numbers["largest_exponent"], MAX_EXPONENT),
     ]
@@ -167,10 +167,10 @@ def _condition(growth: Numbers) -> list[Check]:
     error = max(abs(a - b) for a, b in zip(growth["rate"], expected, strict=True))
     infinite = [std for std, rate in zip(growth["std"], growth["rate"], strict=True) if rate > 0]
     right_side = infinite == [std for std in growth["std"] if std**2 < 0.5]
-    told = f"grows up to σ_q = {max(infinite)}, of {growth['std']}" if infinite else "grows nowhere"
+    measured = f"grows up to σ_q = {max(infinite)}, of {growth['std']}" if infinite else "grows nowhere"
     return [
         below("k3's second moment has an integrand of rate ½ - σ_q² (largest error)", error, 1e-5),
-        Check("so that its variance is infinite just where σ_q² < ½", told, right_side),
+        Check("so that its variance is infinite just where σ_q² < ½", measured, right_side),
     ]
 
 
@@ -184,14 +184,6 @@ def _typical(samples: Numbers) -> Check:
         if all(low <= PRINTED[k] <= high for k, (low, high) in bands.items()):
             fitting.append(f"n = {n}: " + ", ".join(f"{k} {low:.3g} to {high:.3g}" for k, (low, high) in bands.items()))
     return Check(claim, "; ".join(fitting) or "at none", bool(fitting))
-
-
-def _mean_error(x: Tensor) -> tuple[float, float]:
-    return x.mean().item(), _error(x).item()
-
-
-def _error(x: Tensor) -> Tensor:
-    return x.std() / len(x) ** 0.5
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:

@@ -17,7 +17,7 @@ from ...core.estimators import k2, k3
 from ...enumeration import Problem, bandit, target_gradients
 from ...support.palette import BLACK, GREY, style
 from ..study import Check, Numbers, Settings, below, within
-from .theorem_5_1 import expected_gradient, placements, relative_gap
+from .placements import PLACEMENTS, expected_gradient, relative_gap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def _at(problem: Problem, distance: float) -> Problem:
 
 def _gap(problem: Problem) -> float:
     target = target_gradients(problem)["reverse_kl_sequence"]
-    return relative_gap(expected_gradient(problem, placements(problem)["k3-loss"]), target)
+    return relative_gap(expected_gradient(problem, PLACEMENTS["k3-loss"]), target)
 
 
 def check(numbers: Numbers) -> list[Check]:

@@ -1,23 +1,21 @@
 """On-policy, k1 in reward and k2 as loss are exactly the gradient of KL(π‖ref); k1 and k3 as loss are not.
 
 Theorem 5.1 of Liu et al. (arXiv 2510.01555), tested by summing over every outcome of random bandits in float64:
-each loss is differentiated by autograd, weighted with the probability of its sample, and held against the
+each loss is differentiated by autograd, weighted with the probability of its sample, and compared with the
 gradient of the divergence itself. Number of arms, distances to ref and logits are ours. That k3 as loss is
 exactly the gradient of the *other* divergence, KL(ref‖π), is not in the theorem; it is checked because
 it says what k3 descends instead.
 """
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from ...core.estimators import k1, k2, k3
 from ...enumeration import Problem, bandit, target_gradients
 from ...support.palette import style
 from ..study import Check, Numbers, Settings, below
+from .placements import PLACEMENTS, expected_gradient, relative_gap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,37 +33,6 @@ DIFFERENT = 1e-4
 """Relative; a hundred thousand times `EXACT`."""
 
 
-def expected_gradient(problem: Problem, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """The mean over samples of what back-propagation through a sampled loss computes.
-
-    Args:
-        problem: whose sampler draws the outcomes; sampling is not differentiated.
-        loss: of each outcome, from its differentiable log π, (N, 1) to (N, 1).
-
-    Returns:
-        The gradient by the logits, flat.
-    """
-    logits = problem.logits.detach().clone().requires_grad_()
-    mean = (problem.probability[:, None] * loss(problem.log_probs(logits))).sum()
-    return torch.autograd.grad(mean, logits)[0].flatten()
-
-
-def placements(problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The four losses of the paper, each as a function of log π of the outcomes."""
-    ref = problem.ref_logp
-    return {
-        "k1-reward": lambda logp: k1.value(logp - ref).detach() * logp,
-        "k2-loss": lambda logp: k2(logp - ref),
-        "k1-loss": lambda logp: k1(logp - ref),
-        "k3-loss": lambda logp: k3(logp - ref),
-    }
-
-
-def relative_gap(found: Tensor, target: Tensor) -> float:
-    """Distance of a gradient from its target, in units of the target."""
-    return ((found - target).norm() / target.norm()).item()
-
-
 def run(settings: Settings) -> Numbers:
     """Relative distances of each loss's expected gradient from that of KL(π‖ref), problem by problem."""
     count = settings.size(150, 30)
@@ -81,7 +48,7 @@ def run(settings: Settings) -> Numbers:
 def _measure(problem: Problem) -> dict[str, float]:
     targets = target_gradients(problem)
     reverse, forward = targets["reverse_kl_sequence"], targets["forward_kl_sequence"]
-    found = {name: expected_gradient(problem, loss) for name, loss in placements(problem).items()}
+    found = {name: expected_gradient(problem, loss) for name, loss in PLACEMENTS.items()}
     return {
         "kl": problem.prefix_kl().item(),
         **{name: relative_gap(gradient, reverse) for name, gradient in found.items()},

@@ -4,8 +4,8 @@ The two tables of Schulman's "Approximating KL Divergence" (2020): bias and stan
 true KL = μ²/2, for μ = 0.1 and 1. Samples come from q and the divergence is KL(q‖p) (the post's code has p = N(0, 1),
 q = N(μ, 1) and ten million samples of q, its prose names the two means the other way round; with equal variances one is
 the mirror image of the other and every number is the same). The numbers are quadratures through this package's
-estimators, held against closed forms, against the printed ones to the digits printed and what ten million
-samples resolve, and against a simulation of our own.
+estimators, compared with closed forms, with the printed ones (to the printed digits, and the error of ten million
+samples), and with a simulation of our own.
 """
 
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ PRINTED: dict[str, list[tuple[str, str]]] = {
     "k2": [("0.002", "1.42"), ("0.25", "1.73")],
     "k3": [("0", "1.42"), ("0", "1.7")],
 }
-"""Bias and standard deviation over the true KL at each of `MEANS`, as printed: the digits say how exactly."""
+"""Bias and standard deviation over the true KL at each of `MEANS`, as printed; the digits give the precision."""
 
 PRINTED_SAMPLES = 10_000_000
 REACH, POINTS = 12.0, 2401
@@ -98,7 +98,7 @@ def _sample_count(settings: Settings) -> int:
 
 
 def _simulate(settings: Settings) -> Numbers:
-    """z-scores of sampled means and variances, whose errors quadrature knows."""
+    """z-scores of sampled means and variances, with standard errors by quadrature."""
     n = _sample_count(settings)
     generator = torch.Generator().manual_seed(settings.seed)
     mean = torch.tensor(MEANS, dtype=torch.float64)
@@ -132,7 +132,7 @@ def _as_printed(exact: Numbers, name: str, what: str, i: int) -> Check:
     """Whether a number is the printed one, up to its last digit and the error of the samples behind it."""
     printed = PRINTED[name][i][what == "std"]
     value = exact[what][i]
-    # A printed 0 claims that there is no bias, and is held to that, not to a rounding to whole numbers.
+    # A printed 0 claims that there is no bias: it is compared with 0, not with a rounding to integers.
     rounding = 0.5 * 10 ** -len(printed.partition(".")[2]) if printed != "0" else EXACT
     # The post's biases are sample means, of error std/√n; a sampled std is far more exact than two digits.
     sampled = what == "bias" and printed != "0"

@@ -1,8 +1,8 @@
 """Many bandits at once: the paper's tabular protocol (appendix C), batched over methods and repeats.
 
-100 arms; logits of ref are ε1, of π ε1 + ε2 (or ε1, where the reward is maximised), with ε unit Gaussian. What n
-samples tell is in how often each arm came up, so a gradient estimate is computed from counts, never sample by
-sample.
+100 arms; the logits of ref are ε1, those of π ε1 + ε2 (or ε1, where the reward is maximised), with ε unit Gaussian. A
+gradient estimate depends on n samples only through the number of times each arm was drawn, and is computed from these
+counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,10 +39,10 @@ def draw(repeats: int, generator: torch.Generator, dtype: torch.dtype = torch.fl
 
 
 def count(probability: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """How often each arm comes up in `samples` draws, (..., ARMS).
+    """The number of times each arm is drawn in `samples` draws, (..., ARMS).
 
-    Leading axes share their random numbers but for the last one before the arms, so that methods (first axis) are
-    compared on equal luck and repeats (second) are independent.
+    Leading axes share their random numbers, except the last one before the arms: methods (first axis) are compared on
+    the same random numbers, and repeats (second axis) are independent.
     """
     uniform = torch.rand(probability.shape[-2], samples, generator=generator, dtype=probability.dtype)
     arms = torch.searchsorted(probability.cumsum(-1), uniform.expand(*probability.shape[:-1], samples).contiguous())
@@ -57,7 +57,7 @@ def mean_score(weight: Tensor, counts: Tensor, probability: Tensor) -> Tensor:
 
 
 def others_mean(value: Tensor, counts: Tensor) -> Tensor:
-    """Leave-one-out mean of a value, as seen by a sample of each arm."""
+    """Leave-one-out mean of a value, for a sample of each arm."""
     n = counts.sum(-1, keepdim=True)
     return ((value * counts).sum(-1, keepdim=True) - value) / (n - 1)
 
@@ -76,7 +76,7 @@ WEIGHTS: dict[str, Weight] = {
 
 
 def estimated_gradients(methods: Sequence[str], log_ratio: Tensor, counts: Tensor, probability: Tensor) -> Tensor:
-    """(M, R, ARMS) one estimate of ∇KL(π‖ref) per method and repeat; `exact` looks at every arm instead."""
+    """(M, R, ARMS) one estimate of ∇KL(π‖ref) per method and repeat; `exact` sums over every arm instead."""
     counts = counts.clone()
     weight = torch.empty_like(log_ratio)
     for m, method in enumerate(methods):

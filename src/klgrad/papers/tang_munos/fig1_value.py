@@ -3,7 +3,7 @@ many, the squared one is stuck at its bias.
 
 Figure 1 of the paper: mean squared error of k1, k2 and k3 as values of KL(π‖ref), against the number of samples,
 over 100 problems. We add the exact error of each problem, bias² + variance / n, summed over arms, and compare by
-it, problem by problem, in logarithms: the mean over problems is ruled by the few whose ref has heavy tails.
+it, problem by problem, in logarithms: the mean over problems is dominated by the few whose ref has heavy tails.
 """
 
 from typing import TYPE_CHECKING

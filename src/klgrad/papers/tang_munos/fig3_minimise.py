@@ -3,8 +3,8 @@ more slowly with k3 as a loss, and not at all with k1 as a loss, which drifts aw
 
 Figure 3 of the paper: KL(π‖ref) against steps, n = 4 samples a step, learning rate 1, 100 problems. The number of
 steps is not given; we take 1000. All reproduces but one sentence: that k3 as a loss is slower. Its mean over
-problems, which the paper draws, is above vanilla's only where a few runs were thrown far off by a huge ratio, and
-not by enough to tell from chance; on the typical problem it is faster, and more so with 16 or 64 samples (it
+problems, which the paper draws, is above vanilla's only because of a few runs that a huge ratio moved far away, and
+the difference is not significant; on the typical problem it is faster, and more so with 16 or 64 samples (it
 descends the forward KL, whose pull on arms that π has left is the stronger).
 """
 
@@ -33,7 +33,7 @@ def run(settings: Settings) -> Numbers:
     curves = {n: _descend(problems, n, steps, generator) for n in SAMPLES}  # each (methods, points, repeats)
     at = {n: dict(zip(METHODS, curve, strict=True)) for n, curve in curves.items()}
     start = at[4]["exact"][0]
-    # In logarithms, problem by problem: a mean over problems is ruled by the few where k3 met a huge ratio.
+    # In logarithms, problem by problem: a mean over problems is dominated by the few where k3 has a huge ratio.
     slower = {n: over_repeats((x["k3-loss"] / x["k1-reward"])[-1].log()) for n, x in at.items()}
     return {
         "steps": list(range(0, steps + 1, EVERY)),

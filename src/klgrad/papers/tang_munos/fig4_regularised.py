@@ -2,8 +2,8 @@
 differentiated as losses do not.
 
 Figure 4 of the paper: KL(π‖π*) over its initial value against steps, n = 4. β and the number of steps are not
-given; we take 1000 steps and sweep β. At β = 1 the figure is seen as printed. At β = 0.1 the reward rules and the
-methods have hardly parted by then, the analytic one included. The checks marked as ours say what else the sweep
+given; we take 1000 steps and sweep β. At β = 1 the figure looks as printed. At β = 0.1 the reward dominates, and
+the methods hardly differ by then, the analytic one included. The checks marked as ours say what else the sweep
 shows.
 """
 

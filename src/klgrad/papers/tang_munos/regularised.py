@@ -1,8 +1,8 @@
 """KL-regularised reward maximisation on many bandits: the simulation behind figures 4, 5 and 6.
 
 π starts at ref; a step adds the leave-one-out policy gradient of a Gaussian reward and subtracts β times an
-estimate of the KL's gradient, at learning rate 1, in float32. The paper gives neither β nor the number of steps. At
-β = 1 its figures are seen as printed; each of them sweeps it.
+estimate of the KL's gradient, at learning rate 1, in float32. The paper gives neither β nor the number of steps. With
+β = 1 the figures look as printed; each of them sweeps β.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ METHODS = ("exact", "k1-reward", "k1-reward-leave-one-out", "k1-loss", "k3-loss"
 BETA = 1.0
 EVERY = 10
 TAIL = 0.2
-"""The share of steps, at the end, that a converged value is averaged over."""
+"""The share of steps at the end over which a converged value is averaged."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Paths:
 
 @cache
 def simulate(settings: Settings, samples: int, beta: float, steps: int, methods: Sequence[str] = METHODS) -> Paths:
-    """Run all methods on the same problems, with the same luck; figures share what they have in common."""
+    """Run all methods on the same problems with the same random numbers; the cache lets figures share simulations."""
     repeats = settings.size(100, 60)
     generator = torch.Generator().manual_seed(settings.seed)
     problems = bandits.draw(repeats, generator, torch.float32)
@@ -57,7 +57,7 @@ def simulate(settings: Settings, samples: int, beta: float, steps: int, methods:
 
 
 def _reward_gradient(methods: Sequence[str], reward: Tensor, counts: Tensor, p: Tensor) -> Tensor:
-    """The policy gradient, the same for every method but `exact`, which has the exact one."""
+    """The policy gradient: the same estimate for every method except `exact`, which has the exact gradient."""
     reward = reward.expand_as(p)
     gradient = bandits.mean_score(reward - bandits.others_mean(reward, counts), counts, p)
     if "exact" in methods:

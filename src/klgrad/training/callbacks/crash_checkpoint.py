@@ -1,0 +1,54 @@
+"""After a failure within a step, save the run as it was after the last complete update."""
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from .. import rng
+from ..checkpoint.integrity import fault
+from ..checkpoint.run_trainer import RunTrainer
+from ..checkpoint.trainer_state import restore, snapshot
+
+
+class CrashCheckpoint(TrainerCallback):
+    """Takes a snapshot between updates, from which a checkpoint can be written after a failure."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+        self.began = False
+        self._known: dict[str, Any] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Take the first snapshot."""
+        self.began = True
+        self.trainer.restore_logged()
+        self.note()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Discard the snapshot: until the step ends, the weights match neither the old nor the new state."""
+        self._known = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Take the next one. `note` is called again after logging, so that no metric is logged twice."""
+        self.note()
+
+    def note(self) -> None:
+        """Take a snapshot of everything but weights and optimizer, which change only at the end of the next step."""
+        self._known = {"rng": rng.states(), "state": snapshot(self.trainer)}
+
+    def save(self) -> bool:
+        """Write a checkpoint from the snapshot.
+
+        Returns:
+            Whether there is a checkpoint of the last complete update; False if it cannot be written.
+        """
+        t, known = self.trainer, self._known
+        if known is None or t.accelerator.num_processes > 1 or t.state.global_step == 0:
+            return False
+        folder = t.folder / f"checkpoint-{t.state.global_step}"
+        if fault(folder) is None:
+            return True
+        restore(t, known["state"])
+        rng.set_states(known["rng"])
+        t.save_checkpoint()
+        return True

@@ -1,0 +1,1 @@
+"""Training prompts, evaluation sets and reward functions."""

@@ -1,0 +1,57 @@
+"""Sentences and errors about a run: what it does at the start, what is saved when it stops, why it cannot continue."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from ..build import Models
+from ..checkpoint.integrity import last_sound, step_of
+from ..checkpoint.run_trainer import RunTrainer
+from ..run_folder.replace import lost_by_starting_again
+from ..settings.named_code import resume_command
+from ..settings.run_config import Settings
+from ..training_errors import RunError
+from .describe import objective
+from .dry_run import objective_lines
+
+
+def announcement(settings: Settings, models: Models, checkpoint: Path | None) -> list[Text]:
+    """What is printed when training starts."""
+    where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
+    first = f"{settings.command} {models.name}{where}: maximises {objective(settings)}"
+    return [Text(first, style="bold"), *(Text(line, style="dim") for line in objective_lines(settings)[1:])]
+
+
+def how_to_continue(settings: Settings, folder: Path) -> str:
+    """What of the run is on disk, and the command that continues it."""
+    found, _ = last_sound(folder)
+    if found is not None:
+        again = resume_command(settings.command, folder, settings.given)
+        return f"The run is saved after {step_of(found)} updates in {found}. Continue with: {again}"
+    more = ["--overwrite"] if lost_by_starting_again(folder) else []
+    again = resume_command(settings.command, folder, settings.given, *more)
+    return f"Nothing has been saved yet. Start again with: {again}"
+
+
+def unloadable(checkpoint: Path, error: Exception) -> RunError:
+    """The error for a checkpoint that another library cannot load."""
+    detail = str(error).strip().splitlines() or [""]
+    return RunError(
+        "a checkpoint that these settings can continue from",
+        f"{checkpoint}: {type(error).__name__}: {detail[0]}",
+        "resume with the settings that the run was started with; nothing in its folder was changed",
+    )
+
+
+def no_updates(trainer: RunTrainer, start: int) -> RunError:
+    """The error for a training that has ended without an update."""
+    args: Any = trainer.args
+    dataset: Any = trainer.train_dataset
+    return RunError(
+        "at least one update",
+        f"none, after {start}, of {len(dataset)} prompts with {args.generation_batch_size} completions a generation, "
+        f"{args.num_generations} of each prompt",
+        "give more prompts, or a smaller batch (per_device_train_batch_size, gradient_accumulation_steps, "
+        "steps_per_generation)",
+    )

@@ -1,0 +1,1 @@
+"""The output folder of a run: its files, its lock, and the run that it replaces."""

@@ -1,0 +1,1 @@
+"""Settings of `klgrad train` and `klgrad distill`: declaration, presets, parsing."""

@@ -1,0 +1,332 @@
+"""A run that was killed and resumed ends with the same weights, to the last bit, as one that was not."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from training.small import SMALL, arguments
+
+from klgrad.training.checkpoint.integrity import checkpoints, fault, last_sound, rotate, seal
+from klgrad.training.checkpoint.run_trainer import RunTrainer
+from klgrad.training.run_folder.replace import drop_replaced, set_aside
+from klgrad.training.training_errors import RewardError, RunError
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+REWARD = '''
+"""Counts its calls; at the requested one, does what the file `instruction` says."""
+import math, os, signal
+from pathlib import Path
+
+calls = 0
+
+def counted(completion_ids, **_):
+    global calls
+    calls += 1
+    instruction = Path(__file__).with_name("instruction")
+    at, what = instruction.read_text().split() if instruction.exists() else (0, "")
+    if calls == int(at):
+        if what == "raise":
+            raise ValueError("out of order")
+        if what == "nan":
+            return [math.nan] * len(completion_ids)
+        if what == "interrupt":
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), int(what))
+    return [float(len(set(ids))) for ids in completion_ids]
+'''
+BEFORE = 1
+"""Calls before the first update, where nothing is evaluated: the one that tries it."""
+QUIET = {"eval_size": 0, "save_steps": 50}
+
+CASES = {
+    "plain": ({}, 2),
+    "in the middle of a generation batch": (
+        {
+            "num_iterations": 2,
+            "gradient_accumulation_steps": 2,
+            "kl_ratio": "prefix",
+            "kl_target": 0.5,
+            "kl_horizon": 2,
+        },
+        1,
+    ),
+    "old completions": ({"rollout_lag": 2, "kl_ratio": "prefix"}, 3),
+    "within the second epoch": ({"train_size": 6, "max_steps": 7}, 4),
+    "between two epochs": ({"train_size": 4, "max_steps": 5}, 4),
+    "a reference that moves": ({"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}, 3),
+}
+
+
+@pytest.fixture
+def reward(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(REWARD)
+
+    def tell(call=None, what=""):
+        instruction = tmp_path / "instruction"
+        instruction.unlink(missing_ok=True)
+        if call is not None:
+            instruction.write_text(f"{BEFORE + call} {what}")
+        return f"{path}:counted"
+
+    return tell
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def history(folder):
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    passing = ("seconds", "step_time")  # what another clock would tell otherwise
+    return [{k: v for k, v in row.items() if k not in passing} for row in rows]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
+    settings, updates = CASES[case]
+    settings = {**settings, **QUIET}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run("train", whole, reward=reward(), **settings)[0] == 0
+    call = updates if case != "in the middle of a generation batch" else 1
+    status, text = run("train", parts, reward=reward(call, signal.SIGINT.value), **settings)
+    assert status == 130
+    assert f"saved after {updates} updates" in text
+    assert f"klgrad train --output_dir {parts} --resume" in " ".join(text.split())
+    status, text = run("train", parts, resume=True, reward=reward())
+    assert status == 0
+    assert f"continuing from checkpoint-{updates}" in text
+    assert same(weights(whole), weights(parts))
+    assert history(whole) == history(parts)
+
+
+@pytest.mark.parametrize("what", ["raise", "nan", "interrupt"])
+def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tmp_path):
+    """The run is saved as it was before that step, whatever the schedule: half a gradient and random numbers too."""
+    settings = {**QUIET, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 3}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    third = 3  # of the batches of two steps: the second update needs half of the second, and then this one
+    assert run("train", whole, reward=reward(), **settings)[0] == 0
+    if what == "interrupt":
+        assert run("train", parts, reward=reward(third, what), **settings)[0] == 130
+    else:
+        with pytest.raises(RewardError, match="counted"):
+            run("train", parts, reward=reward(third, what), **settings)
+    assert [path.name for path in parts.glob("checkpoint-*")] == ["checkpoint-1"]
+    assert run("train", parts, resume=True, reward=reward())[0] == 0
+    assert same(weights(whole), weights(parts))
+    assert history(whole) == history(parts)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_an_evaluation_that_fails_costs_nothing(after, run, weights, reward, tmp_path):
+    """In the middle or at the end: what was trained is saved, and the evaluation made up for."""
+    settings = {"eval_size": 2, "eval_every": 1, "eval_task": "addition", "save_steps": 50, "max_steps": 2}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run("train", whole, reward=reward(), **settings)[0] == 0
+    with pytest.raises(RewardError, match="out of order"):
+        run("train", parts, reward=reward(1 + 2 * after, "raise"), **settings)
+    assert [path.name for path in parts.glob("checkpoint-*")] == [f"checkpoint-{after}"]
+    assert run("train", parts, resume=True, reward=reward())[0] == 0
+    assert same(weights(whole), weights(parts))
+    assert history(whole) == history(parts)
+
+
+def test_a_reward_that_fails_at_once_trains_nothing(run, reward, tmp_path):
+    with pytest.raises(RewardError, match="out of order"):
+        run("train", tmp_path / "run", reward=reward(1 - BEFORE, "raise"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_killed_outright(model, run, weights, reward, tmp_path):
+    """SIGKILL in the middle of an evaluation, in a process of its own: no handler, no goodbye."""
+    settings = {"max_steps": 2, "eval_every": 1, "eval_size": 2, "save_steps": 1}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run("train", whole, reward=reward(), **settings)[0] == 0
+    evaluated = 5 + 1 + 3  # all tasks before, an update, and three of the tasks after it
+    killing = reward(evaluated, signal.SIGKILL.value)
+    given = arguments(**{**SMALL, **settings, "model": model, "output_dir": parts, "reward": killing})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run(
+        [sys.executable, "-m", "klgrad", "train", *given], env=environment, timeout=120, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert last_sound(parts)[0].name == "checkpoint-1"
+    assert run("train", parts, resume=True, reward=reward())[0] == 0
+    assert same(weights(whole), weights(parts))
+    assert history(whole) == history(parts)
+
+
+# Damage
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def remove(path):
+    path.unlink()
+
+
+def holding(text):
+    return lambda path: path.write_text(text)
+
+
+def sealed(text):
+    """Damaged before it was written down: the manifest has it as it is."""
+
+    def write(path):
+        path.write_text(text)
+        seal(path.parent)
+
+    return write
+
+
+DAMAGE = {
+    "weights cut off": ("model.safetensors", cut, "bytes, not"),
+    "weights gone": ("model.safetensors", remove, "is missing"),
+    "a bit of the optimizer": ("optimizer.pt", flip, "has changed since it was written"),
+    "trainer state cut off": ("trainer_state.json", cut, "bytes, not"),
+    "random numbers gone": ("rng_state.pth", remove, "is missing"),
+    "our state cut off": ("klgrad_state_0.json", cut, "bytes, not"),
+    "our tensors gone": ("klgrad_state_0.safetensors", remove, "is missing"),
+    "never finished": ("klgrad_manifest.json", remove, "was not finished"),
+    "manifest cut off": ("klgrad_manifest.json", cut, "cannot be read"),
+    "a manifest of a list": ("klgrad_manifest.json", holding('{"files": [1]}'), "does not list the files"),
+    "a manifest of nothing": ("klgrad_manifest.json", holding('{"files": {}}'), "does not list the files"),
+    "a manifest of numbers": ("klgrad_manifest.json", holding('{"files": {"trainer_state.json": 1}}'), "bytes, not"),
+    "a trainer state that is not one": ("trainer_state.json", sealed("[]"), "no number of updates"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_seen(what, finished, tmp_path):
+    name, damage, said = DAMAGE[what]
+    copy = tmp_path / "checkpoint-4"
+    shutil.copytree(finished / "checkpoint-4", copy)
+    assert fault(copy) is None
+    damage(copy / name)
+    assert said in fault(copy)
+
+
+def test_a_damaged_checkpoint_is_passed_over(finished, run, weights, tmp_path):
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    shutil.rmtree(parts / "model")
+    cut(parts / "checkpoint-4" / "model.safetensors")
+    remove(parts / "checkpoint-3" / "optimizer.pt")
+    status, text = run("train", parts, resume=True)
+    assert status == 0
+    said = " ".join(text.split())
+    assert "checkpoint-4 is damaged (model.safetensors has" in said
+    assert "checkpoint-3 is damaged (optimizer.pt is missing" in said
+    assert "continuing from checkpoint-2" in said
+    assert same(weights(finished), weights(parts))
+    assert history(finished) == history(parts)
+    assert fault(parts / "checkpoint-4") is None
+
+
+def test_older_checkpoints_go_only_when_the_newest_is_sealed(finished, run, tmp_path, monkeypatch):
+    """Killed between writing and sealing, with room for one checkpoint, the one before is still there."""
+    from klgrad.training.checkpoint import run_trainer as trainer
+
+    real = trainer.seal
+
+    def dies(folder):
+        if folder.name == "checkpoint-2":
+            raise SystemExit
+        real(folder)
+
+    monkeypatch.setattr(trainer, "seal", dies)
+    with pytest.raises(SystemExit):
+        run("train", tmp_path / "run", save_total_limit=1)
+    monkeypatch.undo()
+    found, passed = last_sound(tmp_path / "run")
+    assert found.name == "checkpoint-1"
+    assert passed == ["checkpoint-2 is damaged (it was not finished)"]
+
+
+def test_a_run_that_is_over_is_not_trained_further(finished, run, weights, tmp_path):
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    shutil.rmtree(parts / "model")
+    status, text = run("train", parts, resume=True)
+    assert status == 0
+    assert "4 updates, completed before" in text
+    assert same(weights(finished), weights(parts))
+
+
+def test_a_run_that_is_over_can_be_made_longer(finished, run, tmp_path):
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    status, text = run("train", parts, resume=True, max_steps=5)
+    assert status == 0
+    assert "5 updates in" in text
+
+
+def test_another_number_of_processes_is_refused(finished, run, tmp_path):
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    path = parts / "checkpoint-4" / "klgrad_state_0.json"
+    path.write_text(path.read_text().replace('"processes": 1', '"processes": 2'))
+    seal(path.parent)
+    with pytest.raises(RunError, match="a checkpoint of 1 processes; received checkpoint-4, of 2"):
+        run("train", parts, resume=True, max_steps=5)
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(finished, run, tmp_path):
+    """With room for one, the one that was just sealed must not go because a damaged one has a higher number."""
+    parts = tmp_path / "parts"
+    shutil.copytree(finished, parts)
+    cut(parts / "checkpoint-4" / "model.safetensors")
+    rotate(parts, 1)
+    assert [path.name for path in checkpoints(parts)] == ["checkpoint-4", "checkpoint-3"]
+    shutil.copytree(parts / "checkpoint-4", parts / "checkpoint-9")
+    shutil.rmtree(parts / "model")
+    assert run("train", parts, resume=True, save_total_limit=1)[0] == 0
+    assert fault(parts / "checkpoint-4") is None
+    assert sorted(path.name for path in parts.glob("*checkpoint-*")) == [
+        "checkpoint-4", "damaged-checkpoint-4", "damaged-checkpoint-9",
+    ]  # fmt: skip
+    set_aside(parts)
+    drop_replaced(parts)
+    assert not list(parts.rglob("*checkpoint-*"))
+
+
+def test_only_as_many_are_kept_as_were_asked_for(run, tmp_path):
+    run("train", tmp_path / "run", save_total_limit=2)
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
+
+
+def test_no_pickle_of_ours(finished):
+    ours = [path.suffix for path in (finished / "checkpoint-3").glob("klgrad_*")]
+    assert sorted(ours) == [".json", ".json", ".safetensors"]
+
+
+def test_a_state_that_cannot_be_plain_is_refused(tmp_path):
+    from klgrad.training.checkpoint.state_files import packed
+
+    with pytest.raises(RunError, match="object"):
+        packed({"a": [object()]}, "buffer", {})
+
+
+def test_the_trainer_is_trls(model):
+    from trl import GRPOTrainer
+
+    assert issubclass(RunTrainer, GRPOTrainer)
+    assert Path(model).is_dir()
