@@ -75,7 +75,7 @@ class Broken(RuntimeError):
 def stop_if_broken(trainer: Any) -> list[float]:
     """Check before every generation, and return a list that gets the norms of the gradients.
 
-    Sampling from logits that are not finite is an assertion on the device, which stops every job that shares an MPS server.
+    Sampling from logits that are not finite is an assertion on the device, which stops every job that shares it by MPS.
     """
     import torch
 

@@ -14,8 +14,8 @@ from ..reports.divergence import KLSums, Report
 from ..trl.gather import everywhere
 from ..trl.kl_reward import padded
 from ..trl.model_forward import Completions, exact_statistics, reference
+from .data.eval_sets import EvaluationSet
 from .data.rewards import arguments, values_of
-from .eval_sets import EvaluationSet
 from .rng import apart
 
 

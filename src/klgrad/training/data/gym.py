@@ -5,8 +5,8 @@ import importlib.util
 from typing import Any
 
 from ...errors import MissingExtraError, UnknownNameError
-from ..eval_sets import EvaluationSet, Made
-from ..held_out import split
+from .eval_sets import EvaluationSet, Made
+from .held_out import split
 from .rewards import text_of
 
 GYM = "reasoning-gym:"

@@ -4,9 +4,9 @@ import glob
 from pathlib import Path
 from typing import Any
 
-from ..eval_sets import EvaluationSet, Made
-from ..held_out import distinct, key, split
 from ..training_errors import DataError, SettingError
+from .eval_sets import EvaluationSet, Made
+from .held_out import distinct, key, split
 from .rewards import TAKEN
 
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}

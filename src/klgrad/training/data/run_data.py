@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..eval_sets import EvaluationSet, Made
-from ..held_out import without
-from ..tasks import ARITHMETIC, TASKS, evaluation_rows, tasks_of, training_rows
 from ..training_errors import DataError, SettingError
+from .eval_sets import EvaluationSet, Made
 from .gym import GYM, from_gym
+from .held_out import without
 from .prompts import from_dataset, is_dataset
 from .rewards import correct, load_reward
+from .tasks import ARITHMETIC, TASKS, evaluation_rows, tasks_of, training_rows
 
 
 @dataclass(frozen=True)

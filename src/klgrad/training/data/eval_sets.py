@@ -1,4 +1,4 @@
-"""Prompts to evaluate on, and what a kind of task makes of its names."""
+"""Prompts to evaluate on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Rows with a `prompt`, and whether they are of the domain that is trained."""
+    """Rows with a `prompt`. `domain` is `in` for the tasks that are trained on and `out` for others."""
 
     name: str
     domain: str

@@ -1,4 +1,4 @@
-"""Which prompts are kept for evaluation: chosen by what they say, so that none is on both sides."""
+"""Which prompts are kept for evaluation. The choice depends on their text alone, so none is also trained on."""
 
 import json
 import warnings
@@ -7,11 +7,16 @@ from typing import Any
 
 Row = dict[str, Any]
 HELD_OUT = 5
-"""One prompt of so many, at most, is kept for evaluation."""
+"""At most one prompt in this many is kept for evaluation."""
+
+
+def text_hash(text: str) -> int:
+    """A hash that is the same on every machine and in every process."""
+    return zlib.crc32(text.encode())
 
 
 def key(row: Row) -> str:
-    """Two rows of one key ask the same."""
+    """The prompt as text: rows with equal keys have the same prompt."""
     prompt = row["prompt"]
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
 
@@ -27,23 +32,24 @@ def distinct(rows: list[Row], size: int) -> list[Row]:
 
 
 def split(rows: list[Row], size: int, part: int = HELD_OUT) -> tuple[list[Row], list[Row]]:
-    """What is trained on, and up to `size` different prompts that are not: those of the smallest hashes.
+    """Split into rows to train on and up to `size` different prompts to evaluate on, those with the smallest hashes.
 
-    Neither the order of the rows nor a seed has a say, and of `part` different prompts at most one is held out.
+    It does not depend on the order of the rows or on a seed. At most one in `part` different prompts is held out.
     """
-    keys = sorted({key(row) for row in rows}, key=lambda text: (zlib.crc32(text.encode()), text))
+    keys = sorted({key(row) for row in rows}, key=lambda text: (text_hash(text), text))
     kept = set(keys[: min(size, len(keys) // part)])
     held_out = distinct([row for row in rows if key(row) in kept], len(kept))
     return [row for row in rows if key(row) not in kept], held_out
 
 
 def without(rows: list[Row], evaluated: list[Row]) -> list[Row]:
-    """Rows whose prompts are not evaluated on, with a word on how many are lost by that."""
+    """Drop the rows whose prompts are evaluated on, and warn about how many these are."""
     known = {key(row) for row in evaluated}
     found = [row for row in rows if key(row) not in known]
     if len(found) < len(rows):
         warnings.warn(
-            f"{len(rows) - len(found)} of {len(rows)} training rows ask what an evaluation asks, and are left out",
+            f"{len(rows) - len(found)} of {len(rows)} training rows "
+            "have prompts that are evaluated on and are left out",
             stacklevel=2,
         )
     return found

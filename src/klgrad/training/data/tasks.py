@@ -1,18 +1,16 @@
-"""Questions with an answer that can be checked: arithmetic, in the domain that is trained and out of it."""
+"""Built-in tasks: arithmetic questions with answers that can be checked."""
 
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import UnknownNameError
-from .training_errors import SettingError
+from ...errors import UnknownNameError
+from ..training_errors import SettingError
+from .held_out import HELD_OUT, text_hash
 
-HELD_OUT = 5
-"""One question of so many is kept for evaluation and never trained on."""
 TRIES = 200
-"""Questions drawn for each that is wanted, before a small task is taken to have no more."""
+"""Draws for each question that is wanted; after these a small task is taken to have no more."""
 ASK = "Reply with just the number."
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix")
 THINGS = ("apples", "books", "coins", "marbles", "pencils", "stamps")
@@ -98,7 +96,7 @@ ARITHMETIC = "arithmetic"
 
 
 def tasks_of(names: list[str]) -> list[Task]:
-    """By name; `arithmetic` stands for those that are trained by default."""
+    """Look tasks up by name. `arithmetic` stands for those that are trained by default."""
     found: list[Task] = []
     for name in names:
         if name == ARITHMETIC:
@@ -111,14 +109,14 @@ def tasks_of(names: list[str]) -> list[Task]:
 
 
 def training_rows(tasks: list[Task], size: int, digits: int, seed: int) -> list[dict[str, Any]]:
-    """`size` questions, task by task in turn, none of them held out; small tasks repeat theirs."""
+    """Draw `size` questions that are not held out, from the tasks in turn. Questions of small tasks repeat."""
     _check_digits(digits)
     streams = [_questions(task, digits, seed, held_out=False) for task in tasks]
     return [_row(tasks[i % len(tasks)], next(streams[i % len(tasks)])) for i in range(size)]
 
 
 def evaluation_rows(task: Task, size: int, digits: int, seed: int) -> list[dict[str, Any]]:
-    """Up to `size` different held-out questions."""
+    """Draw up to `size` different held-out questions."""
     _check_digits(digits)
     stream, found = _questions(task, digits, seed, held_out=True), {}
     for _ in range(size * TRIES):
@@ -133,7 +131,7 @@ def _questions(task: Task, digits: int, seed: int, *, held_out: bool) -> Iterato
     rng = random.Random(f"{task.name} {digits} {seed} {held_out}")  # a string seeds the same on every machine
     while True:
         question = task.question(rng, digits)
-        if (zlib.crc32(question[0].encode()) % HELD_OUT == 0) == held_out:
+        if (text_hash(question[0]) % HELD_OUT == 0) == held_out:
             yield question
 
 

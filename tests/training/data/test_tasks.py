@@ -12,8 +12,8 @@ import pytest
 from klgrad.errors import MissingExtraError, UnknownNameError
 from klgrad.training.data.rewards import correct, integer_in
 from klgrad.training.data.run_data import data_of
+from klgrad.training.data.tasks import TASKS, evaluation_rows, tasks_of, training_rows
 from klgrad.training.settings.run_config import RunConfig
-from klgrad.training.tasks import TASKS, evaluation_rows, tasks_of, training_rows
 from klgrad.training.training_errors import DataError, RewardError, SettingError
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -21,8 +21,11 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 def by_another_way(task, question):
     numbers = [int(x) for x in re.findall(r"\d+", question)]
+    task = task.removeprefix("mixed-")
     if task == "maximum":
         return sorted(numbers)[-1]
+    if task == "three-summands":
+        return sum(numbers)
     a, b = numbers
     if task == "word-problems":
         return a + b if "more" in question else a - b
@@ -51,6 +54,15 @@ def test_no_held_out_question_is_trained_on(name):
     assert held_out
     assert len(set(held_out)) == len(held_out)
     assert not trained & set(held_out)
+
+
+def test_mixed_numbers_have_every_count_of_digits_equally_often():
+    numbers = [
+        n for row in training_rows([TASKS["mixed-addition"]], 2000, 2, 0) for n in re.findall(r"\d+", row["prompt"])
+    ]
+    short = sum(len(number) == 1 for number in numbers) / len(numbers)
+    assert abs(short - (1 + 0.1) / 2) < 0.03  # half of them below 10, and a tenth of the others; 3 standard errors
+    assert {len(number) for number in numbers} == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +196,7 @@ def test_other_files_are_out_of_the_domain_unless_they_share_prompts(file, tmp_p
         (other, "out", 5), (shared, "in", 3),
     ]  # fmt: skip
     assert prompts(data.train) == {json.dumps(str(i)) for i in range(20) if i not in (3, 4)}
-    with pytest.warns(UserWarning, match="2 of 20 training rows ask what an evaluation asks"):
+    with pytest.warns(UserWarning, match="2 of 20 training rows have prompts that are evaluated on"):
         data_of(RunConfig(task=path, eval_task=shared), seed=0, conversational=False)
     all_of_it = file([{"prompt": str(i)} for i in range(20)], "b/copy.jsonl")
     with pytest.raises(DataError, match="that is not evaluated on"):
