@@ -38,7 +38,7 @@ def subjects() -> list[Subject]:
 
         name = f"liger grpo loss_type={loss_type} importance_sampling_level={level} use_bias_correction_kl={correction}"
         # A mean over the batch's tokens ties groups together; the others are means over completions.
-        return Subject(name, "framework", loss, stacks=loss_type != "dapo")
+        return Subject(name, "framework", loss, framework="liger", stacks=loss_type != "dapo")
 
     settings = list(product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True)))
     return [subject(*setting) for setting in settings]

@@ -49,7 +49,7 @@ def _in_loss(estimator: str, unbiased: bool) -> Subject:
         return aggregate(per_token, batch.mask.to(batch.logp.dtype))
 
     name = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
-    return Subject(name, "framework", loss)
+    return Subject(name, "framework", loss, framework="openrlhf")
 
 
 def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Critic = untrained) -> Subject:
@@ -80,7 +80,7 @@ def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Cri
         k1="" if estimator == "k1" else "--algo.kl.estimator k1",
         unwhitened="--algo.advantage.estimator rloo" if advantage == "gae critic=0" else "",
     )
-    return Subject(name, "framework", loss, instead=better)
+    return Subject(name, "framework", loss, framework="openrlhf", instead=better)
 
 
 def _maker(advantage: str, lambd: float, group_size: int) -> Any:

@@ -6,9 +6,17 @@ Each entry names the audited setting that shows what it descends, so that a test
 from dataclasses import dataclass
 
 from ..core.meaning import Divergence, Level
-from ..targets import Descends
+from ..targets import Descends, Verdict
 
 Meaning = tuple[Divergence, Level]
+
+TARGET_OF: dict[Meaning, Verdict] = {
+    ("reverse", "token"): "reverse-kl-token",
+    ("reverse", "sequence"): "reverse-kl-sequence",
+    ("forward", "token"): "forward-kl-token",
+    ("forward", "sequence"): "forward-kl-sequence",
+}
+"""The target of each meaning."""
 
 CODE = """\
 from klgrad import {names}
@@ -164,5 +172,4 @@ def code(meaning: Meaning, off_policy: bool) -> str:
 
 def expresses(setting: Setting, meaning: Meaning, off_policy: bool) -> bool:
     """Whether the setting is the meaning, on all problems and with the samples at hand."""
-    target = f"{meaning[0]}-kl-{meaning[1]}"
-    return (setting.descends.off_policy if off_policy else setting.descends.on_policy) == target
+    return (setting.descends.off_policy if off_policy else setting.descends.on_policy) == TARGET_OF[meaning]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..audit.batch import Batch
+from ..remedies import Remedy
 
 Critic = Callable[[Batch], Tensor]
 """A value (B, T) for the prefix before each token."""
@@ -22,9 +23,17 @@ def scores(batch: Batch) -> Tensor:
     return torch.where(last, batch.advantages, 0)
 
 
-def instead(*, k1: str = "", unwhitened: str = "") -> str:
-    """The settings to take instead: of another estimator, of an advantage that is whitened over the batch."""
-    found = [f"in the reward only k1 keeps its meaning, {k1}"] if k1 else []
+def instead(*, k1: str = "", unwhitened: str = "") -> Remedy | None:
+    """The remedy for a KL in the reward.
+
+    Args:
+        k1: the setting that selects k1; empty where it is selected already.
+        unwhitened: the setting that stops dividing by the standard deviation of the batch; empty where nothing does.
+
+    Returns:
+        The settings to use, or None where neither is needed.
+    """
+    reasons = ["in the reward only k1 descends the reverse KL"] if k1 else []
     if unwhitened:
-        found.append(f"the batch's spread divides β, and in a large batch does no more; {unwhitened} leaves β alone")
-    return "; ".join(found)
+        reasons.append("whitening divides β by the standard deviation of the batch")
+    return Remedy(use=(" with ".join(filter(None, [k1, unwhitened])),), why="; ".join(reasons)) if reasons else None

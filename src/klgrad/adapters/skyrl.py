@@ -57,7 +57,8 @@ def _in_loss(estimator: str) -> Subject:
         per_token = kl(batch.logp, batch.ref_logp, loss_mask=mask, kl_estimator_type=estimator)
         return mean(per_token, mask, dim=-1).mean()
 
-    return Subject(f"skyrl use_kl_loss kl_estimator_type={estimator}", "framework", loss, stacks=True)
+    name = f"skyrl use_kl_loss kl_estimator_type={estimator}"
+    return Subject(name, "framework", loss, framework="skyrl", stacks=True)
 
 
 def in_reward(
@@ -96,7 +97,7 @@ def in_reward(
         k1="" if estimator == "k1" else "kl_estimator_type=k1",
         unwhitened="advantage_estimator=rloo" if advantage in WHITENED else "",
     )
-    return Subject(name, "framework", loss, stacks=stacks, instead=better)
+    return Subject(name, "framework", loss, framework="skyrl", stacks=stacks, instead=better)
 
 
 @cache

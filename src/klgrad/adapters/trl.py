@@ -89,7 +89,7 @@ def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
         return torch.stack([stage.loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
 
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
-    return Subject(name, "framework", loss, stacks=stacks, exchangeable=True)
+    return Subject(name, "framework", loss, framework="trl", stacks=stacks, exchangeable=True)
 
 
 def _by_token_count(batch: Batch) -> Iterator[Batch]:

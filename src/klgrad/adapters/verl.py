@@ -51,7 +51,7 @@ def _in_loss(kind: str, reduction: str) -> Subject:
         return ppo_loss(actor, *_micro_batch(batch, batch.advantages))[0]
 
     name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
-    return Subject(name, "framework", loss, stacks=reduction != TOKEN_MEAN)
+    return Subject(name, "framework", loss, framework="verl", stacks=reduction != TOKEN_MEAN)
 
 
 def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
@@ -84,7 +84,7 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
     name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
     whitened = advantage in WHITENED
     better = instead(k1="" if kind == "kl" else "kl_penalty=kl", unwhitened="adv_estimator=rloo" if whitened else "")
-    return Subject(name, "framework", loss, stacks=not whitened, instead=better)
+    return Subject(name, "framework", loss, framework="verl", stacks=not whitened, instead=better)
 
 
 def _distilled(mode: str, policy_gradient: bool) -> Subject:
@@ -101,7 +101,7 @@ def _distilled(mode: str, policy_gradient: bool) -> Subject:
         return distillation_ppo_loss(_actor(loss_agg_mode=SUM), config, output, data)[0]
 
     name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}"
-    return Subject(name, "framework", loss, stacks=True)
+    return Subject(name, "framework", loss, framework="verl", stacks=True)
 
 
 def _actor(**settings: Any) -> Any:

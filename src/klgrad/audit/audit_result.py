@@ -1,8 +1,10 @@
 """The answer of an audit, for people and for programs."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 
 from ..targets import Verdict
+from .advice import Advice
+from .subject import Kind
 
 SAME_SCALE = 1e-5
 """Scales that differ by less are one: a loss that casts to float32 keeps about 1e-6 of them."""
@@ -48,17 +50,18 @@ class AuditResult:
     """
 
     name: str
-    kind: str
+    kind: Kind
+    framework: str
     verdict: Verdict
     verdict_off_policy: Verdict
     scale: float | None
     scale_by_shape: dict[str, float]
-    bias: dict[str, float]
-    cosine: dict[str, float]
-    bias_off_policy: dict[str, float]
-    cosine_off_policy: dict[str, float]
-    nearest: str
-    nearest_off_policy: str
+    bias: dict[Verdict, float]
+    cosine: dict[Verdict, float]
+    bias_off_policy: dict[Verdict, float]
+    cosine_off_policy: dict[Verdict, float]
+    nearest: Verdict
+    nearest_off_policy: Verdict
     variance: float
     variance_near: float
     has_gradient: bool
@@ -76,7 +79,7 @@ class AuditResult:
     finite_in_float64: bool
     touches_padding: bool
     verdict_by_problem: dict[str, Verdict]
-    advice: str = ""
+    advice: Advice = field(default_factory=Advice)
 
     @property
     def scale_range(self) -> tuple[float, float] | None:
@@ -87,5 +90,7 @@ class AuditResult:
         return min(scales), max(scales)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
+        """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        remedies = [remedy.to_dict() for remedy in self.advice.remedies]
+        return found | {"advice": str(self.advice), "remedies": remedies}

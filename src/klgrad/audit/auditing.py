@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..enumeration import Problem, every_group
-from ..targets import Verdict
-from .advice import advise
+from ..targets import TARGETS, Verdict
+from .advising import advise
 from .audit_result import AuditResult
 from .batch import from_problem
 from .gradient import evaluate, every_gradient, expected_gradient
@@ -53,6 +53,7 @@ def audit(
     result = AuditResult(
         name=subject.name,
         kind=subject.kind,
+        framework=subject.framework,
         verdict=on.verdict,
         verdict_off_policy=off.verdict,
         scale=next(iter(scales.values()), None),
@@ -93,7 +94,7 @@ def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_p
     )
 
 
-def _distances(found: Comparison) -> tuple[dict[str, float], dict[str, float], str]:
+def _distances(found: Comparison) -> tuple[dict[Verdict, float], dict[Verdict, float], Verdict]:
     """Bias, cosine and nearest target over the standard problems.
 
     An average may hide one problem that is off: a wider one, or one whose gradient is small. The distance there, which
@@ -123,7 +124,7 @@ def _advantage(problem: Problem, kind: Advantages) -> Tensor:
 
 def _variance(on: Comparison, verdict: Verdict) -> float:
     """At scale 1 where there is a verdict: a match has a positive scale on every shape."""
-    matched = verdict not in ("nothing", "unknown")
+    matched = TARGETS[verdict].has_gradient
     scales = on.scales[on.nearest]
     deviations = [m.gradient.deviation / (scales[m.case.shape] if matched else 1.0) for m in on.measured]
     return sum(x * x for x in deviations) / len(deviations)

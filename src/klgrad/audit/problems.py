@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, target_gradients
+from ..targets import Verdict
 
 Lengths = Literal["all", "equal"]
 
@@ -46,7 +47,7 @@ class Case:
         return (self.group_size, self.problem.space.length, self.varying)
 
     @cached_property
-    def targets(self) -> dict[str, Tensor]:
+    def targets(self) -> dict[Verdict, Tensor]:
         """The gradient of every target on this problem: on the logits, and 0 on the padding."""
         padding = self.problem.logits.new_zeros(self.problem.space.length)
         return {name: torch.cat([t, padding]) for name, t in target_gradients(self.problem).items()}

@@ -15,8 +15,10 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout
 from ..core.term import KLTerm
 from ..errors import LossCallError, LossOutputError
+from ..remedies import Remedy
 from ..zoo import Cell
 from .batch import Batch
+from .cell_remedies import remedy_for
 from .problems import group_sizes
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
@@ -24,6 +26,10 @@ LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent)
 
 ARGUMENTS = tuple(f.name for f in fields(Batch))
 """What a user's loss may name in its signature."""
+
+
+Kind = Literal["cell", "term", "function", "framework"]
+"""`cell` of `klgrad.zoo`, `term` for a `KLTerm`, `function` of a user, or `framework` for a framework's own code."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,13 @@ class Subject:
     """
 
     name: str
-    kind: Literal["cell", "term", "function", "framework"]
+    kind: Kind
     loss: Callable[[Batch], object]
     stacks: bool = False
-    instead: str = ""
+    instead: Remedy | None = None
     summary: str = ""
     exchangeable: bool = False
+    framework: str = ""
 
     def __call__(self, batch: Batch) -> Tensor:
         """The scalar loss of one batch."""
@@ -79,8 +86,8 @@ def as_subject(loss: object, name: str | None = None) -> Subject:
         return of_rollout(name or loss.name, "term", lambda r: loss(r).loss, stacks=loss.reduction == "sequence")
     if isinstance(loss, Cell):
         summary = loss.summary
-        stacks = not loss.couples_groups
-        return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=loss.instead, summary=summary)
+        stacks, instead = not loss.couples_groups, remedy_for(loss)
+        return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=instead, summary=summary)
     if callable(loss):
         return of_function(loss, name or getattr(loss, "__name__", repr(loss)))
     raise LossCallError("a function, a KLTerm or a Cell", type(loss).__name__, "pass the loss itself")
@@ -92,7 +99,7 @@ def of_rollout(
     loss: Callable[[Rollout], Tensor | KLResult],
     *,
     stacks: bool,
-    instead: str = "",
+    instead: Remedy | None = None,
     summary: str = "",
 ) -> Subject:
     """A loss that takes a `Rollout`."""

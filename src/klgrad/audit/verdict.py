@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..enumeration import TARGETS
-from ..targets import Verdict
+from ..targets import WITH_GRADIENT, Verdict
 from .gradient import Gradient, unit_of
 from .problems import Case
 
@@ -52,14 +51,14 @@ class Comparison:
         return self.is_finite and all(_vanishes(m, MATCH) for m in self.measured)
 
     @cached_property
-    def scales(self) -> dict[str, dict[Shape, float]]:
+    def scales(self) -> dict[Verdict, dict[Shape, float]]:
         """By target, the least-squares scale per batch shape, every case weighing the same; negative if it climbs.
 
         It is fitted over the standard cases of a shape where it has any: the wider ones must have the same.
         """
-        return {name: self._scales(name) for name in TARGETS}
+        return {name: self._scales(name) for name in WITH_GRADIENT}
 
-    def _scales(self, target: str) -> dict[Shape, float]:
+    def _scales(self, target: Verdict) -> dict[Shape, float]:
         standard = {m.case.shape for m in self.measured if not m.case.wider}
         fits: dict[Shape, list[float]] = defaultdict(list)
         for m in self.measured:
@@ -69,13 +68,13 @@ class Comparison:
         return {shape: sum(x / len(fit) for x in fit) for shape, fit in fits.items()}
 
     @cached_property
-    def bias(self) -> dict[str, float]:
+    def bias(self) -> dict[Verdict, float]:
         """Relative distance to each target at the best positive scale: 0 is a match, 1 is no likeness."""
         if self.is_nothing or not self.is_finite:
-            return dict.fromkeys(TARGETS, 1.0)
+            return dict.fromkeys(WITH_GRADIENT, 1.0)
         unit = max(unit_of(m.gradient.mean) for m in self.measured if m.gradient.mean.any())
-        found = {}
-        for name in TARGETS:
+        found: dict[Verdict, float] = {}
+        for name in WITH_GRADIENT:
             off = size = 0.0
             for m in self.measured:
                 t, g = m.case.targets[name], m.gradient.mean / unit
@@ -86,7 +85,7 @@ class Comparison:
             found[name] = (off / size) ** 0.5  # the largest gradient is about 1 in this unit, so `size` is not 0
         return found
 
-    def distance(self, m: Measurement, target: str) -> float:
+    def distance(self, m: Measurement, target: Verdict) -> float:
         """The same of one case, at the scale of its shape; 1 where it has no gradient to compare."""
         if not self.is_finite or _vanishes(m, ROUNDING):
             return 1.0
@@ -96,36 +95,35 @@ class Comparison:
         return off if off < 1 else 1.0
 
     @cached_property
-    def worst(self) -> dict[str, float]:
+    def worst(self) -> dict[Verdict, float]:
         """The largest distance of any case to each target."""
-        return {name: max(self.distance(m, name) for m in self.measured) for name in TARGETS}
+        return {name: max(self.distance(m, name) for m in self.measured) for name in WITH_GRADIENT}
 
     def matches(self, m: Measurement, verdict: Verdict) -> bool:
         """Whether one case has this verdict, at the scale that its shape has elsewhere."""
         if verdict == "nothing":
             return _vanishes(m, MATCH)
-        return verdict != "unknown" and self.distance(m, verdict.replace("-", "_")) <= MATCH
+        return verdict != "unknown" and self.distance(m, verdict) <= MATCH
 
     @cached_property
-    def cosine(self) -> dict[str, float]:
+    def cosine(self) -> dict[Verdict, float]:
         """Mean cosine with each target; 0 for a gradient that is nothing or not finite."""
         if self.is_nothing or not self.is_finite:
-            return dict.fromkeys(TARGETS, 0.0)
-        return {name: sum(_cosine(m, name) for m in self.measured) / len(self.measured) for name in TARGETS}
+            return dict.fromkeys(WITH_GRADIENT, 0.0)
+        return {name: sum(_cosine(m, name) for m in self.measured) / len(self.measured) for name in WITH_GRADIENT}
 
     @cached_property
-    def nearest(self) -> str:
+    def nearest(self) -> Verdict:
         """The target with the least bias, or, of those that are climbed, the most climbed; plainest first."""
-        off = {name: self.bias[name] - abs(self.cosine[name]) for name in TARGETS}
-        return next(name for name in TARGETS if off[name] <= min(off.values()) + MATCH)
+        off = {name: self.bias[name] - abs(self.cosine[name]) for name in WITH_GRADIENT}
+        return next(name for name in WITH_GRADIENT if off[name] <= min(off.values()) + MATCH)
 
     @cached_property
     def verdict(self) -> Verdict:
         """The target that is matched on every case, `nothing`, or `unknown`."""
         if self.is_nothing:
             return "nothing"
-        nearest: Verdict = self.nearest.replace("_", "-")  # type: ignore[assignment]
-        return nearest if all(self.matches(m, nearest) for m in self.measured) else "unknown"
+        return self.nearest if all(self.matches(m, self.nearest) for m in self.measured) else "unknown"
 
 
 def _vanishes(m: Measurement, share: float) -> bool:
@@ -133,7 +131,7 @@ def _vanishes(m: Measurement, share: float) -> bool:
     return float((m.gradient.mean / unit).norm()) * unit <= share * m.gradient.typical
 
 
-def _cosine(m: Measurement, target: str) -> float:
+def _cosine(m: Measurement, target: Verdict) -> float:
     g, t = m.gradient.mean, m.case.targets[target]
     g = g / unit_of(g)
     return float(g @ t / (g.norm() * t.norm())) if bool(g.any()) else 0.0

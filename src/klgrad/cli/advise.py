@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..adapters.defaults import DEFAULTS
-from ..adapters.recommendation import SETTINGS, WHERE, Meaning, Setting, code, expresses
+from ..adapters.recommendation import SETTINGS, TARGET_OF, WHERE, Meaning, Setting, code, expresses
 from ..errors import UnknownNameError
 from .console import stdout
 
@@ -52,8 +52,7 @@ def command(
     if framework not in SETTINGS:
         raise UnknownNameError("framework", framework, SETTINGS)
     meaning: Meaning = (divergence.value, level.value)
-    target = f"{divergence.value}-kl-{level.value}"
-    setting = SETTINGS[framework].get(meaning)
+    target, setting = TARGET_OF[meaning], SETTINGS[framework].get(meaning)
     console = stdout()
     console.print(Text(f"{framework}: {target}, {'off-policy' if off_policy else 'on-policy'}", style="bold"))
     if setting is not None and expresses(setting, meaning, off_policy):

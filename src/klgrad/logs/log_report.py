@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 from ..reports.divergence import Report
 from ..support.atomic_files import finite
+from ..targets import TARGETS
 from ..zoo import Cell
 from .coefficients import Comparison
 from .diagnosis.causes import Cause
@@ -123,8 +124,7 @@ class LogReport:
 
     def _unsound(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
-        descends = self.cell.descends.on_policy
-        what = "no known divergence" if descends == "unknown" else f"`{descends}`"
+        what = TARGETS[self.cell.descends.on_policy].phrase
         if not self.cell.instead or off != off:  # where π is ref there is nothing to compare
             return []
         dead_zone = self.dead_share >= RARE
@@ -141,7 +141,7 @@ class LogReport:
 
     def _stale(self) -> list[str]:
         mended = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
-        if not self._is_stale or mended or self.cell.descends.off_policy not in ("unknown", "nothing"):
+        if not self._is_stale or mended or TARGETS[self.cell.descends.off_policy].has_gradient:
             return []
         left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
         return [
