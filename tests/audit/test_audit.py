@@ -110,7 +110,7 @@ VERDICTS = {
 @pytest.mark.parametrize("loss", VERDICTS, ids=lambda f: f.__name__)
 def test_verdicts(loss):
     result = audit(loss)
-    assert (result.verdict, result.verdict_off_policy) == VERDICTS[loss], result.advice
+    assert (result.verdict, result.verdict_off_policy) == VERDICTS[loss], str(result.advice)
     assert result.name == loss.__name__
     assert result.kind == "function"
 
@@ -282,7 +282,7 @@ BAD = {
         LossCallError,
         r"raises to return a differentiable loss; received KeyError: 'no such setting'; remedy: look at .*line \d+",
     ),
-    returns_a_tuple: (LossOutputError, "received tuple; remedy: return the loss tensor alone; of a"),
+    returns_a_tuple: (LossOutputError, "received tuple; remedy: return only the loss tensor; wrap"),
     returns_per_sequence: (LossOutputError, r"received a tensor of shape \(2,\)"),
     wants_the_moon: (LossCallError, "received parameters logp, moon; remedy: wrap it"),
     calls_backward: (LossCallError, r"received RuntimeError: .*backward through the graph a second time"),

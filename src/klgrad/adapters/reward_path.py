@@ -1,4 +1,4 @@
-"""What the adapters of a KL in the reward share: scores, a critic, and the advice."""
+"""Shared by the adapters of a KL in the reward: scores, a critic, and the remedy."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ Critic = Callable[[Batch], Tensor]
 
 
 def untrained(batch: Batch) -> Tensor:
-    """0 everywhere, as a new value head. Then γλ < 1 discounts the KL to come; at γ = λ = 1 nothing is lost."""
+    """A critic that is 0 everywhere, as a new value head is. With γλ < 1 GAE then discounts the later KL."""
     return torch.zeros_like(batch.old_logp)
 
 
 def scores(batch: Batch) -> Tensor:
-    """(B, T) a completion's score on its last token: the audit's advantages, zero unless asked otherwise."""
+    """(B, T) the score of each completion on its last token: the advantages of the audit, zero by default."""
     last = torch.arange(batch.mask.shape[1]) == batch.mask.sum(-1, keepdim=True) - 1
     return torch.where(last, batch.advantages, 0)
 

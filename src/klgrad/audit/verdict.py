@@ -1,4 +1,4 @@
-"""Which target is this gradient a multiple of?"""
+"""Find the target whose gradient is a multiple of a given gradient."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from .gradient import Gradient, unit_of
 from .problems import Case
 
 MATCH = 1e-5
-"""Largest relative bias that counts as none. In float64 a match is good to 1e-12; a loss that casts to
-float32 inside keeps about 1e-6; distinct targets are more than 1e-2 apart on the problems (tested)."""
+"""Largest relative bias of a match. In float64 a match has about 1e-12, and in a loss that casts to float32 about 1e-6;
+distinct targets differ by more than 1e-2 on the problems (tested)."""
 
 ROUNDING = 1e-12
-"""A mean below this share of one sample's gradient is what rounding leaves of a zero."""
+"""A mean below this share of the gradient of one sample is zero up to rounding."""
 
 LARGEST = 1e290
-"""A gradient beyond this counts as not finite: what it is divided by here may be small."""
+"""A larger gradient counts as not finite, since dividing it by a small number would overflow."""
 
 Shape = tuple[int, int, bool]
 
@@ -37,24 +37,24 @@ class Comparison:
     measured: list[Measurement]
 
     def only(self, keep: Callable[[Case], bool]) -> "Comparison":
-        """The same over some of the cases."""
+        """The comparison over some of the cases."""
         return Comparison([m for m in self.measured if keep(m.case)])
 
     @cached_property
     def is_finite(self) -> bool:
-        """Whether there is a gradient to compare: a 0/0 on one group makes the whole expectation NaN."""
+        """Whether the gradient is finite on all cases; 0/0 on one group makes an expectation NaN."""
         return all(m.gradient.typical < LARGEST for m in self.measured)
 
     @cached_property
     def is_nothing(self) -> bool:
-        """Whether the expected gradient is zero on every case, against the size of one sample's."""
+        """Whether the expected gradient is zero on every case, relative to the size of that of one sample."""
         return self.is_finite and all(_vanishes(m, MATCH) for m in self.measured)
 
     @cached_property
     def scales(self) -> dict[Verdict, dict[Shape, float]]:
-        """By target, the least-squares scale per batch shape, every case weighing the same; negative if it climbs.
+        """By target, the least-squares scale per batch shape, with equal weight for every case; negative if it climbs.
 
-        It is fitted over the standard cases of a shape where it has any: the wider ones must have the same.
+        It is fitted over the standard cases of a shape, if there are any; wider cases must then have the same scale.
         """
         return {name: self._scales(name) for name in WITH_GRADIENT}
 
@@ -86,7 +86,7 @@ class Comparison:
         return found
 
     def distance(self, m: Measurement, target: Verdict) -> float:
-        """The same of one case, at the scale of its shape; 1 where it has no gradient to compare."""
+        """The relative distance on one case, at the scale of its shape; 1 where its gradient is zero or not finite."""
         if not self.is_finite or _vanishes(m, ROUNDING):
             return 1.0
         unit = unit_of(m.gradient.mean)
@@ -100,7 +100,7 @@ class Comparison:
         return {name: max(self.distance(m, name) for m in self.measured) for name in WITH_GRADIENT}
 
     def matches(self, m: Measurement, verdict: Verdict) -> bool:
-        """Whether one case has this verdict, at the scale that its shape has elsewhere."""
+        """Whether one case has this verdict, at the scale of its shape."""
         if verdict == "nothing":
             return _vanishes(m, MATCH)
         return verdict != "unknown" and self.distance(m, verdict) <= MATCH
@@ -114,7 +114,7 @@ class Comparison:
 
     @cached_property
     def nearest(self) -> Verdict:
-        """The target with the least bias, or, of those that are climbed, the most climbed; plainest first."""
+        """The target with the least bias, or, if the loss climbs, the one it climbs most directly; simplest first."""
         off = {name: self.bias[name] - abs(self.cosine[name]) for name in WITH_GRADIENT}
         return next(name for name in WITH_GRADIENT if off[name] <= min(off.values()) + MATCH)
 
