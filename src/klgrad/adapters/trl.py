@@ -3,9 +3,9 @@
 A real trainer is built for each setting, with models that return given log-probs (`trl_model`). The reference returns
 `ref_logp`. The policy returns `behavior_logp` when a batch is scored, since that policy sampled it, and `logp` in the
 loss. Only `_generate_single_turn` is replaced: it returns the audited completions; one that fills all columns of the
-batch counts as truncated. Log-probs, rewards, the KL in the reward, baselines, normalisation, clipping and reduction are TRL's.
-Rewards are 0, or the advantage of the completion in an audit with random advantages. TRL's head computes log-probs in
-float32: for the verdict its code runs in float64, and for the float32 probes it runs unchanged.
+batch counts as truncated. Log-probs, rewards, the KL in the reward, baselines, normalisation, clipping and reduction
+are TRL's. Rewards are 0, or the advantage of the completion in an audit with random advantages. TRL's head computes
+log-probs in float32: for the verdict its code runs in float64, and for the float32 probes it runs unchanged.
 
 With `use_vllm` the sampler is another program: it reports `behavior_logp`, and the policy returns `logp` at scoring
 too, as in training that uses each batch once. vLLM itself is not called.
