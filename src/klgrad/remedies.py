@@ -68,12 +68,14 @@ def capitalised(text: str) -> str:
 
 
 def as_code(value: object) -> str:
-    """Python code for a replacement: a name as it is, a dataclass with only those fields that are not at their default.
+    """Python code for a replacement: a name as it is, a dataclass by those fields that are not at their default.
+
+    Its first field is written without a name if it is required.
 
     Example:
         >>> from klgrad import ImportanceWeighting, KLTerm
         >>> as_code(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)))
-        "KLTerm(weighting=ImportanceWeighting(ratio='prefix', bound=None))"
+        "KLTerm(weighting=ImportanceWeighting('prefix', bound=None))"
     """
     return value if isinstance(value, str) else _literal(value)
 
@@ -81,7 +83,8 @@ def as_code(value: object) -> str:
 def _literal(value: object) -> str:
     if not is_dataclass(value):
         return repr(value)
-    chosen = {f.name: getattr(value, f.name) for f in fields(value)}
-    defaults = {f.name: f.default for f in fields(value) if f.default is not MISSING}
-    shown = {name: x for name, x in chosen.items() if name not in defaults or x != defaults[name]}
-    return f"{type(value).__name__}({', '.join(f'{name}={_literal(x)}' for name, x in shown.items())})"
+    shown = [f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default]
+    arguments = [f"{f.name}={_literal(getattr(value, f.name))}" for f in shown]
+    if shown and shown[0].default is MISSING and not shown[0].kw_only:
+        arguments[0] = _literal(getattr(value, shown[0].name))
+    return f"{type(value).__name__}({', '.join(arguments)})"

@@ -151,7 +151,7 @@ def test_stale_data_are_to_be_weighted(tmp_path):
     del data["group"]
     found = examine(write(tmp_path / "log.npz", data), "k2-loss")
     assert (
-        "weight the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(high=2.0)))"
+        "weight the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(2.0)))"
         in found.advice[1]
     )
     assert "The tokens are not sampled from π" in found.notes[0]
