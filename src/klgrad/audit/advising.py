@@ -33,7 +33,7 @@ STALE: dict[Verdict, KLTerm] = {
 NOT_DETERMINISTIC = Remedy("audit it in evaluation mode, without dropout or random state")
 NOT_FINITE = Remedy("add a small constant to what it divides by")
 WRONG_SIGN = Remedy("return the quantity to minimise")
-LENGTHS = Remedy("sum over the completion instead, or audit it with --lengths equal")
+LENGTHS = Remedy("sum over the completion, or audit it with --lengths equal")
 KEEP_TARGET = "for the same target off-policy"
 
 OPPOSITE = -0.999

@@ -14,7 +14,7 @@ Settings = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Side:
-    """A verdict of a row; `detail` says what an unknown one is near to."""
+    """A verdict of a row; `detail` has the nearest target of an unknown one."""
 
     where: str
     target: Target
@@ -79,6 +79,6 @@ def _detail(r: AuditResult, verdict: Verdict, bias: float, nearest: Verdict, at_
 
 
 def _notes(r: AuditResult) -> str:
-    """The notes, without what the verdict says already; a non-breaking space keeps an equation on one line."""
+    """The notes, without those that the verdict column includes; a non-breaking space keeps an equation on one line."""
     shown_with_verdict = r.verdict == "unknown" != r.verdict_fixed_lengths
     return "; ".join(notes(r, lengths=not shown_with_verdict)).replace(" = ", "\u00a0=\u00a0")

@@ -22,7 +22,7 @@ COLUMNS = ("loss", "on-policy it descends", "off-policy", "scale", "variance", "
 
 
 def to_json(results: Sequence[AuditResult]) -> str:
-    """`{"results": [...], "problems": [...]}`; what is not a finite number is null."""
+    """`{"results": [...], "problems": [...]}`; numbers that are not finite are null."""
     data = {"results": [r.to_dict() for r in results], "problems": [c.describe() for c in cases(on_policy=False)]}
     return json.dumps(finite(data), indent=2) + "\n"
 
@@ -39,7 +39,7 @@ def to_markdown(results: Sequence[AuditResult]) -> str:
 def _code(name: str) -> str:
     """A name as code in a cell of a table.
 
-    Between backticks nothing can be escaped in a way that all readers of Markdown agree on, and a bar ends the cell.
+    A bar would end the cell, and Markdown readers do not agree on how to escape it between backticks.
     """
     name = " ".join(name.splitlines())
     if not re.search(r"[|`\\]", name):
