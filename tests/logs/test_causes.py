@@ -150,10 +150,7 @@ def test_stale_data_are_to_be_weighted(tmp_path):
     data = sampled("stale", 1.0)
     del data["group"]
     found = examine(write(tmp_path / "log.npz", data), "k2-loss")
-    assert (
-        "weight the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(2.0)))"
-        in found.advice[1]
-    )
+    assert "weight the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(2.0)))" in found.advice[1]
     assert "The tokens are not sampled from π" in found.notes[0]
     on_policy = examine(write(tmp_path / "log.npz", sampled()), "k2-loss")
     assert not any("not sampled from π" in note for note in on_policy.notes)
