@@ -186,9 +186,9 @@ def advantages(problem, lam, values):
 def descended(lam, critic):
     """What GAE's advantages are the gradient of: with nothing known of the future, λ decides how much of it counts."""
     return (
-        {1.0: "reverse_kl_sequence", 0.0: "reverse_kl_token"}.get(lam)
+        {1.0: "reverse-kl-sequence", 0.0: "reverse-kl-token"}.get(lam)
         if critic == "untrained"
-        else "reverse_kl_sequence"
+        else "reverse-kl-sequence"
     )
 
 

@@ -6,7 +6,7 @@ from tolerances import EXACT, SINGLE
 
 from klgrad.adapters import FRAMEWORKS
 from klgrad.adapters.trl import build
-from klgrad.adapters.trl_model import completion, in_float64, prompt, teach
+from klgrad.adapters.trl_model import completion, in_float64, prompt, with_given_log_probs
 
 pytestmark = [
     pytest.mark.skipif(FRAMEWORKS["trl"].installed is None, reason="trl is not installed"),
@@ -23,7 +23,7 @@ def test_trl_reads_off_the_model_what_it_was_told(rows_at_once):
     trainer = build("grpo", 2, lambda **_: [])
     table = -torch.rand(13, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(0.05)
     lengths = [1 + row % 3 for row in range(13)]
-    teach(trainer.model).logp = table.requires_grad_()
+    with_given_log_probs(trainer.model).logp = table.requires_grad_()
     tokens = trainer.processing_class([prompt(row) for row in range(13)], padding=True, padding_side="left")
     completions = [completion(n, ended=True) + [0] * (3 - n) for n in lengths]
     mask = torch.tensor([[1] * n + [0] * (3 - n) for n in lengths])

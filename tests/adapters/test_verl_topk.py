@@ -106,13 +106,13 @@ def test_it_descends_the_forward_kl_from_the_teacher_cut_to_its_top_k(k):
 
 
 def test_over_the_whole_vocabulary_it_is_the_token_level_forward_kl():
-    SINGLE.check_vector(expected_gradient(PROBLEM, VOCAB)[0], target_gradients(PROBLEM)["forward_kl_token"])
+    SINGLE.check_vector(expected_gradient(PROBLEM, VOCAB)[0], target_gradients(PROBLEM)["forward-kl-token"])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_it_is_off_by_at_most_twice_the_mass_that_the_teacher_has_elsewhere(k):
     """As verl logs it, 1 - distillation/teacher_mass; at every prefix whose value is not negative."""
-    found, target = expected_gradient(PROBLEM, k)[0], target_gradients(PROBLEM)["forward_kl_token"]
+    found, target = expected_gradient(PROBLEM, k)[0], target_gradients(PROBLEM)["forward-kl-token"]
     off = (found - target).reshape(-1, VOCAB).abs().sum(-1) / PROBLEM.prefix_probability(PROBLEM.logits)
     (_, mass), (_, value) = teacher_cut_to_its_top(PROBLEM, k), by_hand(PROBLEM, k)
     seen = value > 0
@@ -124,7 +124,7 @@ def test_a_student_that_neglects_the_tail_is_not_pulled_back():
     """Verl cuts a negative value at 0, and there the gradient ends; the forward KL still pulls."""
     kept, _ = teacher_cut_to_its_top(PROBLEM, 2)
     neglecting = PROBLEM.with_logits(PROBLEM.ref_logits - 2.0 * (kept == 0)).on_policy()
-    assert float(target_gradients(neglecting)["forward_kl_token"].norm()) > 0.1
+    assert float(target_gradients(neglecting)["forward-kl-token"].norm()) > 0.1
     assert float(expected_gradient(neglecting, 2)[0].norm()) == 0
 
 

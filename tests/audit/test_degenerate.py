@@ -55,7 +55,7 @@ def test_with_random_advantages_a_reference_that_acts_through_them_is_seen():
 
     result = audited(loss, advantages="random")
     assert result.depends_on_reference
-    assert "whatever the reference" not in result.advice
+    assert "for every reference" not in str(result.advice)
     assert not audited(loss).depends_on_reference  # without advantages it has no gradient at all
 
 
@@ -66,9 +66,9 @@ def test_a_scale_of_any_size_is_a_scale(scale, advantages):
     assert result.verdict == "reverse-kl-token"
     assert result.scale == pytest.approx(scale, rel=1e-9)
     assert result.variance == pytest.approx(audited(k2).variance, rel=1e-9)
-    assert "NaN" not in result.advice
+    assert "NaN" not in str(result.advice)
     if scale == 1e200:
-        assert "overflows in float32" in result.advice
+        assert "overflows in float32" in str(result.advice)
 
 
 def test_a_gradient_without_mean_is_nothing_at_any_scale():
@@ -76,7 +76,7 @@ def test_a_gradient_without_mean_is_nothing_at_any_scale():
         result = audited(lambda logp, mask, scale=scale: scale * (logp * mask).sum(-1).mean())
         assert result.verdict == "nothing"
         assert result.has_gradient
-        assert result.advice.startswith("Regularises nothing: its gradient is the same whatever")
+        assert str(result.advice).startswith("Regularises nothing: its gradient is the same for every reference")
 
 
 def test_what_is_off_by_little_is_not_off_by_nothing():
@@ -85,19 +85,19 @@ def test_what_is_off_by_little_is_not_off_by_nothing():
 
     result = audited(loss)
     assert result.verdict == "unknown"
-    assert "nearest, 0.006% off" in result.advice
+    assert "nearest, 0.006% off" in str(result.advice)
     assert "0.0%" not in to_markdown([result])
 
 
 def test_scales_that_differ_by_little_are_told_apart():
     result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (1 + 1e-4 * (len(logp) == 3)))
     assert result.verdict == "reverse-kl-token"
-    assert "(1 to 1.0001 x)" in result.advice or "(1.0000 to 1.0001 x)" in result.advice
+    assert "(1 to 1.0001 x)" in str(result.advice) or "(1.0000 to 1.0001 x)" in str(result.advice)
 
 
 def test_scales_that_differ_by_rounding_are_one():
     result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (1 + 1e-7 * (len(logp) == 3)))
-    assert "strength" not in result.advice
+    assert "strength" not in str(result.advice)
 
 
 # What random losses are composed of. Each part is a function of the batch and of a seeded generator.
@@ -174,14 +174,14 @@ def check(subject, advantages, recipe):
         (result.verdict_off_policy, result.bias_off_policy, result.nearest_off_policy),
     ):
         assert all(0 <= x <= 1 + 1e-9 for x in bias.values()), recipe
-        assert (verdict == nearest.replace("_", "-")) == (bias[nearest] <= MATCH), recipe
+        assert (verdict == nearest) == (bias[nearest] <= MATCH), recipe
     assert all(-1 - 1e-9 <= x <= 1 + 1e-9 for x in result.cosine.values()), recipe
     assert result.finite_in_float64 or result.verdict == "unknown", recipe
     if result.verdict not in ("nothing", "unknown"):
         assert min(result.scale_by_shape.values()) > 0, recipe
         assert math.isfinite(result.variance), recipe
-    assert ("NaN or inf in float64" in result.advice) <= (not result.finite_in_float64), recipe
-    assert " 0% off" not in result.advice, recipe
+    assert ("NaN or inf in float64" in str(result.advice)) <= (not result.finite_in_float64), recipe
+    assert " 0% off" not in str(result.advice), recipe
     # Whatever was found can be shown.
     to_json([result])
     to_markdown([result])

@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+from klgrad import KLTerm
+from klgrad.audit import audit
 from klgrad.audit.problems import LONG, MANY, WIDE, cases, group_sizes, in_words
-from klgrad.audit.render import page as html
+from klgrad.audit.render.page import to_html
 from klgrad.audit.render.terminal import CAPTION
+from klgrad.targets import TARGETS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 TEXT = " ".join(PAGE.split())
@@ -44,6 +47,18 @@ def test_the_numbers_in_the_text_are_theirs():
     assert f"{max(c.group_size for c in standard)} rows" in TEXT
 
 
+def test_the_table_of_targets_is_theirs():
+    for name, target in TARGETS.items():
+        assert name == "unknown" or f"| `{name}` | {target.formula} |" in PAGE, name
+
+
+def test_every_field_of_a_result_is_explained():
+    explained = set(re.findall(r"`(\w+)`", PAGE.split("## What it reports")[1].split("## Your own loss")[0]))
+    result = audit(KLTerm())
+    fields = {field.removesuffix("_off_policy") for field in result.to_dict()}
+    assert fields - explained == {"name", "kind", "verdict_by_problem"}
+
+
 def test_the_ratios_in_the_text_are_theirs():
     """Of a token, between the policy and the sampler, off-policy."""
     reached = re.search(r"π/μ of a token from ([\d.]+) to ([\d.]+)", TEXT)
@@ -56,4 +71,4 @@ def test_the_ratios_in_the_text_are_theirs():
 def test_the_table_in_a_terminal_and_the_page_say_what_is_summed():
     assert in_words() == f"every group of {group_sizes()} completions of {len(cases(on_policy=False))} small problems"
     assert in_words() in CAPTION
-    assert in_words() in html.READING
+    assert in_words() in to_html([], [])

@@ -18,7 +18,7 @@ NO_VERDICT = ("nothing", "unknown")
 
 
 def hold(result, on_policy, off_policy, scale):
-    assert (result.verdict, result.verdict_off_policy) == (on_policy, off_policy), result.advice
+    assert (result.verdict, result.verdict_off_policy) == (on_policy, off_policy), str(result.advice)
     if scale is not None and on_policy not in NO_VERDICT:
         for found in result.scale_by_shape.values():
             EXACT.check(found, scale)

@@ -23,7 +23,7 @@ def advised(*arguments):
 def test_the_defaults_descend_what_the_audit_of_them_finds(name):
     default = DEFAULTS[name]
     assert (*default.descends, default.at_equal_lengths) == ALL[name][default.subject]
-    assert f"As it stands: {default.says}" in advised(name)
+    assert f"Defaults: {default.settings}" in advised(name)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -35,12 +35,12 @@ def test_lines_can_be_copied(name):
 
 def test_what_a_setting_does_not_say_comes_with_code_and_its_truth():
     shown = advised("trl", "--level", "sequence", "--off-policy")
-    nearest, code = shown.split("To have it: in a GRPOTrainer subclass")
-    assert "No setting says it on every batch. The nearest is" in nearest
+    nearest, code = shown.split("For this meaning on every batch: in a GRPOTrainer subclass")
+    assert "No setting has this meaning on every batch. The nearest is" in nearest
     assert 'weighting=ImportanceWeighting("prefix", bound=Truncate(2.0))' in code
     assert "Off-policy Truncate(2.0) bounds the variance and adds bias" in code
     plain = advised("trl", "--divergence", "forward", "--level", "sequence")
-    assert "No setting says it: in" in plain
+    assert "No setting has this meaning: in" in plain
     assert "ImportanceWeighting" not in plain
 
 

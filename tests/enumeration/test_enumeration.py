@@ -5,7 +5,7 @@ import torch
 from oracle import PROBLEMS
 from tolerances import DIFFERENCE, EXACT
 
-from klgrad.enumeration import TARGETS, CompletionSpace, every_group, target_gradients
+from klgrad.enumeration import OBJECTIVES, CompletionSpace, every_group, target_gradients
 from klgrad.errors import ProblemError
 
 STEP = 1e-5
@@ -62,7 +62,7 @@ def test_scores_and_kl_gradients_agree_with_autograd(problem):
         EXACT.check(analytic, jacobian.flatten(2))
 
 
-@pytest.mark.parametrize("target", ["reverse_kl_sequence", "forward_kl_sequence", "squared_sequence"])
+@pytest.mark.parametrize("target", ["reverse-kl-sequence", "forward-kl-sequence", "squared-sequence"])
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_sequence_targets_agree_with_finite_differences(problem, target):
     found = target_gradients(problem)[target]
@@ -70,7 +70,7 @@ def test_sequence_targets_agree_with_finite_differences(problem, target):
         bump = torch.zeros_like(problem.logits).view(-1)
         bump[i] = STEP
         up, down = (
-            TARGETS[target](problem.with_logits(problem.logits + s * bump.view_as(problem.logits))) for s in (1, -1)
+            OBJECTIVES[target](problem.with_logits(problem.logits + s * bump.view_as(problem.logits))) for s in (1, -1)
         )
         DIFFERENCE.check(found[i], (up - down) / (2 * STEP))
 
@@ -78,7 +78,7 @@ def test_sequence_targets_agree_with_finite_differences(problem, target):
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_token_targets_differ_from_sequence_targets_only_beyond_one_token(problem):
     found = target_gradients(problem.on_policy())
-    same = torch.allclose(found["reverse_kl_token"], found["reverse_kl_sequence"], rtol=1e-9)
+    same = torch.allclose(found["reverse-kl-token"], found["reverse-kl-sequence"], rtol=1e-9)
     assert same == (problem.space.length == 1)
 
 

@@ -28,10 +28,10 @@ SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
 def test_fact_16_the_prefix_ratio_gives_the_token_target_and_the_token_ratio_the_samplers(problem):
     rollout, targets = whole_space(problem), target_gradients(problem)
     l = rollout.log_ratio
-    EXACT.check_vector(mean_gradient(problem, prefix_ratio(rollout) * l), targets["reverse_kl_token"])
-    EXACT.check_vector(mean_gradient(problem, token_ratio(rollout) * l), targets["reverse_kl_token_sampler"])
+    EXACT.check_vector(mean_gradient(problem, prefix_ratio(rollout) * l), targets["reverse-kl-token"])
+    EXACT.check_vector(mean_gradient(problem, token_ratio(rollout) * l), targets["reverse-kl-token-sampler"])
     unweighted = mean_gradient(problem, l)
-    for name in ("reverse_kl_token", "reverse_kl_token_sampler"):
+    for name in ("reverse-kl-token", "reverse-kl-token-sampler"):
         assert (unweighted - targets[name]).norm() > 0.01 * targets[name].norm()
 
 
@@ -41,14 +41,14 @@ def test_fact_16_the_exact_form_needs_no_ratio_for_the_present_token(problem):
     w = prefix_ratio(rollout)
     before = torch.cat([torch.ones_like(w[:, :1]), w[:, :-1]], -1)
     pathwise = problem.probability @ (before[..., None] * problem.kl_gradients).sum(1)
-    EXACT.check_vector(pathwise, targets["reverse_kl_token"])
+    EXACT.check_vector(pathwise, targets["reverse-kl-token"])
     unweighted = problem.probability @ problem.kl_gradients.sum(1)
-    EXACT.check_vector(unweighted, targets["reverse_kl_token_sampler"])
+    EXACT.check_vector(unweighted, targets["reverse-kl-token-sampler"])
 
 
 @sequences
 def test_fact_17_per_decision_and_whole_sequence_weights(problem):
-    rollout, target = whole_space(problem), target_gradients(problem)["reverse_kl_sequence"]
+    rollout, target = whole_space(problem), target_gradients(problem)["reverse-kl-sequence"]
     l, mask = rollout.log_ratio, rollout.mask
     EXACT.check_vector(mean_gradient(problem, to_go(prefix_ratio(rollout) * l, mask)), target)
     EXACT.check_vector(mean_gradient(problem, sequence_ratio(rollout) * to_go(l, mask)), target)
@@ -66,13 +66,13 @@ OFF_POLICY = [
 @pytest.mark.parametrize("term", OFF_POLICY, ids=lambda t: t.name)
 def test_fact_17_terms_over_every_group_of_stale_samples(term):
     found = mean_gradient_over_groups(SMALL, 2, lambda r: term(r).loss, on_policy=False)
-    EXACT.check_vector(found, target_gradients(SMALL)["reverse_kl_sequence"])
+    EXACT.check_vector(found, target_gradients(SMALL)["reverse-kl-sequence"])
 
 
 @pytest.mark.parametrize("bound", [Truncate(1.1), Clip(0.9, 1.1), Mask(0.5, 1.5)], ids=str)
 def test_fact_18_bounds_add_bias_and_report_what_they_cost(bound):
     problem = SEQUENCES["varying"]
-    rollout, target = whole_space(problem), target_gradients(problem)["reverse_kl_sequence"]
+    rollout, target = whole_space(problem), target_gradients(problem)["reverse-kl-sequence"]
     result = KLTerm(weighting=ImportanceWeighting("prefix", bound=bound))(rollout)
     assert (mean_gradient(problem, result.coefficient) - target).norm() > 0.01 * target.norm()
     raw = prefix_ratio(rollout)[rollout.mask]
@@ -104,7 +104,7 @@ def test_fact_18_a_sequence_ratio_on_token_terms_must_be_asked_for():
 
 @sequences
 def test_fact_19_freezing_the_log_ratio_at_the_old_policy_is_another_target(problem):
-    rollout, target = whole_space(problem), target_gradients(problem)["reverse_kl_sequence"]
+    rollout, target = whole_space(problem), target_gradients(problem)["reverse-kl-sequence"]
     frozen = (problem.behavior_logp - problem.ref_logp).sum(-1, keepdim=True).expand_as(problem.logp)
     fresh = rollout.log_ratio.sum(-1, keepdim=True).expand_as(problem.logp)
     weight = sequence_ratio(rollout)
@@ -142,7 +142,7 @@ def test_fact_20_the_group_std_cell_depends_on_ref_not_through_its_distance():
 @sequences
 def test_the_squared_sequence_log_ratio_needs_no_weights(problem):
     coefficient = squared_sequence(whole_space(problem)).coefficient
-    EXACT.check_vector(mean_gradient(problem, coefficient), target_gradients(problem)["squared_sequence"])
+    EXACT.check_vector(mean_gradient(problem, coefficient), target_gradients(problem)["squared-sequence"])
 
 
 def test_the_consistency_loss_is_half_the_variance_and_its_gradient():

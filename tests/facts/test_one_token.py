@@ -12,7 +12,7 @@ from klgrad.enumeration import bandit, target_gradients
 
 BANDIT = PROBLEMS["bandit"].on_policy()
 LOG_RATIO = BANDIT.logp - BANDIT.ref_logp
-REVERSE, FORWARD = (target_gradients(BANDIT)[name] for name in ("reverse_kl_sequence", "forward_kl_sequence"))
+REVERSE, FORWARD = (target_gradients(BANDIT)[name] for name in ("reverse-kl-sequence", "forward-kl-sequence"))
 
 
 def expect(coefficient, target):
@@ -57,11 +57,11 @@ def test_fact_6_k3_in_reward_is_reverse_minus_forward():
 def test_fact_6_near_ref_it_cancels_and_far_from_it_can_point_uphill():
     near = bandit(5, seed=3, away_from_ref=0.01).on_policy()
     gradient = mean_gradient(near, k3.value(near.logp - near.ref_logp))
-    assert gradient.norm() < 0.02 * target_gradients(near)["reverse_kl_sequence"].norm()
+    assert gradient.norm() < 0.02 * target_gradients(near)["reverse-kl-sequence"].norm()
     uphill = [bandit(3, seed=s, away_from_ref=3.0).on_policy() for s in range(40)]
     cosines = [
         torch.cosine_similarity(
-            mean_gradient(p, k3.value(p.logp - p.ref_logp)), target_gradients(p)["reverse_kl_sequence"], dim=0
+            mean_gradient(p, k3.value(p.logp - p.ref_logp)), target_gradients(p)["reverse-kl-sequence"], dim=0
         )
         for p in uphill
     ]

@@ -18,9 +18,9 @@ def test_fact_11_token_terms_miss_the_future(problem):
     log_ratio = problem.logp - problem.ref_logp
     targets = target_gradients(problem)
     found = mean_gradient(problem, log_ratio)
-    EXACT.check_vector(found, targets["reverse_kl_token"])
+    EXACT.check_vector(found, targets["reverse-kl-token"])
     # Near ref the future is a second-order effect, but never none.
-    assert (found - targets["reverse_kl_sequence"]).norm() > 0.001 * targets["reverse_kl_sequence"].norm()
+    assert (found - targets["reverse-kl-sequence"]).norm() > 0.001 * targets["reverse-kl-sequence"].norm()
 
 
 SAMPLED = {
@@ -34,7 +34,7 @@ SAMPLED = {
 @sequences
 def test_fact_12_sampled_coefficients_are_unbiased_for_the_sequence(problem, name):
     coefficient = SAMPLED[name](problem.logp - problem.ref_logp, problem.space.mask)
-    EXACT.check_vector(mean_gradient(problem, coefficient), target_gradients(problem)["reverse_kl_sequence"])
+    EXACT.check_vector(mean_gradient(problem, coefficient), target_gradients(problem)["reverse-kl-sequence"])
 
 
 @sequences
@@ -42,7 +42,7 @@ def test_fact_12_exact_present_and_future(problem):
     kl = problem.at_tokens(problem.prefix_kl())
     score = mean_gradient(problem, future(kl, problem.space.mask))
     pathwise = problem.probability @ problem.kl_gradients.sum(1)
-    EXACT.check_vector(score + pathwise, target_gradients(problem)["reverse_kl_sequence"])
+    EXACT.check_vector(score + pathwise, target_gradients(problem)["reverse-kl-sequence"])
 
 
 SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
@@ -57,20 +57,20 @@ WITH_BASELINE = [
 @pytest.mark.parametrize("term", WITH_BASELINE, ids=lambda t: t.name)
 def test_fact_12_leave_one_out_by_step_over_every_group(term, size):
     found = mean_gradient_over_groups(SMALL, size, lambda r: term(r).loss, on_policy=True)
-    EXACT.check_vector(found, target_gradients(SMALL)["reverse_kl_sequence"])
+    EXACT.check_vector(found, target_gradients(SMALL)["reverse-kl-sequence"])
 
 
 def test_fact_12_leave_one_out_by_sequence_over_every_group():
     found = mean_gradient_over_groups(SMALL, 2, cells.get("k1-reward-leave-one-out"), on_policy=True)
-    EXACT.check_vector(found, target_gradients(SMALL)["reverse_kl_sequence"])
+    EXACT.check_vector(found, target_gradients(SMALL)["reverse-kl-sequence"])
 
 
 @sequences
 def test_fact_12_k2_of_the_whole_sequence_and_its_forward_twin(problem):
     total = (problem.logp - problem.ref_logp).sum(-1, keepdim=True).expand_as(problem.logp)
-    EXACT.check_vector(mean_gradient(problem, total), target_gradients(problem)["squared_sequence"])
-    EXACT.check_vector(mean_gradient(problem, total), target_gradients(problem)["reverse_kl_sequence"])
-    EXACT.check_vector(mean_gradient(problem, k3.slope(total)), target_gradients(problem)["forward_kl_sequence"])
+    EXACT.check_vector(mean_gradient(problem, total), target_gradients(problem)["squared-sequence"])
+    EXACT.check_vector(mean_gradient(problem, total), target_gradients(problem)["reverse-kl-sequence"])
+    EXACT.check_vector(mean_gradient(problem, k3.slope(total)), target_gradients(problem)["forward-kl-sequence"])
 
 
 def test_fact_12_variance_falls_from_whole_to_exact():
@@ -92,9 +92,9 @@ def test_fact_12_variance_falls_from_whole_to_exact():
 def test_fact_13_a_discount_joins_token_to_sequence(problem):
     rollout, targets = whole_space(problem), target_gradients(problem)
     at = lambda g: mean_gradient(problem, KLTerm(discount=g)(rollout).coefficient)
-    EXACT.check_vector(at(0.0), targets["reverse_kl_token"])
-    EXACT.check_vector(at(1.0), targets["reverse_kl_sequence"])
-    gap = lambda g: float((at(g) - targets["reverse_kl_sequence"]).norm())
+    EXACT.check_vector(at(0.0), targets["reverse-kl-token"])
+    EXACT.check_vector(at(1.0), targets["reverse-kl-sequence"])
+    gap = lambda g: float((at(g) - targets["reverse-kl-sequence"]).norm())
     assert gap(0.0) > gap(0.5) > gap(0.9) > gap(1.0)
 
 
@@ -113,7 +113,7 @@ def test_fact_13_a_mean_subtracted_before_discounting_pays_for_length():
 def test_fact_14_dividing_by_length_changes_the_objective_only_when_lengths_vary(name):
     for problem, matches in ((autoregressive(2, 2, ends=False, seed=1, away_from_ref=1.0), True), (SMALL, False)):
         found = mean_gradient_over_groups(problem, 2, cells.get(name), on_policy=True)
-        target = target_gradients(problem)["reverse_kl_token"]
+        target = target_gradients(problem)["reverse-kl-token"]
         bias = (found - (found @ target / target.square().sum()) * target).norm() / found.norm()
         assert (bias < EXACT.rtol) == matches
 
@@ -126,7 +126,7 @@ POPULATION = torch.repeat_interleave(torch.arange(4), (64 * QUARTERS.probability
 
 
 def summed_over_mean_length(problem):
-    return target_gradients(problem)["reverse_kl_token"] / (problem.probability @ problem.space.mask.sum(-1).double())
+    return target_gradients(problem)["reverse-kl-token"] / (problem.probability @ problem.space.mask.sum(-1).double())
 
 
 def test_fact_14_in_the_limit_the_token_mean_is_the_summed_gradient_over_the_mean_length():
@@ -174,4 +174,4 @@ def test_fact_15_the_sequence_target_shortens_completions_to_save_kl():
     problem = type(problem)(problem.space, logits, ref, logits)
     targets = target_gradients(problem)
     end = lambda g: float(g.view_as(logits)[0, 0])
-    assert end(targets["reverse_kl_sequence"]) < end(targets["reverse_kl_token"])
+    assert end(targets["reverse-kl-sequence"]) < end(targets["reverse-kl-token"])

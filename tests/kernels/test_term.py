@@ -38,11 +38,11 @@ def alone(problem, term):
 
 
 ON_POLICY = {
-    "fact 11: token": (KLTerm(level="token", estimator="exact"), "reverse_kl_token"),
-    "fact 12: sequence": (KLTerm(estimator="exact"), "reverse_kl_sequence"),
-    "fact 12: sampled": (KLTerm(), "reverse_kl_sequence"),
-    "fact 13: discount 0": (KLTerm(estimator="exact", discount=0.0), "reverse_kl_token"),
-    "forward, token": (KLTerm(divergence="forward", level="token", estimator="exact"), "forward_kl_token"),
+    "fact 11: token": (KLTerm(level="token", estimator="exact"), "reverse-kl-token"),
+    "fact 12: sequence": (KLTerm(estimator="exact"), "reverse-kl-sequence"),
+    "fact 12: sampled": (KLTerm(), "reverse-kl-sequence"),
+    "fact 13: discount 0": (KLTerm(estimator="exact", discount=0.0), "reverse-kl-token"),
+    "forward, token": (KLTerm(divergence="forward", level="token", estimator="exact"), "forward-kl-token"),
 }
 
 
@@ -67,15 +67,15 @@ def test_fact_13_a_discounted_term_by_its_definition(discount):
 
 
 OFF_POLICY = {
-    "fact 16: token": (KLTerm(level="token", estimator="exact", weighting=PREFIX), "reverse_kl_token"),
+    "fact 16: token": (KLTerm(level="token", estimator="exact", weighting=PREFIX), "reverse-kl-token"),
     "fact 16: on the sampler's prefixes": (
         KLTerm(level="token", estimator="exact"),
-        "reverse_kl_token_sampler",
+        "reverse-kl-token-sampler",
     ),
-    "fact 17: sequence": (KLTerm(estimator="exact", weighting=PREFIX), "reverse_kl_sequence"),
+    "fact 17: sequence": (KLTerm(estimator="exact", weighting=PREFIX), "reverse-kl-sequence"),
     "fact 17: whole ratio": (
         KLTerm(estimator="exact", weighting=ImportanceWeighting("sequence", bound=None)),
-        "reverse_kl_sequence",
+        "reverse-kl-sequence",
     ),
 }
 
@@ -93,4 +93,4 @@ def test_leave_one_out_over_every_group(sampler):
     members, probability = every_group(problem, 2)
     term = KLTerm(estimator="exact", baseline="leave_one_out", weighting=sampler)
     found = loss_gradients(problem, term, members, probability, group=torch.zeros(2, dtype=torch.long))
-    EXACT.check_vector(found, target_gradients(problem)["reverse_kl_sequence"])
+    EXACT.check_vector(found, target_gradients(problem)["reverse-kl-sequence"])

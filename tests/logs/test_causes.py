@@ -150,13 +150,10 @@ def test_stale_data_are_to_be_weighted(tmp_path):
     data = sampled("stale", 1.0)
     del data["group"]
     found = examine(write(tmp_path / "log.npz", data), "k2-loss")
-    assert (
-        "weight the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(high=2.0)))"
-        in found.advice[1]
-    )
-    assert "The tokens are not π's own" in found.notes[0]
+    assert "weight the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(2.0)))" in found.advice[1]
+    assert "The tokens are not sampled from π" in found.notes[0]
     on_policy = examine(write(tmp_path / "log.npz", sampled()), "k2-loss")
-    assert not any("not π's own" in note for note in on_policy.notes)
+    assert not any("not sampled from π" in note for note in on_policy.notes)
 
 
 def test_a_mismatch_with_a_remedy_is_mended_and_not_weighted(tmp_path):
@@ -168,7 +165,7 @@ def test_a_mismatch_with_a_remedy_is_mended_and_not_weighted(tmp_path):
 def test_a_policy_at_the_reference_is_nothing_to_judge(tmp_path):
     data = sampled(rows=20, tokens=8)
     found = examine(write(tmp_path / "log.npz", data | {"ref_logp": data["logp"]}))
-    assert found.advice == ["Nothing to judge a KL term by: π is ref at every token."]
+    assert found.advice == ["The KL term cannot be judged: π is ref at every token."]
     assert "π is ref at every token" in found.notes[0]
 
 
@@ -176,4 +173,4 @@ def test_what_is_not_in_the_file_is_not_called_sound(tmp_path):
     data = sampled(rows=20, tokens=8)
     del data["behavior_logp"]
     (advice,) = examine(write(tmp_path / "log.npz", data), "k2-loss").advice
-    assert advice == "Nothing to change in reference and KL term; whether trainer and sampler agree is not told."
+    assert advice == "Nothing to change in reference and KL term; whether trainer and sampler agree is unknown."

@@ -30,7 +30,7 @@ def test_two_hundred_thousand_tokens(tmp_path):
         "KL(π‖ref) by k1",
         "tokens beyond a clamp of k3 at 10",
         "effective sample size",
-        "What k3-loss puts on the tokens, against the sound terms",
+        "Coefficients of k3-loss, compared with the sound terms",
         "KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))",
         "It descends forward-kl-token on-policy",
         "Likely cause: temperature. The sampler's temperature is about 0.80 times the trainer's",
@@ -59,7 +59,7 @@ def test_columns_can_be_named_and_the_cell_chosen(tmp_path):
     assert result.exit_code == 0, result.output
     assert "Read logp from `mine`, ref_logp from `theirs`." in result.output
     assert "It descends nothing on-policy" in result.output
-    assert "Not told: the file has no log-probs of what sampled the tokens" in result.output
+    assert "Unknown: the file has no log-probs of the sampler" in result.output
 
 
 def test_what_is_not_finite_is_null(tmp_path):

@@ -1,3 +1,3 @@
-"""What the installed training frameworks descend: their own KL code, called as their trainers call it."""
+"""The KL losses of the installed training frameworks: their own code, called as their trainers call it."""
 
 from .registry import FRAMEWORKS as FRAMEWORKS, Framework as Framework

@@ -1,4 +1,4 @@
-"""What each framework descends as it stands: its defaults, with the KL switched on where it is off."""
+"""What each framework descends with its default settings, with the KL switched on where it is off by default."""
 
 from dataclasses import dataclass
 
@@ -7,23 +7,23 @@ from ..targets import Descends, Verdict
 
 @dataclass(frozen=True)
 class Default:
-    """The setting of a framework whose user has chosen nothing but to have a KL.
+    """The default settings of a framework, with a KL.
 
     Attributes:
-        says: what the defaults are.
-        subject: the audited setting that they are.
-        descends: on- and off-policy, as the audit finds.
-        at_equal_lengths: on-policy where all completions are equally long.
+        settings: the defaults in words.
+        subject: the name of the audited loss that has these settings.
+        descends: on-policy and off-policy, as the audit finds.
+        at_equal_lengths: the on-policy verdict where all completions have the same length.
     """
 
-    says: str
+    settings: str
     subject: str
     descends: Descends
     at_equal_lengths: Verdict
 
     def __str__(self) -> str:
         at_equal = f" ({self.at_equal_lengths} at equal lengths)" * (self.at_equal_lengths != self.descends.on_policy)
-        return f"{self.says}: {self.descends.on_policy} on-policy{at_equal}, {self.descends.off_policy} off-policy."
+        return f"{self.settings}: {self.descends.on_policy} on-policy{at_equal}, {self.descends.off_policy} off-policy."
 
 
 UNKNOWN = Descends("unknown", "unknown")

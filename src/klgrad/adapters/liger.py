@@ -1,6 +1,6 @@
-"""Liger-Kernel: the GRPO loss that its fused linear layer applies, from log-probs on.
+"""Liger-Kernel: the part of its fused GRPO loss that follows the log-probs.
 
-`LigerFusedLinearGRPOFunction.ppo_loss_fn` is fed: `per_token_logps` = logp, `ref_per_token_logps`,
+`LigerFusedLinearGRPOFunction.ppo_loss_fn` receives `per_token_logps` = logp, `ref_per_token_logps`,
 `old_per_token_logps`, the mask twice (the chunk's and the batch's), one advantage per completion, beta = 1.
 """
 
@@ -13,7 +13,7 @@ from ..audit.batch import Batch
 
 
 def subjects() -> list[Subject]:
-    """Loss types that reduce differently x ratio level x bias correction; the default comes first."""
+    """Three loss types with different reductions x ratio level x bias correction; the default comes first."""
     from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
 
     loss_fn = LigerFusedLinearGRPOFunction.ppo_loss_fn
@@ -37,8 +37,8 @@ def subjects() -> list[Subject]:
             return out
 
         name = f"liger grpo loss_type={loss_type} importance_sampling_level={level} use_bias_correction_kl={correction}"
-        # A mean over the batch's tokens ties groups together; the others are means over completions.
-        return Subject(name, "framework", loss, stacks=loss_type != "dapo")
+        # A mean over the tokens of the batch couples its groups; the other loss types are means over completions.
+        return Subject(name, "framework", loss, framework="liger", stacks=loss_type != "dapo")
 
     settings = list(product(("dapo", "grpo", "dr_grpo"), ("token", "sequence"), (False, True)))
     return [subject(*setting) for setting in settings]

@@ -1,7 +1,7 @@
-"""Load the one file of an installed package that holds its KL code, where the whole package cannot be imported here.
+"""Load a single file of an installed package, where the whole package cannot be imported.
 
-What the file imports and this machine lacks (a GPU library, a server) is replaced, while the file loads, by a stand-in
-that accepts everything and computes nothing. The code under audit is the package's own, unchanged.
+Imports of the file that are not installed (a GPU library, a server) are replaced, while the file loads, by stand-ins
+that accept every access and compute nothing. The audited code of the package is not changed.
 """
 
 import importlib.util
@@ -18,9 +18,9 @@ from typing import Any
 
 
 class _StandIn(ModuleType):
-    """Any attribute, call or subscript gives a stand-in again; as a decorator it leaves what it decorates be.
+    """Every attribute, call and subscript returns a stand-in; as a decorator it returns the decorated function.
 
-    It is false and empty, so that `if ray.is_initialized()` takes the way that does without.
+    It is false and empty, so that `if ray.is_initialized()` takes the branch without ray.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -64,7 +64,7 @@ class _StandInFinder(MetaPathFinder, Loader):
 
 
 def path_of(distribution: str, ending: str) -> Path:
-    """Where an installed distribution keeps the file whose path ends so."""
+    """The path of the file of an installed distribution that ends with `ending`."""
     for file in files(distribution) or []:
         if str(file).endswith(ending):
             return Path(str(file.locate()))
@@ -79,15 +79,18 @@ def load(
     package: str | None = None,
     loaded: dict[str, ModuleType] | None = None,
 ) -> ModuleType:
-    """Run the file as a module, with stand-ins for what cannot be imported.
+    """Run a file as a module, with stand-ins for imports that are not available.
 
     Args:
         distribution: the installed package.
-        ending: of the file's path in it.
-        stand_ins: what to replace, each with all that lies below it: a package (`ray`) only where it is not
-            installed, a part of one (`skyrl.train`) always.
-        package: what the file's relative imports are relative to.
-        loaded: files of the same package that were loaded before, by the names that this one imports.
+        ending: the end of the path of the file.
+        stand_ins: modules to replace, together with their submodules: a package (`ray`) only where it is not
+            installed, a part of a package (`skyrl.train`) always.
+        package: the package for relative imports of the file.
+        loaded: files of the same package that are loaded already, by the names that this file imports.
+
+    Returns:
+        The module, which is not kept in `sys.modules`.
     """
     path = path_of(distribution, ending)
     name = f"klgrad_loaded_{path.stem}"
@@ -97,7 +100,7 @@ def load(
     module = importlib.util.module_from_spec(spec)
     if package is not None:
         module.__package__ = package
-    # A dataclass looks its own module up while it is made.
+    # A dataclass looks up its module while its class is created.
     with standing_in(stand_ins, (loaded or {}) | {name: module}):
         spec.loader.exec_module(module)
     return module
@@ -105,7 +108,7 @@ def load(
 
 @contextmanager
 def standing_in(names: tuple[str, ...], loaded: dict[str, ModuleType] | None = None) -> Iterator[None]:
-    """Stand-ins as for `load`, for as long as it lasts: for a function that imports when it is called."""
+    """Provide stand-ins as `load` does within the context, for a function that imports when it is called."""
     loaded = loaded or {}
     before = {name: sys.modules.get(name) for name in loaded}
     finder = _StandInFinder(tuple(name for name in names if not _importable(name)))
@@ -124,7 +127,7 @@ def standing_in(names: tuple[str, ...], loaded: dict[str, ModuleType] | None = N
 
 
 def _forget(name: str, before: ModuleType | None) -> None:
-    """Take a module out again, from the package above it too, or put back what was there."""
+    """Remove a module from `sys.modules` and from its parent package, or restore the previous one."""
     parent, _, child = name.rpartition(".")
     above = sys.modules.get(parent)
     sys.modules.pop(name, None)
@@ -136,5 +139,5 @@ def _forget(name: str, before: ModuleType | None) -> None:
 
 @cache
 def _importable(name: str) -> bool:
-    """Whether a top-level package is there; a part of a package that is audited by one file never is."""
+    """Whether a top-level package is installed; False for a part of a package, which is always replaced."""
     return "." not in name and importlib.util.find_spec(name) is not None

@@ -1,12 +1,12 @@
 """OpenRLHF: `compute_approx_kl`, in the reward (the default) and in the loss (`--algo.kl.use_loss`).
 
-In the loss, the function is fed `log_probs` = logp, `log_probs_base` = ref_logp, `log_probs_old` = old_logp, and
-`aggregate_loss` averages over the batch's tokens, whatever `--actor.loss_agg_mode` is. In the reward, it is fed the
-log-probs at sampling; `compute_advantages_and_returns` of the experience maker puts it on the tokens, beside the
-completion's score on the last one, and makes advantages of that; and `PolicyLoss` meets logp and averages over the
-batch's tokens. Baselines and the group's standard deviation (`rloo`, `dr_grpo`, `group_norm`, `flash_reinforce`) come
-before the KL, whitening (`gae`, the default, `reinforce`, `reinforce_baseline`) after it. The package needs DeepSpeed
-and more to import, so the files that hold these are loaded.
+In the loss, the function receives `log_probs` = logp, `log_probs_base` = ref_logp, `log_probs_old` = old_logp, and
+`aggregate_loss` averages over the tokens of the batch, for every `--actor.loss_agg_mode`. In the reward, it receives
+the log-probs at sampling; `compute_advantages_and_returns` of the experience maker adds it to the reward of each token,
+adds the score of the completion to that of the last token, and computes advantages; `PolicyLoss` applies them to logp
+and averages over the tokens of the batch. Baselines and the standard deviation of the group (`rloo`, `dr_grpo`,
+`group_norm`, `flash_reinforce`) are applied before the KL is added, whitening (`gae`, the default, `reinforce`,
+`reinforce_baseline`) after it. Importing the package needs DeepSpeed and more, so only these files are loaded.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ ADVANTAGES = ("gae critic=0", "gae critic=0 no_std_norm", "group_norm", "rloo")
 
 
 def subjects() -> list[Subject]:
-    """In the reward: every way to an advantage, every estimator. In the loss: the switch for the unbiased gradient."""
+    """In the reward: every kind of advantage and every estimator. In the loss: with and without `unbiased_gradient`."""
     by_advantage = [in_reward("k1", advantage) for advantage in ADVANTAGES]
     by_estimator = [in_reward(estimator, "rloo") for estimator in ("k2", "k3")]
     in_loss = [_in_loss(*setting) for setting in product(("k1", "k2", "k3"), (False, True))]
@@ -49,17 +49,17 @@ def _in_loss(estimator: str, unbiased: bool) -> Subject:
         return aggregate(per_token, batch.mask.to(batch.logp.dtype))
 
     name = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
-    return Subject(name, "framework", loss)
+    return Subject(name, "framework", loss, framework="openrlhf")
 
 
 def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Critic = untrained) -> Subject:
-    """The KL in the reward, by the experience maker's own method.
+    """The KL in the reward, by the method of the experience maker.
 
     Args:
         estimator: `--algo.kl.estimator`.
         advantage: one of `ADVANTAGES`.
-        lambd: of GAE.
-        critic: of GAE.
+        lambd: λ of GAE.
+        critic: the value function of GAE.
     """
     modules = _modules()
     policy_loss = modules["loss"].PolicyLoss()
@@ -80,11 +80,11 @@ def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Cri
         k1="" if estimator == "k1" else "--algo.kl.estimator k1",
         unwhitened="--algo.advantage.estimator rloo" if advantage == "gae critic=0" else "",
     )
-    return Subject(name, "framework", loss, instead=better)
+    return Subject(name, "framework", loss, framework="openrlhf", instead=better)
 
 
 def _maker(advantage: str, lambd: float, group_size: int) -> Any:
-    """An experience maker with all that its method asks of it: the arguments and the controller of β."""
+    """An experience maker with what its method reads: the arguments and the controller of β."""
     estimator, *more = advantage.split()
     chosen = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=lambd, no_std_norm="no_std_norm" in more)
     args = SimpleNamespace(
@@ -100,7 +100,7 @@ def _maker(advantage: str, lambd: float, group_size: int) -> Any:
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    """Its files by name, each loaded with those before it."""
+    """The loaded files by name; each can import those before it."""
     loaded: dict[str, ModuleType] = {}
     for name in (f"{MODELS}.utils", f"{MODELS}.loss", f"{PPO_UTILS}.experience", f"{PPO_UTILS}.experience_maker"):
         path, package = name.replace(".", "/") + ".py", name.rpartition(".")[0]

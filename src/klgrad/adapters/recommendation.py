@@ -1,14 +1,22 @@
-"""The settings to write for what is meant, in each framework's own words; code where no setting can say it.
+"""The settings of each framework for each divergence and level, and code where no setting has that meaning.
 
-Each entry names the audited setting that shows what it descends, so that a test can hold the two together.
+Each entry names the audited loss with these settings; a test compares `descends` with its verdict.
 """
 
 from dataclasses import dataclass
 
 from ..core.families.choices import Divergence, Level
-from ..targets import Descends
+from ..targets import Descends, Verdict
 
 Meaning = tuple[Divergence, Level]
+
+TARGET_OF: dict[Meaning, Verdict] = {
+    ("reverse", "token"): "reverse-kl-token",
+    ("reverse", "sequence"): "reverse-kl-sequence",
+    ("forward", "token"): "forward-kl-token",
+    ("forward", "sequence"): "forward-kl-sequence",
+}
+"""The target of each meaning."""
 
 CODE = """\
 from klgrad import {names}
@@ -18,7 +26,7 @@ term = KLTerm({choices})
 kl = term(Rollout(logp, ref_logp, mask{behavior}))
 loss = loss + beta * kl.loss\
 """
-"""What to write where a framework has no setting: in its loss, with its tensors by these names."""
+"""Code for the loss of a framework without such a setting; its tensors must have these names."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +34,10 @@ class Setting:
     """Configuration lines of one framework.
 
     Attributes:
-        lines: as its user writes them.
-        subject: the audited setting behind them.
-        descends: on- and off-policy, as the audit finds.
-        note: what else to know.
+        lines: the lines as a user writes them.
+        subject: the name of the audited loss with these settings.
+        descends: on-policy and off-policy, as the audit finds.
+        note: further information.
     """
 
     lines: str
@@ -42,7 +50,7 @@ WHERE = {
     "trl": "a GRPOTrainer subclass's _compute_loss, with beta=0 in its config",
     "verl": "a loss set by worker.set_loss_fn, with use_kl_loss=False and use_kl_in_reward=False",
     "openrlhf": "an ActorPPOTrainer subclass's training_step, with --algo.kl.init_coef 0",
-    "skyrl": "a policy loss under register_policy_loss, with use_kl_loss=False; it must be handed the base log-probs",
+    "skyrl": "a policy loss under register_policy_loss, with use_kl_loss=False; it must receive the base log-probs",
     "liger": "the trainer's own loss: a fused loss has no place for it",
 }
 
@@ -52,8 +60,8 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             'GRPOConfig(beta=..., loss_type="dr_grpo", importance_sampling_level="token", use_bias_correction_kl=True)',
             "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
             Descends("reverse-kl-token", "reverse-kl-token-sampler"),
-            "The default loss_type, dapo, averages over the batch's tokens: the same only at equal lengths. "
-            "With use_vllm, nothing corrects the KL for what vLLM samples otherwise than the trainer: unknown there.",
+            "The default loss_type, dapo, averages over the tokens of the batch: the same only at equal lengths. "
+            "With use_vllm, nothing corrects the KL for the difference between vLLM and the trainer: unknown there.",
         ),
         ("reverse", "sequence"): Setting(
             "RLOOConfig(beta=..., normalize_advantages=False)",
@@ -81,8 +89,9 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
             Descends("reverse-kl-sequence", "unknown"),
-            "With adv_estimator=grpo the group's standard deviation divides the KL too, and β loses its meaning; with "
-            "gae the batch's does, and lam < 1 discounts what of the KL to come the critic does not know.",
+            "With adv_estimator=grpo the standard deviation of the group also divides the KL, which changes β; with "
+            "gae that of the batch does, and lam < 1 discounts the part of the later KL that the critic does not "
+            "predict.",
         ),
         ("forward", "token"): Setting(
             "actor_rollout_ref.actor.use_kl_loss=True\n"
@@ -90,10 +99,11 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
             Descends("unknown", "unknown"),
-            "It is forward-kl-token, cut off where log ref/π > 2.61. Distilling by loss_mode=forward_kl_topk descends "
-            "the forward KL from the teacher cut to its top k tokens, off by up to twice the mass cut away, and has no "
-            "gradient where its value is negative, as it can be when the student gives those tokens more weight than "
-            "the teacher; with use_policy_gradient=True it descends nothing.",
+            "It is forward-kl-token, without gradient where log ref/π > 2.61. Distillation with "
+            "loss_mode=forward_kl_topk descends the forward KL from the teacher restricted to its top k tokens, off by "
+            "up to twice the probability left out. It has no gradient where its value is negative, which happens when "
+            "the student gives those tokens more probability than the teacher; with use_policy_gradient=True it "
+            "descends nothing.",
         ),
     },
     "openrlhf": {
@@ -150,7 +160,7 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
 
 
 def code(meaning: Meaning, off_policy: bool) -> str:
-    """The lines that say it with `KLTerm`."""
+    """The lines that have this meaning, with a `KLTerm`."""
     divergence, level = meaning
     choices = [f'level="{level}"'] if divergence == "reverse" else ['divergence="forward"', f'level="{level}"']
     choices += ['estimator="k3"'] if divergence == "forward" else []
@@ -163,6 +173,5 @@ def code(meaning: Meaning, off_policy: bool) -> str:
 
 
 def expresses(setting: Setting, meaning: Meaning, off_policy: bool) -> bool:
-    """Whether the setting is the meaning, on all problems and with the samples at hand."""
-    target = f"{meaning[0]}-kl-{meaning[1]}"
-    return (setting.descends.off_policy if off_policy else setting.descends.on_policy) == target
+    """Whether the setting has this meaning on all problems, on-policy or off-policy."""
+    return (setting.descends.off_policy if off_policy else setting.descends.on_policy) == TARGET_OF[meaning]

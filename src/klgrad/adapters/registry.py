@@ -1,4 +1,4 @@
-"""The frameworks that can be audited, each by one adapter file that says what is fed to what."""
+"""The frameworks that can be audited; each has one adapter module that connects the audit to its code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class Framework:
     """One framework.
 
     Attributes:
-        name: how to ask for it.
-        distribution: its name as an installed package.
-        tested: the version that its adapter was written against.
-        adapter: the module beside this one with `subjects() -> list[Subject]`.
+        name: its name on the command line.
+        distribution: the name of its installed package.
+        tested: the version that its adapter was tested with.
+        adapter: the module of this package with `subjects() -> list[Subject]`.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Framework:
 
     @property
     def installed(self) -> str | None:
-        """Its version here, or None."""
+        """The installed version, or None."""
         try:
             return version(self.distribution)
         except PackageNotFoundError:
@@ -35,17 +35,19 @@ class Framework:
 
     @property
     def remark(self) -> str:
-        """What to know of the version, in one line; empty if there is nothing."""
+        """One line if the framework is missing or its version is not the tested one; empty otherwise."""
         if self.installed is None:
             return f"{self.name} is not installed: pip install '{self.distribution}=={self.tested}'"
         if self.installed != self.tested:
-            return f"{self.name} {self.installed} is not the version tested ({self.tested}); audited all the same"
+            return f"{self.name} {self.installed} is not the tested version ({self.tested}); it is audited anyway"
         return ""
 
     def subjects(self) -> list[Subject]:
-        """Every setting that touches the KL, as losses to audit."""
+        """Every setting that affects the KL, as losses to audit."""
         if self.installed is None:
-            raise NotAuditableError(f"{self.name} to be installed", self.remark, "install it where klgrad is")
+            raise NotAuditableError(
+                f"{self.name} to be installed", self.remark, "install it in the environment of klgrad"
+            )
         adapter: Callable[[], list[Subject]] = import_module(f".{self.adapter}", __package__).subjects
         try:
             return adapter()
@@ -53,7 +55,7 @@ class Framework:
             raise NotAuditableError(
                 f"{self.name} {self.installed} to import",
                 f"{self.name} {self.installed} cannot be imported here: {error}",
-                "install what it misses, or audit it where it runs",
+                "install its missing dependency, or run the audit in an environment where it imports",
             ) from error
 
 

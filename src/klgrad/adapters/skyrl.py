@@ -1,13 +1,14 @@
 """SkyRL: the KL in the loss (`use_kl_loss`, the default), and in the reward (`use_kl_in_reward`) end to end.
 
-In the loss, `compute_approx_kl` is fed logp, ref_logp and the loss mask; the worker averages over each completion's
-tokens, then over completions, whatever `loss_reduction` is. In the reward, the trainer's own methods run in its order:
-`apply_reward_kl_penalty` takes the log-probs at sampling and the reference's, `compute_advantages_and_returns` and
-`_normalize_advantages` make advantages of the rewards, and the policy loss meets logp. Scores are the audit's
-advantages on the last token, and `loss_reduction` is `seq_mean_token_sum_norm` unless the name says `token_mean`. With
-`tis` (`tis_ratio_type`) the sampler is the inference engine, and the log-probs before the update are the policy's own,
-as on the first update after a rollout; `uncapped` has a `sequence_tis_ratio_clip_high` out of reach. That correction
-has no part in the KL in the loss. The package does not import on every Python, so its files are loaded.
+In the loss, `compute_approx_kl` receives logp, ref_logp and the loss mask; the worker averages over the tokens of each
+completion, then over completions, for every `loss_reduction`. In the reward, the methods of the trainer run in its
+order: `apply_reward_kl_penalty` takes the log-probs at sampling and those of the reference,
+`compute_advantages_and_returns` and `_normalize_advantages` turn the rewards into advantages, and the policy loss
+applies them to logp. Scores are the advantages of the audit on the last token, and `loss_reduction` is
+`seq_mean_token_sum_norm` unless the name contains `token_mean`. With `tis` (`tis_ratio_type`) the sampler is the
+inference engine, and the log-probs before the update are those of the policy, as on the first update after a rollout;
+`uncapped` has a `sequence_tis_ratio_clip_high` that is never reached. That correction does not affect the KL in the
+loss. The package does not import on every Python version, so only its files are loaded.
 """
 
 from functools import cache
@@ -29,7 +30,7 @@ TRAIN = "skyrl.backends.skyrl_train"
 
 ADVANTAGES = ("grpo", "grpo without std", "rloo", "maxrl", "reinforce++", "gae critic=0")
 WHITENED = ("reinforce++", "gae critic=0")
-"""Over the whole batch; the others look at one group at a time."""
+"""Advantages normalised over the whole batch; the others use one group at a time."""
 
 TOKEN_MEAN = "token_mean"
 CORRECTIONS: dict[str, dict[str, Any]] = {
@@ -40,7 +41,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 
 
 def subjects() -> list[Subject]:
-    """In the loss: every estimator. In the reward: what it does by default, then what changes the answer."""
+    """In the loss: every estimator. In the reward: the defaults, then every setting that changes the verdict."""
     in_loss = [_in_loss(estimator) for estimator in ("k3", "k1", "k2", "abs")]
     averaged = [in_reward("k3", "grpo", TOKEN_MEAN), in_reward("k1", "rloo", TOKEN_MEAN)]
     by_advantage = [in_reward("k1", advantage) for advantage in ADVANTAGES]
@@ -57,20 +58,21 @@ def _in_loss(estimator: str) -> Subject:
         per_token = kl(batch.logp, batch.ref_logp, loss_mask=mask, kl_estimator_type=estimator)
         return mean(per_token, mask, dim=-1).mean()
 
-    return Subject(f"skyrl use_kl_loss kl_estimator_type={estimator}", "framework", loss, stacks=True)
+    name = f"skyrl use_kl_loss kl_estimator_type={estimator}"
+    return Subject(name, "framework", loss, framework="skyrl", stacks=True)
 
 
 def in_reward(
     estimator: str, advantage: str, more: str = "", *, lambd: float = 1.0, critic: Critic = untrained
 ) -> Subject:
-    """The KL in the reward, by the trainer's own methods.
+    """The KL in the reward, by the methods of the trainer.
 
     Args:
         estimator: `kl_estimator_type`.
         advantage: one of `ADVANTAGES`.
         more: `TOKEN_MEAN`, or one of `CORRECTIONS`.
-        lambd: of GAE.
-        critic: of GAE.
+        lambd: λ of GAE.
+        critic: the value function of GAE.
     """
     trainer = _trainer(estimator, advantage, lambd, more)
     policy_loss = _modules()["utils.ppo_utils"].ppo_policy_loss
@@ -96,12 +98,12 @@ def in_reward(
         k1="" if estimator == "k1" else "kl_estimator_type=k1",
         unwhitened="advantage_estimator=rloo" if advantage in WHITENED else "",
     )
-    return Subject(name, "framework", loss, stacks=stacks, instead=better)
+    return Subject(name, "framework", loss, framework="skyrl", stacks=stacks, instead=better)
 
 
 @cache
 def _modules() -> dict[str, ModuleType]:
-    """Its files by name under `TRAIN`, each loaded with those before it, and the trainer and its configuration."""
+    """The trainer, its configuration, and the files under `TRAIN` by name; each can import those before it."""
     config = load("skyrl", "skyrl/train/config/config.py", stand_ins=STAND_INS)
     loaded = {"skyrl.train.config": config}
     found = {"config": config}
@@ -112,7 +114,7 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
-    """A trainer with all that these methods ask of it: a configuration and the controller of β."""
+    """A trainer with what these methods read: a configuration and the controller of β."""
     config = _modules()["config"]
     algorithm = config.AlgorithmConfig(
         use_kl_loss=False,
@@ -123,7 +125,7 @@ def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
         grpo_norm_by_std="without std" not in advantage,
         lambd=lambd,
         loss_reduction=TOKEN_MEAN if more == TOKEN_MEAN else "seq_mean_token_sum_norm",
-        max_seq_len=1,  # divides the sum, scores and KL alike
+        max_seq_len=1,  # divides the sum of scores and KL
         off_policy_correction=config.OffPolicyCorrectionConfig(**CORRECTIONS.get(more, {})),
     )
     trainer = object.__new__(_modules()["trainer"].RayPPOTrainer)

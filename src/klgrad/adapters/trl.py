@@ -1,24 +1,24 @@
 """TRL: its own `GRPOTrainer` and `RLOOTrainer`, from sampled completions to the loss.
 
-A real trainer is built for each setting, around models that say what they are told (`trl_model`): the reference
-`ref_logp`, the policy `behavior_logp` when a batch is scored (it is what sampled) and `logp` in the loss. Only
-`_generate_single_turn` is replaced: it gives the completions under audit, of which one that fills the batch's columns
-is cut off. Log-probs, rewards, the KL in the reward, baselines, normalisation, clipping and reduction are TRL's.
-Rewards are 0, or the completion's advantage where the audit asks for random ones. TRL's head computes log-probs in
-float32: for the verdict its code runs in float64, and for the float32 probes as it is.
+A real trainer is built for each setting, with models that return given log-probs (`trl_model`). The reference returns
+`ref_logp`. The policy returns `behavior_logp` when a batch is scored, since that policy sampled it, and `logp` in the
+loss. Only `_generate_single_turn` is replaced: it returns the audited completions; one that fills all columns of the
+batch counts as truncated. Log-probs, rewards, the KL in the reward, baselines, normalisation, clipping and reduction
+are TRL's. Rewards are 0, or the advantage of the completion in an audit with random advantages. TRL's head computes
+log-probs in float32: for the verdict its code runs in float64, and for the float32 probes it runs unchanged.
 
-With `use_vllm` the sampler is another program: `behavior_logp` is what it reports, and the policy says `logp` at
-scoring too, as where each batch is used once. vLLM itself is not called.
+With `use_vllm` the sampler is another program: it reports `behavior_logp`, and the policy returns `logp` at scoring
+too, as in training that uses each batch once. vLLM itself is not called.
 
-Left out, because they act on the policy's term or on the advantages, and the KL is added after (held by a test):
+Left out, because they act on the policy loss or on the advantages, and the KL is added afterwards (tested):
 `epsilon`, `epsilon_high`, `delta`, `off_policy_mask_threshold`, `top_entropy_quantile`, `scale_rewards`, the constants
 of sapo and vespo, the bounds of vLLM's ratio, and `importance_sampling_level` without bias correction. RLOO's
-`reward_clip_range` comes before the KL; its `epsilon` bites off-policy only, where its KL is stale anyway.
-`temperature` divides the logits of both models, so the KL is that of the policies that sample (held by a test).
+`reward_clip_range` is applied before the KL; its `epsilon` has an effect off-policy only, where its KL is stale anyway.
+`temperature` divides the logits of both models, so the KL is that of the policies at that temperature (tested).
 An entropy bonus has a gradient of its own; `sync_ref_model` moves the reference between updates.
 """
 # pyright: reportPrivateImportUsage=false
-# (its package exports lazily, which no checker sees)
+# (the package exports its names lazily, which type checkers do not see)
 
 import logging
 import os
@@ -34,16 +34,16 @@ from torch import Tensor
 
 from ..audit import Subject
 from ..audit.batch import Batch
-from .trl_model import WORDS, completion, in_float64, prompt, saved_model, teach, tokenizer
+from .trl_model import WORDS, completion, in_float64, prompt, saved_model, tokenizer, with_given_log_probs
 
 BETA = 1.0
 
 TOKEN_MEANS = ("dapo", "bnpo", "cispo", "vespo")
-"""Loss types that average over the batch's tokens: a mean over groups only if these have equally many."""
+"""Loss types that average over the tokens of the batch: a mean over groups only if all groups have as many tokens."""
 
 
 def subjects() -> list[Subject]:
-    """GRPO: what interacts with the KL in full, then the rest one at a time. RLOO: one at a time."""
+    """GRPO: all combinations of what interacts with the KL, then other settings one at a time. RLOO: one at a time."""
     ratios = (("token", True), ("token", False), ("sequence", True))
     in_full = [
         grpo(loss_type=kind, importance_sampling_level=level, use_bias_correction_kl=correction)
@@ -65,13 +65,13 @@ def subjects() -> list[Subject]:
 
 
 def grpo(**settings: Any) -> Subject:
-    """A `GRPOTrainer` with these settings; what is not named is TRL's default."""
+    """A `GRPOTrainer` with these settings, and TRL's defaults otherwise."""
     return _subject("grpo", settings, stacks=True)
 
 
 def rloo(**settings: Any) -> Subject:
-    """An `RLOOTrainer` with these settings; what is not named is TRL's default."""
-    # Normalised, the advantages of a batch share one mean and deviation.
+    """An `RLOOTrainer` with these settings, and TRL's defaults otherwise."""
+    # Normalised advantages share the mean and standard deviation of the batch.
     return _subject("rloo", settings, stacks=not settings["normalize_advantages"])
 
 
@@ -89,30 +89,30 @@ def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
         return torch.stack([stage.loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
 
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
-    return Subject(name, "framework", loss, stacks=stacks, exchangeable=True)
+    return Subject(name, "framework", loss, framework="trl", stacks=stacks, exchangeable=True)
 
 
 def _by_token_count(batch: Batch) -> Iterator[Batch]:
-    """The groups that have equally many tokens, together: what ties a batch's groups then ties them no more."""
+    """Batches of the groups with equally many tokens, in which a mean over tokens does not couple the groups."""
     count = batch.mask.sum(-1).view(-1, batch.group_size).sum(-1).repeat_interleave(batch.group_size)
     for tokens in count.unique():
         yield Batch(**{field.name: getattr(batch, field.name)[count == tokens] for field in fields(batch)})
 
 
 class _Stage:
-    """A trainer whose models, sampler and rewards say what the batch under audit has."""
+    """A trainer whose models, sampler and rewards return the values of the audited batch."""
 
     def __init__(self, kind: str, group_size: int, settings: dict[str, Any]) -> None:
         self.trainer = trainer = build(kind, group_size, lambda completions, **_: self.rewards, **settings)
         trainer._generate_single_turn = self._generate
-        self.policy, self.reference = teach(trainer.model), teach(trainer.ref_model)
+        self.policy, self.reference = with_given_log_probs(trainer.model), with_given_log_probs(trainer.ref_model)
         self.reports_logp = kind != "rloo"
         self.completions: list[list[int]] = []
         self.sampled_logp: list[list[float]] = []
         self.rewards: list[float] = []
 
     def loss(self, batch: Batch) -> Tensor:
-        """Score the batch's groups of completions, then take the loss, by the trainer's own methods."""
+        """Score the groups of completions and compute the loss, by the methods of the trainer."""
         from trl.kernels import chunked_logprob
 
         self._take(batch)
@@ -123,7 +123,7 @@ class _Stage:
             scored = self.trainer._generate_and_score_completions(rows)
             self.policy.logp = batch.logp
             loss = self.trainer._compute_loss(self.trainer.model, scored)
-            # Differentiated here, for the head's backward pass is to run in float64 too.
+            # Differentiate here, so that the backward pass of the head also runs in float64.
             (gradient,) = torch.autograd.grad(loss, batch.logp)
         return loss.detach() + (gradient * (batch.logp - batch.logp.detach())).sum()
 
@@ -160,7 +160,7 @@ def build(
             output_dir=folder,
             per_device_train_batch_size=group_size,
             num_generations=group_size,
-            # Twice, so that the log-probs at sampling are kept, and stale samples are seen to be stale.
+            # 2, so that the trainer keeps the log-probs at sampling.
             num_iterations=1 if use_vllm else 2,
             use_cpu=True,
             bf16=False,
@@ -175,9 +175,9 @@ def build(
             train_dataset=Dataset.from_dict({"prompt": [words[-1]] * group_size}),
             processing_class=tokenizer(words),
         )
-    trainer.use_vllm = use_vllm  # set in the configuration, it would start vLLM
+    trainer.use_vllm = use_vllm  # in the configuration it would start vLLM
     trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1  # which the training loop would set
+    trainer.current_gradient_accumulation_steps = 1  # set by the training loop
     return trainer
 
 
@@ -193,10 +193,10 @@ def _classes(kind: str) -> tuple[Any, Any]:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Ask the hub nothing: all that is loaded lies in a folder of its own.
+    """Switch off access to the hub: everything is loaded from a local folder.
 
-    The constant is what the hub's client looks at; the variable of the environment it reads once, when it is imported,
-    and other processes inherit.
+    This sets the constant that the hub's client checks. The client reads the environment variable only when it is
+    imported, and setting that would affect child processes.
     """
     from huggingface_hub import constants
 
@@ -209,7 +209,7 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For prompts this short, a tokenizer's threads only wait; unless the user has chosen otherwise."""
+    """Switch off the threads of the tokenizer, which do not help for short prompts, unless the user has set them."""
     name = "TOKENIZERS_PARALLELISM"
     chosen = name in os.environ
     os.environ.setdefault(name, "false")
@@ -222,7 +222,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """No progress bars for a model of two kilobytes, and no advice on settings that are here to be audited."""
+    """Switch off progress bars, and warnings about settings that are only audited."""
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
     shown, disabled = is_progress_bar_enabled(), logging.root.manager.disable

@@ -1,10 +1,10 @@
 """The language model, tokenizer and precision that TRL's trainers get for an audit.
 
-TRL reads log-probs off a causal language model by code of its own: it pads, feeds token ids to the transformer, shifts,
-projects the hidden states by the head in tiles, divides by the temperature and picks the sampled token. All of that
-runs here, on a `LlamaForCausalLM` whose transformer is a `Told` and whose head is the identity, so that hidden states
-are logits. A `Told` looks at the token ids alone: the prompt spells the row of a table of log-probs, and each token of
-the completion gets the log-prob at its place in the row.
+TRL computes log-probs from a causal language model by its own code: it pads, passes token ids to the transformer,
+shifts, projects the hidden states by the head in tiles, divides by the temperature and picks the sampled token. All of
+that runs here, on a `LlamaForCausalLM` whose transformer is a `GivenLogProbs` and whose head is the identity, so that
+hidden states are logits. `GivenLogProbs` reads the token ids only: the prompt spells the index of a row in a table of
+log-probs, and each token of the completion gets the log-prob at its position in that row.
 """
 
 import atexit
@@ -23,54 +23,54 @@ WORDS = ("<pad>", "<end>", "q", "a", "else", *"0123456789")
 PAD, END, QUESTION, WORD, ELSE, ZERO = range(6)
 
 IMPOSSIBLE = -1e6
-"""A logit without probability. Not -inf, for the head multiplies it by 0."""
+"""A logit of probability 0. It is not -inf, because the head multiplies it by 0."""
 
 
 def prompt(row: int) -> str:
-    """The prompt that spells a row: the higher, the longer, so that there is something to pad."""
+    """The prompt that spells a row index. Larger ones are longer, so that prompts need padding."""
     return " ".join([*str(row), WORDS[QUESTION]])
 
 
 def completion(length: int, *, ended: bool) -> list[int]:
-    """Token ids, cut off unless `ended`; what the words are does not matter."""
+    """Token ids of a completion, truncated unless `ended`; which words they are does not matter."""
     return [WORD] * (length - 1) + [END if ended else WORD]
 
 
-class Told(torch.nn.Module):
-    """In a transformer's place: the token that follows has the log-prob told, one other token has the rest."""
+class GivenLogProbs(torch.nn.Module):
+    """Replaces a transformer: the next token has the given log-prob, and one other token the remaining probability."""
 
     logp: Tensor
     """(B, T), one row for each prompt, with or without gradient."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed_tokens = torch.nn.Identity()  # without one, transformers takes it for no language model
+        self.embed_tokens = torch.nn.Identity()  # transformers requires one of a language model
 
     def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
         """(B, L) ids to (B, L, V) hidden states; those within the prompt are 0."""
-        asked = int((input_ids[0] == QUESTION).int().argmax())
-        assert bool((input_ids[:, asked] == QUESTION).all()), "prompts that are not padded on the left"
-        digits = (input_ids[:, :asked] - ZERO).clamp(min=0)
-        row = digits @ torch.tensor([10**power for power in reversed(range(asked))])
-        following = input_ids[:, asked + 1 :]
+        question = int((input_ids[0] == QUESTION).int().argmax())
+        assert bool((input_ids[:, question] == QUESTION).all()), "prompts that are not padded on the left"
+        digits = (input_ids[:, :question] - ZERO).clamp(min=0)
+        row = digits @ torch.tensor([10**power for power in reversed(range(question))])
+        following = input_ids[:, question + 1 :]
         logp = self.logp[row, : following.shape[1]]
         against_else = logp - torch.log(-torch.expm1(logp))
         logits = logp.new_full((*logp.shape, len(WORDS)), IMPOSSIBLE)
         logits[..., ELSE] = 0.0
         logits = logits.scatter(-1, following[..., None], against_else[..., None])
-        return SimpleNamespace(last_hidden_state=torch.nn.functional.pad(logits, (0, 0, asked, 1)))
+        return SimpleNamespace(last_hidden_state=torch.nn.functional.pad(logits, (0, 0, question, 1)))
 
 
-def teach(model: Any) -> Told:
-    """Put a `Told` into a causal language model, and the identity for its head."""
-    model.model = Told()
+def with_given_log_probs(model: Any) -> GivenLogProbs:
+    """Replace the transformer of a causal language model by a `GivenLogProbs`, and its head by the identity."""
+    model.model = GivenLogProbs()
     model.lm_head = torch.nn.Linear(len(WORDS), len(WORDS), bias=False).requires_grad_(False)
     torch.nn.init.eye_(model.lm_head.weight)
     return model.model
 
 
 class _WideTorch:
-    """In a module's `torch`'s place: who asks for float32 gets float64."""
+    """Replaces `torch` in a module: float32 is float64."""
 
     float32 = float = torch.float64
 
@@ -80,7 +80,7 @@ class _WideTorch:
 
 @contextmanager
 def in_float64(*modules: ModuleType) -> Iterator[None]:
-    """Run the modules' code in float64 where it says float32, as TRL's head does whatever it is fed."""
+    """Run the code of these modules in float64 where it casts to float32, as TRL's head always does."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
@@ -91,13 +91,13 @@ def in_float64(*modules: ModuleType) -> Iterator[None]:
     finally:
         for module in modules:
             module.torch = torch  # type: ignore[attr-defined]
-        del torch.Tensor.float  # the tensor's own shows again
+        del torch.Tensor.float  # restores the method of the base class
         torch.set_default_dtype(default)
 
 
 @cache
 def saved_model(words: tuple[str, ...] = WORDS) -> str:
-    """The folder of a tiny Llama, for TRL loads the reference from disk; it goes when the program ends."""
+    """The folder of a tiny Llama, since TRL loads the reference from disk; it is removed when the program ends."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tempfile.mkdtemp(prefix="klgrad-trl-")

@@ -1,12 +1,13 @@
 """verl: its `ppo_loss` with the KL in the loss, the KL in the reward end to end, and its distillation losses.
 
-Every loss is verl's own, called on a micro-batch in the layout that its workers hand over: log-probs of prompt and
-response, unpadded, one prompt token each. In the loss (`use_kl_loss`) advantages are the audit's, zero unless asked
-otherwise. In the reward (`use_kl_in_reward`) `apply_kl_penalty` takes the old log-probs and the reference's and
-writes token-level rewards, `compute_advantage` turns them into advantages, and `ppo_loss` meets logp and sums over the
-tokens (`seq-mean-token-sum`); scores are the audit's advantages on the last token. Distillation takes ref_logp as the
-teacher's log-probs and no task reward. Its `forward_kl_topk` needs whole distributions, which a batch of the audit does
-not hold: what that descends is held by a test of its own, and said by `klgrad advise verl --divergence forward`.
+Every loss is that of verl, called on a micro-batch in the layout of its workers: log-probs of prompt and response
+without padding, with one prompt token each. In the loss (`use_kl_loss`) the advantages are those of the audit, zero by
+default. In the reward (`use_kl_in_reward`) `apply_kl_penalty` takes the old log-probs and those of the reference and
+computes token-level rewards, `compute_advantage` turns them into advantages, and `ppo_loss` applies them to logp and
+sums over the tokens (`seq-mean-token-sum`); scores are the advantages of the audit on the last token. Distillation
+takes ref_logp as the log-probs of the teacher, and no task reward. Its `forward_kl_topk` needs whole distributions,
+which a batch of the audit does not have: a separate test checks what it descends, and
+`klgrad advise verl --divergence forward` reports it.
 """
 # pyright: reportMissingImports=false
 # (it is audited in an environment of its own)
@@ -26,16 +27,16 @@ from .reward_path import Critic, instead, scores, untrained
 TYPES = ("low_var_kl", "low_var_kl+", "kl", "kl+", "mse", "abs")
 ADVANTAGES = ("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0")
 WHITENED = ("reinforce_plus_plus", "gae critic=0")
-"""Over the whole batch; the others look at one group at a time."""
+"""Advantages normalised over the whole batch; the others use one group at a time."""
 
 REFUSED = ("k1", False)
-"""Distilling by k1 differentiated, which does nothing: verl's own configuration refuses it."""
+"""Distillation by differentiating k1, which has no effect: the configuration of verl rejects it."""
 
 TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
 
 
 def subjects() -> list[Subject]:
-    """In the loss: every type, and the default reduction. In the reward and distillation: what changes the answer."""
+    """In the loss: every type, and the default reduction. Otherwise: every setting that changes the verdict."""
     default = [_in_loss(kind, TOKEN_MEAN) for kind in ("low_var_kl", "low_var_kl+")]
     in_loss = [_in_loss(kind, SUM) for kind in TYPES]
     in_rewards = [in_reward(*setting) for setting in product(("kl", "low_var_kl"), ADVANTAGES)]
@@ -51,17 +52,17 @@ def _in_loss(kind: str, reduction: str) -> Subject:
         return ppo_loss(actor, *_micro_batch(batch, batch.advantages))[0]
 
     name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
-    return Subject(name, "framework", loss, stacks=reduction != TOKEN_MEAN)
+    return Subject(name, "framework", loss, framework="verl", stacks=reduction != TOKEN_MEAN)
 
 
 def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
-    """The KL in the reward, by the trainer's own functions.
+    """The KL in the reward, by the functions of the trainer.
 
     Args:
         kind: `kl_penalty`.
         advantage: one of `ADVANTAGES`.
-        lam: of GAE.
-        critic: of GAE.
+        lam: λ of GAE.
+        critic: the value function of GAE.
     """
     from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo.core_algos import FixedKLController
@@ -84,7 +85,7 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
     name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
     whitened = advantage in WHITENED
     better = instead(k1="" if kind == "kl" else "kl_penalty=kl", unwhitened="adv_estimator=rloo" if whitened else "")
-    return Subject(name, "framework", loss, stacks=not whitened, instead=better)
+    return Subject(name, "framework", loss, framework="verl", stacks=not whitened, instead=better)
 
 
 def _distilled(mode: str, policy_gradient: bool) -> Subject:
@@ -101,7 +102,7 @@ def _distilled(mode: str, policy_gradient: bool) -> Subject:
         return distillation_ppo_loss(_actor(loss_agg_mode=SUM), config, output, data)[0]
 
     name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}"
-    return Subject(name, "framework", loss, stacks=True)
+    return Subject(name, "framework", loss, framework="verl", stacks=True)
 
 
 def _actor(**settings: Any) -> Any:
@@ -111,7 +112,7 @@ def _actor(**settings: Any) -> Any:
 
 
 def _micro_batch(batch: Batch, advantages: Tensor) -> tuple[dict[str, Tensor], Any]:
-    """Model output and data as a worker hands them to a loss."""
+    """Model output and data as a worker passes them to a loss."""
     from verl.utils import tensordict_utils
 
     mask = batch.mask.to(batch.logp.dtype)
@@ -139,7 +140,7 @@ def _unpadded(per_token: Tensor, mask: Tensor) -> Tensor:
 
 @cache
 def _ray_trainer() -> Any:
-    """The trainer's own file; its rollout server, which wants more packages than verl installs, has no part."""
+    """The file of the trainer; its rollout server, which needs packages that verl does not install, is replaced."""
     return load("verl", "verl/trainer/ppo/ray_trainer.py", stand_ins=("verl.workers.rollout.llm_server",))
 
 

@@ -1,4 +1,4 @@
-"""What does this loss really descend? Answered by summing over every outcome of small problems."""
+"""Find which divergence a loss descends, by summing over every outcome of small problems."""
 
 from .audit_result import AuditResult as AuditResult
 from .auditing import audit as audit

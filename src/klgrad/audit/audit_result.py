@@ -1,11 +1,13 @@
-"""The answer of an audit, for people and for programs."""
+"""The result of an audit."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 
 from ..targets import Verdict
+from .advice import Advice
+from .subject import Kind
 
 SAME_SCALE = 1e-5
-"""Scales that differ by less are one: a loss that casts to float32 keeps about 1e-6 of them."""
+"""Scales whose relative difference is smaller count as equal: a loss that casts to float32 has them to about 1e-6."""
 
 
 @dataclass(frozen=True)
@@ -13,52 +15,55 @@ class AuditResult:
     """What one loss descends.
 
     Attributes:
-        name: of the loss.
+        name: the name of the loss.
         kind: `cell`, `term`, `function` or `framework`.
-        verdict: the target it is the gradient of with samples of π, or `nothing`, or `unknown`.
-        verdict_off_policy: the same with samples of another policy.
-        scale: its multiple of that target (of the nearest one, if `unknown`); None for `nothing`.
+        framework: the framework whose code the loss is; empty for other losses.
+        verdict: the target whose gradient the loss has with samples from π, or `nothing`, or `unknown`.
+        verdict_off_policy: the same with samples from another policy.
+        scale: the multiple of that target (of the nearest one, if `unknown`); None for `nothing`.
         scale_by_shape: the same for each batch shape, "rows x columns, fixed|varying".
-        bias: relative distance to each target at the best positive scale, on-policy, over the standard problems; where
-            only a wider problem spoils the verdict, the largest distance on any problem.
-        cosine: with each target, on-policy.
+        bias: relative distance to each target at the best positive scale, on-policy, over the standard problems. Where
+            only a wider problem prevents a verdict, the largest distance on any problem.
+        cosine: cosine with the gradient of each target, on-policy.
         bias_off_policy: as `bias`, off-policy.
         cosine_off_policy: as `cosine`, off-policy.
         nearest: the target with the least bias, on-policy.
         nearest_off_policy: the same off-policy.
-        variance: exact, of one completion's gradient, over the standard on-policy problems; divided by scale²
-            where there is a verdict, so that losses for one target compare.
-        variance_near: the same over the problems near ref alone, where training mostly is.
+        variance: exact variance of the gradient of one completion, over the standard on-policy problems; divided by
+            scale² where there is a verdict, so that losses with one target can be compared.
+        variance_near: the same over the problems near ref only, where most of training takes place.
         has_gradient: whether any gradient reaches the log-probs.
         depends_on_reference: whether moving ref changes any gradient at all.
         length_sensitive: whether varying lengths change the verdict that fixed lengths give, on the standard problems.
-        verdict_standard: the on-policy verdict on the standard problems alone.
-        off_with: what spoils that verdict, or else that at fixed lengths: what the wider problems without it have.
-        verdict_near: the on-policy verdict on the problems near ref alone, where clamps do not bite.
-        verdict_fixed_lengths: the on-policy verdict where all completions are equally long.
+        verdict_standard: the on-policy verdict on the standard problems only.
+        off_with: what the wider problems have on which `verdict_standard` (or, if that is unknown, the verdict at fixed
+            lengths) does not hold.
+        verdict_near: the on-policy verdict on the problems near ref only, where no clamp is active.
+        verdict_fixed_lengths: the on-policy verdict where all completions have the same length.
         dead_zone: whether the gradient vanishes at large log-ratios, in float32.
-        dead_zone_from: the log-ratio log π - log ref where it first does.
-        float32_wrong_from: the log-ratio where float32 first loses the coefficient by more than 1%.
+        dead_zone_from: the first log-ratio log π - log ref at which it does.
+        float32_wrong_from: the first log-ratio at which the coefficient in float32 is more than 1% off.
         finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
         finite_in_float64: whether the gradient is finite on every group of every on-policy problem.
-        deterministic: whether the same batch gives the same gradient twice; if not, nothing here holds.
+        deterministic: whether the same batch gives the same gradient twice; if not, no other field is valid.
         touches_padding: whether gradient falls on masked positions; it then matches no target.
-        verdict_by_problem: on-policy verdict on each problem alone.
-        advice: one sentence, with the sound alternative.
+        verdict_by_problem: the on-policy verdict on each single problem.
+        advice: what the loss does and what to use instead; `str(advice)` is the text.
     """
 
     name: str
-    kind: str
+    kind: Kind
+    framework: str
     verdict: Verdict
     verdict_off_policy: Verdict
     scale: float | None
     scale_by_shape: dict[str, float]
-    bias: dict[str, float]
-    cosine: dict[str, float]
-    bias_off_policy: dict[str, float]
-    cosine_off_policy: dict[str, float]
-    nearest: str
-    nearest_off_policy: str
+    bias: dict[Verdict, float]
+    cosine: dict[Verdict, float]
+    bias_off_policy: dict[Verdict, float]
+    cosine_off_policy: dict[Verdict, float]
+    nearest: Verdict
+    nearest_off_policy: Verdict
     variance: float
     variance_near: float
     has_gradient: bool
@@ -76,16 +81,18 @@ class AuditResult:
     finite_in_float64: bool
     touches_padding: bool
     verdict_by_problem: dict[str, Verdict]
-    advice: str = ""
+    advice: Advice = field(default_factory=Advice)
 
     @property
     def scale_range(self) -> tuple[float, float] | None:
-        """The least and the largest scale of any batch shape, or None where the shape does not change it."""
+        """The smallest and the largest scale of any batch shape, or None where they are equal."""
         scales = self.scale_by_shape.values()
         if not scales or max(scales) - min(scales) <= SAME_SCALE * max(map(abs, scales)):
             return None
         return min(scales), max(scales)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
+        """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        remedies = [remedy.to_dict() for remedy in self.advice.remedies]
+        return found | {"advice": str(self.advice), "remedies": remedies}

@@ -1,4 +1,4 @@
-"""`audit`: from a loss to its verdict."""
+"""`audit`: from a loss to its verdict and advice."""
 
 from dataclasses import replace
 from typing import Literal
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..enumeration import Problem, every_group
-from ..targets import Verdict
-from .advice import advise
+from ..targets import TARGETS, Verdict
+from .advising import advise
 from .audit_result import AuditResult
 from .batch import from_problem
 from .gradient import evaluate, every_gradient, expected_gradient
@@ -20,28 +20,45 @@ from .verdict import MATCH, Comparison, Measurement, Shape
 Advantages = Literal["zero", "random"]
 
 FEW_GROUPS = 16
-"""Groups that a loss which is called group by group is shown before it is asked whether the reference has mattered."""
+"""Groups to evaluate at a time while looking for an effect of the reference, for a loss called group by group."""
 
 
 def audit(
     loss: object, *, name: str | None = None, advantages: Advantages = "zero", lengths: Lengths = "all"
 ) -> AuditResult:
-    """Say which divergence a loss descends, by exact enumeration.
+    """Find which divergence a loss descends, by exact enumeration.
+
+    The gradient of the loss is summed over every group of completions that a sampler can draw on small problems, in
+    float64, and compared with the gradient of each target of `klgrad.targets`.
 
     Args:
-        loss: a function that names in its signature what it wants of `logp`, `ref_logp`, `old_logp`,
-            `behavior_logp`, `mask`, `advantages`, `group`, `token_reverse_kl`, `token_forward_kl` and returns a
-            scalar or a (B, T) tensor; or a `KLTerm`, or a `Cell`.
-        name: shown in the report; the function's own if not given.
-        advantages: `zero` leaves the KL term alone in the loss. `random` gives every completion one, and
-            audits what the reference adds to the gradient: that with the reference where it is, minus
-            that with the reference moved onto the policy. On-policy only; off-policy they stay zero.
-        lengths: `all` problems, or only those with completions of `equal` length, for a loss that is known to
-            average over tokens.
+        loss: a function that returns a scalar or a (B, T) tensor, and takes any of `logp`, `ref_logp`, `old_logp`,
+            `behavior_logp`, `mask`, `advantages`, `group`, `token_reverse_kl`, `token_forward_kl`; or a `KLTerm`, or
+            a `Cell`.
+        name: the name in the report; by default that of the function.
+        advantages: `zero` leaves the KL term alone in the loss. `random` gives every completion an advantage, and
+            audits what the reference adds to the gradient: the gradient as it is, minus the gradient with the
+            reference set to the policy. Off-policy the advantages stay zero.
+        lengths: `all` problems, or only those with completions of `equal` length, for a loss that averages over
+            tokens.
+
+    Returns:
+        The verdicts on-policy and off-policy, the distances to all targets, the numerical findings, and advice.
+
+    Example:
+        >>> from klgrad.audit import audit
+        >>> def k3(logp, ref_logp):
+        ...     log_ratio = ref_logp - logp
+        ...     return log_ratio.exp() - log_ratio - 1
+        >>> result = audit(k3)
+        >>> result.verdict
+        'forward-kl-token'
+        >>> print(result.advice.finding)
+        descends the token-level forward KL
     """
     subject = as_subject(loss, name)
     on = _compare(subject, advantages, lengths, on_policy=True)
-    # Off-policy, moving the reference would also move what a stale KL is frozen at: no advantages there.
+    # Off-policy a KL may be frozen at the old policy, and moving the reference would change it: zero advantages.
     off = _compare(subject, "zero", lengths, on_policy=False)
     numerics = probe(subject)
     bias, cosine, nearest = _distances(on)
@@ -49,10 +66,11 @@ def audit(
     standard = on.only(lambda c: not c.wider)
     equal = standard.only(lambda c: not c.varying)
     near = standard.only(lambda c: c.distance == "near")
-    scales = {} if on.is_nothing or not on.is_finite else {_spoken(s): x for s, x in on.scales[nearest].items()}
+    scales = {} if on.is_nothing or not on.is_finite else {_shape_name(s): x for s, x in on.scales[nearest].items()}
     result = AuditResult(
         name=subject.name,
         kind=subject.kind,
+        framework=subject.framework,
         verdict=on.verdict,
         verdict_off_policy=off.verdict,
         scale=next(iter(scales.values()), None),
@@ -93,11 +111,11 @@ def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_p
     )
 
 
-def _distances(found: Comparison) -> tuple[dict[str, float], dict[str, float], str]:
+def _distances(found: Comparison) -> tuple[dict[Verdict, float], dict[Verdict, float], Verdict]:
     """Bias, cosine and nearest target over the standard problems.
 
-    An average may hide one problem that is off: a wider one, or one whose gradient is small. The distance there, which
-    is what spoils the verdict, then stands in for it.
+    An average can hide a single problem without a match: a wider one, or one with a small gradient. In that case the
+    largest distance on any problem is returned.
     """
     standard = found.only(lambda c: not c.wider)
     shown = found if standard.is_nothing else standard
@@ -106,12 +124,12 @@ def _distances(found: Comparison) -> tuple[dict[str, float], dict[str, float], s
 
 
 def _off_with(on: Comparison, standard: Verdict, equal: Verdict) -> list[str]:
-    """The wider problems without the verdict of the standard ones, or else of those with equally long completions."""
+    """The wider problems on which the verdict of the standard ones, or else that at equal lengths, does not hold."""
     known = equal if standard == "unknown" else standard
     if known == "unknown":
         return []
-    asked = [m for m in on.measured if m.case.wider and (known == standard or not m.case.varying)]
-    return [m.case.wider for m in asked if not on.matches(m, known)]
+    compared = [m for m in on.measured if m.case.wider and (known == standard or not m.case.varying)]
+    return [m.case.wider for m in compared if not on.matches(m, known)]
 
 
 def _advantage(problem: Problem, kind: Advantages) -> Tensor:
@@ -122,15 +140,15 @@ def _advantage(problem: Problem, kind: Advantages) -> Tensor:
 
 
 def _variance(on: Comparison, verdict: Verdict) -> float:
-    """At scale 1 where there is a verdict: a match has a positive scale on every shape."""
-    matched = verdict not in ("nothing", "unknown")
+    """The mean variance, at scale 1 where there is a verdict, which has a positive scale on every shape."""
+    matched = TARGETS[verdict].has_gradient
     scales = on.scales[on.nearest]
     deviations = [m.gradient.deviation / (scales[m.case.shape] if matched else 1.0) for m in on.measured]
     return sum(x * x for x in deviations) / len(deviations)
 
 
 def _depends_on_reference(subject: Subject, advantages: Advantages) -> bool:
-    """Whether another reference gives another gradient to any group of completions, far from it too."""
+    """Whether another reference changes the gradient of any group of completions on a problem that is not near ref."""
     for case in cases(on_policy=True):
         if case.distance != "near":
             problem = case.problem
@@ -152,6 +170,6 @@ def _deterministic(subject: Subject) -> bool:
     return torch.equal(once.nan_to_num(), again.nan_to_num())
 
 
-def _spoken(shape: Shape) -> str:
+def _shape_name(shape: Shape) -> str:
     rows, columns, varying = shape
     return f"{rows} x {columns}, {'varying' if varying else 'fixed'}"

@@ -1,4 +1,4 @@
-"""The tensors that a loss under audit is called with."""
+"""The tensors that the audit gives to a loss."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -10,13 +10,12 @@ from ..core.rollout import Rollout
 from ..enumeration import Problem
 
 PADDING_LOGP, PADDING_REF_LOGP = -1.25, -2.5
-"""What stands in the log-probs where the mask is 0: plausible and unequal, so that a loss which forgets
-the mask is seen to do so."""
+"""The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch of completions, (B, T) but for `group` (B,). `logp` and the two KLs are autograd leaves."""
+    """One batch of completions, all (B, T) except `group` (B,). `logp` and the two KLs are autograd leaves."""
 
     logp: Tensor
     ref_logp: Tensor
@@ -30,25 +29,25 @@ class Batch:
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a loss may put a gradient on."""
+        """The tensors that a loss may be differentiated by."""
         return self.logp, self.token_reverse_kl, self.token_forward_kl
 
     @property
     def group_size(self) -> int:
-        """Completions to a group; all groups of a batch are alike."""
+        """Completions per group, the same for all groups of a batch."""
         return int((self.group == self.group[0]).sum())
 
     def fresh(self) -> "Batch":
-        """The same numbers on new leaves."""
+        """The same values in new leaf tensors."""
         names = ("logp", "token_reverse_kl", "token_forward_kl")
         return replace(self, **{name: getattr(self, name).detach().clone().requires_grad_() for name in names})
 
     def copy(self) -> "Batch":
-        """Copies that carry gradient back to this batch's leaves."""
+        """Copies of the tensors, through which gradients flow back to the leaves of this batch."""
         return Batch(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
 
     def groups(self) -> Iterator["Batch"]:
-        """Each group as a batch of its own."""
+        """Each group as a separate batch."""
         size = self.group_size
         parts = [getattr(self, f.name).detach().split(size) for f in fields(self) if f.name != "group"]
         for logp, ref_logp, old_logp, behavior_logp, mask, advantages, kl, forward_kl in zip(*parts, strict=True):
@@ -56,12 +55,12 @@ class Batch:
             yield Batch(logp, ref_logp, old_logp, behavior_logp, mask, advantages, alone, kl, forward_kl).fresh()
 
     def at_reference(self) -> "Batch":
-        """The same batch with the reference moved onto the policy: what is left has no KL in it."""
+        """The same batch with the reference set to the policy, so that every KL is zero."""
         none = torch.zeros_like(self.logp)
         return replace(self, ref_logp=self.logp.detach(), token_reverse_kl=none, token_forward_kl=none)
 
     def rollout(self) -> Rollout:
-        """The batch as this package's own terms take it."""
+        """The batch as the input of a `KLTerm` or a `Cell`."""
         return Rollout(
             self.logp,
             self.ref_logp,

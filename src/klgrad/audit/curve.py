@@ -1,4 +1,4 @@
-"""What a loss puts on the score of one sampled token, against that token's log-ratio."""
+"""The coefficient that a loss puts on the score of one sampled token, as a function of the token's log-ratio."""
 
 import math
 from itertools import takewhile
@@ -10,22 +10,22 @@ from .numerics import DEAD, probe_batch
 from .subject import Subject
 
 Curve = list[tuple[float, float | None]]
-"""(log π/ref, coefficient) by rising log-ratio; None where the coefficient is not finite."""
+"""(log π/ref, coefficient) in order of the log-ratio; None where the coefficient is not finite."""
 
 GRID = (
     *(float(x) for x in range(-30, -5)),
-    *(x / 8 for x in range(-40, 41)),  # clamps in common use bite here, at -2.61 and at ±4.47
+    *(x / 8 for x in range(-40, 41)),  # common clamps become active here, at -2.61 and at ±4.47
     *(x / 2 for x in range(12, 25)),
 )
-"""Log-ratios that are measured: closely where the curves bend, 119 in all."""
+"""The 119 log-ratios to measure, dense where the curves bend."""
 
 
 def coefficient_curve(subject: Subject) -> Curve:
     """The float32 coefficient of one token of a group of three, for each of its log-ratios.
 
-    It is times the number of completions, so that a mean over them that descends the reverse KL reads
-    log π/ref. A loss that differentiates full-vocabulary KLs has no curve (an empty one): part of its gradient
-    is on tokens that were not sampled.
+    It is multiplied by the number of completions, so that for a mean over completions that descends the reverse KL
+    it is log π/ref. A loss that differentiates full-vocabulary KLs has an empty curve, since part of its gradient is
+    on tokens that were not sampled.
     """
     found: Curve = []
     for log_ratio in GRID:
@@ -39,22 +39,22 @@ def coefficient_curve(subject: Subject) -> Curve:
 
 
 def dead_zones(curve: Curve) -> list[tuple[float, float]]:
-    """Where the coefficient is gone for good, up to the end of the curve: none, one or two intervals.
+    """The intervals at the ends of the curve where the coefficient is zero: none, one or two.
 
-    As in the audit's probes, gone is below `DEAD` of the coefficient at a log-ratio of one on the same side.
+    As in the probes of `numerics`, zero is below `DEAD` times the coefficient at a log-ratio of ±1 on the same side.
     """
     at = dict(curve)
     zones = []
     for outwards in (-1.0, 1.0):
         usual = at.get(outwards)
-        if not usual:  # no gradient even there: a loss without gradient has no zone of its own
+        if not usual:  # a loss without any gradient has no dead zone
             continue
         side = sorted((x for x in at if x * outwards > 0), key=abs, reverse=True)
-        gone = list(takewhile(lambda x, usual=usual: _is_gone(at[x], usual), side))
-        if gone:
-            zones.append((min(gone), max(gone)))
+        dead = list(takewhile(lambda x, usual=usual: _is_dead(at[x], usual), side))
+        if dead:
+            zones.append((min(dead), max(dead)))
     return zones
 
 
-def _is_gone(coefficient: float | None, usual: float) -> bool:
+def _is_dead(coefficient: float | None, usual: float) -> bool:
     return coefficient is not None and abs(coefficient) <= DEAD * abs(usual)

@@ -17,11 +17,11 @@ class Gradient:
 
     Attributes:
         mean: (P·V + T,) the expected gradient: on the logits, then on the masked positions of each column,
-            where every target has none.
-        deviation: sqrt(E‖g - mean‖² times the group's size): of one completion, in a mean over completions. The root,
-            since a square leaves the range of float64 at 1e155.
-        typical: sqrt(E‖g‖²), the size that a zero mean is to be compared with.
-        on_padding: whether any gradient fell on masked positions.
+            where every target has zero.
+        deviation: sqrt(E‖g - mean‖² times the size of the group): that of one completion, in a mean over completions.
+            It is a root because squares overflow float64 from 1e155 on.
+        typical: sqrt(E‖g‖²), the size to compare a zero mean with.
+        on_padding: whether any masked position has a gradient.
     """
 
     mean: Tensor
@@ -35,12 +35,12 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 
 def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:
-    """The loss, and the loss seen from the scores: its gradient towards everything it may have used."""
+    """The loss, and its derivatives by `logp` and by the two full-vocabulary KLs."""
     with torch.enable_grad():
-        # The loss gets copies, as in training it gets a model's outputs: it may write into them.
+        # The loss gets copies, which are not leaves, so that it may modify them in place as it may a model's outputs.
         loss = subject(batch.copy())
         found: tuple[Tensor | None, ...] = (None, None, None)
-        if loss.requires_grad:  # a tensor without gradient is a verdict, not an error
+        if loss.requires_grad:  # a loss without gradient has the verdict `nothing`; it is no error
             with subject.named_errors(batch):
                 found = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
     logp, kl, forward_kl = (torch.zeros_like(x) if g is None else g for x, g in zip(batch.leaves, found, strict=True))
@@ -48,7 +48,7 @@ def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:
 
 
 def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: Tensor) -> Gradient:
-    """Sum over every group of `size` completions; with advantages, of what the reference adds."""
+    """Sum over every group of `size` completions; with advantages, sum what the reference adds to the gradient."""
     members, probability = every_group(problem, size, ordered=not subject.exchangeable)
     per_group, on_padding = every_gradient(subject, problem, members, advantage)
     unit = unit_of(per_group)
@@ -59,16 +59,16 @@ def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: 
 
 
 def unit_of(x: Tensor) -> float:
-    """The power of two below the largest entry; 1 where there is none.
+    """The power of two below the largest entry; 1 if all entries are zero.
 
-    In this unit squares neither overflow nor vanish, and dividing by it rounds nothing.
+    Divided by it, squares neither overflow nor underflow, and a division by a power of two is exact.
     """
     largest = float(x.abs().max())
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if math.isfinite(largest) and largest > 0 else 1.0
 
 
 def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> tuple[Tensor, bool]:
-    """(M, P·V + T) the gradient of the loss on each of M groups, and whether any fell on masked positions."""
+    """(M, P·V + T) the gradient of the loss on each of M groups, and whether any masked position has one."""
     parts = _all_coefficients(subject, problem, members, advantage)
     mask = problem.space.mask[members]
     padding = torch.where(mask, 0, parts[0]).sum(1)
@@ -81,7 +81,7 @@ def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantag
 
 
 def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> Parts:
-    """(M, G, T) coefficients of every group's own call, stacked into one where the subject allows it."""
+    """(M, G, T) coefficients of the loss on each group; one call for all groups if `subject.stacks`."""
     found = []
     together = from_problem(problem, members, advantage)
     for group, batch in (
@@ -91,7 +91,7 @@ def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advan
         if bool(advantage.any()):
             _, without = evaluate(subject, batch.at_reference().fresh())
             parts = tuple(a - b for a, b in zip(parts, without, strict=True))
-        # A stacked call is a mean over all rows; times the number of groups it is each group's own.
+        # A stacked call is a mean over all rows: multiply by the number of groups for the mean over one group.
         found.append([part.reshape(*group.shape, -1) * len(group) for part in parts])
     logp, kl, forward_kl = (torch.cat(part) for part in zip(*found, strict=True))
     return logp, kl, forward_kl

@@ -1,4 +1,4 @@
-"""Everything this package can audit of its own: every cell, and every configuration of `KLTerm`."""
+"""The losses of this package: every cell of `klgrad.zoo`, and every configuration of `KLTerm`."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -30,11 +30,11 @@ COMPROMISES = (
     KLTerm(level="token", weighting=ImportanceWeighting("token", bound=Truncate(1.2))),
     KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(1.2))),
 )
-"""Terms with a dial that trades bias for variance; the dials are continuous, so these stand for them."""
+"""Terms with an option that trades bias for variance, at one value of each continuous option."""
 
 
 def every_term() -> Iterator[KLTerm]:
-    """Every sound combination of the discrete choices, then the compromises."""
+    """Every valid combination of the discrete options, then the compromises."""
     axes = {name: choices for name, choices in CHOICES.items() if name != "reduction"} | {"weighting": WEIGHTINGS}
     for values in product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, values, strict=True))
@@ -47,7 +47,16 @@ def every_term() -> Iterator[KLTerm]:
 
 @cache
 def catalogue() -> dict[str, Subject]:
-    """All subjects by name."""
+    """All losses of this package, ready to audit.
+
+    Returns:
+        Subjects by name.
+
+    Example:
+        >>> from klgrad.audit import catalogue
+        >>> catalogue()["k3-loss"].kind
+        'cell'
+    """
     subjects = [as_subject(cell) for cell in CELLS.values()]
     summary = (squared_sequence.__doc__ or "").split("\n")[0]
     subjects.append(of_rollout("squared-sequence", "term", squared_sequence, stacks=True, summary=summary))

@@ -1,6 +1,6 @@
-"""Find a user's loss: `path/to/file.py:function` or `package.module:function`.
+"""Import a user's loss: `path/to/file.py:function` or `package.module:function`.
 
-The file is imported and run, as a test runner would: audit only code that you would run.
+The file is imported and run: audit only code that you would run.
 """
 
 import importlib
@@ -17,12 +17,31 @@ from .subject import Subject, as_subject
 
 
 def load(spec: str) -> Subject:
-    """Import the function and make it a subject."""
+    """Import a loss to audit.
+
+    Args:
+        spec: `path/to/file.py:function` or `package.module:function`. The file is run, as a test runner would do.
+
+    Returns:
+        The loss as a subject named by `spec`.
+
+    Raises:
+        LossImportError: the file or module cannot be imported.
+        UnknownNameError: it has no such name.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from klgrad.audit import load
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "my_losses.py"
+        >>> _ = file.write_text("def k2(logp, ref_logp): return (logp - ref_logp) ** 2 / 2")
+        >>> load(f"{file}:k2").kind
+        'function'
+    """
     return as_subject(find(spec), name=spec)
 
 
 def find(spec: str) -> object:
-    """Import whatever stands behind the name."""
+    """Import the object behind a name."""
     where, _, name = spec.rpartition(":")
     if not where or not name:
         raise LossImportError(
@@ -39,12 +58,14 @@ def find(spec: str) -> object:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise LossImportError("an existing Python file", str(path), "check the path; it is relative to where you are")
+        raise LossImportError(
+            "an existing Python file", str(path), "check the path; it is relative to the current directory"
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, path
     assert spec.loader is not None, path  # a .py file always has one
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses and pickles look their module up there
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look up their module there
     _import_from(str(path.resolve().parent))
     with _named_errors(str(path)):
         spec.loader.exec_module(module)
@@ -58,14 +79,14 @@ def _from_package(name: str) -> ModuleType:
 
 
 def _import_from(folder: str) -> None:
-    """Let imports find what stands beside the file, now and when the loss is called, as pytest does."""
+    """Put a folder on `sys.path` for good, as pytest does, so that the loss can also import when it is called."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 
 @contextmanager
 def _named_errors(where: str) -> Iterator[None]:
-    argv, sys.argv = sys.argv, [where]  # a script that parses arguments must not see ours
+    argv, sys.argv = sys.argv, [where]  # a script must not parse the arguments of klgrad
     try:
         yield
     except (Exception, SystemExit) as error:

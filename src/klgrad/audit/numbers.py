@@ -1,10 +1,10 @@
-"""Numbers as a reader sees them: never rounded to what they are not."""
+"""Numbers as text: a difference is never rounded away."""
 
 import math
 
 
 def percent(share: float) -> str:
-    """A share, with more digits where it is small: what is not 0 does not read 0%."""
+    """A share in percent, with more digits if it is small, so that only 0 reads 0%."""
     if not math.isfinite(share):
         return "–"
     if share >= 0.01 or share <= 0:
@@ -13,7 +13,7 @@ def percent(share: float) -> str:
 
 
 def apart(low: float, high: float, digits: int = 3) -> tuple[str, str]:
-    """Two different numbers, with as many digits as it takes to tell them apart."""
+    """Two different numbers, with enough digits to tell them apart."""
     while f"{low:.{digits}g}" == f"{high:.{digits}g}" and digits < 17:
         digits += 1
     return f"{low:.{digits}g}", f"{high:.{digits}g}"

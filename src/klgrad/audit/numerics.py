@@ -1,4 +1,4 @@
-"""How a loss behaves in float32 at log-ratios that training meets and tests do not."""
+"""How a loss behaves in float32 at log-ratios that occur in training and rarely in tests."""
 
 from dataclasses import dataclass, fields
 from functools import cache
@@ -11,7 +11,7 @@ from .gradient import evaluate
 from .subject import Subject
 
 LIVE_RANGE = (1.0, 2.0, 2.65, 3.0, 4.0, 4.5, 5.0, 7.5, 10.0, 15.0, 16.0, 17.0, 20.0, 25.0, 30.0)
-"""|log ref/π| of a token whose coefficient must neither vanish nor lose its digits."""
+"""|log ref/π| of a token at which its coefficient is compared with that in float64."""
 
 EXTREMES = (50.0, 90.0, 200.0, 1e3, 9e3)
 """|log ref/π| at which loss and gradient must still be finite."""
@@ -25,10 +25,10 @@ DIGITS_LOST = 0.01
 
 @dataclass(frozen=True)
 class Numerics:
-    """What probing found; a log-ratio is signed, log π - log ref.
+    """What the probes found; a log-ratio is signed, log π - log ref.
 
     Attributes:
-        dead_from: the smallest log-ratio (by size) at which the coefficient is gone, or None.
+        dead_from: the log-ratio smallest in size from which on the coefficient is zero, or None.
         wrong_from: the same for a float32 coefficient more than 1% off its float64 value, or None.
         finite: whether loss and gradient stay finite in float32 at every probe.
     """
@@ -39,7 +39,7 @@ class Numerics:
 
 
 def probe(subject: Subject) -> Numerics:
-    """Move one token's log-ratio through the ranges, the rest of a group of three held fixed."""
+    """Vary the log-ratio of one token, with the rest of a group of three held fixed."""
     live, extreme = (tuple(sign * x for sign in (-1.0, 1.0) for x in sizes) for sizes in (LIVE_RANGE, EXTREMES))
     low, finite = _coefficients(subject, live, torch.float32)
     high, _ = _coefficients(subject, live, torch.float64)
@@ -51,15 +51,15 @@ def probe(subject: Subject) -> Numerics:
 
 
 def _of_one_side(sign: float, low: list[float], high: list[float]) -> tuple[float | None, float | None]:
-    """Where on one side the coefficient dies for good, and where float32 first loses it."""
+    """On one side, from where on the coefficient is zero, and where float32 is first wrong."""
     dead = wrong = None
     for size, x in zip(reversed(LIVE_RANGE), reversed(low), strict=True):
         if not abs(x) <= DEAD * abs(high[0]) or high[0] == 0:
-            break  # alive here: a zero further in is a crossing, not a zone
+            break  # a zero at a smaller log-ratio is then a crossing, not a zone
         dead = sign * size
     usual = max(map(abs, high[:2]))
     for size, x, y in zip(LIVE_RANGE, low, high, strict=True):
-        expected = max(usual, abs(y))  # a coefficient that crosses 0 is not held to 1% of 0
+        expected = max(usual, abs(y))  # where the coefficient crosses 0, compare with its usual size
         if wrong is None and not abs(x - y) <= DIGITS_LOST * expected:
             wrong = sign * size
     return dead, wrong
@@ -67,8 +67,8 @@ def _of_one_side(sign: float, low: list[float], high: list[float]) -> tuple[floa
 
 def _coefficients(subject: Subject, log_ratios: tuple[float, ...], dtype: torch.dtype) -> tuple[list[float], bool]:
     """The moved token's coefficient at each log-ratio, and whether every loss and gradient is finite."""
-    # As with the groups of a problem, one call takes them all where the subject allows it: a power of two of them, so
-    # that a mean over all rows rounds in float32 as that over one group does.
+    # One call for all log-ratios if the subject stacks: padded to a power of two, so that a mean over all rows has the
+    # rounding in float32 of a mean over one group.
     filled = log_ratios + log_ratios[-1:] * ((1 << (len(log_ratios) - 1).bit_length()) - len(log_ratios))
     calls = [filled] if subject.stacks else [(x,) for x in log_ratios]
     found, finite = [], True
@@ -89,7 +89,7 @@ def _probes(log_ratios: tuple[float, ...], dtype: torch.dtype) -> Batch:
 
 LOGP = ((-0.7, -0.5, -1.9), (-1.1, -0.3, -0.8), (-2.3, -1.4, -0.6))
 REF_LOGP = ((-1.0, -0.5, -1.6), (-0.6, -0.9, -1.2), (-1.7, -1.5, -0.2))
-"""Of the group that is probed, before the token's log-ratio is moved."""
+"""Log-probs of the group, before the log-ratio of one token is changed."""
 
 
 def probe_batch(log_ratio: float, dtype: torch.dtype) -> Batch:

@@ -1,4 +1,4 @@
-"""The problems that every audit runs on: random, small, and unlike each other."""
+"""The problems of every audit: random, small, and different from each other."""
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, target_gradients
+from ..targets import Verdict
 
 Lengths = Literal["all", "equal"]
 
@@ -16,12 +17,11 @@ Lengths = Literal["all", "equal"]
 class Case:
     """A problem with the size of the groups drawn on it.
 
-    `shape` is what a loss can see of a batch without looking at its numbers: how many rows and columns,
-    and whether lengths vary. A loss may scale with it (a mean does), so a scale is fitted per shape, over
-    problems that share it.
+    `shape` is the number of rows and columns of a batch, and whether lengths vary. The scale of a loss may depend on
+    it, as that of a mean does, so one scale is fitted per shape, over the problems that share it.
 
-    `wider` says what a problem has that the standard ones lack; it is empty for a standard problem. A verdict must
-    hold on all problems. Bias, cosine and variance are averages over the standard ones, so that they stay comparable
+    `wider` names what a problem has that the standard ones lack; it is empty for a standard problem. A verdict must
+    hold on all problems. Bias, cosine and variance are averages over the standard ones, so that they do not change
     when a wider problem is added.
     """
 
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """A description that is unique among the problems."""
         lengths = "varying" if self.varying else "fixed"
         vocab = self.problem.space.vocab
         what = f"{self.distance}, {self.wider}" if self.wider else self.distance
@@ -46,7 +46,7 @@ class Case:
         return (self.group_size, self.problem.space.length, self.varying)
 
     @cached_property
-    def targets(self) -> dict[str, Tensor]:
+    def targets(self) -> dict[Verdict, Tensor]:
         """The gradient of every target on this problem: on the logits, and 0 on the padding."""
         padding = self.problem.logits.new_zeros(self.problem.space.length)
         return {name: torch.cat([t, padding]) for name, t in target_gradients(self.problem).items()}
@@ -56,7 +56,7 @@ class Case:
         return replace(self, problem=self.problem.on_policy())
 
     def describe(self) -> dict[str, object]:
-        """For reports."""
+        """Plain data for JSON."""
         space = self.problem.space
         return {
             "name": self.name,
@@ -72,9 +72,9 @@ class Case:
 
 
 SHAPES = (
-    # vocabulary, length, ends, group size, seed: pairs on the larger spaces, triples on the smaller, since
-    # with pairs alone a division by the group's standard deviation degenerates to a sign. The seeds are the
-    # first whose far problem passes every clamp and bound in common use (`REACH`, `RATIO_REACH`).
+    # Vocabulary, length, ends, group size, seed. Pairs on the larger spaces, triples on the smaller: of a pair, a
+    # division by the standard deviation of the group keeps only the sign. Each seed is the first whose far problem
+    # exceeds every common clamp and bound (`REACH`, `RATIO_REACH`).
     (3, 2, False, 2, 19),
     (3, 3, True, 2, 1),
     (2, 2, False, 3, 75),
@@ -82,30 +82,30 @@ SHAPES = (
 )
 
 DISTANCES = {"near": (0.2, 0.5), "far": (2.5, 2.0)}
-"""Spread of ref's logits, and of the sampler's, around π's. Near, reverse and forward KL almost agree; far,
-they do not."""
+"""Standard deviation of the logits of ref, and of the sampler, from those of π. Near ref, reverse and forward KL almost
+agree; far from it they do not."""
 
 REACH = (-2.8, 4.6)
-"""log π/ref that some tokens of every far problem pass: k3 and k2, clamped at 10, lose their gradient at
--2.61 and at ±4.47."""
+"""log π/ref that some tokens of every far problem exceed: k3 and k2, clamped at 10, have no gradient beyond -2.61 and
+±4.47."""
 
 RATIO_REACH = (1 / 12, 12.0)
-"""π/μ that some tokens of every far problem pass: importance ratios are truncated at 2 to 10."""
+"""π/μ that some tokens of every far problem exceed: importance ratios are commonly truncated at 2 to 10."""
 
 WIDE = 12.0
-"""log π/ref that one token of each of the two problems with large log-ratios passes, above and below."""
+"""|log π/ref| that one token of each of the two problems with large log-ratios exceeds."""
 
 LONG, MANY = 5, 4
-"""Tokens of the longest completions, and rows of the largest groups."""
+"""Tokens in the longest completions, and rows in the largest groups."""
 
 MIDDLE = (1.0, 0.5)
-"""As in `DISTANCES`, for the problems that are wider in length or in group size. The seed is the first that gives all
-of them log-ratios beyond ±0.6."""
+"""As in `DISTANCES`, for the problems with longer completions or larger groups. Their seed is the first that gives
+log-ratios beyond ±0.6 on all of them."""
 
 WIDER_SHAPES: dict[Lengths, tuple[tuple[str, int, int, bool, int], ...]] = {
-    # What is wider, vocabulary, length, ends, group size. An end token keeps the groups few, at most 81, since a loss
-    # may have to be called group by group. Without one there are 1024 and 256: only an audit at equal lengths, which
-    # has fewer problems otherwise, includes these.
+    # What is wider, vocabulary, length, ends, group size. An end token limits the number of groups to 81, since a loss
+    # may have to be called group by group. Without an end token there are 1024 and 256 groups: these are only in the
+    # audit at equal lengths, which has fewer other problems.
     "all": ((f"completions of {LONG} tokens", 2, LONG, True, 2), (f"groups of {MANY}", 2, 2, True, MANY)),
     "equal": ((f"completions of {LONG} tokens", 2, LONG, False, 2), (f"groups of {MANY}", 2, 2, False, MANY)),
 }
@@ -132,15 +132,15 @@ def _wider(lengths: Lengths) -> list[Case]:
 def _wide(reach: float) -> Case:
     """Two tokens over a vocabulary of two; the first token can have a log-ratio beyond `reach`.
 
-    Elsewhere π is near ref, so that the gradient of a token with probability exp(-12), which is all that a large
-    negative log-ratio leaves it, is not lost beside that of others. The sampler is near π: a sampler that is far from
-    it as well would give importance ratios in which the KL drowns.
+    With a large negative log-ratio the token has probability exp(-12). At the other tokens π is near ref, so that their
+    gradients do not exceed that of this token by too much. The sampler is near π, since large importance ratios would
+    hide the KL.
     """
     problem = autoregressive(2, 2, ends=False, seed=2, away_from_ref=0.3, off_policy=0.5)
     ref_logits, logits, behavior_logits = (
         x.clone() for x in (problem.ref_logits, problem.logits, problem.behavior_logits)
     )
-    # A little more than the reach, since the noise of the logits takes some of it.
+    # A little more than `reach`, since the noise of the logits may reduce it.
     unlikely = [ref_logits] if reach > 0 else [logits, behavior_logits]
     for table in unlikely:
         table[0, 1] -= abs(reach) + 0.5
@@ -150,11 +150,11 @@ def _wide(reach: float) -> Case:
 
 @cache
 def cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
-    """All problems, the standard ones first, built once.
+    """All problems, the standard ones first. They are built once.
 
     Args:
-        on_policy: with the policy itself as the sampler.
-        lengths: `equal` for problems with completions of equal length only, some of which `all` does without.
+        on_policy: whether the policy itself is the sampler.
+        lengths: `equal` for problems with completions of equal length only; two of them are not in `all`.
     """
     if on_policy:
         return tuple(case.on_policy() for case in cases(False, lengths))
@@ -162,11 +162,11 @@ def cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
 
 
 def group_sizes() -> str:
-    """The sizes of the groups, in words: `2, 3 or 4`."""
+    """The sizes of the groups as text: `2, 3 or 4`."""
     *most, last = sorted({str(case.group_size) for case in cases(on_policy=False)})
     return f"{', '.join(most)} or {last}"
 
 
 def in_words() -> str:
-    """What is summed over: the sentence that tables and pages share."""
+    """What the audit sums over, as text for tables and pages."""
     return f"every group of {group_sizes()} completions of {len(cases(on_policy=False))} small problems"

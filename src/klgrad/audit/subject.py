@@ -1,4 +1,4 @@
-"""What is audited: a loss of any make, brought to one shape."""
+"""Losses of every kind behind one interface."""
 
 import inspect
 import traceback
@@ -15,15 +15,21 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout
 from ..core.term import KLTerm
 from ..errors import LossCallError, LossOutputError
+from ..remedies import Remedy
 from ..zoo import Cell
 from .batch import Batch
+from .cell_remedies import remedy_for
 from .problems import group_sizes
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
-"""Where a traceback is not the user's own."""
+"""Frames of a traceback in these folders are not the user's code."""
 
 ARGUMENTS = tuple(f.name for f in fields(Batch))
-"""What a user's loss may name in its signature."""
+"""The arguments that a user's loss may take."""
+
+
+Kind = Literal["cell", "term", "function", "framework"]
+"""`cell` of `klgrad.zoo`, `term` for a `KLTerm`, `function` of a user, or `framework` for a framework's own code."""
 
 
 @dataclass(frozen=True)
@@ -31,33 +37,36 @@ class Subject:
     """A named loss over a `Batch`.
 
     Attributes:
-        name: shown in reports.
+        name: its name in reports.
         kind: `cell`, `term`, `function` or `framework`.
         loss: returns a scalar, or (B, T), which is then summed over live tokens and averaged over rows.
-        stacks: many groups may be given in one call, for they do not influence each other and the loss
-            is a mean over rows. Only known of this package's own; others are called group by group.
-        exchangeable: the rows of a group may change places, so each group is called in one order only.
-        instead: the sound alternative, for the advice.
-        summary: one line.
+        stacks: whether one call may have many groups: they do not influence each other, and the loss is a mean over
+            rows. A user's function is called group by group.
+        instead: what to use instead, for the advice; None if unknown or not needed.
+        summary: one line about the loss.
+        exchangeable: whether the order of the rows of a group does not matter; each group is then evaluated in one
+            order only.
+        framework: the framework whose code this is; empty for other losses.
     """
 
     name: str
-    kind: Literal["cell", "term", "function", "framework"]
+    kind: Kind
     loss: Callable[[Batch], object]
     stacks: bool = False
-    instead: str = ""
+    instead: Remedy | None = None
     summary: str = ""
     exchangeable: bool = False
+    framework: str = ""
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The scalar loss of one batch."""
+        """Evaluate the loss on one batch, as a scalar."""
         with self.named_errors(batch):
             out = self.loss(batch)
         return _scalar(self.name, out, batch)
 
     @contextmanager
     def named_errors(self, batch: Batch) -> Iterator[None]:
-        """Turn whatever the loss raises into an error that says where and with what."""
+        """Turn an exception of the loss into a `LossCallError` with the place in the user's code and the inputs."""
         try:
             yield
         except Exception as error:
@@ -72,15 +81,15 @@ class Subject:
 
 
 def as_subject(loss: object, name: str | None = None) -> Subject:
-    """A `KLTerm`, a `Cell`, a `Subject`, or a function of the tensors it names."""
+    """Wrap a `KLTerm`, a `Cell`, or a function of the tensors that its signature names; a `Subject` stays as it is."""
     if isinstance(loss, Subject):
         return loss
     if isinstance(loss, KLTerm):
         return of_rollout(name or loss.name, "term", lambda r: loss(r).loss, stacks=loss.reduction == "sequence")
     if isinstance(loss, Cell):
         summary = loss.summary
-        stacks = not loss.couples_groups
-        return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=loss.instead, summary=summary)
+        stacks, instead = not loss.couples_groups, remedy_for(loss)
+        return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=instead, summary=summary)
     if callable(loss):
         return of_function(loss, name or getattr(loss, "__name__", repr(loss)))
     raise LossCallError("a function, a KLTerm or a Cell", type(loss).__name__, "pass the loss itself")
@@ -92,21 +101,21 @@ def of_rollout(
     loss: Callable[[Rollout], Tensor | KLResult],
     *,
     stacks: bool,
-    instead: str = "",
+    instead: Remedy | None = None,
     summary: str = "",
 ) -> Subject:
-    """A loss that takes a `Rollout`."""
+    """Wrap a loss that takes a `Rollout`."""
 
     def call(batch: Batch) -> Tensor:
         out = loss(batch.rollout())
         return out.loss if isinstance(out, KLResult) else out
 
-    # Losses of this package treat the rows of a group alike; it matters where groups are called one by one.
+    # In the losses of this package the order of rows does not matter. Only calls group by group use it.
     return Subject(name, kind, call, stacks, instead, summary, exchangeable=not stacks)
 
 
 def of_function(function: Callable[..., object], name: str) -> Subject:
-    """A loss that receives by keyword the tensors it names in its signature."""
+    """Wrap a function that receives as keyword arguments those tensors that its signature names."""
     wanted = _wanted(function, name)
     summary = (inspect.getdoc(function) or "").split("\n")[0]
     return Subject(name, "function", lambda batch: function(**{k: getattr(batch, k) for k in wanted}), summary=summary)
@@ -142,7 +151,7 @@ def _scalar(name: str, out: object, batch: Batch) -> Tensor:
         raise LossOutputError(
             f"{name} to return a scalar or a {shape} tensor",
             type(out).__name__,
-            "return the loss tensor alone; of a (loss, metrics) pair, wrap it and return the first",
+            "return only the loss tensor; wrap a function that returns (loss, metrics), and return the first",
         )
     if out.shape == batch.logp.shape and out.numel() > 1:
         return torch.where(batch.mask, out, 0).sum() / len(out)
@@ -151,5 +160,5 @@ def _scalar(name: str, out: object, batch: Batch) -> Tensor:
     raise LossOutputError(
         f"{name} to return a scalar or a {shape} tensor (B, T)",
         f"a tensor of shape {tuple(out.shape)}",
-        "`.mean()` a value per row, or return one value per token",
+        "average the values per row with `.mean()`, or return one value per token",
     )

@@ -1,4 +1,4 @@
-"""Which target is this gradient a multiple of?"""
+"""Find the target whose gradient is a multiple of a given gradient."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -6,20 +6,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..enumeration import TARGETS
-from ..targets import Verdict
+from ..targets import WITH_GRADIENT, Verdict
 from .gradient import Gradient, unit_of
 from .problems import Case
 
 MATCH = 1e-5
-"""Largest relative bias that counts as none. In float64 a match is good to 1e-12; a loss that casts to
-float32 inside keeps about 1e-6; distinct targets are more than 1e-2 apart on the problems (tested)."""
+"""Largest relative bias of a match. In float64 a match has about 1e-12, and in a loss that casts to float32 about 1e-6;
+distinct targets differ by more than 1e-2 on the problems (tested)."""
 
 ROUNDING = 1e-12
-"""A mean below this share of one sample's gradient is what rounding leaves of a zero."""
+"""A mean below this share of the gradient of one sample is zero up to rounding."""
 
 LARGEST = 1e290
-"""A gradient beyond this counts as not finite: what it is divided by here may be small."""
+"""A larger gradient counts as not finite, since dividing it by a small number would overflow."""
 
 Shape = tuple[int, int, bool]
 
@@ -38,28 +37,28 @@ class Comparison:
     measured: list[Measurement]
 
     def only(self, keep: Callable[[Case], bool]) -> "Comparison":
-        """The same over some of the cases."""
+        """The comparison over some of the cases."""
         return Comparison([m for m in self.measured if keep(m.case)])
 
     @cached_property
     def is_finite(self) -> bool:
-        """Whether there is a gradient to compare: a 0/0 on one group makes the whole expectation NaN."""
+        """Whether the gradient is finite on all cases; 0/0 on one group makes an expectation NaN."""
         return all(m.gradient.typical < LARGEST for m in self.measured)
 
     @cached_property
     def is_nothing(self) -> bool:
-        """Whether the expected gradient is zero on every case, against the size of one sample's."""
+        """Whether the expected gradient is zero on every case, relative to the size of that of one sample."""
         return self.is_finite and all(_vanishes(m, MATCH) for m in self.measured)
 
     @cached_property
-    def scales(self) -> dict[str, dict[Shape, float]]:
-        """By target, the least-squares scale per batch shape, every case weighing the same; negative if it climbs.
+    def scales(self) -> dict[Verdict, dict[Shape, float]]:
+        """By target, the least-squares scale per batch shape, with equal weight for every case; negative if it climbs.
 
-        It is fitted over the standard cases of a shape where it has any: the wider ones must have the same.
+        It is fitted over the standard cases of a shape, if there are any; wider cases must then have the same scale.
         """
-        return {name: self._scales(name) for name in TARGETS}
+        return {name: self._scales(name) for name in WITH_GRADIENT}
 
-    def _scales(self, target: str) -> dict[Shape, float]:
+    def _scales(self, target: Verdict) -> dict[Shape, float]:
         standard = {m.case.shape for m in self.measured if not m.case.wider}
         fits: dict[Shape, list[float]] = defaultdict(list)
         for m in self.measured:
@@ -69,13 +68,13 @@ class Comparison:
         return {shape: sum(x / len(fit) for x in fit) for shape, fit in fits.items()}
 
     @cached_property
-    def bias(self) -> dict[str, float]:
+    def bias(self) -> dict[Verdict, float]:
         """Relative distance to each target at the best positive scale: 0 is a match, 1 is no likeness."""
         if self.is_nothing or not self.is_finite:
-            return dict.fromkeys(TARGETS, 1.0)
+            return dict.fromkeys(WITH_GRADIENT, 1.0)
         unit = max(unit_of(m.gradient.mean) for m in self.measured if m.gradient.mean.any())
-        found = {}
-        for name in TARGETS:
+        found: dict[Verdict, float] = {}
+        for name in WITH_GRADIENT:
             off = size = 0.0
             for m in self.measured:
                 t, g = m.case.targets[name], m.gradient.mean / unit
@@ -86,8 +85,8 @@ class Comparison:
             found[name] = (off / size) ** 0.5  # the largest gradient is about 1 in this unit, so `size` is not 0
         return found
 
-    def distance(self, m: Measurement, target: str) -> float:
-        """The same of one case, at the scale of its shape; 1 where it has no gradient to compare."""
+    def distance(self, m: Measurement, target: Verdict) -> float:
+        """The relative distance on one case, at the scale of its shape; 1 where its gradient is zero or not finite."""
         if not self.is_finite or _vanishes(m, ROUNDING):
             return 1.0
         unit = unit_of(m.gradient.mean)
@@ -96,36 +95,35 @@ class Comparison:
         return off if off < 1 else 1.0
 
     @cached_property
-    def worst(self) -> dict[str, float]:
+    def worst(self) -> dict[Verdict, float]:
         """The largest distance of any case to each target."""
-        return {name: max(self.distance(m, name) for m in self.measured) for name in TARGETS}
+        return {name: max(self.distance(m, name) for m in self.measured) for name in WITH_GRADIENT}
 
     def matches(self, m: Measurement, verdict: Verdict) -> bool:
-        """Whether one case has this verdict, at the scale that its shape has elsewhere."""
+        """Whether one case has this verdict, at the scale of its shape."""
         if verdict == "nothing":
             return _vanishes(m, MATCH)
-        return verdict != "unknown" and self.distance(m, verdict.replace("-", "_")) <= MATCH
+        return verdict != "unknown" and self.distance(m, verdict) <= MATCH
 
     @cached_property
-    def cosine(self) -> dict[str, float]:
+    def cosine(self) -> dict[Verdict, float]:
         """Mean cosine with each target; 0 for a gradient that is nothing or not finite."""
         if self.is_nothing or not self.is_finite:
-            return dict.fromkeys(TARGETS, 0.0)
-        return {name: sum(_cosine(m, name) for m in self.measured) / len(self.measured) for name in TARGETS}
+            return dict.fromkeys(WITH_GRADIENT, 0.0)
+        return {name: sum(_cosine(m, name) for m in self.measured) / len(self.measured) for name in WITH_GRADIENT}
 
     @cached_property
-    def nearest(self) -> str:
-        """The target with the least bias, or, of those that are climbed, the most climbed; plainest first."""
-        off = {name: self.bias[name] - abs(self.cosine[name]) for name in TARGETS}
-        return next(name for name in TARGETS if off[name] <= min(off.values()) + MATCH)
+    def nearest(self) -> Verdict:
+        """The target with the least bias, or, if the loss climbs, the one it climbs most directly; simplest first."""
+        off = {name: self.bias[name] - abs(self.cosine[name]) for name in WITH_GRADIENT}
+        return next(name for name in WITH_GRADIENT if off[name] <= min(off.values()) + MATCH)
 
     @cached_property
     def verdict(self) -> Verdict:
         """The target that is matched on every case, `nothing`, or `unknown`."""
         if self.is_nothing:
             return "nothing"
-        nearest: Verdict = self.nearest.replace("_", "-")  # type: ignore[assignment]
-        return nearest if all(self.matches(m, nearest) for m in self.measured) else "unknown"
+        return self.nearest if all(self.matches(m, self.nearest) for m in self.measured) else "unknown"
 
 
 def _vanishes(m: Measurement, share: float) -> bool:
@@ -133,7 +131,7 @@ def _vanishes(m: Measurement, share: float) -> bool:
     return float((m.gradient.mean / unit).norm()) * unit <= share * m.gradient.typical
 
 
-def _cosine(m: Measurement, target: str) -> float:
+def _cosine(m: Measurement, target: Verdict) -> float:
     g, t = m.gradient.mean, m.case.targets[target]
     g = g / unit_of(g)
     return float(g @ t / (g.norm() * t.norm())) if bool(g.any()) else 0.0

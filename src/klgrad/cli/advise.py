@@ -8,20 +8,20 @@ from rich.console import Console
 from rich.text import Text
 
 from ..adapters.defaults import DEFAULTS
-from ..adapters.recommendation import SETTINGS, WHERE, Meaning, Setting, code, expresses
+from ..adapters.recommendation import SETTINGS, TARGET_OF, WHERE, Meaning, Setting, code, expresses
 from ..errors import UnknownNameError
 from .console import stdout
 
 
 class DivergenceChoice(StrEnum):
-    """Which way round."""
+    """The direction of the KL."""
 
     reverse = "reverse"
     forward = "forward"
 
 
 class LevelChoice(StrEnum):
-    """Of completions, or of tokens with their prefixes held fixed."""
+    """The KL between completions, or of tokens with the prefixes held fixed."""
 
     token = "token"
     sequence = "sequence"
@@ -41,46 +41,47 @@ def command(
         LevelChoice, typer.Option(help="sequence: between completions. token: prefixes held fixed.")
     ] = LevelChoice.sequence,
     off_policy: Annotated[
-        bool, typer.Option("--off-policy", help="The samples are stale or another engine's.")
+        bool, typer.Option("--off-policy", help="The samples are stale or from another engine.")
     ] = False,
 ) -> None:
-    """Say what to write for the KL that is meant, and what it would really descend.
+    """Show what to write in a framework for a given KL, and what those lines descend.
 
-    The lines stand without a frame, to be copied.
+    The lines are printed without a frame, so that they can be copied.
     """
     framework = framework.lower()
     if framework not in SETTINGS:
         raise UnknownNameError("framework", framework, SETTINGS)
     meaning: Meaning = (divergence.value, level.value)
-    target = f"{divergence.value}-kl-{level.value}"
-    setting = SETTINGS[framework].get(meaning)
+    target, setting = TARGET_OF[meaning], SETTINGS[framework].get(meaning)
     console = stdout()
     console.print(Text(f"{framework}: {target}, {'off-policy' if off_policy else 'on-policy'}", style="bold"))
     if setting is not None and expresses(setting, meaning, off_policy):
         _setting(console, setting, "Write")
     else:
+        where = "No setting has this meaning"
         if setting is not None:
-            _setting(console, setting, "No setting says it on every batch. The nearest is")
-        _say(console, f"{'To have it' if setting else 'No setting says it'}: in {WHERE[framework]}, write")
+            _setting(console, setting, "No setting has this meaning on every batch. The nearest is")
+            where = "For this meaning on every batch"
+        _print(console, f"{where}: in {WHERE[framework]}, write")
         _lines(console, code(meaning, off_policy))
-        _say(console, BOUNDED.format(target=target) if off_policy else f"It descends {target} on-policy.")
-    _say(console, f"As it stands: {DEFAULTS[framework]}")
+        _print(console, BOUNDED.format(target=target) if off_policy else f"It descends {target} on-policy.")
+    _print(console, f"Defaults: {DEFAULTS[framework]}")
 
 
 def _setting(console: Console, setting: Setting, why: str) -> None:
-    _say(console, why)
+    _print(console, why)
     _lines(console, setting.lines)
-    _say(console, f"It descends {setting.descends.on_policy} on-policy, {setting.descends.off_policy} off-policy.")
+    _print(console, f"It descends {setting.descends.on_policy} on-policy, {setting.descends.off_policy} off-policy.")
     if setting.note:
         console.print(Text(setting.note))
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print()
     console.print(Text(text))
 
 
 def _lines(console: Console, lines: str) -> None:
-    """Not wrapped: a line that is copied must be one."""
+    """Print lines to copy, without wrapping."""
     console.print()
     console.print(Text(lines, style="cyan"), soft_wrap=True)

@@ -4,7 +4,7 @@ import os
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import torch
 import typer
@@ -18,35 +18,34 @@ from ..audit.render import terminal as tables
 from ..audit.render.page import to_html
 from ..audit.render.plain import notes, to_json, to_markdown
 from ..errors import LossImportError, NotAuditableError, UnknownNameError
-from ..targets import Verdict
+from ..targets import TARGETS, Target, Verdict
 from .console import beside, deliver, stderr
 from .fixes import TAGS, fixes_for
 from .printed import first_lines
 
 
 class Lengths(StrEnum):
-    """Which problems a loss is audited on."""
+    """The problems that a loss is audited on."""
 
     all = "all"
     equal = "equal"
 
 
 class Advantages(StrEnum):
-    """What a loss that asks for `advantages` receives."""
+    """The advantages that a loss receives if it takes `advantages`."""
 
     zero = "zero"
     random = "random"
 
 
-def _verdict(name: str) -> str:
-    known = get_args(Verdict)
-    name = name.replace("_", "-")
-    if name not in known:
-        raise UnknownNameError("verdict", name, known)
-    return name
+def _target(name: str) -> Target:
+    for known, target in TARGETS.items():
+        if name == known:
+            return target
+    raise UnknownNameError("verdict", name, TARGETS)
 
 
-DIFFERS = f"verdict differs. One of: {', '.join(get_args(Verdict))}."
+DIFFERS = f"verdict differs. One of: {', '.join(TARGETS)}."
 
 
 def command(
@@ -60,36 +59,44 @@ def command(
         ),
     ] = None,
     expect: Annotated[
-        str | None,
-        typer.Option(metavar="VERDICT", parser=_verdict, help=f"Exit with status 1 if an on-policy {DIFFERS}"),
+        Target | None,
+        typer.Option(metavar="VERDICT", parser=_target, help=f"Exit with status 1 if an on-policy {DIFFERS}"),
     ] = None,
     expect_off_policy: Annotated[
-        str | None,
-        typer.Option(metavar="VERDICT", parser=_verdict, help="The same for the off-policy verdict."),
+        Target | None,
+        typer.Option(metavar="VERDICT", parser=_target, help="The same for the off-policy verdict."),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Audit every framework that is installed.")] = False,
     advantages: Annotated[
-        Advantages, typer.Option(help="What a loss that names `advantages` receives; random audits what ref adds.")
+        Advantages,
+        typer.Option(
+            help="The advantages that the loss receives; `random` audits what the reference adds to the gradient."
+        ),
     ] = Advantages.zero,
     lengths: Annotated[
-        Lengths, typer.Option(help="`equal` leaves out the problems with varying lengths, for a mean over tokens.")
+        Lengths,
+        typer.Option(
+            help="`equal` leaves out the problems with varying lengths, for a loss that averages over tokens."
+        ),
     ] = Lengths.all,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with status 1 for a dead zone or a gradient that is not finite, too.")
+        bool, typer.Option("--strict", help="Exit with status 1 also for a dead zone or a gradient that is not finite.")
     ] = False,
     json: Annotated[
-        Path | None, typer.Option(help="Write the results for programs; `-` is standard output.", show_default=False)
+        Path | None, typer.Option(help="Write the results as JSON; `-` is standard output.", show_default=False)
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table for a document.", show_default=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page for people, with curves.", show_default=False)] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.", show_default=False)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with curves, to read in a browser.", show_default=False)
+    ] = None,
 ) -> None:
-    """Say which divergence a KL loss descends, by summing over every outcome of small problems.
+    """Find which divergence a KL loss descends, by summing over every outcome of small problems.
 
-    A loss of your own receives by keyword the tensors it names: `logp`, `ref_logp`, `old_logp`,
-    `behavior_logp`, `mask`, `advantages`, all (B, T), `group` (B,), and returns a scalar or a (B, T) tensor.
-    Its file is imported and run, as a test runner would.
+    A loss of your own receives as keyword arguments those tensors that its signature names: `logp`, `ref_logp`,
+    `old_logp`, `behavior_logp`, `mask`, `advantages`, all (B, T), and `group` (B,). It returns a scalar or a (B, T)
+    tensor. Its file is imported and run, as a test runner would do.
     """
-    torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
+    torch.set_num_threads(1)  # the tensors are too small for threads to help
     console, progress = beside(json, markdown, html), stderr()
     subjects = _frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
     for name in losses or []:
@@ -112,18 +119,18 @@ def command(
         (markdown, lambda: to_markdown(results)),
         (html, lambda: _page(subjects, results)),
     )
-    _hold(console, results, expect, expect_off_policy, strict)
+    _check_expectations(console, results, expect, expect_off_policy, strict)
 
 
 def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # what the losses print was shown
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # what the losses print has been shown already
         curves = [coefficient_curve(subject) for subject in subjects]
     summaries = [subject.summary for subject in subjects]
     return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
 
 
 def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Subject]:
-    """All settings of the frameworks; one that cannot be audited is a line, or an error if it was asked for."""
+    """All settings of the frameworks; one that cannot be audited is reported, or raises if it was `wanted`."""
     found = []
     for name in names:
         framework = FRAMEWORKS[name]
@@ -139,10 +146,6 @@ def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Sub
     return found
 
 
-COINCIDE_ON_POLICY = {"reverse-kl-token-sampler": "reverse-kl-token", "squared-sequence": "reverse-kl-sequence"}
-"""Targets that are one on-policy, where the verdict has the plainer name."""
-
-
 def _find(name: str) -> Subject:
     known = catalogue()
     if name in known:
@@ -155,13 +158,19 @@ def _find(name: str) -> Subject:
     raise UnknownNameError("loss", name, known)
 
 
-def _hold(
-    console: Console, results: list[AuditResult], expect: str | None, expect_off_policy: str | None, strict: bool
+def _check_expectations(
+    console: Console,
+    results: list[AuditResult],
+    expect: Target | None,
+    expect_off_policy: Target | None,
+    strict: bool,
 ) -> None:
+    """Print what differs from the expectations, and exit with status 1 if anything does."""
     failed = []
-    expect = COINCIDE_ON_POLICY.get(expect or "", expect)
+    on_policy: Verdict | None = expect and (expect.same_on_policy or expect.name)
+    off_policy: Verdict | None = expect_off_policy and expect_off_policy.name
     for r in results:
-        checks = (("on-policy", expect, r.verdict), ("off-policy", expect_off_policy, r.verdict_off_policy))
+        checks = (("on-policy", on_policy, r.verdict), ("off-policy", off_policy, r.verdict_off_policy))
         failed += [
             f"{r.name}: expected {want} {where}, found {got}" for where, want, got in checks if want and want != got
         ]

@@ -1,4 +1,4 @@
-"""Where the commands print, and how they hand over files."""
+"""The consoles of the commands, and how they write their files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +13,21 @@ INTERRUPTED = 130
 """The exit status that shells give to Ctrl-C."""
 
 PIPED_WIDTH = 160
-"""Columns of the output where no terminal says how wide it is."""
+"""Columns of the output where it does not go to a terminal."""
 
 
 def stdout() -> Console:
-    """For results."""
+    """The console for results."""
     return _literal(stderr=False)
 
 
 def stderr() -> Console:
-    """For progress, which no pipe should see."""
+    """The console for progress and messages, which do not belong into a pipe."""
     return _literal(stderr=True)
 
 
 def _literal(*, stderr: bool) -> Console:
-    """A console that prints strings as they are: `[a]` in a name is no markup, `:x:` no emoji."""
+    """A console that prints strings unchanged: `[a]` in a name is not markup, and `:x:` not an emoji."""
 
     def console(width: int | None) -> Console:
         return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
@@ -37,12 +37,12 @@ def _literal(*, stderr: bool) -> Console:
 
 
 def bar(*columns: ProgressColumn, console: Console) -> Progress:
-    """A progress bar that leaves nothing behind, and is not there without a terminal."""
+    """A progress bar that disappears when it is done, and is shown in a terminal only."""
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def beside(*paths: Path | None) -> Console:
-    """For a report beside these files: standard output, unless one of them goes there."""
+    """The console for a report written with these files: standard output, unless one of them goes there."""
     taken = sum(map(is_stdout, paths))
     if taken > 1:
         raise OutputError("standard output for one file", f"for {taken}", "name files for the others")
@@ -50,9 +50,10 @@ def beside(*paths: Path | None) -> Console:
 
 
 def deliver(console: Console, report: RenderableType, *files: tuple[Path | None, Callable[[], str | bytes]]) -> None:
-    """Write the files that were asked for, show the report, and say where the files are.
+    """Write the files, show the report, and print the paths of the files.
 
-    In this order, so that neither a path that cannot be written nor a reader that has gone costs the other.
+    In this order, the files are written even if the report goes to a closed pipe; and the report is shown even if a
+    file cannot be written.
     """
     written = []
     try:
@@ -68,5 +69,5 @@ def deliver(console: Console, report: RenderableType, *files: tuple[Path | None,
 
 
 def say_path(console: Console, line: str) -> None:
-    """On one line however long: a path is there to be copied."""
+    """Print on one line of any length, so that a path can be copied."""
     console.print(line, soft_wrap=True)

@@ -33,16 +33,16 @@ def command(
         ),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write the report for programs; `-` is standard output.", show_default=False)
+        Path | None, typer.Option(help="Write the report as JSON; `-` is standard output.", show_default=False)
     ] = None,
 ) -> None:
-    """Report a run's KL honestly, from its logged log-probs, and what its KL loss pulled on.
+    """Report the KL of a run from its logged log-probs, with standard errors, and the coefficients of its KL loss.
 
-    The file has a row per completion with lists `logp`, `ref_logp`, perhaps `behavior_logp` (what sampled), `old_logp`,
+    The file has a row per completion with lists `logp`, `ref_logp`, perhaps `behavior_logp` (the sampler), `old_logp`,
     and `mask`; the names of TRL, verl, OpenRLHF, prime-rl and others are recognised. It is read once, in bounded
     memory.
     """
-    # A block fits a core's cache; threads only wait for each other, above all on a busy machine.
+    # A block fits the cache of one core, so threads do not help, least of all on a busy machine.
     torch.set_num_threads(1)
     chosen = parse_choices(column or [])
     console = beside(json)
@@ -58,7 +58,7 @@ def _examine(file: Path, cell: str, chosen: dict[str, str], console: Console) ->
 
 
 def show(r: LogReport) -> RenderableType:
-    """Everything, section by section."""
+    """The whole report, section by section."""
     read = ", ".join(f"{role} from `{name}`" if role != name else role for role, name in r.columns.items())
     parts: list[RenderableType] = [
         Text(f"{r.file}: {r.rows:,} completions, {r.tokens:,} tokens", style="bold"),
@@ -69,7 +69,7 @@ def show(r: LogReport) -> RenderableType:
     if any(name.startswith("ratio/") for name in r.kl.scalars):
         sampler = "behavior_logp" if "behavior_logp" in r.columns else "old_logp"
         parts += _section(f"Importance ratios, logp to {sampler}", _ratios(r.kl))
-    parts += _section(f"What {r.cell.name} puts on the tokens, against the sound terms", _coefficients(r), _dead(r))
+    parts += _section(f"Coefficients of {r.cell.name}, compared with the sound terms", _coefficients(r), _dead(r))
     parts += _section("Trainer against sampler", *_mismatch(r))
     parts += _section("What to change", *(Text(sentence) for sentence in r.advice))
     return Group(*parts)
@@ -107,7 +107,7 @@ def _estimates(report: Report) -> Table:
     return table
 
 
-SPOKEN = {
+SCALARS = {
     "length/mean": "tokens per completion, mean",
     "length/min": "fewest",
     "length/max": "most",
@@ -122,7 +122,7 @@ def _scalars(report: Report, prefixes: tuple[str, ...]) -> Table:
     table = _table("", "")
     for name, x in report.scalars.items():
         if name.startswith(prefixes):
-            table.add_row(SPOKEN[name], f"{float(x):.3%}" if "share" in name else f"{float(x):.4g}")
+            table.add_row(SCALARS[name], f"{float(x):.3%}" if "share" in name else f"{float(x):.4g}")
     return table
 
 
@@ -139,7 +139,7 @@ RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max",
 
 
 def _coefficients(r: LogReport) -> Table:
-    """A column per level, for the terms are wider than a terminal; they stand below."""
+    """One column per level. The terms are printed below, since they are wider than a terminal."""
     table = _table("", *(LEVELS[level] for level in r.comparisons))
     for name, number in NUMBERS.items():
         table.add_row(name, *(number(c) for c in r.comparisons.values()))
@@ -169,7 +169,7 @@ def _dead(r: LogReport) -> Text:
 
 def _mismatch(r: LogReport) -> list[RenderableType]:
     if r.mismatch is None or r.cause is None:
-        return [Text("Not told: the file has no log-probs of what sampled the tokens (behavior_logp).", style="dim")]
+        return [Text("Unknown: the file has no log-probs of the sampler (behavior_logp).", style="dim")]
     found: list[RenderableType] = [_estimates(r.mismatch)]
     trainer = "old_logp" if "old_logp" in r.columns else "logp"
     outside = float(r.mismatch.scalars["ratio/token/share_outside_band"])

@@ -1,4 +1,4 @@
-"""What an audited loss prints: it is called thousands of times, and its words are no part of the report."""
+"""Limit what an audited loss prints: it is called thousands of times."""
 
 import io
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from contextlib import contextmanager, redirect_stdout
 from rich.console import Console
 
 SHOWN = 5
-"""Lines of it that are shown."""
+"""Lines that are shown."""
 KEPT = 2_000
-"""Bytes of it that are kept."""
+"""Bytes that are kept."""
 
 
 class _Head(io.RawIOBase):
-    """Keeps the beginning of what is written, and counts the lines."""
+    """Keeps the beginning of the output, and counts its lines."""
 
     def __init__(self) -> None:
         self.kept, self.lines = b"", 0
@@ -30,7 +30,7 @@ class _Head(io.RawIOBase):
 
 @contextmanager
 def first_lines(name: str, console: Console) -> Iterator[None]:
-    """Hold back what is printed to standard output while this holds, and show its first lines afterwards."""
+    """Capture standard output within the context, and show its first lines afterwards."""
     head = _Head()
     stream = io.TextIOWrapper(io.BufferedWriter(head), encoding="utf-8", errors="backslashreplace")
     try:

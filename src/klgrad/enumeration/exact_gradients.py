@@ -1,10 +1,11 @@
-r"""What a KL term may be the gradient of, each computed from its definition by autograd over all outcomes."""
+"""The gradient of every target, from its definition: autograd through a sum over all completions."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..targets import Verdict
 from .problem import Problem
 
 
@@ -15,17 +16,17 @@ def _reverse_kl_sequence(p: Problem) -> Tensor:
 
 
 def _reverse_kl_token(p: Problem) -> Tensor:
-    """Σ KL_t(π‖ref) over prefixes as π visits them, the visits held fixed."""
+    """Σ KL_t(π‖ref) over the prefixes that π visits, the visits held fixed."""
     return (p.prefix_probability(p.logits).detach() * p.prefix_kl()).sum()
 
 
 def _reverse_kl_token_sampler(p: Problem) -> Tensor:
-    """The same over prefixes as the sampler visits them."""
+    """Σ KL_t(π‖ref) over the prefixes that the sampler visits."""
     return (p.prefix_probability(p.behavior_logits) * p.prefix_kl()).sum()
 
 
 def _forward_kl_token(p: Problem) -> Tensor:
-    """Σ KL_t(ref‖π) over prefixes as π visits them, the visits held fixed."""
+    """Σ KL_t(ref‖π) over the prefixes that π visits, the visits held fixed."""
     return (p.prefix_probability(p.logits).detach() * p.prefix_forward_kl()).sum()
 
 
@@ -41,21 +42,34 @@ def _squared_sequence(p: Problem) -> Tensor:
     return (p.probability.detach() * log_ratio.square() / 2).sum()
 
 
-TARGETS: dict[str, Callable[[Problem], Tensor]] = {
-    "reverse_kl_sequence": _reverse_kl_sequence,
-    "reverse_kl_token": _reverse_kl_token,
-    "reverse_kl_token_sampler": _reverse_kl_token_sampler,
-    "forward_kl_token": _forward_kl_token,
-    "forward_kl_sequence": _forward_kl_sequence,
-    "squared_sequence": _squared_sequence,
+OBJECTIVES: dict[Verdict, Callable[[Problem], Tensor]] = {
+    "reverse-kl-sequence": _reverse_kl_sequence,
+    "reverse-kl-token": _reverse_kl_token,
+    "reverse-kl-token-sampler": _reverse_kl_token_sampler,
+    "forward-kl-token": _forward_kl_token,
+    "forward-kl-sequence": _forward_kl_sequence,
+    "squared-sequence": _squared_sequence,
 }
-"""By name, plainest first: on-policy some coincide, and the first of them names the verdict."""
+"""The exact value of each target of `klgrad.targets.WITH_GRADIENT`, as a differentiable function of a problem."""
 
 
-def target_gradients(problem: Problem) -> dict[str, Tensor]:
-    """∇_θ of every target, flat (P·V,)."""
-    found = {}
-    for name, objective in TARGETS.items():
+def target_gradients(problem: Problem) -> dict[Verdict, Tensor]:
+    """Differentiate every target at the policy of a problem.
+
+    Args:
+        problem: the policies; π's logits are the parameters.
+
+    Returns:
+        By name of the target, its gradient with respect to the logits of π, flattened to (P·V,).
+
+    Example:
+        >>> from klgrad.enumeration import bandit, target_gradients
+        >>> found = target_gradients(bandit(2, seed=0, away_from_ref=1.0))
+        >>> found["reverse-kl-token"].shape
+        torch.Size([2])
+    """
+    found: dict[Verdict, Tensor] = {}
+    for name, objective in OBJECTIVES.items():
         logits = problem.logits.detach().clone().requires_grad_()
         (gradient,) = torch.autograd.grad(objective(problem.with_logits(logits)), logits)
         found[name] = gradient.flatten()

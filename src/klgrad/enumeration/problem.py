@@ -1,8 +1,7 @@
-"""Three tabular policies (π, ref, μ) on one space of completions: all that an expectation needs.
+"""Three tabular policies (π, ref, μ) on one space of completions, which define every expectation.
 
-The parameters θ are the logits of π at every prefix. That loses no generality: a loss reaches any other
-parametrisation through these logits, so an expected gradient that is right here is right there, by the
-chain rule.
+The parameters θ are the logits of π at every prefix. This loses no generality: in any other parametrisation the
+gradient passes through these logits, so by the chain rule an expected gradient that is correct here is correct there.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +15,22 @@ from .space import CompletionSpace
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Logits (P, V) in float64 of the policy, the reference and the sampler, over `space`."""
+    """A policy π, a reference and a sampler μ over one space of completions.
+
+    Attributes:
+        space: the completions.
+        logits: (P, V) logits of π at every prefix, in float64.
+        ref_logits: those of the reference.
+        behavior_logits: those of the sampler.
+
+    Example:
+        >>> from klgrad.enumeration import autoregressive
+        >>> problem = autoregressive(2, 2, ends=False, seed=0, away_from_ref=0.5)
+        >>> problem.logp.shape
+        torch.Size([4, 2])
+        >>> round(float(problem.probability.sum()), 9)
+        1.0
+    """
 
     space: CompletionSpace
     logits: Tensor
@@ -28,7 +42,7 @@ class Problem:
         return replace(self, behavior_logits=self.logits)
 
     def with_logits(self, logits: Tensor) -> "Problem":
-        """The same problem at another θ; give it logits that require grad to differentiate towards them."""
+        """The same problem with other logits of π; pass logits that require grad to differentiate by them."""
         return replace(self, logits=logits)
 
     def log_probs(self, logits: Tensor) -> Tensor:
@@ -58,9 +72,9 @@ class Problem:
         return self.behavior_logp.sum(-1).exp()
 
     def prefix_probability(self, logits: Tensor) -> Tensor:
-        """(P,) how often a policy visits each prefix."""
+        """(P,) probability that a policy with these logits visits each prefix."""
         reached = self.log_probs(logits).cumsum(-1) - self.log_probs(logits)
-        # Every completion through a prefix shares its probability so far; one of them tells it.
+        # All completions through a prefix have the same probability up to it, so one of them is enough.
         visits = torch.zeros(self.space.prefixes, dtype=logits.dtype)
         where = self.space.mask
         return visits.index_put((self.space.prefix[where],), reached[where].exp())
@@ -76,7 +90,7 @@ class Problem:
         return (q.exp() * (q - p)).sum(-1)
 
     def at_tokens(self, per_prefix: Tensor) -> Tensor:
-        """(P,) to (N, T): the value at the prefix before each token; 0 where masked."""
+        """(P,) to (N, T): for each token, the value at the prefix before it; 0 where masked."""
         return torch.where(self.space.mask, per_prefix[self.space.prefix], 0)
 
     @cached_property
@@ -101,7 +115,7 @@ class Problem:
         return torch.softmax(self.logits, -1)
 
     def _at_own_prefix(self, per_token: Tensor) -> Tensor:
-        """Place (N, T, V) into the block of θ that belongs to each token's prefix."""
+        """Put (N, T, V) into the block of θ that belongs to the prefix of each token."""
         n, t, v = per_token.shape
         full = torch.zeros(n, t, self.space.prefixes, v, dtype=self.logits.dtype)
         index = self.space.prefix[..., None, None].expand(n, t, 1, v)
@@ -112,15 +126,23 @@ class Problem:
 def autoregressive(
     vocab: int, length: int, *, ends: bool, seed: int, away_from_ref: float, off_policy: float = 0.5
 ) -> Problem:
-    """A random problem whose lengths vary if `ends`.
+    """Make a random problem over completions of several tokens.
 
     Args:
-        vocab: tokens, the end token among them.
-        length: most tokens of a completion.
-        ends: whether token 0 ends a completion early.
-        seed: of the random logits.
-        away_from_ref: standard deviation of ref's logits from π's.
-        off_policy: standard deviation of the sampler's logits from π's.
+        vocab: number of tokens, including the end token.
+        length: most tokens in a completion.
+        ends: whether token 0 ends a completion early, so that lengths vary.
+        seed: seed of the random logits.
+        away_from_ref: standard deviation of the logits of ref from those of π.
+        off_policy: standard deviation of the logits of the sampler from those of π.
+
+    Returns:
+        The problem; the same arguments give the same problem.
+
+    Example:
+        >>> from klgrad.enumeration import autoregressive
+        >>> len(autoregressive(3, 2, ends=False, seed=0, away_from_ref=1.0).space)
+        9
     """
     space = CompletionSpace(vocab, length, ends)
     generator = torch.Generator().manual_seed(seed)
@@ -130,5 +152,20 @@ def autoregressive(
 
 
 def bandit(arms: int, *, seed: int, away_from_ref: float, off_policy: float = 0.5) -> Problem:
-    """One token and no more: a single categorical choice."""
+    """Make a random problem over completions of one token.
+
+    Args:
+        arms: number of tokens.
+        seed: seed of the random logits.
+        away_from_ref: standard deviation of the logits of ref from those of π.
+        off_policy: standard deviation of the logits of the sampler from those of π.
+
+    Returns:
+        The problem.
+
+    Example:
+        >>> from klgrad.enumeration import bandit
+        >>> bandit(5, seed=0, away_from_ref=1.0).logits.shape
+        torch.Size([1, 5])
+    """
     return autoregressive(arms, 1, ends=False, seed=seed, away_from_ref=away_from_ref, off_policy=off_policy)

@@ -1,4 +1,4 @@
-"""Every group of completions that a sampler may draw, with its probability."""
+"""Every group of completions that a sampler can draw, with its probability."""
 
 import math
 
@@ -9,12 +9,21 @@ from .problem import Problem
 
 
 def every_group(problem: Problem, size: int, *, ordered: bool = True) -> tuple[Tensor, Tensor]:
-    """(M, size) completion indices of all groups drawn independently, and (M,) their probabilities.
+    """List all groups of independently drawn completions.
 
     Args:
-        problem: whose sampler draws.
-        size: of a group.
-        ordered: all N^size; otherwise a group stands for every order of its members.
+        problem: its sampler draws the completions.
+        size: completions per group.
+        ordered: list all N^size groups. Otherwise list one order of each group, with the probability of all orders.
+
+    Returns:
+        (M, size) indices into the completions of the problem, and (M,) probabilities, which sum to 1.
+
+    Example:
+        >>> from klgrad.enumeration import bandit, every_group
+        >>> members, probability = every_group(bandit(3, seed=0, away_from_ref=1.0), 2)
+        >>> members.shape, round(float(probability.sum()), 9)
+        (torch.Size([9, 2]), 1.0)
     """
     single = torch.arange(len(problem.space))
     if ordered:

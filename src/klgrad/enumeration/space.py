@@ -1,4 +1,4 @@
-"""Every completion over a small vocabulary, and every prefix at which a policy must choose a token."""
+"""Every completion over a small vocabulary, and every prefix at which a policy chooses a token."""
 
 from dataclasses import dataclass, field
 
@@ -8,20 +8,34 @@ from torch import Tensor
 from ..errors import ProblemError
 
 END = 0
-"""The end token, where there is one: completing with it stops the completion, and it is part of it."""
+"""The end token, if there is one. It ends a completion and is part of it."""
 
 MAX_COMPLETIONS = 100_000
+"""Largest space that is built; beyond it exact sums take minutes."""
 
 
 @dataclass(frozen=True, eq=False)
 class CompletionSpace:
-    """All completions of at most `length` tokens; with `ends`, token 0 ends one early, so lengths vary.
+    """All completions of at most `length` tokens; with `ends`, token 0 ends a completion early, so that lengths vary.
+
+    Args:
+        vocab: number of tokens, at least 2.
+        length: most tokens in a completion.
+        ends: whether token 0 ends a completion.
 
     Attributes:
         tokens: (N, T) token ids, 0 where masked.
         mask: (N, T) live tokens.
         prefix: (N, T) index of the prefix before each token, in 0..prefixes-1; 0 where masked.
         prefixes: number of distinct prefixes.
+
+    Example:
+        >>> from klgrad.enumeration import CompletionSpace
+        >>> space = CompletionSpace(vocab=2, length=2, ends=True)
+        >>> len(space), space.prefixes
+        (3, 2)
+        >>> space.mask.sum(-1).tolist()
+        [1, 2, 2]
     """
 
     vocab: int
@@ -60,10 +74,14 @@ class CompletionSpace:
 
 def _check_size(vocab: int, length: int) -> None:
     if vocab < 2 or length < 1:
-        raise ProblemError("vocab >= 2 and length >= 1", f"vocab={vocab}, length={length}", "enlarge the problem")
+        raise ProblemError(
+            "vocab >= 2 and length >= 1",
+            f"vocab={vocab}, length={length}",
+            "use a larger vocabulary or longer completions",
+        )
     if vocab**length > MAX_COMPLETIONS:
         raise ProblemError(
             f"at most {MAX_COMPLETIONS} completions",
             f"{vocab} tokens ^ length {length} = {vocab**length}",
-            "shorten the completions: exact sums grow exponentially",
+            "use shorter completions: the number of terms grows exponentially with the length",
         )

@@ -1,4 +1,4 @@
-"""What a cell puts on the score of each token of this very data, against what the sound terms put there."""
+"""The coefficient of a cell on each token of the data, compared with those of the sound terms."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from ..core.importance import ImportanceWeighting, Truncate
 from ..core.rollout import Rollout
 from ..core.term import KLTerm
 from ..errors import RolloutError
+from ..remedies import as_code
 from ..zoo import Cell
 from .log_errors import LogError
 
@@ -43,7 +44,7 @@ def cell_of(name: str) -> Cell:
         raise LogError(
             "a cell whose coefficients depend on one completion alone",
             f"{name!r}, which needs the whole batch or group",
-            f"choose another, such as k3-loss or k1-reward; `klgrad audit {name}` tells about this one",
+            f"choose another, such as k3-loss or k1-reward; see `klgrad audit {name}` for this one",
         )
     return cell
 
@@ -64,7 +65,7 @@ class Comparison:
     """A cell's coefficients c against a term's s over all tokens.
 
     Attributes:
-        term: the term, as it would be written.
+        term: the code of the term.
         relative_difference: ‖c - s‖ / ‖s‖.
         correlation: of c with s; NaN where one is constant.
         scale: the multiple of s nearest to c.
@@ -121,7 +122,7 @@ class CoefficientSums:
             # A spread that is rounding is none: a constant has no correlation.
             varies = spread > 1e-20 * cc * ss
             found[level] = Comparison(
-                written(terms[level]),
+                as_code(terms[level]),
                 (off / ss) ** 0.5 if ss else float("nan"),
                 (cs - c * s / n) / spread**0.5 if varies else float("nan"),
                 cs / ss if ss else float("nan"),
@@ -129,14 +130,3 @@ class CoefficientSums:
                 sound,
             )
         return found
-
-
-def written(term: KLTerm) -> str:
-    """The term as one writes it, defaults left out."""
-    level = "level='token'" if term.level == "token" else ""
-    sampler = (
-        f"weighting=ImportanceWeighting({term.weighting.ratio!r}, bound={term.weighting.bound})"
-        if term.weighting
-        else ""
-    )
-    return f"KLTerm({', '.join(filter(None, [level, sampler]))})"

@@ -1,26 +1,27 @@
-"""What a log tells, in words and for programs."""
+"""The report on a log, as text and as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
 
 from ..reports.divergence import Report
 from ..support.atomic_files import finite
+from ..targets import TARGETS
 from ..zoo import Cell
 from .coefficients import Comparison
 from .diagnosis.causes import Cause
 from .diagnosis.evidence import Lags, Padding
 
 HARDLY = 0.05
-"""Relative difference of coefficients below which an unsound cell does as a sound one, on this data."""
+"""Relative difference of coefficients below which an unsound cell makes little difference on this data."""
 
 STALE = 0.5
-"""Effective sample size of whole completions, as a share, below which the data is another policy's."""
+"""Effective sample size of whole completions, as a share, below which the data counts as that of another policy."""
 
 RARE = 1e-4
-"""Share of tokens in a dead zone that is worth a sentence."""
+"""Smallest share of tokens in a dead zone that is mentioned."""
 
 APART = 0.5
-"""Relative difference from the KL of whole completions above which it is said why it is so large."""
+"""Relative difference from the KL of whole completions above which it is explained."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +30,11 @@ class LogReport:
 
     Attributes:
         file, columns, rows, tokens: what was read; columns by role.
-        kl: what `kl_report` says of the whole file.
+        kl: the `kl_report` of the whole file.
         cell: the KL loss in use.
         comparisons: its coefficients against the sound ones, by level.
-        dead_share: share of tokens on which it puts nothing where the sound term puts something.
-        mismatch, cause: what `mismatch_report` says, and the likely cause; None without the sampler's log-probs.
+        dead_share: share of tokens that have a zero coefficient and would have one from the sound term.
+        mismatch, cause: the `mismatch_report`, and the likely cause; None without log-probs of the sampler.
         reference: how well π and ref are aligned.
         padding: rows that look padded.
     """
@@ -53,7 +54,7 @@ class LogReport:
 
     @property
     def notes(self) -> list[str]:
-        """What to know about how the file was read, and what its numbers cannot mean."""
+        """Remarks on how the file was read, and on the limits of its numbers."""
         found = []
         if "logp" in self.columns and self.columns["logp"].lower().startswith(
             ("old", "prev", "prox", "pi_old", "b_log")
@@ -67,9 +68,11 @@ class LogReport:
         if "behavior_logp" not in self.columns and "old_logp" in self.columns:
             found.append("Ratios are π/old; the sampler's own log-probs are not in the file.")
         if self._is_at_the_reference:
-            found.append("π is ref at every token: right before the first update; later, ref is not held fixed.")
+            found.append(
+                "π is ref at every token: expected before the first update; later it means that ref is not held fixed."
+            )
         elif self._is_stale:
-            found.append("The tokens are not π's own, and the KLs to the reference are not weighted for that.")
+            found.append("The tokens are not sampled from π, and the KLs to the reference are not weighted for that.")
         return found
 
     @property
@@ -82,28 +85,28 @@ class LogReport:
 
     @property
     def explanation(self) -> str:
-        """Why a loss of single tokens is far from the KL of whole completions, where it is; empty elsewhere."""
+        """Why a loss of single tokens is far from the KL of whole completions; empty if it is not."""
         token, sequence = (self.comparisons[level].relative_difference for level in ("token", "sequence"))
         if not sequence > max(APART, token):
             return ""
         return (
-            "Whole completions: there a token's coefficient also holds the KL of all tokens after it. A loss that "
-            "looks at each token alone is always far from that, so this column alone is no fault: judge such a loss "
-            "token by token."
+            "Whole completions: here the coefficient of a token also contains the KL of all tokens after it. A loss of "
+            "single tokens is always far from that, so this column alone shows no fault: judge such a loss token by "
+            "token."
         )
 
     @property
     def advice(self) -> list[str]:
-        """What to change, the worst first; what hangs on columns that are out of line is left out."""
+        """What to change, most important first; without findings that depend on misaligned columns."""
         misaligned = self._misaligned()
         found = [*misaligned, *self._cause(), *([] if misaligned else self._unsound()), *self._stale()]
         return found or [self._nothing()]
 
     def _nothing(self) -> str:
         if self._is_at_the_reference:
-            return "Nothing to judge a KL term by: π is ref at every token."
+            return "The KL term cannot be judged: π is ref at every token."
         if self.cause is None:
-            return "Nothing to change in reference and KL term; whether trainer and sampler agree is not told."
+            return "Nothing to change in reference and KL term; whether trainer and sampler agree is unknown."
         return "Nothing to change: trainer, reference and KL term are as they should be on this data."
 
     def _misaligned(self) -> list[str]:
@@ -123,15 +126,15 @@ class LogReport:
 
     def _unsound(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
-        descends = self.cell.descends.on_policy
-        what = "no known divergence" if descends == "unknown" else f"`{descends}`"
+        what = TARGETS[self.cell.descends.on_policy].phrase
         if not self.cell.instead or off != off:  # where π is ref there is nothing to compare
             return []
         dead_zone = self.dead_share >= RARE
         if off < HARDLY and not dead_zone:
             return [
                 f"{self.cell.name} descends {what}, but this near to ref it is {off:.1%} off the token-level reverse "
-                f"KL: it hardly matters yet, and will when π moves on. Instead: {self.cell.instead}."
+                "KL: it makes little difference yet, but more when π moves away from ref. "
+                f"Instead: {self.cell.instead}."
             ]
         dead = f", nothing at all on {self.dead_share:.2%} of the tokens" if dead_zone else ""
         return [
@@ -140,17 +143,17 @@ class LogReport:
         ]
 
     def _stale(self) -> list[str]:
-        mended = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
-        if not self._is_stale or mended or self.cell.descends.off_policy not in ("unknown", "nothing"):
+        has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
+        if not self._is_stale or has_cause or TARGETS[self.cell.descends.off_policy].has_gradient:
             return []
         left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
         return [
-            f"The tokens are another policy's (effective sample size {left:.0%} of the completions): weight the "
+            f"The tokens are from another policy (effective sample size {left:.0%} of the completions): weight the "
             f"KL term, {self.comparisons['sequence'].term}."
         ]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data."""
+        """Plain data, ready for JSON."""
         mismatch = None
         if self.mismatch is not None and self.cause is not None:
             mismatch = {
@@ -179,5 +182,5 @@ class LogReport:
 
 
 def to_json(report: LogReport) -> str:
-    """The report for programs; what is not a finite number is null."""
+    """The report as JSON; numbers that are not finite are null."""
     return json.dumps(finite(report.to_dict()), indent=2, ensure_ascii=False) + "\n"

@@ -1,161 +1,189 @@
-"""The card of one loss."""
+"""The card of one loss: what `templates/card.html` shows."""
 
 import math
-from html import escape
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ...enumeration import TARGETS
+from ...remedies import as_code
+from ...targets import TARGETS, WITH_GRADIENT, Role, Target
+from ..advising import OPPOSITE
 from ..audit_result import AuditResult
 from ..curve import Curve, dead_zones
 from ..numbers import apart, listed, percent
 from ..verdict import MATCH
-from .chart import curve_svg
-from .parts import SHORT, WORDS, bar, breakable, kind_of, mark, number, spoken
-from .remedy import Fixes, advice
+from .chart import Chart, chart_of
+from .environment import number
+from .fixes import Fix, own_lines
 
 
-def card(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Fixes) -> str:
-    """Everything about one loss."""
-    about = f'<p class="about">{escape(summary)}</p>' if summary else ""
-    return f"""
-<article class="card" id="{anchor}" aria-labelledby="{anchor}-name">
-<header><h3 id="{anchor}-name">{breakable(r.name)}</h3>{about}</header>
-<div class="verdicts">
-{_verdict("On-policy", r)}
-{_verdict("Off-policy", r)}
-</div>
-{advice(r, fixes)}
-<div class="columns">
-<section class="{kind_of(r.verdict)}"><h4>Coefficient on a sampled token</h4>{_curve(r, curve)}</section>
-<section><h4>Distance to each target</h4>{_distances(r)}</section>
-</div>
-<section class="numbers"><h4>Numbers</h4><dl class="facts">{"".join(_facts(r, curve))}</dl></section>
-</article>"""
+@dataclass(frozen=True)
+class VerdictView:
+    """A verdict with its heading and sentence."""
+
+    where: str
+    role: Role
+    title: str
+    sentence: str
 
 
-def _verdict(where: str, r: AuditResult) -> str:
-    on_policy = where == "On-policy"
-    verdict = r.verdict if on_policy else r.verdict_off_policy
-    kind = kind_of(verdict)
-    title, sentence = WORDS[verdict]
-    if verdict == "unknown":
-        title, sentence = _unknown(r, on_policy)
-    elif verdict == "nothing" and not r.has_gradient:
-        sentence = "No gradient reaches the log-probs."
-    return (
-        f'<section class="verdict {kind}">{mark(kind)}<div><h4>{where}</h4>'
-        f'<p class="title">{escape(title)}</p><p>{escape(sentence)}</p></div></section>'
+@dataclass(frozen=True)
+class Distance:
+    """A relative distance to a target; `text` is None where it is not a finite number."""
+
+    bias: float
+
+    @property
+    def is_match(self) -> bool:
+        """Whether the gradients agree."""
+        return self.bias <= MATCH
+
+    @property
+    def text(self) -> str | None:
+        """In words or percent."""
+        if not math.isfinite(self.bias):
+            return None
+        return "match" if self.is_match else percent(self.bias)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A measurement; a fault is shown in bold."""
+
+    name: str
+    text: str
+    is_fault: bool = False
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything about one loss.
+
+    Attributes:
+        result: the audit of the loss.
+        anchor: its id on the page.
+        summary: one line about the loss, or empty.
+        verdicts: on-policy, then off-policy.
+        own_lines: lines of its framework, each with a sentence that introduces it.
+        terms: label and code of the terms to use, where there are no own lines.
+        chart: the coefficient curve, or None where there is none.
+        dead: its dead zones in words, or empty.
+        has_gaps: whether the coefficient is not finite somewhere.
+        distances: to each target, on-policy and off-policy.
+        facts: the other measurements.
+    """
+
+    result: AuditResult
+    anchor: str
+    summary: str
+    verdicts: tuple[VerdictView, VerdictView]
+    own_lines: list[tuple[Fix, str]]
+    terms: list[tuple[str, str]]
+    chart: Chart | None
+    dead: str
+    has_gaps: bool
+    distances: list[tuple[Target, tuple[Distance, Distance]]]
+    facts: list[Fact]
+
+    @property
+    def label(self) -> str:
+        """The curve in words, for screen readers."""
+        return f"{self.result.name}: {f'no gradient {self.dead}' if self.dead else 'no dead zone'}"
+
+
+def card_of(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Sequence[Fix]) -> Card:
+    """Build the card of a loss.
+
+    Args:
+        r: the audit of the loss.
+        curve: its coefficient curve, empty where it has none.
+        anchor: its id on the page.
+        summary: one line about it, or empty.
+        fixes: what to write in its framework; empty for other losses.
+    """
+    zones = [_in_words(*zone) for zone in dead_zones(curve)]
+    return Card(
+        result=r,
+        anchor=anchor,
+        summary=summary,
+        verdicts=(_view(r, on_policy=True), _view(r, on_policy=False)),
+        own_lines=own_lines(r, fixes) if fixes else [],
+        terms=[(x.do or "instead", as_code(term)) for x in r.advice.remedies for term in x.terms],
+        chart=chart_of(curve) if curve else None,
+        dead=" and ".join(zones),
+        has_gaps=any(y is None for _, y in curve),
+        distances=[
+            (TARGETS[name], (Distance(r.bias[name]), Distance(r.bias_off_policy[name]))) for name in WITH_GRADIENT
+        ],
+        facts=_facts(r, zones),
     )
 
 
+def _view(r: AuditResult, *, on_policy: bool) -> VerdictView:
+    target = TARGETS[r.verdict if on_policy else r.verdict_off_policy]
+    title, sentence = target.title, target.sentence
+    if target.name == "unknown":
+        title, sentence = _unknown(r, on_policy)
+    elif target.name == "nothing" and not r.has_gradient:
+        sentence = "No gradient reaches the log-probs."
+    return VerdictView("On-policy" if on_policy else "Off-policy", target.role, title, sentence)
+
+
 def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
-    nearest = r.nearest if on_policy else r.nearest_off_policy
+    nearest = TARGETS[r.nearest if on_policy else r.nearest_off_policy]
     bias, cosine = (r.bias, r.cosine) if on_policy else (r.bias_off_policy, r.cosine_off_policy)
-    name = spoken(nearest.replace("_", "-"))
+    name, off = nearest.title_in_sentence, percent(bias[nearest.name])
     if not r.deterministic:
         return "No verdict", "The same batch gives different gradients."
     if not r.finite_in_float64:
         return "No verdict", "The gradient is not a finite number on some group."
-    if cosine[nearest] < -0.999:
+    if cosine[nearest.name] < OPPOSITE:
         return f"Climbs the {name}", "The sign is wrong."
-    off = percent(bias[nearest])
     if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
-        return f"{WORDS[r.verdict_fixed_lengths][0]}, at equal lengths only", f"When they vary: {off} off the {name}."
+        title = TARGETS[r.verdict_fixed_lengths].title
+        return f"{title}, at equal lengths only", f"When lengths vary: {off} off the {name}."
     if on_policy and r.off_with and r.verdict_standard != "unknown":
-        return f"{WORDS[r.verdict_standard][0]}, but not always", f"With {listed(r.off_with)}: {off} off."
-    return WORDS["unknown"][0], f"Nearest: {name}, {off} off."
+        return f"{TARGETS[r.verdict_standard].title}, but not always", f"With {listed(r.off_with)}: {off} off."
+    return TARGETS["unknown"].title, f"Nearest: {name}, {off} off."
 
 
-def _curve(r: AuditResult, curve: Curve) -> str:
-    if not curve:
-        return (
-            '<p class="none">No curve: it differentiates the KL over the whole vocabulary, so that part of its '
-            "gradient is on tokens that were not sampled.</p>"
-        )
-    zones = " and ".join(spoken_zone(*zone) for zone in dead_zones(curve))
-    keys = [
-        _key('<path class="line" d="M1 5H21"/>', "this loss"),
-        _key('<path class="sound" d="M1 5H21"/>', "sound: log π/ref itself"),
-    ]
-    if zones:
-        swatch = '<rect class="dead" width="22" height="10"/><path class="hatch" d="M1 10L11 0M11 10L21 0"/>'
-        keys.append(_key(swatch, f"no gradient {zones}"))
-    if any(y is None for _, y in curve):
-        keys.append("<li>gaps: not a finite number</li>")
-    svg = curve_svg(r.name, curve, f"{r.name}: {f'no gradient {zones}' if zones else 'no dead zone'}")
-    return f'<figure>{svg}<figcaption><ul class="keys">{"".join(keys)}</ul></figcaption></figure>'
-
-
-def _key(swatch: str, text: str) -> str:
-    return f'<li><svg class="key" aria-hidden="true" viewBox="0 0 22 10">{swatch}</svg>{text}</li>'
-
-
-def spoken_zone(low: float, high: float) -> str:
-    """A dead zone in words."""
+def _in_words(low: float, high: float) -> str:
     return f"below {number(high)}" if low < 0 else f"above {number(low)}"
 
 
-def _distances(r: AuditResult) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{SHORT[name.replace("_", "-")]}</th>'
-        f"{_distance(r.bias[name])}{_distance(r.bias_off_policy[name])}</tr>"
-        for name in TARGETS
-    )
-    return (
-        '<table class="bias"><thead><tr><th scope="col">target</th><th scope="col">on-policy</th>'
-        f'<th scope="col">off-policy</th></tr></thead><tbody>{rows}</tbody></table>'
-        '<p class="hint">0% is a match, 100% no likeness.</p>'
-    )
-
-
-def _distance(bias: float) -> str:
-    if not math.isfinite(bias):
-        return f"<td>{number(bias)}</td>"
-    text = "match" if bias <= MATCH else percent(bias)
-    return f'<td class="{"match" if bias <= MATCH else ""}">{text}{bar(bias)}</td>'
-
-
-def _facts(r: AuditResult, curve: Curve) -> list[str]:
-    """What was measured beside the verdict; what is amiss is in bold."""
-    zones = [spoken_zone(*zone) for zone in dead_zones(curve)]
+def _facts(r: AuditResult, zones: list[str]) -> list[Fact]:
     if not zones and r.dead_zone_from is not None:
         zones = [f"from {number(r.dead_zone_from)} on"]
     wrong = r.float32_wrong_from
+    precision = "keeps its digits" if wrong is None else f"wrong from log π/ref = {number(wrong)} on"
     found = [
-        ("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}", False),
-        ("Scale", _scale(r), False),
-        ("Lengths", _lengths(r), r.length_sensitive),
-        ("Dead zone", f"no gradient for log π/ref {' and '.join(zones)}" if zones else "none", bool(zones)),
-        (
-            "float32",
-            "keeps its digits" if wrong is None else f"wrong from log π/ref = {number(wrong)} on",
-            wrong is not None,
-        ),
-        ("Finite", "always" if r.finite else "overflows, or 0/0", not r.finite),
-        ("Padding", "gets gradient" if r.touches_padding else "gets none", r.touches_padding),
-        ("Depends on ref", "yes" if r.depends_on_reference else "no", not r.depends_on_reference),
+        Fact("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}"),
+        Fact("Scale", _scale(r)),
+        Fact("Lengths", _lengths(r), r.length_sensitive),
+        Fact("Dead zone", f"no gradient for log π/ref {' and '.join(zones)}" if zones else "none", bool(zones)),
+        Fact("float32", precision, wrong is not None),
+        Fact("Finite", "always" if r.finite else "overflows, or 0/0", not r.finite),
+        Fact("Padding", "gets gradient" if r.touches_padding else "gets none", r.touches_padding),
+        Fact("Depends on ref", "yes" if r.depends_on_reference else "no", not r.depends_on_reference),
     ]
     if r.off_with:
-        found.append(("Off with", listed(r.off_with), True))
+        found.append(Fact("Off with", listed(r.off_with), is_fault=True))
     elif r.verdict == "unknown" != r.verdict_near:
-        found.append(("Near ref alone", WORDS[r.verdict_near][0].lower().replace("kl", "KL"), False))
+        found.append(Fact("Near ref alone", TARGETS[r.verdict_near].title_in_sentence))
     if not r.deterministic:
-        found.append(("Deterministic", "no", True))
-    return [
-        f"<div><dt>{name}</dt><dd>{f'<strong>{text}</strong>' if amiss else text}</dd></div>"
-        for name, text, amiss in found
-    ]
+        found.append(Fact("Deterministic", "no", is_fault=True))
+    return found
 
 
 def _scale(r: AuditResult) -> str:
-    if r.verdict in ("nothing", "unknown") or r.scale is None:
+    if not TARGETS[r.verdict].has_gradient or r.scale is None:
         return "none without a target"
     if r.scale_range is None:
         return f"{number(r.scale)} × the target"
     low, high = apart(*r.scale_range)
-    return f"{low} to {high} × the target, by the batch’s shape"
+    return f"{low} to {high} × the target, depending on the shape of the batch"
 
 
 def _lengths(r: AuditResult) -> str:
     if not r.length_sensitive:
         return "do not change the verdict"
-    return f"change the verdict; equal ones give: {WORDS[r.verdict_fixed_lengths][0]}"
+    return f"change the verdict; equal ones give: {TARGETS[r.verdict_fixed_lengths].title}"

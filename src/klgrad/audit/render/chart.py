@@ -1,7 +1,7 @@
-"""The coefficient curve of one loss as inline SVG."""
+"""The geometry of the coefficient curve: what `templates/curve.svg` draws, in pixels."""
 
 import math
-from html import escape
+from dataclasses import dataclass
 
 from ..curve import Curve, dead_zones
 
@@ -11,23 +11,58 @@ X_RANGE, Y_RANGE = (-30.0, 12.0), (-40.0, 20.0)
 TICKS = (-30, -10, -3, -1, 0, 1, 3, 10)
 
 STRAIGHT = 0.15
-"""Pixels by which a point may leave the line through its neighbours and still be left out."""
+"""A point is left out where it is less than this many pixels off the line through its neighbours."""
 
 
-def curve_svg(name: str, curve: Curve, label: str) -> str:
+@dataclass(frozen=True)
+class Zone:
+    """A shaded dead zone."""
+
+    x: str
+    y: str
+    width: str
+    height: str
+    hatch: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A grid line on each axis, with its label."""
+
+    css: str
+    grid: str
+    x: str
+    y: str
+    anchor: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
     """Coefficient against log π/ref. Both axes are asinh, which keeps y = x straight and shows 1 beside 30."""
-    zones = dead_zones(curve)
-    parts = [
-        f'<svg class="curve" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(label)}">',
-        f"<title>Coefficient of {escape(name)} against log π/ref</title>",
-        *(_zone(*zone) for zone in zones),
-        *_axes(),
-        f'<path class="line" d="{_path(curve)}"/>',
-        f'<path class="sound" d="{_path([(x, x) for x, _ in curve])}"/>',
-        *(f'<path class="off" d="{d}"/>' for d in _arrows(curve)),
-        "</svg>",
-    ]
-    return "".join(parts)
+
+    zones: list[Zone]
+    line: str
+    sound: str
+    arrows: list[str]
+    ticks: list[Tick]
+    width: str = f"{WIDTH:g}"
+    height: str = f"{HEIGHT:g}"
+    left: str = f"{LEFT - 6:g}"
+    below: str = f"{HEIGHT - BOTTOM + 15:g}"
+    bottom: str = f"{HEIGHT - 6:g}"
+    middle: str = f"{(LEFT + WIDTH - RIGHT) / 2:g}"
+
+
+def chart_of(curve: Curve) -> Chart:
+    """Everything that is drawn of one curve."""
+    return Chart(
+        zones=[_zone(*zone) for zone in dead_zones(curve)],
+        line=_path(curve),
+        sound=_path([(x, x) for x, _ in curve]),
+        arrows=_arrows(curve),
+        ticks=[_tick(value) for value in TICKS],
+    )
 
 
 def _x(value: float) -> float:
@@ -40,13 +75,12 @@ def _y(value: float) -> float:
     return HEIGHT - BOTTOM - (math.asinh(value) - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
 
-def _zone(low: float, high: float) -> str:
+def _zone(low: float, high: float) -> Zone:
     x, end = _x(low), _x(high)
-    box = f'x="{x:.1f}" y="{TOP:g}" width="{end - x:.1f}" height="{HEIGHT - TOP - BOTTOM:g}"'
     # Strokes, not a pattern fill: a hatch shows in grey print and without colour vision.
     base, rise = HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM
     hatch = "".join(_stroke(start, x, end, base, rise) for start in range(int(x - rise), int(end), 9))
-    return f'<rect class="dead" {box}/><path class="hatch" d="{hatch}"/>'
+    return Zone(f"{x:.1f}", f"{TOP:g}", f"{end - x:.1f}", f"{rise:g}", hatch)
 
 
 def _stroke(start: float, low: float, high: float, base: float, rise: float) -> str:
@@ -55,22 +89,16 @@ def _stroke(start: float, low: float, high: float, base: float, rise: float) -> 
     return f"M{left:.1f} {base - (left - start):.1f}L{right:.1f} {base - (right - start):.1f}" if right > left else ""
 
 
-def _axes() -> list[str]:
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    found = []
-    for tick in TICKS:
-        kind = "zero" if tick == 0 else "grid"
-        text = f"−{-tick}" if tick < 0 else f"{tick}"
-        x, y = _x(tick), _y(tick)
-        found.append(f'<path class="{kind}" d="M{x:.1f} {TOP:g}V{bottom:g}M{LEFT:g} {y:.1f}H{right:g}"/>')
-        anchor = "start" if tick == TICKS[0] else "middle"  # the outermost label stays clear of the other axis'
-        found.append(f'<text x="{x:.1f}" y="{bottom + 15:g}" text-anchor="{anchor}">{text}</text>')
-        found.append(f'<text x="{LEFT - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
-    middle = (LEFT + right) / 2
-    found.append(
-        f'<text class="axis" x="{middle:g}" y="{HEIGHT - 6:g}" text-anchor="middle">log π/ref of the token</text>'
+def _tick(value: int) -> Tick:
+    x, y = _x(value), _y(value)
+    return Tick(
+        css="zero" if value == 0 else "grid",
+        grid=f"M{x:.1f} {TOP:g}V{HEIGHT - BOTTOM:g}M{LEFT:g} {y:.1f}H{WIDTH - RIGHT:g}",
+        x=f"{x:.1f}",
+        y=f"{y + 3.5:.1f}",
+        anchor="start" if value == TICKS[0] else "middle",  # the first label must not cover those of the other axis
+        text=f"−{-value}" if value < 0 else f"{value}",
     )
-    return found
 
 
 def _path(curve: Curve) -> str:

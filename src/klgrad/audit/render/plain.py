@@ -1,19 +1,28 @@
-"""Audit results for programs (JSON) and for documents (Markdown)."""
+"""Audit results as JSON and as a Markdown table."""
 
 import json
 import re
 from collections.abc import Sequence
 
 from ...support.atomic_files import finite
+from ...targets import Verdict
 from ..audit_result import AuditResult
 from ..numbers import listed, percent
 from ..problems import cases
+
+KIND_TITLES = {
+    "cell": "Cells: losses as found in the wild",
+    "term": "Terms: losses that declare what they mean",
+    "function": "Functions",
+    "framework": "Frameworks: their own code, by setting",
+}
+"""The heading of each kind of loss."""
 
 COLUMNS = ("loss", "on-policy it descends", "off-policy", "scale", "variance", "near ref", "notes")
 
 
 def to_json(results: Sequence[AuditResult]) -> str:
-    """`{"results": [...], "problems": [...]}`; what is not a finite number is null."""
+    """`{"results": [...], "problems": [...]}`; numbers that are not finite are null."""
     data = {"results": [r.to_dict() for r in results], "problems": [c.describe() for c in cases(on_policy=False)]}
     return json.dumps(finite(data), indent=2) + "\n"
 
@@ -30,7 +39,7 @@ def to_markdown(results: Sequence[AuditResult]) -> str:
 def _code(name: str) -> str:
     """A name as code in a cell of a table.
 
-    Between backticks nothing can be escaped in a way that all readers of Markdown agree on, and a bar ends the cell.
+    A bar would end the cell, and Markdown readers do not agree on how to escape it between backticks.
     """
     name = " ".join(name.splitlines())
     if not re.search(r"[|`\\]", name):
@@ -40,25 +49,29 @@ def _code(name: str) -> str:
 
 def cells_of(r: AuditResult) -> tuple[str, ...]:
     """The row of a table, in the order of `COLUMNS`."""
-    verdict, off = (
-        f"unknown ({percent(bias[nearest])} from {nearest.replace('_', '-')})" if v == "unknown" else v
-        for v, bias, nearest in (
-            (r.verdict, r.bias, r.nearest),
-            (r.verdict_off_policy, r.bias_off_policy, r.nearest_off_policy),
-        )
-    )
+    verdict = _verdict(r.verdict, r.nearest, r.bias)
+    off = _verdict(r.verdict_off_policy, r.nearest_off_policy, r.bias_off_policy)
     scale = "" if r.scale is None or r.verdict == "unknown" else f"{r.scale:.3g}"
     return (r.name, verdict, off, scale, f"{r.variance:.3g}", f"{r.variance_near:.3g}", "; ".join(notes(r)))
 
 
-def notes(r: AuditResult) -> list[str]:
-    """What to know beyond the verdict, in a few words each."""
+def _verdict(verdict: Verdict, nearest: Verdict, bias: dict[Verdict, float]) -> str:
+    return f"unknown ({percent(bias[nearest])} from {nearest})" if verdict == "unknown" else verdict
+
+
+def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
+    """Findings beside the verdict, in a few words each.
+
+    Args:
+        r: the audit of the loss.
+        lengths: whether to include what varying lengths change.
+    """
     found = []
     if not r.deterministic:
         found.append("not deterministic")
     if not r.depends_on_reference:
         found.append("ignores ref" if r.has_gradient else "no gradient")
-    if r.length_sensitive:
+    if r.length_sensitive and lengths:
         known = r.verdict_fixed_lengths != "unknown"
         found.append(f"length-sensitive (equal lengths: {r.verdict_fixed_lengths})" if known else "length-sensitive")
     if r.off_with:

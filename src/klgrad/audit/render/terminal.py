@@ -1,4 +1,4 @@
-"""Audit results as a terminal shows them."""
+"""Audit results for a terminal."""
 
 from collections.abc import Sequence
 
@@ -7,42 +7,32 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...enumeration import TARGETS
-from .. import AuditResult, Subject
+from ...targets import WITH_GRADIENT, Verdict
+from ..audit_result import AuditResult
 from ..problems import in_words
-from .plain import cells_of, notes
-
-STYLES = {"nothing": "bold red", "unknown": "yellow", "forward-kl-token": "magenta", "forward-kl-sequence": "magenta"}
-"""Red does nothing, yellow is no gradient of a divergence, magenta is the forward KL, green the reverse."""
-
-TITLES = {
-    "cell": "Cells: losses as found in the wild",
-    "term": "Terms: losses that declare what they mean",
-    "function": "Functions",
-    "framework": "Frameworks: their own code, by setting",
-}
+from ..subject import Subject
+from .plain import KIND_TITLES, cells_of, notes
+from .roles import look_of
 
 CAPTION = (
-    f"Exact: {in_words()}, in float64. Variance is that of one "
-    "completion's gradient, at scale 1, over the standard problems and over those near ref; in groups so small a "
-    "leave-one-out mean can cost more than it saves. "
-    "`klgrad audit NAME` tells all about one."
+    f"Exact: {in_words()}, in float64. The variance is that of the gradient of one completion at scale 1, over the "
+    "standard problems and over those near ref; in such small groups a leave-one-out mean can increase it. "
+    "`klgrad audit NAME` shows everything about one loss."
 )
 
 
 WIDE = 135
-"""Columns that the whole overview takes; a narrower terminal gets names and verdicts."""
-
+"""Columns that the whole overview needs; a narrower terminal shows names and verdicts only."""
 
 FRAME = 6
-"""Columns of a title's line that are its frame."""
+"""Columns that the frame takes from the line of the title."""
 
 
 def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
     """A table per kind."""
     found: list[RenderableType] = []
     for kind in dict.fromkeys(r.kind for r in results):
-        title = Text(TITLES[kind], style="bold")
+        title = Text(KIND_TITLES[kind], style="bold")
         table = Table("loss", "on-policy", "off-policy", box=None, padding=(0, 1), pad_edge=False)
         table.columns[0].overflow = "fold"
         longest = max(len(r.name) for r in results)
@@ -77,19 +67,19 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     distances = Table(box=None, pad_edge=False)
     for column in ("target", "bias", "cosine", "bias off-policy", "cosine off-policy"):
         distances.add_column(column, justify="left" if column == "target" else "right")
-    for name in TARGETS:
+    for name in WITH_GRADIENT:
         numbers = (r.bias[name], r.cosine[name], r.bias_off_policy[name], r.cosine_off_policy[name])
-        distances.add_row(name.replace("_", "-"), *(_number(x) for x in numbers))
+        distances.add_row(name, *(_number(x) for x in numbers))
     name = Text(r.name, style="bold")
     fits = name.cell_len <= width - FRAME
     parts = [] if fits else [name, ""]  # a title that is too long would be cut off
     parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
-    body = Group(*parts, facts, "", distances, "", Text(r.advice))
+    body = Group(*parts, facts, "", distances, "", Text(str(r.advice)))
     return Panel(body, title=name if fits else None, title_align="left")
 
 
-def _verdict(verdict: str) -> Text:
-    return Text(verdict, style=STYLES.get(verdict, "green"))
+def _verdict(verdict: Verdict) -> Text:
+    return Text(verdict, style=look_of(verdict).style)
 
 
 def _scales(r: AuditResult) -> str:

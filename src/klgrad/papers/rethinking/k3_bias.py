@@ -70,7 +70,7 @@ def _at(problem: Problem, distance: float) -> Problem:
 
 
 def _gap(problem: Problem) -> float:
-    target = target_gradients(problem)["reverse_kl_sequence"]
+    target = target_gradients(problem)["reverse-kl-sequence"]
     return relative_gap(expected_gradient(problem, PLACEMENTS["k3-loss"]), target)
 
 

@@ -46,7 +46,7 @@ def run(settings: Settings) -> Numbers:
     """Relative distance from the reverse KL gradient, by weighting, placement, bandit and distance of the sampler."""
     count = settings.size(24, 8)
     bandits = [bandit(ARMS, seed=1000 * settings.seed + i, away_from_ref=1.0, off_policy=1.0) for i in range(count)]
-    targets = [target_gradients(problem)["reverse_kl_sequence"] for problem in bandits]
+    targets = [target_gradients(problem)["reverse-kl-sequence"] for problem in bandits]
     sampled = [[_sampled_at(problem, distance) for distance in DISTANCES] for problem in bandits]
     gap = lambda weighting, placement: [
         [relative_gap(_gradient(problem, placement, weighting), target) for problem in row]

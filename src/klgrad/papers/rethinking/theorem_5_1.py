@@ -47,7 +47,7 @@ def run(settings: Settings) -> Numbers:
 
 def _measure(problem: Problem) -> dict[str, float]:
     targets = target_gradients(problem)
-    reverse, forward = targets["reverse_kl_sequence"], targets["forward_kl_sequence"]
+    reverse, forward = targets["reverse-kl-sequence"], targets["forward-kl-sequence"]
     found = {name: expected_gradient(problem, loss) for name, loss in PLACEMENTS.items()}
     return {
         "kl": problem.prefix_kl().item(),

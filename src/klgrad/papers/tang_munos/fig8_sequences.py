@@ -100,7 +100,7 @@ def _relative_moments(problems: int, seed: int) -> dict[str, tuple[list[float], 
     found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in METHODS}
     for i in range(problems):
         problem = autoregressive(3, LENGTH - 1, ends=True, seed=1000 * seed + i, away_from_ref=SPREAD).on_policy()
-        target = target_gradients(problem)["reverse_kl_sequence"]
+        target = target_gradients(problem)["reverse-kl-sequence"]
         for name, (bias, relative) in found.items():
             mean, variance = moments_of_mean(name, problem, SAMPLES)
             bias.append(float((mean - target).norm() / target.norm()))

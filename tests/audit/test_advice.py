@@ -1,0 +1,88 @@
+"""Advice is data: the same remedies appear in the sentence, in JSON and on the page."""
+
+import pytest
+
+from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate, zoo
+from klgrad.audit import audit
+from klgrad.audit.advice import Advice
+from klgrad.audit.advising import INSTEAD, KEEP_TARGET, STALE
+from klgrad.audit.cell_remedies import BY_CELL, remedy_for
+from klgrad.audit.curve import coefficient_curve
+from klgrad.audit.known_losses import every_term
+from klgrad.audit.render.page import to_html
+from klgrad.audit.subject import as_subject
+from klgrad.remedies import Remedy, as_code
+from klgrad.targets import TARGETS
+
+NAMES = {x.__name__: x for x in (KLTerm, ImportanceWeighting, Truncate, Clip, Mask)}
+
+
+def test_the_code_of_a_term_gives_the_term():
+    terms = {*every_term(), KLTerm(level="token", weighting=ImportanceWeighting("token", bound=Clip(0.5, 2.0)))}
+    assert len(terms) > 20
+    for term in terms:
+        assert eval(as_code(term), dict(NAMES)) == term
+
+
+def test_sentences():
+    assert str(Remedy(use=("k2-loss", KLTerm()), why="a reason")) == "Use k2-loss or KLTerm() instead (a reason)."
+    assert str(Remedy("detach the ratio", ("k2-loss",))) == "Detach the ratio: use k2-loss."
+    assert str(Remedy("return the KL")) == "Return the KL."
+    advice = Advice("descends KL", ("overflows",), (Remedy("do this"), Remedy("do that")))
+    assert str(advice) == "Descends KL; overflows. Do this. Do that."
+    assert str(Advice()) == ""
+
+
+def test_code_is_marked_and_nothing_else_is():
+    pieces = Advice("x", (), (Remedy("do", ("k2-loss", KLTerm())),)).pieces
+    assert [piece.text for piece in pieces if piece.is_code] == ["k2-loss", "KLTerm()"]
+
+
+def test_every_unsound_cell_has_a_remedy_and_no_other():
+    """The table follows `Cell.instead`, which is text."""
+    assert set(BY_CELL) == {name for name, cell in zoo.CELLS.items() if cell.instead}
+    assert remedy_for(zoo.get("k2-loss")) is None
+    for name, remedy in BY_CELL.items():
+        for replacement in remedy.use:
+            assert as_code(replacement) in zoo.get(name).instead, name
+
+
+REPLACEMENTS = {as_code(x): x for remedy in (*BY_CELL.values(), *INSTEAD.values()) for x in remedy.use}
+
+
+@pytest.mark.parametrize("code", REPLACEMENTS)
+def test_a_replacement_is_declared_to_descend_a_reverse_kl(code):
+    replacement = REPLACEMENTS[code]
+    loss = zoo.get(replacement) if isinstance(replacement, str) else replacement
+    if isinstance(loss, KLTerm) and (loss.influence_bound is not None or 0 < loss.discount < 1):
+        assert loss.descends.on_policy == "unknown"  # it declares a compromise
+    else:
+        assert TARGETS[loss.descends.on_policy].role == "reverse"
+
+
+def shown(loss, name=None):
+    subject = as_subject(loss, name)
+    result = audit(subject)
+    return result, to_html([result], [coefficient_curve(subject)])
+
+
+def test_a_remedy_is_the_same_in_every_form():
+    result, page = shown(zoo.get("k3-loss"))
+    instead, off_policy = result.advice.remedies
+    assert instead == BY_CELL["k3-loss"]
+    assert off_policy == Remedy(KEEP_TARGET, (STALE["forward-kl-token"],))
+    assert result.to_dict()["remedies"] == [instead.to_dict(), off_policy.to_dict()]
+    for remedy in (instead, off_policy):
+        assert str(remedy) in str(result.advice)
+        for term in remedy.terms:
+            code = as_code(term).replace("'", "&#39;")
+            assert page.count(f"<code>{code}</code>") == 2  # in the sentence, and below it to copy
+
+
+def test_a_loss_that_is_weighted_already_needs_no_other_weights():
+    weighted, _ = shown(zoo.get("stale-k1-reward"))
+    assert [remedy.do for remedy in weighted.advice.remedies] == [""]
+
+
+def test_a_sound_term_needs_no_remedy():
+    assert audit(KLTerm(weighting=ImportanceWeighting("prefix", bound=None))).advice.remedies == ()
