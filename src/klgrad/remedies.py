@@ -1,10 +1,11 @@
 """What to do about an unsound loss, as data. Reports render it last: as a sentence, as HTML, or as JSON."""
 
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import NamedTuple
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any, NamedTuple
 
 from .core.term import KLTerm
+from .errors import MeaningError
 
 
 class Piece(NamedTuple):
@@ -68,7 +69,7 @@ def capitalised(text: str) -> str:
 
 
 def as_code(value: object) -> str:
-    """Python code for a replacement: a name as it is, a dataclass by those fields that are not at their default.
+    """Python code for a replacement: a name as it is, a dataclass by the fields that it needs.
 
     Its first field is written without a name if it is required.
 
@@ -83,8 +84,22 @@ def as_code(value: object) -> str:
 def _literal(value: object) -> str:
     if not is_dataclass(value):
         return repr(value)
-    shown = [f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default]
+    shown = _needed(value)
     arguments = [f"{f.name}={_literal(getattr(value, f.name))}" for f in shown]
     if shown and shown[0].default is MISSING and not shown[0].kw_only:
         arguments[0] = _literal(getattr(value, shown[0].name))
     return f"{type(value).__name__}({', '.join(arguments)})"
+
+
+def _needed(value: Any) -> list[Field[Any]]:
+    """The fields without which an equal object cannot be built; `level="token"` implies `discount=0`, for example."""
+    needed = {f.name: f for f in fields(value) if f.default is MISSING or getattr(value, f.name) != f.default}
+    for name in [name for name, f in needed.items() if f.default is not MISSING][::-1]:
+        without = {n: getattr(value, n) for n in needed if n != name}
+        try:
+            implied = type(value)(**without) == value
+        except MeaningError:
+            implied = False
+        if implied:
+            del needed[name]
+    return list(needed.values())

@@ -44,7 +44,7 @@ def test_squared_sequence():
 @pytest.mark.parametrize("estimator", [k1, k2, k3, k_lambda(0.25), forward_k3], ids=repr)
 def test_estimator(estimator: Estimator):
     loss = lambda r: reduce(estimator(r.logp - r.ref_logp), r, "sequence")
-    cell = cells.Cell(repr(estimator), loss, Descends("unknown", "unknown"), "", couples_groups=False)
+    cell = cells.Cell(repr(estimator), loss, Descends("unknown", "unknown"), None, couples_groups=False)
     result = audit(cell)
     assert result.verdict == as_a_loss(estimator.__doc__ or "")
     if estimator.__name__ == "k_lambda(0.25)":

@@ -65,5 +65,5 @@ def test_hardly_a_token_in_a_dead_zone_is_no_sentence(dead, told, tmp_path):
     ref = logp - torch.linspace(-1, 1, 1000)
     ref.view(-1)[:dead] = -0.5  # log ref/π = 4.5: k3 is beyond its clamp
     (advice,) = report(tmp_path, {"logp": logp, "ref_logp": ref}, "k3-loss-clamped").advice
-    assert f"% off the token-level reverse KL's{told}. Instead" in advice
+    assert f"% off the token-level reverse KL's{told}. Use" in advice
     assert "0.00%" not in advice

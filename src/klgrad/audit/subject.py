@@ -18,7 +18,6 @@ from ..errors import LossCallError, LossOutputError
 from ..remedies import Remedy
 from ..zoo import Cell
 from .batch import Batch
-from .cell_remedies import remedy_for
 from .problems import group_sizes
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
@@ -88,7 +87,7 @@ def as_subject(loss: object, name: str | None = None) -> Subject:
         return of_rollout(name or loss.name, "term", lambda r: loss(r).loss, stacks=loss.reduction == "sequence")
     if isinstance(loss, Cell):
         summary = loss.summary
-        stacks, instead = not loss.couples_groups, remedy_for(loss)
+        stacks, instead = not loss.couples_groups, loss.instead
         return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=instead, summary=summary)
     if callable(loss):
         return of_function(loss, name or getattr(loss, "__name__", repr(loss)))

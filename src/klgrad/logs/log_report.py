@@ -127,19 +127,19 @@ class LogReport:
     def _unsound(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
         what = TARGETS[self.cell.descends.on_policy].phrase
-        if not self.cell.instead or off != off:  # where π is ref there is nothing to compare
+        if self.cell.instead is None or off != off:  # where π is ref there is nothing to compare
             return []
         dead_zone = self.dead_share >= RARE
         if off < HARDLY and not dead_zone:
             return [
                 f"{self.cell.name} descends {what}, but this near to ref it is {off:.1%} off the token-level reverse "
                 "KL: it makes little difference yet, but more when π moves away from ref. "
-                f"Instead: {self.cell.instead}."
+                f"{self.cell.instead}"
             ]
         dead = f", nothing at all on {self.dead_share:.2%} of the tokens" if dead_zone else ""
         return [
             f"{self.cell.name} descends {what}: on these tokens its coefficients are {off:.0%} off the token-level "
-            f"reverse KL's{dead}. Instead: {self.cell.instead}."
+            f"reverse KL's{dead}. {self.cell.instead}"
         ]
 
     def _stale(self) -> list[str]:

@@ -6,14 +6,16 @@ from torch import Tensor
 from ..core.estimators import Estimator, k1, k2, k3, k_lambda
 from ..core.result import reduce
 from ..core.rollout import Rollout
+from ..remedies import Remedy
 from .cell import batch_loss, token_loss
 from .placements import as_loss, log_ratio
+from .replacements import BOUNDED, K2_OR_TOKEN, SUMMED, TOKEN
 
 OUTPUT_CLAMP = 10.0
 """verl, SkyRL and OpenRLHF clamp a KL estimate's value to ±10, which also stops its gradient there."""
 
 
-@token_loss("nothing", "unknown", instead="k2-loss, or KLTerm(level='token')")
+@token_loss("nothing", "unknown", instead=K2_OR_TOKEN)
 def k1_loss(rollout: Rollout) -> Tensor:
     """k1 differentiated.
 
@@ -35,7 +37,7 @@ def k2_loss(rollout: Rollout) -> Tensor:
     return as_loss(k2, rollout)
 
 
-@token_loss("forward-kl-token", "unknown", instead="k2-loss, or KLTerm(level='token')")
+@token_loss("forward-kl-token", "unknown", instead=K2_OR_TOKEN)
 def k3_loss(rollout: Rollout) -> Tensor:
     """k3 differentiated, token by token: GRPO as published, and the default of several trainers.
 
@@ -46,7 +48,7 @@ def k3_loss(rollout: Rollout) -> Tensor:
     return as_loss(k3, rollout)
 
 
-@token_loss("forward-kl-token", "unknown", instead="k2-loss, or KLTerm(level='token')")
+@token_loss("forward-kl-token", "unknown", instead=K2_OR_TOKEN)
 def k_half_loss(rollout: Rollout) -> Tensor:
     """k_lambda at λ = 1/2 differentiated: half the strength for the same value.
 
@@ -57,7 +59,7 @@ def k_half_loss(rollout: Rollout) -> Tensor:
     return as_loss(k_lambda(0.5), rollout)
 
 
-@token_loss("unknown", "unknown", instead="k2-loss, or KLTerm(level='token')")
+@token_loss("unknown", "unknown", instead=K2_OR_TOKEN)
 def abs_loss(rollout: Rollout) -> Tensor:
     """|l| differentiated.
 
@@ -68,7 +70,7 @@ def abs_loss(rollout: Rollout) -> Tensor:
     return as_loss(torch.abs, rollout)
 
 
-@token_loss("unknown", "unknown", instead="KLTerm(level='token', influence_bound=5.0): bounded, and never zero")
+@token_loss("unknown", "unknown", instead=BOUNDED)
 def k3_loss_clamped(rollout: Rollout) -> Tensor:
     """k3 with its value clamped at 10, differentiated: no gradient where log(ref/π) > 2.61.
 
@@ -79,7 +81,7 @@ def k3_loss_clamped(rollout: Rollout) -> Tensor:
     return as_loss(lambda x: k3(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
 
 
-@token_loss("unknown", "unknown", instead="KLTerm(level='token', influence_bound=5.0): bounded, and never zero")
+@token_loss("unknown", "unknown", instead=BOUNDED)
 def k2_loss_clamped(rollout: Rollout) -> Tensor:
     """k2 with its value clamped at 10, differentiated: no gradient where |l| > 4.47.
 
@@ -90,7 +92,7 @@ def k2_loss_clamped(rollout: Rollout) -> Tensor:
     return as_loss(lambda x: k2(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
 
 
-@token_loss("nothing", "nothing", instead="differentiate it: k2-loss, or KLTerm(level='token')")
+@token_loss("nothing", "nothing", instead=Remedy("differentiate it", ("k2-loss", TOKEN)))
 def k3_no_grad(rollout: Rollout) -> Tensor:
     """k3 computed without gradient and added to the loss: logged, and nothing else.
 
@@ -112,7 +114,7 @@ def k3_straight_through(rollout: Rollout) -> Tensor:
     return as_loss(Estimator(k3.value, k2.slope), rollout)
 
 
-@batch_loss("unknown", "unknown", instead="KLTerm(level='token'), summed over the sequence")
+@batch_loss("unknown", "unknown", instead=SUMMED)
 def k2_loss_length_mean(rollout: Rollout) -> Tensor:
     """k2 differentiated and divided by each completion's own length.
 
@@ -124,7 +126,7 @@ def k2_loss_length_mean(rollout: Rollout) -> Tensor:
     return reduce(share[:, None] * k2(log_ratio(rollout)), rollout, "sequence")
 
 
-@batch_loss("unknown", "unknown", instead="KLTerm(level='token'), summed over the sequence", couples_groups=True)
+@batch_loss("unknown", "unknown", instead=SUMMED, couples_groups=True)
 def k2_loss_token_mean(rollout: Rollout) -> Tensor:
     """k2 differentiated and averaged over all tokens of the batch.
 

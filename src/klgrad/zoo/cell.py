@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..core.result import reduce
 from ..core.rollout import Rollout
+from ..remedies import Remedy
 from ..targets import Descends, Verdict
 
 Loss = Callable[[Rollout], Tensor]
@@ -21,7 +22,7 @@ class Cell:
         name: the name that `klgrad.zoo.get` takes.
         loss: the scalar loss; its docstring states Estimates, Gradient and Requires.
         descends: which target's gradient it is, on-policy and off-policy.
-        instead: the sound alternative, for advice; empty where the cell is sound on-policy.
+        instead: the sound alternative, for advice; None where the cell is sound on-policy.
         couples_groups: whether a statistic of the batch makes the loss of one group depend on the others.
         per_token: the loss of each token, (B, T), 0 where masked. `loss` is its sum over each completion's tokens,
             averaged over completions, so that a trainer may reduce it as it reduces its policy loss instead. None
@@ -44,7 +45,7 @@ class Cell:
     name: str
     loss: Loss
     descends: Descends
-    instead: str
+    instead: Remedy | None
     couples_groups: bool
     per_token: Loss | None = None
 
@@ -70,7 +71,7 @@ class Cell:
 
 
 def token_loss(
-    on_policy: Verdict, off_policy: Verdict, *, instead: str = "", couples_groups: bool = False
+    on_policy: Verdict, off_policy: Verdict, *, instead: Remedy | None = None, couples_groups: bool = False
 ) -> Callable[[Loss], Cell]:
     """Make a cell of a function that returns the loss of each token, (B, T)."""
 
@@ -88,7 +89,7 @@ def token_loss(
 
 
 def batch_loss(
-    on_policy: Verdict, off_policy: Verdict, *, instead: str = "", couples_groups: bool = False
+    on_policy: Verdict, off_policy: Verdict, *, instead: Remedy | None = None, couples_groups: bool = False
 ) -> Callable[[Loss], Cell]:
     """Make a cell of a function that returns the scalar, because its reduction is part of the loss."""
     return lambda function: Cell(

@@ -4,11 +4,14 @@ from torch import Tensor
 
 from ..core import credit
 from ..core.estimators import k1, k2, k3
-from ..core.importance import sequence_ratio
+from ..core.importance import ImportanceWeighting, sequence_ratio
 from ..core.result import reduce
 from ..core.rollout import Rollout
+from ..core.term import KLTerm
+from ..remedies import Remedy
 from .cell import token_loss
 from .placements import in_reward, in_reward_leave_one_out, on_score
+from .replacements import LEAVE_ONE_OUT
 
 DISCOUNT = 0.9
 """Discount of the discounted cells."""
@@ -50,7 +53,7 @@ def k1_advantage(rollout: Rollout) -> Tensor:
     return on_score(rollout.log_ratio, rollout)
 
 
-@token_loss("unknown", "unknown", instead="k1-reward, or KLTerm()")
+@token_loss("unknown", "unknown", instead=Remedy(use=("k1-reward", KLTerm())))
 def k2_reward(rollout: Rollout) -> Tensor:
     """k2 in the reward.
 
@@ -61,7 +64,11 @@ def k2_reward(rollout: Rollout) -> Tensor:
     return in_reward(k2, rollout)
 
 
-@token_loss("unknown", "unknown", instead="k1-reward, or KLTerm(estimator='k1_k3') for k3's low variance")
+@token_loss(
+    "unknown",
+    "unknown",
+    instead=Remedy(use=("k1-reward", KLTerm(estimator="k1_k3")), why="k1_k3 has the low variance of k3"),
+)
 def k3_reward(rollout: Rollout) -> Tensor:
     """k3 in the reward: reverse minus forward KL for one token, which cancel near ref.
 
@@ -83,7 +90,7 @@ def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
     return in_reward_leave_one_out(k1, rollout)
 
 
-@token_loss("unknown", "unknown", instead="k1-reward-leave-one-out, or KLTerm(baseline='leave_one_out')")
+@token_loss("unknown", "unknown", instead=LEAVE_ONE_OUT)
 def k3_reward_leave_one_out(rollout: Rollout) -> Tensor:
     """k3 in the reward, minus the mean of the others in the group (RLOO).
 
@@ -94,7 +101,7 @@ def k3_reward_leave_one_out(rollout: Rollout) -> Tensor:
     return in_reward_leave_one_out(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown", instead="k1-reward-leave-one-out, or KLTerm(baseline='leave_one_out')")
+@token_loss("reverse-kl-sequence", "unknown", instead=LEAVE_ONE_OUT)
 def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the whole group, itself included.
 
@@ -106,7 +113,11 @@ def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     return on_score(minus_group_mean(total, rollout)[:, None], rollout)
 
 
-@token_loss("unknown", "unknown", instead="subtract β x KLTerm's coefficient from the advantage after the division")
+@token_loss(
+    "unknown",
+    "unknown",
+    instead=Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division"),
+)
 def k1_reward_group_std(rollout: Rollout) -> Tensor:
     """k1 in the reward, centred and divided by the group's standard deviation (GRPO's advantage).
 
@@ -120,7 +131,12 @@ def k1_reward_group_std(rollout: Rollout) -> Tensor:
     return on_score((centred / (deviation + STD_EPSILON))[:, None], rollout)
 
 
-@token_loss("unknown", "unknown", instead="KLTerm(discount=0.9): nothing subtracted per token", couples_groups=True)
+@token_loss(
+    "unknown",
+    "unknown",
+    instead=Remedy(use=(KLTerm(discount=0.9),), why="it subtracts nothing per token"),
+    couples_groups=True,
+)
 def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
     """k1 minus the batch's mean per token, then discounted: the subtracted mean pays for length.
 
@@ -132,7 +148,9 @@ def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
     return on_score(credit.to_go(rollout.log_ratio - mean, rollout.mask, DISCOUNT), rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown", instead="KLTerm(weighting=ImportanceWeighting('prefix', bound=None))")
+@token_loss(
+    "reverse-kl-sequence", "unknown", instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),))
+)
 def stale_k1_reward(rollout: Rollout) -> Tensor:
     """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.
 

@@ -5,14 +5,16 @@ from torch import Tensor
 from ..core.estimators import exp_capped, k1, k2, k3
 from ..core.importance import Truncate, token_ratio
 from ..core.rollout import Rollout
+from ..remedies import Remedy
 from .cell import token_loss
 from .placements import live_ratio, log_ratio
+from .replacements import TOKEN_RATIO
 
 
 @token_loss(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
-    instead="KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None)): the same without cancellation",
+    instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient without cancellation"),
 )
 def ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Ratio times k3, both differentiated: the "unbiased" k3 of DeepSeek-V3.2, TRL's default.
@@ -27,7 +29,7 @@ def ratio_k3_loss(rollout: Rollout) -> Tensor:
 @token_loss(
     "reverse-kl-token",
     "reverse-kl-token-sampler",
-    instead="KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None)): the same with less variance",
+    instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient with less variance"),
 )
 def ratio_k1_loss(rollout: Rollout) -> Tensor:
     """Ratio times k1, both differentiated: coefficient r (l + 1).
@@ -39,7 +41,7 @@ def ratio_k1_loss(rollout: Rollout) -> Tensor:
     return live_ratio(rollout) * k1(log_ratio(rollout))
 
 
-@token_loss("unknown", "unknown", instead="detach the ratio: stopped-ratio-k2-loss")
+@token_loss("unknown", "unknown", instead=Remedy("detach the ratio", ("stopped-ratio-k2-loss",)))
 def ratio_k2_loss(rollout: Rollout) -> Tensor:
     """Ratio times k2, both differentiated: coefficient r (l + l²/2).
 
@@ -75,7 +77,7 @@ def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
 @token_loss(
     "forward-kl-token",
     "unknown",
-    instead="stopped-ratio-k2-loss, or KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))",
+    instead=Remedy(use=("stopped-ratio-k2-loss", TOKEN_RATIO)),
 )
 def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Detached ratio times k3.
@@ -90,7 +92,7 @@ def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
 @token_loss(
     "unknown",
     "unknown",
-    instead="the token ratio: KLTerm(level='token', weighting=ImportanceWeighting('token', bound=None))",
+    instead=Remedy("weight by the token ratio", (TOKEN_RATIO,)),
 )
 def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated.
