@@ -90,13 +90,11 @@ def train(job: Job, folder: Path) -> list[Row]:
     """Train one student, and give its evaluations."""
     from klgrad.training.build import build, models_of
     from klgrad.training.parse import parse
-    from klgrad.trl.model_forward import add_statistics_forward, base_of
 
     settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))
     if not trainer.objective.exact:
-        for model in (trainer.model, trainer.ref_model):
-            add_statistics_forward(base_of(trainer.accelerator.unwrap_model(model)))
+        trainer.scorer.enable_exact()
     judge = Judge(trainer, evaluator)
     rows: list[Row] = []
 
@@ -167,22 +165,22 @@ class Judge:
         return {name: float(f"{value:.5g}") for name, value in numbers.items()} | {"sample": text}
 
     def _exact(self, batch: Any) -> Any:
-        from klgrad.trl.model_forward import Completions, exact_statistics
+        from klgrad.trl.seam.batch import Completions
 
-        return exact_statistics(self.trainer, self.trainer.model, Completions.of(batch))
+        return self.trainer.scorer.exact(self.trainer.model, Completions.of(batch))
 
     def _sample(self, seed: int) -> list[tuple[Any, list[list[int]]]]:
         """Batches as TRL pads them, and the completions of each."""
         import torch
 
         from klgrad.training.rng import apart
-        from klgrad.trl.kl_reward import padded
+        from klgrad.trl.seam.generation import generate, padded
 
         size, found = self.trainer.args.per_device_train_batch_size, []
         with apart(seed), torch.no_grad():
             for start in range(0, len(self.ids), size):
                 ids = self.ids[start : start + size]
-                made = self.trainer._generate_single_turn(ids, None, {}, 1)[0]
+                made = generate(self.trainer, ids)
                 found.append((padded(self.trainer, ids, made), made))
         return found
 

@@ -3,12 +3,11 @@
 TRL forgets all of it at a checkpoint: where it is within a generation batch and that batch itself, a reference that
 moves, and of ours β and the queue of old completions. A run that goes on without would not be the same run.
 
-`noted` and `put_back` are the one list of it. A checkpoint is `noted` on disk; a step that fails is undone by
+`KLTrainer.checkpointed` is the one list of it. A checkpoint is `noted` on disk; a step that fails is undone by
 `put_back` (`crash_checkpoint.py`).
 """
 
 import json
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +15,26 @@ import torch
 from torch import Tensor
 
 from ..support.atomic_files import write_whole
+from ..trl.checkpointed import load_state, state_of
 from .packing import packed, unpacked
 from .training_errors import RunError
 
 REFERENCE = "klgrad_reference.safetensors"
-ATTRIBUTES = (
-    "_step",  # the next micro-batch of the generation batch
-    "_generations",  # generations so far, by which prompts of one update are told apart
-    "_total_train_tokens",
-    "_first_lengths",  # the watch on lengths that collapse
-    "_warned_of_lengths",
-)
-ADAPTIVE_ENTROPY = ("entropy_coef", "_last_world_entropy")
-LOGGED = ("_tr_loss", "_globalstep_last_logged")
-"""The loss since the last logged row. `Trainer` sets both to 0 after a checkpoint is loaded."""
 
 
 def noted(trainer: Any) -> dict[str, Any]:
-    """The trainer's state between two updates, by name. What is changed in place later is copied."""
-    names = [*ATTRIBUTES, *(ADAPTIVE_ENTROPY if trainer.use_adaptive_entropy else ())]
-    logged = {name: trainer.__dict__[name] for name in LOGGED if name in trainer.__dict__}
-    return {
-        "attributes": {name: trainer.__dict__[name] for name in names if name in trainer.__dict__},
-        "logged": {name: x.clone() if isinstance(x, Tensor) else x for name, x in logged.items()},
-        "seen": trainer.state.num_input_tokens_seen,
-        "coefficient": trainer.coefficient.value,
-        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-        "buffer": None if _at_generation(trainer) else trainer._buffered_inputs,
-        "lagging": list(trainer._lagging),
-    }
+    """The trainer's state between two updates, by the names of `trainer.checkpointed`."""
+    return state_of(trainer.checkpointed)
 
 
 def put_back(trainer: Any, known: dict[str, Any]) -> None:
     """The state that `noted` gave, in this trainer or in one of another process."""
-    for name in (*ATTRIBUTES, *known["attributes"]):
-        if name in known["attributes"]:
-            trainer.__dict__[name] = known["attributes"][name]
-        else:
-            trainer.__dict__.pop(name, None)
-    trainer.state.num_input_tokens_seen = known["seen"]
-    if trainer.coefficient.target is not None:  # a constant β is a setting, which may be changed with --resume
-        trainer.coefficient.value = known["coefficient"]
-    trainer._metrics["train"].clear()
-    trainer._metrics["train"].update({name: list(values) for name, values in known["metrics"].items()})
-    trainer._buffered_inputs = known["buffer"]
-    trainer._lagging = deque(known["lagging"])
-    put_back_logged(trainer, known)
+    load_state(trainer.checkpointed, known)
 
 
 def put_back_logged(trainer: Any, known: dict[str, Any]) -> None:
     """The part that has to be put back again once `Trainer` has begun."""
-    for name, value in known["logged"].items():
-        trainer.__dict__[name] = value.clone() if isinstance(value, Tensor) else value
+    trainer.checkpointed["loss"].load_state_dict(known["loss"])
 
 
 def save(trainer: Any, folder: Path) -> None:
@@ -162,12 +129,6 @@ def _state_file(rank: int) -> str:
 
 def _tensor_file(rank: int) -> str:
     return f"klgrad_state_{rank}.safetensors"
-
-
-def _at_generation(trainer: Any) -> bool:
-    """Whether the next step samples anew, so that nothing of the last batch is needed."""
-    every = trainer.args.steps_per_generation * trainer.num_iterations
-    return trainer._buffered_inputs is None or trainer._step % every == 0
 
 
 def _moving_reference(trainer: Any) -> dict[str, Tensor]:

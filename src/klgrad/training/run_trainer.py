@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trl import KLTrainer
+from ..trl.seam.checkpoints import checkpoint_folder, load_weights, save_in_one_piece
 from . import checkpoint_state as state
 from .checkpoint import rotate, seal
 from .training_errors import RunError
@@ -45,15 +46,14 @@ class RunTrainer(KLTrainer):
 
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise RunError("a run with updates left", f"{checkpoint}, its last", "raise max_steps, or merge its shards")
-        self._load_from_checkpoint(str(checkpoint))
+        load_weights(self, checkpoint)
         state.restore_reference(self, checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
     def save_whole_model(self, folder: Path) -> None:
         """In one piece, even where checkpoints are in shards. A model that is there stays until this one is whole."""
         if self.is_fsdp_enabled:
-            plugin: Any = self.accelerator.state.fsdp_plugin
-            plugin.set_state_dict_type("FULL_STATE_DICT")
+            save_in_one_piece(self)
         partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
         try:
             self._emptied(partial)
@@ -82,7 +82,7 @@ class RunTrainer(KLTrainer):
             each()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        folder = checkpoint_folder(self, trial)
         self._emptied(folder)  # a damaged one of this step must not lend its files
         # Older checkpoints may go only once this one is sealed, so removing them is not left to `Trainer`.
         limit, self.args.save_total_limit = self.args.save_total_limit, None

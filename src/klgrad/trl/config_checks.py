@@ -20,18 +20,30 @@ SAMPLERS = (
 """Keys of `generation_kwargs` that change the distribution which is sampled, of transformers' and of vLLM's."""
 OTHERS = ("rollout_lag_uncorrected", "teacher")
 """Settings of this package whose names do not begin with `kl_`, and that have no range."""
-OF_A_TERM = {
+TERM_DEFAULTS: dict[str, Any] = {
     "kl_divergence": "reverse",
     "kl_level": "sequence",
     "kl_estimator": "k1",
     "kl_discount": 1.0,
     "kl_baseline": "none",
     "kl_ratio": "none",
+    "kl_ratio_bound": "truncate:2",
     "kl_influence_bound": None,
-    "kl_top_k": None,
-    "kl_reduction": "policy",
+    "kl_cell": None,
 }
-"""What a cell, being a whole loss, leaves no room for, with the defaults."""
+"""Fields that describe the term, with their defaults: a `KLTerm` given to the trainer takes their place."""
+NOT_WITH_A_CELL = (
+    "kl_divergence",
+    "kl_level",
+    "kl_estimator",
+    "kl_discount",
+    "kl_baseline",
+    "kl_ratio",
+    "kl_influence_bound",
+    "kl_top_k",
+    "kl_reduction",
+)
+"""Fields that have no meaning beside `kl_cell`, which is a whole loss."""
 
 
 def fields(config: Any) -> None:
@@ -62,8 +74,8 @@ def cell(config: Any) -> None:
     """A cell is a whole loss."""
     if config.kl_placement != "loss":
         raise MeaningError("`kl_placement`='loss' for a cell", repr(config.kl_placement), "a cell is a whole loss")
-    for name, default in OF_A_TERM.items():
-        if getattr(config, name) != default:
+    for name in NOT_WITH_A_CELL:
+        if getattr(config, name) != type(config).__dataclass_fields__[name].default:
             raise MeaningError(
                 f"no `{name}` beside `kl_cell`", f"{name}={getattr(config, name)!r}", "a cell is a whole loss: drop one"
             )
