@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trl import KLTrainer
-from ..trl.seam.checkpoints import checkpoint_folder, load_weights, save_in_one_piece
+from ..trl.seam.checkpoints import checkpoint_folder, load_weights, save_checkpoint, save_in_one_piece
 from . import checkpoint_state as state
 from .checkpoint import rotate, seal
 from .training_errors import RunError
@@ -38,7 +38,7 @@ class RunTrainer(KLTrainer):
 
     def save_checkpoint(self) -> None:
         """Now, whatever the schedule says."""
-        self._save_checkpoint(self.model_wrapped, None)
+        save_checkpoint(self)
 
     def load_ended(self, checkpoint: Path) -> None:
         """A run that is over, to evaluate and to save it; `train` would take one step more."""

@@ -1,6 +1,6 @@
 """The files of a checkpoint, where transformers has no public name for them.
 
-Touches `Trainer._get_output_dir` and `_load_from_checkpoint`, and accelerate's `fsdp_plugin`.
+Touches `Trainer._save_checkpoint`, `_get_output_dir` and `_load_from_checkpoint`, and accelerate's `fsdp_plugin`.
 """
 
 from pathlib import Path
@@ -12,6 +12,11 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 def checkpoint_folder(trainer: GRPOTrainer, trial: Any) -> Path:
     """Where `Trainer` writes the checkpoint of this step."""
     return Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
+
+
+def save_checkpoint(trainer: GRPOTrainer) -> None:
+    """Write a checkpoint now, by the trainer's own method."""
+    trainer._save_checkpoint(trainer.model_wrapped, None)
 
 
 def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:
