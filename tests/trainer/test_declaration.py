@@ -91,7 +91,7 @@ def test_what_is_no_term_is_refused(kl):
 
 
 def test_a_terms_own_reduction_is_refused():
-    with pytest.raises(MeaningError, match="reduction='token'; remedy: leave it out: .*`kl_reduction`"):
+    with pytest.raises(MeaningError, match=r"reduction='token'; remedy: leave it out: .*`kl_reduction`"):
         declared(config(), KLTerm(reduction="token"))
 
 
@@ -103,7 +103,7 @@ def test_settings_are_checked_against_the_term():
 
 
 def test_a_dictionary_is_answered_with_the_config_to_write():
-    with pytest.raises(MeaningError, match="a KLConfig; received a dict; .*output_dir='runs/mine'"):
+    with pytest.raises(MeaningError, match=r"a KLConfig; received a dict; .*output_dir='runs/mine'"):
         declared({"output_dir": "runs/mine", "beta": 0.1}, None)
 
 

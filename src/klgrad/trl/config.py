@@ -25,7 +25,7 @@ class KLConfig(GRPOConfig):
         >>> from klgrad.trl import KLConfig
         >>> args = KLConfig("runs/mine", kl_estimator="k1_k3", kl_coef=0.02, bf16=False)
         >>> args.objective.term.name
-        'reverse-sequence-k1_k3'
+        'reverse-sequence-k1-k3'
     """
 
     kl_coef: float = field(

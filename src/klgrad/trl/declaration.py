@@ -6,7 +6,7 @@ from typing import Any
 from ..core.term import KLTerm
 from ..errors import MeaningError
 from .config import KLConfig
-from .config_checks import TERM_DEFAULTS
+from .config_checks import TERM_FIELDS, changed_among
 from .field_types import changed
 from .objective import fields_of
 
@@ -71,9 +71,9 @@ def _check_term(kl: Any, args: KLConfig) -> None:
         raise MeaningError(
             "`kl` with reduction='sequence'",
             f"reduction={kl.reduction!r}",
-            "leave it out: the trainer reduces the term as `kl_reduction` of the KLConfig says",
+            "leave it out: `kl_reduction` of the KLConfig sets how the trainer reduces the term",
         )
-    twice = {name: getattr(args, name) for name, default in TERM_DEFAULTS.items() if getattr(args, name) != default}
+    twice = changed_among(args, (*TERM_FIELDS, "kl_ratio_bound", "kl_cell"))
     if twice:
         fields = ", ".join(f"{name}={value!r}" for name, value in twice.items())
         raise MeaningError(

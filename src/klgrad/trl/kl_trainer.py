@@ -55,7 +55,7 @@ class KLTrainer(GRPOTrainer):
     Example:
         >>> from klgrad import KLTerm
         >>> from klgrad.trl import KLConfig, KLTrainer
-        >>> args = KLConfig("runs/mine", kl_coef=0.02, num_generations=8)
+        >>> args = KLConfig("runs/mine", kl_coef=0.02, num_generations=8, use_cpu=True, bf16=False)
         >>> trainer = KLTrainer(  # doctest: +SKIP
         ...     "Qwen/Qwen2.5-0.5B-Instruct", reward, args, kl=KLTerm(baseline="leave_one_out"), train_dataset=prompts
         ... )

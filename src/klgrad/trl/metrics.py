@@ -117,7 +117,7 @@ class KLMetrics:
         self._held = None
 
     def record(self, mode: Mode, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
-        """Add a micro-batch; `last` says that it completes an update or an evaluation."""
+        """Add a micro-batch; `last` if it completes an update or an evaluation."""
         self._windows[mode].add(rollout, group, result, unbiased_kl(self._args, self._objective, rollout))
         if last:
             self.finish(mode)

@@ -16,7 +16,8 @@ def checkpoint_folder(trainer: GRPOTrainer, trial: Any) -> Path:
 
 def save_checkpoint(trainer: GRPOTrainer) -> None:
     """Write a checkpoint now, by the trainer's own method."""
-    trainer._save_checkpoint(trainer.model_wrapped, None)
+    model: Any = trainer.model_wrapped
+    trainer._save_checkpoint(model, None)
 
 
 def load_weights(trainer: GRPOTrainer, checkpoint: Path) -> None:

@@ -55,7 +55,7 @@ def reference_loaded_from(name: str, model: Any, args: GRPOConfig) -> Iterator[N
     """While TRL sets up a trainer with `model`, make it load its reference from `name`.
 
     TRL loads the reference by the name in the model's configuration, with `model_init_kwargs`. These belong to the
-    model (a revision, say), and it is loaded already; TRL takes dtype and attention over from it.
+    model (for example a revision), and it is loaded already; TRL takes dtype and attention over from it.
     """
     before, how = model.config._name_or_path, args.model_init_kwargs
     model.config._name_or_path, args.model_init_kwargs = name, None
