@@ -8,8 +8,8 @@ import torch
 from klgrad.core.rollout import Rollout
 from klgrad.reports.divergence import KLSums
 from klgrad.training.rng import apart
-from klgrad.trl.kl_reward import padded
-from klgrad.trl.model_forward import Completions, add_statistics_forward, base_of, exact_statistics
+from klgrad.trl.seam.batch import Completions
+from klgrad.trl.seam.generation import generate, padded, tokenize_prompts
 
 
 class Judge:
@@ -24,11 +24,10 @@ class Judge:
     def __init__(self, trainer: Any, evaluator: Any, *, on_reference: bool) -> None:
         self.trainer, self.evaluator = trainer, evaluator
         if not trainer.objective.exact:
-            for model in (trainer.model, trainer.ref_model):
-                add_statistics_forward(base_of(trainer.accelerator.unwrap_model(model)))
+            trainer.scorer.enable_exact()
         self.rows = [row for each in evaluator.sets for row in each.rows]
         self.domains = [each.domain for each in evaluator.sets for _ in each.rows]
-        self.ids = trainer._tokenize_prompts([row["prompt"] for row in self.rows])[0]
+        self.ids = tokenize_prompts(trainer, [row["prompt"] for row in self.rows])
         self.of_reference = self._of_reference() if on_reference else []
 
     def __call__(self, seed: int) -> dict[str, Any]:
@@ -60,7 +59,7 @@ class Judge:
 
     def _correct(self, completions: list[list[int]]) -> dict[str, float]:
         """The share of right answers: of all, and where there are several domains, of each with its error."""
-        right = self.evaluator._judge(self.trainer, self.rows, completions)
+        right = self.evaluator._rewards(self.trainer, self.rows, completions)
         found = {"correct": sum(right) / len(right)}
         for domain in sorted(set(self.domains)) if len(set(self.domains)) > 1 else []:
             own = [x for x, d in zip(right, self.domains, strict=True) if d == domain]
@@ -89,7 +88,7 @@ class Judge:
             trainer.model_wrapped = policy
 
     def _exact(self, batch: Any) -> Any:
-        return exact_statistics(self.trainer, self.trainer.model, Completions.of(batch))
+        return self.trainer.scorer.exact(self.trainer.model, Completions.of(batch))
 
     def _sample(self, seed: int) -> list[tuple[Any, list[list[int]]]]:
         """Batches as TRL pads them, and the completions of each."""
@@ -97,6 +96,6 @@ class Judge:
         with apart(seed), torch.no_grad():
             for start in range(0, len(self.ids), size):
                 ids = self.ids[start : start + size]
-                made = self.trainer._generate_single_turn(ids, None, {}, 1)[0]
+                made = generate(self.trainer, ids)
                 found.append((padded(self.trainer, ids, made), made))
         return found

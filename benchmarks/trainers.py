@@ -108,10 +108,12 @@ def own_time(clock: "Clock") -> Iterator[None]:
     """Let the clock count what klgrad's code takes of each step: the rollout, the term, and what is logged of it."""
     from klgrad import KLTerm
     from klgrad.core import rollout
-    from klgrad.trl import KLTrainer, metrics
+    from klgrad.trl import kl_trainer
+    from klgrad.trl.metrics import KLMetrics
+    from klgrad.trl.scorer import Scorer
 
-    own = [(KLTrainer, name) for name in ("_group", "_rollout", "_per_token")]
-    places: list[tuple[Any, str]] = [*own, (KLTerm, "__call__"), (rollout, "_tell"), (metrics, "record")]
+    own = [(kl_trainer.KLTrainer, "_gathered_groups"), (Scorer, "rollout"), (kl_trainer, "per_token_loss")]
+    places: list[tuple[Any, str]] = [*own, (KLTerm, "__call__"), (rollout, "_tell"), (KLMetrics, "record")]
     before, inside = [getattr(*place) for place in places], []
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,16 +24,16 @@ def test_the_fields_are_a_term():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reason"),
     [
         ({"beta": 0.1}, "two KL terms would add up"),
         ({"kl_coef": -0.1}, "kl_coef"),
         ({"kl_target": -1.0}, "kl_target"),
-        ({"kl_target": 1.0, "kl_coef": 0.0}, "0 has none"),
+        ({"kl_target": 1.0, "kl_coef": 0.0}, "0 would stay 0"),
         ({"kl_horizon": 0}, "kl_horizon"),
         ({"rollout_lag": -1}, "rollout_lag"),
-        ({"rollout_lag": 2}, "kl_ratio='prefix' corrects for it"),
-        ({"kl_ratio": "prefix", "kl_placement": "advantage"}, "weighs the KL once"),
+        ({"rollout_lag": 2}, "set kl_ratio='prefix' with"),
+        ({"kl_ratio": "prefix", "kl_placement": "advantage"}, "weights the KL once"),
         ({"kl_placement": "reward", "kl_level": "token"}, "one number per completion"),
         ({"kl_placement": "reward", "kl_discount": 0.5}, "baseline there"),
         ({"kl_placement": "nowhere"}, "loss is the default"),
@@ -46,22 +46,22 @@ def test_the_fields_are_a_term():
         ({"kl_reduction": "mean"}, "policy is the default"),
         ({"kl_cell": "k3-loss", "kl_estimator": "exact"}, "no `kl_estimator` beside `kl_cell`"),
         ({"kl_cell": "k3-loss", "rollout_lag": 1}, "sampler is no longer the policy"),
-        ({"kl_placement": "advantage", "importance_sampling_level": "sequence"}, "spreads every token's coefficient"),
+        ({"kl_placement": "advantage", "importance_sampling_level": "sequence"}, "would mix the coefficients"),
         ({"kl_placement": "advantage", "top_entropy_quantile": 0.2}, "would be dropped"),
         ({"kl_placement": "advantage", "off_policy_mask_threshold": 0.5}, "be masked with them"),
-        ({"kl_placement": "advantage", "kl_reduction": "sequence"}, "reduced as the policy loss"),
+        ({"kl_placement": "advantage", "kl_reduction": "sequence"}, "reduced like the policy loss"),
         ({"kl_placement": "reward", "top_entropy_quantile": 0.2}, "would be dropped"),
         ({"kl_placement": "reward", "off_policy_mask_threshold": 0.5}, "be masked with them"),
-        ({"mask_truncated_completions": True}, "the gradient of no divergence"),
-        ({"mask_truncated_completions": True, "kl_placement": "reward"}, "the gradient of no divergence"),
-        ({"mask_truncated_completions": True, "kl_cell": "k3-loss"}, "the gradient of no divergence"),
-        ({"teacher": "somebody", "sync_ref_model": True}, "overwritten by the student"),
+        ({"mask_truncated_completions": True}, "the gradient is that of no divergence"),
+        ({"mask_truncated_completions": True, "kl_placement": "reward"}, "the gradient is that of no divergence"),
+        ({"mask_truncated_completions": True, "kl_cell": "k3-loss"}, "the gradient is that of no divergence"),
+        ({"teacher": "somebody", "sync_ref_model": True}, "the student would overwrite"),
         ({"kl_top_k": 8}, "sampled token alone"),
         ({"kl_top_k": 0, "kl_estimator": "exact"}, "kl_top_k"),
     ],
 )
-def test_refused(settings, told):
-    with pytest.raises((MeaningError, LookupError), match=told):
+def test_refused(settings, reason):
+    with pytest.raises((MeaningError, LookupError), match=reason):
         config(**settings)
 
 
@@ -73,7 +73,7 @@ def test_a_group_of_one_has_no_peers():
 @pytest.mark.parametrize(
     "stale", [{"num_iterations": 2}, {"steps_per_generation": 2, "gradient_accumulation_steps": 3}]
 )
-def test_stale_completions_without_weights_are_told_of(stale, recwarn):
+def test_stale_completions_without_weights_are_warned_of(stale, recwarn):
     with pytest.warns(UserWarning, match="leaves the KL uncorrected"):
         config(**stale)
     recwarn.clear()
@@ -101,7 +101,7 @@ def test_cut_off_completions_may_be_masked_where_no_kl_is_declared():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reason"),
     [
         ({"top_p": 0.9}, r"top_p=0.9: completions are not sampled from the policy"),
         ({"top_k": 20, "kl_ratio": "prefix"}, r"kl_ratio does not correct"),
@@ -110,15 +110,15 @@ def test_cut_off_completions_may_be_masked_where_no_kl_is_declared():
         ({"generation_kwargs": {"temperature": 0.5}}, "generation_kwargs temperature=0.5"),
         ({"entropy_coef": 0.1}, "entropy bonus"),
         ({"use_adaptive_entropy": True}, "entropy bonus"),
-        ({"sync_ref_model": True}, "a reference that follows"),
+        ({"sync_ref_model": True}, "a reference that moves"),
         ({"loss_type": "cispo"}, "multiplied by it, and a KL in the loss is not"),
         ({"loss_type": "cispo", "kl_placement": "advantage"}, "multiplied by it, and the KL with them"),
-        ({"use_vllm": True, "kl_placement": "reward"}, "weighs the KL in the reward"),
+        ({"use_vllm": True, "kl_placement": "reward"}, "weights the KL in the reward"),
         ({"neftune_noise_alpha": 5.0}, "adds noise"),
     ],
 )
-def test_what_changes_the_meaning_is_said(settings, told):
-    with pytest.warns(MeaningWarning, match=told):
+def test_what_changes_the_meaning_is_warned_of(settings, reason):
+    with pytest.warns(MeaningWarning, match=reason):
         config(**settings)
 
 
@@ -131,5 +131,5 @@ def test_what_changes_the_meaning_is_said(settings, told):
         {"generation_kwargs": {"max_new_tokens": 3}},
     ],
 )
-def test_nothing_is_said_where_nothing_changes(settings):
+def test_no_note_where_nothing_changes(settings):
     assert notes(config(**settings)) == []

@@ -9,6 +9,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig, KLTrainer
+from klgrad.trl.seam.version import ContractError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,7 +26,7 @@ def test_a_method_that_is_not_trls_is_refused(name, wrapped, monkeypatch, tmp_pa
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(GRPOTrainer, name, wraps(real)(replaced) if wrapped else replaced)
-    with pytest.raises(MeaningError, match=rf"GRPOTrainer.{name} of TRL .*test_foundation.py.*leave it out"):
+    with pytest.raises(ContractError, match=rf"GRPOTrainer.{name} of TRL .*test_foundation.py.*leave it out"):
         tiny.trainer(KLTrainer, KLConfig, tmp_path)
 
 
@@ -35,7 +36,7 @@ def test_a_base_class_that_is_not_trls_is_refused(monkeypatch, tmp_path):
     compiled = {}
     exec(compile(source, "unsloth_compiled_cache/UnslothGRPOTrainer.py", "exec"), compiled)
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", compiled["_compute_loss"])
-    with pytest.raises(MeaningError, match=r"UnslothGRPOTrainer\.py"):
+    with pytest.raises(ContractError, match=r"UnslothGRPOTrainer\.py"):
         tiny.trainer(KLTrainer, KLConfig, tmp_path)
 
 

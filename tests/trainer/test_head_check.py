@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from klgrad.errors import MeaningError
-from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.head_check import _difference, _few
-from klgrad.trl.model_forward import Completions
+from klgrad.trl import KLConfig, KLTrainer, head_check
+from klgrad.trl.head_check import difference, few_tokens
+from klgrad.trl.seam.batch import Completions
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -77,24 +77,26 @@ def test_a_few_tokens_of_long_completions(tmp_path):
     ids = torch.arange(300)[None].repeat(3, 1) % 30 + 2
     attention = torch.ones_like(ids)
     attention[0, :250] = 0
-    few = _few(Completions(ids, attention, 200, attention[:, -200:]))
+    few = few_tokens(Completions(ids, attention, 200, attention[:, -200:]))
     assert few.ids.tolist() == [ids[0, 250:].tolist()]
     attention[0] = 1
-    assert _few(Completions(ids, attention, 200, attention[:, -200:])).ids.shape == (1, 64)
+    assert few_tokens(Completions(ids, attention, 200, attention[:, -200:])).ids.shape == (1, 64)
 
 
 def test_it_is_looked_at_once(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("klgrad.trl.kl_trainer.check_head", lambda *_: seen.append(1))
-    tiny.trainer(KLTrainer, KLConfig, tmp_path, kl_estimator="exact", max_steps=3).train()
-    assert seen == [1]
+    compare = lambda scorer, trainer, model, few: seen.append(model) or difference(scorer, trainer, model, few)
+    monkeypatch.setattr(head_check, "difference", compare)
+    trainer = tiny.trainer(KLTrainer, KLConfig, tmp_path, kl_estimator="exact", max_steps=3)
+    trainer.train()
+    assert seen == [trainer.model, trainer.ref_model]
 
 
 def test_rounding_to_bfloat16_is_allowed_for(tmp_path):
     """The tolerance grows with the logits and with what they are rounded to, and stays below a cap's difference."""
     trainer = made(tmp_path)
-    few = _few(Completions(torch.arange(2, 12)[None], torch.ones(1, 10), 4, torch.ones(1, 4)))
-    off, allowed = _difference(trainer, trainer.model, few)
+    few = few_tokens(Completions(torch.arange(2, 12)[None], torch.ones(1, 10), 4, torch.ones(1, 4)))
+    off, allowed = difference(trainer.scorer, trainer, trainer.model, few)
     assert off < 1e-4 < allowed < 0.01
     trainer.accelerator = SimpleNamespace(mixed_precision="bf16", autocast=trainer.accelerator.autocast)
-    assert _difference(trainer, trainer.model, few)[1] > allowed
+    assert difference(trainer.scorer, trainer, trainer.model, few)[1] > allowed

@@ -11,8 +11,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from klgrad import Rollout
 from klgrad.errors import KernelInputError, MeaningError, RolloutError
-from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.gather import shuffled_by_group, with_peers
+from klgrad.trl import KLConfig, KLTrainer, scorer
+from klgrad.trl.groups import shuffled_by_group, with_peers
 from klgrad.trl.metrics import unbiased_kl
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,8 @@ def test_lag(tmp_path):
 
     def scored(inputs):
         batch = score(inputs)
-        fresh.append(trainer._lagging[-1]["completion_ids"] if trainer._lagging else batch["completion_ids"])
+        waiting = trainer.lag_queue.state_dict()["waiting"]
+        fresh.append((waiting[-1] if waiting else batch)["completion_ids"])
         return batch
 
     def computed(model, inputs):
@@ -52,20 +53,21 @@ def test_lag(tmp_path):
     assert tiny.logged(trainer, "ratio/prefix/effective_sample_size")[-1] < 1
 
 
-def test_what_is_not_finite_stops_before_the_update(tmp_path):
+def test_what_is_not_finite_stops_before_the_update(tmp_path, monkeypatch):
     """Its values are looked at after the loss, but no weight has moved by then."""
     trainer = made(tmp_path, max_steps=2)
     before = tiny.weights(trainer)
-    forward = trainer._sampled
+    forward = scorer.completion_log_probs
     broken = lambda x: torch.where(torch.arange(x.shape[1]) == 0, torch.nan, x)
-    trainer._sampled = lambda *args, **kwargs: (broken((found := forward(*args, **kwargs))[0]), *found[1:])
+    replaced = lambda *args, **kwargs: (broken((found := forward(*args, **kwargs))[0]), *found[1:])
+    monkeypatch.setattr(scorer, "completion_log_probs", replaced)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with pytest.raises(RolloutError, match=r"`logp` finite.*received nan"):
             trainer.train()
     assert torch.equal(tiny.weights(trainer), before)
     assert not [each for each in told if "before the first update" in str(each.message)]  # NaN is no KL to explain
-    assert trainer._unrecorded is None  # nothing holds on to the graph
+    assert trainer.kl_metrics._held is None  # nothing holds on to the graph
 
 
 def test_lag_counts_updates(tmp_path):
@@ -132,7 +134,7 @@ def test_what_is_fed_to_beta_is_weighed(tmp_path):
     rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
     weight = (logp - mu).sum(-1).exp()
     plain = ((logp - ref).neg().exp() - 1 + (logp - ref)).sum(-1)
-    SINGLE.check(unbiased_kl(trainer, rollout), (weight * plain).sum())
+    SINGLE.check(unbiased_kl(trainer.args, trainer.objective, rollout), (weight * plain).sum())
 
 
 def test_beta_on_the_samplers_prefixes(tmp_path):
@@ -142,7 +144,9 @@ def test_beta_on_the_samplers_prefixes(tmp_path):
     logp, ref, mu = -torch.rand(3, 6, 4, generator=torch.Generator().manual_seed(0))
     rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
     plain = (logp - ref).neg().exp() - 1 + (logp - ref)
-    SINGLE.check(unbiased_kl(trainer, rollout), ((logp - mu).exp().clamp(max=1.2) * plain).sum())
+    SINGLE.check(
+        unbiased_kl(trainer.args, trainer.objective, rollout), ((logp - mu).exp().clamp(max=1.2) * plain).sum()
+    )
     trainer.train()
     assert trainer.coefficient.value != 0.05
 
@@ -241,7 +245,7 @@ def test_a_head_may_be_padded(estimator, tmp_path):
     """As in families whose sizes round the vocabulary up differently; the entries beyond are nobody's."""
     common = {"reward_funcs": None, "kl_estimator": estimator, "kl_coef": 1.0, "max_steps": 1}
     trainer = made(tmp_path, teacher=tiny.folder(words=40), **common)
-    assert (trainer.shared_vocabulary, trainer.model.config.vocab_size) == (32, 32)
+    assert (trainer.scorer.vocabulary, trainer.model.config.vocab_size) == (32, 32)
     trainer.train()
     assert tiny.logged(trainer, "kl/reverse/k3/per_token")[0] > 0
 

@@ -12,8 +12,8 @@ from ..core.rollout import Rollout
 from ..core.standard_errors import Estimate, ratio_of_means
 from ..reports.divergence import KLSums, Report
 from ..trl.gather import everywhere
-from ..trl.kl_reward import padded
-from ..trl.model_forward import Completions, exact_statistics, reference
+from ..trl.seam.batch import Completions
+from ..trl.seam.generation import decode, generate, padded, tokenize_prompts
 from .data.eval_sets import EvaluationSet
 from .data.rewards import arguments, values_of
 from .rng import apart
@@ -80,19 +80,19 @@ class Evaluator:
 
     def _sample(self, trainer: Any, rows: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
         """Generate as the trainer does, with or without vLLM."""
-        prompts = trainer._tokenize_prompts([row["prompt"] for row in rows])[0]
+        prompts = tokenize_prompts(trainer, [row["prompt"] for row in rows])
         before = getattr(trainer, "generation_config", None)
         if self.greedy and before is not None:
             trainer.generation_config = _greedy(before)
         try:
-            made = trainer._generate_single_turn(prompts, None, {}, 1)
+            made = generate(trainer, prompts)
         finally:
             if before is not None:
                 trainer.generation_config = before
-        return prompts, made[0]
+        return prompts, made
 
     def _rewards(self, trainer: Any, rows: list[dict[str, Any]], completions: list[list[int]]) -> list[float]:
-        texts = trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
+        texts = decode(trainer, completions)
         chats = [
             t if isinstance(row["prompt"], str) else [{"role": "assistant", "content": t}]
             for t, row in zip(texts, rows, strict=True)
@@ -129,12 +129,12 @@ def _rollout(trainer: Any, prompts: list[list[int]], completions: list[list[int]
     batch = padded(trainer, prompts, completions)
     local: dict[str, Any] = {"mask": batch["completion_mask"]}
     if trainer.objective.exact:
-        seen = exact_statistics(trainer, trainer.model, Completions.of(batch))
+        seen = trainer.scorer.exact(trainer.model, Completions.of(batch))
         local |= {"logp": seen.logp, "ref_logp": seen.ref_logp, "token_reverse_kl": seen.reverse_kl}
     else:
-        with reference(trainer) as ref:
-            local |= {"ref_logp": trainer.score(ref, batch)}
-        local |= {"logp": trainer.score(trainer.model, batch)}
+        with trainer.scorer.reference() as ref:
+            local |= {"ref_logp": trainer.scorer.log_probs(ref, batch)}
+        local |= {"logp": trainer.scorer.log_probs(trainer.model, batch)}
     return Rollout(**{name: x[:rows] for name, x in everywhere(trainer.accelerator, local)[0].items()})
 
 

@@ -1,4 +1,4 @@
-"""Training on TRL with the KL that was meant: `KLTrainer` and `KLConfig`."""
+"""Training on TRL with a declared KL: `KLTrainer` and `KLConfig`."""
 
 from .config import KLConfig as KLConfig
 from .kl_trainer import KLTrainer as KLTrainer

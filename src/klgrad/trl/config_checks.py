@@ -1,11 +1,14 @@
-"""Settings of a `KLConfig` that could not mean what they say, refused before anything is loaded."""
+"""Settings of a `KLConfig` that contradict each other, refused before anything is loaded."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.term import KLTerm
 from ..errors import MeaningError
 from .field_limits import LIMITS, complaint
 from .field_types import settings_of_class
+
+if TYPE_CHECKING:
+    from .config import KLConfig
 
 PLACEMENTS = ("loss", "advantage", "reward")
 REDUCTIONS = ("policy", "sequence")
@@ -17,25 +20,23 @@ SAMPLERS = (
     "sequence_bias", "min_length", "min_new_tokens", "guidance_scale", "exponential_decay_length_penalty",
     "frequency_penalty", "presence_penalty", "logit_bias", "min_tokens",
 )  # fmt: skip
-"""Keys of `generation_kwargs` that change the distribution which is sampled, of transformers' and of vLLM's."""
+"""Keys of `generation_kwargs`, for transformers and for vLLM, that change the distribution that is sampled."""
 OTHERS = ("rollout_lag_uncorrected", "teacher")
 """Settings of this package whose names do not begin with `kl_`, and that have no range."""
-OF_A_TERM = {
-    "kl_divergence": "reverse",
-    "kl_level": "sequence",
-    "kl_estimator": "k1",
-    "kl_discount": 1.0,
-    "kl_baseline": "none",
-    "kl_ratio": "none",
-    "kl_influence_bound": None,
-    "kl_top_k": None,
-    "kl_reduction": "policy",
-}
-"""What a cell, being a whole loss, leaves no room for, with the defaults."""
+TERM_FIELDS = (
+    "kl_divergence",
+    "kl_level",
+    "kl_estimator",
+    "kl_discount",
+    "kl_baseline",
+    "kl_ratio",
+    "kl_influence_bound",
+)
+"""Fields that describe the term: a `KLTerm` takes their place, and a loss of the zoo leaves them no meaning."""
 
 
-def fields(config: Any) -> None:
-    """Types and ranges: of this package's settings, and of those of TRL's that the table of limits names."""
+def fields(config: "KLConfig") -> None:
+    """Check types and ranges of this package's settings, and of those of TRL's that have limits here."""
     for name, setting in settings_of_class(type(config)).items():
         if name not in LIMITS and not name.startswith("kl_") and name not in OTHERS:
             continue
@@ -44,46 +45,55 @@ def fields(config: Any) -> None:
             raise MeaningError(*found)
 
 
-def together(config: Any) -> None:
-    """Two settings that leave each other no meaning."""
+def together(config: "KLConfig") -> None:
+    """Refuse a target for a β of 0."""
     if config.kl_target is not None and not config.kl_coef > 0:
-        raise MeaningError("`kl_coef` > 0 with `kl_target`", "0", "β is adapted by factors, and 0 has none")
-
-
-def reference(config: Any) -> None:
-    """A teacher stays what it is."""
-    if config.teacher is not None and config.sync_ref_model:
         raise MeaningError(
-            "a frozen teacher", "sync_ref_model=True", "it would be overwritten by the student: drop one of the two"
+            "`kl_coef` > 0 with `kl_target`",
+            "0",
+            "use a positive `kl_coef`: β is adapted by multiplication, and 0 would stay 0",
         )
 
 
-def cell(config: Any) -> None:
-    """A cell is a whole loss."""
+def reference(config: "KLConfig") -> None:
+    """Refuse to move a teacher."""
+    if config.teacher is not None and config.sync_ref_model:
+        raise MeaningError(
+            "a frozen teacher", "sync_ref_model=True", "drop one of the two: the student would overwrite the teacher"
+        )
+
+
+def cell(config: "KLConfig") -> None:
+    """Refuse fields that have no meaning beside a whole loss."""
     if config.kl_placement != "loss":
-        raise MeaningError("`kl_placement`='loss' for a cell", repr(config.kl_placement), "a cell is a whole loss")
-    for name, default in OF_A_TERM.items():
-        if getattr(config, name) != default:
-            raise MeaningError(
-                f"no `{name}` beside `kl_cell`", f"{name}={getattr(config, name)!r}", "a cell is a whole loss: drop one"
-            )
+        raise MeaningError(
+            "`kl_placement`='loss' with `kl_cell`", repr(config.kl_placement), "leave it out: `kl_cell` is a whole loss"
+        )
+    for name, value in changed_among(config, (*TERM_FIELDS, "kl_top_k", "kl_reduction")).items():
+        raise MeaningError(f"no `{name}` beside `kl_cell`", f"{name}={value!r}", "`kl_cell` is a whole loss: drop one")
 
 
-def placement(config: Any, term: KLTerm) -> None:
-    """TRL's way with advantages and rewards must leave the term its meaning."""
+def changed_among(config: "KLConfig", names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the named fields that are not at their defaults."""
+    defaults = {name: setting.default for name, setting in settings_of_class(type(config)).items()}
+    return {name: getattr(config, name) for name in names if getattr(config, name) != defaults[name]}
+
+
+def placement(config: "KLConfig", term: KLTerm) -> None:
+    """Refuse settings by which TRL would change the meaning of a term in the advantages or rewards."""
     if config.kl_placement == "loss":
         return
     if term.weighting is not None:
         raise MeaningError(
             f"no `kl_ratio` with kl_placement={config.kl_placement!r}",
             f"kl_ratio={config.kl_ratio!r}",
-            "TRL multiplies advantages by a ratio of its own; kl_placement='loss' weighs the KL once",
+            "TRL multiplies advantages by a ratio of its own; kl_placement='loss' weights the KL once",
         )
     if config.kl_reduction != "policy":
         raise MeaningError(
             f"`kl_reduction`='policy' with kl_placement={config.kl_placement!r}",
             repr(config.kl_reduction),
-            "advantages are reduced as the policy loss is; kl_placement='loss' can be summed",
+            "advantages are reduced like the policy loss; use kl_placement='loss' to sum the KL",
         )
     _masks(config)
     if config.kl_placement == "advantage":
@@ -92,39 +102,39 @@ def placement(config: Any, term: KLTerm) -> None:
         _reward(term)
 
 
-def truncation(config: Any) -> None:
-    """Completions that are cut off are samples like any other; without them no expectation is the policy's."""
+def truncation(config: "KLConfig") -> None:
+    """Refuse to leave out completions that are cut off: the others are no sample of the policy."""
     if config.mask_truncated_completions and config.kl_coef > 0:
         raise MeaningError(
             "the KL of all completions",
             "mask_truncated_completions=True",
-            "set it to False: without the completions that reach max_completion_length, what is descended is the "
-            "gradient of no divergence; or kl_coef=0 for no KL",
+            "set it to False: without the completions that reach max_completion_length, the gradient is that of no "
+            "divergence; or set kl_coef=0 for no KL",
         )
 
 
-def _advantage(config: Any) -> None:
+def _advantage(config: "KLConfig") -> None:
     if config.importance_sampling_level != "token":
         raise MeaningError(
             "`importance_sampling_level`='token' with kl_placement='advantage'",
             repr(config.importance_sampling_level),
-            "one ratio per completion spreads every token's coefficient over all of them; use kl_placement='loss'",
+            "use kl_placement='loss': one ratio per completion would mix the coefficients of its tokens",
         )
 
 
-def _masks(config: Any) -> None:
-    """What TRL masks of the policy loss, it masks of a KL that is inside."""
+def _masks(config: "KLConfig") -> None:
+    """Refuse masks of the policy loss: they would also mask a KL that is part of it."""
     if config.off_policy_mask_threshold is not None:
         raise MeaningError(
             f"no `off_policy_mask_threshold` with kl_placement={config.kl_placement!r}",
             f"{config.off_policy_mask_threshold}",
-            "the KL would decide which tokens are masked, and be masked with them; use kl_placement='loss'",
+            "use kl_placement='loss': the KL would change which tokens are masked, and be masked with them",
         )
     if config.top_entropy_quantile < 1.0:
         raise MeaningError(
             f"`top_entropy_quantile`=1 with kl_placement={config.kl_placement!r}",
             f"{config.top_entropy_quantile}",
-            "the KL of all other tokens would be dropped; use kl_placement='loss'",
+            "use kl_placement='loss': the KL of all other tokens would be dropped",
         )
 
 
@@ -133,56 +143,56 @@ def _reward(term: KLTerm) -> None:
         raise MeaningError(
             "reverse KL, sequence level, k1 for kl_placement='reward'",
             f"{term.name}",
-            "a reward carries one number per completion; any other term belongs in the loss or the advantage",
+            "a reward carries one number per completion; put any other term in the loss or the advantage",
         )
     if term.discount != 1 or term.baseline != "none" or term.influence_bound:
         raise MeaningError(
             "no discount, baseline or influence bound with kl_placement='reward'",
             f"{term.name}",
-            "the group's mean is the baseline there; use kl_placement='advantage' for the rest",
+            "the group's mean is the baseline there; use kl_placement='advantage' with them",
         )
 
 
-def stale(config: Any) -> str | None:
-    """What lets completions be older than the policy that is trained on them, as far as the settings tell."""
+def stale(config: "KLConfig") -> str | None:
+    """The setting by which completions are older than the policy that is trained on them; None if there is none."""
     if config.rollout_lag:
         return f"rollout_lag={config.rollout_lag}"
     if config.num_iterations > 1:
         return f"num_iterations={config.num_iterations}"
-    if config.gradient_accumulation_steps % config.steps_per_generation:
+    if config.gradient_accumulation_steps % (config.steps_per_generation or 1):
         return f"steps_per_generation={config.steps_per_generation}"
     return "use_vllm=True" if config.use_vllm else None
 
 
-def staleness(config: Any) -> None:
-    """Completions that are late by request need weights, or a word that they are to have none."""
-    if config.rollout_lag and not config.rollout_lag_uncorrected and not is_weighed(config):
+def staleness(config: "KLConfig") -> None:
+    """Refuse `rollout_lag` without importance weights, unless that is asked for."""
+    if config.rollout_lag and not config.rollout_lag_uncorrected and not is_weighted(config):
         raise MeaningError(
             "`kl_ratio` with `rollout_lag`",
             "none",
-            "the completions' sampler is no longer the policy: kl_placement='loss' with kl_ratio='prefix' corrects for "
-            "it; rollout_lag_uncorrected=True studies what happens if nothing does",
+            "set kl_ratio='prefix' with kl_placement='loss', because the sampler is no longer the policy; or set "
+            "rollout_lag_uncorrected=True to study what happens without a correction",
         )
 
 
-def is_weighed(config: Any) -> bool:
-    """Whether the KL has weights for old completions, or needs none."""
+def is_weighted(config: "KLConfig") -> bool:
+    """Whether the KL has importance weights, or needs none for old completions."""
     term = config.objective.term
     return term is not None and (term.weighting is not None or needs_no_weights(term))
 
 
 def needs_no_weights(term: KLTerm) -> bool:
-    """On old completions: summed over the vocabulary, a token's KL is that at their prefixes, whoever sampled them."""
+    """Whether the term is right on old completions: a KL summed over the vocabulary does not depend on the sampler."""
     return term.weighting is None and term.descends.off_policy != "unknown"
 
 
-def top_k(config: Any) -> None:
-    """It is about a sum over the vocabulary."""
+def top_k(config: "KLConfig") -> None:
+    """Refuse `kl_top_k` for an estimator that does not sum over the vocabulary."""
     if config.kl_top_k is None:
         return
     if config.kl_estimator != "exact":
         raise MeaningError(
             "`kl_estimator`='exact' with `kl_top_k`",
             f"kl_estimator={config.kl_estimator!r}",
-            "a sampled estimator looks at the sampled token alone; drop one of the two",
+            "drop one of the two: a sampled estimator uses the sampled token alone",
         )

@@ -1,4 +1,4 @@
-"""What the values of settings are held to: one table of ranges and choices, of this package's settings and of TRL's.
+"""Ranges and choices of settings, of this package's and of TRL's, in one table.
 
 TRL and transformers check most of theirs late, when a model is loaded or trained, and some not at all.
 """
@@ -12,12 +12,12 @@ from .field_types import Complaint, Setting
 
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 LARGEST_SEED = 2**32 - 1
-"""NumPy takes no larger one."""
+"""The largest that NumPy accepts."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a value has to be, and what to do if it is not; `required` settings may not be None."""
+    """What a value has to be, and what to do otherwise; `required` settings may not be None."""
 
     expected: str
     holds: Callable[[Any], bool]
@@ -26,7 +26,7 @@ class Limit:
     choices: tuple[Any, ...] | None = None
 
     def complaint(self, name: str, value: Any) -> Complaint:
-        """About a value for which it does not hold."""
+        """The message for a value outside the limit."""
         return f"`{name}` {self.expected}", repr(value), self.remedy
 
 
@@ -45,7 +45,7 @@ def above(bound: float, remedy: str) -> Limit:
 
 
 def between(low: float, high: float, remedy: str, *, above_low: bool = False, below_high: bool = False) -> Limit:
-    """From `low` to `high`, with or without either."""
+    """From `low` to `high`; either end may be excluded."""
     first, last = "above" if above_low else "from", "below" if below_high else "to"
     return Limit(
         f"{first} {low:g} {last} {high:g}",
@@ -71,7 +71,7 @@ LIMITS: dict[str, Limit] = {
     "steps_per_generation": at_least(1, "leave it out for `gradient_accumulation_steps`"),
     "generation_batch_size": at_least(1, "leave it out; it follows from the batch size"),
     "num_iterations": at_least(1, "1 uses every completion once; with 0 nothing would be trained"),
-    "num_generations": at_least(2, "a group of one has no peers to compare with; 8, say", required=True),
+    "num_generations": at_least(2, "a group of one has no peers to compare with; use 8, for example", required=True),
     "num_generations_eval": at_least(1, COUNT),
     "max_completion_length": at_least(1, "write the largest number of tokens of a completion", required=True),
     "max_steps": Limit("-1 or >= 1", lambda n: n == -1 or n >= 1, "-1 trains for `num_train_epochs`"),
@@ -81,12 +81,12 @@ LIMITS: dict[str, Limit] = {
     "eval_every": at_least(0, "0 evaluates only before and after"),
     "student_layers": at_least(1, "write how many layers to keep"),
     "num_processes": at_least(1, "1 trains in this process"),
-    # The optimizer: a negative rate climbs, and a beta of 1 never learns.
-    "learning_rate": at_least(0, "a negative rate would climb the loss; 1e-6, say"),
+    # The optimizer: a negative rate would raise the loss, and with a beta of 1 nothing would be learnt.
+    "learning_rate": at_least(0, "a negative rate would raise the loss; use 1e-6, for example"),
     "weight_decay": at_least(0, "0 switches it off"),
-    "adam_beta1": between(0, 1, "0.9, say", below_high=True),
-    "adam_beta2": between(0, 1, "0.999, say", below_high=True),
-    "adam_epsilon": at_least(0, "1e-8, say"),
+    "adam_beta1": between(0, 1, "use 0.9, for example", below_high=True),
+    "adam_beta2": between(0, 1, "use 0.999, for example", below_high=True),
+    "adam_epsilon": at_least(0, "use 1e-8, for example"),
     "max_grad_norm": at_least(0, "0 clips nothing"),
     "warmup_steps": at_least(0, "0 switches it off"),
     "logging_steps": at_least(0, COUNT),
@@ -121,7 +121,7 @@ LIMITS: dict[str, Limit] = {
     ),
     "epsilon": at_least(0, "0.2 is TRL's default"),
     "epsilon_high": at_least(0, "leave it out for `epsilon`"),
-    "delta": above(1, "a ratio of 1 must pass, or nothing on-policy would be trained; 4.0, say"),
+    "delta": above(1, "a ratio of 1 must pass, or nothing on-policy would be trained; use 4.0, for example"),
     "sapo_temperature_neg": above(0, "1.05 is TRL's default"),
     "sapo_temperature_pos": above(0, "1.0 is TRL's default"),
     **dict.fromkeys(
@@ -141,22 +141,22 @@ LIMITS: dict[str, Limit] = {
     "kl_coef": at_least(0, "a negative β would reward distance from the reference"),
     "kl_target": above(0, "name the KL to hold, or None for a constant β"),
     "kl_memory": at_least(1, "MiB for tiles of logits; 256 is the default"),
-    "kl_horizon": at_least(1, "50, say"),
-    "kl_top_k": at_least(1, "64, say, or none for the full vocabulary"),
+    "kl_horizon": at_least(1, "use 50, for example"),
+    "kl_top_k": at_least(1, "use 64, for example, or leave it out for the full vocabulary"),
     "rollout_lag": at_least(0, "0 trains on fresh completions"),
 }
-"""By setting; what is not named here is held to its type only, or to its choices where the field declares some."""
+"""Limits by setting. A setting without one is checked for its type, and for the choices that its field declares."""
 
 
 def has_choices(name: str) -> bool:
-    """Whether the table names all values of a setting, whatever their type."""
+    """Whether the table lists all values of a setting, of any type."""
     return name in LIMITS and LIMITS[name].choices is not None
 
 
 def complaint(setting: Setting, value: Any) -> Complaint | None:
     """Why a value cannot be used, by its type, its choices or its range; None if it can."""
     limit = LIMITS.get(setting.name)
-    if limit is not None and limit.choices is not None:  # which say more than the type does
+    if limit is not None and limit.choices is not None:  # they are stricter than the type
         return None if limit.holds(value) else limit.complaint(setting.name, value)
     found = setting.misfit(value)
     if found is not None or limit is None:
@@ -167,7 +167,7 @@ def complaint(setting: Setting, value: Any) -> Complaint | None:
 
 
 def _unreported(value: Any) -> Complaint | None:
-    """Why metrics cannot be sent somewhere: transformers looks only when the model is loaded."""
+    """Why `report_to` cannot be used: transformers checks it only when the model is loaded."""
     from transformers.integrations import integration_utils
 
     known = integration_utils.INTEGRATION_TO_CALLBACK
@@ -175,7 +175,7 @@ def _unreported(value: Any) -> Complaint | None:
     for name in wanted:
         if name not in known:
             return f"`report_to` none, all, {', '.join(sorted(known))}", repr(name), "choose one of them"
-        is_available = getattr(integration_utils, f"is_{name}_available", None)  # two of them go by other names
+        is_available = getattr(integration_utils, f"is_{name}_available", None)  # two integrations have other names
         if is_available is not None and not is_available():
             return f"the package of `report_to` {name}", "no such package", "install it, or choose none"
     return None

@@ -10,16 +10,16 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 MAY_BE_INFINITE = frozenset({"max_grad_norm"})
-"""Numbers that mean something when infinite: no gradient is clipped. Every other number has to be finite."""
+"""Settings that may be infinite: an infinite `max_grad_norm` clips nothing."""
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
 
 Complaint = tuple[str, str, str]
-"""What was expected, what was received, and what to do."""
+"""Expected, received, remedy."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One field of a configuration: what it may be, and the choices that it names."""
+    """One field of a configuration: its type, its choices and its default."""
 
     name: str
     kind: Any
@@ -57,7 +57,7 @@ class Setting:
 
 @cache
 def settings_of_class(kind: type) -> dict[str, Setting]:
-    """The fields of a dataclass that can be given, by name."""
+    """The fields of a dataclass that its constructor takes, by name."""
     hints = get_type_hints(kind)
     return {
         f.name: Setting(f.name, hints[f.name], _choices(f.metadata), f.metadata.get("const"), f.default)
@@ -75,7 +75,7 @@ def changed(config: Any) -> dict[str, Any]:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated type; a bool is no number, and a whole number is one."""
+    """Whether a value is of an annotated type. A bool is not a number; an int fits a float."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(fits(value, part) for part in _alternatives(parts))
@@ -109,7 +109,7 @@ def described(kind: Any) -> str:
 
 
 def _alternatives(parts: tuple[Any, ...]) -> list[Any]:
-    """Of a union; beside an enumeration, `str` only says that its members may be written as text."""
+    """The types of a union. Beside an enumeration, `str` stands only for its members as text."""
     named = any(isinstance(part, type) and issubclass(part, Enum) for part in parts)
     return [part for part in parts if not (named and part is str)]
 

@@ -1,31 +1,40 @@
-"""What a configuration changes about the declared KL without being an error: said before training, never silently."""
+"""Settings that change the meaning of the declared KL without being an error: each gives a warning."""
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .config_checks import SAMPLERS, is_weighed, needs_no_weights, stale
+from .config_checks import SAMPLERS, is_weighted, needs_no_weights, stale
+
+if TYPE_CHECKING:
+    from .config import KLConfig
 
 
 class MeaningWarning(UserWarning):
-    """A setting that changes what the declared KL is taken of, or what it is weighed against."""
+    """A setting that changes which completions the declared KL is averaged over, or how it is weighted."""
 
 
-def notes(config: Any) -> list[str]:
-    """Sentences, one for each setting that has such an effect."""
+def notes(config: "KLConfig") -> list[str]:
+    """One sentence for each such setting.
+
+    Example:
+        >>> from klgrad.trl import KLConfig
+        >>> notes(KLConfig("runs/mine", bf16=False))
+        []
+    """
     found = (note(config) for note in NOTES)
     return [sentence for sentence in found if sentence is not None]
 
 
-def warn_of(config: Any, stacklevel: int) -> None:
-    """The same as warnings, for who writes Python."""
+def warn_of(config: "KLConfig", stacklevel: int) -> None:
+    """Give each of the `notes` as a `MeaningWarning`."""
     for sentence in notes(config):
         warnings.warn(sentence, MeaningWarning, stacklevel=stacklevel + 1)
 
 
-def _old_completions(config: Any) -> str | None:
+def _old_completions(config: "KLConfig") -> str | None:
     why = stale(config)
-    if why is None or is_weighed(config) or config.rollout_lag or config.kl_placement == "reward":
+    if why is None or is_weighted(config) or config.rollout_lag or config.kl_placement == "reward":
         return None
     return (
         f"{why} trains on completions that another policy sampled, and kl_ratio='none' leaves the KL uncorrected "
@@ -33,8 +42,8 @@ def _old_completions(config: Any) -> str | None:
     )
 
 
-def _other_samples(config: Any) -> str | None:
-    """Filters and penalties: completions are then no samples of the policy, and no log-probs of theirs are kept."""
+def _other_samples(config: "KLConfig") -> str | None:
+    """Filters and penalties: the completions are no samples of the policy, and their true log-probs are not known."""
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
     changed = [f"{name}={getattr(config, name)}" for name, value in neutral.items() if getattr(config, name) != value]
     given = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
@@ -50,7 +59,7 @@ def _other_samples(config: Any) -> str | None:
     )
 
 
-def _entropy(config: Any) -> str | None:
+def _entropy(config: "KLConfig") -> str | None:
     if not config.entropy_coef and not config.use_adaptive_entropy:
         return None
     return (
@@ -59,45 +68,45 @@ def _entropy(config: Any) -> str | None:
     )
 
 
-def _moving_reference(config: Any) -> str | None:
+def _moving_reference(config: "KLConfig") -> str | None:
     if not config.sync_ref_model:
         return None
     return (
         f"sync_ref_model moves the reference towards the policy every {config.ref_model_sync_steps} updates: the KL is "
-        "to a reference that follows, and no longer to the model as it started"
+        "to a reference that moves, and no longer to the model as it started"
     )
 
 
-def _scaled_advantages(config: Any) -> str | None:
+def _scaled_advantages(config: "KLConfig") -> str | None:
     bound = config.epsilon if config.epsilon_high is None else config.epsilon_high
     if config.loss_type != "cispo" or bound >= 1:
         return None
     share = "and a KL in the loss is not" if config.kl_placement == "loss" else "and the KL with them"
     return (
-        f"loss_type='cispo' cuts the ratio at epsilon_high={bound:g}, below 1: on-policy all advantages are multiplied "
-        f"by it, {share}; set epsilon_high to 5, say"
+        f"loss_type='cispo' limits the ratio to epsilon_high={bound:g}, below 1: on-policy all advantages are "
+        f"multiplied by it, {share}; set epsilon_high to 5, for example"
     )
 
 
-def _weighed_by_trl(config: Any) -> str | None:
+def _weighed_by_trl(config: "KLConfig") -> str | None:
     if not config.use_vllm or not config.vllm_importance_sampling_correction or config.kl_placement == "loss":
         return None
     return (
-        f"vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r} weighs the KL in the "
-        f"{config.kl_placement} as TRL weighs the policy loss, and drops or cuts it where TRL does"
+        f"vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r} weights the KL in the "
+        f"{config.kl_placement} like the policy loss, and drops or truncates it with the policy loss"
     )
 
 
-def _noise(config: Any) -> str | None:
+def _noise(config: "KLConfig") -> str | None:
     if not config.neftune_noise_alpha:
         return None
     return (
         f"neftune_noise_alpha={config.neftune_noise_alpha:g} adds noise to the policy's embeddings and not to the "
-        "reference's, and the KL counts it as distance"
+        "reference's, and the KL includes the difference"
     )
 
 
-NOTES: tuple[Callable[[Any], str | None], ...] = (
+NOTES: tuple[Callable[["KLConfig"], str | None], ...] = (
     _old_completions,
     _other_samples,
     _entropy,

@@ -1,6 +1,7 @@
-"""What is logged, through TRL's own metrics, of whole updates: the honest report, the ratios, β, and lengths."""
+"""What is logged of the KL through TRL's own metrics: one report per update or evaluation, ratios, β and lengths."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,86 +14,144 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout
 from ..core.term import KLTerm
 from ..reports.divergence import KLSums
+from .adaptive_beta import AdaptiveCoefficient
+from .config import KLConfig
+from .objective import Objective
+from .seam.state import Mode
 
 COLLAPSED = 0.5
-"""Lengths that have fallen below this share of their first mean, while the KL fell too, are warned of."""
+"""A warning is given when the mean length falls below this share of the first one while the KL falls too."""
 
 
 @dataclass
 class Window:
-    """The micro-batches of one update or evaluation so far: sums, so that errors and maxima are those of the whole."""
+    """Sums over the micro-batches of one update or evaluation, so that errors and maxima are those of the whole."""
 
     sums: KLSums = field(default_factory=KLSums)
     total: Tensor | float = 0.0
     diagnostics: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, rollout: Rollout, group: Tensor, result: KLResult | None, unbiased: Tensor | float) -> None:
-        """One micro-batch, of all processes; `unbiased` is its KL, summed over completions."""
+        """Add one micro-batch of all processes; `unbiased` is its KL, summed over completions."""
         self.sums.add(rollout, group)
         self.total = self.total + unbiased
         for name, value in (result.diagnostics if result is not None else {}).items():
             self.diagnostics.setdefault(name, []).append(value)
 
     def metrics(self) -> dict[str, float]:
-        """By name; what both tell, the sums tell of the whole update."""
+        """Metrics by name. Where both define one, the accumulated value wins."""
         peak = lambda name, values: values.amax() if name.endswith("max") else values.mean()
         found = {name: peak(name, torch.stack(values)) for name, values in self.diagnostics.items()}
         report = self.sums.report()
         return replace(report, scalars=found | report.scalars).metrics()
 
     def kl(self, unit: str) -> float | None:
-        """To the reference, in nats per `sequence` or `token`; None where no token was live."""
+        """The KL to the reference, in nats per `sequence` or `token`; None if no token was live."""
         tokens = self.sums.lengths.tokens
         return float(self.total) / (tokens if unit == "token" else self.sums.lengths.rows) if tokens else None
 
 
-def unbiased_kl(trainer: Any, rollout: Rollout) -> Tensor | float:
-    """KL(π‖ref) summed over the completions: exact where it is, else by k3; weighed by the ratio that was declared."""
-    if trainer.args.kl_target is None:
-        return 0.0
-    objective = trainer.objective
-    sampler = objective.term.weighting if objective.term is not None else None
-    if sampler is not None and sampler.ratio == "token":  # on the sampler's prefixes, as the term itself
-        ratio = token_ratio(rollout)
-        return ((ratio if sampler.bound is None else sampler.bound(ratio)) * k3.value(rollout.log_ratio)).sum()
-    whole = objective.top_k is None and rollout.token_reverse_kl is not None
-    term = KLTerm(estimator="exact" if whole else "k1_k3", weighting=sampler)
-    return term(rollout).value.mean * len(rollout.mask)
+class LengthWatch:
+    """Warns once when completions become much shorter while the KL falls."""
 
+    def __init__(self) -> None:
+        self.first: tuple[float, float] | None = None
+        self.warned = False
 
-def record(trainer: Any, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
-    """Add a micro-batch, and after an update's last one finish."""
-    mode = "train" if trainer.model.training else "eval"
-    trainer.windows[mode].add(rollout, group, result, unbiased_kl(trainer, rollout))
-    if last:
-        finish(trainer, mode)
-
-
-def finish(trainer: Any, mode: str) -> None:
-    """Append the window's numbers to TRL's, and feed β."""
-    window, trainer.windows[mode] = trainer.windows[mode], Window()
-    if not window.sums.lengths.rows:
-        return
-    report, log = window.metrics(), trainer._metrics[mode]
-    if trainer.objective.top_k is not None:  # an estimate or a bound, by its own name
-        report = {name.replace("/exact/", "/top_k/"): value for name, value in report.items()}
-    for name, value in {**report, "kl/coef": trainer.coefficient.value}.items():
-        log[name].append(value)
-    if mode == "train":
-        if trainer.coefficient.target is not None:
-            trainer.coefficient.update(window.kl(trainer.args.kl_target_unit))
-        _watch_lengths(trainer, report)
-
-
-def _watch_lengths(trainer: Any, report: dict[str, float]) -> None:
-    now = report["length/mean"], report["kl/reverse/k3/per_sequence"]
-    first = trainer.__dict__.setdefault("_first_lengths", now)
-    if trainer.__dict__.get("_warned_of_lengths") or now[1] >= first[1]:
-        return
-    if now[0] < COLLAPSED * first[0]:
-        trainer._warned_of_lengths = True
+    def see(self, length: float, kl: float) -> None:
+        """Compare the mean length and the KL per completion of an update with those of the first update."""
+        first = self.first = self.first or (length, kl)
+        if self.warned or kl >= first[1] or length >= COLLAPSED * first[0]:
+            return
+        self.warned = True
         warnings.warn(
-            f"completions have shrunk from {first[0]:.0f} to {now[0]:.0f} tokens while the KL fell: the sequence-level "
+            f"completions have shrunk from {first[0]:.0f} to {length:.0f} tokens while the KL fell: the sequence-level "
             "KL is also lowered by ending early; lower the learning rate, or set kl_discount below 1",
             stacklevel=2,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first update's numbers, and whether there was a warning."""
+        return {"first": self.first, "warned": self.warned}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with them."""
+        self.first = None if state["first"] is None else (state["first"][0], state["first"][1])
+        self.warned = state["warned"]
+
+
+class KLMetrics:
+    """Collects micro-batches, logs their report when an update or an evaluation is complete, and adapts β.
+
+    Args:
+        args: the configuration.
+        objective: what is trained.
+        coefficient: β, which is logged and adapted.
+        log: takes `train` or `eval` and the metrics by name.
+    """
+
+    def __init__(
+        self,
+        args: KLConfig,
+        objective: Objective,
+        coefficient: AdaptiveCoefficient,
+        log: Callable[[Mode, dict[str, float]], None],
+    ) -> None:
+        self._args, self._objective, self._coefficient, self._log = args, objective, coefficient, log
+        self._windows: dict[Mode, Window] = {"train": Window(), "eval": Window()}
+        self._held: tuple[Rollout, Tensor, KLResult | None] | None = None
+        self.lengths = LengthWatch()
+
+    def hold(self, rollout: Rollout, group: Tensor, result: KLResult | None) -> None:
+        """Keep a micro-batch until `record_held`, so that its report is computed while the device runs backward."""
+        self._held = (rollout, group, result)
+
+    def drop_held(self) -> None:
+        """Forget the micro-batch that is held, and the graph that it holds."""
+        self._held = None
+
+    def record_held(self, mode: Mode, *, last: bool) -> None:
+        """Record the micro-batch that is held, if there is one."""
+        if self._held is not None:
+            self.record(mode, *self._held, last=last)
+        self._held = None
+
+    def record(self, mode: Mode, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
+        """Add a micro-batch; `last` if it completes an update or an evaluation."""
+        self._windows[mode].add(rollout, group, result, unbiased_kl(self._args, self._objective, rollout))
+        if last:
+            self.finish(mode)
+
+    def restart(self, mode: Mode) -> None:
+        """Drop what was added since the last report."""
+        self._windows[mode] = Window()
+
+    def finish(self, mode: Mode) -> None:
+        """Log the report of what was added since the last one, and adapt β after an update."""
+        window, self._windows[mode] = self._windows[mode], Window()
+        if not window.sums.lengths.rows:
+            return
+        report = window.metrics()
+        if self._objective.top_k is not None:  # an estimate or a bound, which gets a name of its own
+            report = {name.replace("/exact/", "/top_k/"): value for name, value in report.items()}
+        self._log(mode, {**report, "kl/coef": self._coefficient.value})
+        if mode == "train":
+            if self._coefficient.target is not None:
+                self._coefficient.update(window.kl(self._args.kl_target_unit))
+            self.lengths.see(report["length/mean"], report["kl/reverse/k3/per_sequence"])
+
+
+def unbiased_kl(args: KLConfig, objective: Objective, rollout: Rollout) -> Tensor | float:
+    """KL(π‖ref) summed over the completions, for an adaptive β; 0 if β is constant.
+
+    It is exact where the term is, else estimated by k3, and weighted by the declared ratio.
+    """
+    if args.kl_target is None:
+        return 0.0
+    weighting = objective.term.weighting if objective.term is not None else None
+    if weighting is not None and weighting.ratio == "token":  # on the sampler's prefixes, like the term itself
+        ratio = token_ratio(rollout)
+        return ((ratio if weighting.bound is None else weighting.bound(ratio)) * k3.value(rollout.log_ratio)).sum()
+    whole = objective.top_k is None and rollout.token_reverse_kl is not None
+    term = KLTerm(estimator="exact" if whole else "k1_k3", weighting=weighting)
+    return term(rollout).value.mean * len(rollout.mask)

@@ -1,6 +1,6 @@
-"""From the fields of a `KLConfig` to a `KLTerm` or a cell, with everything refused that could not mean it."""
+"""From the fields of a `KLConfig` to the objective: a `KLTerm` or a loss of the zoo, and where it is placed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .. import zoo as cells
@@ -14,7 +14,17 @@ from . import config_checks as checks
 
 @dataclass(frozen=True)
 class Objective:
-    """What is maximised beside the reward: -β times a term (or a cell), at a place."""
+    """What is trained beside the reward: β times a KL term or a loss of the zoo.
+
+    Attributes:
+        term: the KL term, or None.
+        cell: a whole loss of `klgrad.zoo`, or None.
+        placement: `loss`, `advantage` or `reward`.
+        reduction: `policy`, as TRL reduces the policy loss, or `sequence`.
+        top_k: how many of the reference's likeliest entries an exact term sums over; None for all.
+        tail: how the other entries are treated, `sampled` or `lump`.
+        tail_bound: of the sampled tail's ratio.
+    """
 
     term: KLTerm | None
     cell: Cell | None
@@ -26,12 +36,27 @@ class Objective:
 
     @property
     def exact(self) -> bool:
-        """Whether hidden states of both models are needed."""
+        """Whether the hidden states of both models are needed."""
         return self.term is not None and self.term.estimator == "exact"
 
     @property
+    def leaves_one_out(self) -> bool:
+        """Whether the term has a leave-one-out baseline."""
+        return self.term is not None and self.term.baseline == "leave_one_out"
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether it has to be known which completions share a prompt."""
+        return self.leaves_one_out or self.cell is not None
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the term has importance weights."""
+        return self.term is not None and self.term.weighting is not None
+
+    @property
     def formula(self) -> Formula | None:
-        """The term's gradient in parts; None for a cell, which is a whole loss."""
+        """The term's gradient in parts; None for a loss of the zoo."""
         if self.term is None:
             return None
         found = self.term.formula
@@ -43,10 +68,10 @@ class Objective:
 
 
 def objective_of(config: Any) -> Objective:
-    """Check the fields and build."""
+    """Check the fields of a `KLConfig` together, and build its objective."""
     if config.beta != 0.0:
         raise MeaningError(
-            "`beta` = 0, TRL's own KL off", f"beta={config.beta}", "say `kl_coef` instead; two KL terms would add up"
+            "`beta` = 0, TRL's own KL off", f"beta={config.beta}", "use `kl_coef` instead; two KL terms would add up"
         )
     checks.together(config)
     checks.reference(config)
@@ -72,7 +97,7 @@ def objective_of(config: Any) -> Objective:
 
 
 def bound_of(text: str) -> Bound | None:
-    """`truncate:2`, `clip:0.5:2`, `mask:0.5:2` or `none`."""
+    """Parse `truncate:2`, `clip:0.5:2`, `mask:0.5:2` or `none`."""
     kind, *numbers = text.split(":")
     kinds = {"truncate": (Truncate, 1), "clip": (Clip, 2), "mask": (Mask, 2)}
     if text == "none":
@@ -86,6 +111,26 @@ def bound_of(text: str) -> Bound | None:
         raise MeaningError(
             "`kl_ratio_bound` as truncate:MAX, clip:LOW:HIGH, mask:LOW:HIGH or none",
             repr(text),
-            "write truncate:2, say",
+            "write truncate:2, for example",
         ) from None
     return make(*values)
+
+
+def fields_of(term: KLTerm) -> dict[str, Any]:
+    """The fields of a `KLConfig` that declare a term: the inverse of `objective_of`."""
+    weighting = term.weighting
+    return {
+        "kl_divergence": term.divergence,
+        "kl_level": term.level,
+        "kl_estimator": term.estimator,
+        "kl_discount": term.discount,
+        "kl_baseline": term.baseline,
+        "kl_influence_bound": term.influence_bound,
+        **({} if weighting is None else {"kl_ratio": weighting.ratio, "kl_ratio_bound": _written(weighting.bound)}),
+    }
+
+
+def _written(bound: Bound | None) -> str:
+    if bound is None:
+        return "none"
+    return ":".join([type(bound).__name__.lower(), *(repr(getattr(bound, f.name)) for f in fields(bound))])

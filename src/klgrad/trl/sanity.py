@@ -1,21 +1,26 @@
-"""What is looked at before a run is trusted: whether all fits together, and whether the KL starts at 0."""
+"""Checks before a run is trusted: settings that only a built trainer can judge, and a KL that starts at 0."""
 
 import warnings
 from typing import Any
 
 import torch
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..core.estimators import k3
 from ..core.rollout import Rollout
 from ..errors import MeaningError
+from .config import KLConfig
+from .objective import Objective
+from .seam.models import has_adapters
+from .seam.state import current_mode
 
 START_KL = 1e-3
-"""Nats per token: what bf16 forward passes of one model in two arrangements differ by, at most."""
+"""Nats per token by which two bf16 forward passes of one model may differ, at most."""
 
 
-def check_prompts(args: Any, prompts: int) -> None:
-    """TRL drops prompts that do not fill a generation: with fewer than one needs, no update would be made."""
-    needed = args.generation_batch_size // args.num_generations
+def check_prompts(args: KLConfig, prompts: int) -> None:
+    """Raise `MeaningError` for fewer prompts than one generation needs: TRL drops them, and would make no update."""
+    needed = (args.generation_batch_size or 0) // (args.num_generations or 1)
     if prompts < needed:
         raise MeaningError(
             f"at least {needed} prompts, for one generation of {args.generation_batch_size} completions, "
@@ -26,17 +31,16 @@ def check_prompts(args: Any, prompts: int) -> None:
         )
 
 
-def check_built(trainer: Any) -> None:
-    """What only a trainer that stands can tell: processes, adapters and experts."""
-    args = trainer.args
+def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> None:
+    """Raise `MeaningError` for settings that do not fit the number of processes or the model."""
     rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
-    if args.kl_baseline == "leave_one_out" and rows < 2:
+    if objective.leaves_one_out and rows < 2:
         raise MeaningError(
             "micro-batches of at least 2 completions for leave-one-out",
             f"per_device_train_batch_size={rows} on one process",
             "a completion has no peers there: raise it and lower gradient_accumulation_steps, or kl_baseline='none'",
         )
-    if trainer.objective.exact and trainer.aux_loss_enabled:
+    if objective.exact and trainer.aux_loss_enabled:
         raise MeaningError(
             "no router loss with kl_estimator='exact'",
             f"router_aux_loss_coef={trainer.router_aux_loss_coef}",
@@ -44,24 +48,40 @@ def check_built(trainer: Any) -> None:
         )
 
 
-def check_start(trainer: Any, rollout: Rollout) -> None:
-    """At step 0 policy and reference are the same model; a KL that is not about 0 has a cause to be found."""
-    if trainer.args.teacher is not None or trainer.state.global_step > 0 or not trainer.model.training:
-        return
-    value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
-    if not value > START_KL:  # what is no number is told of by the rollout's own check
-        return
-    causes = []
-    if any(m.p > 0 for m in trainer.model.modules() if isinstance(m, torch.nn.Dropout)):
-        causes.append("dropout is active in the policy (disable_dropout=True)")
-    if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
-        causes.append("the adapter does not start at 0, or the reference keeps it")
-    dtypes = {p.dtype for m in (trainer.model, trainer.ref_model) if m is not None for p in m.parameters()}
-    if len(dtypes) > 1:
-        causes.append(f"policy and reference differ in dtype ({', '.join(map(str, dtypes))})")
-    causes.append("the reference is another checkpoint than the policy started from")
-    warnings.warn(
-        f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; "
-        f"likely causes: {'; '.join(causes)}",
-        stacklevel=2,
-    )
+class StartCheck:
+    """Warns if the KL is not about 0 on the first completions that are trained on.
+
+    Before the first update the policy and the reference are the same model, unless the reference is a teacher.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, args: KLConfig) -> None:
+        self._trainer, self._args = trainer, args
+        self._done = False
+
+    def __call__(self, rollout: Rollout) -> None:
+        """Look at the first rollout of training, and at no other."""
+        trainer = self._trainer
+        if self._done or current_mode(trainer) == "eval":
+            return
+        self._done = True
+        if self._args.teacher is not None or trainer.state.global_step > 0:
+            return
+        value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
+        if value > START_KL:  # the rollout's own check reports a NaN
+            warnings.warn(
+                f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; "
+                f"likely causes: {'; '.join(self._causes())}",
+                stacklevel=2,
+            )
+
+    def _causes(self) -> list[str]:
+        trainer, found = self._trainer, []
+        models: list[Any] = [each for each in (trainer.model, trainer.ref_model) if each is not None]
+        if any(m.p > 0 for m in models[0].modules() if isinstance(m, torch.nn.Dropout)):
+            found.append("dropout is active in the policy (disable_dropout=True)")
+        if has_adapters(trainer.accelerator.unwrap_model(trainer.model)):
+            found.append("the adapter does not start at 0, or the reference keeps it")
+        dtypes = {parameter.dtype for model in models for parameter in model.parameters()}
+        if len(dtypes) > 1:
+            found.append(f"policy and reference differ in dtype ({', '.join(map(str, dtypes))})")
+        return [*found, "the reference is another checkpoint than the policy started from"]

@@ -1,4 +1,4 @@
-"""The KL of a teacher of which only its likeliest entries are looked at."""
+"""The KL to a teacher of which only the likeliest entries are known."""
 
 from torch import Tensor
 
@@ -11,10 +11,21 @@ from .objective import Objective
 def with_top_k_kl(
     found: TokenStatistics, best: TopEntries, objective: Objective, mask: Tensor, behavior_logp: Tensor | None
 ) -> TokenStatistics:
-    """The statistics with the declared divergence, over the entries and a tail."""
+    """Add the declared divergence, over the teacher's likeliest entries and a tail, to the policy's statistics.
+
+    Args:
+        found: the policy's statistics, with its log-probs at the entries.
+        best: the teacher's likeliest entries.
+        objective: the divergence, the kind of tail, and the bound of its ratio.
+        mask: (B, T) 1 for live tokens.
+        behavior_logp: (B, T) log-probs of what sampled the tokens; None if the policy did.
+
+    Returns:
+        The statistics with `ref_logp` and the divergence filled in.
+    """
     term = objective.term
-    assert term is not None  # cells have no top k
-    assert found.entries_logp is not None  # they were asked for
+    assert term is not None  # a loss of the zoo has no top k
+    assert found.entries_logp is not None  # the question named them
     divergence = term.divergence
     if objective.tail == "lump":
         kl = lumped_kl(found.entries_logp, best.logp, divergence)
@@ -34,9 +45,10 @@ def with_top_k_kl(
 
 
 def _tail_ratio(objective: Objective, rollout: Rollout) -> Tensor | None:
-    """Of the sampled token alone: the term weighs what leads up to it, or, by a sequence's ratio, all of it.
+    """(B, T) the ratio of the sampled token alone; None if it needs none.
 
-    The entries need no ratio, so that a term without one says nothing of the tail's, which needs it all the same.
+    The term's own ratio covers the tokens before it (or, for a sequence ratio, the token too). A term without a ratio
+    is right for the entries, which are summed over, but the sampled tail still needs its ratio.
     """
     sampler = objective.term.weighting if objective.term is not None else None
     if rollout.behavior_logp is None or (sampler is not None and sampler.ratio == "sequence"):

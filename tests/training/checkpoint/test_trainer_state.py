@@ -65,12 +65,13 @@ def test_what_a_failed_step_changed_is_undone(run, tmp_path, monkeypatch):
         if trainer.state.global_step != 2:
             return
         seen["before"] = json.dumps(state_files.packed(trainer_state.snapshot(trainer), "state", {}))
-        trainer._step, trainer._generations, trainer._first_lengths = 100, 100, (1.0, 1.0)
-        trainer._warned_of_lengths, trainer.entropy_coef, trainer._last_world_entropy = True, 5.0, 5.0
+        trainer._step, trainer.prompt_numbers._generations = 100, 100
+        trainer.kl_metrics.lengths.first, trainer.kl_metrics.lengths.warned = (1.0, 1.0), True
+        trainer.entropy_coef, trainer._last_world_entropy = 5.0, 5.0
         trainer.coefficient.value, trainer.state.num_input_tokens_seen = 5.0, 10**9
         trainer._metrics["train"]["late"] = [1.0]
         trainer._tr_loss += 5.0
-        trainer._lagging.clear()
+        trainer.lag_queue._waiting.clear()
         raise ValueError("out of order")
 
     monkeypatch.setattr("klgrad.training.callbacks.progress.Recorder.evaluate_on_schedule", fails)
@@ -79,8 +80,9 @@ def test_what_a_failed_step_changed_is_undone(run, tmp_path, monkeypatch):
         run("train", tmp_path / "run", save_steps=50, eval_size=0, logging_steps=3, **adaptive)
     saved = json.loads((tmp_path / "run" / "checkpoint-2" / "klgrad_state_0.json").read_text())
     assert json.dumps(saved["state"]) == seen["before"]
-    attributes = saved["state"]["dict"]["attributes"]["dict"]
-    assert set(attributes) >= {"_step", "_generations", "_total_train_tokens", "entropy_coef"}
+    parts = saved["state"]["dict"]
+    assert set(parts) == {"generation", "loss", "beta", "lengths", "prompts", "lag"}
+    assert parts["generation"]["dict"]["entropy"] is not None
     assert crash_checkpoint.snapshot is state_files.snapshot is trainer_state.snapshot
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...trl import KLTrainer
+from ...trl.seam.checkpoints import checkpoint_folder, load_weights, save_checkpoint, save_in_one_piece
 from ..training_errors import RunError
 from .integrity import rotate, seal
 from .state_files import load_reference, load_state, save_state, shapes
@@ -38,7 +39,7 @@ class RunTrainer(KLTrainer):
 
     def save_checkpoint(self) -> None:
         """Save now, regardless of the schedule."""
-        self._save_checkpoint(self.model_wrapped, None)
+        save_checkpoint(self)
 
     def load_ended(self, checkpoint: Path) -> None:
         """Load the last checkpoint of a run, to evaluate and save its model; `train` would make one more update."""
@@ -46,15 +47,14 @@ class RunTrainer(KLTrainer):
 
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise RunError("a run with updates left", f"{checkpoint}, its last", "raise max_steps, or merge its shards")
-        self._load_from_checkpoint(str(checkpoint))
+        load_weights(self, checkpoint)
         load_reference(self, checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
     def save_whole_model(self, folder: Path) -> None:
         """Save unsharded weights, also where checkpoints are sharded; an existing model is replaced at the end."""
         if self.is_fsdp_enabled:
-            plugin: Any = self.accelerator.state.fsdp_plugin
-            plugin.set_state_dict_type("FULL_STATE_DICT")
+            save_in_one_piece(self)
         partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
         try:
             self._emptied(partial)
@@ -83,7 +83,7 @@ class RunTrainer(KLTrainer):
             each()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        folder = checkpoint_folder(self, trial)
         self._emptied(folder)  # no file of a damaged checkpoint of this step may remain
         # `Trainer` would delete older checkpoints before this one is sealed, so `rotate` does it below.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
