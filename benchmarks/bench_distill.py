@@ -53,7 +53,7 @@ SETTINGS = {
     "TRL DistillationTrainer, forward KL": "trl 0.0",
     "on-policy distillation: k1 of the token as advantage": f"--kl_estimator k1 --kl_placement advantage {TOKEN}",
     "k1 of the completion as reward": "--kl_estimator k1 --kl_placement reward --kl_discount 1",
-    "GRPO's k3 as loss": "--kl_cell k3-loss",
+    "GRPO's k3 as loss": "--kl_reduction sequence --kl_cell k3-loss",
 }
 """What klgrad declares, then what others do: their own trainer, or the same loss in ours."""
 OWN = 7

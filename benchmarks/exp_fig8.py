@@ -47,12 +47,13 @@ COMMON = {
     "eval_size": 64,
 }
 EXACT = "--kl_estimator exact --kl_reduction sequence --num_iterations 1"
+CELL = "--kl_reduction sequence --kl_cell"
 ARMS = {
-    "k3-loss": "--kl_cell k3-loss",
-    "k2-loss": "--kl_cell k2-loss",
-    "k1-reward": "--kl_cell k1-reward",
-    "k1-reward-leave-one-out": "--kl_cell k1-reward-leave-one-out",
-    "k1-reward-to-go": "--kl_cell k1-reward-to-go",
+    "k3-loss": f"{CELL} k3-loss",
+    "k2-loss": f"{CELL} k2-loss",
+    "k1-reward": f"{CELL} k1-reward",
+    "k1-reward-leave-one-out": f"{CELL} k1-reward-leave-one-out",
+    "k1-reward-to-go": f"{CELL} k1-reward-to-go",
     "exact-token": f"{EXACT} --kl_level token",
     "exact-discount-0.9-leave-one-out": f"{EXACT} --kl_discount 0.9 --kl_baseline leave_one_out",
 }

@@ -50,3 +50,32 @@ def test_without_a_kl_it_differs(tmp_path):
     """What the test above would miss if the KL were small beside the policy loss."""
     runs = [tiny.trained(KLTrainer, KLConfig, tmp_path / str(beta), kl_coef=beta) for beta in (0.0, BETA)]
     assert float((tiny.weights(runs[0]) - tiny.weights(runs[1])).abs().max()) > 1e-3
+
+
+REDUCED = {
+    **{name: CASES[name] for name in ("dapo", "grpo", "dr_grpo", "accumulated")},
+    "sequence": {"kl_reduction": "sequence"},
+}
+
+
+@pytest.mark.parametrize("case", REDUCED)
+def test_a_loss_of_the_zoo_is_reduced_like_a_term(case, tmp_path):
+    """On-policy k2 as a loss has the gradient of the token-level term, so that β has one meaning for both."""
+    term = tiny.trained(KLTrainer, KLConfig, tmp_path / "term", kl_coef=BETA, kl_level="token", **REDUCED[case])
+    cell = tiny.trained(KLTrainer, KLConfig, tmp_path / "cell", kl_coef=BETA, kl_cell="k2-loss", **REDUCED[case])
+    SAME_STEPS.check(torch.tensor(tiny.logged(cell, "grad_norm")), torch.tensor(tiny.logged(term, "grad_norm")))
+    SAME_STEPS.check(tiny.weights(cell), tiny.weights(term))
+
+
+def test_a_leave_one_out_loss_of_the_zoo_has_whole_groups_in_each_micro_batch(tmp_path):
+    given = {"gradient_accumulation_steps": 2, "kl_coef": BETA, "kl_reduction": "sequence"}
+    seen = []
+
+    class Watched(KLTrainer):
+        def _compute_loss(self, model, inputs):
+            seen.append(inputs["group"].tolist())
+            return super()._compute_loss(model, inputs)
+
+    trainer = tiny.trained(Watched, KLConfig, tmp_path, kl_cell="k1-reward-leave-one-out", **given)
+    for group in seen:
+        assert all(group.count(number) == trainer.num_generations for number in set(group))

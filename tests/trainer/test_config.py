@@ -45,6 +45,7 @@ def test_the_fields_are_a_term():
         ({"kl_target_unit": "tokens"}, "kl_target_unit"),
         ({"kl_reduction": "mean"}, "policy is the default"),
         ({"kl_cell": "k3-loss", "kl_estimator": "exact"}, "no `kl_estimator` beside `kl_cell`"),
+        ({"kl_cell": "k2-loss-token-mean"}, "whose own reduction is part of the loss"),
         ({"kl_cell": "k3-loss", "rollout_lag": 1}, "sampler is no longer the policy"),
         ({"kl_placement": "advantage", "importance_sampling_level": "sequence"}, "would mix the coefficients"),
         ({"kl_placement": "advantage", "top_entropy_quantile": 0.2}, "would be dropped"),

@@ -192,7 +192,7 @@ def test_memory_counts_what_is_there(model):
     ("command", "settings", "error", "said"),
     [
         ("train", {"model": "nobody/nothing"}, ModelError, "check the name"),
-        ("distill", {"teacher": "{other}", "model": "{model}"}, KernelInputError, "of one tokenizer"),
+        ("distill", {"teacher": "{other}", "model": "{model}"}, KernelInputError, "with one tokenizer"),
         ("distill", {"use_peft": True}, SettingError, "a teacher without `use_peft`"),
         ("train", {"task": "{prompts}"}, SettingError, "--reward package.module:function"),
         ("train", {"eval_every": -1}, SettingError, "`eval_every`"),

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from strategies import rollouts
 
-from klgrad import zoo
+from klgrad import Rollout, zoo
 from klgrad.core.result import reduce
-from klgrad.errors import UnknownNameError
+from klgrad.errors import RolloutError, UnknownNameError
 
 OWN_REDUCTION = {"k2-loss-length-mean", "k2-loss-token-mean", "k3-sequence-loss"}
 """Cells that are no sum over tokens, or whose weights of the tokens are what they are about."""
@@ -31,6 +31,17 @@ def test_the_scalar_is_the_sum_of_the_losses_per_token_bit_for_bit(name, rollout
     assert torch.equal(*pair)
     if pair[0].requires_grad:
         assert torch.equal(*(torch.autograd.grad(x, rollout.logp, retain_graph=True)[0] for x in pair))
+
+
+@pytest.mark.parametrize("name", zoo.CELLS)
+def test_which_cells_need_groups(name):
+    logp = torch.tensor([[-1.0, -2.0], [-0.5, -1.0]], requires_grad=True)
+    rollout = Rollout(logp, logp.detach() - 0.3, torch.ones(2, 2), behavior_logp=logp.detach() + 0.1)
+    if zoo.get(name).compares_completions:
+        with pytest.raises(RolloutError, match="group"):
+            zoo.get(name)(rollout)
+    else:
+        assert zoo.get(name)(rollout).isfinite()
 
 
 def test_a_cell_is_named_after_its_function_and_found_by_its_name():

@@ -71,6 +71,8 @@ def target_gradients(problem: Problem) -> dict[Verdict, Tensor]:
     found: dict[Verdict, Tensor] = {}
     for name, objective in OBJECTIVES.items():
         logits = problem.logits.detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(objective(problem.with_logits(logits)), logits)
+        with torch.enable_grad():  # also inside a caller's no_grad()
+            value = objective(problem.with_logits(logits))
+        (gradient,) = torch.autograd.grad(value, logits)
         found[name] = gradient.flatten()
     return found

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .. import zoo
 from ..core.term import KLTerm
 from ..errors import MeaningError
+from ..zoo import Cell
 from .field_limits import LIMITS, complaint
 from .field_types import settings_of_class
 
@@ -63,14 +65,22 @@ def reference(config: "KLConfig") -> None:
         )
 
 
-def cell(config: "KLConfig") -> None:
-    """Refuse fields that have no meaning beside a whole loss."""
+def cell_of(config: "KLConfig") -> Cell:
+    """The loss of the zoo that is named; fields that have no meaning beside a whole loss are refused."""
     if config.kl_placement != "loss":
         raise MeaningError(
             "`kl_placement`='loss' with `kl_cell`", repr(config.kl_placement), "leave it out: `kl_cell` is a whole loss"
         )
-    for name, value in changed_among(config, (*TERM_FIELDS, "kl_top_k", "kl_reduction")).items():
+    for name, value in changed_among(config, (*TERM_FIELDS, "kl_top_k")).items():
         raise MeaningError(f"no `{name}` beside `kl_cell`", f"{name}={value!r}", "`kl_cell` is a whole loss: drop one")
+    found = zoo.get(str(config.kl_cell))
+    if found.per_token is None and config.kl_reduction != "sequence":
+        raise MeaningError(
+            f"`kl_reduction`='sequence' with kl_cell={found.name!r}, whose own reduction is part of the loss",
+            f"kl_reduction={config.kl_reduction!r}, which reduces a loss per token as `loss_type` says",
+            "write kl_reduction='sequence'; `kl_coef` then multiplies the loss as it stands",
+        )
+    return found
 
 
 def changed_among(config: "KLConfig", names: tuple[str, ...]) -> dict[str, Any]:

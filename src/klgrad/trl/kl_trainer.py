@@ -19,7 +19,7 @@ from .gather import everywhere
 from .groups import PromptNumbers, shuffled_by_group
 from .kl_reward import KLReward, listed, no_reward, warn_of_scaled_rewards
 from .lag import LagQueue
-from .loss_terms import cell_loss, own_rows, per_token_loss, summed_loss
+from .loss_terms import own_rows, per_token_cell, per_token_loss, summed_loss, whole_cell
 from .metrics import KLMetrics
 from .sanity import StartCheck, check_built, check_prompts
 from .scorer import Scorer
@@ -120,7 +120,7 @@ class KLTrainer(GRPOTrainer):
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         self.prompt_numbers.check(generation_batch)
-        if not self.objective.leaves_one_out:
+        if not self.objective.needs_groups:
             return super()._prepare_inputs(generation_batch)
         with shuffled_by(shuffled_by_group):
             return super()._prepare_inputs(generation_batch)
@@ -180,7 +180,7 @@ class KLTrainer(GRPOTrainer):
         given, beta = batch, self.coefficient.value
         if self.objective.placement == "advantage" and result is not None:
             given = scored.with_lower_advantages(batch, beta * own_rows(result.coefficient, own, passed.logp))
-        per_token = None if result is None else per_token_loss(self.objective, rollout, result, own, passed.logp)
+        per_token = self._per_token(rollout, result, own, passed.logp)
         by_trl = None
         if per_token is not None and self.objective.reduction == "policy":
             by_trl = beta * per_token
@@ -215,10 +215,18 @@ class KLTrainer(GRPOTrainer):
             term = replace(term, baseline="none")
         return None if term is None else term(rollout)
 
+    def _per_token(self, rollout: Rollout, result: KLResult | None, own: slice, logp: Tensor) -> Tensor | None:
+        """(B, T) what the KL adds to this process' loss; None if it is not a loss per token."""
+        if self.objective.cell is not None:
+            return per_token_cell(self.objective.cell, rollout, own, logp)
+        assert result is not None  # there is a term where there is no cell
+        return per_token_loss(self.objective, rollout, result, own, logp)
+
     def _summed(self, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
         accumulation = self.current_gradient_accumulation_steps if current_mode(self) == "train" else 1
-        if self.objective.cell is not None:
-            return cell_loss(self.objective.cell, rollout, accumulation, self.accelerator.num_processes)
+        cell = self.objective.cell
+        if cell is not None and cell.per_token is None:
+            return whole_cell(cell, rollout, accumulation, self.accelerator.num_processes)
         return summed_loss(per_token, accumulation)
 
     # Log

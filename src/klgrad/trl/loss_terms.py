@@ -49,8 +49,13 @@ def summed_loss(per_token: Tensor | None, accumulation: int) -> Tensor | float:
     return 0.0 if per_token is None else per_token.sum() / (len(per_token) * accumulation)
 
 
-def cell_loss(cell: Cell, rollout: Rollout, accumulation: int, processes: int) -> Tensor:
-    """A loss of the zoo, of all processes' completions.
+def per_token_cell(cell: Cell, rollout: Rollout, own: slice, logp: Tensor) -> Tensor | None:
+    """(B, T) a loss of the zoo for each token of this process; None if its reduction is part of the loss."""
+    return None if cell.per_token is None else own_rows(cell.per_token(rollout), own, logp)
+
+
+def whole_cell(cell: Cell, rollout: Rollout, accumulation: int, processes: int) -> Tensor:
+    """A loss of the zoo with its own reduction, of all processes' completions.
 
     It is a mean over the completions of all processes, and only this process' rows carry a gradient. Gradients and
     logged losses are averaged over processes: so the gradient is multiplied by their number, and the value is not.

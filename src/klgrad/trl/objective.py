@@ -3,7 +3,6 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .. import zoo as cells
 from ..core.families.formula import Formula
 from ..core.importance import Bound, Clip, ImportanceWeighting, Mask, Truncate
 from ..core.term import KLTerm
@@ -47,7 +46,7 @@ class Objective:
     @property
     def needs_groups(self) -> bool:
         """Whether it has to be known which completions share a prompt."""
-        return self.leaves_one_out or self.cell is not None
+        return self.leaves_one_out or (self.cell is not None and self.cell.compares_completions)
 
     @property
     def is_weighted(self) -> bool:
@@ -77,8 +76,7 @@ def objective_of(config: Any) -> Objective:
     checks.reference(config)
     checks.truncation(config)
     if config.kl_cell is not None:
-        checks.cell(config)
-        return Objective(None, cells.get(config.kl_cell), "loss", "sequence")
+        return Objective(None, checks.cell_of(config), "loss", config.kl_reduction)
     term = KLTerm(
         divergence=config.kl_divergence,
         level=config.kl_level,

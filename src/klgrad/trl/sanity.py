@@ -34,7 +34,7 @@ def check_prompts(args: KLConfig, prompts: int) -> None:
 def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> None:
     """Raise `MeaningError` for settings that do not fit the number of processes or the model."""
     rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
-    if objective.leaves_one_out and rows < 2:
+    if objective.needs_groups and rows < 2:
         raise MeaningError(
             "micro-batches of at least 2 completions for leave-one-out",
             f"per_device_train_batch_size={rows} on one process",

@@ -24,6 +24,8 @@ class Cell:
         descends: which target's gradient it is, on-policy and off-policy.
         instead: the sound alternative, for advice; None where the cell is sound on-policy.
         couples_groups: whether a statistic of the batch makes the loss of one group depend on the others.
+        compares_completions: whether the completions of a prompt are compared, so that a batch must hold whole groups
+            and `Rollout.group` is needed.
         per_token: the loss of each token, (B, T), 0 where masked. `loss` is its sum over each completion's tokens,
             averaged over completions, so that a trainer may reduce it as it reduces its policy loss instead. None
             where the reduction is part of the loss.
@@ -46,7 +48,8 @@ class Cell:
     loss: Loss
     descends: Descends
     instead: Remedy | None
-    couples_groups: bool
+    couples_groups: bool = False
+    compares_completions: bool = False
     per_token: Loss | None = None
 
     @property
@@ -71,7 +74,12 @@ class Cell:
 
 
 def token_loss(
-    on_policy: Verdict, off_policy: Verdict, *, instead: Remedy | None = None, couples_groups: bool = False
+    on_policy: Verdict,
+    off_policy: Verdict,
+    *,
+    instead: Remedy | None = None,
+    couples_groups: bool = False,
+    compares_completions: bool = False,
 ) -> Callable[[Loss], Cell]:
     """Make a cell of a function that returns the loss of each token, (B, T)."""
 
@@ -83,7 +91,8 @@ def token_loss(
             return reduce(per_token(rollout), rollout, "sequence")
 
         per_token.__doc__ = loss.__doc__ = function.__doc__
-        return Cell(_name(function), loss, Descends(on_policy, off_policy), instead, couples_groups, per_token)
+        descends = Descends(on_policy, off_policy)
+        return Cell(_name(function), loss, descends, instead, couples_groups, compares_completions, per_token)
 
     return make
 
@@ -92,9 +101,7 @@ def batch_loss(
     on_policy: Verdict, off_policy: Verdict, *, instead: Remedy | None = None, couples_groups: bool = False
 ) -> Callable[[Loss], Cell]:
     """Make a cell of a function that returns the scalar, because its reduction is part of the loss."""
-    return lambda function: Cell(
-        _name(function), function, Descends(on_policy, off_policy), instead, couples_groups, per_token=None
-    )
+    return lambda function: Cell(_name(function), function, Descends(on_policy, off_policy), instead, couples_groups)
 
 
 def _name(function: Loss) -> str:

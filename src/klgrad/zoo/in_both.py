@@ -52,7 +52,7 @@ def k3_both_token(rollout: Rollout) -> Tensor:
     return on_score(k3.value(rollout.log_ratio), rollout) + as_loss(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown")
+@token_loss("reverse-kl-sequence", "unknown", compares_completions=True)
 def k3_both_leave_one_out(rollout: Rollout) -> Tensor:
     """k3 in the reward, minus the mean of the others in the group (RLOO), and as loss.
 

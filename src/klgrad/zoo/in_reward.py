@@ -79,7 +79,7 @@ def k3_reward(rollout: Rollout) -> Tensor:
     return in_reward(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown")
+@token_loss("reverse-kl-sequence", "unknown", compares_completions=True)
 def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the others in the group (RLOO).
 
@@ -90,7 +90,7 @@ def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
     return in_reward_leave_one_out(k1, rollout)
 
 
-@token_loss("unknown", "unknown", instead=LEAVE_ONE_OUT)
+@token_loss("unknown", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True)
 def k3_reward_leave_one_out(rollout: Rollout) -> Tensor:
     """k3 in the reward, minus the mean of the others in the group (RLOO).
 
@@ -101,7 +101,7 @@ def k3_reward_leave_one_out(rollout: Rollout) -> Tensor:
     return in_reward_leave_one_out(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown", instead=LEAVE_ONE_OUT)
+@token_loss("reverse-kl-sequence", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True)
 def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the whole group, itself included.
 
@@ -117,6 +117,7 @@ def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     "unknown",
     "unknown",
     instead=Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division"),
+    compares_completions=True,
 )
 def k1_reward_group_std(rollout: Rollout) -> Tensor:
     """k1 in the reward, centred and divided by the group's standard deviation (GRPO's advantage).

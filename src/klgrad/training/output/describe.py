@@ -36,7 +36,7 @@ def formula(settings: Settings) -> str:
     found, why = objective.formula, stale(settings.training)
     if found is None or objective.term is None:
         assert objective.cell is not None  # an objective has a term or a cell
-        return f"{objective.cell.name} (a cell for study): {objective.cell.summary}"
+        return f"{objective.cell.name} (a cell for study): {objective.cell.summary} {reduction(settings)}"
     found = replace(found, unit=reduction(settings))
     if why is not None and needs_no_weights(objective.term):
         found = replace(
