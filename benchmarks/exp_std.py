@@ -8,13 +8,13 @@ the gradients of k2 and of k3 as losses, each with and without it, at several co
     python benchmarks/exp_std.py MODEL                 every arm, coefficient and seed
     python benchmarks/exp_std.py MODEL --only none     some of them
 
-MODEL is the folder of the unpacked model. Result: benchmarks/results/std.csv.
+MODEL is the folder of the unpacked model. Result: benchmarks/results/std.csv; jobs that it has are not run again.
 """
 
 import argparse
 from pathlib import Path
 
-from harness import RESULTS, provenance, write
+from harness import RESULTS, provenance, read, write
 from packed import Job, run_all
 from rl_runs import job, train
 
@@ -44,8 +44,8 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 
 
 def _job(given: argparse.Namespace, arm: str, division: str, coef: float, seed: int) -> Job:
-    label = {"arm": arm, "division": division, "kl_coef": coef, "learning_rate": given.rate, "seed": seed}
     name = f"{arm}_{division}_{coef:g}_{given.rate:g}_{seed}"
+    label = {"job": name, "arm": arm, "division": division, "kl_coef": coef, "learning_rate": given.rate, "seed": seed}
     return job(
         name,
         label,
@@ -70,8 +70,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--updates", type=int, default=UPDATES)
     given = parser.parse_args()
-    rows = run_all(jobs(given), train, given.runs, given.workers)
-    write([{**row, **provenance()} for row in rows], given.out / "std.csv")
+    path = given.out / "std.csv"
+    measured = read(path)
+    done = {row["job"] for row in measured}
+    rows = run_all([each for each in jobs(given) if each.name not in done], train, given.runs, given.workers)
+    write([*measured, *({**row, **provenance()} for row in rows if not row["problem"])], path)
 
 
 if __name__ == "__main__":

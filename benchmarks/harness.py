@@ -64,9 +64,17 @@ def write(found: list[dict[str, object]], path: Path) -> None:
     """Write the rows as CSV."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as handle:
-        writer = csv.DictWriter(handle, list(found[0]))
+        writer = csv.DictWriter(handle, list(dict.fromkeys(name for row in found for name in row)))
         writer.writeheader()
         writer.writerows(found)
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    """The rows of an earlier measurement; none if there was none."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as handle:
+        return [dict(row) for row in csv.DictReader(handle)]
 
 
 def save(found: list[dict[str, object]], file: str) -> None:
