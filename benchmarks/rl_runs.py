@@ -1,23 +1,26 @@
 """Reinforcement learning with a KL term on a task with room: what the experiments that compare placements share.
 
 The task: sums and differences of two numbers of one or two digits (10,000 pairs), "Reply with just the number"; the
-reward is 1 for the right number. SmolLM2-135M-Instruct starts near .11. Held out: 768 questions of the same kind, and
-1,152 of three other kinds (the largest of three numbers, word problems, three summands). The matched setting is
+reward is 1 for the right number. SmolLM2-135M-Instruct starts near .11. Held out: 512 questions of the same kind, and
+768 of three other kinds (the largest of three numbers, word problems, three summands). The matched setting is
 `loss_type=dr_grpo` (summed over tokens, divided by a constant) for the policy loss and for every KL term, so that
 `kl_coef` has one meaning.
 """
 
+import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from packed import Job, Row
+from harness import RESULTS, provenance, read, write
+from packed import Job, Row, run_all
 
 COMMON: dict[str, Any] = {
     "task": "mixed-addition,mixed-subtraction",
     "eval_task": "mixed-addition,mixed-subtraction,maximum,mixed-word-problems,mixed-three-summands",
     "digits": 2,
     "train_size": 8192,
-    "eval_size": 384,
+    "eval_size": 256,
     "lr_scheduler_type": "constant",
     "per_device_train_batch_size": 128,
     "gradient_accumulation_steps": 2,
@@ -33,11 +36,29 @@ DIVISOR_EPSILON = 1e-4
 """What TRL adds to a group's standard deviation before it divides by it."""
 
 
-def job(name: str, label: Row, arm: str, model: Path, **settings: Any) -> Job:
-    """One run: the shared settings, its own, and the flags of its arm."""
+def job(label: Row, arm: str, model: Path, **settings: Any) -> Job:
+    """One run: the shared settings, its own, and the flags of its arm. Its name is made of its label."""
     chosen = {**COMMON, "model": model, **settings}
     flags = [str(x) for key, value in chosen.items() for x in (f"--{key}", value)]
-    return Job(name, label, [*flags, *arm.split()])
+    name = "_".join(f"{value:g}" if isinstance(value, float) else str(value) for value in label.values())
+    return Job(name, {"job": name, **label}, [*flags, *arm.split()])
+
+
+def command(description: str | None, jobs: Callable[[argparse.Namespace], list[Job]], file: str) -> None:
+    """Run an experiment's jobs from the command line; jobs that its CSV file has are not run again."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder of the unpacked model")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV file")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of unfinished work")
+    parser.add_argument("--workers", type=int, default=10, help="jobs at once; each takes 13 GiB")
+    parser.add_argument("--only", default="", help="only jobs whose name contains this")
+    given = parser.parse_args()
+    path = given.out / file
+    measured = read(path)
+    done = {row["job"] for row in measured}
+    missing = [each for each in jobs(given) if each.name not in done and given.only in each.name]
+    rows = run_all(missing, train, given.runs / path.stem, given.workers)
+    write([*measured, *({**row, **provenance()} for row in rows if not row["problem"])], path)
 
 
 def train(job: Job, folder: Path) -> list[Row]:

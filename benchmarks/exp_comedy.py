@@ -1,0 +1,51 @@
+"""On-policy training with the estimators and placements of Shah et al., A Comedy of Estimators.
+
+The paper claims that training with biased gradients becomes unstable, that the unbiased configurations are better in and
+out of the domain, and that a larger coefficient is more stable. Here k1 and k3 in the reward, as a loss, and in both
+places, and the exact KL as a loss, at four coefficients, with leave-one-out advantages that are not divided by a standard
+deviation, on the task of `rl_runs.py`. A run has collapsed if its last reward is below its first.
+
+    python benchmarks/exp_comedy.py MODEL
+
+Result: benchmarks/results/comedy.csv.
+"""
+
+import argparse
+
+from packed import Job
+from rl_runs import command, job
+
+UPDATES = 60
+EVERY = 20
+RATE = 1e-5
+SEEDS = (0, 1, 2)
+COEFFICIENTS = (0.1, 0.3, 0.05, 1.0)
+ARMS = {
+    "none": "",
+    "k1-reward": "--kl_cell k1-reward-leave-one-out",
+    "k3-reward": "--kl_cell k3-reward-leave-one-out",
+    "k1-loss": "--kl_cell k1-loss",
+    "k3-loss": "--kl_cell k3-loss",
+    "k1-both": "--kl_cell k1-both",
+    "k3-both": "--kl_cell k3-both-leave-one-out",
+    "exact-loss": "--kl_estimator exact --kl_level token",
+}
+
+
+def jobs(given: argparse.Namespace) -> list[Job]:
+    """Seed by seed, so that an early end leaves whole comparisons."""
+    found = []
+    for seed in SEEDS:
+        found.append(_job(given, "none", 0.0, seed))
+        found += [_job(given, arm, coef, seed) for coef in COEFFICIENTS for arm in ARMS if arm != "none"]
+    return found
+
+
+def _job(given: argparse.Namespace, arm: str, coef: float, seed: int) -> Job:
+    label = {"arm": arm, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
+    own = {"kl_coef": coef, "learning_rate": RATE, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
+    return job(label, ARMS[arm], given.model, scale_rewards="none", **own)
+
+
+if __name__ == "__main__":
+    command(__doc__, jobs, "comedy.csv")
