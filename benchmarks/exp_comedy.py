@@ -1,9 +1,9 @@
 """On-policy training with the estimators and placements of Shah et al., A Comedy of Estimators.
 
-The paper claims that training with biased gradients becomes unstable, that the unbiased configurations are better in and
-out of the domain, and that a larger coefficient is more stable. Here k1 and k3 in the reward, as a loss, and in both
-places, and the exact KL as a loss, at four coefficients, with leave-one-out advantages that are not divided by a standard
-deviation, on the task of `rl_runs.py`. A run has collapsed if its last reward is below its first.
+The paper claims that training with biased gradients becomes unstable, that the unbiased configurations are better in
+and out of the domain, and that a larger coefficient is more stable. Here k1 and k3 in the reward, as a loss, and in both
+places, and the exact KL as a loss, at four coefficients, with leave-one-out advantages that are not divided by a
+standard deviation, on the task of `rl_runs.py`. A run has collapsed if its last reward is below its first.
 
     python benchmarks/exp_comedy.py MODEL
 
