@@ -1,7 +1,7 @@
 """On-policy training with the estimators and placements of Shah et al., A Comedy of Estimators.
 
 The paper claims that training with biased gradients becomes unstable, that the unbiased configurations are better in
-and out of the domain, and that a larger coefficient is more stable. Here k1 and k3 in the reward, as a loss, and in both
+and out of the domain, and that a larger coefficient is more stable. Here k1 and k3 in the reward, as loss, or in both
 places, and the exact KL as a loss, at four coefficients, with leave-one-out advantages that are not divided by a
 standard deviation, on the task of `rl_runs.py`. A run has collapsed if its last reward is below its first.
 
