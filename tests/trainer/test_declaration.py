@@ -84,6 +84,23 @@ def test_a_kl_that_is_declared_twice_is_refused(fields, named):
     assert all(f"`{name}`" in raised.value.remedy for name in fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "kl"),
+    [
+        (
+            {"rollout_lag": 1, "kl_ratio": "prefix", "kl_ratio_bound": "truncate:3"},
+            KLTerm(weighting=ImportanceWeighting("prefix", Truncate(3.0))),
+        ),
+        ({"kl_top_k": 4, "kl_estimator": "exact"}, KLTerm(estimator="exact")),
+    ],
+)
+def test_fields_that_agree_with_the_term_are_accepted(fields, kl):
+    """Settings such as `rollout_lag` are checked when the configuration is written, and need the fields there."""
+    assert declared(config(**fields), kl).objective.term == kl
+    with pytest.raises(MeaningError, match="must agree"):
+        declared(config(**fields), KLTerm(discount=0.5))
+
+
 @pytest.mark.parametrize("kl", ["k1", {"level": "token"}, KLTerm])
 def test_what_is_no_term_is_refused(kl):
     with pytest.raises(MeaningError, match=r"`kl` as a KLTerm; received a .*remedy: write kl=KLTerm"):

@@ -1,5 +1,7 @@
 """Cells: their names, and the loss per token that they are the sum of."""
 
+import copy
+import dataclasses
 import pickle
 
 import pytest
@@ -42,6 +44,13 @@ def test_which_cells_need_groups(name):
             zoo.get(name)(rollout)
     else:
         assert zoo.get(name)(rollout).isfinite()
+
+
+def test_copies():
+    known = zoo.get("k3-loss")
+    assert copy.deepcopy(known) is known
+    own = dataclasses.replace(known, name="mine", couples_groups=True)
+    assert copy.deepcopy(own) == own
 
 
 def test_a_cell_is_named_after_its_function_and_found_by_its_name():

@@ -5,17 +5,13 @@ Each entry names the audited loss with these settings; a test compares `descends
 
 from dataclasses import dataclass
 
+from ..core.families import FAMILIES
 from ..core.families.choices import Divergence, Level
 from ..targets import Descends, Verdict
 
 Meaning = tuple[Divergence, Level]
 
-TARGET_OF: dict[Meaning, Verdict] = {
-    ("reverse", "token"): "reverse-kl-token",
-    ("reverse", "sequence"): "reverse-kl-sequence",
-    ("forward", "token"): "forward-kl-token",
-    ("forward", "sequence"): "forward-kl-sequence",
-}
+TARGET_OF: dict[Meaning, Verdict] = {meaning: family.target for meaning, family in FAMILIES.items()}
 """The target of each meaning."""
 
 CODE = """\

@@ -3,15 +3,16 @@
 from ..core.term import ImportanceWeighting, KLTerm
 from ..remedies import Remedy
 from ..targets import TARGETS, Verdict
+from ..zoo.replacements import K2_OR_TOKEN, TOKEN
 from .advice import Advice
 from .audit_result import AuditResult
 from .numbers import apart, listed, percent
 from .subject import Subject
 
-TOKEN, SEQUENCE = KLTerm(level="token"), KLTerm()
+SEQUENCE = KLTerm()
 
 INSTEAD: dict[Verdict, Remedy] = {
-    "nothing": Remedy(use=("k2-loss", TOKEN)),
+    "nothing": K2_OR_TOKEN,
     "forward-kl-token": Remedy("for the reverse KL", (TOKEN,)),
     "forward-kl-sequence": Remedy("for the reverse KL", (SEQUENCE,)),
     "unknown": Remedy(use=(TOKEN, SEQUENCE), why="whichever KL is meant"),

@@ -117,14 +117,14 @@ class KLTerm:
         """A short name, unique by meaning: `reverse-sequence-k1`, `reverse-token-exact-prefix-ratio`."""
         parts = [self.divergence, self.level, self.estimator.replace("_", "-")]
         parts += ["loo"] if self.baseline == "leave_one_out" else []
-        parts += [f"discount{self.discount:g}"] if 0 < self.discount < 1 else []
+        parts += [f"discount{_short(self.discount)}"] if 0 < self.discount < 1 else []
         if self.weighting is not None:
             parts.append(f"{self.weighting.ratio}-ratio")
             bound = self.weighting.bound
             if bound is not None:
-                edges = "-".join(f"{getattr(bound, f.name):g}" for f in fields(bound))
+                edges = "-".join(_short(getattr(bound, f.name)) for f in fields(bound))
                 parts.append(f"{type(bound).__name__.lower()}{edges}")
-        parts += [f"huber{self.influence_bound:g}"] if self.influence_bound is not None else []
+        parts += [f"huber{_short(self.influence_bound)}"] if self.influence_bound is not None else []
         parts += ["per-token"] if self.reduction == "token" else []
         return "-".join(parts)
 
@@ -178,3 +178,9 @@ def _check_weighting(weighting: object) -> None:
             repr(weighting),
             "write weighting=ImportanceWeighting('prefix', bound=None)",
         )
+
+
+def _short(number: float) -> str:
+    """The number in few digits where they are exact, else in all."""
+    text = f"{number:g}"
+    return text if float(text) == number else repr(number)

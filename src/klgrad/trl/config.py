@@ -1,10 +1,12 @@
 """`KLConfig`: TRL's `GRPOConfig`, with fields that declare the KL."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from trl.trainer.grpo_config import GRPOConfig
 
+from ..core.families.choices import CHOICES
+from ..core.importance import Ratio
 from . import config_checks as checks
 from .config_checks import PLACEMENTS, REDUCTIONS, TAILS, UNITS
 from .meaning_notes import warn_of
@@ -42,14 +44,14 @@ class KLConfig(GRPOConfig):
     )
     kl_divergence: str = field(
         default="reverse",
-        metadata={"help": "`reverse` is KL(π‖ref), `forward` is KL(ref‖π).", "choices": ["reverse", "forward"]},
+        metadata={"help": "`reverse` is KL(π‖ref), `forward` is KL(ref‖π).", "choices": list(CHOICES["divergence"])},
     )
     kl_level: str = field(
         default="sequence",
         metadata={
             "help": "`sequence`: the gradient of the divergence between distributions over completions. `token`: the "
             "gradient of each token's divergence, with the prefixes held fixed.",
-            "choices": ["sequence", "token"],
+            "choices": list(CHOICES["level"]),
         },
     )
     kl_estimator: str = field(
@@ -57,7 +59,7 @@ class KLConfig(GRPOConfig):
         metadata={
             "help": "`k1`; `k1_k3`, which estimates the later tokens by k3; `k3`, for the forward KL; or `exact`, "
             "which sums over the whole vocabulary.",
-            "choices": ["k1", "k1_k3", "k3", "exact"],
+            "choices": list(CHOICES["estimator"]),
         },
     )
     kl_top_k: int | None = field(
@@ -88,7 +90,7 @@ class KLConfig(GRPOConfig):
         metadata={
             "help": "`leave_one_out`: subtract the mean over the other completions of the prompt in the micro-batch of "
             "all processes, which should hold whole groups.",
-            "choices": ["none", "leave_one_out"],
+            "choices": list(CHOICES["baseline"]),
         },
     )
     kl_ratio: str = field(
@@ -96,7 +98,7 @@ class KLConfig(GRPOConfig):
         metadata={
             "help": "Importance ratio of the KL, between the policy and what sampled the completions: `token`, "
             "`prefix`, `sequence`, or `none`.",
-            "choices": ["none", "token", "prefix", "sequence"],
+            "choices": ["none", *get_args(Ratio)],
         },
     )
     kl_ratio_bound: str = field(

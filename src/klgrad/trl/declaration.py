@@ -8,7 +8,7 @@ from ..errors import MeaningError
 from .config import KLConfig
 from .config_checks import TERM_FIELDS, changed_among
 from .field_types import changed
-from .objective import fields_of
+from .objective import bound_of, fields_of
 
 DERIVED = (
     "steps_per_generation",
@@ -28,8 +28,8 @@ def declared(args: Any, kl: KLTerm | None) -> KLConfig:
 
     Args:
         args: a `KLConfig`, or None for its defaults.
-        kl: the KL term, or None if the fields of `args` declare it. A term requires those fields to be at their
-            defaults, and is written into a copy of `args`.
+        kl: the KL term, or None if the fields of `args` declare it. Those fields are at their defaults beside a
+            term, or agree with it. The term is written into a copy of `args`.
 
     Returns:
         A `KLConfig` whose objective is the declared one.
@@ -73,14 +73,22 @@ def _check_term(kl: Any, args: KLConfig) -> None:
             f"reduction={kl.reduction!r}",
             "leave it out: `kl_reduction` of the KLConfig sets how the trainer reduces the term",
         )
-    twice = changed_among(args, (*TERM_FIELDS, "kl_ratio_bound", "kl_cell"))
-    if twice:
-        fields = ", ".join(f"{name}={value!r}" for name, value in twice.items())
+    declared = fields_of(kl)
+    changed_fields = changed_among(args, (*TERM_FIELDS, "kl_ratio_bound", "kl_cell"))
+    other = {name: value for name, value in changed_fields.items() if not _agree(name, value, declared.get(name))}
+    if other:
+        fields = ", ".join(f"{name}={value!r}" for name, value in other.items())
         raise MeaningError(
-            "the KL declared once, by `kl` or by fields of the KLConfig",
+            "one KL, declared by `kl` or by fields of the KLConfig; fields beside `kl` must agree with it",
             f"kl={kl.name} and {fields}",
-            f"drop `kl`, or leave out {', '.join(f'`{name}`' for name in twice)}",
+            f"drop `kl`, or leave out {', '.join(f'`{name}`' for name in other)}",
         )
+
+
+def _agree(name: str, value: Any, declared: Any) -> bool:
+    if name == "kl_ratio_bound" and declared is not None:
+        return bound_of(value) == bound_of(declared)  # `truncate:2` is `truncate:2.0`
+    return bool(value == declared)
 
 
 def _written(value: Any) -> str:

@@ -43,7 +43,7 @@ class KLTrainer(GRPOTrainer):
         model: the policy, or its name.
         reward_funcs: one reward function or a list of them, as TRL takes them; None trains by the KL alone.
         args: a `KLConfig`.
-        kl: the KL term. Fields of `args` that describe a term must then be at their defaults.
+        kl: the KL term. Fields of `args` that describe a term must then be at their defaults or agree with it.
         kwargs: the further arguments of `GRPOTrainer`: `train_dataset`, `processing_class`, `peft_config`, ...
 
     Attributes:
@@ -217,8 +217,11 @@ class KLTrainer(GRPOTrainer):
 
     def _per_token(self, rollout: Rollout, result: KLResult | None, own: slice, logp: Tensor) -> Tensor | None:
         """(B, T) what the KL adds to this process' loss; None if it is not a loss per token."""
-        if self.objective.cell is not None:
-            return per_token_cell(self.objective.cell, rollout, own, logp)
+        cell = self.objective.cell
+        if cell is not None:
+            # An evaluation may have one completion per prompt, and only its reward and KL are of interest.
+            left_out = cell.compares_completions and current_mode(self) == "eval"
+            return None if left_out else per_token_cell(cell, rollout, own, logp)
         assert result is not None  # there is a term where there is no cell
         return per_token_loss(self.objective, rollout, result, own, logp)
 

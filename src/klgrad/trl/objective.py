@@ -44,9 +44,14 @@ class Objective:
         return self.term is not None and self.term.baseline == "leave_one_out"
 
     @property
+    def compares_completions(self) -> bool:
+        """Whether a loss of the zoo compares the completions of a prompt, and needs all of them."""
+        return self.cell is not None and self.cell.compares_completions
+
+    @property
     def needs_groups(self) -> bool:
         """Whether it has to be known which completions share a prompt."""
-        return self.leaves_one_out or (self.cell is not None and self.cell.compares_completions)
+        return self.leaves_one_out or self.compares_completions
 
     @property
     def is_weighted(self) -> bool:

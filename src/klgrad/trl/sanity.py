@@ -34,11 +34,18 @@ def check_prompts(args: KLConfig, prompts: int) -> None:
 def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> None:
     """Raise `MeaningError` for settings that do not fit the number of processes or the model."""
     rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
-    if objective.needs_groups and rows < 2:
+    if objective.leaves_one_out and rows < 2:
         raise MeaningError(
             "micro-batches of at least 2 completions for leave-one-out",
             f"per_device_train_batch_size={rows} on one process",
             "a completion has no peers there: raise it and lower gradient_accumulation_steps, or kl_baseline='none'",
+        )
+    if objective.compares_completions and rows % trainer.num_generations:
+        raise MeaningError(
+            f"micro-batches of whole groups of {trainer.num_generations} completions for kl_cell={args.kl_cell!r}",
+            f"{rows} completions on all processes",
+            "make per_device_train_batch_size x processes a multiple of num_generations, and lower "
+            "gradient_accumulation_steps instead",
         )
     if objective.exact and trainer.aux_loss_enabled:
         raise MeaningError(

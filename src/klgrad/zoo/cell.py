@@ -1,7 +1,9 @@
 """`Cell`, a named loss over a `Rollout`, and the decorators that make one of a function."""
 
+import copyreg
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,11 +68,13 @@ class Cell:
         """Compute the scalar loss of one batch."""
         return self.loss(rollout)
 
-    def __reduce__(self) -> tuple[Callable[[str], "Cell"], tuple[str]]:
-        """Pickle by name: the functions are closures, and trainers pickle their arguments."""
-        from . import get  # which imports this file
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a cell of the zoo by name: its functions are closures, and trainers pickle their arguments."""
+        from . import CELLS, get  # which imports this file
 
-        return get, (self.name,)
+        if CELLS.get(self.name) is self:
+            return get, (self.name,)
+        return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
 
 
 def token_loss(

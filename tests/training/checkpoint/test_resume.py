@@ -12,7 +12,7 @@ import pytest
 import torch
 from training.small import SMALL, arguments
 
-from klgrad.training.checkpoint.integrity import checkpoints, fault, last_sound, rotate, seal
+from klgrad.training.checkpoint.integrity import checkpoints, fault, is_over, last_sound, rotate, seal
 from klgrad.training.checkpoint.run_trainer import RunTrainer
 from klgrad.training.run_folder.replace import drop_replaced, set_aside
 from klgrad.training.training_errors import RewardError, RunError
@@ -277,6 +277,26 @@ def test_a_run_that_is_over_can_be_made_longer(finished, run, tmp_path):
     status, text = run("train", parts, resume=True, max_steps=5)
     assert status == 0
     assert "5 updates in" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "max_steps", "epochs", "over"),
+    [
+        ({"max_steps": 4, "epoch": 0.06}, 4, 1.0, True),
+        ({"max_steps": 4, "epoch": 0.06}, 5, 1.0, False),
+        ({"max_steps": 4, "epoch": 0.06}, -1, 1.0, False),  # it was planned by max_steps, and an epoch is wanted now
+        ({"max_steps": 4, "epoch": 1.0}, -1, 1.0, True),
+        ({"max_steps": 4, "epoch": 0.99}, -1, 1.0, True),  # less than one update is left
+        ({"max_steps": 4, "epoch": 1.0}, -1, 2.0, False),
+        ({"max_steps": 8, "epoch": 0.5}, -1, 1.0, False),
+        ({}, -1, 1.0, False),
+    ],
+)
+def test_when_a_run_is_over(state, max_steps, epochs, over, tmp_path):
+    checkpoint = tmp_path / "checkpoint-4"
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    assert is_over(checkpoint, max_steps, epochs) is over
 
 
 def test_another_number_of_processes_is_refused(finished, run, tmp_path):

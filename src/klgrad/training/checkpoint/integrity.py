@@ -80,27 +80,29 @@ def step_of(checkpoint: Path) -> int:
 def is_over(checkpoint: Path, max_steps: int, num_train_epochs: float) -> bool:
     """Whether a run with these settings has no update left after this checkpoint.
 
-    For `max_steps` <= 0 the number of updates is the one that was planned when the checkpoint was written, unless there
-    are to be more epochs now.
+    For `max_steps` <= 0 the epochs decide. A run that was planned by `max_steps` before is not over by that plan.
     """
+    step = step_of(checkpoint)
     if max_steps > 0:
-        return step_of(checkpoint) >= max_steps
-    wanted = planned(checkpoint)
-    enough_epochs = num_train_epochs <= (_in_state(checkpoint, "num_train_epochs") or 0)  # rounded up when written
-    return enough_epochs and wanted is not None and step_of(checkpoint) >= wanted
+        return step >= max_steps
+    wanted, epoch = planned(checkpoint), _in_state(checkpoint, "epoch")
+    if wanted is None or epoch is None or step < wanted:
+        return False
+    return epoch + epoch / max(step, 1) > num_train_epochs  # less than one update is left
 
 
 def planned(checkpoint: Path) -> int | None:
     """The number of updates planned when the checkpoint was written; None if it cannot be read."""
-    return _in_state(checkpoint, "max_steps")
+    found = _in_state(checkpoint, "max_steps")
+    return None if found is None else int(found)
 
 
-def _in_state(checkpoint: Path, name: str) -> int | None:
+def _in_state(checkpoint: Path, name: str) -> float | None:
     try:
         found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))[name]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, int) else None
+    return found if isinstance(found, int | float) else None
 
 
 def rotate(output: Path, keep: int | None) -> None:

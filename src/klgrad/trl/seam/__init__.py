@@ -12,6 +12,7 @@ Each file begins with the names that it touches:
 - `state.py`: logs metrics, and holds the state that TRL's checkpoints leave out;
 - `checkpoints.py`: the files of a checkpoint.
 
-Methods that have to be overridden are overridden in `kl_trainer.py` and `training/run_trainer.py`; `contract.OVERRIDES`
-lists them. A test searches `trl/` and `training/` for private names outside this package and that list.
+Methods that have to be overridden are overridden in `kl_trainer.py` and `training/checkpoint/run_trainer.py`;
+`contract.OVERRIDES` lists them. A test searches `trl/` and `training/` for private names outside this package and
+that list.
 """
