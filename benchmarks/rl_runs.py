@@ -1,4 +1,4 @@
-"""Reinforcement learning with a KL term on a task with room: what the experiments that compare placements share.
+"""Reinforcement learning with a KL term: the task and the settings of experiments that compare placements.
 
 The task: sums and differences of two numbers of one or two digits (10,000 pairs), "Reply with just the number"; the
 reward is 1 for the right number. SmolLM2-135M-Instruct starts near .11. Held out: 768 questions of the same kind, and
@@ -30,18 +30,18 @@ COMMON: dict[str, Any] = {
     "report_to": "none",
 }
 DIVISOR_EPSILON = 1e-4
-"""What TRL adds to a group's standard deviation before it divides by it."""
+"""The constant that TRL adds to a group's standard deviation before the division."""
 
 
 def job(name: str, label: Row, arm: str, model: Path, **settings: Any) -> Job:
-    """One run: the shared settings, its own, and the flags of its arm."""
+    """One run: the shared settings, the settings of the run, and the flags of its arm."""
     chosen = {**COMMON, "model": model, **settings}
     flags = [str(x) for key, value in chosen.items() for x in (f"--{key}", value)]
     return Job(name, label, [*flags, *arm.split()])
 
 
 def train(job: Job, folder: Path) -> list[Row]:
-    """Train one policy; a row for each evaluation, with what the updates since the last one had in common."""
+    """Train one policy, and return a row for each evaluation, with means over the updates since the previous one."""
     from judge import Judge
 
     from klgrad.training.build import build, models_of
@@ -69,7 +69,7 @@ def train(job: Job, folder: Path) -> list[Row]:
 
 
 class Broken(RuntimeError):
-    """The policy has weights or logits that are not finite, from which nothing can be sampled."""
+    """The policy has weights or logits that are not finite, so that it cannot be sampled from."""
 
 
 def stop_if_broken(trainer: Any) -> list[float]:
@@ -98,7 +98,7 @@ def stop_if_broken(trainer: Any) -> list[float]:
 
 
 class EffectiveCoefficient:
-    """What dividing by a group's standard deviation makes of the KL's coefficient.
+    """The effective coefficient of the KL after division by the groups' standard deviations.
 
     A group with reward deviation s gets its reward's gradient times λ and its KL's gradient times κ. Without division
     both are 1. With it λ = 1/s, and κ = 1 for a KL outside the reward; for a KL inside the reward λ = κ = 1/s̃, where s̃
