@@ -180,7 +180,9 @@ def _mismatch(r: LogReport) -> list[RenderableType]:
             f"effective sample size {left:.1%} of the completions."
         )
     )
-    found.append(Text(_label(r.cause) + r.cause.description, style="green" if r.cause.name == "none" else "bold yellow"))
+    found.append(
+        Text(_label(r.cause) + r.cause.description, style="green" if r.cause.name == "none" else "bold yellow")
+    )
     return found
 
 
