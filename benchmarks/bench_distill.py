@@ -1,9 +1,8 @@
-"""Distillation side by side: klgrad's terms, and what other trainers do, from one student, teacher and set of prompts.
+"""Compare klgrad's terms with other trainers in distillation, with one student, teacher and set of prompts.
 
 `python benchmarks/bench_distill.py sweep TEACHER` trains every setting at every rate; `... seeds TEACHER` trains
-each setting again, from other seeds, at the rate that was its best. All students are judged by one evaluator: the
-exact KL to the teacher on their own completions of held-out prompts. What the file of results already has is not
-trained again.
+each setting again, with other seeds, at its best rate. All students have the same evaluation: the exact KL to the
+teacher on their own completions of held-out prompts. Runs that are already in the file of results are skipped.
 """
 
 import argparse
@@ -23,11 +22,11 @@ from typing import Any
 from harness import RESULTS, provenance, write
 
 KEPT = 20
-"""Layers of the student, of the teacher's 30."""
+"""Number of layers of the student; the teacher has 30."""
 RATES = (3e-4, 1e-4, 6e-4)
 SEEDS = (1, 2, 3)
 EVALUATIONS = 4
-"""Completions of each held-out prompt that a student is judged by."""
+"""Number of completions of each held-out prompt in the evaluation."""
 COMMON = {
     "lr_scheduler_type": "constant",
     "per_device_train_batch_size": "128",
@@ -55,9 +54,9 @@ SETTINGS = {
     "k1 of the completion as reward": "--kl_estimator k1 --kl_placement reward --kl_discount 1",
     "GRPO's k3 as loss": "--kl_reduction sequence --kl_cell k3-loss",
 }
-"""What klgrad declares, then what others do: their own trainer, or the same loss in ours."""
+"""First the terms of klgrad; then other methods, with their own trainer or with the same loss in `KLTrainer`."""
 OWN = 7
-"""So many of the settings are klgrad's."""
+"""The number of settings, from the first, that are klgrad's."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +69,20 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """A name for its output."""
+        """The name of its output folder."""
         return f"{list(SETTINGS).index(self.setting):02d}-{self.rate:g}-{self.seed}"
 
     def key(self, generations: int) -> tuple[str, ...]:
-        """What tells it from others in a file of results."""
+        """Identifies the run in a file of results."""
         return self.setting, f"{self.rate:g}", str(self.seed), str(self.updates(generations))
 
     def updates(self, generations: int) -> int:
-        """All settings are given as many completions; some use them more than once."""
+        """The number of updates: all settings have the same number of completions, and some use them more than once."""
         how = SETTINGS[self.setting].split()
         return generations * int(how[how.index("--num_iterations") + 1]) if "--num_iterations" in how else generations
 
     def command(self, given: Any, out: Path) -> list[str]:
-        """What to run."""
+        """The command line of the run."""
         chosen = {**COMMON, "max_steps": self.updates(given.updates), "learning_rate": self.rate, "seed": self.seed}
         flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
         how = SETTINGS[self.setting].split()
@@ -91,16 +90,16 @@ class Job:
             return [sys.executable, __file__, "trl", str(given.teacher), "--beta", how[1], "--out", str(out), *flags]
         data = ["--eval_every", "0", "--eval_size", "8", "--overwrite", "true"]
         if LOO in SETTINGS[self.setting] or "reward" in how:
-            data += ["--num_generations", "8"]  # the others compare nothing within a group
+            data += ["--num_generations", "8"]  # the other settings need no groups
         models = ["--model", f"{given.teacher}:{KEPT}", "--teacher", str(given.teacher), "--output_dir", str(out)]
         return [sys.executable, "-m", "klgrad", "distill", *models, *data, *flags, *how]
 
 
 def train_all(jobs: list[Job], given: Any) -> Iterator[tuple[Job, Path]]:
-    """Several at a time, each given back while others train; one that fails is told of and left out."""
+    """Train several jobs at a time, and yield each when it is finished; a failed job is reported and left out."""
     from klgrad.training.model.resolve import resolve
 
-    resolve(f"{given.teacher}:{KEPT}")  # made once, before all ask for it
+    resolve(f"{given.teacher}:{KEPT}")  # create it once, before the jobs start
     runs: Path = given.runs
 
     def one(job: Job) -> tuple[Job, Path | None]:
@@ -119,7 +118,7 @@ def train_all(jobs: list[Job], given: Any) -> Iterator[tuple[Job, Path]]:
 
 
 def evaluator(given: Any) -> Any:
-    """A function from a model's folder to its KL and lengths, whoever trained it."""
+    """A function from the folder of a model to its KL and lengths."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -151,7 +150,7 @@ def evaluator(given: Any) -> Any:
 
 
 def train_by_trl(given: Any, rest: list[str]) -> None:
-    """TRL's own distillation trainer, on the prompts that `klgrad distill` trains on."""
+    """Train with TRL's own distillation trainer, on the prompts of `klgrad distill`."""
     from transformers import AutoTokenizer
     from trl import DistillationConfig, DistillationTrainer, TrlParser
 
@@ -177,7 +176,7 @@ def train_by_trl(given: Any, rest: list[str]) -> None:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """What a file of results has so far."""
+    """The rows of a file of results; none if it does not exist."""
     if not path.exists():
         return []
     with path.open() as file:
@@ -185,13 +184,13 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def best_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Of each setting, by the KL per token."""
+    """The best rate of each setting, by the KL per token."""
     ordered = sorted((row for row in rows if row["learning_rate"]), key=lambda row: -float(row["kl_per_token"]))
-    return {row["setting"]: float(row["learning_rate"]) for row in ordered}  # the last one stays
+    return {row["setting"]: float(row["learning_rate"]) for row in ordered}  # the last one, with the lowest KL, stays
 
 
 def to_do(given: Any, made: list[dict[str, Any]]) -> list[Job]:
-    """What the file does not have, the longest first."""
+    """The jobs that are not in the file yet, the longest first."""
     names = [name for name in SETTINGS if re.search(given.only, name)]
     if not names:
         raise SystemExit(f"--only {given.only!r} finds none of: {'; '.join(SETTINGS)}")

@@ -2,9 +2,9 @@
 
     python benchmarks/bench_kernels.py [--out FOLDER] [--rounds N] [--only PART]
 
-Floors are matrix products alone, run in turn with the rest: 4 projections for what keeps its logits, 6 for what
-recomputes them; 3 and 4 for the log-prob alone. Memory is what one forward and backward takes beyond its inputs, the
-gradients included.
+A floor is the time of the matrix products alone, run in the same rounds: 4 projections for methods that keep their
+logits, 6 for methods that recompute them; 3 and 4 for the log-prob alone. Memory is that of one forward and backward
+pass beyond its inputs, including the gradients.
 """
 
 import argparse
@@ -23,13 +23,13 @@ SHAPES = ((4096, 128256), (2048, 151936))
 TOKENS = 8192
 ROUNDS = 15
 LINEAR_ROUNDS = 3
-"""Of the part that goes up to 131072 tokens."""
+"""Rounds of the part with up to 131072 tokens."""
 NOTHING_KEPT = 768 << 20
-"""Bytes that a tile of 16384 entries just fits into."""
+"""A budget in bytes that is just enough for tiles of 16384 entries, and keeps nothing."""
 
 
 class Case:
-    """Random hidden states and heads of a policy and of a reference near it, in bf16."""
+    """Random hidden states and heads of a policy and a nearby reference, in bf16."""
 
     def __init__(self, tokens: int, hidden: int, vocabulary: int) -> None:
         torch.manual_seed(0)
@@ -42,14 +42,14 @@ class Case:
         self.up = torch.rand(4, tokens, device="cuda")
 
     def ours(self, paired: bool = True, **how: object) -> None:
-        """Forward, and backward with weights on every output."""
+        """Forward pass, and backward pass with weights on every output."""
         reference = (self.h_ref, Head(self.w_ref)) if paired else ()
         s = token_statistics(self.h, Head(self.w), self.y, *reference, **how)  # type: ignore[arg-type]
         outputs = (s.logp, s.entropy, s.reverse_kl, s.forward_kl) if paired else (s.logp,)
         torch.stack([(u * x).sum() for u, x in zip(self.up, outputs, strict=False)]).sum().backward()
 
     def cleared(self, step: Callable[[], object]) -> Callable[[], object]:
-        """The step, leaving no gradient behind, so that each one's memory is counted."""
+        """The step, after which gradients are freed, so that the memory of each step is measured."""
 
         def run() -> None:
             step()
@@ -98,12 +98,12 @@ def sampled(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]
 
 
 def linear(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
-    """The same step over ever more tokens."""
+    """The same step with more and more tokens."""
     made: list[dict[str, object]] = []
     for tokens in (8192, 16384, 32768, 65536, 131072):
         case = Case(tokens, hidden, vocabulary)
         found = in_turn({"klgrad lean": case.cleared(case.ours)}, rounds)
-        # The gradients' own memory grows with the tokens, by definition; what is extra is the rest.
+        # Without the gradients, whose memory necessarily grows with the tokens.
         for measured in found.values():
             measured.extra_bytes -= (case.h.numel() + case.w.numel()) * 2
         made += rows("tokens", found, {}, tokens=tokens, hidden=hidden, vocabulary=vocabulary)

@@ -1,8 +1,8 @@
-"""`klgrad logs` against a loop over rows: `python benchmarks/bench_logs.py`.
+"""Compare `klgrad logs` with a loop over rows: `python benchmarks/bench_logs.py`.
 
-Ours reads ten million tokens. The loop does what a script would: `kl_report` and the coefficients of one completion
-at a time, on a fiftieth of the rows; its seconds are scaled to all of them. Peak memory is that of a process of its
-own.
+`klgrad logs` reads ten million tokens. The loop computes `kl_report` and the coefficients of one completion at a time,
+as a simple script would, on a fiftieth of the rows; its time is scaled to all rows. Peak memory is measured in a
+separate process.
 """
 
 import subprocess
@@ -24,7 +24,7 @@ TOKENS, MEAN_LENGTH, PART = 10_000_000, 500, 50
 
 
 def write(path: Path, tokens: int) -> None:
-    """Log-normal lengths; the sampler differs from the trainer as half-precision kernels do."""
+    """Completions with log-normal lengths; the sampler differs from the trainer as with half-precision kernels."""
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(np.log(MEAN_LENGTH) - 0.18, 0.6, tokens // MEAN_LENGTH).astype(np.int64).clip(1, 8192)
     offsets = pa.array(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
@@ -51,7 +51,7 @@ def row_by_row(path: Path) -> None:
 
 
 def peak_memory(path: Path) -> float:
-    """MiB that one examination adds to the imports (Linux; `getrusage` would tell the parent's)."""
+    """MiB that `examine` adds to the imports (Linux; `getrusage` would report those of the parent)."""
     code = (
         "import re, sys; from pathlib import Path; from klgrad.logs import examine; import pyarrow.parquet\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"

@@ -1,8 +1,8 @@
-"""Batched tabular experiments against the plain loop: `python benchmarks/bench_reproduce.py`.
+"""Compare batched tabular experiments with a plain loop: `python benchmarks/bench_reproduce.py`.
 
-The plain loop is how the protocol reads: one problem at a time, one method at a time, the loss differentiated by
-autograd. The batched one is what `klgrad reproduce` runs. Both do the same steps on as many problems. Then the whole
-command, in full and `--quick`, in seconds.
+The plain loop follows the protocol directly: one problem and one method at a time, with the loss differentiated by
+autograd. `klgrad reproduce` uses the batched version. Both do the same steps on the same number of problems. The time
+of the whole command, in full and with `--quick`, is measured too.
 """
 
 import subprocess

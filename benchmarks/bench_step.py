@@ -1,9 +1,9 @@
 """The memory of one RL step on a real model, with the exact KL: `python benchmarks/bench_step.py MODEL_FOLDER`.
 
-Forward of policy and reference over whole completions, a policy gradient plus the sequence-level exact KL, backward.
-`logits` holds both models' logits, as a trainer that asks its model for them does; the others take hidden states. The
-prediction counts (tokens x vocabulary) buffers: for `logits` those that torch holds at the peak of backward, for the
-kernels their plan.
+A step is the forward pass of policy and reference over whole completions, a policy gradient plus the sequence-level
+exact KL, and the backward pass. `logits` stores the logits of both models, as a trainer that requests logits from its
+model does; the others take hidden states. The prediction counts (tokens x vocabulary) buffers: for `logits` those that
+torch has at the peak of the backward pass, for the kernels those of their plan.
 """
 
 import argparse
@@ -44,21 +44,21 @@ class Step:
         self.advantages = torch.randn(completions, 1, device="cuda")
 
     def run(self, statistics: Callable[[], TokenStatistics]) -> None:
-        """One step, leaving no gradient behind."""
+        """One step, after which gradients are freed."""
         found = statistics()
         kl = TERM(found.rollout(self.mask, group=self.group))
         (BETA * kl.loss - (self.advantages * found.logp).sum(-1).mean()).backward()
         self.policy.zero_grad(set_to_none=True)
 
     def logits(self) -> TokenStatistics:
-        """Both models' logits in full, lifted to float32."""
+        """Statistics from the full logits of both models, in float32."""
         z = self.policy(self.ids[:, :-1]).logits.float()
         with torch.no_grad():
             z_ref = self.ref(self.ids[:, :-1]).logits.float()
         return reference.statistics_of_logits(z, self.ids[:, 1:], z_ref)
 
     def kernels(self, **how: Any) -> TokenStatistics:
-        """Hidden states through the kernels."""
+        """Statistics from hidden states, by the kernels."""
         hidden = self.policy.model(self.ids[:, :-1]).last_hidden_state
         with torch.no_grad():
             ref_hidden = self.ref.model(self.ids[:, :-1]).last_hidden_state
@@ -66,10 +66,10 @@ class Step:
 
 
 def predicted(step: Step, name: str) -> float:
-    """GiB for the KL and the log-probs, beside the models' own activations and gradients."""
+    """GiB for the KL and the log-probs, in addition to the activations and gradients of the models."""
     tokens = step.mask.numel()
     if name == "logits":
-        # Saved for backward: log p, p, log p - log q and q in float32. Backward holds as many again, and a bf16
+        # Saved for backward: log p, p, log p - log q and q in float32. Backward needs as many again, and a bf16
         # gradient.
         return tokens * step.vocabulary * (4 * 8 + 2) / 2**30
     plan = make_plan(tokens, step.vocabulary, torch.bfloat16, paired=True, mode="fast" if "fast" in name else "lean")

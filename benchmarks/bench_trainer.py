@@ -1,8 +1,8 @@
-"""What `KLTrainer` costs beside TRL's `GRPOTrainer`: `python benchmarks/bench_trainer.py MODEL_FOLDER [--tiny]`.
+"""Compare the cost of `KLTrainer` with TRL's `GRPOTrainer`: `python benchmarks/bench_trainer.py MODEL_FOLDER [--tiny]`.
 
-A training step is scoring by the reference, forward, backward and the optimizer. Completions are stored ones, the same
-for all: sampling would be most of the time, and hide what is added to the rest. All candidates stand side by side, and
-take their steps in turn. On a CPU the model is a small random one, and memory is what is resident.
+A training step consists of scoring by the reference, forward pass, backward pass and optimizer. All candidates use the
+same stored completions: sampling would take most of the time, and hide differences in the rest. The candidates take
+their steps in turn. On a CPU the model is a small random one, and memory is resident memory.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers looks
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers reads it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
@@ -41,23 +41,23 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 }
 IN_MEMORY = (BASELINE, "klgrad k1 (sequence)", "klgrad exact")
 ON_A_CPU = ("TRL, no KL", BASELINE, "klgrad k1 (sequence)", "klgrad k1, leave-one-out")
-"""Enough of them, where a step takes seconds."""
+"""A selection, since a step takes seconds on a CPU."""
 SAMPLED = ("klgrad k1 (sequence)", "klgrad k1, leave-one-out", "klgrad k1_k3", "klgrad k1, advantage")
 VOCABULARIES = (2**15, 2**17, 2**18)
 SIZES = (Size(32, prompt=64, length=256, steps=52), Size(64, prompt=64, length=512, steps=27))
-"""A small step, of which launching kernels is much, and one that keeps the GPU busy."""
+"""A small step, which is dominated by kernel launches, and one that keeps the GPU busy."""
 UNCOUNTED = 2
-"""First steps of a trainer, in which kernels are compiled and the optimizer makes its state."""
+"""The first steps of a trainer, in which kernels are compiled and the optimizer creates its state."""
 
 
 def attempt(stage: Stage, name: str) -> Clock | None:
-    """One candidate's steps, or None and its reason: one that does not run here must not end the run."""
+    """The steps of one candidate; None, with the reason printed, if it fails, so that the others still run."""
     start, clock = time.perf_counter(), None
     try:
         clock = stage.train(CANDIDATES[name], stage.size.steps)
     except Exception:
         print(f"  {name} does not run here:\n{traceback.format_exc()[-2000:]}", flush=True)
-    gc.collect()  # trainers refer to themselves
+    gc.collect()  # trainers contain reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     print(f"  {name}: {time.perf_counter() - start:.1f} s", flush=True)
@@ -65,7 +65,7 @@ def attempt(stage: Stage, name: str) -> Clock | None:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """The median of the ratio of two steps of one cycle, and 95% of its bootstrap over cycles."""
+    """The median ratio of two steps of the same cycle, with its 95% bootstrap interval over cycles."""
     draw, pairs = random.Random(0), [a / b for a, b in zip(ours, theirs, strict=True)]
     made = [median(draw.choices(pairs, k=len(pairs))) for _ in range(2000)]
     low, *_, high = quantiles(made, n=40)
@@ -95,7 +95,7 @@ def step_rows(stage: Stage) -> Iterator[dict[str, object]]:
 
 
 def own_rows(stage: Stage) -> Iterator[dict[str, object]]:
-    """What of a step is klgrad's own code; the rest is TRL's, transformers' and torch's."""
+    """The time of a step that is spent in klgrad's own code."""
     for name in SAMPLED:
         if clock := attempt(stage, name):
             own, steps = clock.own[UNCOUNTED:-1], clock.seconds[UNCOUNTED:]
@@ -112,7 +112,7 @@ def own_rows(stage: Stage) -> Iterator[dict[str, object]]:
 
 
 def memory_rows(tokenizer: Any, size: Size, vocabularies: tuple[int, ...], hidden: int) -> Iterator[dict[str, object]]:
-    """The most memory of a step by vocabulary, beside models and optimizer, and what all logits would take."""
+    """Peak memory of a step by vocabulary, in addition to models and optimizer, and the size of all logits."""
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
     for vocabulary in vocabularies:
         print(f"memory, vocabulary {vocabulary}", flush=True)
@@ -143,7 +143,7 @@ def _measured_with() -> dict[str, str]:
 
 
 def save(rows: Iterator[dict[str, object]], path: Path, columns: tuple[str, ...]) -> None:
-    """Write the file anew with each row, so that what is cut short has left something, and print a table."""
+    """Write the file again after each row, so that an interrupted run leaves its rows; then print a table."""
     found: list[dict[str, object]] = []
     for row in rows:
         found.append(row)

@@ -3,12 +3,12 @@
 The paper's claim: far from the reference, differentiating k3 token by token makes little progress, vanilla estimators
 do; sequence-level gradients beat token-level ones; leave-one-out and cumulative (to-go) variants are faster.
 
-Here a student with 20 of SmolLM2-135M's 30 layers is brought back to the whole model by the KL alone. Every arm gets
+Here a student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model by the KL alone. Every arm has
 the same prompts, the same number of completions and the same scale (summed over the completion, averaged over
 completions). Completions either may end ("may-end") or always have 32 tokens ("fixed-length": the end token is
 replaced by one that the model never writes), because a sequence-level term can lower its KL by ending early. All arms
-are judged by one evaluator (`Judge`): the exact KL(student‖teacher) over the whole vocabulary, on the student's own
-completions of held-out prompts, and what tells whether a low KL is worth having.
+have the same evaluation (`Judge`): the exact KL(student‖teacher) over the whole vocabulary, on the student's own
+completions of held-out prompts, and measures that show whether a low KL means a good student.
 
     python benchmarks/exp_fig8.py sweep TEACHER      every arm at every learning rate, one seed
     python benchmarks/exp_fig8.py seeds TEACHER      each arm at its best rate, from three seeds
@@ -32,7 +32,7 @@ EVERY = 10
 RATES = (1e-4, 3e-4, 3e-5, 6e-4)
 SEEDS = (0, 1, 2)
 UNUSED = "<empty_output>"
-"""A token of SmolLM2's vocabulary that it does not write."""
+"""A token that SmolLM2 never writes."""
 
 COMMON = {
     "max_steps": UPDATES,
@@ -57,12 +57,12 @@ ARMS = {
     "exact-token": f"{EXACT} --kl_level token",
     "exact-discount-0.9-leave-one-out": f"{EXACT} --kl_discount 0.9 --kl_baseline leave_one_out",
 }
-"""Token level: k3 (GRPO's), k2 (the paper's vanilla, token by token); sequence level: the paper's three; ours: two."""
+"""At token level k3 (of GRPO) and k2 (the paper's vanilla); at sequence level the paper's three; and two of ours."""
 LENGTHS = ("may-end", "fixed-length")
 
 
 def job(given: Any, arm: str, lengths: str, rate: float, seed: int) -> Job:
-    """One run's flags."""
+    """The flags of one run."""
     teacher = given.teacher if lengths == "may-end" else fixed_length(given.teacher, given.runs)
     chosen = {**COMMON, "learning_rate": rate, "seed": seed, "teacher": teacher, "model": f"{teacher}:{LAYERS}"}
     flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
@@ -71,7 +71,7 @@ def job(given: Any, arm: str, lengths: str, rate: float, seed: int) -> Job:
 
 
 def fixed_length(teacher: Path, folder: Path) -> Path:
-    """The same model in a folder of its own, whose completions end at a token that it does not write."""
+    """A copy of the model in another folder, whose end token is one that it never writes."""
     target = folder / "teacher-fixed-length"
     if target.is_dir():
         return target
@@ -89,7 +89,7 @@ def fixed_length(teacher: Path, folder: Path) -> Path:
 
 
 def train(job: Job, folder: Path) -> list[Row]:
-    """Train one student, and give its evaluations."""
+    """Train one student, and return its evaluations."""
     from klgrad.training.build import build, models_of
     from klgrad.training.settings.parse import parse
 
@@ -110,7 +110,7 @@ def train(job: Job, folder: Path) -> list[Row]:
 
 
 def best_rates(path: Path) -> dict[tuple[str, str], float]:
-    """Of each arm and kind of length: the rate whose last KL per completion, the paper's measure, is the lowest."""
+    """The rate with the lowest final KL per completion, the paper's measure, for each arm and kind of length."""
     with path.open(encoding="utf-8") as file:
         last = [row for row in csv.DictReader(file) if int(row["update"]) == UPDATES]
     last.sort(key=lambda row: -float(row["kl_per_sequence"] or "inf"))
@@ -135,7 +135,7 @@ def main() -> None:
     from klgrad.training.model.resolve import resolve
 
     for teacher in (given.teacher, given.runs / "teacher-fixed-length"):
-        resolve(f"{teacher}:{LAYERS}")  # made once, before all workers ask for it
+        resolve(f"{teacher}:{LAYERS}")  # create it once, before the workers start
     rows = run_all([j for j in jobs if given.only in j.name], train, given.runs / given.what, given.workers)
     write([{**row, **provenance()} for row in rows], given.out / f"fig8_{given.what}.csv")
 

@@ -1,4 +1,4 @@
-"""Does a KL in the reward survive the division by the group's standard deviation?
+"""Test whether a KL in the reward still works if advantages are divided by the group's standard deviation.
 
 Shah et al. (Comedy of Estimators) find k1 in the reward the best place for the KL, with advantages that are not divided
 by a standard deviation. Yao et al. (FRPO, 2601.10201) find that it collapses, with GRPO's division. This experiment
@@ -27,12 +27,12 @@ ARMS = {
     "k2-loss": "--kl_level token --kl_estimator k1",
     "k3-loss": "--kl_divergence forward --kl_level token --kl_estimator k3",
 }
-"""On-policy the gradient of k2 as a loss is the token-level reverse KL's by k1, that of k3 the forward KL's by k3."""
+"""On-policy, k2 as a loss has the gradient of the token-level reverse KL by k1, and k3 that of the forward KL by k3."""
 DIVISIONS = {"undivided": "none", "divided": "group"}
 
 
 def jobs(given: argparse.Namespace) -> list[Job]:
-    """Seed by seed, so that an early end leaves whole comparisons."""
+    """All jobs, ordered by seed, so that an early end leaves complete comparisons."""
     found = []
     for seed in SEEDS:
         found += [_job(given, "none", division, 0.0, seed) for division in DIVISIONS]

@@ -1,4 +1,4 @@
-"""Timing on a GPU: candidates take turns, so that they share whatever the clocks and the power limit do."""
+"""Timing on a GPU. Candidates run in turn, so that clock rate and power limit affect all of them."""
 
 import importlib.metadata
 import random
@@ -14,22 +14,22 @@ Step = Callable[[], object]
 
 @dataclass
 class Measured:
-    """Milliseconds of each round, and the most memory that one run took beyond what stood before."""
+    """Milliseconds of each round, and the peak memory of a run beyond the memory before it."""
 
     milliseconds: list[float] = field(default_factory=list)
     extra_bytes: int = 0
 
     @property
     def median(self) -> float:
-        """Of the rounds, in milliseconds."""
+        """The median of the rounds, in milliseconds."""
         return median(self.milliseconds)
 
 
 def in_turn(candidates: dict[str, Step], rounds: int) -> dict[str, Measured]:
-    """Run every candidate `rounds` times, after two rounds that do not count; each round in an order of its own.
+    """Run every candidate `rounds` times, after two rounds that do not count, in a new random order each round.
 
-    What ran before decides how warm the GPU is and so how fast: a fixed order would favour whoever follows an idler.
-    One that raises is dropped, and its reason printed: a rival that does not run here is no result.
+    The previous candidate affects the temperature, and so the speed, of the GPU: a fixed order would favour a candidate
+    that follows a light one. A candidate that raises an error is left out, and the error is printed.
     """
     found = {name: Measured() for name in candidates}
     shuffle = random.Random(0)
@@ -62,7 +62,7 @@ def _once(step: Step) -> tuple[float, int]:
 def rows(
     benchmark: str, found: dict[str, Measured], floors: dict[str, str], **shape: int
 ) -> Iterable[dict[str, object]]:
-    """CSV rows; `floors` names for each candidate the one that it is a multiple of."""
+    """CSV rows; `floors` maps each candidate to the one that it is compared with."""
     for name, measured in found.items():
         floor = floors.get(name)
         yield {

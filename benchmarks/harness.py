@@ -1,6 +1,6 @@
-"""Side-by-side timing: the candidates take turns in one process, and what counts is their ratio.
+"""Side-by-side timing: the candidates run in turn in one process, and their ratio is reported.
 
-Rows of results carry what they were measured with; tables are made from the rows.
+Rows of results contain device, versions and commit; tables are generated from the rows.
 """
 
 import csv
@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def side_by_side(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each candidate, `rounds` times in turn, after one round that does not count."""
+    """The seconds of each candidate in each of `rounds` rounds, after one round that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(rounds + 1):
         for name, run in candidates.items():
@@ -33,7 +33,7 @@ def side_by_side(candidates: dict[str, Callable[[], object]], rounds: int) -> di
 
 
 def rows(benchmark: str, seconds: dict[str, list[float]], baseline: str) -> list[dict[str, object]]:
-    """One row per candidate, with its median, its spread and how many times faster than the baseline it is."""
+    """One row per candidate, with its median, its spread and its speed relative to the baseline."""
     return [
         {
             "benchmark": benchmark,
@@ -51,7 +51,7 @@ def rows(benchmark: str, seconds: dict[str, list[float]], baseline: str) -> list
 
 
 def provenance() -> dict[str, str]:
-    """What a number was measured with."""
+    """Versions, machine and commit of a measurement."""
     return {
         "torch": torch.__version__,
         "klgrad": klgrad.__version__,
@@ -85,7 +85,7 @@ def save(found: list[dict[str, object]], file: str) -> None:
 
 
 def _commit() -> str:
-    if "KLGRAD_COMMIT" in os.environ:  # where the tree was copied without its history
+    if "KLGRAD_COMMIT" in os.environ:  # for a copy of the tree without its history
         return os.environ["KLGRAD_COMMIT"]
     here = Path(__file__).parent
     done = subprocess.run(

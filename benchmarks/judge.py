@@ -16,9 +16,9 @@ class Judge:
     """Samples one completion for each held-out prompt and reports numbers over the whole vocabulary.
 
     A policy can be near its reference on its own completions because it writes only the few that the reference finds
-    likely. So beside KL(policy‖reference) on the policy's completions there are the policy's entropy, how many of its
-    tokens repeat the token before, how many answers are right, and with `on_reference` KL(reference‖policy) on
-    completions of the reference.
+    likely. So in addition to KL(policy‖reference) on the policy's completions it reports the policy's entropy, the
+    share of tokens that repeat the token before, the share of right answers, and with `on_reference`
+    KL(reference‖policy) on completions of the reference.
     """
 
     def __init__(self, trainer: Any, evaluator: Any, *, on_reference: bool) -> None:
@@ -58,7 +58,7 @@ class Judge:
         return {name: float(f"{value:.5g}") for name, value in numbers.items()} | {"sample": text}
 
     def _correct(self, completions: list[list[int]]) -> dict[str, float]:
-        """The share of right answers: of all, and where there are several domains, of each with its error."""
+        """The share of right answers: of all, and if there are several domains, of each with its standard error."""
         right = self.evaluator._rewards(self.trainer, self.rows, completions)
         found = {"correct": sum(right) / len(right)}
         for domain in sorted(set(self.domains)) if len(set(self.domains)) > 1 else []:
@@ -91,7 +91,7 @@ class Judge:
         return self.trainer.scorer.exact(self.trainer.model, Completions.of(batch))
 
     def _sample(self, seed: int) -> list[tuple[Any, list[list[int]]]]:
-        """Batches as TRL pads them, and the completions of each."""
+        """Batches, padded as in TRL, and the completions of each."""
         size, found = self.trainer.args.generation_batch_size, []
         with apart(seed), torch.no_grad():
             for start in range(0, len(self.ids), size):

@@ -1,8 +1,9 @@
 """Run many small training jobs at once on one GPU, and continue where an earlier call stopped.
 
 Each job writes one JSON file when it is finished, and a job whose file exists is skipped: after a kill the same call
-runs what is missing. Every job has a process of its own: a failed CUDA context, or a job that hangs, ends with it. On a
-GPU they share it through NVIDIA MPS, with one CPU thread each: without both, eight jobs take twice as long.
+runs the missing jobs. Every job has a separate process, so that a failed CUDA context or a job that hangs affects no
+other job. On a GPU the jobs share it through NVIDIA MPS, with one CPU thread each: without both, eight jobs take twice
+as long.
 """
 
 import json
@@ -28,8 +29,8 @@ class Job:
 
     Attributes:
         name: unique; also the name of its result file.
-        settings: what the rows of its result are labelled with.
-        flags: what is passed to the training command.
+        settings: columns that are added to the rows of its result.
+        flags: arguments of the training command.
     """
 
     name: str
@@ -44,9 +45,9 @@ def run_all(
 
     Args:
         jobs: in the order in which they are started.
-        work: trains one job; runs in a process of its own, so it must be a function of a module.
+        work: trains one job; it runs in a separate process, so it must be a function of a module.
         folder: for result files, logs and the jobs' own files.
-        workers: how many jobs run at once.
+        workers: number of jobs that run at once.
         limit_s: a job that takes longer is stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def run_all(
 
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return f"FAILED, {lines[-1][:200] if lines else 'without a word'}"
+    return f"FAILED, {lines[-1][:200] if lines else 'without output'}"
 
 
 def collect(jobs: Sequence[Job], folder: Path) -> list[Row]:
@@ -119,7 +120,7 @@ def _guarded(work: Callable[[Job, Path], list[Row]], job: Job, folder: Path) -> 
 
 @contextmanager
 def shared_gpu(folder: Path) -> Iterator[None]:
-    """Start NVIDIA MPS if it is installed, for the processes that are started inside; one CPU thread each."""
+    """Start NVIDIA MPS, if it is installed, for processes started within the context; set one CPU thread for each."""
     os.environ["OMP_NUM_THREADS"] = "1"
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:

@@ -1,4 +1,4 @@
-"""Other libraries' kernels, each called as its own trainer calls it, on the same inputs."""
+"""Kernels of other libraries on the same inputs, each called as in its own trainer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ def exact(h: Tensor, w: Tensor, h_ref: Tensor, w_ref: Tensor, upstream: Tensor) 
 
 
 def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step]:
-    """The sampled token's log-prob alone."""
+    """Only the log-prob of the sampled token."""
 
     def trl() -> Tensor:
         module = import_module("trl.kernels.chunked_logprob")

@@ -1,4 +1,4 @@
-"""Trainers side by side: TRL's and klgrad's around copies of one model, on one stored batch of completions."""
+"""Runs TRL's and klgrad's trainers in turn, with copies of one model and the same stored batch of completions."""
 
 import copy
 import gc
@@ -21,7 +21,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Size:
-    """Of the batch, and of how often it is trained on."""
+    """The size of the batch, and the number of steps."""
 
     completions: int
     prompt: int
@@ -30,19 +30,19 @@ class Size:
 
 
 class Turns:
-    """Whose step it is: one thread of several runs at a time, each in its turn, in a new random order every cycle."""
+    """Lets one of several threads run at a time, in turn, in a new random order every cycle."""
 
     def __init__(self, names: list[str]) -> None:
         self.active, self._order, self._shuffle = set(names), [], random.Random(0)
         self._changed, self._now = threading.Condition(), ""
 
     def await_own(self, name: str) -> None:
-        """Sleep until it is this one's turn."""
+        """Wait for the turn of a thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._now == name)
 
     def pass_on(self) -> None:
-        """To the next."""
+        """Give the turn to the next thread."""
         with self._changed:
             self._order = [name for name in self._order if name in self.active]
             if not self._order:
@@ -51,13 +51,13 @@ class Turns:
             self._changed.notify_all()
 
     def leave(self, name: str) -> None:
-        """Take no more turns."""
+        """Remove a thread from the cycle."""
         self.active.discard(name)
         self.pass_on()
 
 
 class Clock(TrainerCallback):
-    """Seconds of each step, and the most memory that it took beyond what stood before it."""
+    """Measures the seconds of each step, and its peak memory beyond the memory before it."""
 
     def __init__(self, name: str = "", turns: Turns | None = None) -> None:
         self.name, self.turns = name, turns
@@ -67,7 +67,7 @@ class Clock(TrainerCallback):
         self.own: list[float] = []
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Everything from here to the end of a step is in one's own turn."""
+        """Wait for the turn, which lasts from here to the end of a step."""
         self._begin()
 
     def _begin(self) -> None:
@@ -78,13 +78,13 @@ class Clock(TrainerCallback):
             torch.cuda.reset_peak_memory_stats()
         elif self.turns is None:
             gc.collect()
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew; it takes a while
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which takes a while
         self.standing.append(_memory("allocated"))
         self.own.append(0.0)
         self._start = time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """The optimizer has stepped."""
+        """Record the step after the optimizer has finished."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self._start)
@@ -95,7 +95,7 @@ class Clock(TrainerCallback):
 
 
 def _memory(which: str) -> int:
-    """Bytes, now or at most: of the GPU, or resident."""
+    """Current or peak memory in bytes: of the GPU, or resident memory."""
     if torch.cuda.is_available():
         return torch.cuda.memory_allocated() if which == "allocated" else torch.cuda.max_memory_allocated()
     field = "VmRSS" if which == "allocated" else "VmHWM"
@@ -105,7 +105,7 @@ def _memory(which: str) -> int:
 
 @contextmanager
 def own_time(clock: "Clock") -> Iterator[None]:
-    """Let the clock count what klgrad's code takes of each step: the rollout, the term, and what is logged of it."""
+    """Measure the time of klgrad's own code in each step: the rollout, the term, and its metrics."""
     from klgrad import KLTerm
     from klgrad.core import rollout
     from klgrad.trl import kl_trainer
@@ -113,7 +113,7 @@ def own_time(clock: "Clock") -> Iterator[None]:
     from klgrad.trl.scorer import Scorer
 
     own = [(kl_trainer.KLTrainer, "_gathered_groups"), (Scorer, "rollout"), (kl_trainer, "per_token_loss")]
-    places: list[tuple[Any, str]] = [*own, (KLTerm, "__call__"), (rollout, "_tell"), (KLMetrics, "record")]
+    places: list[tuple[Any, str]] = [*own, (KLTerm, "__call__"), (rollout, "_raise_if"), (KLMetrics, "record")]
     before, inside = [getattr(*place) for place in places], []
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +124,7 @@ def own_time(clock: "Clock") -> Iterator[None]:
                 return function(*args, **kwargs)
             finally:
                 inside.pop()
-                clock.own[-1] += 0.0 if inside else _now() - start  # what calls another of them counts once
+                clock.own[-1] += 0.0 if inside else _now() - start  # nested calls count once
 
         return run
 
@@ -148,7 +148,7 @@ class Stage:
 
     def __init__(self, folder: Path, tokenizer: Any, size: Size, dtype: torch.dtype) -> None:
         self.size, self.tokenizer = size, tokenizer
-        # TRL loads the reference from where the policy came from, so that both start alike.
+        # TRL loads the reference from the same folder as the policy, so that both start equal.
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         self.vocabulary: int = self.model.config.vocab_size
         draw, known = random.Random(0), range(100, min(len(tokenizer), self.vocabulary))
@@ -157,14 +157,14 @@ class Stage:
         self.prompts = [f"{i}" + " a" * (size.prompt - 1) for i in range(size.completions // GROUP)]
 
     def train(self, settings: dict[str, Any], steps: int) -> Clock:
-        """Some steps of a fresh trainer: TRL's own where `beta` is set, else klgrad's."""
+        """Run some steps of a new trainer: TRL's own if `beta` is set, else klgrad's."""
         clock = Clock()
         with own_time(clock), tempfile.TemporaryDirectory() as folder:
             self._with(clock, self.trainer(settings, steps, folder)).train()
         return clock
 
     def train_in_turn(self, candidates: dict[str, dict[str, Any]], steps: int) -> dict[str, Clock]:
-        """A step of each, then another of each: what slows the machine down for a while slows all of them down."""
+        """Run one step of each candidate in turn, so that a slower machine affects all of them."""
         turns, clocks, failed = Turns(list(candidates)), {}, []
 
         def run(name: str, trainer: Any) -> None:
@@ -195,7 +195,7 @@ class Stage:
         return trainer
 
     def trainer(self, settings: dict[str, Any], steps: int, folder: str) -> Any:
-        """One that is given its completions instead of sampling them."""
+        """A trainer that gets stored completions instead of sampling them."""
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
@@ -228,7 +228,7 @@ class Stage:
 
 
 def save_random_llama(folder: Path, vocabulary: int, hidden: int, layers: int) -> None:
-    """In bf16; its head is its embedding, as models of this size have it."""
+    """Save a random Llama in bf16, with a tied embedding, as is usual for this size."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,

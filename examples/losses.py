@@ -1,7 +1,7 @@
-"""KL losses as trainers write them, to audit: `klgrad audit examples/losses.py:grpo_k3`.
+"""Typical KL losses of trainers, to audit: `klgrad audit examples/losses.py:grpo_k3`.
 
-Copy one, or point the audit at your own file. A loss names in its signature the tensors it wants, and
-returns a scalar or one value per token.
+Copy one, or audit your own file. A loss names the tensors that it needs in its signature, and returns a scalar or one
+value per token.
 """
 
 import torch

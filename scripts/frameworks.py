@@ -1,6 +1,6 @@
 """Audit the frameworks that are installed in this environment, and write docs/frameworks/NAME.md for each.
 
-`make frameworks` runs it in both environments; the README's table is made of the pages' rows.
+`make frameworks` runs it in both environments; the table in the README consists of rows of these pages.
 """
 
 import os
@@ -18,7 +18,7 @@ PAGES = Path(__file__).parent.parent / "docs" / "frameworks"
 
 
 def main() -> None:
-    """One page per framework, with its version and the date."""
+    """Write one page per framework, with its version and the date."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(1)
     PAGES.mkdir(exist_ok=True)

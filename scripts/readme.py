@@ -1,6 +1,6 @@
-"""Keep generated parts of the README and the docs true: `python scripts/readme.py` writes them, `--check` compares.
+"""Update the generated parts of the README and the docs: `python scripts/readme.py` writes them, `--check` compares.
 
-A part stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+A part is the text between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
 
 import csv
@@ -36,12 +36,12 @@ SHOWN = (
 
 
 def verdicts() -> str:
-    """A selection of the catalogue."""
+    """The verdicts on a selection of the catalogue."""
     return to_markdown([audit(catalogue()[name]) for name in SHOWN])
 
 
 def example() -> str:
-    """What the example of the README prints."""
+    """The output of the example in the README."""
     source = re.search(r"<!-- code -->\n```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert source, "the README has no `<!-- code -->` block"
     done = subprocess.run([sys.executable, "-c", source.group(1)], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -49,7 +49,7 @@ def example() -> str:
 
 
 def results() -> str:
-    """The table of docs/results.md, with its links turned to point there."""
+    """The table of docs/results.md, with links to that page."""
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     table = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)
     assert table, "docs/results.md has no table"
@@ -77,7 +77,7 @@ SHOWN_SETTINGS = (
 
 
 def frameworks() -> str:
-    """Rows of docs/frameworks, with each framework's version and the date of its audit."""
+    """A selection of rows of docs/frameworks, with each framework's version and the date of its audit."""
     lines, made = [], []
     for page in sorted((ROOT / "docs" / "frameworks").glob("*.md")):
         text = page.read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ BENCHMARKS = ROOT / "benchmarks" / "results"
 
 
 def kernels() -> str:
-    """The kernels' timings, one table for each benchmark, shapes side by side."""
+    """The timings of the kernels: one table for each benchmark, with a column for each shape."""
     return (
         "\n".join(
             [
@@ -107,7 +107,7 @@ def kernels() -> str:
 
 
 def exact_kernels() -> str:
-    """The first of these tables."""
+    """The table of the exact KL."""
     return _timings("exact", "exact KL, both directions, entropy and log-probs")
 
 
@@ -148,13 +148,13 @@ def step() -> str:
     lines = ["| | " + " | ".join(f"{n} tokens" for n in tokens) + " |", "|---|" + "---|" * len(tokens)]
     for candidate in dict.fromkeys(row["candidate"] for row in rows):
         each = [cells[candidate, n] for n in tokens]
-        said = [f"{x['beyond_activations_gib']} (counted {x['predicted_gib']}), {x['median_ms']} ms" for x in each]
-        lines.append(f"| {candidate} | " + " | ".join(said) + " |")
+        texts = [f"{x['beyond_activations_gib']} (counted {x['predicted_gib']}), {x['median_ms']} ms" for x in each]
+        lines.append(f"| {candidate} | " + " | ".join(texts) + " |")
     return "\n".join([*lines, ""])
 
 
 def distillation() -> str:
-    """Every setting at its best learning rate, the nearest to the teacher first."""
+    """Every setting at its best learning rate, sorted by the distance to the teacher."""
     found: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in [*_rows("distill_sweep"), *_rows("distill_seeds")]:
         found.setdefault((row["setting"], row["learning_rate"]), []).append(row)
@@ -173,7 +173,7 @@ def distillation() -> str:
 
 
 def fig8() -> str:
-    """Every arm of the distillation experiment after its last update, means over seeds."""
+    """Every arm of the distillation experiment after its last update, with means over seeds."""
     groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in _rows("fig8_seeds"):
         if row["update"] == "40":
@@ -192,7 +192,7 @@ def fig8() -> str:
 
 
 def trainer_cost() -> str:
-    """A training step as a multiple of TRL's with its own KL."""
+    """The time of a training step relative to TRL with its own KL."""
     found = {}
     for row in _rows("trainer_step"):
         low, high = (f"{float(row[f'times_trl_{end}']):.2f}" for end in ("low", "high"))
@@ -203,13 +203,13 @@ def trainer_cost() -> str:
 
 
 def trainer_memory() -> str:
-    """The most that a step takes beside models and optimizer, by vocabulary."""
+    """Peak memory of a step in addition to models and optimizer, by vocabulary."""
     rows = _rows("trainer_memory")
     return _crossed({(row["vocabulary"], row["candidate"]): row["extra_gib"] for row in rows}, "vocabulary")
 
 
 def _crossed(cells: dict[tuple[str, str], str], corner: str) -> str:
-    """A table of what is given by row and column; what was not measured stays empty."""
+    """A table of cells, given by row and column; missing cells stay empty."""
     rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     head = f"| {corner} | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}\n"
     lines = (f"| {row} | {' | '.join(cells.get((row, column), '') for column in columns)} |\n" for row in rows)
@@ -240,11 +240,11 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
 
 
 def main() -> int:
-    """Write or check."""
+    """Write or check the generated parts; the exit status is 1 if a checked part is stale."""
     torch.set_num_threads(1)
     stale = [str(page.relative_to(ROOT)) for page, parts in PARTS.items() if not _up_to_date(page, parts)]
     if "--check" in sys.argv[1:]:
-        print(f"stale: {', '.join(stale)}: run `make readme`" if stale else "generated parts are true")
+        print(f"stale: {', '.join(stale)}: run `make readme`" if stale else "generated parts are up to date")
         return int(bool(stale))
     return 0
 

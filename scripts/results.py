@@ -12,15 +12,16 @@ IMAGES = DOCS / "images" / "reproduce"
 
 HEAD = """# Reproduced results
 
-Made by `make results` (`klgrad reproduce`, seed {seed}): every number in a verdict or a check was measured in that run.
-A sentence marked *(ours)* is not the paper's. Statistical sentences are judged by their z-score over repeats (more than
-4 standard errors), the others to the limit or tolerance shown. `klgrad reproduce NAME` recomputes one of them.
+`make results` (`klgrad reproduce`, seed {seed}) writes this page: every number in a verdict or a check was measured in
+that run. Sentences marked *(ours)* are not from the paper. Statistical sentences are checked by their z-score over
+repeats (more than 4 standard errors), the others by the limit or tolerance shown. `klgrad reproduce NAME` recomputes
+one result.
 
 """
 
 
 def main(run: Path) -> None:
-    """One table, then one section per result."""
+    """Write the page: a table, then a section for each result."""
     saved = {name: json.loads((run / f"{name}.json").read_text(encoding="utf-8")) for name in studies()}
     page = [
         HEAD.format(seed=next(iter(saved.values()))["settings"]["seed"]),

@@ -1,4 +1,4 @@
-"""Draw what each KL loss puts on the score of a sampled token, against its log-ratio.
+"""Draw the coefficient of each KL loss on the score of a sampled token, against its log-ratio.
 
 Every curve is measured: the loss is called on one token in float32 and differentiated. Run it with
 `make figures`; it writes docs/images/coefficients.png.
@@ -29,7 +29,7 @@ CURVES: list[tuple[str, str, Callable[[Rollout], Tensor], float]] = [
 
 
 def coefficient(loss: Callable[[Rollout], Tensor], log_ratio: Tensor) -> Tensor:
-    """The gradient of the loss towards the log-prob of one token, for each log-ratio."""
+    """The gradient of the loss by the log-prob of one token, for each log-ratio."""
     logp = (-0.5 + log_ratio.clamp(max=0))[:, None].requires_grad_()
     ref = (-0.5 - log_ratio.clamp(min=0))[:, None]
     rollout = Rollout(logp, ref, torch.ones_like(logp), behavior_logp=logp.detach())

@@ -1,12 +1,14 @@
-"""Look for what loses data or ends in a traceback: `python scripts/hunt [inputs|kills|pairs] [--count N] [--seed N]`.
+"""Search for commands that lose data or end in a traceback.
 
-inputs: hostile command lines, files and settings. A command must end in time, with a status of its own, without a
-    traceback, and must leave files that it was not asked to write as they were.
+    python scripts/hunt [inputs|kills|pairs] [--count N] [--seed N]
+
+inputs: hostile command lines, files and settings. A command must end in time, with a documented exit status and without
+    a traceback, and must not change files other than its outputs.
 kills: a tiny training run is killed (SIGKILL) at random moments and resumed until it is finished. Its weights must be
     those of a run that was never killed, to the last bit.
 pairs: two runs are started at once on one output folder. One must train, the other must refuse.
 
-Failures are printed with the case's number; `--only N` runs that case alone and shows its output.
+Failures are printed with the number of the case; `--only N` runs only that case and shows its output.
 """
 
 import argparse
@@ -31,7 +33,7 @@ PRECIOUS = ("victim", "loss.py", "rows.jsonl", "reward.py")
 
 
 def hunt_inputs(count: int, seed: int, root: Path, only: int | None) -> list[str]:
-    """Run hostile cases; gives a sentence for each that failed."""
+    """Run hostile cases, and return a message for each that failed."""
     model, problems = write_model(root / "model"), []
     for i, case in enumerate(hostile.cases(count, seed, model)):
         if only is not None and i != only:
@@ -47,7 +49,7 @@ def hunt_inputs(count: int, seed: int, root: Path, only: int | None) -> list[str
         if not found.is_clean:
             problems.append(f"case {i}: status {found.status}: klgrad {shown}\n{_last(found.output)}")
         elif before != _precious(folder):
-            problems.append(f"case {i}: changed a file it was not asked to write: klgrad {shown}")
+            problems.append(f"case {i}: changed a file that is not an output: klgrad {shown}")
         shutil.rmtree(folder, ignore_errors=True)
         if i % 50 == 49:
             print(f"{i + 1} of {count} cases, {len(problems)} problems", flush=True)
@@ -98,7 +100,7 @@ def hunt_kills(count: int, seed: int, root: Path) -> list[str]:
                 arguments_now = [*new, "--output_dir", str(folder)]  # killed before anything was written
                 continue
             if status == 2 and "--resume --overwrite" in log.read_text(errors="replace"):
-                # Killed after an update and before a checkpoint: the run begins again only if that is asked for.
+                # Killed after an update and before a checkpoint: the run restarts only with --overwrite.
                 arguments_now = ["train", "--output_dir", str(folder), "--resume", "--overwrite"]
                 continue
             break
@@ -129,7 +131,7 @@ def hunt_pairs(count: int, seed: int, root: Path) -> list[str]:
     rng, model, problems = random.Random(seed), write_model(root / "model"), []
     for i in range(count):
         folder = root / f"pair-{i}"
-        # Long enough that the second one always finds the first one running.
+        # Long enough that the first run is always still running when the second one starts.
         new = ["train", *arguments(model=model, **{**RUN, "max_steps": 60}), "--output_dir", str(folder)]
         second = rng.choice([new, [*new, "--overwrite"], ["train", "--output_dir", str(folder), "--resume"]])
         children = [forked.start(new, root, root / f"pair-{i}-0.log")]
@@ -146,12 +148,12 @@ def hunt_pairs(count: int, seed: int, root: Path) -> list[str]:
 
 
 def main() -> None:
-    """Exit status 1 if anything was found."""
+    """Run the chosen searches; the exit status is 1 if a problem was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["all", "inputs", "kills", "pairs"], default="all")
     parser.add_argument("--count", type=int, help="default: 500 inputs, 100 kills, 10 pairs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="run this case of `inputs` alone, and show its output")
+    parser.add_argument("--only", type=int, help="run only this case of `inputs`, and show its output")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     root = Path(tempfile.mkdtemp(prefix="klgrad-hunt-"))

@@ -1,4 +1,4 @@
-"""Run `klgrad` commands cheaply: import everything once, then fork one child process per command."""
+"""Run many `klgrad` commands fast: import everything once, then fork one child process per command."""
 
 import os
 import resource
@@ -27,12 +27,12 @@ class Outcome:
 
     @property
     def is_clean(self) -> bool:
-        """Whether it ended as a command should: in time, by itself, and without a traceback."""
+        """Whether the command ended correctly: in time, with a documented status, and without a traceback."""
         return self.status in (0, 1, 2, 130, 141, 143) and "Traceback (most recent call last)" not in self.output
 
 
 def preload() -> None:
-    """Import what the commands import, so that a child does not have to."""
+    """Import everything that the commands import, so that a child process need not."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
 
@@ -46,7 +46,7 @@ def preload() -> None:
 
 
 def start(arguments: list[str], folder: Path, log: Path, encoding: str = "utf-8") -> int:
-    """Start a command in a child process, in `folder`, with its output in `log`; gives the process id."""
+    """Start a command in a child process, in `folder`, with its output in `log`, and return the process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -98,7 +98,7 @@ def run(arguments: list[str], folder: Path, log: Path, seconds: float = 60.0, en
 
 
 def kill(child: int) -> None:
-    """SIGKILL to the child and everything that it started."""
+    """Send SIGKILL to the child and all processes that it started."""
     for send in (os.killpg, os.kill):
         with suppress(ProcessLookupError):
             send(child, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Hostile inputs: command lines, loss files, logs, settings and run folders that no command was written for."""
+"""Hostile inputs: unexpected command lines, loss files, logs, settings and run folders."""
 
 import io
 import json
@@ -67,10 +67,10 @@ class Case:
 
 
 def cases(count: int, seed: int, model: Path) -> Iterator[Case]:
-    """`count` cases of all kinds in turn."""
+    """`count` cases, of all kinds in turn."""
     kinds = [_loss, _output, _log, _setting, _flags, _run_folder, _data, _names]
     for i in range(count):
-        yield kinds[i % len(kinds)](random.Random(f"{seed} {i}"), model)  # each case by itself, for `--only`
+        yield kinds[i % len(kinds)](random.Random(f"{seed} {i}"), model)  # a separate seed for each case, for `--only`
 
 
 # Losses to audit

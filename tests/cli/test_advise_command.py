@@ -1,4 +1,4 @@
-"""`klgrad advise`: lines that can be copied, and what the framework descends as it stands."""
+"""`klgrad advise`: lines that can be copied, and what the framework descends by default."""
 
 import dataclasses
 import inspect
@@ -33,7 +33,7 @@ def test_lines_can_be_copied(name):
         assert set(setting.lines.split("\n")) <= set(shown)  # whole lines, without a frame or padding
 
 
-def test_what_a_setting_does_not_say_comes_with_code_and_its_truth():
+def test_a_meaning_without_a_setting_comes_with_code():
     shown = advised("trl", "--level", "sequence", "--off-policy")
     nearest, code = shown.split("For this meaning on every batch: in a GRPOTrainer subclass")
     assert "No setting has this meaning on every batch. The nearest is" in nearest

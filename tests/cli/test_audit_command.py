@@ -74,7 +74,7 @@ def test_expectations_are_the_exit_status(loss_file):
     assert "ratio-k3-loss: float32 fails from l = -16, dead from l = -20" in strict.output
 
 
-def test_json_is_what_programs_were_promised(tmp_path):
+def test_json_has_the_documented_fields(tmp_path):
     file = tmp_path / "deep" / "audit.json"
     assert run("k1-loss", "ratio-k3-loss", "--json", file).exit_code == 0
     data = json.loads(file.read_text())
@@ -132,26 +132,26 @@ BAD = {
 
 
 @pytest.mark.parametrize("argument", BAD)
-def test_bad_arguments_are_told_so(argument, loss_file):
+def test_bad_arguments_are_refused(argument, loss_file):
     result = run(argument.format(file=loss_file))
     assert isinstance(result.exception, KlgradError)
     assert BAD[argument] in str(result.exception)
 
 
-def test_a_file_that_does_not_import_is_told_so(tmp_path):
+def test_a_file_that_does_not_import_is_refused(tmp_path):
     file = tmp_path / "broken.py"
     file.write_text("import nonexistent_thing\n")
     result = run(f"{file}:loss")
     assert "No module named 'nonexistent_thing'" in str(result.exception)
 
 
-def test_a_file_that_parses_arguments_or_exits_is_told_so(tmp_path):
+def test_a_file_that_parses_arguments_or_exits_is_refused(tmp_path):
     file = tmp_path / "script.py"
     file.write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('needed')\np.parse_args()\n")
     assert "SystemExit" in str(run(f"{file}:loss").exception)
 
 
-def test_what_stands_beside_the_file_can_be_imported_when_the_loss_is_called(tmp_path):
+def test_a_loss_can_import_modules_from_its_folder_when_it_is_called(tmp_path):
     (tmp_path / "beside_the_loss.py").write_text("half = 0.5\n")
     file = tmp_path / "lazy.py"
     file.write_text(
@@ -160,14 +160,14 @@ def test_what_stands_beside_the_file_can_be_imported_when_the_loss_is_called(tmp
     assert run(f"{file}:loss", "--expect", "reverse-kl-token").exit_code == 0
 
 
-def test_a_report_that_cannot_be_written_is_told_so(tmp_path):
+def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
     result = run("k1-loss", "--json", tmp_path)
     assert isinstance(result.exception, KlgradError)
     assert "name a file in it" in str(result.exception)
 
 
 @pytest.mark.parametrize("wrong", ["reverse-kl-sequences", "reverse_kl_sequence"])
-def test_an_unknown_verdict_is_told_so(wrong):
+def test_an_unknown_verdict_is_refused(wrong):
     result = run("k3-loss", "--expect", wrong)
     assert result.exit_code != 0
     assert "did you mean 'reverse-kl-sequence'" in " ".join((result.output + str(result.exception)).split())

@@ -1,4 +1,4 @@
-"""Names of files, folders, columns and losses are printed as they are, whatever they look like."""
+"""Names of files, folders, columns and losses are printed unchanged, even if they look like markup."""
 
 import ast
 import html
@@ -31,12 +31,12 @@ def run(*arguments):
 
 
 def joined(shown):
-    """What was wrapped to fit its column, in one piece again."""
+    """The text without the line breaks of its column."""
     return "".join(shown.split()).replace("│", "")
 
 
 def times(name, shown):
-    """How often a name was shown; of the long one, which spans lines beside other columns, the letters tell."""
+    """How often a name was shown. The long name spans lines with other columns, so its letters are counted."""
     return shown.count(LONG[0]) // len(LONG) if LONG in name else joined(shown).count(name)
 
 
@@ -143,7 +143,7 @@ SOURCES = [p for p in Path(klgrad.__file__).parent.rglob("*.py") if "rich" in p.
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
 def test_markup_is_off_wherever_rich_prints(path):
-    """Consoles come from one place, and a column of a progress bar, which has a switch of its own, turns it off."""
+    """Consoles are created in one place; columns of a progress bar have a separate switch, which is off."""
     calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     for call in calls:
         name = getattr(call.func, "id", getattr(call.func, "attr", ""))

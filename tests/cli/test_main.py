@@ -1,4 +1,4 @@
-"""How the command ends: its exit status, and what it prints on terminals of any encoding."""
+"""The exit status of the command, and its output on terminals of any encoding."""
 
 import io
 import os
@@ -22,7 +22,7 @@ import sys
 def raises(logp, ref_logp):
     raise ValueError("no loss today")
 
-def leaves(logp, ref_logp):
+def exits(logp, ref_logp):
     sys.exit(0)
 
 def interrupts(logp, ref_logp):
@@ -98,8 +98,8 @@ def test_a_bug_is_a_traceback_and_status_2(error, ended, monkeypatch):
     assert f"{type(error).__name__}" in err.splitlines()[-1]
 
 
-def test_a_loss_that_leaves_is_no_success(ended, losses):
-    status, _, err = ended("audit", f"{losses}:leaves", "--expect", "nothing")
+def test_a_loss_that_exits_is_an_error(ended, losses):
+    status, _, err = ended("audit", f"{losses}:exits", "--expect", "nothing")
     assert status == 2
     assert "SystemExit" in err
 
@@ -131,7 +131,7 @@ def test_any_encoding(encoding, ended, tmp_path):
             status, _, err = ended(*arguments, encoding=encoding)
             assert "Traceback" not in err, err
             assert status == (2 if "missing" in str(arguments[1]) else 0)
-    assert "é中".encode() in (tmp_path / "é中.npz.json").read_bytes()  # a file is UTF-8 whatever the terminal is
+    assert "é中".encode() in (tmp_path / "é中.npz.json").read_bytes()  # files are UTF-8 for every terminal
 
 
 def test_what_a_terminal_cannot_show_is_spelled_out(ended, tmp_path):
@@ -145,7 +145,7 @@ def test_what_a_terminal_cannot_show_is_spelled_out(ended, tmp_path):
     assert "KL(pi||ref) by k1" in out
 
 
-def test_every_symbol_of_ours_can_be_spelled():
+def test_every_symbol_has_a_spelling():
     texts = (path.read_text(encoding="utf-8") for path in Path(klgrad.__file__).parent.rglob("*.py"))
     symbols = {c for text in texts for c in text if not c.isascii() and not unicodedata.name(c).startswith("LATIN")}
     assert symbols <= set(SPELLED)
@@ -158,7 +158,7 @@ def started(*arguments, **settings):
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
+def test_a_closed_pipe_ends_the_command_without_a_message(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     process = started("audit", "k1-loss", "--json", tmp_path / "r.json", stdout=writer)
@@ -186,8 +186,8 @@ def test_ctrl_c_is_130(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time\ndef loss(logp):\n    open('begun', 'w').close()\n    time.sleep(60)\n"
     )
-    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
-    process = started("audit", "slow.py:loss", cwd=tmp_path, preexec_fn=heeding)
+    reset = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # background processes of a shell ignore it
+    process = started("audit", "slow.py:loss", cwd=tmp_path, preexec_fn=reset)
     deadline = time.monotonic() + 60
     while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -197,7 +197,7 @@ def test_ctrl_c_is_130(tmp_path):
     assert "Traceback" not in err
 
 
-def test_the_streams_are_as_they_were_afterwards(monkeypatch):
+def test_the_streams_are_restored(monkeypatch):
     before = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "argv", ["klgrad", "advise", "trl", "--off-policy"])
     monkeypatch.setattr(sys, "stdout", before)

@@ -1,4 +1,4 @@
-"""Where the commands write what a user names: files, pipes, devices, standard output."""
+"""The commands write to the files, pipes and devices that a user names, and to standard output."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def log(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--json", "--markdown", "--html"])
-def test_a_link_stays_a_link_and_the_command_says_where_it_wrote(option, tmp_path):
+def test_a_link_stays_a_link_and_the_command_prints_where_it_wrote(option, tmp_path):
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to("target")
     result = run("audit", "k1-loss", option, tmp_path / "link")
@@ -34,12 +34,12 @@ def test_a_link_stays_a_link_and_the_command_says_where_it_wrote(option, tmp_pat
     assert "k1-loss" in (tmp_path / "target").read_text()
 
 
-def test_logs_say_where_they_wrote(log, tmp_path):
+def test_logs_print_where_they_wrote(log, tmp_path):
     assert run("logs", log, "--json", tmp_path / "r.json").stderr.endswith(f"Wrote {tmp_path / 'r.json'}\n")
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout"])
-def test_standard_output_is_the_file_alone(path, log):
+def test_standard_output_has_only_the_file(path, log):
     audited = run("audit", "k1-loss", "--json", path)
     assert json.loads(audited.stdout)["results"][0]["name"] == "k1-loss"
     assert "Regularises nothing" in audited.stderr
@@ -56,14 +56,14 @@ def test_standard_output_takes_one_file(tmp_path):
     assert result.stdout == ""
 
 
-def test_a_broken_expectation_is_told_beside_the_file():
+def test_a_failed_expectation_is_printed_on_standard_error():
     result = run("audit", "k1-loss", "--json", "-", "--expect", "reverse-kl-token")
     assert result.exit_code == 1
     assert "expected reverse-kl-token on-policy, found nothing" in result.stderr
     json.loads(result.stdout)
 
 
-def test_a_path_that_cannot_be_written_does_not_cost_the_report(tmp_path):
+def test_the_report_is_shown_even_if_a_path_cannot_be_written(tmp_path):
     result = run("audit", "k1-loss", "--json", tmp_path)
     assert isinstance(result.exception, OutputError)
     assert "which is a folder" in str(result.exception)

@@ -1,4 +1,4 @@
-"""Hidden states, heads and targets to try the kernels on, and the float64 specification of the same inputs."""
+"""Inputs of the kernels: hidden states, heads and targets; and their specification in float64."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,16 +13,16 @@ from klgrad import kernels
 from klgrad.kernels import Head, TokenStatistics, plan, reference
 
 OUTPUTS = ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp")
-"""Those with a gradient."""
+"""The outputs with a gradient."""
 GRADIENT = {torch.float64: EXACT, torch.float32: SINGLE, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
-"""How near a gradient comes, by its dtype."""
+"""The tolerance of gradients, by dtype."""
 SMALL_TILES = {"GRANULE": 8, "WIDTH": 16, "STRIP": 3, "ROWS": 5}
-"""What to make the constants of `plan`."""
+"""Values for the constants of `plan`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Positional inputs of `token_statistics`, and the entries asked for."""
+    """Positional inputs of `token_statistics`, and the requested entries."""
 
     hidden: Tensor
     head: Head
@@ -32,7 +32,7 @@ class Case:
     entries: Tensor | None = None
 
     def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> "Case":
-        """The same numbers in another dtype or on another device, with leaves of their own."""
+        """The same numbers in another dtype or on another device, with separate leaves."""
         cast = lambda x: None if x is None else x.detach().to(device or x.device, dtype, copy=True)
         moved = lambda x: None if x is None else x.to(device or x.device)
         head = lambda h: None if h is None else replace(h, weight=cast(h.weight), bias=cast(h.bias))
@@ -48,23 +48,23 @@ class Case:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """What gets a gradient."""
+        """The tensors that get a gradient."""
         return [x for x in (self.hidden, self.head.weight, self.head.bias) if x is not None]
 
     def require_grad(self) -> "Case":
-        """Itself, after asking for gradients."""
+        """The case itself, with gradients required."""
         for x in self.leaves:
             x.requires_grad_()
         return self
 
     def statistics(self, package: ModuleType = kernels, **options) -> TokenStatistics:
-        """By the kernels, or by a copy of them with a fault in it."""
+        """The statistics by the kernels, or by a faulty copy of them."""
         own = lambda h: None if h is None else package.Head(h.weight, h.bias, h.temperature, h.softcap, h.scale)
         given = (self.hidden, own(self.head), self.targets, self.ref_hidden, own(self.ref_head))
         return package.token_statistics(*given, entries=self.entries, **options)
 
     def specification(self) -> TokenStatistics:
-        """By the reference, in the dtype of the case."""
+        """The statistics by the specification, in the dtype of the case."""
         given = (self.hidden, self.head, self.targets, self.ref_hidden, self.ref_head)
         return reference.token_statistics(*given, entries=self.entries)
 
@@ -123,8 +123,8 @@ def confident(
     return Case(hidden(-math.log(doubt)), policy, targets, hidden(-11.0), ref).to(torch.bfloat16)
 
 
-def weigh(found: TokenStatistics, seed: int = 1) -> Tensor:
-    """A weighted sum of all outputs at once, with the same random weights for the same shapes."""
+def weighted_sum(found: TokenStatistics, seed: int = 1) -> Tensor:
+    """A weighted sum of all outputs, with the same random weights for the same shapes."""
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=torch.float64, device=found.logp.device)
     for name in OUTPUTS:
@@ -136,7 +136,7 @@ def weigh(found: TokenStatistics, seed: int = 1) -> Tensor:
 
 
 def compare(found: TokenStatistics, expected: TokenStatistics, tolerance) -> None:
-    """Every output; None on one side is None on the other."""
+    """Compare every output; None must be None on both sides."""
     for name, x in found._asdict().items():
         y = getattr(expected, name)
         assert (x is None) == (y is None), name
@@ -145,18 +145,18 @@ def compare(found: TokenStatistics, expected: TokenStatistics, tolerance) -> Non
 
 
 def agree(case: Case, value_tolerance, gradient_tolerance=None, **options) -> None:
-    """Values, and gradients of a weighted sum of all of them, against the specification in float64."""
+    """Compare values, and gradients of a weighted sum of all outputs, with the specification in float64."""
     wide = case.to(torch.float64).require_grad()
     case.require_grad()
     found, expected = case.statistics(**options), wide.specification()
     compare(found, expected, value_tolerance)
-    gradients = torch.autograd.grad(weigh(found), case.leaves)
-    for gradient, truth in zip(gradients, torch.autograd.grad(weigh(expected), wide.leaves), strict=True):
+    gradients = torch.autograd.grad(weighted_sum(found), case.leaves)
+    for gradient, truth in zip(gradients, torch.autograd.grad(weighted_sum(expected), wide.leaves), strict=True):
         (gradient_tolerance or value_tolerance).check_vector(gradient.double(), truth)
 
 
 def check_gradient_of(name: str, case: Case, tolerance: Tol, **options) -> None:
-    """The gradient of one output's sum, to hidden states and head, against the specification in float64."""
+    """Compare the gradient of the sum of one output with the specification in float64."""
     wide = case.to(torch.float64).require_grad()
     case.require_grad()
     found = torch.autograd.grad(getattr(case.statistics(**options), name).sum(), case.leaves)
@@ -166,7 +166,7 @@ def check_gradient_of(name: str, case: Case, tolerance: Tol, **options) -> None:
 
 
 def budget(case: Case, *, kept: int) -> int:
-    """Bytes for tiles of one granule and `kept` entries of every token held until backward."""
+    """Bytes for tiles of one granule, and for `kept` entries of every token that are kept until backward."""
     tokens, paired = case.targets.numel(), case.ref_head is not None
     plenty = plan.make_plan(tokens, case.head.vocabulary, case.hidden.dtype, paired=paired, mode="fast")
     per_column = plenty.tile_bytes // plenty.columns

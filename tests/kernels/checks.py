@@ -1,7 +1,7 @@
-"""Cheap checks of a copy of the kernels, each of which some planted fault must break."""
+"""Fast checks of a copy of the kernels; for each of them there is a fault that must break it."""
 
 import torch
-from kernels.cases import SMALL_TILES, agree, budget, check_gradient_of, confident, make, weigh
+from kernels.cases import SMALL_TILES, agree, budget, check_gradient_of, confident, make, weighted_sum
 from tolerances import EXACT, KEPT, NEAR_KL, SINGLE
 
 from klgrad.kernels import reference
@@ -27,24 +27,24 @@ def kept_with_cap(package) -> None:
 
 
 def confident_tokens(package) -> None:
-    """Whose gradient is small beside the differences that it is made of."""
+    """Tokens whose gradient is a small difference of large numbers."""
     check_gradient_of("reverse_kl", confident(1e-3, tokens=4, vocabulary=300), KEPT, package=package, mode="fast")
 
 
 def second_backward(package) -> None:
     case = make().require_grad()
-    total = weigh(case.statistics(package))
+    total = weighted_sum(case.statistics(package))
     first = torch.autograd.grad(total, case.leaves, retain_graph=True)
     for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
         EXACT.check_vector(again, before)
 
 
 def no_token(package) -> None:
-    """Memory that nobody wrote to holds NaN."""
+    """Uninitialised memory is filled with NaN."""
     torch.use_deterministic_algorithms(True)
     try:
         case = make((0,)).require_grad()
-        gradients = torch.autograd.grad(weigh(case.statistics(package)), case.leaves)
+        gradients = torch.autograd.grad(weighted_sum(case.statistics(package)), case.leaves)
     finally:
         torch.use_deterministic_algorithms(False)
     assert all((g == 0).all() for g in gradients)
@@ -72,7 +72,7 @@ def far(package) -> None:
 
 
 def exchanged(package) -> None:
-    """Masses that agree, entry by entry far apart, in two parts: what is summed for the near is used here too."""
+    """Two parts whose masses agree, though their entries differ much: the sums for the near case are used here too."""
     z, *_ = of_logits(1.0, torch.float64)
     truth = reference.statistics_of_logits(z, torch.arange(8), z.flip(-1))
     parts = [package.state.of_logits(z[:, part], z.flip(-1)[:, part])[2] for part in (slice(100), slice(100, 300))]
@@ -92,7 +92,7 @@ def banned(package) -> None:
 
 
 def top_k(package) -> None:
-    """E over every token of value and gradient of the head with a sampled tail, both ways."""
+    """The expectation, over every token, of value and gradient of `sampled_tail_kl`, for both divergences."""
     generator = torch.Generator().manual_seed(0)
     z, ref = torch.randn(2, 7, generator=generator, dtype=torch.float64)
     log_p, log_q = z.requires_grad_().log_softmax(-1), ref.log_softmax(-1)

@@ -72,7 +72,7 @@ def tile(
 
 
 def scanned(backend, tile, keep=None):
-    """States, picked logits and what was kept, by one backend."""
+    """States, picked logits and kept logits of one backend."""
     paired = tile.ref_raw is not None
     fields = state.FIELDS if paired else state.POLICY_FIELDS
     states = torch.full((fields, 1 + backend.slices(tile.width), TOKENS), torch.nan)  # one state of a tile before it
@@ -125,7 +125,7 @@ def test_gradient(name):
 
 
 @pytest.mark.parametrize("name", [n for n in TILES if "bans" not in TILES[n]])
-def test_gradient_in_place_of_what_was_kept(name):
+def test_gradient_overwrites_the_kept_logits(name):
     one = tile(**TILES[name])
     found, truth = gradient(tiles_triton, one, ROWS, keep=torch.float32), gradient(tiles_torch, one, ROWS)
     SINGLE.check_vector(found, truth)
@@ -139,7 +139,7 @@ def test_gradient_in_half_precision(keep):
 
 
 @pytest.mark.parametrize("settings", [{"bias": True}, {"bans": "both"}, {}], ids=str)
-def test_nan_is_not_taken_for_a_ban(settings):
+def test_nan_is_not_treated_as_a_ban(settings):
     one = tile(**settings)
     one.raw[2, 12] = torch.nan
     finished = state.finish(state.merge(scanned(tiles_triton, one)[0][:, 1:]))
@@ -190,7 +190,7 @@ FAULTS = {
     "NaN taken for a ban": (
         "tl.where(z < LOWEST, LOWEST, z)",
         "tl.maximum(z, LOWEST)",
-        lambda: test_nan_is_not_taken_for_a_ban({"bias": True}),
+        lambda: test_nan_is_not_treated_as_a_ban({"bias": True}),
     ),
     "the series everywhere": ("near = tl.abs(d) < NEAR", "near = tl.abs(d) < 1e9", lambda: test_statistics("plain")),
     "bans not counted": ("tl.where(d > BANNED, p, 0.0)", "0 * p", lambda: test_statistics("reference bans")),

@@ -1,4 +1,4 @@
-"""Copies of the package with one fault each, beside the sound one and under another name."""
+"""Copies of the package with one fault each, imported under another name."""
 
 import importlib
 import itertools

@@ -1,11 +1,11 @@
-"""What each of two processes does in `test_distributed.py`; a file of its own, so that a new process can import it."""
+"""The work of each process in `test_distributed.py`; a separate file, so that a new process can import it."""
 
 from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from kernels.cases import SMALL_TILES, Case, make, weigh
+from kernels.cases import SMALL_TILES, Case, make, weighted_sum
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -16,7 +16,7 @@ CUTS = {"unequal": (13, 37), "the first small": (3, 47)}
 
 
 def the_case() -> Case:
-    """The problem as one process has it."""
+    """The problem for one process."""
     return make((2, 4), 50, bias=True, ref_bias=True, policy={"softcap": 3.0, "temperature": 0.8})
 
 
@@ -28,7 +28,7 @@ def part_of(case: Case, cut: tuple[int, int], rank: int) -> Case:
 
 
 def work(rank: int, folder: str) -> None:
-    """Join the other process, do everything, and leave the results in a file."""
+    """Join the other process, compute everything, and write the results to a file."""
     torch.set_num_threads(1)
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD, timeout=limit)
@@ -41,7 +41,7 @@ def outcome(case: Case, **options) -> dict:
     """Values and gradients."""
     case.require_grad()
     found = case.statistics(**options)
-    gradients = torch.autograd.grad(weigh(found), case.leaves)
+    gradients = torch.autograd.grad(weighted_sum(found), case.leaves)
     return {"values": [x.detach() for x in found], "gradients": gradients}
 
 
@@ -72,7 +72,7 @@ def tokens_of(case: Case, rank: int) -> Case:
 
 
 def sharded_parameters(rank: int) -> dict:
-    """Weights as FSDP2 holds them, and tokens of its own for every rank."""
+    """Weights sharded by FSDP2, and different tokens on every rank."""
     mesh = init_device_mesh("cpu", (WORLD,))
     shard = lambda x: distribute_tensor(x.detach(), mesh, [Shard(0)])
     case = tokens_of(the_case(), rank)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import GRADIENT, agree, budget, make, weigh
+from kernels.cases import GRADIENT, agree, budget, make, weighted_sum
 from tolerances import BFLOAT16, EXACT, SINGLE
 
 from klgrad.errors import KernelInputError
@@ -64,7 +64,7 @@ def test_hidden_sizes_and_dtypes(size, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.usefixtures("small_tiles")
 def test_half_precision_over_many_tiles(dtype, kept):
-    """What is kept is float16; sums over tiles and chunks are float32."""
+    """Kept logits are float16; sums over tiles and chunks are float32."""
     case = make(dtype=dtype, bias=True, policy={"softcap": 4.0})
     agree(case, SINGLE, BFLOAT16, **KEPT[kept](case))
 
@@ -86,7 +86,7 @@ MIXED = {
 def test_mixed_dtypes(kind):
     case = MIXED[kind](make(dtype=torch.bfloat16, bias=True))
     agree(case, SINGLE, BFLOAT16)
-    gradients = torch.autograd.grad(weigh(case.statistics()), case.leaves)
+    gradients = torch.autograd.grad(weighted_sum(case.statistics()), case.leaves)
     assert [g.dtype for g in gradients] == [x.dtype for x in case.leaves]
 
 
@@ -115,12 +115,12 @@ def test_non_contiguous_inputs():
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
 @pytest.mark.usefixtures("small_tiles")
-def test_only_the_gradients_asked_for(wanted):
+def test_only_the_required_gradients_are_computed(wanted):
     case = make(bias=True)
-    whole = torch.autograd.grad(weigh(case.require_grad().statistics()), case.leaves)
+    whole = torch.autograd.grad(weighted_sum(case.require_grad().statistics()), case.leaves)
     fewer = make(bias=True)
     leaves = [fewer.leaves[i].requires_grad_() for i in wanted]
-    weigh(fewer.statistics()).backward()
+    weighted_sum(fewer.statistics()).backward()
     for i, leaf in zip(wanted, leaves, strict=True):
         assert torch.equal(leaf.grad, whole[i])
     assert sum(x.grad is not None for x in fewer.leaves) == len(wanted)
@@ -140,9 +140,9 @@ def test_each_output_alone(name):
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.usefixtures("small_tiles")
 def test_a_second_backward_pass_gives_the_same_gradient(kept):
-    """What was kept is overwritten by the first."""
+    """The first backward pass overwrites the kept logits."""
     case = make(bias=True).require_grad()
-    total = weigh(case.statistics(**KEPT[kept](case)))
+    total = weighted_sum(case.statistics(**KEPT[kept](case)))
     first = torch.autograd.grad(total, case.leaves, retain_graph=True)
     for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
         EXACT.check_vector(again, before)
@@ -151,11 +151,11 @@ def test_a_second_backward_pass_gives_the_same_gradient(kept):
 def test_results_may_be_changed_in_place():
     case, spared = make().require_grad(), make().require_grad()
     changed, kept = case.statistics(), spared.statistics()
-    loss = weigh(changed)
+    loss = weighted_sum(changed)
     for name in ("reverse_kl", "forward_kl", "entropy"):
         getattr(changed, name).data.zero_()
     for a, b in zip(
-        torch.autograd.grad(loss, case.leaves), torch.autograd.grad(weigh(kept), spared.leaves), strict=True
+        torch.autograd.grad(loss, case.leaves), torch.autograd.grad(weighted_sum(kept), spared.leaves), strict=True
     ):
         assert torch.equal(a, b)
 
@@ -176,7 +176,7 @@ def test_a_second_derivative_is_refused_not_wrong():
     case = make().require_grad()
     z = torch.randn(2, 5, requires_grad=True)
     of_logits = from_logits(z, torch.tensor([0, 1]), torch.zeros(2, 5)).reverse_kl.sum()
-    for total, leaf in ((weigh(case.statistics()), case.hidden), (of_logits, z)):
+    for total, leaf in ((weighted_sum(case.statistics()), case.hidden), (of_logits, z)):
         with pytest.raises(KernelInputError, match="first derivatives"):
             torch.autograd.grad(total, leaf, create_graph=True)
 
@@ -188,7 +188,7 @@ def test_the_reference_gets_no_gradient():
         x.requires_grad_()
     found = case.statistics()
     assert not found.ref_logp.requires_grad
-    weigh(found).backward()
+    weighted_sum(found).backward()
     assert case.ref_hidden.grad is None
     assert case.ref_head.weight.grad is None
 

@@ -1,4 +1,4 @@
-"""What is refused, and that the message names the culprit and the remedy."""
+"""Bad inputs are refused, and the message names the input and the remedy."""
 
 from dataclasses import replace
 
@@ -66,11 +66,11 @@ CALLS = {
         lambda: replace(CASE, entries=CASE.targets).statistics(), "`entries` of shape"),
     "a mask of another shape": (lambda: CASE.statistics(mask=torch.ones(3)), r"`mask` of shape \(6,\).*\(3,\)"),
     "token ids for hidden states": (
-        lambda: replace(CASE, hidden=CASE.hidden.long()).statistics(), "floating dtype.*not token ids"),
+        lambda: replace(CASE, hidden=CASE.hidden.long()).statistics(), "floating-point dtype.*not token ids"),
     "floats for targets": (lambda: replace(CASE, targets=CASE.hidden[:, 0]).statistics(), "integer `targets`"),
-    "no reference head": (lambda: replace(CASE, ref_head=None).statistics(), "`ref_head` beside `ref_hidden`"),
+    "no reference head": (lambda: replace(CASE, ref_head=None).statistics(), "`ref_head` together with `ref_hidden`"),
     "no reference hidden states": (
-        lambda: replace(CASE, ref_hidden=None).statistics(), "`ref_hidden` beside `ref_head`"),
+        lambda: replace(CASE, ref_hidden=None).statistics(), "`ref_hidden` together with `ref_head`"),
     "a weight of one dimension": (lambda: Head(torch.ones(5)), r"`weight` of shape \(V, H\)"),
     "a bias of another length": (lambda: Head(torch.ones(5, 2), torch.ones(4)), r"`bias` of shape \(5,\).*\(4,\)"),
     "temperature 0": (lambda: Head(torch.ones(5, 2), temperature=0), "`temperature` > 0"),
@@ -93,7 +93,7 @@ CALLS = {
         lambda: from_logits(torch.ones(1, 2), torch.tensor([0]), torch.tensor([[0, torch.nan]])),
         "`ref_logits` without NaN"),
     "a sampled token that is banned": (
-        lambda: from_logits(torch.tensor([[0, -torch.inf]]), torch.tensor([1])), "-inf at live token 0.*banned"),
+        lambda: from_logits(torch.tensor([[0, -torch.inf]]), torch.tensor([1])), "-inf at live token 0.*do not ban"),
     "every token banned": (
         lambda: from_logits(torch.full((1, 3), -torch.inf), torch.tensor([0])), "received -inf at live token 0"),
     "every token banned by the reference": (
@@ -115,14 +115,14 @@ def test_bad_input_is_refused_with_a_remedy(what):
     assert caught.value.remedy
 
 
-def test_unvalidated_input_is_not_looked_at():
+def test_unvalidated_input_is_not_checked():
     found = TENSORS["hidden"](torch.nan).statistics(validate=False)
     assert found.logp[1].isnan()
     assert found.logp[0].isfinite()
 
 
 def test_unvalidated_logits_without_any_probability_have_no_kl():
-    """Neither 0 nor a number: there is no distribution to compare with."""
+    """The KLs are NaN: there is no distribution to compare with."""
     z, none = torch.zeros(2, 3), torch.tensor([[0.0] * 3, [-torch.inf] * 3])
     for given in ((z, none), (none, z), (none, none)):
         found = from_logits(given[0], torch.tensor([0, 1]), given[1], validate=False)

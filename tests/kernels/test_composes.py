@@ -1,11 +1,11 @@
-"""Beside what training code wraps around a loss: autocast, checkpointing, compilation; and transformers' heads."""
+"""The kernels together with autocast, checkpointing, compilation, and heads of transformers."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from kernels.cases import compare, make, weigh
+from kernels.cases import compare, make, weighted_sum
 from tolerances import BFLOAT16, EXACT, SINGLE
 from torch.utils.checkpoint import checkpoint
 
@@ -19,11 +19,11 @@ def gradients_of(case, total):
 @pytest.mark.parametrize("backward", ["inside", "outside"])
 @pytest.mark.usefixtures("small_tiles")
 def test_autocast_is_the_same_as_casting(backward):
-    """Inputs are cast and gradients are as wide as what they belong to; sums stay float32."""
+    """Inputs are cast, and gradients have the dtype of their tensors; sums stay float32."""
     case = make(dtype=torch.float32, bias=True).require_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = case.statistics()
-        total = weigh(found)
+        total = weighted_sum(found)
         gradients = gradients_of(case, total) if backward == "inside" else None
     gradients = gradients or gradients_of(case, total)
     cast = case.to(torch.bfloat16)
@@ -34,7 +34,7 @@ def test_autocast_is_the_same_as_casting(backward):
     explicit = cast.require_grad().statistics()
     assert found.logp.dtype == torch.float32
     compare(found, explicit, SINGLE)
-    for x, y in zip(gradients, gradients_of(cast, weigh(explicit)), strict=True):
+    for x, y in zip(gradients, gradients_of(cast, weighted_sum(explicit)), strict=True):
         assert x.dtype == torch.float32
         BFLOAT16.check_vector(x, y.float())
 
@@ -54,7 +54,7 @@ def test_checkpointing(reentrant):
     case = make(bias=True).require_grad()
 
     def loss(hidden, weight, bias):
-        return weigh(
+        return weighted_sum(
             replace(case, hidden=hidden.tanh(), head=replace(case.head, weight=weight, bias=bias)).statistics()
         )
 
@@ -73,7 +73,7 @@ def test_compilation_goes_around_it():
         found = token_statistics(
             torch.tanh(hidden) * 2, case.head, case.targets, case.ref_hidden, case.ref_head, entries=case.entries
         )
-        return weigh(found) * 3 + from_logits(hidden, case.targets % 16, -hidden.detach()).forward_kl.sum()
+        return weighted_sum(found) * 3 + from_logits(hidden, case.targets % 16, -hidden.detach()).forward_kl.sum()
 
     compiled = torch.compile(loss, backend="eager")
     expected, found = loss(case.hidden), compiled(case.hidden)

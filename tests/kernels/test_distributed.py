@@ -14,7 +14,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What each process found; they are started once, for they have torch to import."""
+    """The results of each process; they are started once, since importing torch takes time."""
     folder = tmp_path_factory.mktemp("processes")
     torch.multiprocessing.spawn(work, (str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
@@ -39,7 +39,7 @@ def test_a_target_beyond_all_parts_is_refused(ranks):
 
 
 def test_sharded_parameters_get_the_mean_gradient_of_all_ranks_tokens(ranks):
-    """As FSDP gives every other parameter: each rank's loss is over tokens of its own."""
+    """As FSDP does for every other parameter: each rank has a loss over its own tokens."""
     truth = [outcome(tokens_of(the_case(), rank)) for rank in range(WORLD)]
     for one, alone in zip((rank["sharded"] for rank in ranks), truth, strict=True):
         for x, y in zip(one["values"], alone["values"], strict=True):

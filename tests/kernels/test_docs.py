@@ -1,4 +1,4 @@
-"""What the page and the benchmark's usage line say is what the code does."""
+"""The page and the usage line of the benchmark agree with the code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The head of real, tiny transformers models makes the log-probs of the model's own logits."""
+"""The heads of tiny transformers models have the log-probs of the models' own logits."""
 
 import re
 from dataclasses import replace
@@ -44,7 +44,7 @@ FAMILIES = {
         SMALL | {"lru_width": 32, "logits_soft_cap": 3.0, "num_hidden_layers": 3}, 1.0, 3.0),
     "xLSTMForCausalLM": (XLSTM | {"output_logit_soft_cap": 3.0}, 1.0, 3.0),
 }  # fmt: skip
-"""Class, config, and what becomes of its logits: their factor and their cap."""
+"""Class, config, and the factor and the cap of the logits."""
 
 
 def tiny(name, settings):
@@ -58,13 +58,13 @@ def tiny(name, settings):
         for parameter in model.parameters():
             parameter.normal_(0, 0.6)
         ids = torch.arange(3, 23).reshape(2, 10)
-        asked = {"input_ids": ids, "use_cache": False}
-        return model, model.base_model(**asked).last_hidden_state, model(**asked).logits
+        inputs = {"input_ids": ids, "use_cache": False}
+        return model, model.base_model(**inputs).last_hidden_state, model(**inputs).logits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_head_makes_the_models_own_logits(name):
+def test_the_head_gives_the_logits_of_the_model(name):
     settings, scale, softcap = FAMILIES[name]
     model, hidden, logits = tiny(name, settings)
     head = Head.of(model, temperature=0.7)
@@ -121,7 +121,7 @@ def test_a_layer_that_is_no_single_matrix_is_refused(model, message):
 
 @pytest.mark.slow
 def test_an_adapter_on_the_output_layer_is_refused_while_it_is_active():
-    """Its weight alone lacks what the adapter adds."""
+    """The weight does not include the adapter."""
     peft = pytest.importorskip("peft")
     model, hidden, logits = tiny("LlamaForCausalLM", SMALL | {"tie_word_embeddings": False})
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
@@ -131,7 +131,7 @@ def test_an_adapter_on_the_output_layer_is_refused_while_it_is_active():
         check_head(Head.of(adapted), hidden, logits)
 
 
-def test_the_check_wants_logits_of_the_same_positions():
+def test_the_check_requires_logits_of_the_same_positions():
     hidden, head = torch.randn(2, 3, 4), Head(torch.randn(9, 4))
     with pytest.raises(KernelInputError, match=r"logits of shape \(2, 3, 9\)"):
         check_head(head, hidden, torch.randn(2, 4, 9))

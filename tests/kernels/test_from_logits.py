@@ -1,8 +1,8 @@
-"""Whoever holds the logits gets the same statistics."""
+"""`from_logits` gives the same statistics as the specification."""
 
 import pytest
 import torch
-from kernels.cases import GRADIENT, compare, weigh
+from kernels.cases import GRADIENT, compare, weighted_sum
 from tolerances import EXACT, SINGLE
 
 from klgrad.kernels import from_logits, reference
@@ -30,5 +30,8 @@ def test_from_logits(shape, dtype):
     found = from_logits(z.mT.contiguous().mT if len(shape) == 1 else z, targets, z_ref, temperature=1.5)
     expected = reference.statistics_of_logits(wide / 1.5, targets, z_ref.double() / 1.5)
     compare(found, expected, EXACT if dtype == torch.float64 else SINGLE)
-    (gradient,), (truth,) = torch.autograd.grad(weigh(found), z), torch.autograd.grad(weigh(expected), wide)
+    (gradient,), (truth,) = (
+        torch.autograd.grad(weighted_sum(found), z),
+        torch.autograd.grad(weighted_sum(expected), wide),
+    )
     GRADIENT[dtype].check_vector(gradient, truth)

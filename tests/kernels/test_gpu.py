@@ -1,4 +1,4 @@
-"""On a CUDA device, where there is one: the Triton kernels and half-precision products, against float64."""
+"""Compare the Triton kernels and half-precision products with float64, if there is a CUDA device."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("doubt", [0.1, 0.01, 2e-3, 1e-4])
 def test_confident_tokens_far_from_the_reference(doubt, mode):
-    """Policy probability 1 - doubt, a KL of about 11: less than one percent off, whatever is kept."""
+    """Policy probability 1 - doubt, a KL of about 11: an error below one percent, however much is kept."""
     case = confident(doubt, tokens=256, vocabulary=20000, size=256, device="cuda")
     assert function.backend_for(case.hidden).__name__.endswith("tiles_triton")
     for name in OUTPUTS:

@@ -1,4 +1,4 @@
-"""Logits that stay in 16 bits until backward cost the gradient less than one percent, also of confident tokens."""
+"""Keeping logits in 16 bits until backward changes the gradient by less than one percent, also at confident tokens."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_confident_tokens_far_from_the_reference(doubt):
 @pytest.mark.parametrize("kept", [0, 16, 104])
 @pytest.mark.usefixtures("small_tiles")
 def test_confident_tokens_over_many_slices(kept):
-    """Most slices do not hold the confident entry; some are recomputed."""
+    """Most slices do not contain the confident entry; some are recomputed."""
     case = confident(1e-3, tokens=8, vocabulary=104)
     for name in OUTPUTS:
         check_gradient_of(name, case, KEPT, budget=budget(case, kept=kept))
@@ -43,8 +43,8 @@ def test_two_tokens_share_the_probability():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_what_is_kept_comes_back(dtype):
-    """To 2^-11 of each number's own size in 16 bits: log p of a, log q of the larger of a and b, d of its distance."""
+def test_kept_logits_are_restored(dtype):
+    """The error is 2^-11, relative to a for log p, to the larger of a and b for log q, and to its distance for d."""
     generator = torch.Generator().manual_seed(0)
     z, z_ref = 5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64)
     a, b, sums = state.of_logits(z, z_ref)
@@ -62,7 +62,7 @@ def test_what_is_kept_comes_back(dtype):
 
 
 def test_an_entry_that_one_model_bans():
-    """Entries that only one model bans are held at the largest number that float16 has room for."""
+    """Entries that only one model bans are clamped to the largest kept number."""
     z, z_ref = torch.zeros(2, 1, 3)
     z[0, 0] = z_ref[0, 1] = state.LOWEST
     a, b, sums = state.of_logits(z, z_ref)

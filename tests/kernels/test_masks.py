@@ -1,10 +1,10 @@
-"""Whatever stands where the mask is 0 reaches nothing, and a batch may have no live token at all."""
+"""Values where the mask is 0 have no effect, and a batch may have no live token."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import compare, make, weigh
+from kernels.cases import compare, make, weighted_sum
 from tolerances import EXACT
 
 from klgrad.kernels import from_logits
@@ -15,7 +15,7 @@ LIVE = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1
 
 @pytest.fixture
 def filled_memory():
-    """Memory that nobody wrote to holds NaN, so that reading it shows."""
+    """Fill uninitialised memory with NaN, so that reading it is detected."""
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
@@ -37,7 +37,7 @@ def spoilt(case, mask):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32], ids=str)
 @pytest.mark.usefixtures("small_tiles", "filled_memory")
-def test_masked_rows_reach_nothing(dtype):
+def test_masked_rows_have_no_effect(dtype):
     case = make(SHAPE, bias=True)
     masked = spoilt(case, LIVE)
     found = masked.statistics(mask=LIVE.to(dtype))
@@ -45,13 +45,13 @@ def test_masked_rows_reach_nothing(dtype):
     zero = lambda x: x * (LIVE[..., None] if x.ndim > LIVE.ndim else LIVE)
     expected = type(found)(*(zero(x) for x in case.statistics()))
     compare(found, expected, EXACT)
-    gradients = torch.autograd.grad(weigh(found), masked.leaves)
-    for gradient, truth in zip(gradients, torch.autograd.grad(weigh(expected), case.leaves), strict=True):
+    gradients = torch.autograd.grad(weighted_sum(found), masked.leaves)
+    for gradient, truth in zip(gradients, torch.autograd.grad(weighted_sum(expected), case.leaves), strict=True):
         EXACT.check(gradient, truth)
     assert (gradients[0][LIVE == 0] == 0).all()
 
 
-def test_masked_logits_reach_nothing():
+def test_masked_logits_have_no_effect():
     generator = torch.Generator().manual_seed(0)
     z, z_ref = torch.randn(2, *SHAPE, 9, generator=generator, dtype=torch.float64)
     targets = torch.randint(9, SHAPE, generator=generator)
@@ -61,7 +61,10 @@ def test_masked_logits_reach_nothing():
     found = from_logits(bad, targets.masked_fill(dead, -100), z_ref.masked_fill(dead[..., None], torch.nan), mask=LIVE)
     expected = type(found)(*(None if x is None else x * LIVE for x in from_logits(z, targets, z_ref)))
     compare(found, expected, EXACT)
-    (gradient,), (truth,) = torch.autograd.grad(weigh(found), bad), torch.autograd.grad(weigh(expected), z)
+    (gradient,), (truth,) = (
+        torch.autograd.grad(weighted_sum(found), bad),
+        torch.autograd.grad(weighted_sum(expected), z),
+    )
     EXACT.check(gradient, truth)
 
 
@@ -75,7 +78,7 @@ def test_without_a_live_token_everything_is_zero(why, dtype):
     for options in ({"mask": mask}, {"mask": mask, "mode": "fast"}) + (({},) if why == "no tokens" else ()):
         found = case.statistics(**options)
         assert all(x.shape[:2] == shape and (x == 0).all() for x in found)
-        gradients = torch.autograd.grad(weigh(found), case.leaves)
+        gradients = torch.autograd.grad(weighted_sum(found), case.leaves)
         assert all((g == 0).all() for g in gradients)
 
 
@@ -83,5 +86,5 @@ def test_logits_without_a_live_token():
     z = torch.full((2, 5), torch.nan, requires_grad=True)
     found = from_logits(z, torch.tensor([-100, -100]), z.detach(), mask=torch.zeros(2))
     assert (found.reverse_kl == 0).all()
-    (gradient,) = torch.autograd.grad(weigh(found), z)
+    (gradient,) = torch.autograd.grad(weighted_sum(found), z)
     assert (gradient == 0).all()

@@ -39,7 +39,7 @@ MUTATIONS = {
     "chunks that overwrite each other": (
         "backward.py", "add_product(total.weight[part], to_logits.T, inputs.hidden[rows])",
         "product(to_logits.T, inputs.hidden[rows], out=total.weight[part])", checks.recomputed),
-    "memory nobody wrote": ("backward.py", "len(inputs.chunks) != 1", "len(inputs.chunks) > 1", checks.no_token),
+    "uninitialised memory used": ("backward.py", "len(inputs.chunks) != 1", "len(inputs.chunks) > 1", checks.no_token),
     "the head's mass left over": ("topk.py", "(a.detach() - b) * a.exp()", "(a - b) * a.exp()", checks.top_k),
     "the tail's share as k3's slope": ("topk.py", "k3.slope(log_ratio) - 1", "k3.slope(log_ratio)", checks.top_k),
     "the head sampled as well": ("topk.py", "(~in_head.bool())", "torch.ones_like(in_head)", checks.top_k),

@@ -1,8 +1,8 @@
-"""Near the reference, far from it, and where an entry is banned."""
+"""Precision near the reference, far from it, and with banned entries."""
 
 import pytest
 import torch
-from kernels.cases import compare, make, weigh
+from kernels.cases import compare, make, weighted_sum
 from tolerances import EXACT, FAR, NEAR_KL, SINGLE
 
 from klgrad.kernels import Head, from_logits, reference, token_statistics
@@ -44,7 +44,7 @@ def test_a_large_kl_is_right_in_single_precision(spread):
 
 
 def test_a_peaked_policy_against_a_flat_reference():
-    """Maxima are aligned, so the reference's sum is the vocabulary's size, and its digits are lost to it."""
+    """With aligned maxima, the reference's sum is as large as the vocabulary, which costs digits."""
     flat = 0.01 * normal(4, 30000, dtype=torch.float32)
     peaked = flat.clone()
     peaked[:, 7] += 25
@@ -72,7 +72,7 @@ def test_the_same_hidden_states_and_head_have_kl_zero_exactly(dtype):
 
 @pytest.mark.parametrize("offset", ["none", "every entry", "one entry"])
 def test_no_kl_is_negative(offset):
-    """Whatever the size of the difference: rounding shows as a small positive number or as 0."""
+    """For any size of the difference: rounding gives a small positive number or 0."""
     for i, step in enumerate(10.0 ** torch.arange(-8, 2)):
         z = normal(64, 500, seed=i, dtype=torch.float32)
         z_ref = z + step * normal(64, 500, seed=i + 100, dtype=torch.float32)
@@ -84,7 +84,7 @@ def test_no_kl_is_negative(offset):
 
 
 def banned(row_of_policy, row_of_ref, likelihood=0.0, dtype=torch.float64):
-    """Logits over 6 entries, of which the last may be banned by either."""
+    """Logits over 6 entries; either model may ban the last one."""
     z, z_ref = normal(2, 4, 6, seed=5).to(dtype)
     z_ref = z + 0.1 * z_ref
     z[:, 5] = row_of_policy if row_of_policy else likelihood
@@ -102,7 +102,7 @@ def test_an_entry_that_both_ban_has_no_effect(dtype, lowest):
     z, cut = z.requires_grad_(), z[:, :5].detach().clone().requires_grad_()
     found, without = from_logits(z, TARGETS, z_ref), from_logits(cut, TARGETS, z_ref[:, :5])
     compare(found, without, EXACT if dtype == torch.float64 else SINGLE)
-    (gradient,), (truth,) = torch.autograd.grad(weigh(found), z), torch.autograd.grad(weigh(without), cut)
+    (gradient,), (truth,) = torch.autograd.grad(weighted_sum(found), z), torch.autograd.grad(weighted_sum(without), cut)
     SINGLE.check_vector(gradient[:, :5], truth)
     assert (gradient[:, 5] == 0).all()
 
@@ -111,7 +111,7 @@ def test_an_entry_that_both_ban_has_no_effect(dtype, lowest):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("who", ["reference", "policy"])
 def test_an_entry_that_one_bans_makes_one_kl_infinite_and_leaves_the_other_right(who, dtype, likelihood):
-    """However unlikely the other holds it to be."""
+    """However unlikely the entry is under the other model."""
     z, z_ref = banned(-INF, 0, likelihood, dtype) if who == "policy" else banned(0, -INF, likelihood, dtype)
     z.requires_grad_()
     found = from_logits(z, TARGETS, z_ref)

@@ -1,4 +1,4 @@
-"""Which products torch has is asked of torch, not of its documentation."""
+"""Whether torch has the products is found from torch itself, not from its version."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Sums over parts of the vocabulary merge into those of the whole, whatever the parts and their order."""
+"""Sums over parts of the vocabulary merge into those of the whole, for any parts in any order."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_the_policy_alone(problem):
 
 @given(problems(near=True))
 def test_a_small_kl_survives_merging_in_single_precision(problem):
-    """Truth is by the definition, in float64, from the same float32 logits."""
+    """The expected value is the definition, in float64, of the same float32 logits."""
     z, z_ref, parts = problem
     z, z_ref = z.float(), z_ref.float()
     log_p, log_q = z.double().log_softmax(-1), z_ref.double().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""From hidden states to a KL term: what it descends, summed over every outcome.
+"""A KL term from hidden states: the expected gradient, summed over every outcome.
 
 A tabular policy is a linear head: the hidden state is the one-hot of the prefix, the weight is the table of logits. So
 the expected gradient to the *weight* must be that of the exact divergence.
@@ -33,7 +33,7 @@ def loss_gradients(problem, term, rows, probability, group=None):
 
 
 def alone(problem, term):
-    """Over every completion, each as a batch of its own."""
+    """Over every completion, each as a separate batch."""
     return loss_gradients(problem, term, torch.arange(len(problem.space))[:, None], problem.probability)
 
 
@@ -55,7 +55,7 @@ def test_terms_on_policy(problem, fact):
 
 @pytest.mark.parametrize("discount", [0.5, 0.9])
 def test_fact_13_a_discounted_term_by_its_definition(discount):
-    """E[ Σ_t ∇KL_t + s_t Σ_{s>t} g^(s-t) KL_s ], from the problem's own scores and gradients."""
+    """E[ Σ_t ∇KL_t + s_t Σ_{s>t} g^(s-t) KL_s ], from the scores and gradients of the problem."""
     problem = SMALL.on_policy()
     kl, steps = problem.at_tokens(problem.prefix_kl()), problem.space.length
     future = torch.zeros_like(kl)

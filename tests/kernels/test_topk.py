@@ -17,7 +17,7 @@ every_k = pytest.mark.parametrize("k", [1, 3, 8])
 
 
 def divided(k):
-    """The policy's log-probs with gradient, the reference's k best entries, and who is among them."""
+    """The policy's log-probs with gradient, the reference's k best entries, and which tokens are among them."""
     z = LOGITS.clone().requires_grad_()
     ids = LOG_Q.topk(k).indices
     in_head = torch.zeros(ROWS, VOCABULARY, dtype=torch.bool).scatter(1, ids, True)
@@ -25,7 +25,7 @@ def divided(k):
 
 
 def part(log_p, log_q, divergence):
-    """Terms of the KL by its definition, entry by entry."""
+    """The terms of the KL by its definition, for each entry."""
     return log_p.exp() * (log_p - log_q) if divergence == "reverse" else log_q.exp() * (log_q - log_p)
 
 
@@ -60,7 +60,7 @@ def test_the_lumped_kl_is_the_full_one_where_the_tails_proportions_agree(diverge
 
 
 def mean_over_tokens(k, divergence, on_policy):
-    """E of `sampled_tail_kl` and of its gradient, over every token y, with the worst single value."""
+    """The expectation of `sampled_tail_kl` and its gradient over every token y, and the smallest single value."""
     z, log_p, ids, in_head = divided(k)
     log_mu = log_p.detach() if on_policy else SAMPLER.log_softmax(-1)
     value, slope, worst = 0, 0, torch.inf
@@ -104,7 +104,7 @@ def test_without_its_tail_the_gradient_lacks_that_of_the_tails_part(k, divergenc
 
 @every_k
 def test_a_score_for_the_tail_beside_a_differentiated_head_adds_the_gradient_of_the_heads_mass(k):
-    """Σ_K p Δ leaves ∇Σ_K p over, which only a differentiated tail would cancel: once, whatever the reference is."""
+    """The gradient of Σ_K p Δ contains ∇Σ_K p, which only a differentiated tail cancels, for any reference."""
     z, log_p, _, in_head = divided(k)
     delta, p = (log_p - LOG_Q).detach(), log_p.detach().exp()
     naive = gradient(torch.where(in_head, part(log_p, LOG_Q, "reverse"), 0), z)
@@ -134,7 +134,7 @@ def test_renormalising_the_head_drops_both_the_tail_and_the_price_of_the_heads_m
 
 @both
 def test_from_a_teachers_stored_top_k_and_without_logits(divergence):
-    """Entries of `token_statistics` carry the gradient to hidden states and head."""
+    """`entries_logp` of `token_statistics` have gradients with respect to hidden states and head."""
     case, wide = make((6,), 40, entries=0), make((6,), 40, entries=0)
     stored = reference.logits(case.ref_hidden, case.ref_head).log_softmax(-1).topk(5)
     in_head = (stored.indices == case.targets[:, None]).any(-1)

@@ -1,4 +1,4 @@
-"""The Triton kernels on a machine without a GPU: run by the interpreter, and compiled for a GPU that is not there.
+"""The Triton kernels on a machine without a GPU: run by the interpreter, and compiled for an absent GPU.
 
 The first is `interpreted.py`, in a process where the interpreter is on before Triton is imported.
 """
@@ -53,7 +53,7 @@ VARIANTS = {
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 announces a default of 3.10
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter does not compile")
 def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
-    """What the interpreter lets pass: types that branches disagree on, what cannot be stored."""
+    """Errors that the interpreter does not detect: different types in branches, values that cannot be stored."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,6 +1,6 @@
-"""Which cause is named for which fault: `python tests/logs/confusion.py` prints the table of docs/logs.md.
+"""Which cause the report names for which fault: `python tests/logs/confusion.py` prints the table of docs/logs.md.
 
-Every fault is put into contexts of four shapes, with and without a `group` column.
+Every fault occurs in contexts of four shapes, with and without a `group` column.
 """
 
 import sys
@@ -38,7 +38,7 @@ CANNOT_TELL = "unexplained"
 
 
 class Judged(NamedTuple):
-    """One log: what is right, and what was named."""
+    """The result for one log: the right cause, and the named one."""
 
     right: str
     named: str
@@ -58,7 +58,7 @@ def judge(data, grouped):
 
 
 def judged(faults, rows, seeds, shapes=tuple(SHAPES)):
-    """Both ways for every fault, shape and seed; `faults` are (name, amount, cause to name)."""
+    """Results with and without groups for every fault, shape and seed; `faults` are (name, amount, cause to name)."""
     for name, amount, right in faults:
         for shape in shapes:
             for seed in seeds:
@@ -77,7 +77,7 @@ def others():
 
 
 def off(one):
-    """How far the range of the temperature is from the true one, as a share of it: 0 if it is inside."""
+    """Distance of the range from the true temperature, as a share of it: 0 if it is inside."""
     low, high = (one.found[f"temperature_ratio/{end}"] for end in ("low", "high"))
     return max(low / one.temperature - 1, 1 - high / one.temperature, 0)
 

@@ -1,4 +1,4 @@
-"""What must be so of any log, worked out here from the data alone; asked of a package that may be broken."""
+"""Facts about the report on a log: computed here from the data, and compared with a package that may be faulty."""
 
 import json
 from functools import cache
@@ -8,7 +8,7 @@ from logs.synthetic import mask_of, sampled, write
 
 
 def broken(logs, folder):
-    """The facts that do not hold for `logs`, a `klgrad.logs` of any make, one by one; an exception is one, too."""
+    """The facts that do not hold for `logs`, a correct or faulty `klgrad.logs`; an exception counts as one."""
     for fact in (numbers, ratios, coefficients, places, causes):
         try:
             for name, holds in fact(logs, folder):
@@ -110,7 +110,7 @@ def causes(logs, folder):
         if name == "temperature":
             yield "its size", abs(cause.statistics["temperature_ratio"] - 0.8) < 0.02
         if name == "shift":
-            yield "its direction", "of the next one" in cause.says
+            yield "its direction", "of the next one" in cause.description
     for shape, t in (("flat", 1.5), ("language", 0.5)):  # by the mean ratio, and by the limits
         data = sampled("temperature", t, rows=104, shape=shape)
         del data["group"]
@@ -138,7 +138,7 @@ def places(logs, folder):
         )
     path = folder / "log.jsonl"
     path.write_text('{"logp": [-1], "ref_logp": [-1]}\n' * 3 + '\n{"logp": [-1], "ref_logp": [-1, -1]}\n')
-    found["place of a short row"] = "2 against 1 in line 5" in message(logs, path)
+    found["place of a short row"] = "2 and 1 in line 5" in message(logs, path)
     path.write_text(json.dumps({"logp": [-1], "ref_logp": [-1]}) + '\n{"logp": [-1')
     found["place of a cut"] = "line 2 of" in message(logs, path)
     return found.items()

@@ -61,7 +61,7 @@ def _contexts(rows, tokens, seed, shape):
 
 
 def _normal(least, most, vocabulary=VOCABULARY):
-    """Normal logits of a spread between two bounds: the larger, the nearer a context is to certain."""
+    """Normal logits with a spread between two bounds; a larger spread makes a context more certain."""
 
     def logits(size, g):
         scale = least + (most - least) * torch.rand(*size, 1, generator=g)
@@ -71,7 +71,7 @@ def _normal(least, most, vocabulary=VOCABULARY):
 
 
 def _language(size, g, vocabulary=300):
-    """As a language model has them: a long tail by Zipf's law, and in most contexts one token that is near certain."""
+    """Logits like those of a language model: a long tail by Zipf's law, and one near certain token in most contexts."""
     uniform = lambda: torch.rand(*size, 1, generator=g)
     lead = torch.where(uniform() < 0.6, 2 + 6 * uniform(), 2 * uniform())
     tail = (1.2 + 0.8 * uniform()) * torch.arange(1, vocabulary + 1).log()
@@ -81,7 +81,7 @@ def _language(size, g, vocabulary=300):
 
 
 SHAPES = {"mixed": _normal(1, 6), "peaked": _normal(4, 10), "flat": _normal(0.5, 1.5, 200), "language": _language}
-"""What the contexts are like."""
+"""The shapes of contexts."""
 
 
 def _log_prob(logits, drawn):

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file is told with its row and a remedy, and nothing is written."""
+"""An error in a file names its row and a remedy, and nothing is written."""
 
 import json
 import struct
@@ -18,8 +18,8 @@ from klgrad.errors import KlgradError, MissingExtraError
 from klgrad.logs import LogError, examine
 
 
-def told(path, **options):
-    """What the command says; it must write nothing."""
+def message_of(path):
+    """The error message of the command, which must write nothing."""
     out = path.parent / "out" / "report.json"
     result = CliRunner().invoke(app, ["logs", str(path), "--json", str(out)])
     assert isinstance(result.exception, KlgradError), result.output
@@ -44,10 +44,10 @@ def place(suffix, row, token):
         (float("-inf"), "-inf", "gives the sampled token probability 0"),
     ],
 )
-def test_a_bad_value_is_told_with_its_place(suffix, role, value, shown, remedy, tmp_path):
+def test_an_error_names_the_place_of_a_bad_value(suffix, role, value, shown, remedy, tmp_path):
     data = sampled(rows=30, tokens=6)
     data[role][17, 4] = data[role][20, 1] = value
-    text = told(write(tmp_path / f"log{suffix}", data))
+    text = message_of(write(tmp_path / f"log{suffix}", data))
     assert f"received {shown} at {place(suffix, 17, 4)};" in text
     assert remedy in text
 
@@ -59,7 +59,7 @@ def test_places_count_masked_tokens_and_masked_values_do_not_matter(tmp_path):
     data["logp"][~data["mask"]] = float("nan")
     examine(write(tmp_path / "log.npz", data))
     data["logp"][row, 5] = float("nan")
-    assert f"nan at row {row}, token 5" in told(write(tmp_path / "log.npz", data))
+    assert f"nan at row {row}, token 5" in message_of(write(tmp_path / "log.npz", data))
 
 
 def test_rounding_above_0_is_no_error(tmp_path):
@@ -68,11 +68,11 @@ def test_rounding_above_0_is_no_error(tmp_path):
     for suffix in WRITERS:
         examine(write(tmp_path / f"log{suffix}", data))
         wide = {name: x.double() if x.is_floating_point() else x for name, x in data.items()}
-        examine(write(tmp_path / f"log{suffix}", wide))  # pandas and datasets store a trainer's float32 so
+        examine(write(tmp_path / f"log{suffix}", wide))  # as pandas and datasets store a trainer's float32
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-def test_rows_of_mixed_length_are_told(suffix, tmp_path):
+def test_lists_of_different_lengths_are_refused(suffix, tmp_path):
     rows = [{"logp": [-1.0, -2.0], "ref_logp": [-1.0, -2.0]} for _ in range(5)]
     rows[3]["ref_logp"] = [-1.0]
     path = tmp_path / f"log{suffix}"
@@ -81,66 +81,69 @@ def test_rows_of_mixed_length_are_told(suffix, tmp_path):
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     where = "line 4" if suffix == ".jsonl" else "row 3"
-    assert f"as many entries in `ref_logp` as in `logp` in every row; received 1 against 2 in {where};" in told(path)
+    assert (
+        f"the same number of entries in `ref_logp` and `logp` in every row; received 1 and 2 in {where};"
+        in message_of(path)
+    )
 
 
-def test_arrays_of_other_shapes_are_told(tmp_path):
+def test_arrays_of_other_shapes_are_refused(tmp_path):
     path = tmp_path / "log.npz"
     np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 5)))
-    assert "`ref_logp` of shape (B, T), that of `logp` (3, 4); received shape (3, 5)" in told(path)
+    assert "`ref_logp` of shape (B, T), as `logp` with (3, 4); received shape (3, 5)" in message_of(path)
     np.savez(path, logp=-np.ones(3), ref_logp=-np.ones(3))
-    assert "`logp` of shape (B, T); received shape (3,)" in told(path)
+    assert "`logp` of shape (B, T); received shape (3,)" in message_of(path)
     np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 4)), group=np.zeros((3, 4)))
-    assert "`group` of shape (3,), one entry per completion" in told(path)
+    assert "`group` of shape (3,), one entry per completion" in message_of(path)
     np.savez(path, logp=np.ones((3, 4), int), ref_logp=-np.ones((3, 4)))
-    assert "save log-probs, not token ids" in told(path)
+    assert "save log-probs, not token ids" in message_of(path)
     for dtype in (np.longdouble, complex, "<U3"):
         np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 4)), mask=np.ones((3, 4)).astype(dtype))
-        assert "`mask` of a number or boolean dtype of up to 64 bits" in told(path)
+        assert "`mask` with a number or boolean dtype of up to 64 bits" in message_of(path)
     np.savez(path, logp=np.asfortranarray(-np.ones((3, 4))), ref_logp=-np.ones((3, 4)))
-    assert "ascontiguousarray" in told(path)
+    assert "ascontiguousarray" in message_of(path)
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.999])
-def test_a_truncated_file_is_told(suffix, share, tmp_path):
+def test_a_truncated_file_is_refused(suffix, share, tmp_path):
     path = write(tmp_path / f"log{suffix}", sampled(rows=30, tokens=6))
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    text = told(path)
+    text = message_of(path)
     assert "cut off" in text
     assert "write" in text
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_garbage_in_the_middle_is_told(suffix, tmp_path):
+def test_garbage_in_the_middle_is_refused(suffix, tmp_path):
     path = write(tmp_path / f"log{suffix}", sampled(rows=300, tokens=60))
     whole = bytearray(path.read_bytes())
     whole[len(whole) // 8 : len(whole) // 8 + 3000] = b"\xff" * 3000
     path.write_bytes(whole)
-    told(path)
+    message_of(path)
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_an_empty_file_is_told(suffix, tmp_path):
+def test_an_empty_file_is_refused(suffix, tmp_path):
     path = tmp_path / f"log{suffix}"
     path.write_bytes(b"")
-    assert "which is empty (0 bytes)" in told(path)
+    assert "which is empty (0 bytes)" in message_of(path)
 
 
-def test_files_without_rows_or_live_tokens_are_told(tmp_path):
+def test_files_without_rows_or_live_tokens_are_refused(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text("\n\n")
-    assert "blank lines only" in told(path)
+    assert "blank lines only" in message_of(path)
     path = tmp_path / "log.parquet"
     kind = pa.list_(pa.float32())
     pq.write_table(pa.table({"logp": pa.array([], kind), "ref_logp": pa.array([], kind)}), path)
-    assert "which has no rows" in told(path)
+    assert "which has no rows" in message_of(path)
     path = tmp_path / "log.npz"
     np.savez(path, logp=-np.ones((0, 4)), ref_logp=-np.ones((0, 4)))
-    assert "which has no rows" in told(path)
+    assert "which has no rows" in message_of(path)
     np.savez(path, logp=-np.ones((5, 4)), ref_logp=-np.ones((5, 4)), mask=np.zeros((5, 4)))
-    assert "5 rows without any; remedy: check that the mask is 1" in told(path)
+    assert "5 rows without live tokens; remedy: check that the mask is 1" in message_of(path)
 
 
 def varint(n):
@@ -151,7 +154,7 @@ def varint(n):
     return found + bytes([n])
 
 
-def test_a_parquet_that_promises_2_to_the_31_rows_is_told(tmp_path):
+def test_parquet_metadata_with_2_to_the_31_rows_are_refused(tmp_path):
     path = write(tmp_path / "log.parquet", sampled(rows=300, tokens=2))
     data = path.read_bytes()
     (size,) = struct.unpack("<I", data[-8:-4])
@@ -160,17 +163,17 @@ def test_a_parquet_that_promises_2_to_the_31_rows_is_told(tmp_path):
     footer = footer.replace(b"\x16" + varint(300), b"\x16" + varint(2**31), 1)
     path.write_bytes(body + footer + struct.pack("<I", len(footer)) + b"PAR1")
     assert pq.ParquetFile(path).metadata.num_rows == 2**31
-    assert "2147483648 rows" in told(path)
+    assert "2147483648 rows" in message_of(path)
 
 
-def test_an_npz_that_promises_2_to_the_31_rows_is_told(tmp_path):
+def test_an_npz_header_with_2_to_the_31_rows_is_refused(tmp_path):
     path = tmp_path / "log.npz"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("logp", "ref_logp"):
             with archive.open(f"{name}.npy", "w") as stream:
                 header = {"descr": "<f4", "fortran_order": False, "shape": (2**31, 512)}
                 np.lib.format.write_array_header_1_0(stream, header)
-    assert "the 2147483648 rows that `logp` promises; received data that end in row 0" in told(path)
+    assert "2147483648 rows of `logp`, as its header states; received data that end in row 0" in message_of(path)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,7 @@ def test_an_npz_that_promises_2_to_the_31_rows_is_told(tmp_path):
         ((-3, 4), "`logp` of shape (B, T); received shape (-3, 4)"),
     ],
 )
-def test_an_npz_with_rows_that_are_no_completions_is_told(shape, shown, tmp_path):
+def test_an_npz_with_impossible_shapes_is_refused(shape, shown, tmp_path):
     path = tmp_path / "log.npz"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("logp", "ref_logp"):
@@ -189,7 +192,7 @@ def test_an_npz_with_rows_that_are_no_completions_is_told(shape, shown, tmp_path
                 header = {"descr": "<f4", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(stream, header)
                 stream.write(bytes(1000))
-    assert shown in told(path)
+    assert shown in message_of(path)
 
 
 class Trap:
@@ -203,31 +206,31 @@ def test_a_pickle_is_never_read(tmp_path):
     path = tmp_path / "log.npz"
     ragged = np.array([Trap(), [-1.0]], dtype=object)
     np.savez(path, logp=ragged, ref_logp=ragged, allow_pickle=True)
-    assert "an array of Python objects, which is a pickle and can run code" in told(path)
+    assert "an array of Python objects, which is a pickle and can run code" in message_of(path)
     for suffix in (".pkl", ".pt", ".bin"):
         path = tmp_path / f"log{suffix}"
         torch.save({"logp": 1}, path)
-        assert "a pickle can run code and is never read" in told(path)
+        assert "a pickle can run code, so it is not read" in message_of(path)
     assert not hasattr(sys, "klgrad_trap")
 
 
-def test_unknown_suffixes_and_missing_files_are_told(tmp_path):
+def test_unknown_suffixes_and_missing_files_are_refused(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("logp\n")
-    assert "a file that ends in .parquet, .jsonl, .ndjson, .npz" in told(path)
-    assert "an existing file" in told(tmp_path / "none.parquet")
+    assert "a file that ends in .parquet, .jsonl, .ndjson, .npz" in message_of(path)
+    assert "an existing file" in message_of(tmp_path / "none.parquet")
     (tmp_path / "folder.parquet").mkdir()
-    assert "a folder of shards is read file by file" in told(tmp_path / "folder.parquet")
+    assert "for a folder of shards, give each file" in message_of(tmp_path / "folder.parquet")
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_missing_columns_are_told_with_the_nearest(suffix, tmp_path):
+def test_an_error_about_a_missing_column_suggests_a_similar_one(suffix, tmp_path):
     data = sampled(rows=4, tokens=3)
     data["refernce_logp"] = data.pop("ref_logp")
-    assert "did you mean 'refernce_logp'?" in told(write(tmp_path / f"log{suffix}", data))
+    assert "did you mean 'refernce_logp'?" in message_of(write(tmp_path / f"log{suffix}", data))
 
 
-def test_json_that_is_no_log_is_told(tmp_path):
+def test_json_that_is_not_a_log_is_refused(tmp_path):
     path = tmp_path / "log.jsonl"
     good = '{"logp": [-1.0], "ref_logp": [-1.0]}\n'
     bad = {
@@ -244,12 +247,12 @@ def test_json_that_is_no_log_is_told(tmp_path):
     }
     for line, shown in bad.items():
         path.write_text(good + line + good)
-        assert shown in told(path), line
+        assert shown in message_of(path), line
     path.write_bytes(good.encode() + b"\xff\xfe\n")
-    assert "line 2" in told(path)
+    assert "line 2" in message_of(path)
 
 
-def test_parquet_that_is_no_log_is_told(tmp_path):
+def test_parquet_that_is_not_a_log_is_refused(tmp_path):
     path = tmp_path / "log.parquet"
     good = [[-1.0], [-2.0]]
     bad = [
@@ -271,29 +274,29 @@ def test_parquet_that_is_no_log_is_told(tmp_path):
     ]
     for columns, shown in bad:
         pq.write_table(pa.table(columns), path)
-        assert shown in told(path), columns
+        assert shown in message_of(path), columns
 
 
-def test_a_column_that_is_there_twice_is_told(tmp_path):
+def test_a_duplicate_column_is_refused(tmp_path):
     path, column = tmp_path / "log.parquet", pa.array([[-1.0], [-2.0]])
     pq.write_table(pa.table([column] * 3, names=["logp", "logp", "ref_logp"]), path)
-    assert "one column `logp`; received 2 of that name" in told(path)
+    assert "one column `logp`; received 2 columns of that name" in message_of(path)
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
 @pytest.mark.parametrize("role", ["old_logp", "behavior_logp", "ref_logp"])
-def test_the_bad_column_is_named_as_the_file_names_it(suffix, role, tmp_path):
+def test_an_error_names_the_column_as_in_the_file(suffix, role, tmp_path):
     """Where both are there, the old policy is the trainer, and the sampler the reference, of the mismatch."""
     data = sampled(rows=12, tokens=4)
     data["old_logp"] = data["logp"].clone()
     data[role][7, 2] = 0.5
     frameworks = {"logp": "log_prob", "old_logp": "old_log_probs", "behavior_logp": "rollout_log_probs"}
     named = {frameworks.get(name, name): x for name, x in data.items()}
-    text = told(write(tmp_path / f"log{suffix}", named))
+    text = message_of(write(tmp_path / f"log{suffix}", named))
     assert f"expected `{frameworks.get(role, role)}` finite and <= 0 at every live token; received 0.5 at" in text
 
 
-def test_prompts_of_any_kind_are_told_apart(tmp_path):
+def test_prompts_of_any_kind_are_distinguished(tmp_path):
     rows = [{"logp": [-1.0 - i], "ref_logp": [-1.0]} for i in range(4)]
     kinds = ([1, 1, 2, 2], ["a", "a", "b", "b"], [[1], [1], [2], [2]], [{"role": "user"}] * 2 + [{"role": "me"}] * 2)
     kinds += (["long" * 50 + "a"] * 2 + ["long" * 50 + "b"] * 2,)
@@ -309,14 +312,14 @@ def test_prompts_of_any_kind_are_told_apart(tmp_path):
     assert errors == {1.0}  # of two groups with totals -1 and -5 over two tokens each
 
 
-def test_a_missing_extra_is_told(tmp_path, monkeypatch):
+def test_an_error_names_the_missing_extra(tmp_path, monkeypatch):
     path = write(tmp_path / "log.parquet", sampled(rows=4, tokens=3))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'klgrad\[logs\]'"):
         examine(path)
 
 
-def test_an_unknown_or_batch_wide_cell_is_told_before_the_file_is_read(tmp_path):
+def test_an_unknown_or_batch_wide_cell_is_refused_before_the_file_is_read(tmp_path):
     for cell, text in {"k3-los": "did you mean 'k3-loss'", "k2-loss-token-mean": "needs the whole batch"}.items():
         with pytest.raises(KlgradError, match=text):
             examine(tmp_path / "none.parquet", cell)

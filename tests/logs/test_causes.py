@@ -1,4 +1,4 @@
-"""An injected fault is found and named; a log without one is left in peace."""
+"""An injected fault is found and named; a log without a fault gets no warning."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_a_temperature_is_named(temperature, seed, tmp_path):
     cause, found = cause_of(tmp_path, sampled("temperature", temperature, seed=seed))
     assert (cause.name, cause.alone) == ("temperature", True)
     assert abs(cause.statistics["temperature_ratio"] - temperature) < 0.03
-    assert "Divide the trainer's logits by" in found.advice[0]
+    assert "Divide the logits of trainer and ref by" in found.advice[0]
 
 
 @pytest.mark.parametrize("p", [0.8, 0.9, 0.95])
@@ -37,7 +37,7 @@ def test_a_shift_is_named_with_its_direction(swap, tmp_path):
         data["logp"], data["behavior_logp"] = data["behavior_logp"], data["logp"]
     cause, _ = cause_of(tmp_path, data)
     assert (cause.name, cause.statistics["shift"], cause.alone) == ("shift", -1 if swap else 1, True)
-    assert ("previous" if swap else "next") in cause.says
+    assert ("previous" if swap else "next") in cause.description
 
 
 @pytest.mark.parametrize("side", ["logp", "behavior_logp"])
@@ -46,7 +46,7 @@ def test_bf16_is_named_with_its_side(side, tmp_path):
     data[side] = data[side].bfloat16().float()
     cause, _ = cause_of(tmp_path, data)
     assert cause.name == "rounding"
-    assert f"The {'trainer' if side == 'logp' else 'sampler'}'s log-probs are rounded to bf16" in cause.says
+    assert f"The {'trainer' if side == 'logp' else 'sampler'}'s log-probs are rounded to bf16" in cause.description
 
 
 @pytest.mark.parametrize("amount", [0.1, 0.3, 1.0])
@@ -57,7 +57,7 @@ def test_dropout_is_named_where_prompts_repeat(amount, tmp_path):
 
 
 @pytest.mark.parametrize("amount", [0.1, 0.3, 1.0])
-def test_other_weights_are_no_noise(amount, tmp_path):
+def test_other_weights_are_not_reported_as_noise(amount, tmp_path):
     cause, _ = cause_of(tmp_path, sampled("stale", amount))
     assert cause.name == "systematic"
 
@@ -80,29 +80,29 @@ TWO = [
 
 
 @pytest.mark.parametrize(("name", "faults"), TWO)
-def test_one_of_two_causes_is_not_told_as_the_only_one(name, faults, tmp_path):
+def test_one_of_two_causes_is_not_reported_as_the_only_one(name, faults, tmp_path):
     data = sampled(**faults)
     cause, found = cause_of(tmp_path, data)
     assert (cause.name, cause.alone) == (name, False)
-    assert found.advice[0].endswith("Then log again: that is not all.")
+    assert found.advice[0].endswith("Then log again: there is another cause.")
     del data["group"]
     assert cause_of(tmp_path, data)[0].alone is not True
 
 
 @pytest.mark.parametrize(("fault", "amount"), [("temperature", 0.8), ("top-p", 0.9)])
-def test_without_groups_it_is_not_told_whether_that_is_all(fault, amount, tmp_path):
+def test_without_groups_it_is_unknown_whether_a_cause_is_the_only_one(fault, amount, tmp_path):
     data = sampled(fault, amount)
     del data["group"]
     cause, _ = cause_of(tmp_path, data)
     assert cause.alone is None
-    assert "A `group` column would tell whether that is all." in cause.says
+    assert "A `group` column would show whether this is the only cause." in cause.description
 
 
 def test_logits_in_half_precision_are_more_than_rounded_log_probs(tmp_path):
     data = sampled("bf16-logits")
     cause, _ = cause_of(tmp_path, data)
     assert (cause.name, cause.alone) == ("rounding", None)
-    assert "logits in half precision" in cause.says
+    assert "Logits in half precision" in cause.description
 
 
 @pytest.mark.parametrize("fault", ["dropout", "stale"])
@@ -112,7 +112,7 @@ def test_without_groups_no_cause_is_guessed(fault, amount, tmp_path):
     del data["group"]
     cause, _ = cause_of(tmp_path, data)
     assert cause.name == "unexplained"
-    assert "`group` column would tell" in cause.says
+    assert "`group` column would show" in cause.description
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -137,39 +137,42 @@ def test_a_shifted_reference_is_the_first_thing_to_change(tmp_path):
     data["ref_logp"] = data["ref_logp"].roll(-1, 1)
     _, found = cause_of(tmp_path, data)
     assert found.advice[0].startswith("Align `ref_logp`: its entry for the previous token fits `logp` better")
-    assert len(found.advice) == 1  # coefficients of columns that are out of line tell nothing
+    assert len(found.advice) == 1  # coefficients of misaligned columns have no meaning
 
 
 def test_a_sound_cell_on_clean_data_needs_no_change(tmp_path):
     found = examine(write(tmp_path / "log.npz", sampled()), "k2-loss")
-    assert found.advice == ["Nothing to change: trainer, reference and KL term are as they should be on this data."]
+    assert found.advice == ["Nothing to change: no fault of trainer, reference or KL term was found in these data."]
     assert found.comparisons["token"].relative_difference < 1e-6
 
 
-def test_stale_data_are_to_be_weighted(tmp_path):
+def test_weights_are_proposed_for_stale_data(tmp_path):
     data = sampled("stale", 1.0)
     del data["group"]
     found = examine(write(tmp_path / "log.npz", data), "k2-loss")
-    assert "weight the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(2.0)))" in found.advice[1]
+    assert (
+        "use importance weights in the KL term, KLTerm(weighting=ImportanceWeighting('prefix', bound=Truncate(2.0)))"
+        in found.advice[1]
+    )
     assert "The tokens are not sampled from π" in found.notes[0]
     on_policy = examine(write(tmp_path / "log.npz", sampled()), "k2-loss")
     assert not any("not sampled from π" in note for note in on_policy.notes)
 
 
-def test_a_mismatch_with_a_remedy_is_mended_and_not_weighted(tmp_path):
+def test_no_weights_are_proposed_for_a_mismatch_with_a_remedy(tmp_path):
     found = examine(write(tmp_path / "log.npz", sampled("temperature", 0.6)), "k2-loss")
     assert float(found.kl.scalars["ratio/sequence/effective_sample_size"]) < 0.5
     assert [text.split()[0] for text in found.advice] == ["Divide"]
 
 
-def test_a_policy_at_the_reference_is_nothing_to_judge(tmp_path):
+def test_a_policy_at_the_reference_cannot_be_examined(tmp_path):
     data = sampled(rows=20, tokens=8)
     found = examine(write(tmp_path / "log.npz", data | {"ref_logp": data["logp"]}))
-    assert found.advice == ["The KL term cannot be judged: π is ref at every token."]
-    assert "π is ref at every token" in found.notes[0]
+    assert found.advice == ["The KL term cannot be examined: π equals ref at every token."]
+    assert "π equals ref at every token" in found.notes[0]
 
 
-def test_what_is_not_in_the_file_is_not_called_sound(tmp_path):
+def test_trainer_and_sampler_are_unknown_without_their_column(tmp_path):
     data = sampled(rows=20, tokens=8)
     del data["behavior_logp"]
     (advice,) = examine(write(tmp_path / "log.npz", data), "k2-loss").advice

@@ -1,4 +1,4 @@
-"""Every framework's names are found; a missing column comes with the nearest names."""
+"""The names of every framework are recognised; an error about a missing column suggests similar names."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_no_name_has_two_roles():
     assert len(words) == len(set(words))
     assert {role_of(name) for name in ROLES} == {(role, -1) for role in ROLES}
     for role, names in (*EXAMPLES.items(), ("mask", MASK), ("group", GROUP)):
-        assert {told[0] for name in names if (told := role_of(name))} == {role}, role
+        assert {found[0] for name in names if (found := role_of(name))} == {role}, role
 
 
 def test_what_a_name_does_not_say_is_not_guessed():
@@ -71,7 +71,7 @@ def test_capitals_do_not_matter_and_a_choice_wins():
 
 
 @pytest.mark.parametrize(
-    ("present", "chosen", "told"),
+    ("present", "chosen", "message"),
     [
         (["logp", "ref_logpp", "reward"], {}, "did you mean 'ref_logpp'? name it with --column ref_logp=NAME"),
         (["logp", "reward"], {}, "received columns logp, reward; remedy: name it with --column ref_logp=NAME"),
@@ -80,10 +80,10 @@ def test_capitals_do_not_matter_and_a_choice_wins():
         (["logp", "reference"], {"ref_logp": "referenc"}, "did you mean 'reference'"),
     ],
 )
-def test_a_missing_column_is_told_with_the_nearest(present, chosen, told):
+def test_an_error_about_a_missing_column_suggests_a_similar_one(present, chosen, message):
     with pytest.raises(LogError) as error:
         assign(present, chosen)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_choices_are_role_and_name():

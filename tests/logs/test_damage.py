@@ -19,7 +19,7 @@ DAMAGES = 60
 
 
 def damaged(whole, rng):
-    """A copy with bytes flipped, replaced, taken out, put in, or cut off."""
+    """A copy with bytes flipped, replaced, removed, inserted, or cut off."""
     data = bytearray(whole)
     for _ in range(rng.choice([1, 1, 2, 5])):
         at = rng.randrange(len(data))
@@ -43,7 +43,7 @@ def damaged(whole, rng):
 
 
 def fuzz(path, whole, rng, count):
-    """How many of the damaged files were refused."""
+    """The number of damaged files that were refused."""
     refused = 0
     for i in range(count):
         path.write_bytes(damage := damaged(whole, rng))
@@ -75,7 +75,7 @@ def test_damage_anywhere_is_refused_or_read(suffix, kind, tmp_path):
 
 
 def test_a_footer_that_contradicts_its_schema_does_not_end_the_process(tmp_path):
-    """pyarrow aborts where the statistics of a column have more levels than its type; a process of its own shows it."""
+    """pyarrow aborts if the statistics of a column have more levels than its type; hence the separate process."""
     path = tmp_path / "log.parquet"
     pq.write_table(pa.table({"logp": [[-1.0]] * 3, "ref_logp": [[-1.0]] * 3}), path)
     whole = path.read_bytes()
@@ -107,7 +107,7 @@ def test_nested_dates_that_python_does_not_have_are_refused(tmp_path):
     path = tmp_path / "log.parquet"
     when = pa.StructArray.from_arrays([pa.array([2**31 - 1] * 2, pa.int32()).view(pa.date32())], ["day"])
     pq.write_table(pa.table({"logp": [[-1.0]] * 2, "ref_logp": [[-1.0]] * 2, "group": when}), path)
-    with pytest.raises(KlgradError, match="prompts in `group` that Python can hold"):
+    with pytest.raises(KlgradError, match="prompts in `group` that Python can represent"):
         examine(path)
 
 

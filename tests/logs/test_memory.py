@@ -1,4 +1,4 @@
-"""What a file takes in memory is bounded by the limits that the page states, whatever the file says or hides."""
+"""The memory for a file is bounded by the documented limits, whatever the file contains."""
 
 import json
 import re
@@ -40,7 +40,7 @@ print('MiB:', (peak() - before) // 1024)
 
 
 def taken(path):
-    """What is said, and the MiB that it took, in a process of its own."""
+    """The message, and the MiB that the command used, in a separate process."""
     done = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stderr
     text, mib = re.fullmatch(r"(.*) MiB: (\d+)\n", done.stdout, re.DOTALL).groups()
@@ -48,7 +48,7 @@ def taken(path):
 
 
 def lists_of(*lengths):
-    """A list column of equal values, which takes a few bytes in a file."""
+    """A list column of equal values, which needs a few bytes in a file."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, pa.array(np.full(sum(lengths), -1.0, np.float32)))
 
@@ -114,7 +114,7 @@ def test_the_footer_is_read_as_pyarrow_reads_it(tmp_path):
 
 
 def test_a_batch_of_long_rows_is_cut(tmp_path, monkeypatch):
-    """The mean does not say what a batch takes: one with the long rows only has many times as much."""
+    """The mean length is not enough to plan a batch: a batch of only the long rows has many times as many entries."""
     monkeypatch.setattr(rowgroups, "LONGEST_ROW", 5000)
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(*[1] * 2000, *[1000] * 50), path)
@@ -153,7 +153,7 @@ def test_parquet_prompts_that_are_too_long(tmp_path):
 
 
 def npz_with_group(path, dtype, rows):
-    """Zeros, which take next to nothing."""
+    """Zeros, which compress to almost nothing."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, descr, shape in (
             ("logp", "<f4", (rows, 2)),
@@ -202,7 +202,7 @@ def test_a_long_line_of_json(tmp_path):
             out.write("-1.0, " * 200_000)
         out.write("-1.0]}\n")
     text, mib = taken(path)
-    assert "lines of up to 67,108,864 bytes; received a longer one in line 2" in text
+    assert "lines of up to 67,108,864 bytes; received a longer line 2" in text
     assert mib < REFUSED
 
 

@@ -52,7 +52,7 @@ MUTATIONS = {
         "(seen.logp, seen.sampler_logp, live)",
     ),
     "repeats of any token": ("logs/diagnosis/evidence.py", "& (y[1:] == y[:-1])", ""),
-    "the ratio upside down": ("logs/diagnosis/sampling.py", "torch.expm1(-e.d)", "torch.expm1(e.d)"),
+    "the ratio upside down": ("logs/diagnosis/sampling.py", "torch.expm1(-case.d)", "torch.expm1(case.d)"),
     "limits on the other side": ("logs/diagnosis/temperature.py", "limit - y if a > 1 else y - limit", "y - limit"),
     "limits of the log-prob": ("logs/diagnosis/temperature.py", "x - torch.log(-torch.expm1(x))", "x - 0"),
     "a filter where the mass is above 1": (
@@ -61,7 +61,7 @@ MUTATIONS = {
         "mean - 5 * error > 1",
     ),
     "nothing beside a filter": ("logs/diagnosis/sampling.py", "found.within < 0.05", "found.within > 0.05"),
-    "noise taken for what is systematic": ("logs/diagnosis/causes.py", "e.noise > 0.5", "e.noise < 0.5"),
+    "noise taken for what is systematic": ("logs/diagnosis/causes.py", "case.noise > 0.5", "case.noise < 0.5"),
     "every number a bf16 number": (
         "logs/diagnosis/causes.py",
         "values.to(dtype).double() == values",
@@ -84,7 +84,7 @@ def copied(folder, file="__init__.py", sound="", faulty=""):
     """`klgrad.logs` of a copy with the fault, under a name of its own, so that torch is not imported again."""
     copy = folder / f"copy_{folder.name}"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", *NOT_NEEDED))
-    (copy / "__init__.py").write_text("")  # the front door leads to the audit, too
+    (copy / "__init__.py").write_text("")  # without imports of the audit
     text = (copy / file).read_text(encoding="utf-8")
     assert not sound or text.count(sound) == 1, f"{file} no longer has the line that this fault replaces"
     (copy / file).write_text(text.replace(sound, faulty) if sound else text, encoding="utf-8")

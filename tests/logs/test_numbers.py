@@ -1,4 +1,4 @@
-"""The streamed numbers are those of `klgrad.reports` on one batch, in every format and however the file is cut."""
+"""The streamed numbers are those of `klgrad.reports` on one batch, in every format and for every chunk size."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -84,7 +84,7 @@ def test_any_batches_add_up_to_the_whole(data):
 
 
 def test_errors_do_not_cancel_away():
-    """Completions that are all alike have no error, however large their KL is."""
+    """Identical completions have a standard error of 0, however large their KL is."""
     sums = KLSums()
     for _ in range(2):
         sums.add(Rollout(-torch.ones(4, 5).double(), -torch.full((4, 5), 1001.0).double(), torch.ones(4, 5)), None)
@@ -109,7 +109,7 @@ def test_a_file_with_old_logp_only_is_the_start_of_an_update(tmp_path):
     verl = {"old_log_probs": data["logp"], "ref_log_prob": data["ref_logp"], "response_mask": data["mask"]}
     found = examine(write(tmp_path / "log.npz", verl | {"rollout_log_probs": data["behavior_logp"]}))
     assert found.columns["logp"] == "old_log_probs"
-    assert "`old_log_probs` is taken as logp" in found.notes[0]
+    assert "`old_log_probs` is used as logp" in found.notes[0]
     expected = kl_report(Rollout(data["logp"], data["ref_logp"], data["mask"], behavior_logp=data["behavior_logp"]))
     same(found.kl.metrics(), expected.metrics(), EXACT)
 
@@ -145,7 +145,7 @@ def test_a_clamped_cell_has_its_dead_zone_counted(tmp_path):
     ref[:, :3] = -0.5  # log ref/π = 4.5: k3 is beyond its clamp
     found = examine(write(tmp_path / "log.npz", {"logp": logp, "ref_logp": ref}), "k3-loss-clamped")
     SINGLE.check(found.dead_share, 0.3)
-    assert "nothing at all on 30.00% of the tokens" in found.advice[0]
+    assert "and are zero on 30.00% of the tokens" in found.advice[0]
 
 
 def test_every_cell_is_taken_or_refused():

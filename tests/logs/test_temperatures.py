@@ -1,4 +1,4 @@
-"""Temperatures from 0.3 to 2 are named with a range that holds the true one; other faults are not taken for one."""
+"""Temperatures from 0.3 to 2 are named with a range that holds the true one; other faults are not reported as one."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from logs.synthetic import SHAPES, sampled
 from klgrad.logs.diagnosis.temperature import STEP, allowed
 
 WRONG = 0.02
-"""Share of logs for which a cause may be named that is not theirs."""
+"""Largest share of logs for which a wrong cause may be named."""
 
 NAMED = {True: 0.95, False: 0.8}
-"""Share of logs with a temperature for which it must be named, with and without groups. Without groups the limits say
-nothing of contexts that are all flat, a quarter of the logs here."""
+"""Share of logs with a temperature for which it must be named, with and without groups. Without groups the
+limits do not restrict flat contexts, a quarter of the logs here."""
 
 RANGE_OFF = STEP - 1
 """The limits are tried in steps: a range may end one step short of the true temperature."""
@@ -23,7 +23,7 @@ SEEDS = [70]
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """The tensors are small: threads only wait for each other."""
+    """The tensors are small: more threads would only add overhead."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,7 +31,7 @@ def one_thread():
 
 
 def shares(found):
-    """Right and wrong by whether there are groups, and all that was judged."""
+    """Shares of right and wrong causes, with and without groups, and all results."""
     total = {True: [], False: []}
     for grouped, one in found:
         total[grouped].append(one)
@@ -74,7 +74,7 @@ def test_a_hundred_rows_at_a_low_temperature(temperature):
             assert cause.statistics["temperature_ratio/low"] <= temperature * STEP
             assert cause.statistics["temperature_ratio/high"] >= temperature / STEP
             if grouped:
-                assert cause.says.startswith(
+                assert cause.description.startswith(
                     f"The sampler's temperature is about {temperature:.2f} times the trainer's"
                 )
 
@@ -85,14 +85,17 @@ def test_where_the_limits_leave_much_room_the_range_is_given_and_no_value():
     (_, one), *_ = judged([("temperature", 0.3, "temperature")], 48, [3], ["language"])
     assert width(one) > 0.25
     low, high = (cause.statistics[f"temperature_ratio/{end}"] for end in ("low", "high"))
-    assert f"temperature is {low:.2f} to {high:.2f} times the trainer's" in cause.says
+    assert f"temperature is {low:.2f} to {high:.2f} times the trainer's" in cause.description
     assert "Divide" not in cause.remedy
 
 
 def test_flat_contexts_without_groups_cannot_be_distinguished_from_other_weights():
     cause = judge(sampled("temperature", 0.4, rows=ROWS, shape="flat"), grouped=False)
     assert cause.name == "unexplained"
-    assert "could make it, and so could other weights: this data cannot tell. A `group` column would tell" in cause.says
+    assert (
+        "could cause it, and so could other weights: these data cannot distinguish the two. A `group` column would show"
+        in cause.description
+    )
 
 
 def test_the_limits_hold_for_every_token_of_every_context():

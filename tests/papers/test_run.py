@@ -73,7 +73,7 @@ def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypat
     monkeypatch.setattr(command, "studies", lambda: {first.name: first, second.name: second})
     stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert stopped.exit_code == 130
-    assert "goes on with what is missing" in stopped.output
+    assert "to compute the missing results" in stopped.output
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
     second.module.run = lambda settings: {"x": [3.0]}
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
@@ -94,7 +94,7 @@ def test_ctrl_c_stops_the_workers_and_leaves_whole_files_only(tmp_path):
     process.send_signal(signal.SIGINT)
     shown, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
-    assert "goes on with what is missing" in shown
+    assert "to compute the missing results" in shown
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert files
     for path in files:

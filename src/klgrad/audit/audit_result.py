@@ -49,6 +49,12 @@ class AuditResult:
         touches_padding: whether gradient falls on masked positions; it then matches no target.
         verdict_by_problem: the on-policy verdict on each single problem.
         advice: what the loss does and what to use instead; `str(advice)` is the text.
+
+    Example:
+        >>> from klgrad.audit import audit
+        >>> result = audit(lambda logp, ref_logp: (logp - ref_logp) ** 2 / 2, name="k2")
+        >>> result.verdict, round(result.scale, 6)
+        ('reverse-kl-token', 1.0)
     """
 
     name: str

@@ -46,6 +46,12 @@ class Subject:
         exchangeable: whether the order of the rows of a group does not matter; each group is then evaluated in one
             order only.
         framework: the framework whose code this is; empty for other losses.
+
+    Example:
+        >>> from klgrad.audit import catalogue
+        >>> subject = catalogue()["k3-loss"]
+        >>> subject.name, subject.kind
+        ('k3-loss', 'cell')
     """
 
     name: str

@@ -12,11 +12,11 @@ from .. import __version__
 from ..errors import KlgradError
 from . import advise, audit, compare, distill, logs, reproduce, train
 from .console import INTERRUPTED, stderr, stdout
-from .streams import PipeClosed, forgiving
+from .streams import PipeClosed, safe_streams
 
 ERROR = 2
 CLOSED_PIPE = 141
-"""The exit status that shells give to a program whose reader has gone."""
+"""The exit status that shells give to a program whose output pipe was closed."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
@@ -28,8 +28,8 @@ app.command("distill", context_settings=distill.SETTINGS)(distill.command)
 app.command("compare")(compare.command)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         stdout().print(f"klgrad {__version__}")
         raise typer.Exit
 
@@ -42,8 +42,8 @@ def _top(
 
 
 def main() -> None:
-    """Run. Status 1 is a verdict that differs and nothing else; every error is 2."""
-    with forgiving():
+    """Run the command line. Exit status 1 means only that a verdict differs; every error is 2."""
+    with safe_streams():
         status = _status()
     sys.exit(status)
 
@@ -51,8 +51,8 @@ def main() -> None:
 def _status() -> int:
     try:
         found = app(standalone_mode=False)
-        if sys.stdout is not None:  # as it is where it was closed
-            sys.stdout.flush()  # here, where a failure can still be said
+        if sys.stdout is not None:  # it is None if it was closed at the start
+            sys.stdout.flush()  # here, where a failure can still be reported
         return found or 0
     except PipeClosed:
         return CLOSED_PIPE
@@ -60,22 +60,23 @@ def _status() -> int:
         return INTERRUPTED
     except (Exception, SystemExit) as error:
         with suppress(PipeClosed):
-            return _told(error)
+            _report(error)
         return ERROR
 
 
-def _told(error: BaseException) -> int:
-    """Say what went wrong; gives the exit status."""
+def _report(error: BaseException) -> None:
+    """Print an error on standard error."""
     if isinstance(error, KlgradError):
-        _say(f"{type(error).__name__}: {error}")
-    elif isinstance(error, SystemExit):  # the commands themselves end by typer.Exit, which does not come here
-        _say(f"SystemExit: expected code that returns; received sys.exit({error.code!r}); remedy: remove the call")
-    elif hasattr(error, "exit_code"):  # click's, of which typer has a copy of its own in some versions
+        _print_error(f"{type(error).__name__}: {error}")
+    elif isinstance(error, SystemExit):  # raised by user code: the commands themselves raise typer.Exit
+        _print_error(
+            f"SystemExit: expected code that returns; received sys.exit({error.code!r}); remedy: remove the call"
+        )
+    elif hasattr(error, "exit_code"):  # an error of click; some versions of typer contain a copy of click
         rich_format_error(cast(Any, error))
     else:
         traceback.print_exception(error)
-    return ERROR
 
 
-def _say(line: str) -> None:
+def _print_error(line: str) -> None:
     stderr().print(line, style="red", soft_wrap=True)

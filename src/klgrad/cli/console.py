@@ -22,7 +22,7 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """The console for progress and messages, which do not belong into a pipe."""
+    """The console for progress and messages, which are not part of the results."""
     return _literal(stderr=True)
 
 
@@ -65,9 +65,9 @@ def deliver(console: Console, report: RenderableType, *files: tuple[Path | None,
         console.print(report)
         for path in written:
             if not is_stdout(path):
-                say_path(stderr(), f"Wrote {path}")
+                print_path(stderr(), f"Wrote {path}")
 
 
-def say_path(console: Console, line: str) -> None:
+def print_path(console: Console, line: str) -> None:
     """Print on one line of any length, so that a path can be copied."""
     console.print(line, soft_wrap=True)

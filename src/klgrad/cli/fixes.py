@@ -1,4 +1,4 @@
-"""What to write in each framework, as the page of an audit shows it."""
+"""The settings and code to write in each framework, for the HTML page of an audit."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ MEANINGS: tuple[Meaning, ...] = (("reverse", "token"), ("reverse", "sequence"), 
 """The meanings with a panel on the page."""
 
 TAGS = {default.subject: "default" for default in DEFAULTS.values()}
-"""Words to show beside the settings that are a framework's defaults."""
+"""Labels of the settings that are a framework's defaults."""
 
 
 def fixes_for(subjects: Sequence[Subject]) -> Fixes:
-    """What to write in every framework among the subjects."""
+    """The settings and code for every framework among the subjects."""
     names = dict.fromkeys(subject.framework for subject in subjects)
     return {name: fixes_of(name) for name in names if name in FRAMEWORKS}
 
 
 def fixes_of(framework: str) -> list[Fix]:
-    """A framework's settings by meaning; for the reverse KLs also code, where no setting is right on all problems."""
+    """A framework's settings by meaning; for the reverse KLs also code, if no setting is correct on all problems."""
     found = []
     for meaning in MEANINGS:
         setting, target = SETTINGS[framework].get(meaning), TARGET_OF[meaning]

@@ -27,8 +27,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="ROLE=NAME",
-            help="A column whose name is not recognised. Roles: logp, ref_logp, old_logp, behavior_logp, mask, group. "
-            "`ROLE=` leaves out one that is not needed.",
+            help="The name of a column that is not recognised. Roles: logp, ref_logp, old_logp, behavior_logp, mask, "
+            "group. `ROLE=` leaves an optional column out.",
             show_default=False,
         ),
     ] = None,
@@ -38,11 +38,11 @@ def command(
 ) -> None:
     """Report the KL of a run from its logged log-probs, with standard errors, and the coefficients of its KL loss.
 
-    The file has a row per completion with lists `logp`, `ref_logp`, perhaps `behavior_logp` (the sampler), `old_logp`,
-    and `mask`; the names of TRL, verl, OpenRLHF, prime-rl and others are recognised. It is read once, in bounded
-    memory.
+    The file has one row per completion, with lists `logp` and `ref_logp`, and optionally `behavior_logp` (of the
+    sampler), `old_logp` and `mask`. The names of TRL, verl, OpenRLHF, prime-rl and others are recognised. The file is
+    read once, in bounded memory.
     """
-    # A block fits the cache of one core, so threads do not help, least of all on a busy machine.
+    # A block fits into the cache of one core, so more threads would not help.
     torch.set_num_threads(1)
     chosen = parse_choices(column or [])
     console = beside(json)
@@ -180,13 +180,15 @@ def _mismatch(r: LogReport) -> list[RenderableType]:
             f"effective sample size {left:.1%} of the completions."
         )
     )
-    found.append(Text(_label(r.cause) + r.cause.says, style="green" if r.cause.name == "none" else "bold yellow"))
+    found.append(
+        Text(_label(r.cause) + r.cause.description, style="green" if r.cause.name == "none" else "bold yellow")
+    )
     return found
 
 
 def _label(cause: Cause) -> str:
     if cause.name in ("none", "unexplained"):
-        return "" if cause.name == "none" else "No cause is shown. "
+        return "" if cause.name == "none" else "No cause found. "
     return f"One cause of several: {cause.name}. " if cause.alone is False else f"Likely cause: {cause.name}. "
 
 

@@ -16,24 +16,26 @@ from ..errors import MissingExtraError, UnknownNameError
 from ..papers import Outcome, Settings, Study, every_outcome
 from ..papers.all_studies import studies
 from ..support.atomic_files import ensure_folder
-from .console import INTERRUPTED, bar, say_path, stderr, stdout
+from .console import INTERRUPTED, bar, print_path, stderr, stdout
 
 
 def command(
     results: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RESULT]...", help="Names as in --list. None: all.", show_default=False),
+        typer.Argument(metavar="[RESULT]...", help="Names as in --list. None: all results.", show_default=False),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name every result with its claim, and stop.")] = False,
-    out: Annotated[Path, typer.Option(help="Where numbers (JSON) and figures (PNG) go.")] = Path("reproduced"),
+    list_: Annotated[bool, typer.Option("--list", help="List every result with its claim, and stop.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for numbers (JSON) and figures (PNG).")] = Path("reproduced"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: all within ten seconds.")] = False,
-    seed: Annotated[int, typer.Option(help="Of every random number.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Results to compute at a time.")] = min(4, os.cpu_count() or 1),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what an earlier run has left.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of every random number.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of results to compute at a time.")] = min(
+        4, os.cpu_count() or 1
+    ),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute again, even if an earlier run has results.")] = False,
 ) -> None:
-    """Recompute the papers' tabular and analytic results, check each claim, and draw it.
+    """Recompute the papers' tabular and analytic results, check each claim, and draw a figure.
 
-    Interrupted, it leaves whole files only; run again, it goes on with what is missing.
+    If it is interrupted, all files are complete; run it again to compute the missing results.
     """
     console = stdout()
     known = studies()
@@ -45,19 +47,19 @@ def command(
         console.print(_claims(chosen))
         return
     _require_matplotlib()
-    torch.set_num_threads(1)  # the tensors are small; threads only wait for each other, processes do not
+    torch.set_num_threads(1)  # the tensors are too small for threads to help; processes do help
     ensure_folder(out)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers end, files stay whole
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: workers end, files stay complete
     outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed), out, fresh, jobs)
     console.print(_summary(known, outcomes))
-    say_path(console, f"Numbers and figures are in {out}/")
+    print_path(console, f"Numbers and figures are in {out}/")
     if stopped:
-        console.print("Interrupted; the same command goes on with what is missing.", style="yellow")
+        console.print("Interrupted. Run the same command again to compute the missing results.", style="yellow")
         raise typer.Exit(INTERRUPTED)
 
 
 def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: int) -> tuple[list[Outcome], bool]:
-    """Outcomes in the order asked for, and whether somebody stopped it."""
+    """Outcomes in the order of `chosen`, and whether the run was interrupted."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, Outcome] = {}
     stopped = False

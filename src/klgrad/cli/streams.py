@@ -1,4 +1,4 @@
-"""Standard output and standard error that never fail for a character, and say it plainly when their reader has gone."""
+"""Standard output and standard error that can print any character, and raise clear errors if they cannot be written."""
 
 import codecs
 import io
@@ -17,19 +17,19 @@ SPELLED = {
     "−": "-", "–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "→": "->", "•": "*",
     "⁻": "^-", "⁰": "^0", "¹": "^1", "²": "^2", "³": "^3", "⁴": "^4", "⁶": "^6", "⁸": "^8", "ν": "nu", "ᵀ": "^T",
 }  # fmt: skip
-"""What the reports and help texts hold beyond ASCII, for terminals that do not have it."""
+"""Replacements of the characters in reports and help texts that are not ASCII, for terminals without them."""
 
 ERRORS = "klgrad.spelled"
 
 
 def _spell(error: UnicodeError) -> tuple[str, int]:
-    """An error handler for encoding: our symbols in words, other characters and stray bytes of names by their code."""
+    """An error handler for encoding: symbols in `SPELLED` become words, other characters and bytes their codes."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(map(_spelled, error.object[error.start : error.end])), error.end
 
 
 def _spelled(c: str) -> str:
-    if "\udc80" <= c <= "\udcff":  # a byte of a file's name that is no text, as Python keeps it
+    if "\udc80" <= c <= "\udcff":  # how Python represents an undecodable byte of a file name
         return f"\\x{ord(c) - 0xDC00:02x}"
     return SPELLED.get(c) or c.encode("ascii", "backslashreplace").decode()
 
@@ -38,31 +38,31 @@ codecs.register_error(ERRORS, _spell)
 
 
 class PipeClosed(Exception):
-    """The reader of our output has gone. Not an `OSError`, which typer and rich would end with exit status 1."""
+    """The output pipe was closed. Not an `OSError`, for which typer and rich would exit with status 1."""
 
 
 class Stream(io.TextIOWrapper):
-    """Writes into another stream's buffer, and leaves that open."""
+    """Writes into the buffer of another stream, which stays open."""
 
     def write(self, text: str) -> int:
-        """As every text stream."""
+        """Write text."""
         with self._named_errors():
             return super().write(text)
 
     def flush(self) -> None:
-        """As every text stream."""
+        """Flush the buffer."""
         with self._named_errors():
             super().flush()
 
     def write_bytes(self, content: bytes) -> None:
-        """Write bytes as they are, behind what was written as text."""
+        """Write bytes unchanged, after the text that was written before."""
         with self._named_errors():
             super().flush()
             self.buffer.write(content)
             self.buffer.flush()
 
     def close(self) -> None:
-        """The buffer is the other stream's."""
+        """Flush only: the buffer belongs to the other stream."""
         self.flush()
 
     @contextmanager
@@ -75,32 +75,32 @@ class Stream(io.TextIOWrapper):
         except OSError as error:
             self._discard()
             name = "standard error" if self.fileno() == 2 else "standard output"
-            remedy = "send it elsewhere, or make room"
+            remedy = "redirect it to another place, or free disk space"
             raise OutputError(f"{name} that can be written", str(error.strerror), remedy) from error
 
     def _discard(self) -> None:
-        """Send what is left in the buffer nowhere: Python would fail on it once more when it ends."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())
-        os.close(nowhere)
+        """Discard the rest of the buffer: otherwise Python would fail again when it writes it at exit."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
 
 
 @contextmanager
-def forgiving() -> Iterator[None]:
-    """Let both streams be such while this holds."""
+def safe_streams() -> Iterator[None]:
+    """Replace `sys.stdout` and `sys.stderr` by a `Stream` each within the context."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = ours = tuple(map(_forgiving, before))
+    sys.stdout, sys.stderr = ours = tuple(map(_wrapped, before))
     try:
         yield
     finally:
         for stream in filter(None, ours):
-            with suppress(PipeClosed, OutputError):  # what matters was flushed, where a failure has a status
+            with suppress(PipeClosed, OutputError):  # results were flushed before, where a failure sets the status
                 stream.flush()
         sys.stdout, sys.stderr = before
 
 
-def _forgiving(stream: Any) -> Any:
-    if not isinstance(stream, io.TextIOWrapper):  # none at all, or a notebook's, which takes any text
+def _wrapped(stream: Any) -> Any:
+    if not isinstance(stream, io.TextIOWrapper):  # None, or the stream of a notebook, which accepts any text
         return stream
     stream.flush()
     return Stream(

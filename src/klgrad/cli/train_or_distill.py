@@ -1,4 +1,4 @@
-"""What `klgrad train` and `klgrad distill` share: TRL's parser instead of typer's, the help, and the exit status."""
+"""The code shared by `klgrad train` and `klgrad distill`: parsing by TRL's parser, the help, and the exit status."""
 
 import argparse
 import importlib.util

@@ -1,4 +1,4 @@
-"""Cumulative sums along completions, deterministic where torch is asked to be."""
+"""Cumulative sums along completions, deterministic if torch is set to be."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The exact KL without the logits: kernels over hidden states, over logits, and over the top k of a vocabulary."""
+"""Exact KLs without storing the logits: from hidden states, from given logits, or over the top k of a vocabulary."""
 
 from .dense_logits import from_logits as from_logits
 from .entries import TopEntries as TopEntries, top_entries as top_entries

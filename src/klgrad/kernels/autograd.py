@@ -1,4 +1,4 @@
-"""The autograd function around the two passes."""
+"""The autograd function of the forward and backward pass."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def backend_for(x: Tensor) -> ModuleType:
-    """Triton on CUDA, and on any device in its interpreter; torch elsewhere and for float64."""
+    """The module that computes tiles: Triton on CUDA or in Triton's interpreter, else torch; torch for float64."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if x.dtype == torch.float64 or not (x.is_cuda or interpreted):
         return tiles_torch
@@ -32,12 +32,12 @@ def backend_for(x: Tensor) -> ModuleType:
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Let `torch.compile` go around it: tiles are chosen by what is live."""
+    """Exclude a function from `torch.compile`: its tiles depend on the values of the mask."""
     return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
 
 
 class StatisticsFunction(torch.autograd.Function):
-    """(logp, ref_logp, reverse KL, forward KL, entropy, log-probs of other entries), per token."""
+    """Computes (logp, ref_logp, reverse KL, forward KL, entropy, log-probs of other entries) of each token."""
 
     @staticmethod
     def forward(
@@ -50,7 +50,7 @@ class StatisticsFunction(torch.autograd.Function):
         ref_bias: Tensor | None,
         job: Job,
     ) -> tuple[Tensor, ...]:
-        """One pass over all tiles."""
+        """Run one pass over all tiles."""
         seen = scan(Inputs(hidden, weight, bias, ref_hidden, ref_weight, ref_bias, job))
         ctx.save_for_backward(hidden, weight, bias, ref_hidden, ref_weight, ref_bias)
         ctx.job, ctx.seen = job, seen
@@ -59,12 +59,12 @@ class StatisticsFunction(torch.autograd.Function):
         logp, ref_logp = (log_prob(*pair) for pair in zip(seen.picked, (logsumexp, logsumexp - shift), strict=True))
         ctx.mark_non_differentiable(ref_logp)
         others = log_prob(seen.others, logsumexp[:, None])
-        # Copies, because what is returned may be changed in place, and backward still needs these.
+        # Copies, because a caller may change the returned tensors in place, and backward still needs these.
         return logp, ref_logp, reverse.clone(), forward.clone(), entropy.clone(), others
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients to the policy's hidden states, weight and bias."""
+        """Compute the gradients of the policy's hidden states, weight and bias."""
         check.first_order()
         inputs, seen = Inputs(*ctx.saved_tensors, job=ctx.job), ctx.seen
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.

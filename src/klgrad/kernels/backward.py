@@ -1,4 +1,4 @@
-"""The second pass over the tiles: gradients to the policy's hidden states, weight and bias."""
+"""The second pass over the tiles: gradients of the policy's hidden states, weight and bias."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from .tile import Tile
 
 @dataclass(eq=False)
 class Gradients:
-    """To each of the policy's inputs; None where nobody asked for one."""
+    """The gradients of the policy's inputs; None for those that need none."""
 
     hidden: Tensor | None
     weight: Tensor | None
@@ -23,9 +23,20 @@ class Gradients:
 def gradients(
     inputs: Inputs, seen: Scan, numbers: Tensor, others: Tensor | None, needed: tuple[bool, ...]
 ) -> Gradients:
-    """Gradients of what `numbers` (weights.per_token) and `others` (N, k) weigh."""
+    """Compute the gradients of a weighted sum of the outputs.
+
+    Args:
+        inputs: of the forward pass.
+        seen: results of the forward pass; its kept logits are overwritten.
+        numbers: the weights of the outputs, as `weights.per_token` returns them.
+        others: (N, k) weights of the log-probs of other entries, or None.
+        needed: which of hidden states, weight and bias need a gradient.
+
+    Returns:
+        The gradients.
+    """
     several = len(inputs.chunks) != 1
-    # One chunk sums over its tokens inside the matrix product; several need a float32 sum between them.
+    # The matrix product sums over the tokens of a chunk; several chunks also need a sum in float32.
     new_weight = torch.zeros_like if several else torch.empty_like
     total = Gradients(
         torch.empty_like(inputs.hidden) if needed[0] else None,
@@ -42,7 +53,7 @@ def gradients(
 
 
 def _chunk(inputs: Inputs, rows: slice, seen: Scan, numbers: Tensor, others: Tensor | None, total: Gradients) -> None:
-    """One chunk of tokens: kept tiles in one product each way, the others tile by tile."""
+    """One chunk of tokens: one product for all kept tiles, and one for each other tile."""
     plan, count = inputs.job.plan, rows.stop - rows.start
     kept = 0 if seen.kept is None else plan.kept
     recomputed = [t for t in inputs.tiles if t.start >= kept]
@@ -60,7 +71,7 @@ def _chunk(inputs: Inputs, rows: slice, seen: Scan, numbers: Tensor, others: Ten
         if columns.start >= kept:
             _multiply(inputs, rows, columns, room[:, : len(columns)], hidden_sum, fresh, total)
             fresh = False
-    if seen.kept is not None:  # what was kept is one matrix, and one product
+    if seen.kept is not None:  # the kept part is one matrix, so one product is enough
         whole = seen.kept.larger[rows].view(inputs.weight.dtype)
         _multiply(inputs, rows, range(kept), whole, hidden_sum, fresh, total)
     if to_hidden is not None and hidden_sum is not None and hidden_sum is not to_hidden:
@@ -78,7 +89,7 @@ def _to_logits(
     buffers: list[Tensor],
     room: Tensor,
 ) -> None:
-    """The gradient towards one tile's raw logits: into `room`, or in place of what was kept."""
+    """Write the gradient of one tile's raw logits into `room`, or over the kept logits."""
     own = seen.kept.cut(rows, columns) if seen.kept else None
     tile = inputs.tile(rows, columns) if own else inputs.projected(rows, columns, buffers)
     if others is not None:
@@ -96,7 +107,7 @@ def _multiply(
     fresh: bool,
     total: Gradients,
 ) -> None:
-    """Carry the gradient of one part of the logits on to what made them."""
+    """Add the gradients of hidden states, weight and bias from the gradient of one part of the logits."""
     part = slice(columns.start, columns.stop)
     if hidden_sum is not None:
         if fresh and hidden_sum.dtype == to_logits.dtype:
@@ -113,7 +124,7 @@ def _multiply(
 
 
 def _scattered(inputs: Inputs, tile: Tile, wanted: Tensor, weights: Tensor) -> Tensor:
-    """The weights on other entries' log-probs, at their places in the tile."""
+    """The weights on other entries' log-probs, at their columns of the tile."""
     local, here = tile.locate(wanted)
     extra = torch.zeros_like(inputs.new(len(weights), tile.width))
     return extra.scatter_add_(1, local, torch.where(here, weights, 0.0).to(extra.dtype))

@@ -1,4 +1,4 @@
-"""The same statistics for whoever holds the logits already: one read of them forward, one backward."""
+"""`from_logits`: the same statistics from given logits, which are read once forward and once backward."""
 
 from typing import Any
 
@@ -22,16 +22,16 @@ def from_logits(
     temperature: float = 1.0,
     validate: bool = True,
 ) -> TokenStatistics:
-    r"""Log-probs, both exact KLs and the entropy, per token; as `token_statistics`, but from (..., V) logits.
+    r"""Compute log-probs, entropy and exact KLs of each token, as `token_statistics` does, from (..., V) logits.
 
-    Entries of logit -inf are ones that cannot be sampled. They add nothing where both models ban them; where only the
-    reference does, the reverse KL is infinite, and where only the policy does, the forward KL is. A model that bans
-    every entry at a token is refused; with `validate=False` both KLs are NaN there.
+    An entry with logit -inf is banned: it cannot be sampled. It contributes nothing if both models ban it. If only the
+    reference bans it, the reverse KL is infinite; if only the policy bans it, the forward KL is infinite. A model that
+    bans every entry at a token is an error; with `validate=False` both KLs are NaN there.
 
     Estimates:
-        nothing: every KL is the sum over the whole vocabulary.
+        nothing: every KL is the exact sum over the whole vocabulary.
     Gradient:
-        of any weighted sum of the outputs, to `logits`; none to `ref_logits`.
+        of any weighted sum of the outputs with respect to `logits`; `ref_logits` have no gradient.
     Requires:
         logits of the positions that *predict* the targets.
 
@@ -40,8 +40,23 @@ def from_logits(
         targets: (...) sampled tokens.
         ref_logits: (..., V) of the reference.
         mask: (...) 1 where a token is live.
-        temperature: that both are divided by.
-        validate: look at targets and log-probs for strays and NaN, at the price of one synchronisation.
+        temperature: the sampling temperature; the logits of both models are divided by it.
+        validate: check that targets are in the vocabulary and log-probs are finite. This costs one device
+            synchronisation.
+
+    Returns:
+        The statistics of each token, in the shape of `targets`.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import from_logits
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0]], requires_grad=True)
+        >>> found = from_logits(logits, torch.tensor([0]), torch.zeros(1, 3))
+        >>> found.reverse_kl.detach(), found.forward_kl.detach()
+        (tensor([0.4330]), tensor([0.4743]))
+        >>> found.reverse_kl.sum().backward()
+        >>> logits.grad
+        tensor([[ 0.3353, -0.1676, -0.1676]])
     """
     check_transform(temperature)
     check.shapes(logits, targets, ref_logits, mask, None)

@@ -1,4 +1,4 @@
-"""The first pass over the tiles: sums, the wanted entries' logits, and what there is room to keep."""
+"""The first pass over the tiles: sums, logits of the wanted entries, and the logits that are kept."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ from .tile import Kept, Tile, kept_dtype
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """What forward knows of all tokens.
+    """The results of the first pass, for all tokens.
 
     Attributes:
         finished: log-sum-exps, KLs, entropies.
         picked: (2, N) logits of the targets, by the policy and by the reference.
         others: (N, k) logits of other entries, by the policy.
         states: (FIELDS, slices, N) of this process' part of the vocabulary.
-        kept: what stays of the first `plan.kept` entries.
+        kept: logits of the first `plan.kept` entries, or None.
     """
 
     finished: Finished
@@ -31,7 +31,7 @@ class Scan:
 
 
 def scan(inputs: Inputs) -> Scan:
-    """One pass over every tile."""
+    """Run one pass over every tile."""
     job, tokens = inputs.job, len(inputs.hidden)
     fields = state.FIELDS if inputs.paired else state.POLICY_FIELDS
     states = inputs.new(fields, sum(job.backend.slices(len(t)) for t in inputs.tiles), tokens)
@@ -59,8 +59,8 @@ def _room(inputs: Inputs) -> Kept | None:
 
 
 def _pick(tile: Tile, wanted: Tensor, logits: Tensor) -> None:
-    """Copy the policy's logits of wanted entries that this tile holds."""
-    assert tile.raw is not None  # forward's tiles are all projected
+    """Copy the policy's logits of the wanted entries in this tile."""
+    assert tile.raw is not None  # all tiles of the forward pass are projected
     local, here = tile.locate(wanted)
     raw = tile.raw.gather(1, local)
     raw = raw if tile.bias is None else raw + tile.bias[local + tile.start]

@@ -1,4 +1,4 @@
-"""`token_statistics`: log-probs, both exact KLs and the entropy, from hidden states and without the logits."""
+"""`token_statistics`: log-probs, both exact KLs and the entropy, from hidden states and without storing logits."""
 
 from typing import Any, NamedTuple
 
@@ -15,15 +15,25 @@ from .plan import Mode, make_plan
 
 
 class TokenStatistics(NamedTuple):
-    """One number per token each, in float32 (float64 for float64 inputs); 0 where masked.
+    """Statistics of each token, in float32 (float64 for float64 inputs); 0 where masked.
 
     Attributes:
-        logp: log π of the sampled token.
-        entropy: of π over the full vocabulary.
-        ref_logp: log ref of the sampled token, without gradient; None without a reference, as are both KLs.
-        reverse_kl: KL(π ‖ ref) over the full vocabulary.
-        forward_kl: KL(ref ‖ π) likewise.
-        entries_logp: log π of the entries asked for, (..., k), or None.
+        logp: (...) log π of the sampled token.
+        entropy: (...) entropy of π over the full vocabulary.
+        ref_logp: (...) log ref of the sampled token, without gradient; None without a reference.
+        reverse_kl: (...) KL(π ‖ ref) over the full vocabulary; None without a reference.
+        forward_kl: (...) KL(ref ‖ π) over the full vocabulary; None without a reference.
+        entries_logp: (..., k) log π of the requested entries, or None.
+
+    Example:
+        >>> import torch
+        >>> from klgrad import KLTerm
+        >>> from klgrad.kernels import from_logits
+        >>> logits, ref_logits = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), torch.zeros(1, 2, 2)
+        >>> statistics = from_logits(logits.requires_grad_(), torch.tensor([[0, 1]]), ref_logits)
+        >>> result = KLTerm(estimator="exact")(statistics.rollout(mask=torch.ones(1, 2)))
+        >>> torch.allclose(result.loss, statistics.reverse_kl.sum())
+        True
     """
 
     logp: Tensor
@@ -34,7 +44,16 @@ class TokenStatistics(NamedTuple):
     entries_logp: Tensor | None
 
     def rollout(self, mask: Tensor, behavior_logp: Tensor | None = None, group: Tensor | None = None) -> Rollout:
-        """The batch as `KLTerm(estimator="exact")` takes it; every tensor is (B, T)."""
+        """Make the batch for `KLTerm(estimator="exact")`; the statistics must be (B, T).
+
+        Args:
+            mask: (B, T) 1 where a token is live.
+            behavior_logp: (B, T) log-probs of the policy that sampled, if it is not π.
+            group: (B,) index of the prompt of each completion.
+
+        Returns:
+            A `Rollout` with exact KLs.
+        """
         check.has_reference(self.ref_logp)
         assert self.ref_logp is not None
         return Rollout(
@@ -63,31 +82,50 @@ def token_statistics(
     group: Any = None,
     validate: bool = True,
 ) -> TokenStatistics:
-    r"""Per-token statistics of π, and of π against a reference, without ever holding (N, V) logits.
+    r"""Compute log-probs, entropy and exact KLs of each token from hidden states, without storing (N, V) logits.
 
     Estimates:
-        nothing: every KL is the sum over the whole vocabulary.
+        nothing: every KL is the exact sum over the whole vocabulary.
     Gradient:
-        of any weighted sum of `logp`, both KLs, the entropy and `entries_logp`, to `hidden`, `head.weight` and
-        `head.bias`, in one backward pass. None to the reference.
+        of any weighted sum of `logp`, both KLs, the entropy and `entries_logp` with respect to `hidden`, `head.weight`
+        and `head.bias`, in one backward pass. The reference has no gradient.
     Requires:
         hidden states of the positions that *predict* the targets: position t - 1 for token t.
 
     Args:
         hidden: (..., H) last hidden states of the policy, after its final norm.
         head: the policy's output head.
-        targets: (...) sampled tokens; whatever stands where `mask` is 0 is not looked at.
-        ref_hidden: (..., H') of the reference, whose hidden size may differ.
+        targets: (...) sampled tokens; values where `mask` is 0 are ignored.
+        ref_hidden: (..., H') last hidden states of the reference, whose hidden size may differ.
         ref_head: the reference's head, over the same vocabulary.
-        mask: (...) 1 where a token is live; the rest costs nothing.
-        entries: (..., k) further vocabulary entries whose log-probs are wanted, such as a teacher's top k.
-        mode: `lean` has a budget of 2 GiB, and recomputes in backward the logits that it does not hold; `fast` has
+        mask: (...) 1 where a token is live; masked tokens are not computed.
+        entries: (..., k) further vocabulary entries whose log-probs to compute, such as a teacher's top k.
+        mode: `lean` has a budget of 2 GiB, and recomputes the logits that do not fit in the backward pass; `fast` has
             no limit, and recomputes nothing.
-        budget: bytes for tiles of logits and for logits kept until backward (16 bits each for half-precision
-            inputs), instead of the mode's.
-        group: a process group over which the vocabulary is split, in order of rank; both heads hold this rank's
-            rows. The gradient to `hidden` is then summed over it.
-        validate: look at targets and results for NaN, infinities and strays, at the price of one synchronisation.
+        budget: bytes for tiles of logits and for logits kept until the backward pass (16 bits each for half-precision
+            inputs); overrides the budget of the mode.
+        group: a process group over which the vocabulary is split, in order of rank; both heads hold the rows of this
+            rank. The gradient of `hidden` is then summed over the group.
+        validate: check that targets are in the vocabulary and results are finite. This costs one device
+            synchronisation.
+
+    Returns:
+        The statistics of each token, in the shape of `targets`.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import Head, token_statistics
+        >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)  # two tokens, H = 2
+        >>> head, ref_head = Head(torch.eye(3, 2)), Head(torch.zeros(3, 2))  # V = 3, and a uniform reference
+        >>> found = token_statistics(hidden, head, torch.tensor([0, 2]), hidden.detach(), ref_head)
+        >>> found.logp.detach()
+        tensor([-0.5514, -1.5514])
+        >>> found.reverse_kl.detach()
+        tensor([0.1233, 0.1233])
+        >>> found.reverse_kl.sum().backward()
+        >>> hidden.grad
+        tensor([[ 0.2442, -0.1221],
+                [-0.1221,  0.2442]])
     """
     check.shapes(hidden, targets, ref_hidden, mask, entries)
     check.heads(head, hidden, ref_head, ref_hidden)
@@ -131,7 +169,7 @@ def token_statistics(
 
 
 def head_tensors(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Hidden states and head in one dtype: autocast's where it is on, else the wider of the two."""
+    """Hidden states, weight and bias in one dtype: that of autocast if it is on, else the wider of the two."""
     weight, bias = whole(head.weight), None if head.bias is None else whole(head.bias)
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
     device = hidden.device.type
@@ -141,9 +179,10 @@ def head_tensors(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | N
 
 
 def whole(x: Tensor) -> Tensor:
-    """A sharded parameter (FSDP2's) gathered; the gradient goes back to the shards.
+    """Gather a parameter that FSDP2 has sharded; other tensors are returned unchanged.
 
-    It is the mean over the processes, each of which has tokens of its own, as FSDP's is for every other parameter.
+    The gradient of the shards is the mean over the processes, which have different tokens. This is the convention of
+    FSDP for every other parameter.
     """
     mesh = getattr(x, "device_mesh", None)
     if mesh is None:
@@ -164,13 +203,13 @@ def _entries(entries: Tensor | None, flat: Any, targets: Tensor) -> Tensor:
 
 
 def live_rows(x: Tensor, index: Tensor | None, dims: int) -> Tensor:
-    """(..., *rest) with `dims` leading dimensions to the live rows, (N, *rest)."""
+    """Select the live rows, (N, *rest), of a tensor with `dims` leading dimensions, (..., *rest)."""
     rows = x.reshape(-1, *x.shape[dims:])
     return rows if index is None else rows.index_select(0, index)
 
 
 def all_rows(x: Tensor, index: Tensor | None, shape: torch.Size) -> Tensor:
-    """Back to all rows, 0 where none was live."""
+    """The inverse of `live_rows`, with 0 in the rows that are not live."""
     if index is not None:
         x = x.new_zeros(shape.numel(), *x.shape[1:]).index_copy(0, index, x)
     return x.reshape(*shape, *x.shape[1:])

@@ -1,4 +1,4 @@
-"""An output head: what makes logits of hidden states, by whichever model."""
+"""The output head of a model, which computes logits from hidden states."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,21 +12,21 @@ from .model_families import numbers_of, output_layer
 
 
 class Transform(NamedTuple):
-    """What happens to a raw logit x, in this order: x·scale, then cap·tanh(x / cap), then x / temperature."""
+    """The function of a raw logit x, in this order: x·scale, then cap·tanh(x / cap), then x / temperature."""
 
     scale: float = 1.0
     softcap: float | None = None
     temperature: float = 1.0
 
     def apply(self, raw: Tensor) -> Tensor:
-        """Logits, from what the matrix product and the bias give."""
+        """Logits from raw logits, which are matrix product plus bias."""
         z = raw * self.scale if self.scale != 1 else raw
         if self.softcap is not None:
             z = self.softcap * torch.tanh(z / self.softcap)
         return z / self.temperature if self.temperature != 1 else z
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """The derivative of `apply`, told from what it returned."""
+        """The derivative of `apply`, as a function of its result."""
         slope = self.scale / self.temperature
         if self.softcap is None:
             return slope
@@ -34,11 +34,11 @@ class Transform(NamedTuple):
 
 
 def check_transform(temperature: float, softcap: float | None = None, scale: float = 1.0) -> None:
-    """Each is a positive, finite number; only the soft-cap may be None."""
+    """Check that each is a positive, finite number; only the soft-cap may be None."""
     remedies = {
         "temperature": "pass the temperature that the tokens were sampled at; greedy sampling, at temperature 0, has "
         "no distribution to compare",
-        "softcap": "pass the c of c·tanh(x / c), as the model's config has it, or None for no cap",
+        "softcap": "pass the c of c·tanh(x / c) from the model's config, or None for no cap",
         "scale": "pass the factor of the raw logits, or 1 for none",
     }
     for name, value in (("temperature", temperature), ("softcap", softcap), ("scale", scale)):
@@ -48,14 +48,23 @@ def check_transform(temperature: float, softcap: float | None = None, scale: flo
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Logits are `softcap(scale · (hidden @ weight.T + bias)) / temperature`.
+    """An output head. Its logits are `softcap(scale · (hidden @ weight.T + bias)) / temperature`.
 
     Args:
-        weight: (V, H), as `torch.nn.Linear` holds it.
+        weight: (V, H), as in `torch.nn.Linear`.
         bias: (V,) or None.
-        temperature: the one that the tokens were sampled at, for both models alike.
-        softcap: cap·tanh(x / cap) on the logits, as Gemma has it; None for no cap.
-        scale: what the raw logits are multiplied by, as Cohere and Granite have it.
+        temperature: the sampling temperature; use the same for policy and reference.
+        softcap: the cap of cap·tanh(x / cap), which Gemma applies to its logits; None for no cap.
+        scale: the factor of the raw logits, as in Cohere and Granite.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import Head
+        >>> head = Head(torch.zeros(5, 2), temperature=0.7)
+        >>> head.vocabulary
+        5
+        >>> head.transform
+        Transform(scale=1.0, softcap=None, temperature=0.7)
     """
 
     weight: Tensor
@@ -71,27 +80,36 @@ class Head:
             )
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
             raise KernelInputError(
-                f"a head `bias` of shape ({self.weight.shape[0]},)", f"shape {tuple(self.bias.shape)}", "one per token"
+                f"a head `bias` of shape ({self.weight.shape[0]},)",
+                f"shape {tuple(self.bias.shape)}",
+                "pass `lm_head.bias`, with one number for each row of `weight`",
             )
         check_transform(self.temperature, self.softcap, self.scale)
 
     @property
     def transform(self) -> Transform:
-        """The element-wise part."""
+        """The element-wise part: scale, soft-cap and temperature."""
         return Transform(self.scale, self.softcap, self.temperature)
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens it scores."""
+        """The number of vocabulary entries."""
         return self.weight.shape[0]
 
     @classmethod
     def of(cls, model: Any, temperature: float = 1.0) -> "Head":
         """The head of a transformers model, with the soft-cap and the scale that its family applies.
 
-        A family that does something else with its logits is refused (`kernels/model_families.py`). One that this
-        package does not know is taken to apply what its config names: `check_head` compares the result with the model's
-        own logits.
+        A model family that transforms its logits in another way is refused (`kernels/model_families.py`). For a family
+        that this package does not know, soft-cap and scale are read from the config: verify the result with
+        `check_head`.
+
+        Args:
+            model: a causal language model of transformers.
+            temperature: the sampling temperature.
+
+        Returns:
+            The head; its tensors are the model's own parameters.
         """
         layer, found = output_layer(model), numbers_of(model.config)
         weight, bias = layer.weight, getattr(layer, "bias", None)
@@ -101,19 +119,36 @@ class Head:
 
 
 LEAST_DIFFERENCE = 1e-3
-"""How far logits may differ, relative to their size, in any dtype: what products in TF32 differ by."""
+"""The tolerance of `check_head`, relative to the size of the logits, in any dtype: the error of products in TF32."""
 
 
 @torch.no_grad()
 def check_head(head: Head, hidden: Tensor, logits: Tensor) -> None:
-    """Raise an error if the head makes other log-probs than the model itself.
+    """Raise an error if the log-probs of the head differ from those of the model.
 
-    A soft-cap far above the size of the logits changes them by less than their rounding, and cannot be seen.
+    A missing soft-cap that is far above the size of the logits changes them by less than rounding, and is not detected.
 
     Args:
         head: the head to check, at any temperature.
         hidden: (..., H) last hidden states of a small batch, after the final norm.
         logits: (..., V) the model's own logits of the same positions, at temperature 1.
+
+    Returns:
+        None.
+
+    Raises:
+        KernelInputError: the log-probs differ by more than rounding.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import Head, check_head
+        >>> hidden, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> check_head(Head(weight), hidden, logits=hidden @ weight.T)
+        >>> try:
+        ...     check_head(Head(weight), hidden, logits=2 * hidden @ weight.T)
+        ... except ValueError as error:
+        ...     print(error.received)
+        a root mean square difference of 1.1
     """
     own = logits[..., : head.vocabulary].to(torch.promote_types(logits.dtype, torch.float32))
     wide = lambda x: x.to(own.dtype)
@@ -121,13 +156,15 @@ def check_head(head: Head, hidden: Tensor, logits: Tensor) -> None:
     made = replace(head, temperature=1.0).transform.apply(raw if head.bias is None else raw + wide(head.bias))
     if made.shape != own.shape:
         raise KernelInputError(
-            f"logits of shape {tuple(made.shape)}", f"shape {tuple(own.shape)}", "pass those of the same hidden states"
+            f"logits of shape {tuple(made.shape)}",
+            f"shape {tuple(own.shape)}",
+            "pass the logits of the same hidden states",
         )
     size = float(own.square().mean().sqrt())
     off = float((made.log_softmax(-1) - own.log_softmax(-1)).square().mean().sqrt())
     if not off <= max(torch.finfo(logits.dtype).eps, LEAST_DIFFERENCE) * max(size, 1e-3):
         raise KernelInputError(
-            f"the head's log-probs to be those of the model's own logits (of size {size:.3g})",
+            f"a head with the log-probs of the model's own logits (of size {size:.3g})",
             f"a root mean square difference of {off:.3g}",
             "the model scales, caps or transforms its logits in a way that this head does not: pass a Head with the "
             "right weight, scale and softcap, and hidden states after the final norm, or use a sampled estimator",

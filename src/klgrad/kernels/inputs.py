@@ -1,4 +1,4 @@
-"""Both models' hidden states and heads, with all that a pass over their tiles needs."""
+"""The hidden states and heads of both models, and the settings of a pass over their tiles."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,9 +15,16 @@ from .tile import Tile
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What is not a differentiable tensor: targets, and how to go about it.
+    """The inputs that are not differentiated: targets and settings.
 
-    `others` are (N, k) further vocabulary entries whose log-probs are wanted.
+    Attributes:
+        targets: (N,) sampled tokens, relative to the start of the shard.
+        others: (N, k) further vocabulary entries whose log-probs are computed, relative to the start of the shard.
+        plan: the sizes of tiles.
+        transform: of the policy's logits.
+        ref_transform: of the reference's logits.
+        shard: the part of the vocabulary of this process.
+        backend: the module that computes tiles, `tiles_torch` or `tiles_triton`.
     """
 
     targets: Tensor
@@ -48,30 +55,30 @@ class Inputs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What sums are accumulated in."""
+        """The dtype in which sums are accumulated."""
         return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
 
     @property
     def tiles(self) -> list[range]:
-        """The vocabulary's tiles."""
+        """The tiles of the vocabulary."""
         return self.job.plan.tiles(len(self.weight))
 
     @property
     def chunks(self) -> list[slice]:
-        """The tokens' chunks."""
+        """The chunks of the tokens."""
         return self.job.plan.chunks(len(self.hidden))
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Unwritten memory beside the hidden states."""
+        """An uninitialised tensor on the device of the hidden states."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.hidden.device)
 
     def buffers(self) -> list[Tensor]:
-        """Room for one tile's raw logits of each model."""
+        """Buffers for the raw logits of one tile, one for each model."""
         plan = self.job.plan
         return [self.new(min(plan.strip, len(self.hidden)), plan.columns) for _ in range(2 if self.paired else 1)]
 
     def projected(self, rows: slice, columns: range, buffers: list[Tensor]) -> Tile:
-        """The tile's raw logits, computed into the buffers."""
+        """The tile, with raw logits computed into the buffers."""
         raw = [buffer[: rows.stop - rows.start, : len(columns)] for buffer in buffers]
         part = slice(columns.start, columns.stop)
         project(self.hidden[rows], self.weight[part], raw[0])
@@ -80,7 +87,7 @@ class Inputs:
         return self.tile(rows, columns, *raw)
 
     def tile(self, rows: slice, columns: range, raw: Tensor | None = None, ref_raw: Tensor | None = None) -> Tile:
-        """A tile around given logits, or around none where they were kept."""
+        """A tile with given logits, or without logits if they were kept."""
         return Tile(
             columns.start,
             len(columns),

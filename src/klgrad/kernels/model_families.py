@@ -1,4 +1,4 @@
-"""What each family of transformers models does between its hidden states and its logits."""
+"""How each family of transformers models computes logits from its hidden states."""
 
 import math
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ MULTIPLIED_BY_ITS_DIVISOR = {"hyperclovax"}
 """Text models whose `logits_scaling` multiplies."""
 
 NOT_APPLIED = {"aya_vision", "cohere2_vision", "gemma3", "shieldgemma2", "mpt"}
-"""Models whose config has one of these numbers, and whose forward does not use it."""
+"""Models whose config has one of these numbers, but whose forward pass does not use it."""
 
 REFUSED = {
     "chameleon": "sets the logits of all image tokens to the lowest number",
@@ -27,11 +27,11 @@ REFUSED = {
     "muse_glimmer_assistant": "computes its logits with the head of another model",
     "prophetnet": "predicts several tokens at each position",
 }
-"""Models whose logits are no scaled and capped product of their last hidden states and one matrix."""
+"""Models whose logits are not a scaled and capped product of their last hidden states and one matrix."""
 
 
 class Numbers(NamedTuple):
-    """What a config says of the logits: their factor, their cap, and how many entries are real ones."""
+    """The factor and the soft-cap of the logits, and the number of entries without padding, if the config has it."""
 
     scale: float
     softcap: float | None
@@ -52,17 +52,17 @@ def numbers_of(config: Any) -> Numbers:
 
 
 def output_layer(model: Any) -> Any:
-    """The layer that makes the model's logits, or an error where it alone does not."""
+    """The layer that computes the model's logits; an error if it does not compute them alone."""
     kind, layer = getattr(model.config, "model_type", None), model.get_output_embeddings()
     if kind in REFUSED:
         raise _refusal(model, f"`{kind}`, which {REFUSED[kind]}")
     if getattr(model.config, "is_encoder_decoder", False):
-        raise _refusal(model, "an encoder-decoder model, many of which scale or shift their logits")
+        raise _refusal(model, "an encoder-decoder model; many of these scale or shift their logits")
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         raise _refusal(model, f"an output layer {type(layer).__name__} without one floating-point weight")
     if _has_active_adapter(layer):
-        raise _refusal(model, "an adapter on the output layer, whose part the weight alone lacks")
+        raise _refusal(model, "an active adapter on the output layer, which the weight does not include")
     if not _is_applied_to_hidden_states(model, layer):
         raise _refusal(model, "an output layer inside another module, which transforms the hidden states first")
     return layer
@@ -78,7 +78,7 @@ def _refusal(model: Any, received: str) -> KernelInputError:
 
 
 def _has_active_adapter(layer: Any) -> bool:
-    """Whether a PEFT layer adds something to its base weight."""
+    """Whether a PEFT layer adds an adapter to its base weight."""
     adapters = getattr(layer, "lora_A", None)
     if adapters is None or getattr(layer, "disable_adapters", False) or getattr(layer, "merged", False):
         return False
@@ -86,7 +86,7 @@ def _has_active_adapter(layer: Any) -> bool:
 
 
 def _is_applied_to_hidden_states(model: Any, layer: Any) -> bool:
-    """Whether a language model itself holds the layer, as opposed to a prediction head that has further layers."""
+    """Whether the layer is a child of the language model itself, not of a prediction head with further layers."""
     if not hasattr(model, "modules"):
         return True
     holders = [module for module in model.modules() if any(child is layer for child in module.children())]

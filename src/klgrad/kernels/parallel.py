@@ -1,4 +1,4 @@
-"""A head whose vocabulary is split over processes: running statistics are gathered, logits never are."""
+"""A head whose vocabulary is split over processes. Running sums are gathered, logits are not."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +12,20 @@ from . import state
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """This process' part of a vocabulary, from `start` on; `group` None is the whole of it."""
+    """The part of a vocabulary of this process.
+
+    Attributes:
+        vocabulary: number of entries of the whole vocabulary.
+        group: the process group; None if the vocabulary is not split.
+        start: the first entry of this part.
+    """
 
     vocabulary: int
     group: Any = None
     start: int = 0
 
     def merge(self, own: Tensor) -> Tensor:
-        """(FIELDS, N) states of this part to those of all parts."""
+        """Merge the (FIELDS, N) state of this part with those of all parts."""
         if self.group is None:
             return own
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
@@ -35,7 +41,7 @@ class Shard:
 
 
 def shard_of(vocabulary: int, group: Any, device: torch.device) -> Shard:
-    """Where this process' part begins, by the sizes of the parts before it."""
+    """The part of this process, which begins after the parts of lower ranks."""
     if group is None:
         return Shard(vocabulary)
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)

@@ -1,4 +1,4 @@
-"""How the (tokens x vocabulary) logits are cut into tiles, so that memory stays within a budget."""
+"""Plans how the (tokens x vocabulary) logits are cut into tiles, so that memory stays within a budget."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -12,20 +12,33 @@ Mode = Literal["lean", "fast"]
 MODES = get_args(Mode)
 LEAN_BUDGET = 2 << 30
 ROWS = 8192
-"""Tokens to a chunk, over which gradients to the head are summed inside one matrix product."""
+"""Tokens of a chunk; one matrix product sums the gradient of the head over a chunk."""
 STRIP = 4096
-"""Tokens to a tile of logits."""
+"""Tokens of a tile of logits."""
 WIDTH = 16384
-"""The widest tile: wider ones do not run faster, and leave less to keep."""
+"""Largest width of a tile: wider tiles are not faster, and leave less memory for kept logits."""
 GRANULE = 1024
 """Tile widths are multiples of this."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Tiles of `strip` tokens x `columns` entries; the first `kept` entries of every token stay until backward.
+    """Sizes of the tiles, and of the memory that they need.
 
-    `tile_bytes` and `kept_bytes` are what forward and backward take beside their inputs, outputs and gradients.
+    Attributes:
+        rows: tokens of a chunk.
+        strip: tokens of a tile.
+        columns: vocabulary entries of a tile.
+        kept: the logits of this many first entries of every token are kept until the backward pass.
+        tile_bytes: memory for tiles, in addition to inputs, outputs and gradients.
+        kept_bytes: memory for kept logits.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import make_plan
+        >>> plan = make_plan(100, 4096, torch.bfloat16, paired=True)
+        >>> len(plan.tiles(4096)), plan.kept
+        (1, 4096)
     """
 
     rows: int
@@ -36,15 +49,15 @@ class Plan:
     kept_bytes: int
 
     def chunks(self, tokens: int) -> list[slice]:
-        """The tokens, chunk by chunk."""
+        """The chunks of the tokens."""
         return _cut(0, tokens, self.rows)
 
     def strips(self, start: int, stop: int) -> list[slice]:
-        """Some tokens, strip by strip."""
+        """The strips of the tokens from `start` to `stop`."""
         return _cut(start, stop, self.strip)
 
     def tiles(self, vocabulary: int) -> list[range]:
-        """The vocabulary, tile by tile; none is kept in part."""
+        """The tiles of the vocabulary; each is either kept completely or not at all."""
         parts = _cut(0, self.kept, self.columns) + _cut(self.kept, vocabulary, self.columns)
         return [range(part.start, part.stop) for part in parts]
 
@@ -56,22 +69,36 @@ def _cut(start: int, stop: int, step: int) -> list[slice]:
 def make_plan(
     tokens: int, vocabulary: int, dtype: torch.dtype, *, paired: bool, mode: Mode = "lean", budget: int | None = None
 ) -> Plan:
-    """Tiles that fit the budget, and as many logits kept as it leaves room for; the rest is recomputed in backward.
+    """Choose tiles that fit into the budget.
+
+    The remaining budget is used to keep logits; the other logits are recomputed in the backward pass.
 
     Args:
-        tokens: live ones.
-        vocabulary: of this rank's head.
+        tokens: number of live tokens.
+        vocabulary: number of entries of this rank's head.
         dtype: of the hidden states.
         paired: whether there is a reference.
-        mode: what the budget is by default: `lean` 2 GiB, `fast` no limit.
+        mode: the default of the budget: `lean` is 2 GiB, `fast` is no limit.
         budget: bytes for tiles and kept logits together.
+
+    Returns:
+        The plan.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import make_plan
+        >>> plan = make_plan(8192, 131072, torch.bfloat16, paired=True)
+        >>> plan.tile_bytes + plan.kept_bytes <= 2 << 30
+        True
+        >>> make_plan(8192, 131072, torch.bfloat16, paired=True, mode="fast").kept  # all of them
+        131072
     """
     if mode not in MODES:
         raise KernelInputError('`mode` "lean" or "fast"', repr(mode), "lean has a budget of 2 GiB, fast has no limit")
     models = 2 if paired else 1
     accumulate = torch.float64.itemsize if dtype == torch.float64 else torch.float32.itemsize
     rows, strip = min(tokens, ROWS), min(tokens, STRIP)
-    per_column = models * accumulate * strip + dtype.itemsize * rows  # logits, and the gradient to the policy's
+    per_column = models * accumulate * strip + dtype.itemsize * rows  # logits, and the gradient of the policy's logits
     limit = LEAN_BUDGET if budget is None and mode == "lean" else budget
     columns = min(-(-vocabulary // GRANULE) * GRANULE, WIDTH)
     if limit is not None:
@@ -88,5 +115,5 @@ def _check_room(columns: int, per_column: int, limit: int) -> None:
     if columns < GRANULE:
         size = lambda count: f"{count:,} bytes ({count / 2**20:.3g} MiB)"
         raise KernelInputError(
-            f"a budget of at least {size(per_column * GRANULE)}", size(limit), "raise it, or pass fewer tokens"
+            f"a budget of at least {size(per_column * GRANULE)}", size(limit), "raise the budget, or pass fewer tokens"
         )

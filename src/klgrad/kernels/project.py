@@ -1,15 +1,15 @@
-"""Matrix products that accumulate, and return, float32 whatever the inputs are."""
+"""Matrix products that accumulate in float32 (or wider) for every input dtype."""
 
 import torch
 from torch import Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
 HAS_OUT_DTYPE = all("dtype_out" in op.overloads() for op in (torch.ops.aten.mm, torch.ops.aten.addmm))
-"""Whether torch (2.8 and newer) has products of half-precision matrices that are never rounded to half precision."""
+"""Whether torch has products of half-precision matrices without rounding to half precision (2.8 and newer)."""
 
 
 def project(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Write hidden @ weight.T, in the dtype of `out`, which is not narrower."""
+    """Write hidden @ weight.T into `out`, whose dtype must not be narrower."""
     if hidden.dtype == out.dtype:
         torch.mm(hidden, weight.T, out=out)
     elif hidden.dtype in HALVES and hidden.is_cuda and HAS_OUT_DTYPE:
@@ -29,7 +29,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Write a @ b, rounded once to the dtype of `out`."""
+    """Write a @ b into `out`, rounded once to its dtype."""
     if a.is_cuda or a.dtype not in HALVES:
         torch.mm(a, b, out=out)
     else:

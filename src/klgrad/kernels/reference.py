@@ -1,4 +1,4 @@
-"""The specification, in plain torch over full logits: what every other path is tested and timed against."""
+"""The specification in plain torch, over full logits. All other implementations are tested and timed against it."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from .head import Head
 
 
 def logits(hidden: Tensor, head: Head) -> Tensor:
-    """(..., V), in the dtype of the product."""
+    """(..., V) logits, in the dtype of the product."""
     raw = hidden @ head.weight.T
     return head.transform.apply(raw if head.bias is None else raw + head.bias)
 
@@ -16,7 +16,7 @@ def logits(hidden: Tensor, head: Head) -> Tensor:
 def statistics_of_logits(
     z: Tensor, targets: Tensor, z_ref: Tensor | None = None, entries: Tensor | None = None
 ) -> TokenStatistics:
-    """All outputs by their definitions."""
+    """Compute all outputs by their definitions."""
     log_p = torch.log_softmax(z, -1)
     p = log_p.exp()
     pick = lambda table, index: table.gather(-1, index)
@@ -44,6 +44,6 @@ def token_statistics(
     ref_head: Head | None = None,
     entries: Tensor | None = None,
 ) -> TokenStatistics:
-    """As `klgrad.kernels.token_statistics`, holding all logits."""
+    """Compute the same as `klgrad.kernels.token_statistics`, with all logits in memory."""
     z_ref = None if ref_hidden is None or ref_head is None else logits(ref_hidden, ref_head)
     return statistics_of_logits(logits(hidden, head), targets, z_ref, entries)

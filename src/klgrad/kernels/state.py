@@ -1,17 +1,18 @@
-r"""Sums over a part of the vocabulary, which merge into the log-probs, both KLs and the entropy of the whole.
+r"""Sums over a part of the vocabulary, which can be merged into log-probs, both KLs and the entropy of the whole.
 
-With a = z - max z and b = z_ref - max z_ref over the part, d = a - b, a state holds Σe^a, Σe^b, Σe^a d, -Σe^b d, Σe^a a
-and the two *excesses*
+With a = z - max z and b = z_ref - max z_ref over the part and d = a - b, a state has Σe^a, Σe^b, Σe^a d, -Σe^b d,
+Σe^a a and the two *excesses*
 
     reverse: Σ e^b - e^a + e^a d     forward: Σ e^a - e^b - e^b d
 
-whose terms are Bregman divergences: none is negative, so that nothing cancels however near the reference is. The KL is
-reverse / Σe^a plus log1p(x) - x at x = Σe^b / Σe^a - 1, which is of second order too. Far away it is the textbook's.
+whose terms are Bregman divergences. No term is negative, so that nothing cancels even very near the reference. The KL
+is reverse / Σe^a plus log1p(x) - x at x = Σe^b / Σe^a - 1, which is also of second order. Far from the reference the
+usual formula is used.
 
-An entry that only one of the two models bans has an infinite share in one of the KLs. It counts with d = 0 here, so
-that all sums stay finite and the other KL right, and what it weighs is summed beside them.
+An entry that only one of the two models bans makes one of the KLs infinite. Such an entry has d = 0 here, so that all
+sums stay finite and the other KL is correct. The probabilities of such entries have separate sums.
 
-All functions are in torch, and shared by every backend; a backend only makes the states of its tiles.
+All functions are in torch and shared by the backends; a backend only computes the states of its tiles.
 """
 
 from typing import NamedTuple
@@ -22,16 +23,16 @@ from torch import Tensor
 FIELDS = 11
 POLICY_FIELDS = 3
 NEAR = {torch.float64: 0.05, torch.float32: 0.5}
-"""Below this |d|, e^b - e^a + e^a d is summed as a series, whose next term is then under the dtype's precision."""
+"""Below this |d|, e^b - e^a + e^a d is computed by its series, whose next term is then below the dtype's precision."""
 
 LOWEST = -1e30
-"""Logits below this, -inf among them, are held at it: such an entry has no probability, and all sums stay finite."""
+"""Logits are clamped to this from below, including -inf: such an entry has no probability, and all sums stay finite."""
 BANNED = 1e29
-"""A |d| above this is between an entry that LOWEST stands for and one that it does not."""
+"""A larger |d| means that exactly one of the two models bans the entry."""
 
 
 class State(NamedTuple):
-    """One number per token for each sum; without a reference only the first three stand for something."""
+    """The sums, with one number per token each; without a reference only the first three are used."""
 
     top: Tensor
     mass: Tensor
@@ -43,13 +44,13 @@ class State(NamedTuple):
     reverse: Tensor
     forward: Tensor
     stray: Tensor
-    """Σe^a where only the reference bans: any at all makes the reverse KL infinite."""
+    """Σe^a over the entries that only the reference bans; if it is not 0, the reverse KL is infinite."""
     ref_stray: Tensor
-    """Σe^b where only the policy does."""
+    """Σe^b over the entries that only the policy bans; if it is not 0, the forward KL is infinite."""
 
 
 class Finished(NamedTuple):
-    """What the whole vocabulary's state says: log-sum-exps, both KLs, the entropy."""
+    """The results for the whole vocabulary: log-sum-exp, entropy and both KLs."""
 
     logsumexp: Tensor
     entropy: Tensor
@@ -60,7 +61,7 @@ class Finished(NamedTuple):
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
-    """What d is, a - b, but 0 where only one is banned."""
+    """Compute d = a - b, but 0 where only one of them is banned."""
     d = a - b
     return torch.where(d.abs() > BANNED, 0.0, d)
 
@@ -76,7 +77,7 @@ def excesses(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_logits(z: Tensor, z_ref: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """(N, V) logits to a, b and the state of all V, (FIELDS, N)."""
+    """Compute a, b and the (FIELDS, N) state of (N, V) logits."""
     top = z.amax(-1)
     a = z - top[:, None]
     p = a.exp()
@@ -92,21 +93,21 @@ def of_logits(z: Tensor, z_ref: Tensor | None) -> tuple[Tensor, Tensor | None, T
 
 
 def mean_difference(own: Tensor) -> Tensor:
-    """The mean of d under the policy over the part of the vocabulary that a state, (FIELDS, ...), stands for."""
+    """The mean of d under the policy, over the part of the vocabulary that a state, (FIELDS, ...), covers."""
     s = State(*own)
     return s.gap / s.mass
 
 
 def merge(parts: Tensor) -> Tensor:
-    """(FIELDS, parts, N) states of disjoint parts of the vocabulary to (FIELDS, N) of their union."""
+    """Merge (FIELDS, parts, N) states of disjoint parts of the vocabulary into the (FIELDS, N) state of their union."""
     top, mass, energy = parts[:POLICY_FIELDS]
     drop = top - top.amax(0)
     weight = drop.exp()
     policy = [top.amax(0), (weight * mass).sum(0), (weight * (energy + drop * mass)).sum(0)]
     if len(parts) == POLICY_FIELDS:
         return torch.stack(policy)
-    # Moving the two maxima by different amounts moves every d by the same, and the excesses follow from
-    # φ(x - s) = e^s φ(x) + φ(-s) - x (e^s - 1), of which `excesses` computes the middle term.
+    # Changing the two maxima by different amounts changes every d by the same amount. The excesses follow from
+    # φ(x - s) = e^s φ(x) + φ(-s) - x (e^s - 1), whose middle term `excesses` computes.
     s = State(*parts)
     ref_drop = s.ref_top - s.ref_top.amax(0)
     ref_weight = ref_drop.exp()
@@ -125,7 +126,7 @@ def merge(parts: Tensor) -> Tensor:
 
 
 def finish(state: Tensor) -> Finished:
-    """The state of the whole vocabulary to what it means."""
+    """Compute the results from the state of the whole vocabulary."""
     top, mass, energy = state[:POLICY_FIELDS]
     logsumexp, entropy = top + mass.log(), mass.log() - energy / mass
     if len(state) == POLICY_FIELDS:
@@ -134,7 +135,7 @@ def finish(state: Tensor) -> Finished:
     s = State(*state)
     beyond, reverse = _kl(s.reverse, s.gap, s.mass, s.ref_mass)
     _, forward = _kl(s.forward, s.ref_gap, s.ref_mass, s.mass)
-    # A model that bans every entry has no distribution, and no KL to another one.
+    # A model that bans every entry has no distribution, so the KLs are undefined.
     undefined = (top <= LOWEST) | (s.ref_top <= LOWEST)
     return Finished(
         logsumexp,
@@ -146,12 +147,12 @@ def finish(state: Tensor) -> Finished:
 
 
 def log_prob(logits: Tensor, logsumexp: Tensor) -> Tensor:
-    """Of entries by their logits; -inf for banned ones."""
+    """Log-probs of entries from their logits; -inf for banned ones."""
     return torch.where(logits <= LOWEST, -torch.inf, logits - logsumexp)
 
 
 def _kl(excess: Tensor, gap: Tensor, mass: Tensor, other_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The quotient of the masses minus 1, and the KL: by its excess near 0, by E[d] + log quotient far from it."""
+    """The quotient of the masses minus 1, and the KL: from the excess near 0, else as E[d] + log quotient."""
     far = other_mass / mass - 1
     near = far.abs() < NEAR[far.dtype]
     beyond = torch.where(near, (excess - gap) / mass, far)  # the excess is other_mass - mass + gap
@@ -159,7 +160,7 @@ def _kl(excess: Tensor, gap: Tensor, mass: Tensor, other_mass: Tensor) -> tuple[
 
 
 def _log1p_minus(x: Tensor) -> Tensor:
-    """log1p(x) - x, which is -x²/2 near 0 and cancels there if computed as it is written."""
+    """log1p(x) - x, by its series near 0, where the direct formula cancels."""
     small = x.clamp(-0.1, 0.1)
     series = torch.zeros_like(x)
     for power in range(14 if x.dtype == torch.float64 else 8, 1, -1):

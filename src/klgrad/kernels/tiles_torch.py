@@ -1,4 +1,4 @@
-"""Tiles in torch: what the Triton kernels do, for any device and for float64."""
+"""Tiles in torch: the same as the Triton kernels, for any device and for float64."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
 
 
 def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | None, out: Tensor) -> None:
-    """Write d loss / d raw logit of the tile into `out`, from its logits or from what was kept of them."""
+    """Write d loss / d raw logit of the tile into `out`, from its logits or from the kept ones."""
     logsumexp, shift = rows[0, :, None], rows[1, :, None]
     pair = None
     if kept is None:
@@ -43,12 +43,12 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
 
 
 def slices(width: int) -> int:
-    """How many states a tile of this width has."""
+    """The number of states of a tile of this width."""
     return 1
 
 
 def _logits(tile: Tile) -> tuple[Tensor, Tensor | None]:
-    assert tile.raw is not None  # only kept tiles have none, and those are not asked
+    assert tile.raw is not None  # only kept tiles have no logits, and these are read from `kept`
     z = _finished(tile.raw, tile.bias, tile, tile.transform)
     return z, None if tile.ref_raw is None else _finished(tile.ref_raw, tile.ref_bias, tile, tile.ref_transform)
 

@@ -1,10 +1,10 @@
-"""Tiles in Triton: one program to a token and a slice of the vocabulary, all sums of a slice in registers.
+"""Tiles in Triton: one program for each token and slice of the vocabulary, with all sums of a slice in registers.
 
-The formulae are those of `state.py` and `weights.py`; the tests hold the two together.
+The formulas are those of `state.py` and `weights.py`; tests compare the two.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
-# (a kernel is written in Python and read by another compiler)
+# (Triton compiles the kernels; they are not run as Python)
 
 import torch
 import triton
@@ -20,7 +20,7 @@ WARPS = 4
 
 
 def slices(width: int) -> int:
-    """How many states a tile of this width has."""
+    """The number of states of a tile of this width."""
     return triton.cdiv(width, SLICE)
 
 
@@ -97,7 +97,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
 
 
 def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
-    """A pointer must point somewhere even where the kernel does not look."""
+    """`x`, or another tensor if it is None: a kernel needs a valid pointer even if it does not read it."""
     return stand_in if x is None else x
 
 
@@ -136,7 +136,7 @@ def _logits(
         raw += tl.load(bias_ptr + columns, mask=live, other=0.0).to(tl.float32)
     z = _transformed(raw, scale, cap, inverse_temperature, SOFTCAP)
     if not FINITE:
-        z = tl.where(z < LOWEST, LOWEST, z)  # not tl.maximum, which would take NaN for banned
+        z = tl.where(z < LOWEST, LOWEST, z)  # not tl.maximum, which would turn NaN into banned
     if not EVEN:
         z = tl.where(live, z, LOWEST)
     return z
@@ -269,7 +269,7 @@ def _statistics_kernel(
         tl.store(state + 8 * field_stride, forward)
         tl.store(state + 9 * field_stride, stray)
         tl.store(state + 10 * field_stride, ref_stray)
-        if KEEP:  # as Kept.store
+        if KEEP:  # the same as Kept.store
             own = apart >= 0
             larger = tl.where(own, a, tl.maximum(-b, TINY))
             apart = tl.where(own, apart - gap / mass, apart)
@@ -346,7 +346,7 @@ def _gradient_kernel(
         state = states_ptr + (first + part) * slice_stride + row
         top = tl.load(state)
         a = tl.load(source_ptr + row * source_stride + columns, mask=live, other=0.0).to(tl.float32)
-        if PAIRED:  # as Kept.load
+        if PAIRED:  # the same as Kept.load
             own = a <= 0
             mean = tl.load(state + 5 * field_stride) / tl.load(state + field_stride)
             d = tl.load(ref_source_ptr + row * ref_source_stride + columns, mask=live, other=0.0).to(tl.float32)

@@ -1,7 +1,8 @@
-r"""The KL over k entries of the vocabulary and a tail, for teachers that are stored or served as their top k.
+r"""The KL over k entries of the vocabulary and a tail, for teachers that are stored or served as their top k entries.
 
-Both forms keep the gradient right. Summing the k terms alone lacks the gradient of the tail's part; scoring the tail
-beside a differentiated head adds ∇Σ_K p, the gradient of the head's mass, once.
+Both functions have the correct gradient. The sum over the k entries alone lacks the gradient of the tail. Adding a
+score term of a sampled tail token to the differentiated sum adds ∇Σ_K p, the gradient of the probability of the k
+entries.
 """
 
 from typing import Literal
@@ -17,22 +18,33 @@ Divergence = Literal["reverse", "forward"]
 
 
 def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: Divergence = "reverse") -> Tensor:
-    r"""KL between the two distributions over k entries and one lump: all the others.
+    r"""KL between the two distributions over k entries and one lump of all other entries.
 
     Estimates:
-        a lower bound of the full KL (data processing), never negative, exact where the tail's inner proportions agree.
+        a lower bound of the full KL (data processing), never negative; exact if both models have the same proportions
+        within the tail.
     Gradient:
-        that of the lumped KL itself, exactly: log p flows through the k entries and through 1 - Σ p.
+        exactly that of the lumped KL, through the k entries and through 1 - Σ p.
     Requires:
-        the same k entries for both, chosen without regard to the sampled token.
+        the same k entries for both, chosen independently of the sampled token.
 
     Args:
-        logp: (..., k) log π of the entries; carries the gradient.
+        logp: (..., k) log π of the entries; has the gradient.
         ref_logp: (..., k) log ref of the same entries, such as a teacher's stored top k.
         divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
+
+    Returns:
+        (...) the lumped KL of each token.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import lumped_kl
+        >>> logp, ref_logp = torch.tensor([0.6, 0.3]).log(), torch.tensor([0.5, 0.3]).log()  # k = 2, tails 0.1 and 0.2
+        >>> lumped_kl(logp, ref_logp)
+        tensor(0.0401)
     """
     a, b = (_with_tail(x) for x in _checked(logp, ref_logp))
-    return _with_gradient(_excess(a, b, divergence).sum(-1), _pull(a, b, divergence).sum(-1))
+    return _with_gradient(_excess(a, b, divergence).sum(-1), _surrogate(a, b, divergence).sum(-1))
 
 
 def sampled_tail_kl(
@@ -45,25 +57,38 @@ def sampled_tail_kl(
     ratio: Tensor | None = None,
     divergence: Divergence = "reverse",
 ) -> Tensor:
-    r"""KL over k entries exactly, and over the tail by the sampled token where it lies there.
+    r"""KL that sums k entries (the head) exactly, and estimates the tail from the sampled token if it is there.
 
     Estimates:
-        the full KL, unbiased for y ~ π (or weighted by `ratio`), never negative: Bregman terms of the head plus the
-        tail's k3.
+        the full KL, unbiased for y ~ π (or weighted by `ratio`), never negative: Bregman terms of the head plus k3 of
+        the tail.
     Gradient:
         Σ_K Δ ∇p plus [y in tail] Δ_y ∇log p_y, unbiased for the gradient of the full KL (forward: -Σ_K q ∇log p
-        - [y in tail] (q/p)_y ∇log p_y). The head's mass needs no correction of its own: it cancels.
+        - [y in tail] (q/p)_y ∇log p_y). The probability of the head needs no separate correction: it cancels.
     Requires:
-        entries chosen without regard to the sampled token; log-probs of the sampled token by both.
+        entries chosen independently of the sampled token; log-probs of the sampled token by both models.
 
     Args:
-        logp: (..., k) log π of the entries; carries the gradient.
+        logp: (..., k) log π of the entries; has the gradient.
         ref_logp: (..., k) log ref of the same entries.
-        token_logp: (...) log π of the sampled token; carries the gradient.
+        token_logp: (...) log π of the sampled token; has the gradient.
         token_ref_logp: (...) log ref of the sampled token.
         in_head: (...) whether the sampled token is among the entries.
-        ratio: (...) token ratio π/μ where another policy sampled; the head needs none.
-        divergence: `reverse` or `forward`.
+        ratio: (...) token ratio π/μ if another policy μ sampled; only the tail uses it.
+        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
+
+    Returns:
+        (...) the estimate of the KL of each token.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import sampled_tail_kl
+        >>> p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.5, 0.2, 0.3])
+        >>> token = torch.arange(3)  # each entry of the vocabulary as the sampled token; the first is the head
+        >>> head = (p[:1].log().expand(3, 1), q[:1].log().expand(3, 1))
+        >>> found = sampled_tail_kl(*head, p[token].log(), q[token].log(), in_head=token < 1)
+        >>> torch.allclose((p * found).sum(), (p * (p / q).log()).sum())  # its mean is the full KL
+        True
     """
     logp, b = _checked(logp, ref_logp)
     log_ratio = token_logp.detach() - token_ref_logp.detach()
@@ -73,11 +98,14 @@ def sampled_tail_kl(
     else:  # k3's slope is 1 - q/p, and the tail's share of -Σ q ∇log p is -q/p
         tail, coefficient = forward_k3.value(log_ratio), k3.slope(log_ratio) - 1
     value = _excess(logp, b, divergence).sum(-1) + weight * tail
-    return _with_gradient(value, _pull(logp, b, divergence).sum(-1) + weight * coefficient * token_logp)
+    return _with_gradient(value, _surrogate(logp, b, divergence).sum(-1) + weight * coefficient * token_logp)
 
 
 def _excess(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
-    """Per entry q - p + p log(p/q), or its mirror image: never negative, and the KL in sum where both sum to 1."""
+    """Compute q - p + p log(p/q) of each entry, or the same with p and q exchanged: never negative.
+
+    The sum over the entries is the KL if p and q both sum to 1.
+    """
     reverse, forward = excesses(a.detach(), b)
     apart = a.detach() - b
     if divergence == "reverse":
@@ -85,8 +113,8 @@ def _excess(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
     return torch.where(apart < -BANNED, torch.inf, forward)
 
 
-def _pull(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
-    """What is differentiated: Δ·p with Δ held, or -q·log p."""
+def _surrogate(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
+    """The terms that are differentiated: Δ·p with Δ detached, or -q·log p."""
     return (a.detach() - b) * a.exp() if divergence == "reverse" else -b.exp() * a
 
 
@@ -95,19 +123,19 @@ def _with_gradient(value: Tensor, surrogate: Tensor) -> Tensor:
 
 
 def _with_tail(logp: Tensor) -> Tensor:
-    """(..., k) to (..., k + 1): the last is log(1 - Σp), no lower than rounding can tell from 0."""
+    """(..., k) to (..., k + 1): the last is log(1 - Σp), where 1 - Σp is at least the rounding error."""
     floor = torch.finfo(logp.dtype).eps
     mass = logp.exp().sum(-1, keepdim=True)
     return torch.cat([logp, (1 - mass).clamp(min=floor).log()], -1)
 
 
 def _checked(logp: Tensor, ref_logp: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float32 or wider, the reference's detached; -inf is held where differences stay finite."""
+    """Both in float32 or wider, those of the reference detached; -inf becomes `LOWEST`, for finite differences."""
     if logp.shape != ref_logp.shape or not logp.is_floating_point():
         raise KernelInputError(
-            "log-probs of the same k entries, (..., k) by both",
+            "log-probs of the same k entries, both of shape (..., k)",
             f"shapes {tuple(logp.shape)} and {tuple(ref_logp.shape)}",
-            "gather the policy's at the reference's entries: token_statistics(..., entries=ids).entries_logp",
+            "take the policy's log-probs at the reference's entries: token_statistics(..., entries=ids).entries_logp",
         )
     lifted = lambda x: x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=LOWEST)
     return lifted(logp), lifted(ref_logp.detach())

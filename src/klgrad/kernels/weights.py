@@ -1,11 +1,11 @@
-"""The gradient of any weighted sum of the outputs towards one logit, as numbers per token that a tile can use.
+"""The gradient of a weighted sum of the outputs with respect to one logit, from a few numbers per token.
 
 With p, q the two probabilities of a vocabulary entry v, Δ = log p - log q and y the sampled token,
 
     d/dz of  w_l·logp + w_r·reverse + w_f·forward + w_e·entropy
       = p (α + w_r Δ - w_e log p) - w_f q + w_l [v = y],   α = w_f - w_l - w_r·reverse - w_e·entropy
 
-and the reference's logits have none.
+and the reference's logits have no gradient.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ FIELDS = 7
 
 
 class Upstream(NamedTuple):
-    """What the loss puts on each output, (N,) each."""
+    """The derivatives of the loss with respect to each output, (N,) each."""
 
     logp: Tensor
     reverse_kl: Tensor
@@ -28,7 +28,10 @@ class Upstream(NamedTuple):
 
 
 def per_token(finished: Finished, upstream: Upstream, elsewhere: Tensor | None = None) -> Tensor:
-    """(FIELDS, N): log-sum-exp, shift, α, w_r, -w_e, w_f, w_l; `elsewhere` is weight on other entries' log-probs."""
+    """The (FIELDS, N) numbers: log-sum-exp, shift, α, w_r, -w_e, w_f, w_l.
+
+    `elsewhere` is the (N,) sum of the weights on other entries' log-probs.
+    """
     w = upstream
     total = w.logp if elsewhere is None else w.logp + elsewhere
     alpha = w.forward_kl - total - _product(w.reverse_kl, finished.reverse_kl) - w.entropy * finished.entropy
@@ -38,7 +41,7 @@ def per_token(finished: Finished, upstream: Upstream, elsewhere: Tensor | None =
 
 
 def _product(weight: Tensor, kl: Tensor) -> Tensor:
-    return torch.where(weight == 0, 0.0, weight * kl)  # an infinite KL that nobody asked for
+    return torch.where(weight == 0, 0.0, weight * kl)  # an infinite KL without a weight contributes nothing
 
 
 def at_logits(

@@ -1,4 +1,4 @@
-"""A run's logs: the honest report, what its KL term pulled on, and whether trainer and sampler agree."""
+"""Examines the logs of a run: KL estimates, coefficients of the KL term, and whether trainer and sampler agree."""
 
 from .examination import examine as examine
 from .log_errors import LogError as LogError

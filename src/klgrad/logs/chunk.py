@@ -1,4 +1,4 @@
-"""A bounded number of rows of a log, ragged, and as blocks that the package's formulas take."""
+"""A bounded number of rows of a log: ragged, and as padded blocks for the formulas of this package."""
 
 import re
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from .columns import PER_TOKEN
 from .log_errors import LogError
 
 BLOCK_CELLS = 2**17
-"""Cells of a padded block, padding included: what a core's cache holds, so that memory is not what limits."""
+"""Cells of a padded block, including padding. A block fits into the cache of a core, so memory is not the limit."""
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Values of all rows one after the other, and how many each row has."""
+    """The concatenated values of all rows, and the number of values of each row."""
 
     values: Tensor
     lengths: Tensor
@@ -26,17 +26,17 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a log with their dead tokens dropped, which changes no statistic: nothing is carried across them.
+    """Rows of a log without their dead tokens. No statistic depends on dead tokens.
 
     Attributes:
         rows: (B,) numbers of the rows in the file.
-        unit: what the rows are called there, `row` (counted from 0) or `line` (from 1).
-        lengths: (B,) live tokens.
+        unit: the name of a row in messages: `row` (counted from 0) or `line` (from 1).
+        lengths: (B,) numbers of live tokens.
         columns: role to flat log-probs of the live tokens.
         group: (B,) index of the completion's prompt, or None.
-        mask: live or not, before dead tokens were dropped, or None.
+        mask: whether each token is live, before dead tokens were removed, or None.
         names: role to the column's name in the file.
-        done: how far in the file the chunk ends, in the reader's own measure.
+        done: the position in the file where the chunk ends, in a unit of the reader.
     """
 
     rows: Tensor
@@ -50,11 +50,11 @@ class Chunk:
 
     @property
     def starts(self) -> Tensor:
-        """(B,) where each row's values begin."""
+        """(B,) index of the first value of each row."""
         return self.lengths.cumsum(0) - self.lengths
 
     def place(self, row: int, token: int) -> str:
-        """How a reader of the file finds a live token of a row of this chunk."""
+        """The place of a live token in the file, for messages."""
         if self.mask is not None:
             start = int(self.mask.lengths[:row].sum())
             live = self.mask.values[start : start + int(self.mask.lengths[row])]
@@ -65,14 +65,26 @@ class Chunk:
 def build(
     rows: Tensor, unit: str, given: dict[str, Ragged], group: Tensor | None, done: int, names: dict[str, str]
 ) -> Chunk:
-    """Check that all columns of a row are equally long, and drop the dead tokens."""
+    """Check that all columns of a row have the same length, and remove the dead tokens.
+
+    Args:
+        rows: (B,) numbers of the rows in the file.
+        unit: `row` or `line`.
+        given: role to values.
+        group: (B,) index of the completion's prompt, or None.
+        done: the position in the file where these rows end.
+        names: role to the column's name in the file.
+
+    Returns:
+        The chunk.
+    """
     lengths = given["logp"].lengths
     for role, column in given.items():
         if not torch.equal(column.lengths, lengths):
             i = int(torch.nonzero(column.lengths != lengths)[0])
             raise LogError(
-                f"as many entries in `{names[role]}` as in `{names['logp']}` in every row",
-                f"{int(column.lengths[i])} against {int(lengths[i])} in {unit} {int(rows[i])}",
+                f"the same number of entries in `{names[role]}` and `{names['logp']}` in every row",
+                f"{int(column.lengths[i])} and {int(lengths[i])} in {unit} {int(rows[i])}",
                 f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
             )
     columns = {role: _at_most_0(column.values) for role, column in given.items() if role in PER_TOKEN}
@@ -88,7 +100,7 @@ def build(
 
 
 def _at_most_0(x: Tensor) -> Tensor:
-    """Float64 that a trainer computed in float32 may stand above 0 by float32's rounding, which is no error."""
+    """Set float64 values above 0 to 0 if the rounding of float32, in which a trainer computes, can explain them."""
     if x.dtype != torch.float64:
         return x
     return torch.where((x > 0) & (x <= ROUNDING_STEPS * torch.finfo(torch.float32).eps), 0.0, x)
@@ -115,8 +127,9 @@ class Block:
     """Rows of similar length as one padded batch.
 
     Attributes:
-        rollout: with the file's sampler, or else its old policy, as μ.
-        trainer: what π was when it sampled, with μ both as reference and as sampler; None without `behavior_logp`.
+        rollout: π and ref, with the sampler of the file, or else its old policy, as μ.
+        trainer: the trainer's policy at the time of sampling, with μ both as reference and as sampler; None without
+            `behavior_logp`.
         group: (B,) index of the completion's prompt, or None.
     """
 
@@ -126,7 +139,7 @@ class Block:
 
 
 def blocks(chunk: Chunk) -> Iterator[Block]:
-    """The chunk in padded blocks: rows sorted by length, so that there is little padding."""
+    """Cut a chunk into padded blocks. Rows are sorted by length, so that there is little padding."""
     order = torch.argsort(chunk.lengths, stable=True)
     starts = chunk.starts
     for index in _cut(order, chunk.lengths):
@@ -154,7 +167,7 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> Block:
     mask = steps < lengths[:, None]
     at = torch.where(mask, starts[index][:, None] + steps, 0)
     padded = {role: _take(x, at) for role, x in chunk.columns.items()}
-    logp = padded["logp"].requires_grad_()  # the cells' coefficients are gradients
+    logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
     behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
     sampler = old if behavior is None else behavior
     rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
@@ -169,7 +182,7 @@ def _take(x: Tensor, at: Tensor) -> Tensor:
 
 
 def _name_the_row(chunk: Chunk) -> None:
-    """Find the first value that no rollout has, in the order of the file, and say so in the file's terms."""
+    """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
     found: list[tuple[int, str, RolloutError]] = []
     for role, x in chunk.columns.items():
         try:

@@ -1,4 +1,4 @@
-"""The coefficient of a cell on each token of the data, compared with those of the sound terms."""
+"""The coefficients of a cell on the tokens of the data, compared with those of the sound terms."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,15 @@ from ..zoo import Cell
 from .log_errors import LogError
 
 PREFIX_BOUND = Truncate(2.0)
-"""Unbounded, the product of hundreds of ratios is noise; a bounded one is what one would train with."""
+"""The bound on prefix ratios. Without one, the product of hundreds of ratios is mostly noise; training uses one too."""
 
 ALIVE, DEAD = 1e-2, 1e-3
-"""A token is in a dead zone where the sound coefficient is beyond the first, and the cell's within the second of it."""
+"""A token is in a dead zone if the sound coefficient is larger than `ALIVE`, and the coefficient of the cell is smaller
+than `DEAD` times the sound one."""
 
 
 def sound_terms(off_policy: bool) -> dict[str, KLTerm]:
-    """The reverse KL by level, weighted by what sampled the tokens where the file says it."""
+    """The reverse KL by level, with importance weights if the file has log-probs of the sampler."""
     if not off_policy:
         return {"token": KLTerm(level="token"), "sequence": KLTerm()}
     return {
@@ -32,42 +33,42 @@ def sound_terms(off_policy: bool) -> dict[str, KLTerm]:
 
 
 def cell_of(name: str) -> Cell:
-    """A cell whose coefficients need no more than the completion itself."""
+    """Look up a cell, and check that its coefficients depend on one completion only."""
     cell = cells.get(name)
     one = torch.full((2, 1), -1.0)
     alone = not cell.couples_groups
     try:
         cell(Rollout(one, one, one != 0, behavior_logp=one))
-    except RolloutError:  # it asked for a group
+    except RolloutError:  # it needs a group
         alone = False
     if not alone:
         raise LogError(
-            "a cell whose coefficients depend on one completion alone",
+            "a cell whose coefficients depend on one completion only",
             f"{name!r}, which needs the whole batch or group",
-            f"choose another, such as k3-loss or k1-reward; see `klgrad audit {name}` for this one",
+            f"choose another cell, such as k3-loss or k1-reward; `klgrad audit {name}` examines this one",
         )
     return cell
 
 
 def coefficients(cell: Cell, rollout: Rollout) -> Tensor:
-    """(B, T) what the cell's gradient puts on each token's score, at the scale of a sum over the completion."""
+    """(B, T) coefficients of the token scores in the gradient of the cell, summed over the completion."""
     with torch.enable_grad():
         loss = cell(rollout)
         if not loss.requires_grad:
             return torch.zeros_like(rollout.log_ratio)
         (gradient,) = torch.autograd.grad(loss, rollout.logp, allow_unused=True)
-    # The cell is a mean over completions; times their number it is each completion's own.
+    # The cell is a mean over completions: times their number, it gives the coefficients of each completion.
     return torch.zeros_like(rollout.log_ratio) if gradient is None else gradient * len(rollout.logp)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell's coefficients c against a term's s over all tokens.
+    """The coefficients c of a cell compared with the coefficients s of a term, over all tokens.
 
     Attributes:
         term: the code of the term.
         relative_difference: ‖c - s‖ / ‖s‖.
-        correlation: of c with s; NaN where one is constant.
+        correlation: of c with s; NaN if one of them is constant.
         scale: the multiple of s nearest to c.
         largest, largest_sound: max |c|, max |s|.
     """
@@ -90,7 +91,7 @@ class CoefficientSums:
         self.tokens = self.dead = 0
 
     def add(self, rollout: Rollout) -> None:
-        """One batch."""
+        """Add a batch."""
         live = rollout.mask
         c = coefficients(self.cell, rollout)[live].double()
         if not len(c):
@@ -98,7 +99,7 @@ class CoefficientSums:
         largest = [c.abs().max()]
         for level, term in self.terms.items():
             s = term(rollout).coefficient[live].double()
-            # The square of the difference has its own sum: from the others it would cancel where c is s.
+            # The squared difference has its own sum: computed from the others, it would cancel where c is near s.
             self.moments[level] += torch.stack([c.sum(), s.sum(), c @ c, s @ s, c @ s, (c - s) @ (c - s)])
             largest.append(s.abs().max())
             if level == "token":
@@ -108,18 +109,18 @@ class CoefficientSums:
 
     @property
     def dead_share(self) -> float:
-        """Share of tokens on which the cell puts nothing where the sound term at token level puts something."""
+        """Share of tokens in a dead zone, compared with the sound term at token level."""
         return self.dead / max(self.tokens, 1)
 
     def comparisons(self, *, on_policy: bool = False) -> dict[str, Comparison]:
-        """By level; `on_policy` if every ratio was 1, so that the terms can be written without a sampler."""
+        """Comparisons by level. With `on_policy` the terms are shown without weights, since every ratio was 1."""
         found = {}
         terms = sound_terms(off_policy=False) if on_policy else self.terms
         for (level, moments), sound in zip(self.moments.items(), self.largest[1:].tolist(), strict=True):
             c, s, cc, ss, cs, off = moments.tolist()
             n = max(self.tokens, 1)
             spread = max(cc - c * c / n, 0.0) * max(ss - s * s / n, 0.0)
-            # A spread that is rounding is none: a constant has no correlation.
+            # A spread of the size of rounding counts as zero: a constant has no correlation.
             varies = spread > 1e-20 * cc * ss
             found[level] = Comparison(
                 as_code(terms[level]),

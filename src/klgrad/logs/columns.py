@@ -1,4 +1,4 @@
-"""Which column plays which role, under the names that frameworks write."""
+"""Finds the column of each role by the names that frameworks use."""
 
 import difflib
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from .log_errors import LogError
 
 PER_TOKEN = ("logp", "ref_logp", "old_logp", "behavior_logp")
-"""Roles with one number per token; `mask` has one too, `group` one per completion."""
+"""Roles of log-probs: one number per token. `mask` also has one per token, `group` has one per completion."""
 
 WHOSE: dict[str, tuple[str, ...]] = {
     "logp": (
@@ -24,17 +24,17 @@ WHOSE: dict[str, tuple[str, ...]] = {
         *("sampler", "generation", "generator", "gen", "vllm", "sglang", "engine", "mu"),
     ),
 }
-"""What stands before `logp`, `log_probs`, ... in a column's name, by role and in order of preference.
+"""Prefixes of `logp`, `log_probs`, ... in a column's name, by role and in order of preference.
 
-TRL, verl, OpenRLHF, SkyRL, prime-rl, NeMo RL, slime, AReaL, ROLL, tinker, torchtune, open-instruct and cleanrl all
-spell the same few words differently.
+They cover TRL, verl, OpenRLHF, SkyRL, prime-rl, NeMo RL, slime, AReaL, ROLL, tinker, torchtune, open-instruct and
+cleanrl.
 """
 
 LOGP = re.compile(r"_?log_?p(rob)?s?$")
 FILLER = re.compile(r"(^|_)(per_token|action|token)(?=_|$)")
-"""Words that change no role: `ref_per_token_logps`, `base_action_log_probs`."""
+"""Words that do not change the role: `ref_per_token_logps`, `base_action_log_probs`."""
 
-# Not `attention_mask`: it marks prompts, too.
+# Without `attention_mask`, which is 1 at prompts too.
 MASK = ("completion_mask", "response_mask", "action_mask", "loss_mask", "token_mask", "assistant_mask")
 
 GROUP = (
@@ -50,11 +50,11 @@ EXAMPLES = {
     "logp": ("logp", "per_token_logps", "log_prob", "action_log_probs", "trainer_logprobs"),
     "ref_logp": ("ref_logp", "ref_per_token_logps", "ref_log_prob", "base_action_log_probs", "reference_logprobs"),
 }
-"""What an error offers for the two roles that must be there."""
+"""Names that an error suggests for the two required roles."""
 
 
 def role_of(column: str) -> tuple[str, int] | None:
-    """The role that a name speaks of, and how gladly it is taken: the less the better."""
+    """The role of a column by its name, and its priority; lower wins. None if the name is not recognised."""
     name = re.sub(r"\W+", "_", column.lower()).strip("_")
     if name in ROLES:
         return name, -1
@@ -70,19 +70,25 @@ def role_of(column: str) -> tuple[str, int] | None:
 
 
 def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
-    """Role to column: what the user chose ("" for none), else the recognised name that is taken most gladly.
+    """Assign columns to roles.
 
-    Without a column for `logp`, `old_logp` is taken: at the start of an update π is the old policy.
+    Args:
+        present: the names of all columns.
+        chosen: role to column name, as the user chose it; an empty name leaves the role out.
+
+    Returns:
+        Role to column name: the chosen one, else the recognised name of the best priority. Without a column for `logp`,
+        it is that of `old_logp`: at the start of an update π is the old policy.
     """
     best: dict[str, tuple[int, str]] = {}
     for name in present:
-        if name not in chosen.values() and (told := role_of(name)) is not None:
-            role, rank = told
-            if role not in best or rank < best[role][0]:
-                best[role] = rank, name
+        if name not in chosen.values() and (recognised := role_of(name)) is not None:
+            role, priority = recognised
+            if role not in best or priority < best[role][0]:
+                best[role] = priority, name
     found = {role: name for role, (_, name) in best.items() if role not in chosen}
     found |= {role: _chosen(role, name, present) for role, name in chosen.items() if name}
-    if "logp" in found and not chosen.keys() & {"logp", "behavior_logp"} and _is_of_the_engine(found):
+    if "logp" in found and not chosen.keys() & {"logp", "behavior_logp"} and _is_of_the_sampler(found):
         found["behavior_logp"] = found.pop("logp")
     if "logp" not in found and "old_logp" in found:
         found["logp"] = found.pop("old_logp")
@@ -92,14 +98,14 @@ def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
     return {role: found[role] for role in ROLES if role in found}
 
 
-def _is_of_the_engine(found: dict[str, str]) -> bool:
-    """AReaL calls the trainer's recomputed log-probs `prox_logp`, and those of what sampled plainly `logprobs`."""
+def _is_of_the_sampler(found: dict[str, str]) -> bool:
+    """AReaL names the trainer's recomputed log-probs `prox_logp`, and the sampler's log-probs just `logprobs`."""
     plain = found["logp"].lower() in ("logprobs", "logprob", "log_probs")
     return plain and found.get("old_logp", "").lower().startswith("prox") and "behavior_logp" not in found
 
 
 def parse_choices(choices: Iterable[str]) -> dict[str, str]:
-    """`role=NAME` as the command takes it; `role=` leaves one out that is not needed."""
+    """Parse `role=NAME`, as given to the command; `role=` leaves an optional role out."""
     found = {}
     for choice in choices:
         role, equals, name = choice.partition("=")
@@ -108,14 +114,14 @@ def parse_choices(choices: Iterable[str]) -> dict[str, str]:
             raise LogError(
                 f"ROLE=NAME with a role of: {', '.join(ROLES)}",
                 repr(choice),
-                "write --column ref_logp=my_reference, say; --column mask= leaves a column out that is not needed",
+                "write for example --column ref_logp=my_reference; --column mask= leaves an optional column out",
             )
         found[role] = name.strip()
     return found
 
 
 def another(role: str) -> str:
-    """How to have another column for a role, or none."""
+    """The remedy that names another column for a role, or none."""
     return f"name another column with --column {role}=NAME" + (f", or none with {role}=" * (role not in EXAMPLES))
 
 
@@ -138,12 +144,12 @@ def _missing(role: str, present: Sequence[str]) -> LogError:
 
 
 def _nearest(role: str, present: Sequence[str]) -> list[str]:
-    """Columns by how much they look like any name of the role; those that speak of another are no candidates."""
+    """Up to three columns whose names are similar to a name of the role, without those recognised as another role."""
     known = {f"{word}_{stem}".strip("_") for word in WHOSE[role] for stem in ("logp", "logps", "logprobs", "log_probs")}
     score = {
         name: max(difflib.SequenceMatcher(None, name.lower(), like).ratio() for like in {*known, *EXAMPLES[role]})
         for name in present
-        if (told := role_of(name)) is None or told[0] == role
+        if (recognised := role_of(name)) is None or recognised[0] == role
     }
     return sorted((name for name in score if score[name] >= 0.6), key=lambda name: -score[name])[:3]
 

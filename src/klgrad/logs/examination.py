@@ -14,7 +14,7 @@ from .log_report import LogReport
 from .read import CHUNK_TOKENS, open_log
 
 Progress = Callable[[int, int], None]
-"""Called with how far the file is read, and where it ends."""
+"""Called with the position in the file and its end, in a unit of the format."""
 
 
 def examine(
@@ -25,20 +25,42 @@ def examine(
     progress: Progress = lambda done, total: None,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> LogReport:
-    """Read the file once, a bounded number of tokens at a time, and report.
+    r"""Read a log once, a bounded number of tokens at a time, and report on it.
 
     Args:
-        path: Parquet, JSONL or NPZ.
-        cell: the name of the KL loss in use, of `klgrad.zoo`.
-        columns: role to column, where the recognised names are not meant.
-        progress: told how far it is.
-        chunk_tokens: about as many tokens as are held at a time.
+        path: a Parquet, JSONL or NPZ file with per-token log-probs.
+        cell: the name, in `klgrad.zoo`, of the KL loss in use.
+        columns: role to column name, to override the recognised names; an empty name leaves an optional role out.
+        progress: called after each chunk.
+        chunk_tokens: the approximate number of tokens in memory.
+
+    Returns:
+        The report. `advice` lists what to change, `kl` has the estimates, and `to_dict()` has everything.
+
+    Raises:
+        LogError: the file cannot be read, lacks a column, or has values that are no log-probs.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from klgrad.logs import examine
+        >>> rows = [{"logp": [-1.0, -0.5], "ref_logp": [-1.1, -0.4]}, {"logp": [-0.2], "ref_logp": [-0.6]}]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "log.jsonl"
+        ...     _ = path.write_text("\n".join(map(json.dumps, rows)))
+        ...     report = examine(path, cell="k2-loss")
+        >>> report.rows, report.tokens
+        (2, 3)
+        >>> print(report.kl.estimates["kl/reverse/k1/per_token"])
+        0.1333 ± 0.19
+        >>> print(report.advice[0])
+        Nothing to change in reference and KL term; whether trainer and sampler agree is unknown.
     """
     chosen = cell_of(cell)
     log = open_log(path, columns or {}, chunk_tokens)
     sums = _Sums(chosen, log.columns)
     for chunk in log.chunks():
-        sums.look(chunk)
+        sums.check_padding(chunk)
         for block in blocks(chunk):
             sums.add(block)
         progress(chunk.done, log.total)
@@ -46,26 +68,25 @@ def examine(
         rows = sums.kl.lengths.rows
         raise LogError(
             "a log with at least one live token",
-            f"{rows} row{'s' * (rows != 1)} without any" if rows else f"{path}, which has no rows",
+            f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{path}, which has no rows",
             "check that the mask is 1 at the completion's tokens" if rows else "write the log again",
         )
     return sums.report(path)
 
 
 class _Sums:
-    """Everything that is accumulated."""
+    """All sums over the log."""
 
     def __init__(self, cell: Cell, columns: dict[str, str]) -> None:
         self.cell, self.columns = cell, columns
         self.kl, self.lags, self.padding = KLSums(), Lags(), Padding()
         self.coefficients = CoefficientSums(cell, "behavior_logp" in columns or "old_logp" in columns)
-        # Without an old policy the trainer is π itself, and so are its ratios to the sampler.
+        # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
         self.mismatch = MismatchSums(ratios=None if "old_logp" in columns else self.kl.ratios)
         self.evidence = Evidence() if "behavior_logp" in columns else None
 
-    def look(self, chunk: Chunk) -> None:
-        """Without a mask, rows that end in exact zeros look like padding."""
-        if chunk.mask is None:
+    def check_padding(self, chunk: Chunk) -> None:
+        if chunk.mask is None:  # rows that end in exact zeros are then probably padded
             self.padding.add(chunk)
 
     def add(self, block: Block) -> None:
@@ -96,10 +117,10 @@ class _Sums:
 
 
 ON_POLICY = 0.01
-"""Mean and effective sample size of whole completions' ratios, this near to 1, leave nothing to weight."""
+"""If the mean and the effective sample size of sequence ratios are this near to 1, the data count as on-policy."""
 
 
 def _is_on_policy(kl: Report) -> bool:
-    """Whether the sampler is π itself, on this data."""
+    """Whether the sampler is π itself on these data."""
     found = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
     return all(x is not None and abs(float(x) - 1) < ON_POLICY for x in found)

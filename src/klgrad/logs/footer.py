@@ -1,6 +1,6 @@
-"""What a Parquet file's footer says of its row groups.
+"""Reads the row groups of a Parquet file from its footer.
 
-pyarrow has it, too, but ends the whole process where a damaged footer contradicts itself.
+pyarrow can do this too, but it ends the whole process if a damaged footer contradicts itself.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 from .thrift import UnreadableError, number, read_struct
 
 CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
-"""Compressions by their number; the others are not in use any more."""
+"""Compressions by their number in the format; the numbers left out are obsolete."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Column:
     """A column of a row group.
 
     Attributes:
-        path: the names that lead to it, joined by dots.
-        values: entries, an empty list being one.
+        path: the names of the column and its parents, joined by dots.
+        values: number of entries; an empty list counts as one.
         size: bytes before compression.
-        start: where its first page is in the file.
+        start: position of its first page in the file.
         codec: number of the compression.
     """
 
@@ -32,20 +32,20 @@ class Column:
     codec: int
 
     def is_of(self, name: str) -> bool:
-        """Whether it is the column of that name, or a part of it."""
+        """Whether this is the column `name`, or a part of it."""
         return f"{self.path}.".startswith(f"{name}.")
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group: its rows and its columns, those of nested types one by one."""
+    """A row group: the number of its rows, and its columns; nested types have several."""
 
     rows: int
     columns: list[Column]
 
 
 def row_groups(path: Path) -> list[RowGroup]:
-    """All of them, in the order of the file."""
+    """All row groups, in the order of the file."""
     with path.open("rb") as handle:
         handle.seek(-8, 2)
         size = int.from_bytes(handle.read(4), "little")
@@ -54,11 +54,11 @@ def row_groups(path: Path) -> list[RowGroup]:
     try:
         return [RowGroup(number(group, 3), [_column(each[3]) for each in group[1]]) for group in footer.get(4, [])]
     except (KeyError, TypeError, AttributeError) as error:
-        raise UnreadableError("a footer that lacks what every file has") from error
+        raise UnreadableError("a footer without required fields") from error
 
 
 def _column(fields: dict[int, Any]) -> Column:
     path = b".".join(fields[3]).decode("utf-8", "replace")
     data = number(fields, 9)
-    start = min(data, number(fields, 11, 0) or data)  # a dictionary stands before the data
+    start = min(data, number(fields, 11, 0) or data)  # a dictionary comes before the data
     return Column(path, number(fields, 5), number(fields, 6), start, number(fields, 4))

@@ -1,7 +1,7 @@
-"""JSON lines: one object per completion, a block of lines at a time.
+"""JSON lines: one object per completion, read in blocks of lines.
 
-A block is parsed by pyarrow where that is installed and the block is in order, which is five times as fast; by the
-standard library otherwise, line by line, so that what is wrong is told with its line.
+pyarrow parses a block if it is installed and the block is valid; this is five times as fast. Otherwise the standard
+library parses it line by line, so that errors name the line.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from .log_errors import LogError
 from .prompt_groups import Groups
 
 BLOCK = 2**23
-"""Bytes of a block, or one line."""
+"""Bytes of a block; a longer line is a block of its own."""
 
 
 def open_log(
@@ -30,7 +30,7 @@ def open_log(
     if first is None:
         raise LogError("a log with rows in it", f"{path}, which has blank lines only", "write the log again")
     names = columns.assign(list(first), chosen)
-    # Numbers, booleans and texts are other types to pyarrow; what is not as in the first line is read the slow way.
+    # pyarrow needs the types in advance: blocks with other types than the first line are read line by line.
     schema = _schema(names, first)
     return names, path.stat().st_size, lambda: _chunks(path, names, schema, chunk_tokens)
 
@@ -43,8 +43,8 @@ def _blocks(handle: IO[bytes]) -> Iterator[Block]:
         if len(rest) > LONGEST_LINE:
             raise LogError(
                 f"lines of up to {LONGEST_LINE:,} bytes",
-                f"a longer one in line {first + breaks}",
-                "write one completion per line; a longer one as Parquet",
+                f"a longer line {first + breaks}",
+                "write one completion per line; write longer completions as Parquet",
             )
         data += rest
         breaks += rest.endswith(b"\n")
@@ -82,7 +82,7 @@ def _assemble(held: list[Part], names: dict[str, str], groups: Groups, done: int
 
 
 def _schema(names: dict[str, str], first: dict[str, Any]) -> Any:
-    """What the first line's values are to pyarrow; None without pyarrow, or where they are nothing it knows."""
+    """The schema of the first line's values; None without pyarrow, or if they have another type than expected."""
     try:
         import pyarrow as pa
     except ImportError:
@@ -99,7 +99,7 @@ def _schema(names: dict[str, str], first: dict[str, Any]) -> Any:
 
 
 def _fast(block: Block, names: dict[str, str], schema: Any) -> Part | None:
-    """The block's rows, or None where there is anything to tell: a null, a blank line, a number that is a text."""
+    """The rows of the block; None if it has a null, a blank line or a value of another type."""
     if schema is None:
         return None
     import pyarrow as pa
@@ -108,7 +108,7 @@ def _fast(block: Block, names: dict[str, str], schema: Any) -> Part | None:
     try:
         table = pj.read_json(
             pa.BufferReader(block.data),
-            read_options=pj.ReadOptions(block_size=len(block.data) // 2 + 1),  # two, for two threads
+            read_options=pj.ReadOptions(block_size=len(block.data) // 2 + 1),  # two blocks, for two threads
             parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
     except (pa.ArrowException, UnicodeError):

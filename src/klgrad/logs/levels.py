@@ -1,7 +1,7 @@
-"""The longest list of a Parquet column, from its repetition levels: no value is decoded.
+"""Finds the longest list of a Parquet column from its repetition levels, without decoding values.
 
-A few bytes of run-length encoding can stand for a list of any length, so that neither a file's size nor its metadata
-says what a batch of its rows takes. The levels say it: one that is 0 begins a row.
+A few bytes of run-length encoding can represent a list of any length, so the memory for a batch of rows cannot be
+computed from the file's size or its metadata. It can be computed from the repetition levels: a level of 0 begins a row.
 """
 
 from collections.abc import Iterator
@@ -11,21 +11,31 @@ from .footer import CODECS, Column
 from .thrift import UnreadableError, number, read_struct, read_varint, struct
 
 LARGEST_PAGE = 2**28
-"""Bytes of a page: writers make pages of about a MiB."""
+"""Largest size of a page in bytes; writers use pages of about a MiB."""
 
 HEADER = 2**20
-"""Bytes in which a page's header must end."""
+"""Largest size of a page's header in bytes."""
 
 
 class Longest(NamedTuple):
-    """Entries of the longest row, and which of the row group it is."""
+    """Number of entries of the longest row, and its index in the row group."""
 
     entries: int
     row: int
 
 
 def longest_row(handle: IO[bytes], chunk: Column, max_level: int, pa: Any) -> Longest:
-    """Of one column of a row group; `max_level` is the column's greatest repetition level, above 0."""
+    """The longest row of one column of a row group.
+
+    Args:
+        handle: the open file.
+        chunk: the column.
+        max_level: the column's largest repetition level, above 0.
+        pa: the module pyarrow.
+
+    Returns:
+        The first of the longest rows.
+    """
     longest, current, row = Longest(0, 0), 0, -1
     for rows, entries in _runs(handle, chunk, max_level.bit_length(), pa):
         if not rows:
@@ -38,13 +48,13 @@ def longest_row(handle: IO[bytes], chunk: Column, max_level: int, pa: Any) -> Lo
 
 
 def _runs(handle: IO[bytes], chunk: Column, width: int, pa: Any) -> Iterator[tuple[int, int]]:
-    """Either (0, n): n entries of the row at hand; or (n, m): n rows begin, the last of which has m entries so far."""
+    """Pairs: (0, n) for n more entries of the current row; (n, m) if n rows begin and the last has m entries so far."""
     for levels, count in _pages(handle, chunk, pa):
         yield from _levels(levels, count, width)
 
 
 def _levels(data: bytes, count: int, width: int) -> Iterator[tuple[int, int]]:
-    """A page's levels, encoded as runs of one level and as bits, `width` for each."""
+    """Decode a page's levels, which are runs of one level or bits, `width` of them for each level."""
     import numpy
 
     at = 0
@@ -56,14 +66,14 @@ def _levels(data: bytes, count: int, width: int) -> Iterator[tuple[int, int]]:
             inside: Any = bits[: len(bits) // width * width].reshape(-1, width).any(axis=1)
             inside = inside[:count]
             if not len(inside):
-                raise UnreadableError("levels end before the page does")
+                raise UnreadableError("levels that end before the page")
             yield from _of_bits(numpy.flatnonzero(~inside).tolist(), len(inside))
             count, at = count - len(inside), at + size
         else:
             run, size = min(header >> 1, count), (width + 7) // 8
             level = int.from_bytes(data[at : at + size], "little")
             if not run:
-                raise UnreadableError("a run of no level")
+                raise UnreadableError("a run of 0 levels")
             yield (0, run) if level else (run, 1)
             count, at = count - run, at + size
 
@@ -79,7 +89,7 @@ def _of_bits(starts: list[int], count: int) -> Iterator[tuple[int, int]]:
 
 
 def _pages(handle: IO[bytes], chunk: Column, pa: Any) -> Iterator[tuple[bytes, int]]:
-    """Encoded repetition levels of each data page, and how many there are."""
+    """The encoded repetition levels of each data page, and their number."""
     at, left = chunk.start, chunk.values
     while left > 0:
         handle.seek(at)
@@ -101,7 +111,7 @@ def _pages(handle: IO[bytes], chunk: Column, pa: Any) -> Iterator[tuple[bytes, i
 
 
 def _of_first_version(data: bytes, whole: int, codec: int, pa: Any) -> bytes:
-    """Levels come first in the page, after their size, and are compressed with it."""
+    """The levels of a page of version 1: they are at its start, after their size, and compressed with the page."""
     if codec not in CODECS:
         raise UnreadableError(f"a page compressed with codec {codec}")
     name = CODECS[codec]

@@ -1,4 +1,4 @@
-"""JSON lines by the standard library, one by one, so that what is wrong is told with its line."""
+"""Parses JSON lines one by one with the standard library, so that errors name the line."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from .log_errors import LogError
 
 
 class Block(NamedTuple):
-    """Whole lines: their bytes, the number of the first, and how many there are."""
+    """Whole lines: their bytes, the number of the first line, and the number of lines."""
 
     data: bytes
     first: int
@@ -25,7 +25,7 @@ Part = tuple[torch.Tensor, dict[str, Ragged], list[object]]
 
 
 def read_lines(block: Block, names: dict[str, str], path: Path) -> Part:
-    """The block's rows; the first thing that is wrong is told with its line."""
+    """The rows of the block; an error names the first invalid line."""
     rows = [
         (line, {role: _entry(record, role, name, line) for role, name in names.items()})
         for line, record in records(block, path)
@@ -39,7 +39,7 @@ def read_lines(block: Block, names: dict[str, str], path: Path) -> Part:
 
 
 def records(block: Block, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number of the line, and its object."""
+    """The number and the object of each line that is not blank."""
     lines = block.data.split(b"\n")
     for i, line in enumerate(lines):
         number = block.first + i
@@ -51,7 +51,7 @@ def records(block: Block, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             what = "cut off or " if i == len(lines) - 1 else ""  # no line break after it
             raise LogError(
                 "one JSON object per line",
-                f"line {number} of {path}, which is {what}no JSON ({error})",
+                f"line {number} of {path}, which is {what}not valid JSON ({error})",
                 "write the file again, one `json.dumps(row)` per line",
             ) from error
         if not isinstance(record, dict):
@@ -66,7 +66,9 @@ def records(block: Block, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
     if name not in record:
         raise LogError(
-            f"`{name}` in every line, as in the first", f"line {number} without it", "leave the line out, or log it"
+            f"`{name}` in every line, as in the first",
+            f"line {number} without it",
+            "remove the line, or log the value",
         )
     value = record[name]
     if role == "group":
@@ -78,7 +80,7 @@ def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
             f"log per-token values, or {columns.another(role)}",
         )
     try:
-        # float32, as trainers compute: a log-prob of 1e-7 is rounding there, and an error in float64.
+        # float32, in which trainers compute: there a log-prob of 1e-7 is rounding; in float64 it would be an error.
         numbers = torch.tensor(value, dtype=torch.float32)
         if numbers.ndim != 1:
             raise TypeError("lists in a list")
@@ -88,7 +90,7 @@ def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
         raise LogError(
             f"a number per token in `{name}`",
             f"{json.dumps(value[token])[:40] if value else value} at line {number}, token {token}",
-            "log a number for every token, and mask what is not to count",
+            "log a number for every token, and mask the tokens to ignore",
         ) from error
 
 

@@ -15,28 +15,45 @@ HARDLY = 0.05
 """Relative difference of coefficients below which an unsound cell makes little difference on this data."""
 
 STALE = 0.5
-"""Effective sample size of whole completions, as a share, below which the data counts as that of another policy."""
+"""Effective sample size of sequence ratios, as a share, below which the tokens count as sampled from another policy."""
 
 RARE = 1e-4
 """Smallest share of tokens in a dead zone that is mentioned."""
 
 APART = 0.5
-"""Relative difference from the KL of whole completions above which it is explained."""
+"""Relative difference from the sequence-level coefficients above which the report explains it."""
 
 
 @dataclass(frozen=True, eq=False)
 class LogReport:
-    """A log, examined.
+    """The result of `examine`.
 
     Attributes:
-        file, columns, rows, tokens: what was read; columns by role.
+        file: the path of the log.
+        columns: role to the name of the column that was read.
+        rows: number of completions.
+        tokens: number of live tokens.
         kl: the `kl_report` of the whole file.
         cell: the KL loss in use.
-        comparisons: its coefficients against the sound ones, by level.
-        dead_share: share of tokens that have a zero coefficient and would have one from the sound term.
-        mismatch, cause: the `mismatch_report`, and the likely cause; None without log-probs of the sampler.
+        comparisons: its coefficients compared with the sound ones, by level.
+        dead_share: share of tokens in a dead zone: the sound coefficient is not zero, but that of the cell is.
+        mismatch: the `mismatch_report`; None without log-probs of the sampler.
+        cause: the likely cause of the mismatch; None without log-probs of the sampler.
         reference: how well π and ref are aligned.
         padding: rows that look padded.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from klgrad.logs import examine
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "log.jsonl"
+        ...     _ = path.write_text('{"log_prob": [-1.0, -0.5], "ref_log_prob": [-1.1, -0.4]}')
+        ...     report = examine(path)
+        >>> report.columns
+        {'logp': 'log_prob', 'ref_logp': 'ref_log_prob'}
+        >>> sorted(report.to_dict())[:3]
+        ['advice', 'cell', 'columns']
     """
 
     file: str
@@ -59,20 +76,21 @@ class LogReport:
         if "logp" in self.columns and self.columns["logp"].lower().startswith(
             ("old", "prev", "prox", "pi_old", "b_log")
         ):
-            found.append(f"`{self.columns['logp']}` is taken as logp: at the start of an update π is the old policy.")
+            found.append(f"`{self.columns['logp']}` is used as logp: at the start of an update π is the old policy.")
         if self.padding.share > 0.01:
             found.append(
-                f"No mask, and {self.padding.share:.0%} of the rows end in log-probs of exactly 0: if that is padding, "
-                "it dilutes every mean per token; log the completion mask."
+                f"There is no mask, and {self.padding.share:.0%} of the rows end in log-probs of exactly 0. If these "
+                "are padding, every mean per token is too small: log the completion mask."
             )
         if "behavior_logp" not in self.columns and "old_logp" in self.columns:
             found.append("Ratios are π/old; the sampler's own log-probs are not in the file.")
         if self._is_at_the_reference:
             found.append(
-                "π is ref at every token: expected before the first update; later it means that ref is not held fixed."
+                "π equals ref at every token: this is expected before the first update; later it means that ref is "
+                "not held fixed."
             )
         elif self._is_stale:
-            found.append("The tokens are not sampled from π, and the KLs to the reference are not weighted for that.")
+            found.append("The tokens are not sampled from π, and the KLs to the reference are not corrected for this.")
         return found
 
     @property
@@ -85,29 +103,29 @@ class LogReport:
 
     @property
     def explanation(self) -> str:
-        """Why a loss of single tokens is far from the KL of whole completions; empty if it is not."""
+        """Why a token-level loss is far from the sequence-level KL; empty if it is not."""
         token, sequence = (self.comparisons[level].relative_difference for level in ("token", "sequence"))
         if not sequence > max(APART, token):
             return ""
         return (
-            "Whole completions: here the coefficient of a token also contains the KL of all tokens after it. A loss of "
-            "single tokens is always far from that, so this column alone shows no fault: judge such a loss token by "
-            "token."
+            "Whole completions: here the coefficient of a token also contains the KL of all later tokens. A "
+            "token-level loss always differs much from this, so a large difference in this column is no error: compare "
+            "such a loss token by token."
         )
 
     @property
     def advice(self) -> list[str]:
-        """What to change, most important first; without findings that depend on misaligned columns."""
+        """What to change, most important first. Findings that depend on misaligned columns are left out."""
         misaligned = self._misaligned()
         found = [*misaligned, *self._cause(), *([] if misaligned else self._unsound()), *self._stale()]
         return found or [self._nothing()]
 
     def _nothing(self) -> str:
         if self._is_at_the_reference:
-            return "The KL term cannot be judged: π is ref at every token."
+            return "The KL term cannot be examined: π equals ref at every token."
         if self.cause is None:
             return "Nothing to change in reference and KL term; whether trainer and sampler agree is unknown."
-        return "Nothing to change: trainer, reference and KL term are as they should be on this data."
+        return "Nothing to change: no fault of trainer, reference or KL term was found in these data."
 
     def _misaligned(self) -> list[str]:
         shift = self.reference.shift()
@@ -116,30 +134,30 @@ class LogReport:
         where = "next" if shift > 0 else "previous"
         return [
             f"Align `{self.columns['ref_logp']}`: its entry for the {where} token fits `{self.columns['logp']}` better "
-            f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as it stands)."
+            f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as logged)."
         ]
 
     def _cause(self) -> list[str]:
         if self.cause is None or not self.cause.remedy:
             return []
-        return [self.cause.remedy + (" Then log again: that is not all." if self.cause.alone is False else "")]
+        return [self.cause.remedy + (" Then log again: there is another cause." if self.cause.alone is False else "")]
 
     def _unsound(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
         what = TARGETS[self.cell.descends.on_policy].phrase
-        if self.cell.instead is None or off != off:  # where π is ref there is nothing to compare
+        if self.cell.instead is None or off != off:  # if π equals ref, there is nothing to compare
             return []
         dead_zone = self.dead_share >= RARE
         if off < HARDLY and not dead_zone:
             return [
-                f"{self.cell.name} descends {what}, but this near to ref it is {off:.1%} off the token-level reverse "
-                "KL: it makes little difference yet, but more when π moves away from ref. "
+                f"{self.cell.name} descends {what}. This near to ref, its coefficients differ from those of the "
+                f"token-level reverse KL by only {off:.1%}; the difference grows when π moves away from ref. "
                 f"{self.cell.instead}"
             ]
-        dead = f", nothing at all on {self.dead_share:.2%} of the tokens" if dead_zone else ""
+        dead = f", and are zero on {self.dead_share:.2%} of the tokens" if dead_zone else ""
         return [
-            f"{self.cell.name} descends {what}: on these tokens its coefficients are {off:.0%} off the token-level "
-            f"reverse KL's{dead}. {self.cell.instead}"
+            f"{self.cell.name} descends {what}: on these tokens its coefficients differ from those of the token-level "
+            f"reverse KL by {off:.0%}{dead}. {self.cell.instead}"
         ]
 
     def _stale(self) -> list[str]:
@@ -148,8 +166,8 @@ class LogReport:
             return []
         left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
         return [
-            f"The tokens are from another policy (effective sample size {left:.0%} of the completions): weight the "
-            f"KL term, {self.comparisons['sequence'].term}."
+            f"The tokens are sampled from another policy (effective sample size {left:.0%} of the completions): use "
+            f"importance weights in the KL term, {self.comparisons['sequence'].term}."
         ]
 
     def to_dict(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""NPZ: rectangular arrays, streamed out of the archive row by row, so that what a header promises is not allocated."""
+"""NPZ: rectangular arrays, read from the archive row by row, so that a wrong size in a header allocates no memory."""
 
 import io
 import zipfile
@@ -21,15 +21,15 @@ from .prompt_groups import Groups
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
 
 LONGEST_HEADER = 2**16
-"""Bytes: NumPy itself takes no longer one for safe."""
+"""Largest size of a header in bytes; NumPy, too, considers a longer one unsafe."""
 
 KINDS = {"mask": "biuf", **dict.fromkeys(columns.PER_TOKEN, "f")}
-"""Letters of NumPy's kinds of numbers that a role may have."""
+"""The `dtype.kind` letters that are valid for each role."""
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What an array says of itself."""
+    """Shape and dtype of an array."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -47,7 +47,7 @@ def open_log(
             for role, name in names.items():
                 with archive.open(f"{name}.npy") as stream:
                     headers[role] = _header(stream, name)
-    except (*BROKEN, RuntimeError) as error:  # a RuntimeError if it is encrypted
+    except (*BROKEN, RuntimeError) as error:  # a RuntimeError if the archive is encrypted
         raise _broken(path, error) from error
     _check(headers, names)
     rows, width = headers["logp"].shape
@@ -72,7 +72,13 @@ def _header(stream: IO[bytes], name: str) -> _Header:
         version = form.read_magic(stream)
         read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, fortran, dtype = read(_header_bytes(stream, 2 if version == (1, 0) else 4))
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:  # what a damaged text can raise
+    except (
+        ValueError,
+        TypeError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # all are possible for a damaged header
         reason = str(error).split("\n")[0]
         raise LogError(f"`{name}` as a NumPy array", reason, "write the file again with numpy.savez") from error
     if dtype.hasobject:
@@ -89,7 +95,7 @@ def _header(stream: IO[bytes], name: str) -> _Header:
 
 
 def _header_bytes(stream: IO[bytes], size: int) -> IO[bytes]:
-    """The header with its length before it; the length is checked before so many bytes are read."""
+    """The header, after its length; the length is checked before the header is read."""
     length = stream.read(size)
     if int.from_bytes(length, "little") > LONGEST_HEADER:
         raise ValueError(f"a header of {int.from_bytes(length, 'little')} bytes")
@@ -103,14 +109,14 @@ def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
         if len(shape) != 2 or header.shape != expected:
             raise LogError(
                 f"`{names[role]}` of shape {f'{expected}, one entry per completion' if role == 'group' else '(B, T)'}"
-                + (f", that of `{names['logp']}` {shape}" if len(shape) == 2 and role != "group" else ""),
+                + (f", as `{names['logp']}` with {shape}" if len(shape) == 2 and role != "group" else ""),
                 f"shape {header.shape}",
                 "pad the completions to one length and save a mask",
             )
         if role in KINDS and (header.dtype.kind not in KINDS[role] or header.dtype.itemsize > 8):
-            wanted = "a number or boolean" if role == "mask" else "a floating"
+            wanted = "a number or boolean" if role == "mask" else "a floating-point"
             raise LogError(
-                f"`{names[role]}` of {wanted} dtype of up to 64 bits",
+                f"`{names[role]}` with {wanted} dtype of up to 64 bits",
                 str(header.dtype),
                 "save a mask as booleans" if role == "mask" else "save log-probs, not token ids, as float32",
             )
@@ -150,7 +156,9 @@ def _rows(stream: IO[bytes], header: _Header, name: str, done: int, count: int) 
     if len(data) != wanted:
         held = done + len(data) // max(per_row, 1)
         raise LogError(
-            f"the {header.shape[0]} rows that `{name}` promises", f"data that end in row {held}", "write the file again"
+            f"{header.shape[0]} rows of `{name}`, as its header states",
+            f"data that end in row {held}",
+            "write the file again",
         )
     flat = numpy.frombuffer(data, header.dtype)
     return flat.astype(header.dtype.newbyteorder("=")).reshape(count, *header.shape[1:])
@@ -164,5 +172,5 @@ def _ragged(x: Any) -> Ragged:
 def _broken(path: Path, error: BaseException) -> LogError:
     what = str(error) or type(error).__name__
     return LogError(
-        "a whole NPZ file", f"{path}: {what}", "write it again with numpy.savez: it was cut off, or is no NPZ"
+        "a complete NPZ file", f"{path}: {what}", "write it again with numpy.savez: it was cut off, or is not NPZ"
     )

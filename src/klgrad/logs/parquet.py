@@ -1,4 +1,4 @@
-"""Parquet: list columns, a batch of rows at a time."""
+"""Parquet: list columns, read in batches of rows."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +15,9 @@ from .rowgroups import batches
 from .thrift import UnreadableError
 
 READ_BUFFER = 2**20
-"""Bytes: columns are read through a buffer, not a row group at a time."""
+"""Size in bytes of the buffer for reading a column; otherwise a whole row group would be read at once."""
 
-REWRITE = "write the file again: it was cut off, or is no Parquet"
+REWRITE = "write the file again: it was cut off, or is not Parquet"
 
 
 def open_log(
@@ -26,19 +26,19 @@ def open_log(
     """Columns, number of rows, and the reader."""
     pa, pq = _pyarrow()
     try:
-        # The caller's closing is not needed: nothing is written, and the object dies with the reader.
+        # It need not be closed: nothing is written, and the object is freed together with the reader.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_BUFFER)
         kinds = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
-    except (pa.ArrowException, OSError, ValueError) as error:  # a ValueError if a name is no UTF-8
-        raise LogError("a whole Parquet file", f"{path}: {_first_line(error)}", REWRITE) from error
+    except (pa.ArrowException, OSError, ValueError) as error:  # a ValueError if a name is not UTF-8
+        raise LogError("a complete Parquet file", f"{path}: {_first_line(error)}", REWRITE) from error
     present = file.schema_arrow.names
     names = columns.assign(present, chosen)
     for role, name in names.items():
         if present.count(name) > 1:
-            raise LogError(f"one column `{name}`", f"{present.count(name)} of that name", "write it once")
+            raise LogError(f"one column `{name}`", f"{present.count(name)} columns of that name", "write it once")
         _check_type(pa, role, name, kinds[name])
     if "group" in names and (pa.types.is_string(kinds[names["group"]]) or pa.types.is_binary(kinds[names["group"]])):
-        # As a dictionary, so that a long prompt is held once and not once a row.
+        # As a dictionary, so that a long prompt is stored once and not once per row.
         group = [names["group"]]
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_BUFFER, read_dictionary=group)
     rows = file.metadata.num_rows
@@ -86,14 +86,14 @@ def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, to
                 yield build(numbers, "row", given, group, done, names)
     except (pa.ArrowException, OSError, UnicodeError, UnreadableError) as error:
         raise LogError(
-            f"a whole Parquet file of {rows} rows", f"{path}: {_first_line(error)} after row {done}", REWRITE
+            f"a complete Parquet file of {rows} rows", f"{path}: {_first_line(error)} after row {done}", REWRITE
         ) from error
     if done != rows:
-        raise LogError(f"the {rows} rows that {path} promises", f"{done} rows", REWRITE)
+        raise LogError(f"{rows} rows in {path}, as its metadata state", f"{done} rows", REWRITE)
 
 
 def _identifiers(pa: Any, column: Any, name: str) -> list[object]:
-    """Of a column of any type; dates and times as numbers, for Python has no year 10000."""
+    """The values of a column of any type. Dates and times become numbers, since Python's dates end in the year 9999."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         known = _identifiers(pa, column.dictionary, name)
@@ -104,7 +104,7 @@ def _identifiers(pa: Any, column: Any, name: str) -> list[object]:
         return column.to_pylist()
     except (ValueError, OverflowError) as error:
         raise LogError(
-            f"prompts in `{name}` that Python can hold",
+            f"prompts in `{name}` that Python can represent",
             f"a column of {kind}: {_first_line(error)}",
             "log a number or a text, or leave the column out with --column group=",
         ) from error
@@ -116,11 +116,11 @@ def _ragged(column: Any, name: str, rows: torch.Tensor) -> Ragged:
         raise LogError(
             f"a list in `{name}` in every row",
             f"null in row {int(rows[at])}",
-            "leave the row out, or log an empty list",
+            "remove the row, or log an empty list",
         )
     lengths = torch.from_numpy(column.value_lengths().to_numpy(zero_copy_only=False).astype("int64"))
     flat = column.flatten()
-    # A null inside a list becomes NaN, which is then told like any other NaN; booleans have none.
+    # A null inside a list becomes NaN, and later gives the same error; booleans have no NaN.
     flat = flat.cast("float32") if flat.null_count and flat.type == "bool" else flat
     values = flat.to_numpy(zero_copy_only=False)
     return Ragged(torch.from_numpy(values if values.flags.writeable else values.copy()), lengths)

@@ -1,4 +1,4 @@
-"""Prompt identifiers of any kind, numbered in the order they are met."""
+"""Numbers prompt identifiers of any kind in the order of their first occurrence."""
 
 import hashlib
 import json
@@ -10,27 +10,36 @@ from torch import Tensor
 from .log_errors import LogError
 
 LONGEST = 64
-"""Characters of an identifier that is kept as it is; of a longer one, such as a whole prompt, a digest is kept."""
+"""Largest number of characters of an identifier that is stored unchanged; a longer one, such as a whole prompt, is
+stored as a digest."""
 
 
 class Groups:
-    """Numbers identifiers; what it holds grows with the prompts, not with the tokens."""
+    """Numbers identifiers. Its memory grows with the number of prompts, not with the number of tokens."""
 
     def __init__(self, name: str, unit: str) -> None:
         self._name, self._unit = name, unit
         self._known: dict[object, int] = {}
 
     def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
-        """(B,) numbers from 0; `rows` are those that an error names."""
+        """Number identifiers.
+
+        Args:
+            identifiers: one for each completion.
+            rows: (B,) numbers of the rows, for errors.
+
+        Returns:
+            (B,) numbers from 0; equal identifiers have equal numbers, in this and all later calls.
+        """
         given = list(identifiers)
-        seen: dict[int, int] = {}  # a long prompt that is one object for many rows is digested once
+        seen: dict[int, int] = {}  # digest a long prompt once if many rows share the object
         for i, x in enumerate(given):
             if id(x) not in seen:
                 seen[id(x)] = self._known.setdefault(self._checked(x, int(rows[i])), len(self._known))
         return torch.tensor([seen[id(x)] for x in given], dtype=torch.int64)
 
     def _checked(self, x: object, row: int) -> object:
-        """The key of an identifier that is one."""
+        """The key of an identifier, after checks."""
         if x is None or x != x:
             raise LogError(
                 f"the completion's prompt in `{self._name}` in every row",
@@ -48,7 +57,7 @@ class Groups:
 
 
 def _key(x: object) -> object:
-    """Something small that can be compared: messages and dictionaries are their JSON."""
+    """A small hashable key. Messages and dictionaries are compared as JSON."""
     if not isinstance(x, str | int | float):
         x = json.dumps(x, sort_keys=True, default=str)
     if isinstance(x, str) and len(x) > LONGEST:

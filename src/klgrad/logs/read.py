@@ -1,4 +1,4 @@
-"""Logs in Parquet, JSONL and NPZ as a stream of chunks; no format here can carry code."""
+"""Logs in Parquet, JSONL and NPZ as a stream of chunks. Reading these formats cannot run code."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from .chunk import Chunk
 from .log_errors import LogError
 
 CHUNK_TOKENS = 2**20
-"""About as many tokens as are held at a time, of each column."""
+"""The approximate number of tokens in memory, for each column."""
 
 CODE = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
 """Suffixes of files that can run code when they are read."""
@@ -21,8 +21,8 @@ class Log:
 
     Attributes:
         columns: role to the column's name.
-        total: what `Chunk.done` ends at.
-        chunks: reads the file, once.
+        total: the value of `Chunk.done` at the end of the file.
+        chunks: reads the file once.
     """
 
     columns: dict[str, str]
@@ -34,15 +34,24 @@ READERS = {".parquet": parquet.open_log, ".jsonl": jsonl.open_log, ".ndjson": js
 
 
 def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKENS) -> Log:
-    """Find the columns; `chosen` maps roles to names where the recognised ones are not meant."""
+    """Find the columns of a log.
+
+    Args:
+        path: the file.
+        chosen: role to column name, to override the recognised names.
+        chunk_tokens: the approximate number of tokens of a chunk.
+
+    Returns:
+        The log, from which nothing but names and sizes has been read.
+    """
     suffix = path.suffix.lower()
     if suffix not in READERS:
         remedy = "save it as Parquet (`pyarrow.parquet.write_table`), JSONL or NPZ (`numpy.savez`)"
         if suffix in CODE:
-            remedy = f"a pickle can run code and is never read: {remedy}"
+            remedy = f"a pickle can run code, so it is not read: {remedy}"
         raise LogError(f"a file that ends in {', '.join(READERS)}", str(path), remedy)
     if not path.is_file():
-        raise LogError("an existing file", str(path), "check the path; a folder of shards is read file by file")
+        raise LogError("an existing file", str(path), "check the path; for a folder of shards, give each file")
     if path.stat().st_size == 0:
         raise LogError("a log with rows in it", f"{path}, which is empty (0 bytes)", "write the log again")
     return Log(*READERS[suffix](path, chosen, chunk_tokens))

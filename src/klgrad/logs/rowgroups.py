@@ -1,4 +1,4 @@
-"""How many rows of a Parquet file are decoded at a time, so that what they take is known before."""
+"""Plans how many rows of a Parquet file are decoded at once, so that their memory is known in advance."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +9,23 @@ from .levels import longest_row
 from .limits import LONGEST_PROMPT, LONGEST_ROW, MOST_BYTES, too_long_a_prompt, too_many_tokens
 
 MOST_ROWS = 2**16
-"""Rows of a batch, however short they are."""
+"""Largest number of rows of a batch, however short they are."""
 
 
 def batches(pa: Any, path: Path, schema: Any, names: dict[str, str], tokens: int) -> Iterator[tuple[list[int], int]]:
-    """Row groups that are read together, and rows of a batch of about that many tokens, at most `LONGEST_ROW`.
+    """Plan the batches of a file.
 
-    Small row groups are read together; a batch of them has no more entries than they have.
+    Small row groups are read together, up to `LONGEST_ROW` entries.
+
+    Args:
+        pa: the module pyarrow.
+        path: the file.
+        schema: its Parquet schema.
+        names: role to column name.
+        tokens: the approximate number of tokens of a batch.
+
+    Returns:
+        Pairs: the row groups that are read together, and the number of rows of a batch of them.
     """
     first = rows = values = 0
     together: list[int] = []
@@ -35,12 +45,12 @@ def batches(pa: Any, path: Path, schema: Any, names: dict[str, str], tokens: int
 
 
 def _size(rows: int, values: int, tokens: int) -> int:
-    """Rows of about that many tokens, by their mean."""
+    """The number of rows with about `tokens` tokens, by the mean length."""
     return max(1, min(MOST_ROWS, int(tokens / max(1.0, values / max(rows, 1)))))
 
 
 def _most_rows(pa: Any, path: Path, schema: Any, names: dict[str, str], group: RowGroup, first: int) -> int:
-    """Rows of a large row group that are at most `LONGEST_ROW` entries together, whichever they are."""
+    """The number of rows of a large row group that have together at most `LONGEST_ROW` entries in every case."""
     longest = 1
     with path.open("rb") as handle:
         for j, column in enumerate(group.columns[: len(schema)]):
@@ -56,8 +66,8 @@ def _most_rows(pa: Any, path: Path, schema: Any, names: dict[str, str], group: R
 
 
 def _check_prompts(group: RowGroup, names: dict[str, str], first: int) -> None:
-    """Texts have their length in the column's size, but for those that are repeated, which are held once."""
+    """Refuse long prompts by the size of their column, in which a repeated text counts once."""
     size = sum(column.size for column in group.columns if column.path == names.get("group"))
     if size > MOST_BYTES and size > LONGEST_PROMPT * group.rows:
-        place = f"the {group.rows} rows from row {first} on, which is {size // max(group.rows, 1):,} bytes each"
+        place = f"the {group.rows} rows from row {first} on, on average {size // max(group.rows, 1):,} bytes per row"
         raise too_long_a_prompt(names["group"], size, place)

@@ -1,17 +1,17 @@
-"""Thrift's compact protocol, in which Parquet writes its footer and the headers of its pages."""
+"""Reads Thrift's compact protocol, which Parquet uses for its footer and the headers of its pages."""
 
 from typing import Any
 
 DEEPEST = 8
-"""Structs within structs: Parquet has five."""
+"""Largest depth of nested structs; Parquet uses five."""
 
 
 class UnreadableError(ValueError):
-    """Bytes that are not as the format has them."""
+    """The bytes do not follow the format."""
 
 
 def read_struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """A struct by the numbers of its fields, and where it ends."""
+    """The fields of a struct by their numbers, and the position of its end."""
     found: dict[int, Any] = {}
     field = 0
     while True:
@@ -26,18 +26,18 @@ def read_struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], i
 
 
 def number(found: dict[int, Any], field: int, missing: int | None = None) -> int:
-    """A field that is a size, a count or a place in a file."""
+    """A field that must be a size, a count or a position in a file."""
     value = found.get(field, missing)
     if not isinstance(value, int) or not 0 <= value < 2**62:
-        raise UnreadableError(f"{value!r} where a size or a count should be")
+        raise UnreadableError(f"{value!r} instead of a size or a count")
     return value
 
 
 def struct(found: dict[int, Any], field: int) -> dict[int, Any] | None:
-    """A field that is a struct, or None if it is not there."""
+    """A field that must be a struct; None if it is missing."""
     value = found.get(field)
     if value is not None and not isinstance(value, dict):
-        raise UnreadableError("a number where several fields should be")
+        raise UnreadableError("a number instead of a struct")
     return value
 
 
@@ -80,7 +80,7 @@ def _byte(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number without sign, and where it ends."""
+    """An unsigned integer, and the position of its end."""
     found = shift = 0
     while True:
         byte, at = _byte(data, at)

@@ -53,8 +53,8 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         The outcome.
     """
     data, picture = files_of(study, out)
-    asked = {"klgrad": __version__, **asdict(settings)}
-    numbers, seconds = None if fresh else _kept(data, asked), None
+    requested = {"klgrad": __version__, **asdict(settings)}
+    numbers, seconds = None if fresh else _kept(data, requested), None
     if numbers is None:
         start = time.perf_counter()
         # Judge and draw what JSON stores, so that saved numbers give the same result.
@@ -66,7 +66,7 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         "result": study.name,
         "source": study.source,
         "claim": study.claim,
-        "settings": asked,
+        "settings": requested,
         "verdict": outcome.verdict,
     }
     saved |= {"checks": [asdict(check) for check in outcome.checks], "numbers": numbers}
@@ -82,11 +82,11 @@ def files_of(study: Study, out: Path) -> tuple[Path, Path]:
     return out / f"{study.name}.json", out / f"{study.name}.png"
 
 
-def _kept(data: Path, asked: dict[str, Any]) -> Numbers | None:
+def _kept(data: Path, requested: dict[str, Any]) -> Numbers | None:
     """Numbers of an earlier run with the same settings; None if there are none, or if the file cannot be read."""
     try:
         saved = json.loads(data.read_text(encoding="utf-8"))
-        return saved["numbers"] if saved["settings"] == asked else None
+        return saved["numbers"] if saved["settings"] == requested else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

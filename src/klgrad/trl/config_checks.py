@@ -175,7 +175,7 @@ def stale(config: "KLConfig") -> str | None:
 
 
 def staleness(config: "KLConfig") -> None:
-    """Refuse `rollout_lag` without importance weights, unless that is asked for."""
+    """Refuse `rollout_lag` without importance weights, unless `rollout_lag_uncorrected` is set."""
     if config.rollout_lag and not config.rollout_lag_uncorrected and not is_weighted(config):
         raise MeaningError(
             "`kl_ratio` with `rollout_lag`",

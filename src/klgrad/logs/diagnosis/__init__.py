@@ -1,1 +1,1 @@
-"""Why trainer and sampler disagree: evidence from log-probs, and the causes that fit it."""
+"""Finds out why trainer and sampler disagree: evidence from log-probs, and the causes that explain it."""

@@ -1,4 +1,4 @@
-"""A mismatch as the judges take it, and the cause that they find."""
+"""A mismatch of trainer and sampler, and the cause that explains it."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,30 +7,30 @@ from .evidence import Evidence, Line, Prompts
 from .temperature import Range, allowed
 
 AGREE = 1e-3
-"""Root mean square of d below which trainer and sampler agree: of the size of float32 kernels' differences."""
+"""Root mean square of d below which trainer and sampler agree: the size of differences between float32 kernels."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What explains a mismatch.
+    """The likely cause of a mismatch.
 
     Attributes:
         name: `none`, `shift`, `rounding`, `filter`, `temperature`, `random trainer`, `systematic` or `unexplained`.
-        says: a sentence or two with the statistics that show it.
+        description: one or two sentences with the statistics that show the cause.
         remedy: what to change; empty for `none`.
-        alone: whether it explains all of the difference; None where the data cannot tell.
-        statistics: the numbers of the sentences.
+        alone: whether the cause explains the whole difference; None if the data are not sufficient to decide.
+        statistics: the numbers in the description.
     """
 
     name: str
-    says: str
+    description: str
     remedy: str = ""
     alone: bool | None = True
     statistics: dict[str, float] = field(default_factory=dict)
 
 
 class Case:
-    """The evidence with what all judges ask for."""
+    """The evidence, with the quantities that several checks use: x and y of some tokens, and d = y - x."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -42,21 +42,21 @@ class Case:
 
     @cached_property
     def temperatures(self) -> Range:
-        """Those that no token speaks against."""
+        """The temperatures that are possible for all of the tokens."""
         return allowed(self.x, self.y)
 
     @property
-    def back(self) -> float:
-        """Differences that make a token less likely to the sampler, against the others: 0 for a filter."""
+    def opposite_share(self) -> float:
+        """Differences that make a token less likely under the sampler, relative to the others: 0 for a filter."""
         return float((-self.d).clamp(min=0).mean() / self.d.clamp(min=0).mean().clamp(min=1e-12))
 
     @property
     def noise(self) -> float | None:
-        """Share of the difference, as a root mean square, that is another one every time; None if not known."""
+        """Share of the difference, as a root mean square, that varies between repeats; None if not known."""
         return None if self.prompts is None else self.prompts.noise / max(self.prompts.off, 1e-12)
 
-    def ask(self, what: str) -> str:
-        """What further data would tell."""
+    def missing_data(self, what: str) -> str:
+        """Describe the data that would be needed to decide `what`."""
         if not self.evidence.grouped:
-            return f"A `group` column would tell {what}."
-        return f"The prompts in the `group` column have too few first tokens in common to tell {what}."
+            return f"A `group` column would show {what}."
+        return f"The prompts in the `group` column have too few first tokens in common to show {what}."

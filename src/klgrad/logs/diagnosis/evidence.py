@@ -1,11 +1,12 @@
-r"""What a mismatch of trainer and sampler is judged by, gathered from one batch after the other.
+r"""The statistics from which the cause of a mismatch of trainer and sampler is found, summed over batches.
 
 With x = log π(y_t) of the trainer, y = log μ(y_t) of the sampler and d = y - x, over tokens that μ sampled:
 
-- E_μ[exp(-d)] is the trainer's mass on what the sampler could draw: 1, unless a top-p or top-k filter cut it.
+- E_μ[exp(-d)] is the trainer's probability of all tokens that the sampler could draw. It is 1, and less with a top-p
+  or top-k filter.
 - μ ∝ π^a, a temperature of 1/a, is described in `temperature`.
-- After one prompt the same first token has one log-prob, unless the trainer is random; and of several first tokens d
-  is the same where a filter makes it, and a line in x with slope a - 1 where a temperature does.
+- After one prompt the same first token has always the same log-prob, unless the trainer is random. Between different
+  first tokens, d is equal if a filter is the cause, and linear in x with slope a - 1 if a temperature is the cause.
 """
 
 from dataclasses import dataclass
@@ -19,27 +20,27 @@ from ...core.standard_errors import Kept, RatioSums
 from ..chunk import Chunk
 
 SAMPLE = 2**18
-"""Tokens that the causes are judged on."""
+"""Number of tokens that are kept for the checks of causes."""
 
 FIRST_TOKENS = 2**18
-"""Completions whose first tokens are compared with each other."""
+"""Number of completions whose first tokens are compared with each other."""
 
 LEAST_REPEATS = 20
-"""Pairs of the same first token, below which nothing is concluded from them."""
+"""Smallest number of pairs of the same first token from which a conclusion is drawn."""
 
 LEAST_DISTINCT = 6
-"""First tokens beside another one after the same prompt, below which nothing is concluded from how they differ: six
-random differences lie this well in a line (0.97 of their squares) once in 20,000 times."""
+"""Smallest number of different first tokens after the same prompt from which a conclusion is drawn: six random
+differences are this linear (0.97 of their squares) once in 20,000 times."""
 
 
 class Lags:
-    """Mean square difference of two columns, aligned and with the second moved by one token."""
+    """Mean square difference of two columns, as they are and with the second moved by one token."""
 
     def __init__(self) -> None:
         self.sums = {lag: torch.zeros(2, dtype=torch.float64) for lag in (-1, 0, 1)}
 
     def add(self, a: Tensor, b: Tensor, mask: Tensor) -> None:
-        """(B, T) each, live tokens first. At lag k, a_t is compared with b_{t+k}."""
+        """Add (B, T) columns whose live tokens come first. At lag k, a_t is compared with b_{t+k}."""
         for lag, sums in self.sums.items():
             here, there = a[:, max(0, -lag) : a.shape[1] - max(0, lag)], b[:, max(0, lag) : b.shape[1] - max(0, -lag)]
             both = mask[:, abs(lag) :]
@@ -47,12 +48,12 @@ class Lags:
             sums += torch.stack([both.sum(dtype=torch.float64), off.square().sum(dtype=torch.float64)])
 
     def rms(self, lag: int) -> float:
-        """Root of the mean square; infinite without pairs."""
+        """Root mean square difference at a lag; infinite without pairs."""
         n, square = self.sums[lag].tolist()
         return (square / n) ** 0.5 if n else float("inf")
 
     def shift(self) -> int:
-        """The lag at which the columns agree far better than where they stand, or 0."""
+        """The lag at which the columns agree far better than unmoved, or 0."""
         best = min((-1, 1), key=self.rms)
         return best if self.rms(0) > 0.05 and self.rms(best) < 0.4 * self.rms(0) else 0
 
@@ -64,7 +65,7 @@ class Padding:
         self.rows = self.suspect = 0
 
     def add(self, chunk: Chunk) -> None:
-        """One chunk without a mask."""
+        """Add a chunk without a mask."""
         some = chunk.lengths > 0
         last = (chunk.lengths.cumsum(0) - 1)[some]
         zero = torch.ones(len(last), dtype=torch.bool)
@@ -75,18 +76,18 @@ class Padding:
 
     @property
     def share(self) -> float:
-        """Of rows."""
+        """Share of the rows that look padded."""
         return self.suspect / max(self.rows, 1)
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The same first token after the same prompt, several times.
+    """Repeats of the same first token after the same prompt.
 
     Attributes:
-        repeats: pairs of the same token, to the sampler's last bit.
+        repeats: number of pairs of the same token: pairs with bit-equal log-probs of the sampler.
         noise: root mean square by which the trainer's log-prob varies between these.
-        off: root mean square difference of trainer and sampler at them.
+        off: root mean square difference of trainer and sampler at these tokens.
     """
 
     repeats: int
@@ -96,13 +97,13 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Line:
-    """Different first tokens after the same prompt: one context, several tokens.
+    """The regression of d on x over different first tokens after the same prompt: one context, several tokens.
 
     Attributes:
-        within: share of the mean square difference that is not the context's own: 0 for a filter.
-        along: share of that which follows the log-prob in a line: 1 for a temperature.
-        slope: of that line, with its standard error.
-        error: the standard error.
+        within: share of the mean square of d that is within contexts: 0 for a filter.
+        along: share of `within` that is linear in the log-prob: 1 for a temperature.
+        slope: the slope of the line.
+        error: the standard error of the slope.
     """
 
     within: float
@@ -112,7 +113,7 @@ class Line:
 
 
 class Evidence:
-    """Trainer and sampler, batch by batch."""
+    """Sums over batches of the log-probs of trainer and sampler."""
 
     def __init__(self) -> None:
         self.lags, self.grouped = Lags(), False
@@ -120,7 +121,7 @@ class Evidence:
         self._sample, self._first = Kept(SAMPLE), Kept(FIRST_TOKENS)
 
     def add(self, seen: Rollout, group: Tensor | None) -> None:
-        """One batch, with the trainer as π and the sampler as μ."""
+        """Add a batch, with the trainer as π and the sampler as μ."""
         live = seen.mask
         total = torch.where(live, token_ratio(seen), 0).sum(-1, dtype=torch.float64)
         mass = RatioSums.of(total[None], seen.lengths)
@@ -134,7 +135,7 @@ class Evidence:
             self._first.add(torch.stack([x[some].double() for x in columns]))
 
     def tokens(self) -> tuple[Tensor, Tensor]:
-        """Log-probs of trainer and of sampler at some tokens, float64."""
+        """Log-probs of trainer and sampler at a sample of the tokens, float64."""
         x, y = self._sample.values().double()
         return x, y
 
@@ -145,7 +146,7 @@ class Evidence:
         return float(found.mean), float(found.standard_error)
 
     def prompts(self) -> Prompts | None:
-        """None without groups, or where hardly any first token came twice."""
+        """Repeats of first tokens; None without groups, or with too few repeats."""
         if not self.grouped:
             return None
         _, x, d, again = self._first_tokens()
@@ -156,7 +157,7 @@ class Evidence:
         return Prompts(int(again.sum()), noise, off)
 
     def line(self) -> Line | None:
-        """None without groups, or where hardly any prompt has two first tokens."""
+        """The regression within prompts; None without groups, or if too few prompts have two first tokens."""
         if not self.grouped:
             return None
         group, x, d, again = self._first_tokens()
@@ -164,7 +165,7 @@ class Evidence:
         return _line(group, x, d, distinct) if distinct >= LEAST_DISTINCT else None
 
     def _first_tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Group, x and d in order of group and sampler's log-prob, and where a token is the same as the one before."""
+        """Group, x and d, sorted by group and sampler's log-prob, and which token equals the one before it."""
         group, x, y = self._first.values()
         order = torch.argsort(y, stable=True)
         order = order[torch.argsort(group[order], stable=True)]
@@ -173,7 +174,7 @@ class Evidence:
 
 
 def _line(group: Tensor, x: Tensor, d: Tensor, distinct: int) -> Line:
-    """The regression of d on x within groups; repeats of a token are no further points of it."""
+    """The regression of d on x within groups; its degrees of freedom count distinct tokens only."""
     _, index, size = torch.unique_consecutive(group, return_inverse=True, return_counts=True)
     inner_x, inner_d = (
         v - (torch.zeros_like(size, dtype=v.dtype).index_add_(0, index, v) / size)[index] for v in (x, d)

@@ -1,14 +1,15 @@
-r"""What a temperature allows, token by token, whatever the contexts are.
+r"""The limits that a temperature sets for each token, in any context.
 
 If the sampler's distribution is the trainer's to the power a = 1/T, normalised, then with p and q the probabilities
 that trainer and sampler give the sampled token
 
     logit q = a logit p + (a - 1) H,
 
-where H >= 0 is the Rényi entropy of order a of the other tokens. So at a temperature below 1 no token has logit q below
-a logit p, and above 1 none has it above, in any context. A likely token limits a from one side and an unlikely one from
-the other, and where two tokens hold nearly all of the probability the limit is reached. These limits hold for every
-sample; a mean of importance ratios, by contrast, depends at a low temperature on tokens that are never drawn.
+where H >= 0 is the Rényi entropy of order a of the other tokens. So at a temperature below 1 every token has
+logit q >= a logit p, and above 1 every token has logit q <= a logit p, in any context. A likely token limits a from one
+side, an unlikely token from the other. The limit is reached where two tokens have nearly all of the probability. These
+limits hold for every sample. In contrast, a mean of importance ratios depends, at a low temperature, on tokens that
+are never drawn.
 """
 
 import math
@@ -25,14 +26,15 @@ ALLOWED = 0.005
 """Share of the sum of squared differences beyond the limits, up to which a temperature explains the data."""
 
 ROOM = 1e-4
-"""The same share, by which a temperature may be worse than the best one and is still possible: rounding."""
+"""A temperature whose share is larger than the smallest one by no more than this is still possible: rounding."""
 
 TESTED = 0.02
-"""The same share, that must be on tokens of a probability above 1/2. Where every context is flat, the limits are so
-wide that anything is within them."""
+"""Smallest share of the sum of squared differences on tokens with a probability above 1/2. If every context is flat,
+the limits are so wide that they exclude nothing."""
 
 TOKENS = 2**15
-"""Tokens that are compared with the limits, drawn at random: every n-th would be the same position of completions."""
+"""Number of tokens that are compared with the limits. They are drawn at random: every n-th token could always be at the
+same position of a completion."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class Range:
 
     Attributes:
         low, high: the lowest and highest of them.
-        beyond: share of the sum of squared differences that is beyond the limits of the best one.
+        beyond: share of the sum of squared differences that is beyond the limits of the best temperature.
         one_sided: whether all of them are on one side of 1.
-        tested: whether the data could have spoken against them all.
+        tested: whether the data could have excluded them.
     """
 
     low: float
@@ -58,12 +60,20 @@ class Range:
         return self.beyond <= ALLOWED
 
     def contains(self, t: float) -> bool:
-        """Whether it is one of them, but for the step."""
+        """Whether a temperature is in the range, extended by one step."""
         return self.low / STEP <= t <= self.high * STEP
 
 
 def allowed(x: Tensor, y: Tensor) -> Range:
-    """The range for log-probs x of the trainer and y of the sampler, float64."""
+    """The temperatures that are possible for given log-probs.
+
+    Args:
+        x: log-probs of the trainer at sampled tokens, float64.
+        y: log-probs of the sampler at the same tokens, float64.
+
+    Returns:
+        The range.
+    """
     if len(x) > TOKENS:
         some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:TOKENS]
         x, y = x[some], y[some]
@@ -80,12 +90,12 @@ def allowed(x: Tensor, y: Tensor) -> Range:
 
 
 def _tried() -> list[float]:
-    """Temperatures evenly spaced in their logarithm, 1 itself left out."""
+    """Temperatures with evenly spaced logarithms, without 1."""
     first, last = (round(math.log(t) / math.log(STEP)) for t in (LOWEST, HIGHEST))
     return [STEP**n for n in range(first, last + 1) if n]
 
 
 def _beyond(logit: Tensor, y: Tensor, a: float) -> float:
-    """Sum of squares by which the sampler's log-probs are beyond the limit."""
+    """Sum of squares of how far the sampler's log-probs are beyond the limit."""
     limit = logsigmoid(a * logit)
     return float((limit - y if a > 1 else y - limit).clamp(min=0).square().sum())

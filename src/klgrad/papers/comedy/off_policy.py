@@ -1,11 +1,11 @@
 r"""Stale samples bias every configuration; sequence ratios repair k1 in reward and k1, k3 in both, token ratios do not.
 
-*A Comedy of Estimators* (arXiv 2512.21852), off-policy part, known from summaries: none of k1 and k3, in reward or in
-loss, is unbiased at the sequence level, and an estimator that is was left open. Here the chains of `chains` are sampled
-by a stale policy and every sequence is summed. Ours: standard normal logits of policy and reference, a sampler whose
+*A Comedy of Estimators* (arXiv 2512.21852), off-policy part, known from summaries: neither k1 nor k3, in reward or in
+loss, is unbiased at the sequence level; an unbiased estimator was left open. Here the chains of `chains` are sampled by
+a stale policy and every sequence is summed. Ours: standard normal logits of policy and reference, a sampler whose
 logits are off by normal noise of a given size, and the two repairs: w_T, the ratio of the whole sequence, and r_t, the
-ratio of the token whose score it weights. w_T is exact, at the cost of variance; with it k3 in reward and k3 in
-loss keep their on-policy bias.
+ratio of the token whose score it weights. w_T is exact, at the cost of variance; with it k3 in reward and k3 in loss
+keep their on-policy bias.
 """
 
 from statistics import fmean

@@ -1,14 +1,14 @@
-r"""Only k1 in reward, and k1 or k3 in both places, give ∇KL(A‖B); k3 in reward is furthest off; k1 in loss is noisy
-but little biased.
+r"""Only k1 in reward, and k1 or k3 in both places, give ∇KL(A‖B); k3 in reward is furthest off; k1 in loss is noisy but
+little biased.
 
-*A Comedy of Estimators* (arXiv 2512.21852), section 3.3, known from summaries: binary autoregressive A_θ and B_φ of
-5 to 20 tokens, 200 rounds of 1000 samples. Here every sequence is summed instead, so that a bias is a number and not a
-test. Ours: first-order chains (see `chains`), standard normal logits, and a second axis, how far B stands from A.
+*A Comedy of Estimators* (arXiv 2512.21852), section 3.3, known from summaries: binary autoregressive A_θ and B_φ of 5
+to 20 tokens, 200 rounds of 1000 samples. Here every sequence is summed instead, so that a bias is an exact number.
+Ours: first-order chains (see `chains`), standard normal logits, and a second axis, the distance of B from A.
 
-Where the summaries and the sums differ: they call k1 in loss "low bias, high variance". Its expected gradient is zero
-(the paper's own table has it so), hence its bias is all of ∇KL, 100 %; k3 in reward exceeds it by a tenth of ∇KL on
-average, and in two pairs of three. For chains that are close, the phrase can be read in two ways. In absolute size
-∇KL is small there, and so is the bias; and it is small against the noise: a few per cent of one sample's standard
+The summaries and the sums differ in one point. The summaries call k1 in loss "low bias, high variance". Its expected
+gradient is zero (as in the paper's own table), hence its bias is all of ∇KL, 100 %; k3 in reward exceeds it by a tenth
+of ∇KL on average, and in two pairs of three. For chains that are close, the phrase can be read in two ways. In absolute
+size ∇KL is small there, and so is the bias; and it is small against the noise: a few per cent of one sample's standard
 deviation, against several standard deviations for k3 in reward. The variance of k1 in loss is high for close chains
 only: for independent ones k1 in reward has more, and more with length.
 """

@@ -1,11 +1,11 @@
 """Between Gaussians k3's value has finite variance only if σ_q² > σ_p²/2; else its sample std grows with the sample.
 
 The Gaussian example of Liu et al. (arXiv 2510.01555): policy q = N(0.1, 0.2²), reference p = N(0, 1), samples from q;
-they print a sample standard deviation of 8.8244 for k3 and 0.6912 for k1 at a sample size they do not state. What is
-finite is computed by quadrature and compared with its closed form; what is infinite (k3's variance here) is
-shown by the growth of its integrand and of sample standard deviations over many repeats. The other σ_q, the
-sizes and the repeats are ours. The estimators cap their exponent at 30; every range stays below it, which is
-checked. The exact standard deviation of k1 is 0.6791, so that the printed 0.6912 is itself a sampled number.
+they print a sample standard deviation of 8.8244 for k3 and 0.6912 for k1 at a sample size they do not state. Finite
+quantities are computed by quadrature and compared with their closed forms; an infinite one (k3's variance here) is
+shown by the growth of its integrand and of sample standard deviations over many repeats. The other σ_q, the sizes and
+the repeats are ours. The estimators cap their exponent at 30; every range stays below it, which is checked. The exact
+standard deviation of k1 is 0.6791, so that the printed 0.6912 is itself a sampled number.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""About ref, k3 as loss is the reverse KL gradient to first order only: its coefficient is (δ-1)²/2 short, δ = ref/π.
+"""Near ref, k3 as loss is the reverse KL gradient to first order only: its coefficient is (δ-1)²/2 short, δ = ref/π.
 
-Lemma E.1 (first-order agreement and second-order bias) of Liu et al. (arXiv 2510.01555): the
-coefficient falls short by (δ-1)²/2 - (δ-1)³/3 + O((δ-1)⁴). The expansion is fitted to the difference of the slopes
-of this package's k2 and k3; the fit's range and degree are ours. So is the
-reading at the level of a policy: along straight lines from ref through random bandits, the relative gap between
-the two expected gradients, summed over all outcomes, shrinks in proportion to the distance.
+Lemma E.1 (first-order agreement and second-order bias) of Liu et al. (arXiv 2510.01555): the coefficient falls short by
+(δ-1)²/2 - (δ-1)³/3 + O((δ-1)⁴). The expansion is fitted to the difference of the slopes of this package's k2 and k3;
+the fit's range and degree are ours. We add a test at the level of a policy: along straight lines from ref through
+random bandits, the relative gap between the two expected gradients, summed over all outcomes, shrinks in proportion to
+the distance.
 """
 
 from dataclasses import replace

@@ -1,9 +1,10 @@
-"""Off-policy, k2 as loss and k1 in reward are biased; the ratio π/μ makes them exact again; clipping it biases anew.
+"""Off-policy, k2 as loss and k1 in reward are biased; the ratio π/μ makes them exact again; clipping it biases them
+again.
 
 The off-policy correction of Liu et al. (arXiv 2510.01555): treat the coefficient of a KL term like an advantage and
-weight it by the importance ratio. Tested by summing over every outcome of random bandits in float64, the sampler μ
-drawn away from π along straight lines of logits. Distances, arms and the clip range 1 ± 0.2 (usual in PPO) are
-ours; clipping here bounds the ratio on both sides whatever the coefficient's sign.
+weight it by the importance ratio. Tested by summing over every outcome of random bandits in float64, with the sampler μ
+at several distances from π along straight lines of logits. Distances, arms and the clip range 1 ± 0.2 (usual in PPO)
+are ours; clipping here bounds the ratio on both sides for either sign of the coefficient.
 """
 
 from collections.abc import Callable

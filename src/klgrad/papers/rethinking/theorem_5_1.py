@@ -1,10 +1,9 @@
 """On-policy, k1 in reward and k2 as loss are exactly the gradient of KL(π‖ref); k1 and k3 as loss are not.
 
-Theorem 5.1 of Liu et al. (arXiv 2510.01555), tested by summing over every outcome of random bandits in float64:
-each loss is differentiated by autograd, weighted with the probability of its sample, and compared with the
-gradient of the divergence itself. Number of arms, distances to ref and logits are ours. That k3 as loss is
-exactly the gradient of the *other* divergence, KL(ref‖π), is not in the theorem; it is checked because
-it says what k3 descends instead.
+Theorem 5.1 of Liu et al. (arXiv 2510.01555), tested by summing over every outcome of random bandits in float64: each
+loss is differentiated by autograd, weighted with the probability of its sample, and compared with the gradient of the
+divergence itself. Number of arms, distances to ref and logits are ours. The theorem does not state that k3 as loss is
+exactly the gradient of the *other* divergence, KL(ref‖π); this is checked because it shows what k3 descends instead.
 """
 
 import math

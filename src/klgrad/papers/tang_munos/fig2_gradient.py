@@ -1,12 +1,12 @@
-"""The error of the vanilla gradient falls as one over the root of n; differentiating k1 or k3 as a loss leaves an
-error that no number of samples removes.
+"""The error of the vanilla gradient falls as one over the root of n; differentiating k1 or k3 as a loss leaves an error
+that no number of samples removes.
 
-Figure 2 of the paper: root of the summed squared error of the estimated gradient of KL(π‖ref), against the number
-of samples, over 100 problems, with leave-one-out and the near-optimal baseline v* = KL beside the plain vanilla
-one. We add the exact error of each problem, and the floors of the two incorrect ones. Exactly, leave-one-out is the
-smaller error only from a few samples on: at n = 2 the one other sample adds more noise than it removes. Points are
-the mean over problems of the root of one squared error, as the paper has it; lines are of the root of its
-expectation, which is larger where errors have heavy tails.
+Figure 2 of the paper: root of the summed squared error of the estimated gradient of KL(π‖ref), against the number of
+samples, over 100 problems, for the plain vanilla one, leave-one-out and the near-optimal baseline v* = KL. We add the
+exact error of each problem, and the floors of the two incorrect methods. The exact error of leave-one-out is smaller
+than that of vanilla only from a few samples on: at n = 2 the one other sample adds more noise than it removes. Points
+are the mean over problems of the root of one squared error, as in the paper; lines are the root of its expectation,
+which is larger where errors have heavy tails.
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
-"""Descending the estimated gradient closes the KL to ref with the vanilla, leave-one-out and squared estimates,
-more slowly with k3 as a loss, and not at all with k1 as a loss, which drifts away.
+"""Descending the estimated gradient closes the KL to ref with the vanilla, leave-one-out and squared estimates, more
+slowly with k3 as a loss, and not at all with k1 as a loss, which drifts away.
 
-Figure 3 of the paper: KL(π‖ref) against steps, n = 4 samples a step, learning rate 1, 100 problems. The number of
-steps is not given; we take 1000. All reproduces but one sentence: that k3 as a loss is slower. Its mean over
-problems, which the paper draws, is above vanilla's only because of a few runs that a huge ratio moved far away, and
-the difference is not significant; on the typical problem it is faster, and more so with 16 or 64 samples (it
-descends the forward KL, whose pull on arms that π has left is the stronger).
+Figure 3 of the paper: KL(π‖ref) against steps, n = 4 samples a step, learning rate 1, 100 problems. The number of steps
+is not given; we take 1000. All sentences reproduce except one: that k3 as a loss is slower. Its mean over problems,
+which the paper draws, is above vanilla's only because of a few runs that a huge ratio moved far away, and the
+difference is not significant; on the typical problem it is faster, and more so with 16 or 64 samples (it descends the
+forward KL, whose gradient is larger on arms that π has left).
 """
 
 from typing import TYPE_CHECKING

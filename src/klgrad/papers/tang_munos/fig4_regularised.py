@@ -1,10 +1,9 @@
 """Maximising a reward under a KL penalty, the vanilla gradients bring π towards the optimum π*; k1 and k3
 differentiated as losses do not.
 
-Figure 4 of the paper: KL(π‖π*) over its initial value against steps, n = 4. β and the number of steps are not
-given; we take 1000 steps and sweep β. At β = 1 the figure looks as printed. At β = 0.1 the reward dominates, and
-the methods hardly differ by then, the analytic one included. The checks marked as ours say what else the sweep
-shows.
+Figure 4 of the paper: KL(π‖π*) over its initial value against steps, n = 4. β and the number of steps are not given; we
+take 1000 steps and sweep β. At β = 1 the figure looks as printed. At β = 0.1 the reward dominates, and all methods,
+including the analytic one, hardly differ after these steps. The checks marked as ours are about the sweep.
 """
 
 from typing import TYPE_CHECKING

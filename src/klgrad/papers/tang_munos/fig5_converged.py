@@ -1,10 +1,10 @@
-"""With more samples a step the vanilla gradients end ever nearer π*; k3 as a loss stays where its other target
-holds it.
+"""With more samples per step the vanilla gradients end nearer to π*; k3 as a loss does not, because it has another
+target.
 
-Figure 5 of the paper: converged KL(π‖π*), over its initial value, against the number of samples n. β and the number
-of steps are not given: β = 1 and 3000 steps here, the mean over the last fifth; the analytic line shows what is
-still to come. At β = 3, ours too, k3 as a loss does gain from more samples: there the optima of the two problems
-are near each other.
+Figure 5 of the paper: converged KL(π‖π*), over its initial value, against the number of samples n. β and the number of
+steps are not given: β = 1 and 3000 steps here, the mean over the last fifth; the analytic line shows how far the runs
+are from convergence. At β = 3, which is also ours, k3 as a loss does gain from more samples: there the optima of the
+two problems are near each other.
 """
 
 from typing import TYPE_CHECKING

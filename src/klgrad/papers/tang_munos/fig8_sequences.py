@@ -2,13 +2,13 @@
 variance reduction makes them faster.
 
 Figure 8 of the paper, which distils a 70B into an 8B model, in its tabular form: an autoregressive policy over a
-vocabulary of three and completions of up to six tokens that an end token may cut short, far from ref (SPREAD), n =
-4 samples a step, learning rate 0.3. Speed is the mean logarithm of the KL over 100 steps. Bias and variance are
-exact, on completions of up to five tokens, over several problems. We add what the paper does not have: k1 for the
-present with k3 for the future, exact present and future, per-step leave-one-out, and a discount. That the sequence
-level beats the token level is plain here too; that variance reduction makes it faster is not: with a logit of its
-own for every prefix, one step's noise touches few of them. Nor is k3 as a token loss slower than vanilla, for the
-same reason as in figure 3.
+vocabulary of three and completions of up to six tokens that an end token may cut short, far from ref (SPREAD), n = 4
+samples a step, learning rate 0.3. Speed is the mean logarithm of the KL over 100 steps. Bias and variance are exact, on
+completions of up to five tokens, over several problems. We add methods that the paper does not have: k1 for the present
+with k3 for the future, exact present and future, per-step leave-one-out, and a discount. The sequence level clearly
+beats the token level here too. Variance reduction does not clearly make it faster: every prefix has its own logit, and
+the noise of one step affects few of them. k3 as a token loss is not slower than vanilla, for the same reason as in
+figure 3.
 """
 
 from statistics import fmean

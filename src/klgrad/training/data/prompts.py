@@ -27,13 +27,13 @@ def from_dataset(settings: Any, names: list[str], evaluated: list[str] | None, s
     eval_split = settings.dataset_eval_split or settings.dataset_split
     from_rows = [n for n in evaluated if _same(name, n) and (_is_file(n) or eval_split == settings.dataset_split)]
     trained, held_out = split(rows, settings.eval_size) if from_rows else (rows, [])
-    asked, sets = {key(row) for row in rows}, []
+    prompts, sets = {key(row) for row in rows}, []
     for other in evaluated:
         kept = held_out
         if other not in from_rows:
             config = settings.dataset_config if _same(name, other) else None
             kept = distinct(_rows_of(other, config, eval_split), settings.eval_size)
-        near = _same(name, other) or any(key(row) in asked for row in kept)
+        near = _same(name, other) or any(key(row) in prompts for row in kept)
         sets.append(EvaluationSet(called[other], "in" if near else "out", kept))
     return trained, sets, []
 
