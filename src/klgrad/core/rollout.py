@@ -225,9 +225,18 @@ def _raise_if(found: Tensor, bad: dict[str, Tensor], given: dict[str, Tensor]) -
         return
     name = next(name for name, flags in bad.items() if bool(flags.any()))
     b, t = _first(bad[name])
-    value = given[name][b, t].item()
-    expected = f"`{name}` finite and {'>= 0' if name in KLS else '<= 0'} at every live token"
-    raise RolloutError(expected, f"{value:g} at [{b}, {t}]", _remedy(name, value))
+    raise RolloutError(*what_is_wrong(given[name][b, t].item(), name, f"[{b}, {t}]", is_kl=name in KLS))
+
+
+def invalid_log_probs(x: Tensor) -> Tensor:
+    """Whether each value is not the log-prob of a sampled token: not finite, or above 0 by more than rounding."""
+    return _is_invalid("logp", x)
+
+
+def what_is_wrong(value: float, name: str, place: str, *, is_kl: bool = False) -> tuple[str, str, str]:
+    """The texts of an error for an invalid value of a live token: expected, received, remedy."""
+    expected = f"`{name}` finite and {'>= 0' if is_kl else '<= 0'} at every live token"
+    return expected, f"{value:g} at {place}", _remedy(name, value, is_kl)
 
 
 def _first(flags: Tensor) -> tuple[int, int]:
@@ -241,7 +250,7 @@ def _is_invalid(name: str, x: Tensor) -> Tensor:
     return beyond | ~torch.isfinite(x)
 
 
-def _remedy(name: str, value: float) -> str:
+def _remedy(name: str, value: float, is_kl: bool) -> str:
     if value != value:
         return "find the NaN upstream (a 0 * inf in a mask, an overflow in half precision)"
     if value == float("-inf"):
@@ -249,6 +258,6 @@ def _remedy(name: str, value: float) -> str:
             f"`{name}` gives the sampled token probability 0: mask the position, or score with the "
             "unfiltered distribution (no top-k or top-p, no suppressed tokens)"
         )
-    if name in KLS:
+    if is_kl:
         return "compute the full-vocabulary KL in float32, of normalised distributions; truncated sums can be negative"
     return "pass log-softmax outputs; a positive value is a logit, a probability or a sum over tokens"

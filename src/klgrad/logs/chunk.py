@@ -1,13 +1,12 @@
 """A bounded number of rows of a log: ragged, and as padded blocks for the formulas of this package."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..core.rollout import ROUNDING_STEPS, Rollout
+from ..core.rollout import ROUNDING_STEPS, Rollout, invalid_log_probs, what_is_wrong
 from ..errors import RolloutError
 from .columns import PER_TOKEN
 from .log_errors import LogError
@@ -183,19 +182,12 @@ def _take(x: Tensor, at: Tensor) -> Tensor:
 
 def _name_the_row(chunk: Chunk) -> None:
     """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
-    found: list[tuple[int, str, RolloutError]] = []
+    found: list[tuple[int, str]] = []
     for role, x in chunk.columns.items():
-        try:
-            Rollout(x[None], x[None], torch.ones(1, len(x)))
-        except RolloutError as error:
-            place = re.search(r" at \[0, (\d+)\]$", error.received)
-            found += [(int(place[1]), role, error)] if place else []
+        invalid = torch.nonzero(invalid_log_probs(x))
+        found += [(int(invalid[0]), role)] if len(invalid) else []
     if found:
-        at, role, error = min(found, key=lambda each: each[0])
+        at, role = min(found)
         row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
-        name = f"`{chunk.names[role]}`"
-        raise LogError(
-            error.expected.replace("`logp`", name),
-            f"{error.received.split(' at ')[0]} at {chunk.place(row, at - int(chunk.starts[row]))}",
-            error.remedy.replace("`logp`", name),
-        ) from error
+        place = chunk.place(row, at - int(chunk.starts[row]))
+        raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))
