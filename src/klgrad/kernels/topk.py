@@ -5,16 +5,13 @@ score term of a sampled tail token to the differentiated sum adds ∇Σ_K p, the
 entries.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from ..core.estimators import forward_k3, k3
+from ..core.families.choices import Divergence
 from ..errors import KernelInputError
 from .state import BANNED, LOWEST, excesses
-
-Divergence = Literal["reverse", "forward"]
 
 
 def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: Divergence = "reverse") -> Tensor:

@@ -9,7 +9,6 @@ from .. import zoo as cells
 from ..core.importance import ImportanceWeighting, Truncate
 from ..core.rollout import Rollout
 from ..core.term import KLTerm
-from ..errors import RolloutError
 from ..remedies import as_code
 from ..zoo import Cell
 from .log_errors import LogError
@@ -35,13 +34,7 @@ def sound_terms(off_policy: bool) -> dict[str, KLTerm]:
 def cell_of(name: str) -> Cell:
     """Look up a cell, and check that its coefficients depend on one completion only."""
     cell = cells.get(name)
-    one = torch.full((2, 1), -1.0)
-    alone = not cell.couples_groups
-    try:
-        cell(Rollout(one, one, one != 0, behavior_logp=one))
-    except RolloutError:  # it needs a group
-        alone = False
-    if not alone:
+    if cell.couples_groups or cell.compares_completions:
         raise LogError(
             "a cell whose coefficients depend on one completion only",
             f"{name!r}, which needs the whole batch or group",

@@ -11,6 +11,7 @@ import torch
 from ..core.rollout import Rollout
 from ..core.standard_errors import Estimate, ratio_of_means
 from ..reports.divergence import KLSums, Report
+from ..trl import KLTrainer
 from ..trl.gather import everywhere
 from ..trl.seam.batch import Completions
 from ..trl.seam.generation import decode, generate, padded, tokenize_prompts
@@ -37,7 +38,7 @@ class Evaluator:
     seed: int
     greedy: bool = False
 
-    def __call__(self, trainer: Any) -> dict[str, Any]:
+    def __call__(self, trainer: KLTrainer) -> dict[str, Any]:
         """Evaluate the trainer's model.
 
         Returns:
@@ -52,7 +53,7 @@ class Evaluator:
         finally:
             trainer.model.train(training)
 
-    def _evaluated(self, trainer: Any) -> dict[str, Any]:
+    def _evaluated(self, trainer: KLTrainer) -> dict[str, Any]:
         sums, scores, found = KLSums(), {"in": [], "out": []}, {}
         for each in self.sets:
             rewards = self._scores(trainer, each, sums)
@@ -64,7 +65,7 @@ class Evaluator:
         kl = None if self.greedy else _kl(report)  # greedy completions are not samples of π, so they give no estimate
         return {"sets": found, "domains": domains, "kl": kl, "length": float(report.scalars["length/mean"])}
 
-    def _scores(self, trainer: Any, each: EvaluationSet, sums: KLSums) -> list[float]:
+    def _scores(self, trainer: KLTrainer, each: EvaluationSet, sums: KLSums) -> list[float]:
         """Rewards of one set, batch by batch; every process evaluates its share of each batch."""
         accelerator, found = trainer.accelerator, []
         step = trainer.args.per_device_train_batch_size * accelerator.num_processes
@@ -78,7 +79,7 @@ class Evaluator:
             sums.add(_rollout(trainer, prompts, completions, len(rows)))
         return found
 
-    def _sample(self, trainer: Any, rows: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
+    def _sample(self, trainer: KLTrainer, rows: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
         """Generate as the trainer does, with or without vLLM."""
         prompts = tokenize_prompts(trainer, [row["prompt"] for row in rows])
         before = getattr(trainer, "generation_config", None)
@@ -91,7 +92,7 @@ class Evaluator:
                 trainer.generation_config = before
         return prompts, made
 
-    def _rewards(self, trainer: Any, rows: list[dict[str, Any]], completions: list[list[int]]) -> list[float]:
+    def _rewards(self, trainer: KLTrainer, rows: list[dict[str, Any]], completions: list[list[int]]) -> list[float]:
         texts = decode(trainer, completions)
         chats = [
             t if isinstance(row["prompt"], str) else [{"role": "assistant", "content": t}]
@@ -124,7 +125,7 @@ def _share(rows: list[dict[str, Any]], accelerator: Any) -> list[dict[str, Any]]
     return own + [rows[0]] * (size - len(own))
 
 
-def _rollout(trainer: Any, prompts: list[list[int]], completions: list[list[int]], rows: int) -> Rollout:
+def _rollout(trainer: KLTrainer, prompts: list[list[int]], completions: list[list[int]], rows: int) -> Rollout:
     """The completions of all processes, with log-probs of the model and of its reference."""
     batch = padded(trainer, prompts, completions)
     local: dict[str, Any] = {"mask": batch["completion_mask"]}

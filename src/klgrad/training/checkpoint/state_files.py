@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,13 @@ from ...support.atomic_files import write_whole
 from ..training_errors import RunError
 from .trainer_state import restore, snapshot
 
+if TYPE_CHECKING:
+    from .run_trainer import RunTrainer
+
 REFERENCE = "klgrad_reference.safetensors"
 
 
-def save_state(trainer: Any, folder: Path) -> None:
+def save_state(trainer: "RunTrainer", folder: Path) -> None:
     """Write the trainer's state to a checkpoint, one pair of files for each process."""
     from safetensors.torch import save_file
 
@@ -32,7 +35,7 @@ def save_state(trainer: Any, folder: Path) -> None:
         save_file(_moving_reference(trainer), folder / REFERENCE)
 
 
-def load_state(trainer: Any, folder: Path) -> dict[str, Any]:
+def load_state(trainer: "RunTrainer", folder: Path) -> dict[str, Any]:
     """Restore what `save_state` wrote.
 
     Returns:
@@ -54,7 +57,7 @@ def load_state(trainer: Any, folder: Path) -> dict[str, Any]:
     return known
 
 
-def load_reference(trainer: Any, folder: Path) -> None:
+def load_reference(trainer: "RunTrainer", folder: Path) -> None:
     """Load the reference from a checkpoint if it moves (`sync_ref_model`); otherwise it is loaded already."""
     from safetensors.torch import load_file
 
@@ -62,7 +65,7 @@ def load_reference(trainer: Any, folder: Path) -> None:
         trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(load_file(folder / REFERENCE))
 
 
-def check_fits(trainer: Any, folder: Path) -> None:
+def check_fits(trainer: "RunTrainer", folder: Path) -> None:
     """Refuse a checkpoint of another model: `Trainer` would load those weights that have the same names."""
     theirs, ours = (_read(folder, 0) or {}).get("parameters"), trainer.parameter_shapes
     if not isinstance(theirs, dict) or theirs == ours:
@@ -131,7 +134,7 @@ def _read(folder: Path, rank: int) -> dict[str, Any] | None:
     return found
 
 
-def _advance_sampler(trainer: Any) -> None:
+def _advance_sampler(trainer: "RunTrainer") -> None:
     """Draw the permutations of completed epochs: TRL's sampler draws one per epoch, and restarts at the first."""
     sampler = trainer.train_sampler
     if getattr(sampler, "shuffle", False):
@@ -147,7 +150,7 @@ def _tensor_file(rank: int) -> str:
     return f"klgrad_state_{rank}.safetensors"
 
 
-def _moving_reference(trainer: Any) -> dict[str, Tensor]:
+def _moving_reference(trainer: "RunTrainer") -> dict[str, Tensor]:
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise RunError(
             "a reference on one device, to save one that moves (sync_ref_model)",
