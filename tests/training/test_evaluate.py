@@ -24,7 +24,9 @@ def test_random_numbers_go_on_as_if_nothing_had_been_drawn():
         return random.random(), numpy.random.rand(), float(torch.rand(()))
 
     def seeded():
-        random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
 
     seeded()
     expected = drawn(), drawn()
