@@ -6,15 +6,31 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 OTHERS := $(VENV)-frameworks/.installed
+OLDEST := $(VENV)-oldest/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-frameworks reproduce lint types format readme figures results frameworks bench check clean
+.PHONY: audit test test-fast test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme figures results frameworks bench check clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
 
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(DEV)  ## the tests without the marker `slow`: under a minute on two cores
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-gpu: $(DEV)  ## the tests that need a CUDA device; all are skipped where there is none
+	$(BIN)/python -m pytest -m gpu -n 0 $(ARGS)
+
+# The parts that need torch alone. The environment takes about 6 GB, because torch 2.6.0 for Linux depends on CUDA's
+# libraries and does not load without them, even where there is no GPU.
+TORCH_ALONE := tests/core tests/enumeration tests/audit tests/reports tests/zoo tests/claims tests/facts
+test-oldest: $(OLDEST)  ## the oldest torch that pyproject.toml allows
+	$(VENV)-oldest/bin/python -m pytest $(TORCH_ALONE) $(ARGS)
+
+test-newest: $(DEV)  ## the same tests with the newest torch, which constraints.txt pins
+	$(BIN)/python -m pytest $(TORCH_ALONE) $(ARGS)
 
 test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF and SkyRL for real; their pins clash with the rest
 	$(VENV)-frameworks/bin/python -m pytest tests/adapters $(ARGS)
@@ -56,7 +72,7 @@ check: test test-frameworks lint types  ## what CI runs, and the other framework
 	$(BIN)/python scripts/readme.py --check
 
 clean:
-	rm -rf $(VENV) $(VENV)-frameworks .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-frameworks $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis
 
 # Torch comes first and alone, so that nothing else chooses its version.
 $(CORE): pyproject.toml constraints.txt
@@ -72,6 +88,13 @@ $(OTHERS): pyproject.toml constraints-frameworks.txt
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install torch
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install verl pytest pytest-xdist hypothesis -e .
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps openrlhf skyrl
+	touch $@
+
+$(OLDEST): export PIP_CONSTRAINT := $(CURDIR)/constraints-oldest.txt
+$(OLDEST): pyproject.toml constraints-oldest.txt
+	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install torch
+	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install hypothesis numpy pytest pytest-xdist -e .
 	touch $@
 
 $(DEV): $(CORE)
