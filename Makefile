@@ -9,7 +9,7 @@ OTHERS := $(VENV)-frameworks/.installed
 OLDEST := $(VENV)-oldest/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme figures results frameworks bench check clean
+.PHONY: audit test test-fast test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check hooks figures results frameworks bench check clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
@@ -68,8 +68,14 @@ bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
 	$(BIN)/python benchmarks/bench_logs.py
 
-check: test test-frameworks lint types  ## what CI runs, and the other frameworks
+check: lint types readme-check test test-frameworks  ## what CI runs
+
+readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check
+
+hooks: $(DEV)  ## run the checks of lint, types and readme-check before each commit
+	$(PIP) install pre-commit
+	$(BIN)/pre-commit install
 
 clean:
 	rm -rf $(VENV) $(VENV)-frameworks $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis
