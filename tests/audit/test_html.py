@@ -91,6 +91,7 @@ def test_self_contained(page):
     assert all(link.startswith("#") for link in Checker(page).links)
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_page(audited, page):
     assert to_html(*audited) == page
     again = [coefficient_curve(catalogue()[name]) for name in NAMES]

@@ -44,6 +44,7 @@ def test_numbers_figure_and_verdict_are_kept(tmp_path):
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_computed_again(tmp_path):
     made = study()
     reproduce(made, Settings(), tmp_path)
@@ -68,6 +69,7 @@ def test_a_claim_that_fails_says_in_what(tmp_path):
     assert outcome.verdict == "differs: it holds (1.0)"
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
     first, second = study(), study(fails=KeyboardInterrupt())
     second = Study("paper/second", second.module)
