@@ -69,6 +69,7 @@ def test_an_error_in_the_file_leaves_no_trace_either():
     assert ABSENT not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_says_so():
     with pytest.raises(ImportError, match=r"torch has no file no/such/file\.py; its layout has changed"):
         path_of("torch", "no/such/file.py")

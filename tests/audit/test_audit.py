@@ -107,6 +107,7 @@ VERDICTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", VERDICTS, ids=lambda f: f.__name__)
 def test_verdicts(loss):
     result = audit(loss)
@@ -163,6 +164,7 @@ def test_an_audit_under_no_grad_is_an_audit():
         assert audit(k2_sum).verdict == "reverse-kl-token"
 
 
+@pytest.mark.slow
 def test_a_wrong_sign_is_called_by_its_name():
     result = audit(climbs)
     assert str(result.advice).startswith("Climbs the token-level reverse KL")

@@ -98,6 +98,7 @@ def test_the_same_without_its_fault_is_sound(bound, lengths):
     assert (result.verdict, result.off_with) == (verdict, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["credit of 4 tokens", "bounded by 8", "a baseline for 3 rows"])
 def test_at_equal_lengths_alone_it_is_found_too(fault):
     loss, seems, wider = FAULTS[fault]

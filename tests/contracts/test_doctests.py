@@ -30,7 +30,13 @@ def modules():
                 yield ".".join(["klgrad", *parts]).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("name", list(modules()))
+NEED_TRL = ("klgrad.training.", "klgrad.trl.")
+"""Slow, because importing TRL is."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(NEED_TRL)) for name in modules()]
+)
 def test_the_examples_run(name):
     done = doctest.testmod(import_module(name))
     assert done.failed == 0

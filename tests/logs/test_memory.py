@@ -67,6 +67,7 @@ def test_one_parquet_row_of_many_equal_values(tmp_path):
     assert mib < REFUSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip"])
 def test_a_long_row_among_short_ones(version, codec, tmp_path):
