@@ -6,15 +6,34 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 OTHERS := $(VENV)-frameworks/.installed
+OLDEST := $(VENV)-oldest/.installed
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-frameworks reproduce lint types format readme figures results frameworks bench check clean
+.PHONY: audit test test-fast test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check hooks figures results frameworks bench check clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
 
 test: $(DEV)  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+# Without the folders whose tests import TRL, which takes each process about ten seconds: `make test-fast FAST=tests/training`.
+FAST := tests/audit tests/claims tests/contracts tests/core tests/enumeration tests/facts tests/kernels tests/logs \
+	tests/reports tests/support tests/zoo
+test-fast: $(DEV)  ## the tests of FAST that are not marked `slow`
+	$(BIN)/python -m pytest -m "not slow" $(FAST) $(ARGS)
+
+test-gpu: $(DEV)  ## the tests that need a CUDA device; all are skipped where there is none
+	$(BIN)/python -m pytest -m gpu -n 0 $(ARGS)
+
+# The parts that need torch alone. The environment takes about 6 GB, because torch 2.6.0 for Linux depends on CUDA's
+# libraries and does not load without them, even where there is no GPU.
+TORCH_ALONE := tests/core tests/enumeration tests/audit tests/reports tests/zoo tests/claims tests/facts
+test-oldest: $(OLDEST)  ## the oldest torch that pyproject.toml allows
+	$(VENV)-oldest/bin/python -m pytest $(TORCH_ALONE) $(ARGS)
+
+test-newest: $(DEV)  ## the same tests with the newest torch, which constraints.txt pins
+	$(BIN)/python -m pytest $(TORCH_ALONE) $(ARGS)
 
 test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF and SkyRL for real; their pins clash with the rest
 	$(VENV)-frameworks/bin/python -m pytest tests/adapters $(ARGS)
@@ -52,11 +71,17 @@ bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
 	$(BIN)/python benchmarks/bench_logs.py
 
-check: test test-frameworks lint types  ## what CI runs, and the other frameworks
+check: lint types readme-check test test-frameworks  ## what CI runs
+
+readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check
 
+hooks: $(DEV)  ## run the checks of lint, types and readme-check before each commit
+	$(PIP) install pre-commit
+	$(BIN)/pre-commit install
+
 clean:
-	rm -rf $(VENV) $(VENV)-frameworks .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-frameworks $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis
 
 # Torch comes first and alone, so that nothing else chooses its version.
 $(CORE): pyproject.toml constraints.txt
@@ -72,6 +97,13 @@ $(OTHERS): pyproject.toml constraints-frameworks.txt
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install torch
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install verl pytest pytest-xdist hypothesis -e .
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps openrlhf skyrl
+	touch $@
+
+$(OLDEST): export PIP_CONSTRAINT := $(CURDIR)/constraints-oldest.txt
+$(OLDEST): pyproject.toml constraints-oldest.txt
+	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install torch
+	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install hypothesis numpy pytest pytest-xdist -e .
 	touch $@
 
 $(DEV): $(CORE)

@@ -152,7 +152,9 @@ def evaluator(given: Any) -> Any:
 def train_by_trl(given: Any, rest: list[str]) -> None:
     """Train with TRL's own distillation trainer, on the prompts of `klgrad distill`."""
     from transformers import AutoTokenizer
-    from trl import DistillationConfig, DistillationTrainer, TrlParser
+    from trl.scripts.utils import TrlParser
+    from trl.trainer.distillation_config import DistillationConfig
+    from trl.trainer.distillation_trainer import DistillationTrainer
 
     from klgrad.training.data.run_data import data_of
     from klgrad.training.model.resolve import resolve

@@ -46,7 +46,7 @@ class Case:
         reference = (self.h_ref, Head(self.w_ref)) if paired else ()
         s = token_statistics(self.h, Head(self.w), self.y, *reference, **how)  # type: ignore[arg-type]
         outputs = (s.logp, s.entropy, s.reverse_kl, s.forward_kl) if paired else (s.logp,)
-        torch.stack([(u * x).sum() for u, x in zip(self.up, outputs, strict=False)]).sum().backward()
+        torch.stack([(u * x).sum() for u, x in zip(self.up, outputs, strict=False) if x is not None]).sum().backward()
 
     def cleared(self, step: Callable[[], object]) -> Callable[[], object]:
         """The step, after which gradients are freed, so that the memory of each step is measured."""

@@ -30,9 +30,9 @@ class Step:
     def __init__(self, folder: Path, completions: int, length: int) -> None:
         from transformers import AutoModelForCausalLM
 
-        load = lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).cuda()
-        self.policy: Any = load()
-        self.ref: Any = load().requires_grad_(False)
+        models: list[Any] = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16) for _ in range(2)]
+        self.policy: Any = models[0].cuda()
+        self.ref: Any = models[1].cuda().requires_grad_(False)
         torch.manual_seed(0)
         with torch.no_grad():
             for p in self.policy.parameters():
@@ -89,8 +89,9 @@ def main() -> None:
             "klgrad lean": step.kernels,
             "klgrad fast": partial(step.kernels, mode="fast"),
         }
-        bare = {"activations alone": partial(_activations, step)}
-        found = in_turn(bare | {name: partial(step.run, way) for name, way in ways.items()}, rounds=5)
+        candidates: dict[str, Callable[[], object]] = {"activations alone": partial(_activations, step)}
+        candidates |= {name: partial(step.run, way) for name, way in ways.items()}
+        found = in_turn(candidates, rounds=5)
         tokens = completions * length
         for row in rows("RL step", found, {}, tokens=tokens, hidden=576, vocabulary=step.vocabulary):
             row["predicted_gib"] = f"{predicted(step, str(row['candidate'])):.2f}" if row["candidate"] in ways else ""
@@ -110,7 +111,7 @@ def main() -> None:
                 }
             )
             made.append(row)
-        del step, ways, bare, found
+        del step, ways, candidates, found
         torch.cuda.empty_cache()
     write(made, given.out / "step.csv")
 

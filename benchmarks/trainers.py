@@ -197,11 +197,13 @@ class Stage:
     def trainer(self, settings: dict[str, Any], steps: int, folder: str) -> Any:
         """A trainer that gets stored completions instead of sampling them."""
         from datasets import Dataset
-        from trl import GRPOConfig, GRPOTrainer
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.grpo_trainer import GRPOTrainer
 
         from klgrad.trl import KLConfig, KLTrainer
 
-        make, configure = (GRPOTrainer, GRPOConfig) if "beta" in settings else (KLTrainer, KLConfig)
+        kinds: tuple[Any, Any] = (GRPOTrainer, GRPOConfig) if "beta" in settings else (KLTrainer, KLConfig)
+        make, configure = kinds
         args = configure(
             output_dir=folder,
             per_device_train_batch_size=self.size.completions,

@@ -78,7 +78,7 @@ SHOWN_SETTINGS = (
 
 def frameworks() -> str:
     """A selection of rows of docs/frameworks, with each framework's version and the date of its audit."""
-    lines, made = [], []
+    lines, made, header = [], [], ""
     for page in sorted((ROOT / "docs" / "frameworks").glob("*.md")):
         text = page.read_text(encoding="utf-8")
         title, date = re.search(r"# (.*)\n\nMade on (\S+)", text).groups()  # type: ignore[union-attr]

@@ -69,7 +69,7 @@ def next_word(model, temperature):
 
 
 def completion_logp(table, completion):
-    return sum(table[completion[:t]][word] for t, word in enumerate(completion))
+    return torch.stack([table[completion[:t]][word] for t, word in enumerate(completion)]).sum()
 
 
 def token_level(kl, sampler=None):

@@ -2,6 +2,7 @@
 
 import tempfile
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -69,7 +70,7 @@ SETTINGS = {
 }
 
 
-def trainer(trainer_class, config_class, output, model=None, reward_funcs=reward, **settings):
+def trainer(trainer_class, config_class, output, model=None, reward_funcs=reward, **settings) -> Any:
     of_trainer = {name: settings.pop(name) for name in ("peft_config", "processing_class") if name in settings}
     return trainer_class(
         model=model or folder(),
@@ -80,7 +81,7 @@ def trainer(trainer_class, config_class, output, model=None, reward_funcs=reward
     )
 
 
-def trained(*args, **settings):
+def trained(*args, **settings) -> Any:
     made = trainer(*args, **settings)
     made.train()
     return made

@@ -37,6 +37,7 @@ FLOAT32_REWARD = Tol(1e-6, 1e-9, "TRL holds rewards in float32, whatever compute
 SAME_STEPS = Tol(
     1e-4, 5e-6, "float32 training steps, in which sums are taken in another order; Adam divides by small gradients"
 )
+GPU_STEP = Tol(1e-4, 1e-7, "float32 on a GPU and on a CPU: a dozen products, each summed in another order")
 BFLOAT16 = Tol(5e-3, 1e-6, "a gradient rounded to bfloat16 twice, towards the logits and after the product: 2^-9 each")
 FLOAT16 = Tol(1e-3, 1e-6, "a gradient rounded to float16 twice: 2^-12 each")
 KEPT = Tol(1e-2, 0.0, "logits kept in 16 bits, and a gradient rounded to bfloat16 twice: in all below one percent")

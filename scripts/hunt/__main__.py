@@ -88,7 +88,7 @@ def hunt_kills(count: int, seed: int, root: Path) -> list[str]:
     expected = load_file(next((whole / "model").glob("*.safetensors")))
     while kills < count:
         folder, log, runs = root / f"run-{runs}", root / f"run-{runs}.log", runs + 1
-        arguments_now = [*new, "--output_dir", str(folder)]
+        arguments_now, status = [*new, "--output_dir", str(folder)], None
         for attempt in range(40):
             child = forked.start(arguments_now, root, log)
             status = _killed_after(child, rng.uniform(0, took) if attempt < 6 and kills < count else 300)

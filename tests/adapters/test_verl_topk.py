@@ -25,9 +25,13 @@ UNCUT = {"loss_max_clamp": None, "log_prob_min_clamp": None}
 
 def loss_of(problem, n, logits, k, policy_gradient, **settings):
     """The loss of a batch with completion n alone, after one prompt token, in the two calls of a worker."""
-    from verl.trainer.distillation.losses import distillation_ppo_loss
-    from verl.utils import tensordict_utils
-    from verl.workers.config import ActorConfig, DistillationConfig, DistillationLossConfig
+    from verl.trainer.distillation.losses import distillation_ppo_loss  # pyright: ignore[reportMissingImports]
+    from verl.utils import tensordict_utils  # pyright: ignore[reportMissingImports]
+    from verl.workers.config import (  # pyright: ignore[reportMissingImports]
+        ActorConfig,
+        DistillationConfig,
+        DistillationLossConfig,
+    )
 
     length = int(problem.space.mask[n].sum())
     prefix, tokens = problem.space.prefix[n, :length], problem.space.tokens[n, :length]

@@ -63,6 +63,7 @@ def shown(loss, name=None):
     return result, to_html([result], [coefficient_curve(subject)])
 
 
+@pytest.mark.slow
 def test_a_remedy_is_the_same_in_every_form():
     result, page = shown(zoo.get("k3-loss"))
     instead, off_policy = result.advice.remedies

@@ -107,6 +107,7 @@ VERDICTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", VERDICTS, ids=lambda f: f.__name__)
 def test_verdicts(loss):
     result = audit(loss)
@@ -115,6 +116,7 @@ def test_verdicts(loss):
     assert result.kind == "function"
 
 
+@pytest.mark.slow
 def test_a_mean_over_tokens_is_right_only_at_equal_lengths():
     result = audit(k2_token_mean)
     assert result.verdict == "unknown"
@@ -128,35 +130,41 @@ def test_a_mean_over_tokens_is_right_only_at_equal_lengths():
     assert not equal.length_sensitive
 
 
+@pytest.mark.slow
 def test_what_ignores_the_reference_is_told_so_first():
     assert not audit(k1_mean).depends_on_reference
     assert str(audit(k1_mean).advice).startswith("Regularises nothing: its gradient is the same for every reference")
     assert audit(hinge).depends_on_reference
 
 
+@pytest.mark.slow
 def test_a_stale_kl_is_not_taken_for_a_fresh_one():
     for advantages in ("zero", "random"):
         result = audit(stale, advantages=advantages)
         assert (result.verdict, result.verdict_off_policy) == ("reverse-kl-sequence", "unknown")
 
 
+@pytest.mark.slow
 def test_a_random_loss_has_no_verdict():
     result = audit(noisy)
     assert not result.deterministic
     assert str(result.advice).startswith("Is not deterministic")
 
 
+@pytest.mark.slow
 def test_nan_is_called_nan():
     result = audit(zero_over_zero)
     assert str(result.advice).startswith("Gives NaN or inf in float64 on some group")
     assert not result.touches_padding
 
 
+@pytest.mark.slow
 def test_an_audit_under_no_grad_is_an_audit():
     with torch.no_grad():
         assert audit(k2_sum).verdict == "reverse-kl-token"
 
 
+@pytest.mark.slow
 def test_a_wrong_sign_is_called_by_its_name():
     result = audit(climbs)
     assert str(result.advice).startswith("Climbs the token-level reverse KL")
@@ -164,6 +172,7 @@ def test_a_wrong_sign_is_called_by_its_name():
     assert set(result.bias.values()) == {1.0}
 
 
+@pytest.mark.slow
 def test_padding_dead_zones_and_overflow_are_seen():
     assert audit(forgets_the_mask).touches_padding
     assert not audit(k2_sum).touches_padding
@@ -178,6 +187,7 @@ def test_padding_dead_zones_and_overflow_are_seen():
     assert not audit(KLTerm()).dead_zone
 
 
+@pytest.mark.slow
 def test_whether_the_reference_matters():
     assert not audit(cells.get("k1-loss")).depends_on_reference
     assert not audit(no_grad).depends_on_reference
@@ -185,6 +195,7 @@ def test_whether_the_reference_matters():
     assert audit(KLTerm(level="token", estimator="exact")).depends_on_reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.01, 1.0, 40.0])
 def test_the_scale_is_found(scale):
     result = audit(lambda logp, ref_logp, mask: scale * k2_sum(logp, ref_logp, mask), name="scaled")
@@ -193,6 +204,7 @@ def test_the_scale_is_found(scale):
     EXACT.check(result.variance, audit(cells.get("k2-loss")).variance)
 
 
+@pytest.mark.slow
 def test_with_random_advantages_it_is_what_the_reference_adds():
     result = audit(clipped_policy_loss_with_kl, advantages="random")
     assert result.verdict == "reverse-kl-token"
@@ -202,6 +214,7 @@ def test_with_random_advantages_it_is_what_the_reference_adds():
     assert not blind.depends_on_reference
 
 
+@pytest.mark.slow
 def test_the_variance_is_that_of_one_completion():
     """Against the definition, on single completions: group size must not matter for a loss without groups."""
     found = []
@@ -239,6 +252,7 @@ def test_distinct_targets_are_far_apart_on_the_problems(on_policy):
                 assert max(sines) ** 0.5 > 1000 * MATCH
 
 
+@pytest.mark.slow
 def test_stacked_groups_give_what_single_groups_give():
     """The shortcut taken for this package's own losses, against the group-by-group calls."""
     stacked = [s for s in catalogue().values() if s.stacks]

@@ -30,6 +30,7 @@ def audited(loss, **settings):
     return audit(replace(as_subject(loss, "degenerate"), exchangeable=True), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [2, 3, 4])
 def test_without_gradient_for_one_batch_shape_the_verdict_is_unknown(rows):
     result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (len(logp) != rows))
@@ -38,6 +39,7 @@ def test_without_gradient_for_one_batch_shape_the_verdict_is_unknown(rows):
     assert result.bias[result.nearest] > MATCH
 
 
+@pytest.mark.slow
 def test_another_target_for_one_batch_shape_is_seen_at_any_scale():
     """A scale per shape is free; a shape where the loss is small must not be lost beside the others."""
 
@@ -49,6 +51,7 @@ def test_another_target_for_one_batch_shape_is_seen_at_any_scale():
     assert result.bias[result.nearest] > MATCH
 
 
+@pytest.mark.slow
 def test_with_random_advantages_a_reference_that_acts_through_them_is_seen():
     def loss(logp, ref_logp, mask, advantages):
         return (0.5 * (logp - ref_logp) ** 2 * (advantages > 0) * mask).sum(-1).mean()
@@ -59,6 +62,7 @@ def test_with_random_advantages_a_reference_that_acts_through_them_is_seen():
     assert not audited(loss).depends_on_reference  # without advantages it has no gradient at all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e200, 1e-200, 1e-6, 1e6])
 @pytest.mark.parametrize("advantages", ["zero", "random"])
 def test_a_scale_of_any_size_is_a_scale(scale, advantages):
@@ -71,6 +75,7 @@ def test_a_scale_of_any_size_is_a_scale(scale, advantages):
         assert "overflows in float32" in str(result.advice)
 
 
+@pytest.mark.slow
 def test_a_gradient_without_mean_is_nothing_at_any_scale():
     for scale in (1e200, 1e-200):
         result = audited(lambda logp, mask, scale=scale: scale * (logp * mask).sum(-1).mean())
@@ -79,6 +84,7 @@ def test_a_gradient_without_mean_is_nothing_at_any_scale():
         assert str(result.advice).startswith("Regularises nothing: its gradient is the same for every reference")
 
 
+@pytest.mark.slow
 def test_what_is_off_by_little_is_not_off_by_nothing():
     def loss(logp, ref_logp, mask):
         return k2(logp, ref_logp, mask) + 2e-4 * k3(logp, ref_logp, mask)
@@ -89,12 +95,14 @@ def test_what_is_off_by_little_is_not_off_by_nothing():
     assert "0.0%" not in to_markdown([result])
 
 
+@pytest.mark.slow
 def test_scales_that_differ_by_little_are_told_apart():
     result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (1 + 1e-4 * (len(logp) == 3)))
     assert result.verdict == "reverse-kl-token"
     assert "(1 to 1.0001 x)" in str(result.advice) or "(1.0000 to 1.0001 x)" in str(result.advice)
 
 
+@pytest.mark.slow
 def test_scales_that_differ_by_rounding_are_one():
     result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (1 + 1e-7 * (len(logp) == 3)))
     assert "strength" not in str(result.advice)
@@ -159,6 +167,7 @@ def composed(seed):
     return loss, f"{seed}: {parts}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_a_random_loss_has_an_answer(seed):
     loss, recipe = composed(seed)

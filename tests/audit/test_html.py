@@ -75,6 +75,7 @@ def page(audited):
     return to_html(*audited)
 
 
+@pytest.mark.slow
 def test_well_formed(page):
     found = Checker(page)
     assert found.count("h1") == 1
@@ -91,6 +92,7 @@ def test_self_contained(page):
     assert all(link.startswith("#") for link in Checker(page).links)
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_page(audited, page):
     assert to_html(*audited) == page
     again = [coefficient_curve(catalogue()[name]) for name in NAMES]
@@ -189,6 +191,7 @@ def test_dead_zones_are_shaded():
     assert "no gradient below −2.62 and above 11" in text
 
 
+@pytest.mark.slow
 def test_what_is_alive_is_not_shaded(audited):
     for loss in (KLTerm(), KLTerm(influence_bound=1.0), lambda logp: (logp.detach() * 0).sum()):
         subject = as_subject(loss, "mine")

@@ -72,6 +72,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_the_standard_problems_let_pass_is_found(fault):
     loss, seems, wider = FAULTS[fault]
@@ -83,6 +84,7 @@ def test_a_fault_that_the_standard_problems_let_pass_is_found(fault):
     assert f"but not with {wider[0]}" in str(result.advice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", ["all", "equal"])
 @pytest.mark.parametrize("bound", [LONG, WIDE + 1, MANY])
 def test_the_same_without_its_fault_is_sound(bound, lengths):
@@ -96,6 +98,7 @@ def test_the_same_without_its_fault_is_sound(bound, lengths):
     assert (result.verdict, result.off_with) == (verdict, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["credit of 4 tokens", "bounded by 8", "a baseline for 3 rows"])
 def test_at_equal_lengths_alone_it_is_found_too(fault):
     loss, seems, wider = FAULTS[fault]
@@ -139,6 +142,7 @@ def test_the_lengths_and_group_sizes_are_reached(lengths):
     assert lengths == "all" or not any(c.varying for c in problems)
 
 
+@pytest.mark.slow
 def test_a_loss_that_computes_in_float32_keeps_its_verdict_with_room_to_spare():
     """Its error must stay well below the bias that counts as none, on every problem by itself."""
 

@@ -33,7 +33,7 @@ def test_cell(cell):
 
 @pytest.mark.parametrize("term", TERMS.values(), ids=TERMS)
 def test_term(term):
-    hold(audit(term), *term.descends, 1.0)
+    hold(audit(term), term.descends.on_policy, term.descends.off_policy, 1.0)
 
 
 def test_squared_sequence():

@@ -46,6 +46,7 @@ def test_chosen_cells_in_full():
     assert "Descends the reverse KL between completions" in result.output
 
 
+@pytest.mark.slow
 def test_a_users_function_class_member_and_term(loss_file):
     result = run(f"{loss_file}:mine", f"{loss_file}:Losses.other", f"{loss_file}:declared")
     assert result.exit_code == 0, result.output
@@ -54,11 +55,13 @@ def test_a_users_function_class_member_and_term(loss_file):
     assert "Regularises nothing" in result.output
 
 
+@pytest.mark.slow
 def test_a_function_of_a_module(loss_file, monkeypatch):
     monkeypatch.syspath_prepend(str(loss_file.parent))
     assert run("losses:mine", "--expect", "reverse-kl-token").exit_code == 0
 
 
+@pytest.mark.slow
 def test_expectations_are_the_exit_status(loss_file):
     assert run(f"{loss_file}:mine", "--expect", "reverse-kl-token").exit_code == 0
     failed = run(f"{loss_file}:mine", "--expect", "reverse-kl-sequence")
@@ -151,6 +154,7 @@ def test_a_file_that_parses_arguments_or_exits_is_refused(tmp_path):
     assert "SystemExit" in str(run(f"{file}:loss").exception)
 
 
+@pytest.mark.slow
 def test_a_loss_can_import_modules_from_its_folder_when_it_is_called(tmp_path):
     (tmp_path / "beside_the_loss.py").write_text("half = 0.5\n")
     file = tmp_path / "lazy.py"

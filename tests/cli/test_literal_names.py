@@ -52,6 +52,7 @@ def audited():
     return audit(lambda logp, ref_logp: 0.5 * (logp - ref_logp) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_audit(name, tmp_path, monkeypatch, audited):
     monkeypatch.chdir(tmp_path)
@@ -92,6 +93,7 @@ def test_compare(name, tmp_path, monkeypatch):
     assert str(tmp_path / name / "f.png") in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_legend_of_a_figure(name):
     pytest.importorskip("matplotlib")

@@ -23,6 +23,7 @@ def log(tmp_path):
     return write(tmp_path / "log.npz", sampled(rows=8, tokens=5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--json", "--markdown", "--html"])
 def test_a_link_stays_a_link_and_the_command_prints_where_it_wrote(option, tmp_path):
     (tmp_path / "target").write_text("old")
@@ -38,6 +39,7 @@ def test_logs_print_where_they_wrote(log, tmp_path):
     assert run("logs", log, "--json", tmp_path / "r.json").stderr.endswith(f"Wrote {tmp_path / 'r.json'}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["-", "/dev/stdout"])
 def test_standard_output_has_only_the_file(path, log):
     audited = run("audit", "k1-loss", "--json", path)
@@ -104,6 +106,7 @@ def printing(tmp_path):
     return tmp_path / "printing.py"
 
 
+@pytest.mark.slow
 def test_what_a_loss_prints_is_shown_in_part_and_once(printing, tmp_path):
     result = run("audit", f"{printing}:loss", "--json", "-", "--html", tmp_path / "page.html")
     assert json.loads(result.stdout)["results"][0]["verdict"] == "reverse-kl-token"

@@ -4,6 +4,8 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 import klgrad
 
 NAMES = {
@@ -23,6 +25,7 @@ def test_everything_public_is_documented():
         assert inspect.getdoc(getattr(klgrad, name)), name
 
 
+@pytest.mark.slow
 def test_subpackages_are_imported_when_they_are_used():
     seen = "'klgrad.audit' in sys.modules"
     look = f"import sys, klgrad; before = {seen}; klgrad.audit; print(before, {seen})"

@@ -27,6 +27,7 @@ def threshold(name, groups):
     return SKEWED if "1 to 8" in groups and "k1" not in name else AT_LEAST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("groups", ["16 prompts x 8", "16 prompts, 1 to 8 each"])
 @pytest.mark.parametrize("name", TERMS)
@@ -43,6 +44,7 @@ def test_with_4_prompts_only_student_covers_what_it_claims(unit):
     assert deviation(normal, AT_LEAST) < -Z, f"{normal:.3f}: the test could not distinguish the two"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_heavy_tail_of_k3_is_not_covered_and_k1_and_exact_are(unit):
     """As the documentation says: with a sharp policy use k1 or the exact KL."""

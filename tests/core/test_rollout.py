@@ -146,8 +146,9 @@ def test_a_field_of_a_wrong_type_is_a_rollout_error(field):
 
 @pytest.mark.parametrize("position", range(3))
 def test_so_is_an_argument_of_a_mismatch_report(position):
-    right = [LOGP, LOGP, MASK]
-    assert not_refused(lambda x: mismatch_report(*right[:position], x, *right[position + 1 :])) == {}
+    name = ("logp", "behavior_logp", "mask")[position]
+    right = {"logp": LOGP, "behavior_logp": LOGP, "mask": MASK}
+    assert not_refused(lambda x: mismatch_report(**right | {name: x})) == {}
 
 
 def test_so_is_the_reward_of_a_consistency_loss():

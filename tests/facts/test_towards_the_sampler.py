@@ -82,7 +82,7 @@ def test_fact_23_advantages_that_cancel_over_prompts_do_not_cancel_for_any_of_th
     """Two prompts with advantages A and -A: the sum over both is the difference of two gradients, not zero."""
     one, other = SEQUENCES["fixed"], autoregressive(3, 3, ends=False, seed=14, away_from_ref=1.0)
     sides = [update(p, a, torch.ones_like(p.logp)) for p, a in ((one, 0.7), (other, -0.7))]
-    EXACT.check_vector(sum(sides), -0.7 * (towards_the_sampler(one) - towards_the_sampler(other)))
-    assert min(side.norm() for side in (*sides, sum(sides))) > 0.1
+    EXACT.check_vector(torch.stack(sides).sum(0), -0.7 * (towards_the_sampler(one) - towards_the_sampler(other)))
+    assert min(side.norm() for side in (*sides, torch.stack(sides).sum(0))) > 0.1
     again = [update(p, a, torch.ones_like(p.logp)) for p, a in ((one, 0.7), (one, -0.7))]
-    EXACT.check_vector(sum(again), 0 * again[0])  # one prompt with both signs
+    EXACT.check_vector(torch.stack(again).sum(0), 0 * again[0])  # one prompt with both signs

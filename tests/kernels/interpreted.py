@@ -64,10 +64,11 @@ def tile(
     if bans in ("both", "reference", "slice"):
         ref_raw[:, hit] = -torch.inf
     targets = torch.tensor([start + 1, start + width - 1, start + width // 2 + 1, start - 3, start + width + 3])
-    biases = [noise(start + width) if there else None for there in (bias, ref_bias and paired)]
+    own_bias = noise(start + width) if bias else None
+    other_bias = noise(start + width) if ref_bias and paired else None
     return Tile(
-        start, width, targets, raw.to(dtype), ref_raw.to(dtype) if paired else None, *biases, transform, ref_transform,
-        projected=bans is None, extra=noise(TOKENS, width) if extra else None,
+        start, width, targets, raw.to(dtype), ref_raw.to(dtype) if paired else None, own_bias, other_bias,
+        transform, ref_transform, projected=bans is None, extra=noise(TOKENS, width) if extra else None,
     )  # fmt: skip
 
 

@@ -32,7 +32,8 @@ def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD, timeout=limit)
-    vars(plan).update(SMALL_TILES)
+    for name, value in SMALL_TILES.items():
+        setattr(plan, name, value)
     torch.save({"split": split_vocabulary(rank), "sharded": sharded_parameters(rank)}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

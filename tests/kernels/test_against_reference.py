@@ -160,6 +160,7 @@ def test_results_may_be_changed_in_place():
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_tiles")
 def test_gradcheck():
     case = make((4,), 11, 3, 2, bias=True, policy={"softcap": 2.0, "temperature": 0.8})

@@ -65,6 +65,7 @@ def test_checkpointing(reentrant):
         EXACT.check_vector(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks, and means to hide the warning
 def test_compilation_goes_around_it():
     case = make(bias=True, dtype=torch.float32).require_grad()

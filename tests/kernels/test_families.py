@@ -148,6 +148,7 @@ def test_the_check_allows_for_rounding(dtype):
         check_head(Head(weight), hidden, logits.to(dtype))
 
 
+@pytest.mark.slow
 def test_no_installed_family_changes_its_logits_by_a_number_of_another_name():
     """Read from the source of every causal language model, so that a new family in transformers is noticed."""
     used = set()

@@ -8,6 +8,7 @@ from tolerances import EXACT, SINGLE
 from klgrad.kernels import from_logits, reference
 
 
+@pytest.mark.slow
 def test_gradcheck_from_logits():
     generator = torch.Generator().manual_seed(0)
     z, z_ref = torch.randn(2, 3, 7, generator=generator, dtype=torch.float64)

@@ -13,6 +13,7 @@ DOUBTS = (0.1, 0.01, 2e-3, 1e-4)
 """1 - p of the sampled tokens, whose KL is about 11."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubt", DOUBTS)
 def test_confident_tokens_far_from_the_reference(doubt):
     case = confident(doubt)

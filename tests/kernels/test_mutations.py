@@ -46,6 +46,7 @@ MUTATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_fault_breaks_its_check(mutation, tmp_path, monkeypatch):
     *fault, check = MUTATIONS[mutation]
@@ -54,6 +55,7 @@ def test_a_fault_breaks_its_check(mutation, tmp_path, monkeypatch):
         check(package)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
 def test_a_copy_without_a_fault_breaks_none(check, tmp_path, monkeypatch):
     package = planted(tmp_path, monkeypatch, "plan.py", "LEAN_BUDGET = 2 << 30", "LEAN_BUDGET = 2 << 30")

@@ -14,6 +14,7 @@ def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", ["one tile", "many tiles"])
 @pytest.mark.parametrize(("step", "size_of_kl"), [(1.4e-3, 1e-6), (1.4e-4, 1e-8)])
 def test_a_small_kl_is_right_in_single_precision(step, size_of_kl, tiles, request):

@@ -44,6 +44,7 @@ def check_finished(found, expected, tolerance):
         tolerance.check(x[~infinite], getattr(expected, name)[~infinite])
 
 
+@pytest.mark.slow
 @given(problems(near=False))
 def test_any_partition_in_any_order_merges_to_the_whole(problem):
     z, z_ref, parts = problem
@@ -57,6 +58,7 @@ def test_any_partition_in_any_order_merges_to_the_whole(problem):
     check_finished(state.finish(merged), state.finish(whole), EXACT)
 
 
+@pytest.mark.slow
 @given(problems(near=False))
 def test_merging_parts_of_parts_is_the_same(problem):
     z, z_ref, parts = problem
@@ -69,6 +71,7 @@ def test_merging_parts_of_parts_is_the_same(problem):
     check_finished(state.finish(twice), state.finish(state.merge(states)), EXACT)
 
 
+@pytest.mark.slow
 @given(problems(near=False))
 def test_the_policy_alone(problem):
     z, z_ref, parts = problem
@@ -78,6 +81,7 @@ def test_the_policy_alone(problem):
     assert torch.equal(alone.entropy, both.entropy)
 
 
+@pytest.mark.slow
 @given(problems(near=True))
 def test_a_small_kl_survives_merging_in_single_precision(problem):
     """The expected value is the definition, in float64, of the same float32 logits."""

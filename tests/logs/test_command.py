@@ -70,6 +70,7 @@ def test_what_is_not_finite_is_null(tmp_path):
     assert found["cell"]["against"]["token"]["correlation"] is None
 
 
+@pytest.mark.slow
 def test_reading_the_commands_needs_no_pyarrow():
     """Importing pyarrow takes a while; only a log needs it."""
     code = "import sys; import klgrad.cli, klgrad.logs.read; print('pyarrow' in sys.modules)"

@@ -74,6 +74,7 @@ def test_damage_anywhere_is_refused_or_read(suffix, kind, tmp_path):
     assert fuzz(path, whole, random.Random(len(whole)), DAMAGES) > DAMAGES / 10
 
 
+@pytest.mark.slow
 def test_a_footer_that_contradicts_its_schema_does_not_end_the_process(tmp_path):
     """pyarrow aborts if the statistics of a column have more levels than its type; hence the separate process."""
     path = tmp_path / "log.parquet"

@@ -57,6 +57,7 @@ def table_of(*lengths, **more):
     return pa.table({"logp": lists_of(*lengths), "ref_logp": lists_of(*lengths), **more})
 
 
+@pytest.mark.slow
 def test_one_parquet_row_of_many_equal_values(tmp_path):
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(20_000_000), path)
@@ -66,6 +67,7 @@ def test_one_parquet_row_of_many_equal_values(tmp_path):
     assert mib < REFUSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip"])
 def test_a_long_row_among_short_ones(version, codec, tmp_path):
@@ -78,6 +80,7 @@ def test_a_long_row_among_short_ones(version, codec, tmp_path):
         examine(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_longest_row_is_found_in_the_levels(version, seed, tmp_path):
@@ -113,6 +116,7 @@ def test_the_footer_is_read_as_pyarrow_reads_it(tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_a_batch_of_long_rows_is_cut(tmp_path, monkeypatch):
     """The mean length is not enough to plan a batch: a batch of only the long rows has many times as many entries."""
     monkeypatch.setattr(rowgroups, "LONGEST_ROW", 5000)
@@ -135,6 +139,7 @@ def test_small_row_groups_are_read_together(tmp_path, monkeypatch):
     assert examine(path).tokens == 10_000
 
 
+@pytest.mark.slow
 def test_a_long_prompt_is_held_once(tmp_path):
     path = tmp_path / "log.parquet"
     prompts = pa.array(["a" * 2_000_000, "b"] * 300)
@@ -144,6 +149,7 @@ def test_a_long_prompt_is_held_once(tmp_path):
     assert mib < REFUSED
 
 
+@pytest.mark.slow
 def test_parquet_prompts_that_are_too_long(tmp_path):
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(2, group=pa.array(["a" * 100_000_000])), path, compression="zstd")
@@ -169,6 +175,7 @@ def npz_with_group(path, dtype, rows):
                 stream.write(bytes(size % 2**20))
 
 
+@pytest.mark.slow
 def test_an_npz_of_long_prompts(tmp_path):
     path = tmp_path / "log.npz"
     npz_with_group(path, "<U50000000", 2)
@@ -177,6 +184,7 @@ def test_an_npz_of_long_prompts(tmp_path):
     assert mib < REFUSED
 
 
+@pytest.mark.slow
 def test_an_npz_of_many_prompts_is_read_in_parts(tmp_path):
     path = tmp_path / "log.npz"
     npz_with_group(path, "<U1000000", 150)
@@ -194,6 +202,7 @@ def test_an_npz_with_a_long_header(tmp_path):
         examine(path)
 
 
+@pytest.mark.slow
 def test_a_long_line_of_json(tmp_path):
     path = tmp_path / "log.jsonl"
     with path.open("w") as out:
@@ -225,6 +234,7 @@ def test_a_row_at_the_limit_is_read(tmp_path, monkeypatch):
         examine(path)
 
 
+@pytest.mark.slow
 def test_levels_that_end_too_soon_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(rowgroups, "LONGEST_ROW", 100)
     path = tmp_path / "log.parquet"

@@ -107,6 +107,7 @@ def test_a_fault_breaks_a_fact(mutation, tmp_path):
         assert next(broken(logs, tmp_path), None) is not None
 
 
+@pytest.mark.slow
 def test_a_copy_without_a_fault_breaks_none(tmp_path):
     with copied(tmp_path) as logs:
         assert list(broken(logs, tmp_path)) == []

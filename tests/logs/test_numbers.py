@@ -60,6 +60,7 @@ def test_ragged_lists_are_rectangles_with_a_mask(tmp_path):
     same(found.kl.metrics(), kl_report(Rollout(**data, mask=mask)).metrics(), EXACT)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.data())
 def test_any_batches_add_up_to_the_whole(data):

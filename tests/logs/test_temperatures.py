@@ -42,6 +42,7 @@ def shares(found):
     return kinds, [*total[True], *total[False]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_temperatures_are_named_with_their_range(shape):
     found, ones = shares(judged(temperatures(), ROWS, SEEDS, [shape]))
@@ -52,6 +53,7 @@ def test_temperatures_are_named_with_their_range(shape):
     assert max(map(off, named)) <= RANGE_OFF
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_other_faults_keep_their_names(shape):
     found, ones = shares(judged(others(), ROWS, SEEDS, [shape]))
@@ -59,12 +61,14 @@ def test_other_faults_keep_their_names(shape):
     assert "temperature" not in {one.named for one in ones}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [8, 24, 48])
 def test_few_rows_are_no_reason_for_a_wrong_cause(rows):
     found, _ = shares(judged([*temperatures(TEMPERATURES[::3]), *others()], rows, [rows], ["mixed", "language"]))
     assert max(share["wrong"] for share in found.values()) <= WRONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 0.6])
 def test_a_hundred_rows_at_a_low_temperature(temperature):
     for seed in range(6):
@@ -98,6 +102,7 @@ def test_flat_contexts_without_groups_cannot_be_distinguished_from_other_weights
     )
 
 
+@pytest.mark.slow
 def test_the_limits_hold_for_every_token_of_every_context():
     for t in TEMPERATURES:
         for shape in SHAPES:

@@ -21,6 +21,7 @@ DIFFERS = {
 """Sentences of a claim that do not reproduce, as the results page says; any other must hold."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_claim(name, tmp_path):
     outcome = reproduce(STUDIES[name], Settings(quick=True), tmp_path)

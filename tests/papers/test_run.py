@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from klgrad.papers.study import below, exceeds, within
 
 
 def study(numbers=None, *, holds=True, fails=None):
-    module = ModuleType("made_up", "A claim that is made up for a test.\n\nIts source.")
+    module: Any = ModuleType("made_up", "A claim that is made up for a test.\n\nIts source.")
     calls = []
 
     def run(settings):
@@ -43,6 +44,7 @@ def test_numbers_figure_and_verdict_are_kept(tmp_path):
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_computed_again(tmp_path):
     made = study()
     reproduce(made, Settings(), tmp_path)
@@ -67,6 +69,7 @@ def test_a_claim_that_fails_says_in_what(tmp_path):
     assert outcome.verdict == "differs: it holds (1.0)"
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
     first, second = study(), study(fails=KeyboardInterrupt())
     second = Study("paper/second", second.module)
@@ -75,7 +78,7 @@ def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypat
     assert stopped.exit_code == 130
     assert "to compute the missing results" in stopped.output
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
-    second.module.run = lambda settings: {"x": [3.0]}
+    vars(second.module)["run"] = lambda settings: {"x": [3.0]}
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == 0
     assert "kept" in done.output

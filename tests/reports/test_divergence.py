@@ -42,6 +42,7 @@ def test_all_unbiased_estimates_agree_with_the_exact_kl_within_their_errors():
     assert exact < k1
 
 
+@pytest.mark.slow
 def test_the_standard_error_is_the_spread_of_the_mean():
     problem = PROBLEMS["varying"].on_policy()
     reports = [kl_report(sample(problem, 200, seed)).estimates["kl/reverse/k1/per_token"] for seed in range(300)]

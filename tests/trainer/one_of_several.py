@@ -37,7 +37,7 @@ ZERO3 = {
 def main(output, processes, zero3=None, **settings):
     torch.set_num_threads(1)
     if zero3:
-        import deepspeed
+        import deepspeed  # pyright: ignore[reportMissingImports]
 
         deepspeed.init_distributed(dist_backend="gloo")
         settings["deepspeed"] = ZERO3

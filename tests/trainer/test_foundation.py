@@ -62,6 +62,7 @@ def test_what_is_no_configuration(args):
         KLTrainer(tiny.folder(), tiny.reward, args, train_dataset=tiny.prompts())
 
 
+@pytest.mark.slow
 def test_too_few_prompts_for_one_update(tmp_path):
     trainer = tiny.trainer(KLTrainer, KLConfig, tmp_path)
     trainer.train_dataset = tiny.prompts(1)

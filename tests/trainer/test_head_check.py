@@ -25,8 +25,8 @@ def made(path, **settings):
 class Capped(nn.Linear):
     """A head whose soft cap no field of the configuration tells."""
 
-    def forward(self, hidden):
-        return CAP * torch.tanh(super().forward(hidden) / CAP)
+    def forward(self, input):
+        return CAP * torch.tanh(super().forward(input) / CAP)
 
 
 def cap(model):

@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from typing import Any
 
 import pytest
 import tiny
@@ -25,7 +26,7 @@ def quiet():
         yield
 
 
-def made(path, **settings):
+def made(path, **settings) -> Any:
     return tiny.trainer(KLTrainer, KLConfig, path, **settings)
 
 

@@ -37,6 +37,7 @@ def runs(model, tmp_path_factory):
     return base, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "distill"])
 def test_a_run_leaves_everything_and_says_so(command, runs):
     base, found = runs
@@ -63,6 +64,7 @@ def test_what_is_trained_is_told_first(runs):
     assert "with 2 layers: maximises -1 KL(π‖ref)" in " ".join(found["distill"].output.split())
 
 
+@pytest.mark.slow
 def test_distilling_lowers_the_kl_and_needs_no_reward(run, tmp_path):
     longer = {"max_steps": 20, "learning_rate": 1e-2, "per_device_train_batch_size": 32, "eval_size": 16}
     status, _ = run("distill", tmp_path / "run", **longer, eval_every=0, save_steps=100)
@@ -81,6 +83,7 @@ def test_a_finished_run_is_not_overwritten_by_default(runs, model):
     assert "--resume continues it, --overwrite replaces it" in str(result.exception)
 
 
+@pytest.mark.slow
 def test_overwriting_removes_the_old_run(run, tmp_path):
     run("train", tmp_path / "run", max_steps=2)
     status, _ = run("train", tmp_path / "run", max_steps=1, overwrite=True)
@@ -155,6 +158,7 @@ def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
         assert "summed over the sequence" not in lines("train", **settings)[1]
 
 
+@pytest.mark.slow
 def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
     (tmp_path / "two.py").write_text(
         "def one(completions, **_): return [1.0] * len(completions)\n"

@@ -24,7 +24,9 @@ def test_random_numbers_go_on_as_if_nothing_had_been_drawn():
         return random.random(), numpy.random.rand(), float(torch.rand(()))
 
     def seeded():
-        random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
 
     seeded()
     expected = drawn(), drawn()
@@ -38,6 +40,7 @@ def test_random_numbers_go_on_as_if_nothing_had_been_drawn():
     assert inside not in expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "distill"])
 def test_training_is_the_same_with_and_without(command, run, weights, tmp_path):
     for every, name in ((0, "without"), (1, "with")):
@@ -73,6 +76,7 @@ def test_a_mean_over_few_prompts_has_an_interval_by_student_and_over_one_none():
     assert evaluation_line({"domains": {"in": alone}, "kl": None}) == "in-domain 0.250"
 
 
+@pytest.mark.slow
 def test_it_repeats_and_leaves_the_trainer_as_it_was(trainer):
     made, evaluator = trainer()
     made.model.train()
@@ -85,6 +89,7 @@ def test_it_repeats_and_leaves_the_trainer_as_it_was(trainer):
     assert made.generation_config.do_sample
 
 
+@pytest.mark.slow
 def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
     made, evaluator = trainer(kl_estimator="exact")
     assert evaluator(made)["kl"]["per_token"]["mean"] == pytest.approx(0, abs=1e-6)
@@ -110,6 +115,7 @@ def test_greedy_is_the_likeliest(trainer):
     assert evaluator(made)["kl"] is None  # whose expectation is over samples
 
 
+@pytest.mark.slow
 def test_a_greedy_run_tells_no_kl(run, tmp_path):
     from klgrad.training.output.comparison import load, table
     from klgrad.training.output.figures import Drawn, _draw_run
@@ -132,6 +138,7 @@ def test_a_greedy_run_tells_no_kl(run, tmp_path):
         run("train", tmp_path / "other", eval_greedy=True, use_vllm=True)
 
 
+@pytest.mark.slow
 def test_rewards_are_of_the_right_rows(trainer, monkeypatch):
     """A model that writes each question's answer scores 1, one that writes another's does not."""
     made, evaluator = trainer(eval_size=8)
@@ -145,6 +152,7 @@ def test_rewards_are_of_the_right_rows(trainer, monkeypatch):
             assert one["sets"][each.name]["reward"] == expected
 
 
+@pytest.mark.slow
 def test_a_dataset_with_completions_of_its_own(run, tmp_path):
     """TRL does not hand them to reward functions, and neither does an evaluation."""
     rows = [

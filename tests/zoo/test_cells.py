@@ -21,6 +21,7 @@ def test_which_cells_have_a_loss_per_token():
     assert {name for name, cell in zoo.CELLS.items() if cell.per_token is None} == OWN_REDUCTION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(zoo.CELLS.keys() - OWN_REDUCTION))
 @given(rollout=rollouts())
 @settings(max_examples=10)

@@ -145,7 +145,7 @@ def _ray_trainer() -> Any:
 
 
 def _proto(batch: Batch, values: Tensor) -> Any:
-    from verl import DataProto
+    from verl.protocol import DataProto
 
     return DataProto.from_dict(
         {

@@ -35,6 +35,7 @@ def settings(folder):
     return json.loads((folder / "run.json").read_text())["settings"]
 
 
+@pytest.mark.slow
 def test_a_resumption_that_fails_leaves_the_run_as_it_was(failing, run, parts, finished, weights):
     """Not even the damaged checkpoint is renamed, nor is the history cut that a later resumption would cut."""
     shutil.rmtree(parts / "model")
@@ -47,6 +48,7 @@ def test_a_resumption_that_fails_leaves_the_run_as_it_was(failing, run, parts, f
     assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -63,18 +65,21 @@ def test_settings_that_do_not_fit_the_checkpoint_change_nothing(change, said, ov
     assert contents(parts) == before
 
 
+@pytest.mark.slow
 def test_new_settings_are_written_down_after_an_update(run, parts):
     assert settings(parts)["learning_rate"] == 0.01
     assert run("train", parts, resume=True, max_steps=5, learning_rate=0.5)[0] == 0
     assert settings(parts)["learning_rate"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_new_run_that_fails_before_its_first_update_leaves_nothing(failing, run, tmp_path):
     with pytest.raises(RewardError, match="out of order"):
         run("train", tmp_path / "run", reward=failing, eval_size=0)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_before_its_first_update_begins_again(failing, run, tmp_path, monkeypatch):
     def killed(self, *_, **__):
         raise SystemExit

@@ -90,6 +90,7 @@ def history(folder):
     return [{k: v for k, v in row.items() if k not in passing} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
     settings, updates = CASES[case]
@@ -108,6 +109,7 @@ def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
     assert history(whole) == history(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["raise", "nan", "interrupt"])
 def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tmp_path):
     """The run is saved as it was before that step, whatever the schedule: half a gradient and random numbers too."""
@@ -126,6 +128,7 @@ def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tm
     assert history(whole) == history(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2])
 def test_an_evaluation_that_fails_costs_nothing(after, run, weights, reward, tmp_path):
     """In the middle or at the end: what was trained is saved, and the evaluation made up for."""
@@ -224,6 +227,7 @@ def test_damage_is_seen(what, finished, tmp_path):
     assert said in fault(copy)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(finished, run, weights, tmp_path):
     parts = tmp_path / "parts"
     shutil.copytree(finished, parts)
@@ -241,6 +245,7 @@ def test_a_damaged_checkpoint_is_passed_over(finished, run, weights, tmp_path):
     assert fault(parts / "checkpoint-4") is None
 
 
+@pytest.mark.slow
 def test_older_checkpoints_go_only_when_the_newest_is_sealed(finished, run, tmp_path, monkeypatch):
     """Killed between writing and sealing, with room for one checkpoint, the one before is still there."""
     from klgrad.training.checkpoint import run_trainer as trainer
@@ -271,6 +276,7 @@ def test_a_run_that_is_over_is_not_trained_further(finished, run, weights, tmp_p
     assert same(weights(finished), weights(parts))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_can_be_made_longer(finished, run, tmp_path):
     parts = tmp_path / "parts"
     shutil.copytree(finished, parts)
@@ -299,6 +305,7 @@ def test_when_a_run_is_over(state, max_steps, epochs, over, tmp_path):
     assert is_over(checkpoint, max_steps, epochs) is over
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_is_refused(finished, run, tmp_path):
     parts = tmp_path / "parts"
     shutil.copytree(finished, parts)
@@ -309,6 +316,7 @@ def test_another_number_of_processes_is_refused(finished, run, tmp_path):
         run("train", parts, resume=True, max_steps=5)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(finished, run, tmp_path):
     """With room for one, the one that was just sealed must not go because a damaged one has a higher number."""
     parts = tmp_path / "parts"
@@ -328,6 +336,7 @@ def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(finished, run, tmp_p
     assert not list(parts.rglob("*checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_only_as_many_are_kept_as_were_asked_for(run, tmp_path):
     run("train", tmp_path / "run", save_total_limit=2)
     assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]

@@ -47,6 +47,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_history_of_a_run_that_was_stopped_is_that_of_one_that_was_not(case, run, tmp_path, monkeypatch):
     settings, after = CASES[case]
@@ -86,6 +87,7 @@ def test_what_a_failed_step_changed_is_undone(run, tmp_path, monkeypatch):
     assert crash_checkpoint.snapshot is state_files.snapshot is trainer_state.snapshot
 
 
+@pytest.mark.slow
 def test_a_reference_that_moved_is_that_of_the_checkpoint_when_a_run_is_over(run, tmp_path):
     """Killed between its last checkpoint and its last evaluation, whose KL is to the reference as it is by then."""
     moving = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5, "eval_every": 0}
@@ -100,6 +102,7 @@ def test_a_reference_that_moved_is_that_of_the_checkpoint_when_a_run_is_over(run
     assert history(whole) == history(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "expected"), [({}, 0.7), ({"kl_target": 1.0}, None)])
 def test_a_constant_beta_is_a_setting_and_an_adapted_one_is_state(more, expected, run, tmp_path):
     folder = tmp_path / "run"

@@ -6,6 +6,7 @@ import re
 import sys
 import types
 import warnings
+from typing import Any
 
 import pytest
 
@@ -251,12 +252,13 @@ def test_reasoning_gym_by_name(monkeypatch):
         def score_answer(self, answer, entry):
             return 1.0 if answer == entry["answer"] else 0.01
 
-    gym = types.ModuleType("reasoning_gym")
+    gym: Any = types.ModuleType("reasoning_gym")
     gym.create_dataset = lambda name, seed, size: Sums(
         {"question": f"{i} + {seed}?" + name.removeprefix("chain_sum"), "answer": str(i + seed)} for i in range(size)
     )
-    gym.factory = types.ModuleType("reasoning_gym.factory")
-    gym.factory.DATASETS = {"chain_sum": None, "other": None}
+    factory: Any = types.ModuleType("reasoning_gym.factory")
+    factory.DATASETS = {"chain_sum": None, "other": None}
+    gym.factory = factory
     gym.__spec__ = types.SimpleNamespace(name="reasoning_gym")
     monkeypatch.setitem(sys.modules, "reasoning_gym", gym)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", gym.factory)

@@ -2,6 +2,7 @@
 
 import importlib.util
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from klgrad.training.training_errors import ModelError
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
-def loaded(path):
+def loaded(path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path)
@@ -127,7 +128,7 @@ def test_a_revision_is_looked_for_everywhere(tmp_path, monkeypatch):
         sizes.append([item.bytes for item in estimate(settings, models_of(settings)) if item.name == "reference"])
     assert sizes[0] < sizes[2] < sizes[1]
     settings = parse("train", arguments(**given, model_revision="v1"))
-    trainer, _ = build(settings, models_of(settings))
+    trainer: Any = build(settings, models_of(settings))[0]
     assert trainer.model.config.num_hidden_layers == trainer.ref_model.config.num_hidden_layers == 3
     assert trainer.processing_class.get_vocab() == {word: i for i, word in enumerate(WORDS)}
     settings = parse("train", arguments(**given, model_revision="v2"))

@@ -37,6 +37,7 @@ def test_a_second_owner_is_refused_with_the_first_ones_number(tmp_path):
     assert not list((tmp_path / "run").iterdir())
 
 
+@pytest.mark.slow
 def test_an_owner_that_was_killed_blocks_nobody(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -121,6 +122,7 @@ def test_a_run_beside_a_live_one_changes_nothing(how, run, parts):
         assert contents(parts) == before
 
 
+@pytest.mark.slow
 def test_a_lock_file_is_not_a_run(run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / lock.FILE).write_text("")

@@ -34,6 +34,7 @@ def test_a_finished_run_is_left_as_it_is(damage, more, run, parts):
     assert contents(parts) == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_without_checkpoints_of_epochs(run, tmp_path):
     """Its length is not in its settings, but a longer one is not the one that is finished."""
     folder = tmp_path / "run"
@@ -46,6 +47,7 @@ def test_a_finished_run_without_checkpoints_of_epochs(run, tmp_path):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_a_run_of_epochs_can_be_made_longer(run, tmp_path):
     epochs = {"max_steps": None, "num_train_epochs": 1, "train_size": 4, "eval_size": 0}
     assert "2 updates in" in run("train", tmp_path / "run", **epochs)[1]
@@ -70,6 +72,7 @@ def test_what_would_be_lost_is_named_and_kept(left, run, parts):
     assert contents(parts) == before
 
 
+@pytest.mark.slow
 def test_it_begins_again_where_that_is_asked_for(run, parts, finished, weights):
     shutil.rmtree(parts / "model")
     with_damaged_checkpoints(parts)
@@ -79,6 +82,7 @@ def test_it_begins_again_where_that_is_asked_for(run, parts, finished, weights):
     assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
 
 
+@pytest.mark.slow
 def test_a_lost_summary_is_made_up_for_from_the_last_checkpoint(run, parts, weights, finished):
     (parts / "summary.json").unlink()
     (parts / "history.jsonl").unlink()

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 QUIET = {"eval_size": 0, "max_steps": 1}
 
 
+@pytest.mark.slow
 def test_a_failed_overwrite_leaves_the_old_run_as_it_was(run, tmp_path):
     folder = tmp_path / "run"
     run("train", folder, **QUIET)
@@ -27,6 +28,7 @@ def test_a_failed_overwrite_leaves_the_old_run_as_it_was(run, tmp_path):
     assert not (folder / replace.REPLACED).exists()
 
 
+@pytest.mark.slow
 def test_a_kill_before_the_first_update_leaves_the_old_run(run, tmp_path):
     folder = tmp_path / "run"
     run("train", folder, **QUIET)
@@ -38,6 +40,7 @@ def test_a_kill_before_the_first_update_leaves_the_old_run(run, tmp_path):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_a_model_inside_the_run_is_not_overwritten(run, tmp_path):
     folder = tmp_path / "run"
     run("train", folder, **QUIET)
@@ -48,6 +51,7 @@ def test_a_model_inside_the_run_is_not_overwritten(run, tmp_path):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_to_be_longer_is_not_called_finished(run, tmp_path):
     folder = tmp_path / "run"
     epochs = {"eval_size": 0, "max_steps": None, "train_size": 8, "save_steps": 1}
@@ -62,6 +66,7 @@ def test_a_run_that_was_to_be_longer_is_not_called_finished(run, tmp_path):
     assert json.loads((folder / "summary.json").read_text())["updates"] == 3 * summary["updates"]
 
 
+@pytest.mark.slow
 def test_steps_recorded_and_epochs_asked_for(run, tmp_path):
     folder = tmp_path / "run"
     run("train", folder, eval_size=0, max_steps=1, train_size=8, save_steps=1)

@@ -64,13 +64,15 @@ def test_the_distillation_is_what_its_comments_say():
 
 def launched(name):
     """What `accelerate launch` makes of a configuration: its arguments, and the environment of each process."""
+    from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
     parser = launch_command_parser()
     args = parser.parse_args(["--config_file", str(EXAMPLES / f"{name}.yaml"), "-m", "klgrad"])
     args, config, _ = _validate_launch_command(args)
-    args.deepspeed_fields_from_accelerate_config = ",".join(config.deepspeed_config)
+    assert isinstance(config, ClusterConfig)
+    args.deepspeed_fields_from_accelerate_config = ",".join(config.deepspeed_config or {})
     environment = prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else prepare_multi_gpu_env(args)
     return args, config, environment
 

@@ -1,0 +1,44 @@
+"""Files of the project that repeat what another file defines agree with it."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import klgrad
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_version_of_the_citation_is_that_of_the_package():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == klgrad.__version__
+
+
+def test_the_picture_of_the_layers_is_the_import_contract():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = re.findall(r"^## Layers\n.*?^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert picture == ["".join(f"{layer}\n" for layer in contracts[0]["layers"])]
+
+
+def test_every_part_of_the_package_is_in_a_layer():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layered = {name for layer in contracts[0]["layers"] for name in layer.split(" : ")}
+    found = {path.stem for path in (ROOT / "src" / "klgrad").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert layered == found - {"__init__", "__main__", "__pycache__"}
+
+
+def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    allowed = next(re.fullmatch(r"torch>=([\d.]+)", line) for line in project["dependencies"] if "torch" in line)
+    tested = re.search(
+        r"^torch==([\d.]+)$", (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert allowed is not None
+    assert tested is not None
+    assert tested[1] in (allowed[1], f"{allowed[1]}.0")
