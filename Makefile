@@ -71,7 +71,7 @@ bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
 	$(BIN)/python benchmarks/bench_logs.py
 
-check: lint types readme-check test test-frameworks  ## what CI runs
+check: test lint types readme-check test-frameworks  ## what CI runs
 
 readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check
