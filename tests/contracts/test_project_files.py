@@ -24,15 +24,6 @@ def test_the_picture_of_the_layers_is_the_import_contract():
     assert picture == ["".join(f"{layer}\n" for layer in contracts[0]["layers"])]
 
 
-def test_every_part_of_the_package_is_in_a_layer():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
-    layered = {name for layer in contracts[0]["layers"] for name in layer.split(" : ")}
-    found = {path.stem for path in (ROOT / "src" / "klgrad").iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert layered == found - {"__init__", "__main__", "__pycache__"}
-
-
 def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     allowed = next(re.fullmatch(r"torch>=([\d.]+)", line) for line in project["dependencies"] if "torch" in line)
