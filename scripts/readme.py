@@ -4,6 +4,7 @@ A part is the text between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from statistics import stdev
 import torch
 
 from klgrad.audit import audit, catalogue
-from klgrad.audit.render.plain import to_markdown
+from klgrad.audit.render.plain import markdown_table, to_markdown
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -78,16 +79,14 @@ SHOWN_SETTINGS = (
 
 def frameworks() -> str:
     """A selection of rows of docs/frameworks, with each framework's version and the date of its audit."""
-    lines, made, header = [], [], ""
-    for page in sorted((ROOT / "docs" / "frameworks").glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        title, date = re.search(r"# (.*)\n\nMade on (\S+)", text).groups()  # type: ignore[union-attr]
-        made.append(f"[{title}](docs/frameworks/{page.name}) on {date}")
-        header = re.findall(r"^\| loss .*\n\|.*\n", text, re.MULTILINE)[0]
-        lines += [
-            row for name in SHOWN_SETTINGS for row in re.findall(rf"^\| `{re.escape(name)}` .*\n", text, re.MULTILINE)
-        ]
-    return f"Audited: {', '.join(made)}.\n\n{header}{''.join(lines)}"
+    shown, made = [], []
+    for path in sorted((ROOT / "docs" / "frameworks").glob("*.json")):
+        known = json.loads(path.read_text(encoding="utf-8"))
+        title = f"{known['framework']} {known['version']}"
+        made.append(f"[{title}](docs/frameworks/{path.stem}.md) on {known['date']}")
+        rows = {row[0]: row for row in known["rows"]}
+        shown += [rows[name] for name in SHOWN_SETTINGS if name in rows]
+    return f"Audited: {', '.join(made)}.\n\n{markdown_table(shown)}"
 
 
 BENCHMARKS = ROOT / "benchmarks" / "results"

@@ -1,12 +1,15 @@
 """Files of the project that repeat what another file defines agree with it."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 import klgrad
+from klgrad.audit.render.plain import markdown_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,3 +36,11 @@ def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
     assert allowed is not None
     assert tested is not None
     assert tested[1] in (allowed[1], f"{allowed[1]}.0")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "frameworks").glob("*.md")), ids=lambda path: path.stem)
+def test_the_page_of_a_framework_shows_its_data(path):
+    known = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(f"# {known['framework']} {known['version']}\n\nMade on {known['date']} by")
+    assert text.endswith(f"\n\n{markdown_table(known['rows'])}")

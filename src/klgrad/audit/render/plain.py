@@ -29,10 +29,13 @@ def to_json(results: Sequence[AuditResult]) -> str:
 
 def to_markdown(results: Sequence[AuditResult]) -> str:
     """One table."""
+    return markdown_table([cells_of(r) for r in results])
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of `cells_of` as a Markdown table."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for r in results:
-        name, *rest = cells_of(r)
-        lines.append("| " + " | ".join([_code(name), *rest]) + " |")
+    lines += ["| " + " | ".join([_code(name), *rest]) + " |" for name, *rest in rows]
     return "\n".join(lines) + "\n"
 
 
