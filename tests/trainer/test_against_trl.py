@@ -60,7 +60,7 @@ def test_a_loss_that_compares_completions_needs_whole_groups(tmp_path):
 
 
 REDUCED = {
-    **{name: CASES[name] for name in ("dapo", "grpo", "dr_grpo", "accumulated")},
+    **{name: CASES[name] for name in ("dr_grpo", "accumulated")},
     "sequence": {"kl_reduction": "sequence"},
 }
 

@@ -28,7 +28,7 @@ CPU = ("--use_cpu",)
         ("lr_scheduler_type: nope", "`lr_scheduler_type` as linear or cosine"),
         ("optim: nope", "`optim` as .*adamw_torch"),
         ("dtype: int8", "`dtype` auto or bfloat16 or float16 or float32; received 'int8'"),
-        ("kl_level: tokens", "`kl_level` sequence or token; received 'tokens'"),
+        ("kl_level: tokens", "`kl_level` token or sequence; received 'tokens'"),
         ("scale_rewards: 1.5", "`scale_rewards` group or batch or none"),
         ("learning_rate: .nan", "`learning_rate` as a finite number; received nan"),
         ("max_completion_length: null", "`max_completion_length` >= 1; received None"),
