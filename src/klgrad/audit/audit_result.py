@@ -28,8 +28,8 @@ class AuditResult:
         holds_off_policy: the same for `verdict_off_policy`.
         verdict_small_batches: the on-policy verdict in batches of 2, 3 and 4 completions.
         verdict_off_policy_small_batches: the same off-policy.
-        bias_by_batch: relative distance to `nearest` in batches of 2 and of 3 completions and in the `limit`, on-policy,
-            on the same problems with varying lengths; empty where there is no gradient.
+        bias_by_batch: relative distance to `nearest` in batches of 2 and of 3 completions and in the `limit`, on-policy
+            and on the same problems with varying lengths; empty where there is no gradient.
         decomposition: the two targets whose sum the gradient is, or is nearly, in large batches, on-policy; None if
             one target is enough, or if no sum is near.
         decomposition_off_policy: the same off-policy.

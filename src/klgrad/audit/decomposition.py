@@ -22,6 +22,9 @@ SAME_MIXTURE = 0.1
 """Directions (a, b) of the two scales that differ by less than this, in length 1, are one mixture. An exact sum has one
 direction up to rounding; a fit that needs other shares in every batch shape explains nothing."""
 
+SAME_REMAINDER = 1e-9
+"""Remainders that differ by less are equal; rounding makes them differ by about 1e-12."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -82,7 +85,7 @@ def decompose(
     mixtures = torch.stack([scale / scale.norm(dim=-1, keepdim=True) for scale in scales.values()])
     alike = (mixtures - mixtures[0]).norm(dim=-1).amax(0) <= SAME_MIXTURE
     remainder = torch.where(alike, torch.stack(off).amax(0), torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
-    best = int(remainder.argmin())
+    best = int((remainder <= remainder.min() + SAME_REMAINDER).nonzero()[0])  # of equal ones the simplest
     if not torch.isfinite(remainder[best]):
         return None
     first = next(iter(scales.values()))[best] * unit
@@ -95,7 +98,7 @@ def _part(target: str, scale: float) -> Part:
 
 
 def _system(m: Measurement, targets: Sequence[str], unit: float) -> System:
-    """The gradients of the targets as columns, and that of the loss, whose size is 1 so that cases have equal weight."""
+    """The gradients of the targets as columns, and that of the loss, divided so that cases have equal weight."""
     gradient = m.gradient.mean / unit
     columns = torch.stack([m.case.targets[name] for name in targets], -1)
     return columns / gradient.norm(), gradient / gradient.norm()
