@@ -37,23 +37,23 @@ def k2_loss(rollout: Rollout) -> Tensor:
     return as_loss(k2, rollout)
 
 
-@token_loss("forward-kl-token", "unknown", instead=K2_OR_TOKEN)
+@token_loss("forward-kl-token", "k3-token", instead=K2_OR_TOKEN)
 def k3_loss(rollout: Rollout) -> Tensor:
     """k3 differentiated, token by token: GRPO as published, and the default of several trainers.
 
     Estimates: KL(π‖ref).
-    Gradient: `forward-kl-token` on-policy; `unknown` off-policy.
+    Gradient: `forward-kl-token` on-policy; `k3-token` off-policy.
     Requires: y ~ π.
     """
     return as_loss(k3, rollout)
 
 
-@token_loss("forward-kl-token", "unknown", instead=K2_OR_TOKEN)
+@token_loss("forward-kl-token", "sum-of-targets", instead=K2_OR_TOKEN)
 def k_half_loss(rollout: Rollout) -> Tensor:
     """k_lambda at λ = 1/2 differentiated: half the strength for the same value.
 
     Estimates: KL(π‖ref).
-    Gradient: `forward-kl-token` on-policy, at scale 1/2; `unknown` off-policy.
+    Gradient: `forward-kl-token` on-policy, at scale 1/2; `sum-of-targets` off-policy.
     Requires: y ~ π.
     """
     return as_loss(k_lambda(0.5), rollout)

@@ -79,12 +79,12 @@ def k3_reward(rollout: Rollout) -> Tensor:
     return in_reward(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown", compares_completions=True)
+@token_loss("reverse-kl-sequence", "sum-of-targets", compares_completions=True)
 def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the others in the group (RLOO).
 
     Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
     Requires: y ~ π; groups of 2 or more.
     """
     return in_reward_leave_one_out(k1, rollout)
@@ -101,12 +101,12 @@ def k3_reward_leave_one_out(rollout: Rollout) -> Tensor:
     return in_reward_leave_one_out(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True)
+@token_loss("reverse-kl-sequence", "sum-of-targets", instead=LEAVE_ONE_OUT, compares_completions=True)
 def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the whole group, itself included.
 
     Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy, at scale 1 - 1/n; `unknown` off-policy.
+    Gradient: `reverse-kl-sequence` on-policy, at scale 1 - 1/n; `sum-of-targets` off-policy.
     Requires: y ~ π; groups of 2 or more.
     """
     total = rollout.log_ratio.sum(-1)
@@ -150,7 +150,9 @@ def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
 
 
 @token_loss(
-    "reverse-kl-sequence", "sum-of-targets", instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),))
+    "reverse-kl-sequence",
+    "sum-of-targets",
+    instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),)),
 )
 def stale_k1_reward(rollout: Rollout) -> Tensor:
     """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.

@@ -52,8 +52,9 @@ class ForwardToken(Family):
 
     def uncorrected_target(self, term: Declaration) -> Verdict:
         """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
-        on_sampled_prefixes = term.estimator == "exact" and term.weighting is None
-        return "forward-kl-token-sampler" if on_sampled_prefixes else "unknown"
+        if term.weighting is not None or term.baseline != "none":
+            return "unknown"
+        return "forward-kl-token-sampler" if term.estimator == "exact" else "k3-token"
 
     def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
         """The slope of k3 on the token's own score."""
