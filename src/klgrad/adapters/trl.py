@@ -82,14 +82,23 @@ def declared(**settings: Any) -> Subject:
 
 def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
     def loss(batch: Batch) -> Tensor:
-        stage = _stage(kind, batch.group_size, tuple(settings.items()))
-        if settings.get("loss_type") not in TOKEN_MEANS:
-            return stage.loss(batch)
-        parts = _by_token_count(batch)
-        return torch.stack([stage.loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
+        return _stage(kind, batch.group_size, tuple(settings.items())).loss(batch)
 
+    def mean_over_groups(batch: Batch) -> Tensor:
+        parts = _by_token_count(batch)
+        return torch.stack([loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
+
+    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in TOKEN_MEANS
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
-    return Subject(name, "framework", loss, framework="trl", stacks=stacks, exchangeable=True)
+    return Subject(
+        name,
+        "framework",
+        mean_over_groups if couples else loss,
+        framework="trl",
+        stacks=stacks,
+        exchangeable=True,
+        on_large_batch=loss,
+    )
 
 
 def _by_token_count(batch: Batch) -> Iterator[Batch]:

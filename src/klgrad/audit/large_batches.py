@@ -26,9 +26,9 @@ SHAPES = (
     (2, 2, True, 3, 3, 3),
 )
 
-RARE = 128
-"""One over the probability of a rare token. On-policy its log π/ref is near -log(128) = -4.85, beyond the dead zones
-of k3 and k2 clamped at 10 (-2.61 and -4.47); off-policy its importance ratio is near 100, or near 1/400."""
+RARE = 32
+"""One over the probability of a rare token. On-policy its log π/ref is near -log(32) = -3.5, beyond the dead zone of
+k3 clamped at 10 (-2.61); off-policy its importance ratio is near 30, or near 1/400."""
 
 FAR = 12.0
 """log π/ref of a token that ref nearly excludes."""
@@ -106,7 +106,7 @@ def limit_gradient(subject: Subject, case: Case, advantage: Tensor) -> Gradient:
     """The gradient of one call of the loss on the batch that holds every group as often as it is likely."""
     assert case.parts is not None
     members = population(case.problem, case.group_size, case.parts)
-    parts = of_reference(subject, from_problem(case.problem, members, advantage))
+    parts = of_reference(subject.large(), from_problem(case.problem, members, advantage))
     logp, kl, forward_kl = (part[:, None] for part in parts)  # every row as a group of one
     per_row, on_padding = on_parameters(case.problem, members.reshape(-1, 1), (logp, kl, forward_kl))
     unit = unit_of(per_row)

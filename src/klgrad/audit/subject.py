@@ -4,7 +4,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +46,8 @@ class Subject:
         exchangeable: whether the order of the rows of a group does not matter; each group is then evaluated in one
             order only.
         framework: the framework whose code this is; empty for other losses.
+        on_large_batch: the loss on one large batch, if a call with many groups is not that already: a loss that
+            `stacks` is a mean over groups.
 
     Example:
         >>> from klgrad.audit import catalogue
@@ -62,6 +64,11 @@ class Subject:
     summary: str = ""
     exchangeable: bool = False
     framework: str = ""
+    on_large_batch: Callable[[Batch], object] | None = None
+
+    def large(self) -> "Subject":
+        """The same loss for one large batch."""
+        return self if self.on_large_batch is None else replace(self, loss=self.on_large_batch)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Evaluate the loss on one batch, as a scalar."""
