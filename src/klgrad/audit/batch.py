@@ -15,7 +15,7 @@ PADDING_LOGP, PADDING_REF_LOGP = -1.25, -2.5
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch of completions, all (B, T) except `group` (B,). `logp` and the two KLs are autograd leaves."""
+    """One batch of completions, all (B, T) except `rewards` and `group` (B,). `logp` and the two KLs are autograd leaves."""
 
     logp: Tensor
     ref_logp: Tensor
@@ -23,6 +23,7 @@ class Batch:
     behavior_logp: Tensor
     mask: Tensor
     advantages: Tensor
+    rewards: Tensor
     group: Tensor
     token_reverse_kl: Tensor
     token_forward_kl: Tensor
@@ -48,11 +49,11 @@ class Batch:
 
     def groups(self) -> Iterator["Batch"]:
         """Each group as a separate batch."""
-        size = self.group_size
-        parts = [getattr(self, f.name).detach().split(size) for f in fields(self) if f.name != "group"]
-        for logp, ref_logp, old_logp, behavior_logp, mask, advantages, kl, forward_kl in zip(*parts, strict=True):
-            alone = torch.zeros(size, dtype=torch.long)
-            yield Batch(logp, ref_logp, old_logp, behavior_logp, mask, advantages, alone, kl, forward_kl).fresh()
+        alone = torch.zeros(self.group_size, dtype=torch.long)
+        names = [f.name for f in fields(self) if f.name != "group"]
+        parts = [getattr(self, name).detach().split(self.group_size) for name in names]
+        for part in zip(*parts, strict=True):
+            yield Batch(group=alone, **dict(zip(names, part, strict=True))).fresh()
 
     def at_reference(self) -> "Batch":
         """The same batch with the reference set to the policy, so that every KL is zero."""
@@ -85,6 +86,7 @@ def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
         behavior_logp=behavior,
         mask=mask[rows],
         advantages=advantage[rows, None].expand(-1, mask.shape[1]).clone(),
+        rewards=advantage[rows],
         group=torch.arange(len(members)).repeat_interleave(members.shape[1]),
         token_reverse_kl=problem.at_tokens(problem.prefix_kl())[rows],
         token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],

@@ -105,6 +105,7 @@ def probe_batch(log_ratio: float, dtype: torch.dtype) -> Batch:
         behavior_logp=logp.clone(),
         mask=torch.ones_like(logp, dtype=torch.bool),
         advantages=torch.zeros_like(logp),
+        rewards=torch.zeros_like(logp[:, 0]),
         group=torch.zeros(len(logp), dtype=torch.long),
         token_reverse_kl=kl,
         token_forward_kl=kl,
