@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, bandit, population, with_rational_sampler
 from .batch import from_problem
-from .gradient import Gradient, of_reference, on_parameters, unit_of
+from .gradient import Gradient, Parts, of_reference, on_parameters, unit_of
 from .problems import DISTANCES, Case, Lengths
 from .subject import Subject
 
@@ -108,8 +108,13 @@ def limit_gradient(subject: Subject, case: Case, advantage: Tensor) -> Gradient:
     assert case.parts is not None
     members = population(case.problem, case.group_size, case.parts)
     parts = of_reference(subject, from_problem(case.problem, members, advantage))
+    return sum_over_rows(case.problem, members, parts)
+
+
+def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:
+    """The gradient on the parameters, from the derivatives by the tensors of one batch of these groups."""
     logp, kl, forward_kl = (part[:, None] for part in parts)  # every row as a group of one
-    per_row, on_padding = on_parameters(case.problem, members.reshape(-1, 1), (logp, kl, forward_kl))
+    per_row, on_padding = on_parameters(problem, members.reshape(-1, 1), (logp, kl, forward_kl))
     unit = unit_of(per_row)
     # The gradient is the sum over rows. In a mean over rows, that of one row alone would be `rows` times as large.
     typical = math.sqrt(float((per_row / unit).square().sum()) * len(per_row)) * unit

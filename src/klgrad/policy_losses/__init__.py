@@ -1,7 +1,7 @@
 """Policy losses as published, by name: for study and for the audit of whole losses.
 
-Each is one short function, written from the published formula, with its source and with what it does on samples of π and
-on samples of another policy. A test compares these verdicts with the audit.
+Each is one short function, written from the published formula, with its source and with what it does on samples of π
+and on samples of another policy. A test compares these verdicts with the audit.
 """
 
 from types import ModuleType

@@ -1,13 +1,14 @@
 """The cases of the audit of a whole loss: those of the limit of large batches, with one advantage per completion."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
 from ...enumeration import population
+from ..batch import Batch, from_problem
 from ..large_batches import limit_cases
 from ..problems import Case
 
@@ -42,6 +43,16 @@ class WholeCase(Case):
         """(M, G) every group, as often as it is likely."""
         assert self.parts is not None
         return population(self.problem, self.group_size, self.parts)
+
+    @cached_property
+    def _without(self) -> Batch:
+        return from_problem(self.problem, self.members, self.constant(0.0))
+
+    def batch(self, advantage: Tensor) -> Batch:
+        """The batch of the limit, with one advantage per completion, (N,)."""
+        rewards = advantage[self.members.flatten()]
+        advantages = rewards[:, None].expand(-1, self.problem.space.length).clone()
+        return replace(self._without, advantages=advantages, rewards=rewards).fresh()
 
     def constant(self, advantage: float) -> Tensor:
         """(N,) the same advantage for every completion."""

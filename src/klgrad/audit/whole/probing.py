@@ -14,7 +14,7 @@ from ..subject import Subject, as_subject
 from ..verdict import Comparison
 from .cases import WholeCase, whole_cases
 from .table import POLICY_GRADIENTS
-from .updates import Updates, batch_of, gradient, on_scores
+from .updates import Updates, gradient, on_scores
 from .weighting import Weighting, find_weighting
 from .whole_result import Drift, Side, Update, WholeResult
 
@@ -64,8 +64,7 @@ def _side(subject: Subject, *, on_policy: bool) -> Side:
     # A drift is nothing if it is small beside the update of one completion with an advantage that differs.
     usual = [m.gradient.typical for m in differing.measured[:: len(DRAWS)]]
     positive, negative = (drift(updates, advantage, usual, on_policy=on_policy) for advantage in (1.0, -1.0))
-    names = cast("tuple[PolicyGradientName, ...]", differing.targets)
-    bias, cosine = ({n: found[n] for n in names} for found in (differing.bias, differing.cosine))
+    bias, cosine = ({name: found[name] for name in POLICY_GRADIENTS} for found in (differing.bias, differing.cosine))
     return Side(_verdict(kl), positive, negative, Update(_verdict(differing), weighting, bias, cosine))
 
 
@@ -76,7 +75,7 @@ def _differing(updates: Sequence[Updates]) -> tuple[Comparison, Weighting | None
     for u in updates:
         for draw in DRAWS:
             advantage = u.case.different(draw)
-            batch, weight = batch_of(u.case, advantage), u.as_sampler(advantage)
+            batch, weight = u.case.batch(advantage), u.as_sampler(advantage)
             weightings.append(find_weighting(batch, weight))
             # The loss may scale each length and each group. If it does nothing else, the targets have its scales.
             plain = torch.where(batch.mask, batch.advantages, 0) / len(batch.mask)

@@ -6,7 +6,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..batch import Batch, from_problem
 from ..gradient import Gradient, Parts, evaluate
 from ..large_batches import sum_over_rows
 from ..subject import Subject
@@ -41,7 +40,7 @@ class Updates:
         The loss is called with `logp` set to `behavior_logp`. What it does without advantages is subtracted, and the
         sign is reversed: REINFORCE gives the advantage divided by the number of rows. It is 0 where masked.
         """
-        mask = batch_of(self.case, advantage).mask
+        mask = self.case.problem.space.mask[self.case.members.flatten()]
         if torch.equal(self.case.problem.logp, self.case.problem.behavior_logp):
             return torch.where(mask, -self.effect(advantage)[0], 0)
         return torch.where(mask, self._zero_as_sampler - self._as_sampler(advantage), 0)
@@ -51,16 +50,11 @@ class Updates:
         return self._as_sampler(self.case.constant(0.0))
 
     def _as_sampler(self, advantage: Tensor) -> Tensor:
-        batch = batch_of(self.case, advantage)
+        batch = self.case.batch(advantage)
         return evaluate(self.subject, replace(batch, logp=batch.behavior_logp.clone().requires_grad_()))[1][0]
 
     def _update(self, advantage: Tensor) -> Parts:
-        return evaluate(self.subject, batch_of(self.case, advantage))[1]
-
-
-def batch_of(case: WholeCase, advantage: Tensor) -> Batch:
-    """The batch of the limit, with one advantage per completion, (N,)."""
-    return from_problem(case.problem, case.members, advantage)
+        return evaluate(self.subject, self.case.batch(advantage))[1]
 
 
 def gradient(case: WholeCase, parts: Parts) -> Gradient:
@@ -70,6 +64,6 @@ def gradient(case: WholeCase, parts: Parts) -> Gradient:
 
 def on_scores(case: WholeCase, weight: Tensor) -> Tensor:
     """The gradient of the loss that puts these (B, T) weights on the scores of π: minus their sum."""
-    others = batch_of(case, case.constant(0.0)).leaves[1:]
+    others = case.batch(case.constant(0.0)).leaves[1:]
     parts: Parts = (-weight, *(torch.zeros_like(x) for x in others))  # type: ignore[assignment]
     return gradient(case, parts).mean

@@ -12,8 +12,9 @@ from ..verdict import MATCH
 Baseline = Literal["none", "group", "batch"]
 
 DIVIDED = 1e-2
-"""Largest relative difference of the weights of a loss that divides by the deviation of the group. The small number that
-losses add to the deviation changes them by less than this; the advantages are far apart (`WholeCase.advantages`)."""
+"""Largest relative difference of the weights of a loss that divides by the deviation of the group. The small number
+that losses add to the deviation changes them by less than this, because the advantages are far apart
+(`WholeCase.different`)."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,11 @@ def _expected(batch: Batch, baseline: Baseline, divided: bool) -> Tensor:
         "group": by_group.mean(-1, keepdim=True),
         "batch": by_group.mean().expand_as(by_group),
     }[baseline]
-    deviation = by_group.std(-1, keepdim=True)
     apart = by_group - mean
-    return (torch.where(deviation > MATCH, apart / deviation, 0) if divided else apart).flatten()
+    if divided:
+        deviation = by_group.std(-1, keepdim=True)
+        apart = torch.where(deviation > MATCH, apart / deviation, 0)
+    return apart.flatten()
 
 
 def _by_length(batch: Batch, per_row: Tensor, expected: Tensor) -> dict[int, float]:
