@@ -17,8 +17,10 @@ from ..audit.curve import coefficient_curve
 from ..audit.render import terminal as tables
 from ..audit.render.page import to_html
 from ..audit.render.plain import notes, to_json, to_markdown
+from ..audit.whole import WholeResult
 from ..errors import LossImportError, NotAuditableError, UnknownNameError
 from ..targets import TARGETS, Target, Verdict
+from .audit_whole import report_whole
 from .console import beside, deliver, stderr
 from .fixes import TAGS, fixes_for
 from .printed import first_lines
@@ -79,6 +81,14 @@ def command(
             help="`equal` leaves out the problems with varying lengths, for a loss that averages over tokens."
         ),
     ] = Lengths.all,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Audit the whole policy loss: its KL, its drift to or from the sampler, its policy gradient. "
+            "Without a LOSS: the published policy losses.",
+        ),
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 also for a dead zone or a gradient that is not finite.")
     ] = False,
@@ -97,10 +107,14 @@ def command(
     tensor. Its file is imported and run, as a test runner would do.
     """
     torch.set_num_threads(1)  # the tensors are too small for threads to help
+    if whole:
+        found = report_whole(losses or [], lambda name: _named(stderr(), name), json, markdown)
+        _check_whole(found, expect, expect_off_policy)
+        return
     console, progress = beside(json, markdown, html), stderr()
     subjects = _frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
     for name in losses or []:
-        subjects += _frameworks(console, [name], wanted=True) if name in FRAMEWORKS else [_find(name)]
+        subjects += _named(console, name)
     if not losses and not all_:
         subjects = list(catalogue().values())
     results = []
@@ -127,6 +141,28 @@ def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
         curves = [coefficient_curve(subject) for subject in subjects]
     summaries = [subject.summary for subject in subjects]
     return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
+
+
+def _check_whole(results: list[WholeResult], expect: Target | None, expect_off_policy: Target | None) -> None:
+    """Exit with status 1 if the KL of a whole loss is not the expected one."""
+    failed = [
+        f"{r.name}: expected {want.name} {where}, found {got}"
+        for r in results
+        for where, want, got in (
+            ("on-policy", expect, r.on_policy.kl),
+            ("off-policy", expect_off_policy, r.off_policy.kl),
+        )
+        if want and want.name != got
+    ]
+    for line in failed:
+        stderr().print(line, style="bold red")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _named(console: Console, name: str) -> list[Subject]:
+    """The losses behind a name: one, or all settings of a framework."""
+    return _frameworks(console, [name], wanted=True) if name in FRAMEWORKS else [_find(name)]
 
 
 def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Subject]:

@@ -64,7 +64,8 @@ def _side(subject: Subject, *, on_policy: bool) -> Side:
     # A drift is nothing if it is small beside the update of one completion with an advantage that differs.
     usual = [m.gradient.typical for m in differing.measured[:: len(DRAWS)]]
     positive, negative = (drift(updates, advantage, usual, on_policy=on_policy) for advantage in (1.0, -1.0))
-    bias, cosine = ({name: found[name] for name in POLICY_GRADIENTS} for found in (differing.bias, differing.cosine))
+    bias = {name: differing.bias[name] for name in POLICY_GRADIENTS}
+    cosine = {name: differing.cosine[name] for name in POLICY_GRADIENTS}
     return Side(_verdict(kl), positive, negative, Update(_verdict(differing), weighting, bias, cosine))
 
 

@@ -1,0 +1,42 @@
+"""`klgrad audit --whole`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Group
+from rich.progress import track
+
+from ..audit import Subject
+from ..audit.whole import WholeResult, audit_whole
+from ..audit.whole.render import in_full, overview, to_json, to_markdown
+from ..policy_losses import POLICY_LOSSES, PolicyLoss
+from .console import beside, deliver, stderr
+from .printed import first_lines
+
+
+def report_whole(
+    losses: list[str], find: Callable[[str], list[Subject]], json: Path | None, markdown: Path | None
+) -> list[WholeResult]:
+    """Audit whole losses and show what they do.
+
+    Args:
+        losses: names of policy losses, or whatever `find` knows; none of them for all policy losses.
+        find: the losses behind a name that is not one of a policy loss.
+        json: the file for JSON.
+        markdown: the file for a table in Markdown.
+
+    Returns:
+        The results.
+    """
+    subjects: list[PolicyLoss | Subject] = []
+    for name in losses or POLICY_LOSSES:
+        subjects += [POLICY_LOSSES[name]] if name in POLICY_LOSSES else find(name)
+    console, progress = beside(json, markdown), stderr()
+    results = []
+    for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
+        with first_lines(subject.name, progress):
+            results.append(audit_whole(subject))
+    few = len(results) == len(losses)
+    report = Group(*map(in_full, results)) if few else overview(results)
+    deliver(console, report, (json, lambda: to_json(results)), (markdown, lambda: to_markdown(results)))
+    return results
