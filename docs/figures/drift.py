@@ -23,10 +23,10 @@ from klgrad.support.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 
 OUT = Path(__file__).parent.parent / "images" / "drift.png"
 
-DISTANCES = torch.cat([torch.tensor([0.02, 0.05, 0.1, 0.15]), torch.linspace(0.2, 2.4, 12)]).tolist()
+DISTANCES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.1, 1.5, 2.0)
 """Standard deviation of the logits of π from those of the sampler."""
 
-POLICIES = 12
+POLICIES = 8
 """Random policies at each distance, on each problem."""
 
 Style = dict[str, Any]
@@ -65,7 +65,9 @@ def cases(distance: float) -> tuple[WholeCase, ...]:
 
 
 def _cases(distance: float) -> Iterator[WholeCase]:
-    standard = [case for case in whole_cases(on_policy=True) if case.problem.space.length > 1 and case.distance == "near"]
+    standard = [
+        case for case in whole_cases(on_policy=True) if case.problem.space.length > 1 and case.distance == "near"
+    ]
     for case in standard:
         sampler = case.problem.behavior_logits
         for seed in range(POLICIES):
@@ -97,7 +99,7 @@ def main() -> None:
     """Draw both panels."""
     torch.set_num_threads(1)
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.4), constrained_layout=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 6), constrained_layout=True)
     x = [staleness(distance) for distance in DISTANCES]
     for axis, measure, shown in ((left, drift, DRIFTS), (right, agreement, UPDATES)):
         for name, style in shown.items():
@@ -110,7 +112,7 @@ def main() -> None:
     right.set_ylabel("cosine with the policy gradient")
     right.set_title("direction of the update when advantages differ: it should be 1", loc="left", fontsize=11)
     for axis in (left, right):
-        axis.legend(frameon=False, fontsize=9)
+        axis.legend(frameon=False, fontsize=9.5, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
     OUT.parent.mkdir(exist_ok=True)
     figure.savefig(OUT, dpi=110)
 

@@ -28,8 +28,10 @@ class AuditResult:
         holds_off_policy: the same for `verdict_off_policy`.
         verdict_small_batches: the on-policy verdict in batches of 2, 3 and 4 completions.
         verdict_off_policy_small_batches: the same off-policy.
-        bias_by_batch: relative distance to `nearest` in batches of 2 and of 3 completions and in the `limit`, on-policy,
-            on the same problems with varying lengths; empty where there is no gradient.
+        bias_by_batch: relative distance to `nearest` in batches of 2 and of 3 completions and in the `limit`, on-policy
+            and on the same problems with varying lengths; empty where there is no gradient.
+        bias_by_distance: relative distance to `nearest` over the problems `near` ref, and over those `far` from it,
+            each at a scale of its own, on-policy.
         decomposition: the two targets whose sum the gradient is, or is nearly, in large batches, on-policy; None if
             one target is enough, or if no sum is near.
         decomposition_off_policy: the same off-policy.
@@ -80,6 +82,7 @@ class AuditResult:
     verdict_small_batches: Verdict
     verdict_off_policy_small_batches: Verdict
     bias_by_batch: dict[str, float]
+    bias_by_distance: dict[str, float]
     decomposition: Decomposition | None
     decomposition_off_policy: Decomposition | None
     scale: float | None

@@ -15,7 +15,7 @@ from .gradient import evaluate, every_gradient, expected_gradient
 from .large_batches import limit_cases, limit_gradient
 from .measurement import Measurement, Shape
 from .numerics import probe
-from .problems import Lengths, cases
+from .problems import DISTANCES, Lengths, cases
 from .subject import Subject, as_subject
 from .verdict import MATCH, Comparison
 
@@ -79,6 +79,7 @@ def audit(
         verdict_small_batches=on.small.verdict,
         verdict_off_policy_small_batches=off.small.verdict,
         bias_by_batch=bias_by_batch(subject, on, nearest, advantages),
+        bias_by_distance={d: standard.only(lambda c, d=d: c.distance == d).bias[nearest] for d in DISTANCES},
         decomposition=on.decomposition,
         decomposition_off_policy=off.decomposition,
         scale=next(iter(scales.values()), None),

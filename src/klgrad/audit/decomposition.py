@@ -15,12 +15,18 @@ from .measurement import Measurement, Shape
 System = tuple[Tensor, Tensor]
 """(parameters, targets) the gradients of the targets, and (parameters,) that of a loss."""
 
+DRIFT: TargetName = "forward-kl-sampler-sequence"
+"""Its gradient is minus the mean score of the sampler's completions."""
+
 COLLINEAR = 1e-9
 """Two targets with a cosine this near to 1 are the same on these cases; different ones are at least 1e-4 from it."""
 
 SAME_MIXTURE = 0.1
 """Directions (a, b) of the two scales that differ by less than this, in length 1, are one mixture. An exact sum has one
 direction up to rounding; a fit that needs other shares in every batch shape explains nothing."""
+
+SAME_REMAINDER = 1e-9
+"""Remainders that differ by less are equal; rounding makes them differ by about 1e-12."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,12 @@ class Part:
 
     Attributes:
         verdict: the target, or `climbs` and the target where its share is negative.
-        scale: the multiple of the target's gradient, in the first batch shape.
+        scale: the multiple of the target's gradient, in the first batch shape; None if it depends on the problem, also
+            in sign.
     """
 
     verdict: Verdict
-    scale: float
+    scale: float | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def decompose(
     mixtures = torch.stack([scale / scale.norm(dim=-1, keepdim=True) for scale in scales.values()])
     alike = (mixtures - mixtures[0]).norm(dim=-1).amax(0) <= SAME_MIXTURE
     remainder = torch.where(alike, torch.stack(off).amax(0), torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
-    best = int(remainder.argmin())
+    best = int((remainder <= remainder.min() + SAME_REMAINDER).nonzero()[0])  # of equal ones the simplest
     if not torch.isfinite(remainder[best]):
         return None
     first = next(iter(scales.values()))[best] * unit
@@ -90,12 +97,63 @@ def decompose(
     return Decomposition((one, other), float(remainder[best]))
 
 
+def with_drift(
+    measured: Sequence[Measurement], fitted: Sequence[Measurement], targets: Sequence[str]
+) -> Decomposition | None:
+    """Fit every target together with a drift to or from the sampler, whose share may differ between the problems.
+
+    A baseline makes such a drift on stale samples: its mean times the mean score of the sampler's completions.
+
+    Args:
+        measured: the gradients on all cases.
+        fitted: the cases that determine the scales.
+        targets: the names of the targets to choose from; without `DRIFT` among them there is no such sum.
+
+    Returns:
+        The target with the smallest remainder, if its scale is positive.
+    """
+    if DRIFT not in targets:
+        return None
+    others = [name for name in targets if name != DRIFT]
+    unit = max(unit_of(m.gradient.mean) for m in measured)
+    systems: dict[Shape, list[System]] = defaultdict(list)
+    for m in fitted:
+        systems[m.case.shape].append(_across(_system(m, targets, unit), targets.index(DRIFT)))
+    scales = {shape: sum(_projection(s) for s in some) / len(some) for shape, some in systems.items()}
+    off = [
+        (gradient[:, None] - columns * scales[m.case.shape]).norm(dim=0)
+        for m in measured
+        for columns, gradient in [_across(_system(m, targets, unit), targets.index(DRIFT))]
+    ]
+    positive = torch.stack([scale > 0 for scale in scales.values()]).all(0)
+    remainder = torch.where(positive, torch.stack(off).amax(0), torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
+    best = int((remainder <= remainder.min() + SAME_REMAINDER).nonzero()[0])
+    if not torch.isfinite(remainder[best]):
+        return None
+    scale = float(next(iter(scales.values()))[best]) * unit
+    return Decomposition((Part(cast(TargetName, others[best]), scale), Part(DRIFT, None)), float(remainder[best]))
+
+
+def _across(system: System, drift: int) -> System:
+    """The parts of the gradients that are orthogonal to the drift; its own column is left out."""
+    columns, gradient = system
+    along = columns[:, drift] / columns[:, drift].norm()
+    kept = [i for i in range(columns.shape[1]) if i != drift]
+    return columns[:, kept] - along[:, None] * (along @ columns[:, kept]), gradient - along * (along @ gradient)
+
+
+def _projection(system: System) -> Tensor:
+    """The least-squares scale of each column alone."""
+    columns, gradient = system
+    return gradient @ columns / columns.square().sum(0)
+
+
 def _part(target: str, scale: float) -> Part:
     return Part(signed(cast(TargetName, target), climbs=scale < 0), abs(scale))
 
 
 def _system(m: Measurement, targets: Sequence[str], unit: float) -> System:
-    """The gradients of the targets as columns, and that of the loss, whose size is 1 so that cases have equal weight."""
+    """The gradients of the targets as columns, and that of the loss, divided so that cases have equal weight."""
     gradient = m.gradient.mean / unit
     columns = torch.stack([m.case.targets[name] for name in targets], -1)
     return columns / gradient.norm(), gradient / gradient.norm()

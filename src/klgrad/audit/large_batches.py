@@ -9,7 +9,6 @@ import math
 from dataclasses import replace
 from functools import cache
 
-import torch
 from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, bandit, population, with_rational_sampler

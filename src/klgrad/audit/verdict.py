@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple, cast
 
 from ..targets import TARGETS, TO_REFERENCE, TargetName, Verdict, signed
-from .decomposition import Decomposition, decompose
+from .decomposition import Decomposition, decompose, with_drift
 from .gradient import unit_of
 from .measurement import Measurement, Shape
 from .problems import Case
@@ -170,7 +170,11 @@ class Comparison:
         """
         if self.is_nothing or not self.is_finite or self.match is not None:
             return None
-        return decompose(self.measured, self.fitted, self.targets)
+        pair = decompose(self.measured, self.fitted, self.targets)
+        if pair is not None and pair.remainder <= MATCH:
+            return pair
+        drifting = with_drift(self.measured, self.fitted, self.targets)
+        return drifting if drifting is not None and drifting.remainder <= MATCH else pair
 
 
 def _vanishes(m: Measurement, share: float) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import typer
 from rich.console import Group
 from rich.progress import track
 
@@ -10,6 +11,7 @@ from ..audit import Subject
 from ..audit.whole import WholeResult, audit_whole
 from ..audit.whole.render import in_full, overview, to_json, to_markdown
 from ..policy_losses import POLICY_LOSSES, PolicyLoss
+from ..targets import Target
 from .console import beside, deliver, stderr
 from .printed import first_lines
 
@@ -40,3 +42,20 @@ def report_whole(
     report = Group(*map(in_full, results)) if few else overview(results)
     deliver(console, report, (json, lambda: to_json(results)), (markdown, lambda: to_markdown(results)))
     return results
+
+
+def check_whole(results: list[WholeResult], expect: Target | None, expect_off_policy: Target | None) -> None:
+    """Exit with status 1 if the KL of a whole loss is not the expected one."""
+    failed = [
+        f"{r.name}: expected {want.name} {where}, found {got}"
+        for r in results
+        for where, want, got in (
+            ("on-policy", expect, r.on_policy.kl),
+            ("off-policy", expect_off_policy, r.off_policy.kl),
+        )
+        if want and want.name != got
+    ]
+    for line in failed:
+        stderr().print(line, style="bold red")
+    if failed:
+        raise typer.Exit(1)
