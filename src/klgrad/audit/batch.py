@@ -19,7 +19,10 @@ Advantages = Literal["zero", "random"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch of completions, all (B, T) except `rewards` and `group` (B,). `logp` and the two KLs are autograd leaves."""
+    """One batch of completions, all (B, T) except `rewards` and `group` (B,).
+
+    `logp` and the two KLs are autograd leaves.
+    """
 
     logp: Tensor
     ref_logp: Tensor

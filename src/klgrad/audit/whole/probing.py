@@ -64,8 +64,8 @@ def _side(subject: Subject, *, on_policy: bool) -> Side:
     # A drift is nothing if it is small beside the update of one completion with an advantage that differs.
     usual = [m.gradient.typical for m in differing.measured[:: len(DRAWS)]]
     positive, negative = (drift(updates, advantage, usual, on_policy=on_policy) for advantage in (1.0, -1.0))
-    bias = {name: differing.bias[name] for name in POLICY_GRADIENTS}
-    cosine = {name: differing.cosine[name] for name in POLICY_GRADIENTS}
+    bias: dict[PolicyGradientName, float] = {name: differing.bias[name] for name in POLICY_GRADIENTS}
+    cosine: dict[PolicyGradientName, float] = {name: differing.cosine[name] for name in POLICY_GRADIENTS}
     return Side(_verdict(kl), positive, negative, Update(_verdict(differing), weighting, bias, cosine))
 
 
