@@ -24,7 +24,18 @@ WholeVerdict = (
 
 
 class Does(NamedTuple):
-    """What the advantages do in a loss: under the constant advantages 1 and -1, and under advantages that differ."""
+    """What the advantages do in a loss.
+
+    Attributes:
+        drift_positive: under the advantage 1 for all completions.
+        drift_negative: under the advantage -1 for all completions.
+        policy_gradient: under advantages that differ.
+
+    Example:
+        >>> from klgrad import policy_losses
+        >>> policy_losses.get("rloo").off_policy.policy_gradient
+        'policy-gradient-uncorrected'
+    """
 
     drift_positive: WholeVerdict
     drift_negative: WholeVerdict
