@@ -7,9 +7,11 @@ import typer
 from rich.console import Group
 from rich.progress import track
 
+from ..adapters import FRAMEWORKS
 from ..audit import Subject
 from ..audit.whole import WholeResult, audit_whole
 from ..audit.whole.render import in_full, overview, to_json, to_markdown
+from ..errors import UnknownNameError
 from ..policy_losses import POLICY_LOSSES, PolicyLoss
 from ..targets import Target
 from .console import beside, deliver, stderr
@@ -32,7 +34,7 @@ def report_whole(
     """
     subjects: list[PolicyLoss | Subject] = []
     for name in losses or POLICY_LOSSES:
-        subjects += [POLICY_LOSSES[name]] if name in POLICY_LOSSES else find(name)
+        subjects += [POLICY_LOSSES[name]] if name in POLICY_LOSSES else _found(name, find)
     console, progress = beside(json, markdown), stderr()
     results = []
     for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
@@ -42,6 +44,19 @@ def report_whole(
     report = Group(*map(in_full, results)) if few else overview(results)
     deliver(console, report, (json, lambda: to_json(results)), (markdown, lambda: to_markdown(results)))
     return results
+
+
+def _found(name: str, find: Callable[[str], list[Subject]]) -> list[Subject]:
+    """The losses behind a name; if there are none, the error lists the policy losses."""
+    framework = FRAMEWORKS.get(name)
+    if framework:
+        return framework.policy_losses()
+    try:
+        return find(name)
+    except UnknownNameError as error:
+        if ":" in name:
+            raise
+        raise UnknownNameError("policy loss", name, [*POLICY_LOSSES, *FRAMEWORKS]) from error
 
 
 def check_whole(results: list[WholeResult], expect: Target | None, expect_off_policy: Target | None) -> None:

@@ -66,13 +66,15 @@ class WholeCase(Case):
 
 
 @cache
-def whole_cases(*, on_policy: bool) -> tuple[WholeCase, ...]:
+def whole_cases(*, on_policy: bool, most_rows: int | None = None) -> tuple[WholeCase, ...]:
     """All cases; built once.
 
     Args:
         on_policy: whether the policy itself is the sampler.
+        most_rows: leave out the cases with larger batches.
     """
-    return tuple(
+    every = (
         WholeCase(**{f.name: getattr(case, f.name) for f in fields(case)}, number=i)
         for i, case in enumerate(limit_cases(on_policy))
     )
+    return tuple(case for case in every if most_rows is None or case.members.numel() <= most_rows)
