@@ -23,10 +23,10 @@ They cover TRL, verl, OpenRLHF, SkyRL, prime-rl, NeMo RL, slime, AReaL, ROLL, ti
 cleanrl.
 """
 
-STEM = r"log_?p(?:rob)?s?"
+STEM = r"log_?p(?:rob|i)?s?"
 BEFORE = re.compile(rf"(?P<whose>.*?)_?{STEM}$")
 AFTER = re.compile(rf"{STEM}_(?P<whose>.+)$")
-"""`ref_log_probs` and `log_probs_ref`."""
+"""`ref_log_probs` and `log_probs_ref`; `log_pi` too."""
 
 FILLER = re.compile(r"(^|_)(per_token|action|token)(?=_|$)")
 """Words that do not change the role: `ref_per_token_logps`, `base_action_log_probs`."""
