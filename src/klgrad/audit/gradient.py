@@ -93,12 +93,15 @@ def _at_own_prefix(problem: Problem, members: Tensor, on_logits: Tensor) -> Tens
 
 
 def _one_number(on_logits: Tensor) -> Tensor:
-    """A number for the gradient on the logits of each position, with unequal weights: that of a softmax sums to zero."""
+    """One number per position for the gradient on its logits; equal weights would give 0 behind a softmax."""
     return on_logits @ torch.arange(1, on_logits.shape[-1] + 1, dtype=on_logits.dtype)
 
 
 def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> Parts:
-    """(M, G, T) coefficients of the loss on each group, and (M, G, T, V) on logits; one call for all groups if `subject.stacks`."""
+    """(M, G, T) coefficients of the loss on each group, and (M, G, T, V) on the logits.
+
+    There is one call for all groups if `subject.stacks`.
+    """
     found = []
     together = from_problem(problem, members, advantage)
     for group, batch in (

@@ -1,4 +1,4 @@
-"""The names that frameworks give to log-probs, masks and groups: one table, for columns of logs and arguments of losses."""
+"""The names that frameworks give to log-probs, masks and groups, in columns of logs and in arguments of losses."""
 
 import re
 

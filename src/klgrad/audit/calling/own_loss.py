@@ -12,17 +12,18 @@ from ..batch import Batch
 from .construct import constructed
 from .form import chosen_form
 from .settings import Settings
-from .signature import Filled, fill
+from .signature import Filled, check_settings, fill
 from .tensors import Form
 
 
 @dataclass(frozen=True, eq=False)
 class OwnLoss:
-    """A loss, what its parameters receive, and the form of its tensors."""
+    """A loss, what its parameters receive, the form of its tensors, and the names of its settings."""
 
     function: Callable[..., object]
     filled: Filled
     form: Form
+    settings: frozenset[str]
 
     def __call__(self, batch: Batch) -> object:
         """What the loss returns on a batch."""
@@ -45,10 +46,11 @@ def own_loss(loss: Any, name: str, settings: Settings) -> OwnLoss:
     Returns:
         The loss, to be called with a `Batch`.
     """
+    check_settings(loss, name, settings)
     function, taken = constructed(loss, name, settings) if inspect.isclass(loss) else (loss, set())
     rest = {n: x for n, x in settings.items() if n not in taken}
     filled = fill(function, name, rest)
-    return OwnLoss(function, filled, chosen_form(function, filled, name))
+    return OwnLoss(function, filled, chosen_form(function, filled, name), frozenset(settings))
 
 
 def name_of(loss: Any) -> str:

@@ -23,10 +23,10 @@ class Record(dict[str, Any]):
 
     def __init__(self, batch: Batch, form: Form) -> None:
         super().__init__({name: _named(batch, form, name) for name in LISTED})
-        self.__dict__["_source"] = batch, form
+        self._batch, self._form = batch, form
 
     def __missing__(self, name: str) -> Tensor:
-        found = _named(*self.__dict__["_source"], name)
+        found = _named(self._batch, self._form, name)
         self[name] = found  # what a loss writes into a tensor must be there when it reads it again
         return found
 
@@ -42,7 +42,7 @@ class Record(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The tensor of a name, or the default if the name has no role."""
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401, it would call itself
 
     def pop(self, name: str, *default: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The tensor of a name; it stays where it is found by its other names."""

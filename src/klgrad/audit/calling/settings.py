@@ -46,12 +46,3 @@ def _value(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def unknown_setting(loss: str, stray: Iterable[str], known: Iterable[str]) -> LossCallError:
-    """The error for settings that a loss does not have."""
-    return LossCallError(
-        f"settings that are parameters of {loss}: {', '.join(known) or '(none)'}",
-        ", ".join(stray),
-        "check the spelling, or leave them out",
-    )

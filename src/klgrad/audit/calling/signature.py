@@ -1,5 +1,6 @@
 """Decide, by the names of a loss's parameters, what each of them receives."""
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -12,8 +13,8 @@ from ...core.rollout import Rollout
 from ...errors import LossCallError
 from ..batch import Batch
 from .record import Record
-from .settings import Settings, unknown_setting
-from .tensors import DESCRIBED, NAMES, Form, argument_role, tensor
+from .settings import Settings
+from .tensors import DESCRIBED, Form, argument_role, tensor
 
 RECORD = {
     *("batch", "inputs", "data", "model_inputs", "micro_batch", "minibatch", "mini_batch", "mb", "sample", "samples"),
@@ -61,19 +62,58 @@ def signature_of(loss: Callable[..., object]) -> inspect.Signature:
     return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
 
 
+def own_settings(loss: Any, settings: Settings) -> dict[str, Any]:
+    """Those of the settings that are parameters of a loss, or of its class."""
+    return {name: x for name, x in settings.items() if name in _own_names(loss)}
+
+
+def _own_names(loss: Any) -> list[str]:
+    called = [loss]
+    if inspect.isclass(loss):
+        called.append(loss.forward if issubclass(loss, nn.Module) else loss.__call__)
+    found: dict[str, None] = {}
+    for function in called:
+        try:
+            found |= dict.fromkeys(n for n, p in signature_of(function).parameters.items() if n != "self")
+        except (ValueError, TypeError):  # without a signature it is no loss, and is refused for that
+            continue
+    return list(found)
+
+
+def check_settings(loss: Any, name: str, settings: Settings) -> None:
+    """Raise an error for settings that a loss does not have."""
+    known = _own_names(loss)
+    stray = [n for n in settings if n not in known]
+    if stray and not takes_any(loss):
+        near = [m for n in stray for m in difflib.get_close_matches(n, known, n=1, cutoff=0.5)]
+        raise LossCallError(
+            f"settings that are parameters of {name}: {', '.join(known)}",
+            ", ".join(stray),
+            f"did you mean {' or '.join(map(repr, near))}?" if near else "leave them out",
+        )
+
+
+def takes_any(loss: Any) -> bool:
+    """Whether a loss takes arguments of any name."""
+    try:
+        return any(p.kind is p.VAR_KEYWORD for p in signature_of(loss).parameters.values())
+    except (ValueError, TypeError):
+        return False
+
+
 def fill(loss: Callable[..., object], name: str, settings: Settings) -> Filled:
     """Find what to give to a loss.
 
     Args:
         loss: a function, a module, or another callable.
         name: for messages.
-        settings: values of the loss's own parameters; they win over the tensors.
+        settings: values of the loss's own parameters, instead of tensors.
 
     Returns:
         What each parameter receives. Parameters with a default and without a role are left out.
 
     Raises:
-        LossCallError: a required parameter has no known name, there are no tensors, or a setting does not exist.
+        LossCallError: a required parameter has no known name, or there are no tensors.
     """
     try:
         parameters = signature_of(loss).parameters
@@ -82,16 +122,10 @@ def fill(loss: Callable[..., object], name: str, settings: Settings) -> Filled:
             f"{name} to have a signature", str(error), "wrap it in a Python function that names its tensors"
         ) from error
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    stray = [n for n in settings if n not in named and not takes_any]
-    if stray:
-        raise unknown_setting(name, stray, named)
-    filled = Filled(
-        fixed=dict(settings), positional=tuple(n for n, p in named.items() if p.kind is p.POSITIONAL_ONLY)
-    )
+    filled = Filled(fixed=dict(settings), positional=tuple(n for n, p in named.items() if p.kind is p.POSITIONAL_ONLY))
     bound = loss.keywords if isinstance(loss, functools.partial) else {}
     unknown = [p for n, p in named.items() if n not in settings and n not in bound and not _placed(p, filled)]
-    if takes_any:
+    if takes_any(loss):
         taken = {*filled.roles.values(), *named, *settings}
         filled.roles.update((role, role) for role in CANONICAL if role not in taken)
     if unknown or not (filled.roles or filled.whole):
@@ -143,6 +177,3 @@ def _refused(name: str, parameters: list[inspect.Parameter], unknown: list[inspe
 
 def _names(parameters: list[inspect.Parameter]) -> Iterator[str]:
     return (p.name for p in parameters)
-
-
-assert set(CANONICAL) <= {*NAMES, *DESCRIBED.split(", ")}
