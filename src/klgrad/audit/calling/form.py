@@ -1,6 +1,9 @@
 """Find, by trial, the form in which a loss wants its tensors."""
 
+import os
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -48,11 +51,23 @@ def _forms(filled: Filled) -> Iterator[Form]:
         yield Form(advantage, mask, label, layout)
 
 
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep back what the loss prints: the audit calls it again."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        yield
+
+
 def _used_positions(function: Callable[..., object], filled: Filled, form: Form, name: str) -> torch.Tensor | None:
     """(T,) whether logits of a whole completion have a gradient at each position; None if the loss fails."""
     batch = _trial_batch().fresh()
     try:
-        with torch.enable_grad():
+        with _silence(), torch.enable_grad():
             loss = scalar(name, filled.call(function, batch.copy(), form), batch)
             if not loss.requires_grad:
                 return torch.zeros(batch.logp.shape[1], dtype=torch.bool)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...core.rollout import Rollout
 from ...errors import LossCallError
@@ -50,7 +50,8 @@ class Filled:
         given |= {name: tensor(batch, role, form) for name, role in self.roles.items()}
         for name, kind in self.whole.items():
             given[name] = Record(batch, form) if kind == "record" else batch.rollout()
-        return function(*(given.pop(name) for name in self.positional), **given)
+        by_position = [given.pop(name) for name in self.positional]
+        return function(*by_position, **given)
 
     def uses(self, role: str) -> bool:
         """Whether the loss may look at the tensor of a role."""
@@ -137,8 +138,7 @@ def _placed(p: inspect.Parameter, filled: Filled) -> bool:
     """Find what one parameter receives; False if it is required and has no known name."""
     required = p.default is p.empty
     role = argument_role(p.name)
-    # A number or a text as the default says that the parameter is not a tensor: `tokens=128`.
-    if role is not None and (required or p.default is None or p.name in CANONICAL):
+    if role is not None and (required or _means_tensor(p.default, role)):
         filled.roles[p.name] = role
     elif required and _means_rollout(p):
         filled.whole[p.name] = "rollout"
@@ -149,6 +149,11 @@ def _placed(p: inspect.Parameter, filled: Filled) -> bool:
     else:
         return not required
     return True
+
+
+def _means_tensor(default: object, role: str) -> bool:
+    """Whether a parameter with this default may be a tensor: `tokens=128` is none, and `mask=1.0` is."""
+    return default is None or isinstance(default, Tensor) or (role == "mask" and isinstance(default, (int, float)))
 
 
 def _means_rollout(p: inspect.Parameter) -> bool:
