@@ -10,14 +10,17 @@ import torch
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.progress import track
+from rich.text import Text
 
 from ..adapters import FRAMEWORKS
 from ..audit import AuditResult, Subject, audit, catalogue
 from ..audit.calling import parse_settings
 from ..audit.curve import coefficient_curve
+from ..audit.known_losses import COMMON
 from ..audit.render import terminal as tables
 from ..audit.render.page import to_html
-from ..audit.render.plain import notes, to_json, to_markdown
+from ..audit.render.plain import to_json, to_markdown
+from ..audit.words import notes, small_batches
 from ..errors import UnknownNameError
 from ..targets import TARGETS, Target, Verdict
 from .console import beside, deliver, stderr
@@ -56,7 +59,7 @@ def command(
         typer.Argument(
             metavar="[LOSS]...",
             help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, `path/to/file.py` "
-            f"for every loss in it, or a framework: {', '.join(FRAMEWORKS)}. None: the whole catalogue.",
+            f"for every loss in it, or a framework: {', '.join(FRAMEWORKS)}. None: the common losses of the catalogue.",
             show_default=False,
         ),
     ] = None,
@@ -68,6 +71,9 @@ def command(
         Target | None,
         typer.Option(metavar="VERDICT", parser=_target, help="The same for the off-policy verdict."),
     ] = None,
+    whole_catalogue: Annotated[
+        bool, typer.Option("--catalogue", help="Audit every loss of the catalogue, not only the common ones.")
+    ] = False,
     all_: Annotated[bool, typer.Option("--all", help="Audit every framework that is installed.")] = False,
     advantages: Annotated[
         Advantages,
@@ -91,7 +97,12 @@ def command(
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with status 1 also for a dead zone or a gradient that is not finite.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Exit with status 1 also for a verdict that holds in large batches only, a dead zone, or a gradient "
+            "that is not finite.",
+        ),
     ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the results as JSON; `-` is standard output.", show_default=False)
@@ -114,7 +125,8 @@ def command(
     found = frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
     found += find_losses(losses or [], parse_settings(set_ or []), console, failures)
     if not losses and not all_:
-        found = list(catalogue().values())
+        known = catalogue()
+        found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
     audited: list[tuple[Subject, AuditResult]] = []
     for subject in track(found, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
         with failures.collected(subject.name), first_lines(subject.name, progress):
@@ -123,7 +135,7 @@ def command(
         subjects, results = [list(x) for x in zip(*audited, strict=True)]
         deliver(
             console,
-            _report(losses or [], audited, console.width),
+            _report(losses or [], audited, console.width, common=not (losses or all_ or whole_catalogue)),
             (json, lambda: to_json(results)),
             (markdown, lambda: to_markdown(results)),
             (html, lambda: _page(subjects, results)),
@@ -132,13 +144,19 @@ def command(
     _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
 
 
-def _report(names: list[str], audited: list[tuple[Subject, AuditResult]], width: int) -> RenderableType:
+def _report(
+    names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, *, common: bool
+) -> RenderableType:
     """Everything about each loss that was named, and a table of all if there are several."""
+    results = [result for _, result in audited]
+    if common:
+        more = f"{len(results)} of {len(catalogue())} losses: `klgrad audit --catalogue` audits them all."
+        return Group(tables.by_standing(results, width, TAGS), Text(more, style="dim"))
     parts = []
     if len(audited) == len(names):  # no framework, no whole file, and not the catalogue
         parts += [tables.in_full(result, subject, width) for subject, result in audited]
     if len(audited) > 1 or not parts:
-        parts.append(tables.overview([result for _, result in audited], width))
+        parts.append(tables.overview(results, width, TAGS))
     return Group(*parts)
 
 
@@ -169,6 +187,8 @@ def _check_expectations(
         failed += [
             f"{r.name}: expected {want} {where}, found {got}" for where, want, got in checks if want and want != got
         ]
+        if strict and r.holds == "large-batches":
+            failed.append(f"{r.name}: {r.verdict} in large batches only, {small_batches(r)}")
         if strict and (r.dead_zone or not r.finite):
             failed.append(f"{r.name}: {', '.join(notes(r))}")
     for line in failed:
