@@ -7,6 +7,7 @@ import pytest
 from tolerances import EXACT
 
 from klgrad.audit import audit, load, load_every
+from klgrad.audit.advising import MASKED
 
 FILE = Path(__file__).parent / "data" / "losses.py"
 
@@ -91,6 +92,21 @@ OF_THE_SAMPLER = {
 @pytest.mark.parametrize("name", OF_THE_SAMPLER)
 def test_losses_of_logits_on_the_samplers_prefixes(name):
     assert audited(name).verdict_off_policy == OF_THE_SAMPLER[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "divergence"), [("forgot_the_mask", "reverse"), ("forgot_the_mask_of_logits", "forward")]
+)
+def test_a_forgotten_mask_is_named_with_its_remedy(name, divergence):
+    result = audited(name)
+    assert result.touches_padding
+    advice = str(result.advice)
+    assert advice.startswith(f"Descends the token-level {divergence} KL")
+    assert "only if nothing is masked" in advice
+    assert result.advice.remedies[0] == MASKED
+    assert "* mask" in advice
+    assert "length" not in advice
 
 
 @pytest.mark.slow
