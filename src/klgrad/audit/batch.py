@@ -11,7 +11,10 @@ from ..core.rollout import Rollout
 from ..enumeration import Problem
 
 PADDING_LOGP, PADDING_REF_LOGP = -1.25, -2.5
-"""The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected."""
+"""The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected.
+
+The logits there are those of the first prefix, in which π and ref differ too.
+"""
 
 Advantages = Literal["zero", "random"]
 """The advantages that a loss receives: 0 for every completion, or random numbers."""
@@ -19,9 +22,10 @@ Advantages = Literal["zero", "random"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch of completions, all (B, T) except `rewards` and `group` (B,).
+    """One batch of completions: (B, T) tensors, `rewards` and `group` (B,), and logits (B, T, V).
 
-    `logp` and the two KLs are autograd leaves.
+    `logp`, the two KLs and `logits` are autograd leaves. They are independent of each other: the gradient of a loss is
+    the sum of what reaches each of them. `tokens` are the sampled ids, 0 where masked.
     """
 
     logp: Tensor
@@ -34,11 +38,15 @@ class Batch:
     group: Tensor
     token_reverse_kl: Tensor
     token_forward_kl: Tensor
+    logits: Tensor
+    ref_logits: Tensor
+    behavior_logits: Tensor
+    tokens: Tensor
 
     @property
-    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The tensors that a loss may be differentiated by."""
-        return self.logp, self.token_reverse_kl, self.token_forward_kl
+        return self.logp, self.token_reverse_kl, self.token_forward_kl, self.logits
 
     @property
     def group_size(self) -> int:
@@ -47,7 +55,7 @@ class Batch:
 
     def fresh(self) -> "Batch":
         """The same values in new leaf tensors."""
-        names = ("logp", "token_reverse_kl", "token_forward_kl")
+        names = ("logp", "token_reverse_kl", "token_forward_kl", "logits")
         return replace(self, **{name: getattr(self, name).detach().clone().requires_grad_() for name in names})
 
     def copy(self) -> "Batch":
@@ -65,7 +73,8 @@ class Batch:
     def at_reference(self) -> "Batch":
         """The same batch with the reference set to the policy, so that every KL is zero."""
         none = torch.zeros_like(self.logp)
-        return replace(self, ref_logp=self.logp.detach(), token_reverse_kl=none, token_forward_kl=none)
+        same = {"ref_logp": self.logp.detach(), "ref_logits": self.logits.detach()}
+        return replace(self, **same, token_reverse_kl=none, token_forward_kl=none)
 
     def rollout(self) -> Rollout:
         """The batch as the input of a `KLTerm` or a `Cell`."""
@@ -105,4 +114,8 @@ def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
         group=torch.arange(len(members)).repeat_interleave(members.shape[1]),
         token_reverse_kl=problem.at_tokens(problem.prefix_kl())[rows],
         token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
+        logits=problem.logits[problem.space.prefix][rows],
+        ref_logits=problem.ref_logits[problem.space.prefix][rows],
+        behavior_logits=problem.behavior_logits[problem.space.prefix][rows],
+        tokens=problem.space.tokens[rows],
     ).fresh()

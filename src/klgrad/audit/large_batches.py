@@ -112,8 +112,8 @@ def limit_gradient(subject: Subject, case: Case, advantage: Tensor) -> Gradient:
 
 def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:
     """The gradient on the parameters, from the derivatives by the tensors of one batch of these groups."""
-    logp, kl, forward_kl = (part[:, None] for part in parts)  # every row as a group of one
-    per_row, on_padding = on_parameters(problem, members.reshape(-1, 1), (logp, kl, forward_kl))
+    each = Parts(*(part[:, None] for part in parts))  # every row as a group of one
+    per_row, on_padding = on_parameters(problem, members.reshape(-1, 1), each)
     unit = unit_of(per_row)
     # The gradient is the sum over rows. In a mean over rows, that of one row alone would be `rows` times as large.
     typical = math.sqrt(float((per_row / unit).square().sum()) * len(per_row)) * unit

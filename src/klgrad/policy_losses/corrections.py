@@ -75,3 +75,10 @@ def geometric_mask(logp: Tensor, behavior_logp: Tensor, mask: Tensor, advantages
     """No ratio, without the completions whose geometric mean of ratios is outside 0.99 to 1.01."""
     ratio = geometric_ratio(logp, behavior_logp, mask)
     return _weighted(((ratio >= 0.99) & (ratio <= 1.01)).to(logp), logp, mask, advantages)
+
+
+@policy_loss("arXiv 2609.20807", off_policy=Does("nothing", "nothing", "unknown"))
+def score_centering(logp: Tensor, logits: Tensor, behavior_logits: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
+    """No ratio; the mean score of the sampler at each prefix is subtracted from the score."""
+    expected = (behavior_logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    return sum_per_completion(-advantages * (logp - expected), mask)

@@ -31,8 +31,7 @@ class Updates:
 
     def effect(self, advantage: Tensor) -> Parts:
         """G(A) - G(0), for one advantage per completion, (N,)."""
-        found = (a - b for a, b in zip(self._update(advantage), self.at_zero, strict=True))
-        return tuple(found)  # type: ignore[return-value]
+        return Parts(*(a - b for a, b in zip(self._update(advantage), self.at_zero, strict=True)))
 
     def as_sampler(self, advantage: Tensor) -> Tensor:
         """(B, T) what the loss adds to the log-prob of each token where π is the sampler: no ratio has an effect.
@@ -65,5 +64,4 @@ def gradient(case: WholeCase, parts: Parts) -> Gradient:
 def on_scores(case: WholeCase, weight: Tensor) -> Tensor:
     """The gradient of the loss that puts these (B, T) weights on the scores of π: minus their sum."""
     others = case.batch(case.constant(0.0)).leaves[1:]
-    parts: Parts = (-weight, *(torch.zeros_like(x) for x in others))  # type: ignore[assignment]
-    return gradient(case, parts).mean
+    return gradient(case, Parts(-weight, *(torch.zeros_like(x) for x in others))).mean
