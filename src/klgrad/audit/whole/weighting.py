@@ -84,8 +84,10 @@ def _by_length(batch: Batch, per_row: Tensor, expected: Tensor) -> dict[int, flo
     """The least-squares factor of each length."""
     lengths = batch.mask.sum(-1)
     found = {}
-    for length in lengths.unique().tolist():
+    for length in range(1, batch.mask.shape[1] + 1):
         here = lengths == length
+        if not bool(here.any()):
+            continue
         size = float(expected[here].square().sum())
-        found[int(length)] = float(per_row[here] @ expected[here]) / size if size else 0.0
+        found[length] = float(per_row[here] @ expected[here]) / size if size else 0.0
     return found
