@@ -61,8 +61,8 @@ def test_fact_23_reinforce_drifts_by_the_gradient_of_the_kl_of_the_sampler(case,
 
 
 @cases
-@pytest.mark.parametrize("name", ["token-is", "sequence-is"])
-def test_fact_23_a_ratio_removes_the_drift(case, name):
+@pytest.mark.parametrize("name", ["token-is", "sequence-is", "score-centering"])
+def test_fact_23_a_ratio_or_a_centred_score_removes_the_drift(case, name):
     EXACT.check_vector(constant(name, case, 0.7), torch.zeros(case.problem.logits.numel(), dtype=torch.float64))
 
 
