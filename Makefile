@@ -58,6 +58,7 @@ readme: $(DEV)  ## regenerate the README's tables
 
 figures: $(DEV)  ## redraw the pictures of the README and the docs
 	$(BIN)/python docs/figures/coefficients.py
+	$(BIN)/python docs/figures/drift.py
 
 results: $(DEV)  ## recompute docs/results.md and its figures
 	$(BIN)/klgrad reproduce --fresh --out build/reproduced

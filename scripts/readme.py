@@ -16,6 +16,9 @@ import torch
 
 from klgrad.audit import audit, catalogue
 from klgrad.audit.render.plain import markdown_table, to_markdown
+from klgrad.audit.whole import audit_whole
+from klgrad.audit.whole.render import to_markdown as whole_table
+from klgrad.policy_losses import POLICY_LOSSES
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -39,6 +42,11 @@ SHOWN = (
 def verdicts() -> str:
     """The verdicts on a selection of the catalogue."""
     return to_markdown([audit(catalogue()[name]) for name in SHOWN])
+
+
+def policy_losses() -> str:
+    """What each published policy loss does."""
+    return whole_table([audit_whole(entry) for entry in POLICY_LOSSES.values()])
 
 
 def example() -> str:
@@ -229,6 +237,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "kernels": exact_kernels,
     },
     ROOT / "docs" / "kernels.md": {"kernels": kernels, "step": step},
+    ROOT / "docs" / "policy-losses.md": {"policy losses": policy_losses},
     ROOT / "docs" / "experiments.md": {"fig8": fig8},
     ROOT / "docs" / "train.md": {
         "distillation": distillation,

@@ -4,6 +4,7 @@ The names here need torch alone. Subpackages are imported when they are first us
 
 - `klgrad.audit`: find out which divergence a loss descends;
 - `klgrad.zoo`: KL losses found in published code and papers, sound or not;
+- `klgrad.policy_losses`: policy losses as published, and what they do on stale samples;
 - `klgrad.reports`: KL estimates of a run with standard errors;
 - `klgrad.enumeration`: problems small enough to sum over, and the gradients of the targets on them;
 - `klgrad.kernels`: exact KLs from hidden states, without storing the logits;
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         enumeration as enumeration,
         kernels as kernels,
         logs as logs,
+        policy_losses as policy_losses,
         reports as reports,
         trl as trl,
         zoo as zoo,
@@ -47,6 +49,7 @@ _SUBPACKAGES = {
     "importance": ".core.importance",
     "kernels": ".kernels",
     "logs": ".logs",
+    "policy_losses": ".policy_losses",
     "reports": ".reports",
     "trl": ".trl",
     "zoo": ".zoo",
@@ -73,6 +76,7 @@ __all__ = [
     "kl_report",
     "logs",
     "mismatch_report",
+    "policy_losses",
     "reports",
     "reverse_optimum",
     "squared_sequence",

@@ -262,12 +262,16 @@ def raises(logp, mask):
     raise KeyError("no such setting")
 
 
-def returns_a_tuple(logp, mask):
-    return logp.sum(), {}
+def returns_a_number(logp, mask):
+    return logp.sum().item()
 
 
-def returns_per_sequence(logp, mask):
-    return (logp * mask).sum(-1)
+def returns_metrics_only(logp, mask):
+    return {"kl": logp.sum()}
+
+
+def returns_per_step(logp, mask):
+    return (logp * mask).sum(0)
 
 
 def wants_the_moon(logp, moon):
@@ -289,9 +293,13 @@ BAD = {
         LossCallError,
         r"raises to return a differentiable loss; received KeyError: 'no such setting'; remedy: look at .*line \d+",
     ),
-    returns_a_tuple: (LossOutputError, "received tuple; remedy: return only the loss tensor; wrap"),
-    returns_per_sequence: (LossOutputError, r"received a tensor of shape \(2,\)"),
-    wants_the_moon: (LossCallError, "received parameters logp, moon; remedy: wrap it"),
+    returns_a_number: (LossOutputError, r"received the number -\d.*without `.item\(\)`.*remedy: return the loss as a"),
+    returns_metrics_only: (LossOutputError, "received a dictionary with the keys kl; remedy: return the loss"),
+    returns_per_step: (LossOutputError, r"received a tensor of shape \(3,\)"),
+    wants_the_moon: (
+        LossCallError,
+        "logp, moon, of which moon is not known; remedy: if moon is a setting, .*--set moon=",
+    ),
     calls_backward: (LossCallError, r"received RuntimeError: .*backward through the graph a second time"),
     wants_nothing: (LossCallError, r"received parameters \(none\)"),
 }

@@ -128,7 +128,7 @@ BAD = {
     "k3-los": "did you mean 'k3-loss'",
     "missing.py:loss": "expected an existing Python file; received missing.py",
     "nosuchpackage.module:loss": "ModuleNotFoundError",
-    "{file}": "add ':' and the function's name",
+    "missing.py": "expected an existing Python file; received missing.py",
     "{file}:min": "did you mean 'mine'",
     "{file}:": "add the part after ':'",
 }

@@ -18,12 +18,14 @@ class Framework:
         distribution: the name of its installed package.
         tested: the version that its adapter was tested with.
         adapter: the module of this package with `subjects() -> list[Subject]`.
+        policy_adapter: that with `policy_losses() -> list[Subject]`; None if there is none yet.
     """
 
     name: str
     distribution: str
     tested: str
     adapter: str
+    policy_adapter: str | None = None
 
     @property
     def installed(self) -> str | None:
@@ -44,11 +46,23 @@ class Framework:
 
     def subjects(self) -> list[Subject]:
         """Every setting that affects the KL, as losses to audit."""
+        return self._losses(self.adapter, "subjects")
+
+    def policy_losses(self) -> list[Subject]:
+        """The whole policy losses of the framework, as losses to audit with `--whole`."""
+        if self.policy_adapter is None:
+            known = ", ".join(name for name, framework in FRAMEWORKS.items() if framework.policy_adapter)
+            raise NotAuditableError(
+                "a framework whose policy losses can be audited", self.name, f"use one of: {known}; or a file:function"
+            )
+        return self._losses(self.policy_adapter, "policy_losses")
+
+    def _losses(self, module: str, function: str) -> list[Subject]:
         if self.installed is None:
             raise NotAuditableError(
                 f"{self.name} to be installed", self.remark, "install it in the environment of klgrad"
             )
-        adapter: Callable[[], list[Subject]] = import_module(f".{self.adapter}", __package__).subjects
+        adapter: Callable[[], list[Subject]] = getattr(import_module(f".{module}", __package__), function)
         try:
             return adapter()
         except ImportError as error:
@@ -62,7 +76,7 @@ class Framework:
 FRAMEWORKS = {
     framework.name: framework
     for framework in (
-        Framework("trl", "trl", "1.16.0", "trl"),
+        Framework("trl", "trl", "1.16.0", "trl", "trl_policy"),
         Framework("verl", "verl", "0.9.1", "verl"),
         Framework("openrlhf", "openrlhf", "0.11.2", "openrlhf"),
         Framework("skyrl", "skyrl", "0.3.0", "skyrl"),

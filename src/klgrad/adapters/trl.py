@@ -82,7 +82,7 @@ def declared(**settings: Any) -> Subject:
 
 def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
     def loss(batch: Batch) -> Tensor:
-        return _stage(kind, batch.group_size, tuple(settings.items())).loss(batch)
+        return stage_of(kind, batch.group_size, tuple(settings.items())).loss(batch)
 
     def mean_over_groups(batch: Batch) -> Tensor:
         parts = _by_token_count(batch)
@@ -108,13 +108,15 @@ def _by_token_count(batch: Batch) -> Iterator[Batch]:
         yield Batch(**{field.name: getattr(batch, field.name)[count == tokens] for field in fields(batch)})
 
 
-class _Stage:
+class Stage:
     """A trainer whose models, sampler and rewards return the values of the audited batch."""
 
     def __init__(self, kind: str, group_size: int, settings: dict[str, Any]) -> None:
         self.trainer = trainer = build(kind, group_size, lambda completions, **_: self.rewards, **settings)
         trainer._generate_single_turn = self._generate
-        self.policy, self.reference = with_given_log_probs(trainer.model), with_given_log_probs(trainer.ref_model)
+        self.policy = with_given_log_probs(trainer.model)
+        # Without a KL, TRL has no reference.
+        self.reference = with_given_log_probs(trainer.ref_model) if trainer.ref_model is not None else None
         self.reports_logp = kind != "rloo"
         self.completions: list[list[int]] = []
         self.sampled_logp: list[list[float]] = []
@@ -127,7 +129,8 @@ class _Stage:
         self._take(batch)
         with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
             self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
-            self.reference.logp = batch.ref_logp
+            if self.reference is not None:
+                self.reference.logp = batch.ref_logp
             rows = [{"prompt": prompt(row)} for row in range(len(batch.logp))]
             scored = self.trainer._generate_and_score_completions(rows)
             self.policy.logp = batch.logp
@@ -150,8 +153,9 @@ class _Stage:
 
 
 @cache
-def _stage(kind: str, group_size: int, settings: tuple[tuple[str, Any], ...]) -> _Stage:
-    return _Stage(kind, group_size, dict(settings))
+def stage_of(kind: str, group_size: int, settings: tuple[tuple[str, Any], ...]) -> Stage:
+    """The trainer with these settings; built once."""
+    return Stage(kind, group_size, dict(settings))
 
 
 def build(

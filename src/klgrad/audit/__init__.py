@@ -2,6 +2,7 @@
 
 from .audit_result import AuditResult as AuditResult
 from .auditing import audit as audit
+from .every_loss import load_every as load_every
 from .known_losses import catalogue as catalogue
 from .loading import load as load
 from .subject import Subject as Subject

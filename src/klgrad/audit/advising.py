@@ -36,6 +36,7 @@ STALE: dict[Verdict, KLTerm] = {
 NOT_DETERMINISTIC = Remedy("audit it in evaluation mode, without dropout or random state")
 NOT_FINITE = Remedy("add a small constant to what it divides by")
 WRONG_SIGN = Remedy("return the quantity to minimise")
+MASKED = Remedy("multiply each token's value by the mask before it is summed, as in (kl * mask).sum()")
 LENGTHS = Remedy("divide by a constant or by all tokens of the batch, not by the length of each completion")
 KEEP_TARGET = "for the same target off-policy"
 
@@ -67,9 +68,10 @@ def _remedies(result: AuditResult, subject: Subject) -> tuple[Remedy, ...]:
         return ()
     if not result.depends_on_reference:
         return (INSTEAD["nothing"],)
-    if result.length_sensitive and result.verdict == "unknown":
+    if (result.touches_padding or result.length_sensitive) and result.verdict == "unknown":
+        first = MASKED if result.touches_padding else LENGTHS
         known = INSTEAD.get(result.verdict_fixed_lengths)
-        return (LENGTHS, known) if known else (LENGTHS,)
+        return (first, known) if known else (first,)
     return (INSTEAD[result.verdict],) if result.verdict in INSTEAD else ()
 
 
@@ -118,7 +120,8 @@ def _unknown(result: AuditResult) -> str:
     at_equal, standard = TARGETS[result.verdict_fixed_lengths], TARGETS[result.verdict_standard]
     if result.length_sensitive and at_equal.has_gradient:
         off = percent(result.bias_by_batch.get("limit", result.bias[result.nearest]))
-        return f"descends {at_equal.phrase} only if all completions have the same length ({off} off if not)"
+        only = "nothing is masked" if result.touches_padding else "all completions have the same length"
+        return f"descends {at_equal.phrase} only if {only} ({off} off if not)"
     if standard.has_gradient:
         off = percent(result.bias[result.nearest])
         return f"descends {standard.phrase} on most problems, but not with {listed(result.off_with)} ({off} off)"

@@ -11,6 +11,7 @@ from .advising import advise
 from .at_every_size import AtEverySize, bias_by_batch
 from .audit_result import AuditResult
 from .batch import Advantages, advantage_of, from_problem
+from .calling import Settings
 from .gradient import evaluate, every_gradient, expected_gradient
 from .large_batches import limit_cases, limit_gradient
 from .measurement import Measurement, Shape
@@ -24,7 +25,12 @@ FEW_GROUPS = 16
 
 
 def audit(
-    loss: object, *, name: str | None = None, advantages: Advantages = "zero", lengths: Lengths = "all"
+    loss: object,
+    *,
+    name: str | None = None,
+    advantages: Advantages = "zero",
+    lengths: Lengths = "all",
+    settings: Settings | None = None,
 ) -> AuditResult:
     """Find which divergence a loss descends, by exact enumeration.
 
@@ -32,15 +38,18 @@ def audit(
     float64, and compared with the gradient of each target of `klgrad.targets`.
 
     Args:
-        loss: a function that returns a scalar or a (B, T) tensor, and takes any of `logp`, `ref_logp`, `old_logp`,
-            `behavior_logp`, `mask`, `advantages`, `group`, `token_reverse_kl`, `token_forward_kl`; or a `KLTerm`, or
-            a `Cell`.
+        loss: a function or a module that takes any of `logp`, `ref_logp`, `old_logp`, `behavior_logp`, `mask`,
+            `advantages`, `group`, `logits`, `ref_logits`, `tokens`, `labels`, `token_reverse_kl`, `token_forward_kl`,
+            by these names or by those of TRL, verl or OpenRLHF, or one dictionary `batch` with all of them. It
+            returns a scalar, (B,), (B, T), `(loss, metrics)` or `{"loss": loss}`. Or a class of such a loss, a
+            `KLTerm`, or a `Cell`.
         name: the name in the report; by default that of the function.
         advantages: `zero` leaves the KL term alone in the loss. `random` gives every completion an advantage, and
             audits what the reference adds to the gradient: the gradient as it is, minus the gradient with the
             reference set to the policy. Off-policy the advantages stay zero.
         lengths: `all` problems, or only those with completions of `equal` length, for a loss that averages over
             tokens.
+        settings: values of the loss's own parameters, such as `{"beta": 0.04}`.
 
     Returns:
         The verdicts on-policy and off-policy, the distances to all targets, the numerical findings, and advice.
@@ -56,7 +65,7 @@ def audit(
         >>> print(result.advice.finding)
         descends the token-level forward KL
     """
-    subject = as_subject(loss, name)
+    subject = as_subject(loss, name, settings)
     on = _compare(subject, advantages, lengths, on_policy=True)
     # Off-policy a loss also differentiates its importance ratios, so the reference would change it: zero advantages.
     off = _compare(subject, "zero", lengths, on_policy=False)
@@ -190,8 +199,8 @@ def _deterministic(subject: Subject) -> bool:
     """Whether the same batch gives the same gradient twice."""
     problem = cases(on_policy=True)[0].problem
     batch = from_problem(problem, torch.tensor([[0, 1]]), advantage_of(problem, "zero"))
-    once, again = (evaluate(subject, batch)[1][0] for _ in range(2))
-    return torch.equal(once.nan_to_num(), again.nan_to_num())
+    once, again = (evaluate(subject, batch)[1] for _ in range(2))
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(once, again, strict=True))
 
 
 def _shape_name(shape: Shape) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, bandit, population, with_rational_sampler
 from .batch import from_problem
-from .gradient import Gradient, of_reference, on_parameters, unit_of
+from .gradient import Gradient, Parts, of_reference, on_parameters, unit_of
 from .problems import DISTANCES, Case, Lengths
 from .subject import Subject
 
@@ -107,8 +107,13 @@ def limit_gradient(subject: Subject, case: Case, advantage: Tensor) -> Gradient:
     assert case.parts is not None
     members = population(case.problem, case.group_size, case.parts)
     parts = of_reference(subject.large(), from_problem(case.problem, members, advantage))
-    logp, kl, forward_kl = (part[:, None] for part in parts)  # every row as a group of one
-    per_row, on_padding = on_parameters(case.problem, members.reshape(-1, 1), (logp, kl, forward_kl))
+    return sum_over_rows(case.problem, members, parts)
+
+
+def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:
+    """The gradient on the parameters, from the derivatives by the tensors of one batch of these groups."""
+    each = Parts(*(part[:, None] for part in parts))  # every row as a group of one
+    per_row, on_padding = on_parameters(problem, members.reshape(-1, 1), each)
     unit = unit_of(per_row)
     # The gradient is the sum over rows. In a mean over rows, that of one row alone would be `rows` times as large.
     typical = math.sqrt(float((per_row / unit).square().sum()) * len(per_row)) * unit

@@ -1,29 +1,32 @@
 """`klgrad audit`."""
 
 import os
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.progress import track
 from rich.text import Text
 
 from ..adapters import FRAMEWORKS
-from ..audit import AuditResult, Subject, audit, catalogue, load
+from ..audit import AuditResult, Subject, audit, catalogue
+from ..audit.calling import parse_settings
 from ..audit.curve import coefficient_curve
 from ..audit.known_losses import COMMON
 from ..audit.render import terminal as tables
 from ..audit.render.page import to_html
 from ..audit.render.plain import to_json, to_markdown
 from ..audit.words import notes, small_batches
-from ..errors import LossImportError, NotAuditableError, UnknownNameError
+from ..errors import UnknownNameError
 from ..targets import TARGETS, Target, Verdict
+from .audit_whole import check_whole, report_whole
 from .console import beside, deliver, stderr
 from .fixes import TAGS, fixes_for
+from .losses import Failures, find_losses, frameworks
 from .printed import first_lines
 
 
@@ -56,8 +59,8 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[LOSS]...",
-            help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, or a framework: "
-            f"{', '.join(FRAMEWORKS)}. None: the common losses of the catalogue.",
+            help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, `path/to/file.py` "
+            f"for every loss in it, or a framework: {', '.join(FRAMEWORKS)}. None: the common losses of the catalogue.",
             show_default=False,
         ),
     ] = None,
@@ -85,6 +88,23 @@ def command(
             help="`equal` leaves out the problems with varying lengths, for a loss that averages over tokens."
         ),
     ] = Lengths.all,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Audit the whole policy loss: its KL, its drift to or from the sampler, its policy gradient. "
+            "Without a LOSS: the published policy losses.",
+        ),
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A parameter of your own loss, such as `beta=0.04`; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -103,75 +123,64 @@ def command(
 ) -> None:
     """Find which divergence a KL loss descends, by summing over every outcome of small problems.
 
-    A loss of your own receives as keyword arguments those tensors that its signature names: `logp`, `ref_logp`,
-    `old_logp`, `behavior_logp`, `mask`, `advantages`, all (B, T), and `group` (B,). It returns a scalar or a (B, T)
-    tensor. Its file is imported and run, as a test runner would do.
+    A loss of your own is a function, an `nn.Module` or a class. It receives those tensors that its signature names:
+    `logp`, `ref_logp`, `old_logp`, `behavior_logp`, `mask`, `advantages` (B, T), `logits`, `ref_logits` (B, T, V),
+    `tokens`, `labels` (B, T), or their names in TRL, verl or OpenRLHF; a parameter `batch` receives all of them as a
+    dictionary. It returns a scalar, (B,), (B, T), `(loss, metrics)` or `{"loss": loss}`. Its file is imported and
+    run, as a test runner would do.
     """
     torch.set_num_threads(1)  # the tensors are too small for threads to help
-    console, progress = beside(json, markdown, html), stderr()
-    subjects = _frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
-    for name in losses or []:
-        subjects += _frameworks(console, [name], wanted=True) if name in FRAMEWORKS else [_find(name)]
+    if whole:
+        found = report_whole(losses or [], parse_settings(set_ or []), json, markdown)
+        return check_whole(found, expect, expect_off_policy)
+    console, progress, failures = beside(json, markdown, html), stderr(), Failures()
+    found = frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
+    found += find_losses(losses or [], parse_settings(set_ or []), console, failures)
     if not losses and not all_:
         known = catalogue()
-        subjects = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
-    results = []
-    for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
-        with first_lines(subject.name, progress):
-            results.append(audit(subject, advantages=advantages.value, lengths=lengths.value))
-    if losses and not all_ and not set(losses) & set(FRAMEWORKS):
-        pairs = zip(results, subjects, strict=True)
-        report = Group(*(tables.in_full(*pair, console.width) for pair in pairs))
-    else:
-        layout = tables.overview if losses or all_ or whole_catalogue else tables.by_standing
-        report = layout(results, console.width, TAGS)
-        if layout is tables.by_standing:
-            more = f"{len(results)} of {len(catalogue())} losses: `klgrad audit --catalogue` audits them all."
-            report = Group(report, Text(more, style="dim"))
-    deliver(
-        console,
-        report,
-        (json, lambda: to_json(results)),
-        (markdown, lambda: to_markdown(results)),
-        (html, lambda: _page(subjects, results)),
-    )
-    _check_expectations(console, results, expect, expect_off_policy, strict)
+        found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
+    audited: list[tuple[Subject, AuditResult]] = []
+    for subject in track(found, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
+        with failures.collected(subject.name), first_lines(subject.name, progress):
+            audited.append((subject, audit(subject, advantages=advantages.value, lengths=lengths.value)))
+    if audited:
+        subjects, results = [list(x) for x in zip(*audited, strict=True)]
+        deliver(
+            console,
+            _report(losses or [], audited, console.width, common=not (losses or all_ or whole_catalogue)),
+            (json, lambda: to_json(results)),
+            (markdown, lambda: to_markdown(results)),
+            (html, lambda: _page(subjects, results)),
+        )
+    failures.report(others=bool(audited))
+    _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
+
+
+def _report(
+    names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, *, common: bool
+) -> RenderableType:
+    """Everything about each loss that was named, and a table of all if there are several."""
+    results = [result for _, result in audited]
+    if common:
+        more = f"{len(results)} of {len(catalogue())} losses: `klgrad audit --catalogue` audits them all."
+        return Group(tables.by_standing(results, width, TAGS), Text(more, style="dim"))
+    parts = []
+    if len(audited) == len(names):  # no framework, no whole file, and not the catalogue
+        parts += [tables.in_full(result, subject, width) for subject, result in audited]
+    if len(audited) > 1 or not parts:
+        parts.append(tables.overview(results, width, TAGS))
+    return Group(*parts)
 
 
 def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # what the losses print has been shown already
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):  # what the losses print has been shown already
         curves = [coefficient_curve(subject) for subject in subjects]
     summaries = [subject.summary for subject in subjects]
     return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
-
-
-def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Subject]:
-    """All settings of the frameworks; one that cannot be audited is reported, or raises if it was `wanted`."""
-    found = []
-    for name in names:
-        framework = FRAMEWORKS[name]
-        try:
-            found += framework.subjects()
-        except NotAuditableError as error:
-            if wanted:
-                raise
-            console.print(str(error.received), style="yellow")
-            continue
-        if framework.remark:
-            console.print(framework.remark, style="yellow")
-    return found
-
-
-def _find(name: str) -> Subject:
-    known = catalogue()
-    if name in known:
-        return known[name]
-    if ":" in name:
-        with first_lines(name, stderr()):
-            return load(name)
-    if name.endswith(".py"):
-        raise LossImportError("path/to/file.py:function", repr(name), "add ':' and the function's name")
-    raise UnknownNameError("loss", name, known)
 
 
 def _check_expectations(
