@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from ..audit import Subject
 from ..errors import NotAuditableError
+
+if TYPE_CHECKING:  # the names of the frameworks are needed where torch is not
+    from ..audit import Subject
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Framework:
             return f"{self.name} {self.installed} is not the tested version ({self.tested}); it is audited anyway"
         return ""
 
-    def subjects(self) -> list[Subject]:
+    def subjects(self) -> "list[Subject]":
         """Every setting that affects the KL, as losses to audit."""
         if self.installed is None:
             raise NotAuditableError(

@@ -1,27 +1,25 @@
 """`klgrad audit`."""
 
+from __future__ import annotations
+
 import os
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console, Group
 from rich.progress import track
 
 from ..adapters import FRAMEWORKS
-from ..audit import AuditResult, Subject, audit, catalogue, load
-from ..audit.curve import coefficient_curve
-from ..audit.render import terminal as tables
-from ..audit.render.page import to_html
-from ..audit.render.plain import notes, to_json, to_markdown
 from ..errors import LossImportError, NotAuditableError, UnknownNameError
 from ..targets import TARGETS, Target, Verdict
 from .console import beside, deliver, stderr
-from .fixes import TAGS, fixes_for
 from .printed import first_lines
+
+if TYPE_CHECKING:
+    from ..audit import AuditResult, Subject
 
 
 class Lengths(StrEnum):
@@ -96,6 +94,12 @@ def command(
     `old_logp`, `behavior_logp`, `mask`, `advantages`, all (B, T), and `group` (B,). It returns a scalar or a (B, T)
     tensor. Its file is imported and run, as a test runner would do.
     """
+    import torch
+
+    from ..audit import audit, catalogue
+    from ..audit.render import terminal as tables
+    from ..audit.render.plain import to_json, to_markdown
+
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     console, progress = beside(json, markdown, html), stderr()
     subjects = _frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
@@ -123,6 +127,10 @@ def command(
 
 
 def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
+    from ..audit.curve import coefficient_curve
+    from ..audit.render.page import to_html
+    from .fixes import TAGS, fixes_for
+
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # what the losses print has been shown already
         curves = [coefficient_curve(subject) for subject in subjects]
     summaries = [subject.summary for subject in subjects]
@@ -147,6 +155,8 @@ def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Sub
 
 
 def _find(name: str) -> Subject:
+    from ..audit import catalogue, load
+
     known = catalogue()
     if name in known:
         return known[name]
@@ -166,6 +176,8 @@ def _check_expectations(
     strict: bool,
 ) -> None:
     """Print what differs from the expectations, and exit with status 1 if anything does."""
+    from ..audit.render.plain import notes
+
     failed = []
     on_policy: Verdict | None = expect and (expect.same_on_policy or expect.name)
     off_policy: Verdict | None = expect_off_policy and expect_off_policy.name
