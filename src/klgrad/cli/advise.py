@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from ..adapters import FRAMEWORKS
 from ..adapters.defaults import DEFAULTS
-from ..adapters.recommendation import SETTINGS, TARGET_OF, WHERE, Meaning, Setting, code, expresses
+from ..adapters.own_code import HOMES, code
+from ..adapters.recommendation import SETTINGS, TARGET_OF, Meaning, Setting, expresses
 from ..errors import UnknownNameError
+from ..targets import TARGETS, Verdict
 from .console import stdout
 
 
@@ -27,9 +31,7 @@ class LevelChoice(StrEnum):
     sequence = "sequence"
 
 
-BOUNDED = (
-    "It descends {target} on-policy. Off-policy Truncate(2.0) bounds the variance and adds bias; bound=None adds none."
-)
+BOUNDED = " Off-policy Truncate(2.0) bounds the variance and adds bias; bound=None adds none."
 
 
 def command(
@@ -51,29 +53,66 @@ def command(
     framework = framework.lower()
     if framework not in SETTINGS:
         raise UnknownNameError("framework", framework, SETTINGS)
-    meaning: Meaning = (divergence.value, level.value)
+    _for_meaning(stdout(), framework, (divergence.value, level.value), off_policy)
+
+
+def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:
+    """Settings where they have this meaning on every batch, code otherwise; for TRL the code comes first."""
     target, setting = TARGET_OF[meaning], SETTINGS[framework].get(meaning)
-    console = stdout()
     console.print(Text(f"{framework}: {target}, {'off-policy' if off_policy else 'on-policy'}", style="bold"))
-    if setting is not None and expresses(setting, meaning, off_policy):
-        _setting(console, setting, "Write")
-    else:
-        where = "No setting has this meaning"
-        if setting is not None:
-            _setting(console, setting, "No setting has this meaning on every batch. The nearest is")
-            where = "For this meaning on every batch"
-        _print(console, f"{where}: in {WHERE[framework]}, write")
-        _lines(console, code(meaning, off_policy))
-        _print(console, BOUNDED.format(target=target) if off_policy else f"It descends {target} on-policy.")
+    exact = setting is not None and expresses(setting, meaning, off_policy)
+    own_trainer = framework == "trl"
+    if own_trainer:
+        _print(console, f"With {HOMES[framework].place}, write")
+        _code(console, framework, meaning, off_policy)
+    if setting is not None:
+        why = "Write" if exact else "No setting has this meaning on every batch. The nearest is"
+        _setting(console, setting, "Or, with TRL's own trainer, write" if exact and own_trainer else why)
+    if not exact and not own_trainer:
+        why = "No setting has this meaning" if setting is None else "For this meaning on every batch"
+        _print(console, f"{why}: in {HOMES[framework].place}, write")
+        _code(console, framework, meaning, off_policy)
+    _tensors(console, framework)
     _print(console, f"Defaults: {DEFAULTS[framework]}")
+    known = FRAMEWORKS[framework]
+    _print(console, f"Checked on {framework} {known.tested}.{_other_version(known.installed, known.tested)}")
+
+
+def _other_version(installed: str | None, tested: str) -> str:
+    return "" if installed in (None, tested) else f" {installed} is installed, and may differ."
+
+
+def in_words(verdict: Verdict) -> str:
+    """The predicate of a sentence, with the name of the verdict."""
+    does = TARGETS[verdict].does
+    return does if verdict in ("unknown", "nothing") else f"{does} ({verdict})"
 
 
 def _setting(console: Console, setting: Setting, why: str) -> None:
     _print(console, why)
     _lines(console, setting.lines)
-    _print(console, f"It descends {setting.descends.on_policy} on-policy, {setting.descends.off_policy} off-policy.")
+    on_policy, off_policy = map(in_words, setting.descends)
+    _print(console, f"On-policy it {on_policy}; off-policy it {off_policy}.")
     if setting.note:
         console.print(Text(setting.note))
+    if setting.policy_loss:
+        console.print(Text(f"Effect on the policy loss: {setting.policy_loss}"))
+
+
+def _code(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:
+    _lines(console, code(framework, meaning, off_policy))
+    _print(console, f"On-policy it {in_words(TARGET_OF[meaning])}.{BOUNDED if off_policy else ''}")
+    console.print(Text(HOMES[framework].note))
+
+
+def _tensors(console: Console, framework: str) -> None:
+    """Print where the framework keeps the tensors that a `Rollout` takes."""
+    home = HOMES[framework]
+    _print(console, f"The tensors of a Rollout, in {home.scope}:")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for role, where in home.tensors.items():
+        table.add_row(Text(f"  {role}"), Text(where))
+    console.print(table)
 
 
 def _print(console: Console, text: str) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from ..adapters import FRAMEWORKS
 from ..adapters.defaults import DEFAULTS
-from ..adapters.recommendation import SETTINGS, TARGET_OF, WHERE, Meaning, code, expresses
+from ..adapters.own_code import HOMES, code
+from ..adapters.recommendation import SETTINGS, TARGET_OF, Meaning, expresses
 from ..audit import Subject
 from ..audit.render.fixes import Fix, Fixes
 
@@ -29,5 +30,6 @@ def fixes_of(framework: str) -> list[Fix]:
         if setting is not None:
             found.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
         if meaning[0] == "reverse" and (setting is None or not expresses(setting, meaning, off_policy=False)):
-            found.append(Fix(target, code(meaning, off_policy=False), target, "unknown", place=WHERE[framework]))
+            lines, place = code(framework, meaning, off_policy=False), HOMES[framework].place
+            found.append(Fix(target, lines, target, "unknown", place=place))
     return found
