@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from ...targets import Verdict
 from .. import credit
 from ..estimators import forward_k3, k3
 from ..importance import Weights
@@ -48,6 +49,11 @@ class ForwardToken(Family):
         baselines={"none": ALLOWED, "leave_one_out": NO_SCORE_TO_CENTRE},
         partial_discount=NO_FUTURE_TO_DISCOUNT,
     )
+
+    def uncorrected_target(self, term: Declaration) -> Verdict:
+        """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
+        on_sampled_prefixes = term.estimator == "exact" and term.weighting is None
+        return "forward-kl-token-sampler" if on_sampled_prefixes else "unknown"
 
     def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
         """The slope of k3 on the token's own score."""
