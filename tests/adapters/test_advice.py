@@ -41,7 +41,7 @@ def test_the_code_runs_and_means_it(meaning, off_policy):
     assert term.descends.on_policy == f"{meaning[0]}-kl-{meaning[1]}"
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("meaning", MEANINGS, ids=str)
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_the_command_gives_lines_or_code_and_the_truth(name, meaning, off_policy):
@@ -54,7 +54,7 @@ def test_the_command_gives_lines_or_code_and_the_truth(name, meaning, off_policy
         assert f"It descends {setting.descends.on_policy} on-policy" in shown.output
     if setting is None or not expresses(setting, meaning, off_policy):
         assert "KLTerm(" in shown.output
-    assert set(SETTINGS) == set(WHERE) == set(FRAMEWORKS)
+    assert set(SETTINGS) == set(WHERE) <= set(FRAMEWORKS)
 
 
 def test_an_unknown_framework_is_told_so():
