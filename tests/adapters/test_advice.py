@@ -25,7 +25,7 @@ def test_a_setting_descends_what_the_audit_of_it_finds(name, meaning):
     assert setting.descends == (on, off)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("meaning", MEANINGS, ids=str)
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_the_command_gives_lines_or_code_and_the_truth(name, meaning, off_policy):
@@ -41,7 +41,7 @@ def test_the_command_gives_lines_or_code_and_the_truth(name, meaning, off_policy
     for role, where in HOMES[name].tensors.items():
         assert re.search(rf"^  {role} +{re.escape(where[:30])}", shown.output, re.MULTILINE)
     assert f"Checked on {name} {FRAMEWORKS[name].tested}." in shown.output
-    assert set(SETTINGS) == set(HOMES) == set(FRAMEWORKS)
+    assert set(SETTINGS) == set(HOMES) <= set(FRAMEWORKS)
 
 
 def test_each_meaning_has_the_target_of_its_family():

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 
 import pytest
-from adapters.verdicts import ALL
+from adapters.more_verdicts import ALL
 from typer.testing import CliRunner
 
 from klgrad.adapters import FRAMEWORKS
@@ -23,10 +23,11 @@ def advised(*arguments):
 def test_the_defaults_descend_what_the_audit_of_them_finds(name):
     default = DEFAULTS[name]
     assert (*default.descends, default.at_equal_lengths) == ALL[name][default.subject]
-    assert f"Defaults: {default.settings}" in advised(name)
+    if name in SETTINGS:
+        assert f"Defaults: {default.settings}" in advised(name)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_lines_can_be_copied(name):
     for (divergence, level), setting in SETTINGS[name].items():
         shown = advised(name.upper(), "--divergence", divergence, "--level", level).split("\n")

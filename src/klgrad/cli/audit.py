@@ -13,9 +13,10 @@ from rich.console import Console, Group
 from rich.progress import track
 
 from ..adapters import FRAMEWORKS
-from ..errors import LossImportError, NotAuditableError, UnknownNameError
+from ..errors import LossImportError, UnknownNameError
 from ..targets import TARGETS, Target, Verdict
 from .console import beside, deliver, stderr
+from .frameworks import framework_of, recorded_table, settings_of, tags, titles
 from .printed import first_lines
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[LOSS]...",
-            help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, or a framework: "
-            f"{', '.join(FRAMEWORKS)}. None: the whole catalogue.",
+            help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, a framework "
+            f"({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. None: the whole catalogue.",
             show_default=False,
         ),
     ] = None,
@@ -102,9 +103,13 @@ def command(
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     console, progress = beside(json, markdown, html), stderr()
-    subjects = _frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
+    if losses and not any((expect, expect_off_policy, strict, json, markdown, html)):
+        losses = [name for name in losses if not _show_recorded(console, name)]
+        if not losses and not all_:
+            return
+    subjects = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
     for name in losses or []:
-        subjects += _frameworks(console, [name], wanted=True) if name in FRAMEWORKS else [_find(name)]
+        subjects += settings_of(console, [name], wanted=True) if framework_of(name) else [_find(name)]
     if not losses and not all_:
         subjects = list(catalogue().values())
     results = []
@@ -115,7 +120,7 @@ def command(
         pairs = zip(results, subjects, strict=True)
         report = Group(*(tables.in_full(*pair, console.width) for pair in pairs))
     else:
-        report = tables.overview(results, console.width)
+        report = tables.overview(results, console.width, titles=titles(), tags=tags())
     deliver(
         console,
         report,
@@ -129,29 +134,20 @@ def command(
 def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
     from ..audit.curve import coefficient_curve
     from ..audit.render.page import to_html
-    from .fixes import TAGS, fixes_for
+    from .fixes import fixes_for
 
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # what the losses print has been shown already
         curves = [coefficient_curve(subject) for subject in subjects]
     summaries = [subject.summary for subject in subjects]
-    return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
+    return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=tags())
 
 
-def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Subject]:
-    """All settings of the frameworks; one that cannot be audited is reported, or raises if it was `wanted`."""
-    found = []
-    for name in names:
-        framework = FRAMEWORKS[name]
-        try:
-            found += framework.subjects()
-        except NotAuditableError as error:
-            if wanted:
-                raise
-            console.print(str(error.received), style="yellow")
-            continue
-        if framework.remark:
-            console.print(framework.remark, style="yellow")
-    return found
+def _show_recorded(console: Console, name: str) -> bool:
+    """Print the recorded audit of a framework that is not installed; False if there is none to print."""
+    table = recorded_table(name) if framework_of(name) else None
+    if table is not None:
+        console.print(table)
+    return table is not None
 
 
 def _find(name: str) -> Subject:

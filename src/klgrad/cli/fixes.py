@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from ..adapters import FRAMEWORKS
-from ..adapters.defaults import DEFAULTS
 from ..adapters.own_code import HOMES, code
 from ..adapters.recommendation import SETTINGS, TARGET_OF, Meaning, expresses
 from ..audit import Subject
@@ -12,14 +10,11 @@ from ..audit.render.fixes import Fix, Fixes
 MEANINGS: tuple[Meaning, ...] = (("reverse", "token"), ("reverse", "sequence"), ("forward", "token"))
 """The meanings with a panel on the page."""
 
-TAGS = {default.subject: "default" for default in DEFAULTS.values()}
-"""Labels of the settings that are a framework's defaults."""
-
 
 def fixes_for(subjects: Sequence[Subject]) -> Fixes:
-    """The settings and code for every framework among the subjects."""
+    """The settings and code for every framework among the subjects that there is advice for."""
     names = dict.fromkeys(subject.framework for subject in subjects)
-    return {name: fixes_of(name) for name in names if name in FRAMEWORKS}
+    return {name: fixes_of(name) for name in names if name in SETTINGS}
 
 
 def fixes_of(framework: str) -> list[Fix]:

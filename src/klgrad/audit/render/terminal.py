@@ -1,6 +1,6 @@
 """Audit results for a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -28,14 +28,28 @@ FRAME = 6
 """Columns that the frame takes from the line of the title."""
 
 
-def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
-    """A table per kind."""
+def overview(
+    results: Sequence[AuditResult],
+    width: int,
+    *,
+    titles: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> RenderableType:
+    """A table per kind of loss and per framework.
+
+    Args:
+        results: the audits.
+        width: columns of the terminal.
+        titles: the heading of each framework.
+        tags: words to show beside some losses, by name of the loss: `default`, for example.
+    """
     found: list[RenderableType] = []
-    for kind in dict.fromkeys(r.kind for r in results):
-        title = Text(KIND_TITLES[kind], style="bold")
+    heading = lambda r: (titles or {}).get(r.framework) or KIND_TITLES[r.kind]
+    names = {r.name: f"{r.name} ({tags[r.name]})" if tags and r.name in tags else r.name for r in results}
+    for title in dict.fromkeys(map(heading, results)):
         table = Table("loss", "on-policy", "off-policy", box=None, padding=(0, 1), pad_edge=False)
         table.columns[0].overflow = "fold"
-        longest = max(len(r.name) for r in results)
+        longest = max(map(len, names.values()))
         table.columns[0].no_wrap = width >= WIDE and longest <= WIDE // 2  # a column that may not wrap is cut off
         table.columns[1].no_wrap = table.columns[2].no_wrap = True
         if width >= WIDE:
@@ -43,10 +57,10 @@ def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
             table.add_column("variance", justify="right", no_wrap=True)
             table.add_column("near ref", justify="right", no_wrap=True)
             table.add_column("notes")
-        for r in (r for r in results if r.kind == kind):
+        for r in (r for r in results if heading(r) == title):
             more = cells_of(r)[3:] if width >= WIDE else ()
-            table.add_row(r.name, _verdict(r.verdict), _verdict(r.verdict_off_policy), *more)
-        found += [title, table, ""]
+            table.add_row(names[r.name], _verdict(r.verdict), _verdict(r.verdict_off_policy), *more)
+        found += [Text(title, style="bold"), table, ""]
     return Group(*found, Text(CAPTION, style="dim"))
 
 
