@@ -82,7 +82,5 @@ ALL = {
     "ms-swift": SWIFT,
     "unsloth": UNSLOTH,
     "trinity": TRINITY,
-    **{
-        name: {f"{name} {setting}": claim for setting, claim in claims.items()} for name, claims in TRANSCRIBED.items()
-    },
+    **{name: {f"{name} {setting}": claim for setting, claim in claims.items()} for name, claims in TRANSCRIBED.items()},
 }

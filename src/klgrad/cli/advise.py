@@ -1,6 +1,7 @@
 """`klgrad advise`."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,9 +13,9 @@ from ..adapters import FRAMEWORKS
 from ..adapters.defaults import DEFAULTS
 from ..adapters.own_code import HOMES, code
 from ..adapters.recommendation import SETTINGS, TARGET_OF, Meaning, Setting, expresses
-from ..errors import UnknownNameError
-from ..targets import TARGETS, Verdict
-from .console import stdout
+from ..errors import RunFileError, UnknownNameError
+from .console import beside, deliver, stderr, stdout
+from .run_advice import in_words, json_of, report_on
 
 
 class DivergenceChoice(StrEnum):
@@ -34,8 +35,17 @@ class LevelChoice(StrEnum):
 BOUNDED = " Off-policy Truncate(2.0) bounds the variance and adds bias; bound=None adds none."
 
 
+class TrainerChoice(StrEnum):
+    """A trainer of TRL with a KL."""
+
+    grpo = "grpo"
+    rloo = "rloo"
+
+
 def command(
-    framework: Annotated[str, typer.Argument(help=f"One of: {', '.join(SETTINGS)}.")],
+    framework: Annotated[
+        str | None, typer.Argument(help=f"One of: {', '.join(SETTINGS)}. With --config it may be left out.")
+    ] = None,
     divergence: Annotated[
         DivergenceChoice, typer.Option(help="reverse is KL(π‖ref), forward is KL(ref‖π).")
     ] = DivergenceChoice.reverse,
@@ -45,15 +55,46 @@ def command(
     off_policy: Annotated[
         bool, typer.Option("--off-policy", help="The samples are stale or from another engine.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What this run descends, and what to change: the YAML or JSON file, or the script, of a run of TRL, "
+            "verl, OpenRLHF or SkyRL.",
+            show_default=False,
+        ),
+    ] = None,
+    trainer: Annotated[
+        TrainerChoice | None,
+        typer.Option(help="With --config and TRL: the trainer, where the file does not tell.", show_default=False),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="With --config: write it as JSON; `-` is standard output.", show_default=False)
+    ] = None,
 ) -> None:
-    """Show what to write in a framework for a given KL, and what those lines descend.
+    """Show what to write in a framework for a given KL, and what those lines descend; or what a run descends.
 
     The lines are printed without a frame, so that they can be copied.
     """
-    framework = framework.lower()
+    framework = framework and framework.lower()
+    if config is not None:
+        _for_run(config, framework, trainer, json)
+        return
+    if framework is None:
+        raise RunFileError("a framework or --config FILE", "neither", "write klgrad advise trl, for example")
     if framework not in SETTINGS:
         raise UnknownNameError("framework", framework, SETTINGS)
     _for_meaning(stdout(), framework, (divergence.value, level.value), off_policy)
+
+
+def _for_run(config: Path, framework: str | None, trainer: TrainerChoice | None, json: Path | None) -> None:
+    from ..adapters.run_file import find, read_run
+
+    run = read_run(config, framework, trainer and trainer.value)
+    console = beside(json)
+    with stderr().status("Auditing"):  # shown in a terminal only
+        findings = find(run)
+    deliver(console, report_on(config, run, findings), (json, lambda: json_of(config, run, findings)))
 
 
 def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:
@@ -80,12 +121,6 @@ def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy:
 
 def _other_version(installed: str | None, tested: str) -> str:
     return "" if installed in (None, tested) else f" {installed} is installed, and may differ."
-
-
-def in_words(verdict: Verdict) -> str:
-    """The predicate of a sentence, with the name of the verdict."""
-    does = TARGETS[verdict].does
-    return does if verdict in ("unknown", "nothing") else f"{does} ({verdict})"
 
 
 def _setting(console: Console, setting: Setting, why: str) -> None:

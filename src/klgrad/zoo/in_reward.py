@@ -150,7 +150,9 @@ def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
 
 
 @token_loss(
-    "reverse-kl-sequence", "sum-of-targets", instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),))
+    "reverse-kl-sequence",
+    "sum-of-targets",
+    instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),)),
 )
 def stale_k1_reward(rollout: Rollout) -> Tensor:
     """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.
