@@ -26,7 +26,15 @@ DEFAULTS: dict[str, Any] = {
 }
 """The defaults of the settings that matter; a test compares them with verl's."""
 
-SAME: dict[Any, str] = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "k1+": "kl+", "k2+": "mse", "mse+": "mse", "k3+": "low_var_kl+"}
+SAME: dict[Any, str] = {
+    "k1": "kl",
+    "k2": "mse",
+    "k3": "low_var_kl",
+    "k1+": "kl+",
+    "k2+": "mse",
+    "mse+": "mse",
+    "k3+": "low_var_kl+",
+}
 """Other names of the estimators."""
 
 TYPES = ("kl", "kl+", "abs", "abs+", "mse", "low_var_kl", "low_var_kl+")
