@@ -10,7 +10,7 @@ import pytest
 import klgrad
 
 ROOMS = (
-    "audit", "core", "enumeration", "errors", "kernels", "logs", "papers.study", "remedies", "reports", "support",
+    "adapters.own_code", "adapters.run_file", "audit", "core", "enumeration", "errors", "kernels", "logs", "papers.study", "remedies", "reports", "support",
     "targets", "training", "trl", "zoo",
 )  # fmt: skip
 """The parts of the package whose examples are run."""
