@@ -54,4 +54,41 @@ DEFAULTS = {
         UNKNOWN,
         "forward-kl-token",
     ),
+    "ms-swift": Default("k3 as a loss, beta=0.04", "ms-swift loss_type=grpo", UNKNOWN, "unknown"),
+    "unsloth": Default(
+        "GRPO has beta=0.0, no KL; with beta alone raised, and TRL's use_bias_correction_kl",
+        "unsloth grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
+        UNKNOWN,
+        "unknown",
+    ),
+    "trinity": Default(
+        "k2 as a loss, kl_coef=0.001", "trinity kl_loss_fn=k2 loss_agg_mode=token-mean", UNKNOWN, "reverse-kl-token"
+    ),
+    "nemo-rl": Default(
+        "k3 as a loss, reference_policy_kl_penalty=0.01",
+        "nemo-rl reference_policy_kl_type=k3 token_level_loss=True",
+        UNKNOWN,
+        "unknown",
+    ),
+    "prime-rl": Default(
+        "no reference; a squared log-ratio to the sampler, kl_tau=0.001",
+        "prime-rl trainer.loss.type=default kl_tau",
+        Descends("nothing", "unknown"),
+        "nothing",
+    ),
+    "slime": Default(
+        "no KL; with --use-kl-loss alone",
+        "slime --use-kl-loss --kl-loss-type k1",
+        UNKNOWN,
+        "nothing",
+    ),
+    "open-instruct": Default(
+        "k3 as a loss, beta=0.05", "open-instruct kl_estimator=2 loss_denominator=token", UNKNOWN, "forward-kl-token"
+    ),
+    "tinker-cookbook": Default(
+        "no KL; with kl_penalty_coef alone raised",
+        "tinker-cookbook rl kl_penalty_coef kl_discount_factor=0.0",
+        UNKNOWN,
+        "unknown",
+    ),
 }

@@ -3,11 +3,12 @@
 from ..core.term import ImportanceWeighting, KLTerm
 from ..remedies import Remedy
 from ..targets import TARGETS, Verdict
-from ..zoo.replacements import K2_OR_TOKEN, TOKEN
+from ..zoo.replacements import AFTER_DIVISION, K2_OR_TOKEN, TOKEN
 from .advice import Advice
 from .audit_result import AuditResult
 from .numbers import apart, listed, percent
 from .subject import Subject
+from .whitening import whitens
 from .words import in_sum, nearest, small_batches
 
 SEQUENCE = KLTerm()
@@ -68,6 +69,8 @@ def _remedies(result: AuditResult, subject: Subject) -> tuple[Remedy, ...]:
         return ()
     if not result.depends_on_reference:
         return (INSTEAD["nothing"],)
+    if result.verdict == "unknown" and whitens(subject):
+        return (AFTER_DIVISION,)
     if (result.touches_padding or result.length_sensitive) and result.verdict == "unknown":
         first = MASKED if result.touches_padding else LENGTHS
         known = INSTEAD.get(result.verdict_fixed_lengths)

@@ -1,33 +1,27 @@
 """`klgrad audit`."""
 
+from __future__ import annotations
+
 import os
 from contextlib import redirect_stderr, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.progress import track
 from rich.text import Text
 
 from ..adapters import FRAMEWORKS
-from ..audit import AuditResult, Subject, audit, catalogue
-from ..audit.calling import parse_settings
-from ..audit.curve import coefficient_curve
-from ..audit.known_losses import COMMON
-from ..audit.render import terminal as tables
-from ..audit.render.page import to_html
-from ..audit.render.plain import to_json, to_markdown
-from ..audit.words import notes, small_batches
 from ..errors import UnknownNameError
 from ..targets import TARGETS, Target, Verdict
-from .audit_whole import check_whole, report_whole
 from .console import beside, deliver, stderr
-from .fixes import TAGS, fixes_for
-from .losses import Failures, find_losses, frameworks
+from .frameworks import recorded_table, settings_of, tags, titles
 from .printed import first_lines
+
+if TYPE_CHECKING:
+    from ..audit import AuditResult, Subject
 
 
 class Lengths(StrEnum):
@@ -60,7 +54,8 @@ def command(
         typer.Argument(
             metavar="[LOSS]...",
             help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, `path/to/file.py` "
-            f"for every loss in it, or a framework: {', '.join(FRAMEWORKS)}. None: the common losses of the catalogue.",
+            f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
+            "None: the common losses of the catalogue.",
             show_default=False,
         ),
     ] = None,
@@ -129,13 +124,27 @@ def command(
     dictionary. It returns a scalar, (B,), (B, T), `(loss, metrics)` or `{"loss": loss}`. Its file is imported and
     run, as a test runner would do.
     """
+    import torch
+
+    from ..audit import audit, catalogue
+    from ..audit.calling import parse_settings
+    from ..audit.known_losses import COMMON
+    from ..audit.render.plain import to_json, to_markdown
+    from .losses import Failures, find_losses
+
     torch.set_num_threads(1)  # the tensors are too small for threads to help
+    settings = parse_settings(set_ or [])
     if whole:
-        found = report_whole(losses or [], parse_settings(set_ or []), json, markdown)
-        return check_whole(found, expect, expect_off_policy)
+        from .audit_whole import check_whole, report_whole
+
+        return check_whole(report_whole(losses or [], settings, json, markdown), expect, expect_off_policy)
     console, progress, failures = beside(json, markdown, html), stderr(), Failures()
-    found = frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
-    found += find_losses(losses or [], parse_settings(set_ or []), console, failures)
+    if losses and not any((expect, expect_off_policy, strict, json, markdown, html)):
+        losses = [name for name in losses if not _show_recorded(console, name)]
+        if not losses and not all_:
+            return None
+    found = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
+    found += find_losses(losses or [], settings, console, failures)
     if not losses and not all_:
         known = catalogue()
         found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
@@ -154,25 +163,41 @@ def command(
         )
     failures.report(others=bool(audited))
     _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
+    return None
+
+
+def _show_recorded(console: Console, name: str) -> bool:
+    """Print the recorded audit of a framework that is not installed; False if there is none to print."""
+    table = recorded_table(name)
+    if table is not None:
+        console.print(table)
+    return table is not None
 
 
 def _report(
     names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, *, common: bool
 ) -> RenderableType:
     """Everything about each loss that was named, and a table of all if there are several."""
+    from ..audit import catalogue
+    from ..audit.render import terminal as tables
+
     results = [result for _, result in audited]
     if common:
         more = f"{len(results)} of {len(catalogue())} losses: `klgrad audit --catalogue` audits them all."
-        return Group(tables.by_standing(results, width, TAGS), Text(more, style="dim"))
+        return Group(tables.by_standing(results, width), Text(more, style="dim"))
     parts = []
     if len(audited) == len(names):  # no framework, no whole file, and not the catalogue
         parts += [tables.in_full(result, subject, width) for subject, result in audited]
     if len(audited) > 1 or not parts:
-        parts.append(tables.overview(results, width, TAGS))
+        parts.append(tables.overview(results, width, titles=titles(), tags=tags()))
     return Group(*parts)
 
 
 def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
+    from ..audit.curve import coefficient_curve
+    from ..audit.render.page import to_html
+    from .fixes import fixes_for
+
     with (
         open(os.devnull, "w") as nowhere,
         redirect_stdout(nowhere),
@@ -180,7 +205,7 @@ def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
     ):  # what the losses print has been shown already
         curves = [coefficient_curve(subject) for subject in subjects]
     summaries = [subject.summary for subject in subjects]
-    return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
+    return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=tags())
 
 
 def _check_expectations(
@@ -191,6 +216,8 @@ def _check_expectations(
     strict: bool,
 ) -> None:
     """Print what differs from the expectations, and exit with status 1 if anything does."""
+    from ..audit.words import notes, small_batches
+
     failed = []
     on_policy: Verdict | None = expect and (expect.same_on_policy or expect.name)
     off_policy: Verdict | None = expect_off_policy and expect_off_policy.name

@@ -7,14 +7,14 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from ..adapters import FRAMEWORKS
 from ..audit import Subject, catalogue, load_every
 from ..audit.calling import OwnLoss, own_settings
 from ..audit.every_loss import Found
 from ..audit.loading import find
 from ..audit.subject import as_subject
-from ..errors import KlgradError, LossCallError, NotAuditableError, UnknownNameError
+from ..errors import KlgradError, LossCallError, UnknownNameError
 from .console import stderr
+from .frameworks import framework_of, settings_of
 from .printed import first_lines
 
 ERROR = 2
@@ -78,8 +78,8 @@ def find_losses(names: list[str], settings: dict[str, Any], console: Console, fa
 
 
 def _find(name: str, settings: dict[str, Any], console: Console, *, alone: bool) -> Found:
-    if name in FRAMEWORKS:
-        return Found(frameworks(console, [name], wanted=True), {})
+    if framework_of(name):
+        return Found(settings_of(console, [name], wanted=True), {})
     known = catalogue()
     if name in known:
         return Found([known[name]], {})
@@ -89,20 +89,3 @@ def _find(name: str, settings: dict[str, Any], console: Console, *, alone: bool)
     if name.endswith(".py"):
         return load_every(name, settings)
     raise UnknownNameError("loss", name, known)
-
-
-def frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Subject]:
-    """All settings of the frameworks; one that cannot be audited is reported, or raises if it was `wanted`."""
-    found = []
-    for name in names:
-        framework = FRAMEWORKS[name]
-        try:
-            found += framework.subjects()
-        except NotAuditableError as error:
-            if wanted:
-                raise
-            console.print(str(error.received), style="yellow")
-            continue
-        if framework.remark:
-            console.print(framework.remark, style="yellow")
-    return found

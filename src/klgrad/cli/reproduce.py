@@ -1,22 +1,24 @@
 """`klgrad reproduce`."""
 
+from __future__ import annotations
+
 import importlib.util
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingExtraError, UnknownNameError
-from ..papers import Outcome, Settings, Study, every_outcome
-from ..papers.all_studies import studies
 from ..support.atomic_files import ensure_folder
 from .console import INTERRUPTED, bar, print_path, stderr, stdout
+
+if TYPE_CHECKING:
+    from ..papers import Outcome, Settings, Study
 
 
 def command(
@@ -37,6 +39,11 @@ def command(
 
     If it is interrupted, all files are complete; run it again to compute the missing results.
     """
+    import torch
+
+    from ..papers import Settings
+    from ..papers.all_studies import studies
+
     console = stdout()
     known = studies()
     for name in results or []:
@@ -60,6 +67,8 @@ def command(
 
 def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: int) -> tuple[list[Outcome], bool]:
     """Outcomes in the order of `chosen`, and whether the run was interrupted."""
+    from ..papers import every_outcome
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, Outcome] = {}
     stopped = False

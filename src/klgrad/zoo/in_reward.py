@@ -11,7 +11,7 @@ from ..core.term import KLTerm
 from ..remedies import Remedy
 from .cell import token_loss
 from .placements import in_reward, in_reward_leave_one_out, on_score
-from .replacements import LEAVE_ONE_OUT
+from .replacements import AFTER_DIVISION, LEAVE_ONE_OUT
 
 DISCOUNT = 0.9
 """Discount of the discounted cells."""
@@ -116,7 +116,7 @@ def k1_reward_group_mean(rollout: Rollout) -> Tensor:
 @token_loss(
     "unknown",
     "unknown",
-    instead=Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division"),
+    instead=AFTER_DIVISION,
     compares_completions=True,
 )
 def k1_reward_group_std(rollout: Rollout) -> Tensor:

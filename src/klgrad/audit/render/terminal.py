@@ -16,7 +16,7 @@ from ..words import STANDINGS, in_words, notes, standing
 from .plain import KIND_TITLES, cells_of
 from .roles import look_of
 
-NO_TAGS: Mapping[str, str] = MappingProxyType({})
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 CAPTION = (
     f"Exact: {summed_over()}, and one batch that is the limit of large ones, in float64. Fresh samples are drawn from "
@@ -33,16 +33,30 @@ FRAME = 6
 """Columns that the frame takes from the line of the title."""
 
 
-def by_standing(results: Sequence[AuditResult], width: int, tags: Mapping[str, str] = NO_TAGS) -> RenderableType:
+def by_standing(results: Sequence[AuditResult], width: int) -> RenderableType:
     """Tables grouped by what the losses are: the reverse KL, that in large batches, something else, or nothing."""
     groups = {title: [r for r in results if standing(r) == name] for name, title in STANDINGS.items()}
-    return _tables({title: some for title, some in groups.items() if some}, width, tags)
+    return _tables({title: some for title, some in groups.items() if some}, width, NO_WORDS)
 
 
-def overview(results: Sequence[AuditResult], width: int, tags: Mapping[str, str] = NO_TAGS) -> RenderableType:
-    """A table per kind."""
-    kinds = dict.fromkeys(r.kind for r in results)
-    return _tables({KIND_TITLES[kind]: [r for r in results if r.kind == kind] for kind in kinds}, width, tags)
+def overview(
+    results: Sequence[AuditResult],
+    width: int,
+    *,
+    titles: Mapping[str, str] = NO_WORDS,
+    tags: Mapping[str, str] = NO_WORDS,
+) -> RenderableType:
+    """A table per kind of loss and per framework.
+
+    Args:
+        results: the audits.
+        width: columns of the terminal.
+        titles: the heading of each framework.
+        tags: words to show beside some losses, by name of the loss: `default`, for example.
+    """
+    heading = lambda r: titles.get(r.framework) or KIND_TITLES[r.kind]
+    found = dict.fromkeys(map(heading, results))
+    return _tables({title: [r for r in results if heading(r) == title] for title in found}, width, tags)
 
 
 def _tables(groups: Mapping[str, Sequence[AuditResult]], width: int, tags: Mapping[str, str]) -> RenderableType:
