@@ -21,7 +21,7 @@ class Framework:
         name: its name on the command line.
         distribution: the name of its installed package, or the repository of its source.
         tested: the version that its adapter was tested with, or that was transcribed.
-        adapter: the module of this package with `subjects() -> list[Subject]`; empty where the formulae are transcribed.
+        adapter: the module of this package with `subjects() -> list[Subject]`; empty if the formulae are transcribed.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Framework:
             raise NotAuditableError(
                 f"{self.name} to be installed", self.remark, "install it in the environment of klgrad"
             )
-        adapter: "Callable[[], list[Subject]]" = import_module(f".{self.adapter}", __package__).subjects
+        adapter: Callable[[], list[Subject]] = import_module(f".{self.adapter}", __package__).subjects
         try:
             return adapter()
         except ImportError as error:
