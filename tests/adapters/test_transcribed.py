@@ -15,14 +15,14 @@ from klgrad.enumeration import autoregressive
 
 
 def batch():
-    """Log-ratios to ref from -12 to 25, to the sampler up to ±1.5; four completions, 2 to 5 tokens long.
+    """Log-ratios to ref from -12 to 50, to the sampler up to ±1.5; four completions, 2 to 5 tokens long.
 
     None is below -12: there k3 and its slope, of size exp(-l), cancel to l with an error that float64 does not hide.
     """
     random = torch.Generator().manual_seed(4)
     uniform = lambda: 2 * torch.rand(4, 5, generator=random, dtype=torch.float64) - 1
     per_row = lambda *values: torch.tensor(values, dtype=torch.float64)[:, None]
-    away = (uniform() * per_row(25, 12, 3, 1)).clamp(min=-12)
+    away = (uniform() * per_row(50, 12, 3, 1)).clamp(min=-12)
     # Deep enough that no log-prob is positive; the last completion has probabilities near 1, which can fall by 0.2.
     logp = away.clamp(max=0) - per_row(12, 12, 3, 0) - 0.1
     ref_logp = logp - away
@@ -45,6 +45,7 @@ class By:
         self.log_w = (b.logp - b.behavior_logp).detach()
         self.w = self.log_w.exp()
         self.forward = 1 - (-self.l).exp()
+        self.within_40 = (self.l.abs() < 40).double()
         self.k3 = (-self.l).exp() + self.l - 1
         self.advantages = b.advantages
         self.moved = b.logp.detach().exp() - b.behavior_logp.exp()
@@ -93,7 +94,12 @@ COEFFICIENTS = {
         f"kl_estimator={number} loss_denominator={denominator}": (reduction, coefficient)
         for denominator, reduction in (("token", "tokens"), ("N", "sum"))
         for number, coefficient in enumerate(
-            (lambda b: torch.ones_like(b.l), lambda b: b.l, lambda b: b.forward, lambda b: b.w * (b.l + 1))
+            (
+                lambda b: 1 * b.within_40,
+                lambda b: b.l * b.within_40,
+                lambda b: b.forward * b.within_40,
+                lambda b: b.w * (b.l.clamp(-40, 40) + b.within_40),
+            )
         )
     },
     "tinker-cookbook": {
@@ -121,7 +127,15 @@ def test_the_gradient_has_the_coefficients_found_by_hand(name, setting):
 
 def test_every_bound_is_passed_by_some_tokens_and_not_by_others():
     b, live = By(batch()), batch().mask
-    outside = (b.k3 >= 10, b.w * b.k3 >= 10, b.l.abs() >= 10, b.l**2 / 2 >= 10, b.l.abs() >= 20, b.moved < -0.2)
+    outside = (
+        b.k3 >= 10,
+        b.w * b.k3 >= 10,
+        b.l.abs() >= 10,
+        b.l**2 / 2 >= 10,
+        b.l.abs() >= 20,
+        b.moved < -0.2,
+        b.within_40 == 0,
+    )
     for passed in outside:
         assert 0 < int(passed[live].sum()) < int(live.sum())
 

@@ -10,8 +10,8 @@ import pytest
 import klgrad
 
 ROOMS = (
-    "adapters.recorded", "audit", "core", "enumeration", "errors", "kernels", "logs", "papers.study", "remedies", "reports",
-    "support", "targets", "training", "trl", "zoo",
+    "adapters.recorded", "audit", "core", "enumeration", "errors", "kernels", "logs", "papers.study", "remedies",
+    "reports", "support", "targets", "training", "trl", "zoo",
 )  # fmt: skip
 """The parts of the package whose examples are run."""
 
