@@ -1,14 +1,16 @@
 """Frameworks in `klgrad audit`: single settings, versions, defaults, and what is recorded of those not installed."""
 
 import importlib.metadata
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from klgrad.adapters import FRAMEWORKS
 from klgrad.adapters.recorded import recorded
 from klgrad.cli import app
-from klgrad.cli.frameworks import matching
+from klgrad.cli.frameworks import matching, recorded_table
 from klgrad.errors import NotAuditableError, UnknownNameError
 
 
@@ -67,6 +69,17 @@ def test_what_is_not_installed_shows_its_recorded_audit(name, nothing_installed)
     assert one_line(shown.output).startswith(head)
     assert "Install it to audit your own version: pip install" in shown.output
     assert shown.output.count("(default)") == 1
+
+
+def test_a_recorded_table_is_not_cut_off_in_a_narrow_terminal(nothing_installed):
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(recorded_table("ms-swift"))
+    assert "…" not in console.export_text()
+
+
+def test_a_misspelt_framework_is_suggested():
+    with pytest.raises(UnknownNameError, match="did you mean 'nemo-rl'"):
+        raise run("nemo-rll").exception
 
 
 def test_one_setting_of_what_is_not_installed(nothing_installed):

@@ -151,7 +151,7 @@ def _find(name: str) -> Subject:
             return load(name)
     if name.endswith(".py"):
         raise LossImportError("path/to/file.py:function", repr(name), "add ':' and the function's name")
-    raise UnknownNameError("loss", name, known)
+    raise UnknownNameError("loss", name, [*known, *FRAMEWORKS])
 
 
 def _check_expectations(
