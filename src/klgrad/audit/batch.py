@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from ..enumeration import Problem
 
 PADDING_LOGP, PADDING_REF_LOGP = -1.25, -2.5
 """The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected."""
+
+Advantages = Literal["zero", "random"]
+"""The advantages that a loss receives: 0 for every completion, or random numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +74,14 @@ class Batch:
             token_reverse_kl=self.token_reverse_kl,
             token_forward_kl=self.token_forward_kl,
         )
+
+
+def advantage_of(problem: Problem, kind: Advantages) -> Tensor:
+    """(N,) an advantage for each completion of a problem."""
+    n = len(problem.space)
+    if kind == "zero":
+        return torch.zeros(n, dtype=torch.float64)
+    return torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
 
 
 def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:

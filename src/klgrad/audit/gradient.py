@@ -69,7 +69,33 @@ def unit_of(x: Tensor) -> float:
 
 def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> tuple[Tensor, bool]:
     """(M, P·V + T) the gradient of the loss on each of M groups, and whether any masked position has one."""
-    parts = _all_coefficients(subject, problem, members, advantage)
+    found = []
+    together = from_problem(problem, members, advantage)
+    for group, batch in (
+        [(members, together)] if subject.stacks else zip(members.split(1), together.groups(), strict=True)
+    ):
+        parts = of_reference(subject, batch)
+        # A stacked call is a mean over all rows: multiply by the number of groups for the mean over one group.
+        found.append([part.reshape(*group.shape, -1) * len(group) for part in parts])
+    logp, kl, forward_kl = (torch.cat(part) for part in zip(*found, strict=True))
+    return on_parameters(problem, members, (logp, kl, forward_kl))
+
+
+def of_reference(subject: Subject, batch: Batch) -> Parts:
+    """The derivatives of the loss; with advantages, what the reference adds to them."""
+    _, parts = evaluate(subject, batch)
+    if not bool(batch.advantages.any()):
+        return parts
+    _, without = evaluate(subject, batch.at_reference().fresh())
+    logp, kl, forward_kl = (a - b for a, b in zip(parts, without, strict=True))
+    return logp, kl, forward_kl
+
+
+def on_parameters(problem: Problem, members: Tensor, parts: Parts) -> tuple[Tensor, bool]:
+    """From derivatives (M, G, T) by the tensors of a batch to those (M, P·V + T) by the parameters.
+
+    Also whether any masked position has a derivative.
+    """
     mask = problem.space.mask[members]
     padding = torch.where(mask, 0, parts[0]).sum(1)
     jacobians = (problem.scores, problem.kl_gradients, problem.forward_kl_gradients)
@@ -78,20 +104,3 @@ def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantag
         if bool((part != 0).any()):
             per_group += torch.einsum("mgt,mgtp->mp", torch.where(mask, part, 0), jacobian[members])
     return torch.cat([per_group, padding], -1), bool((padding.nan_to_num() != 0).any())
-
-
-def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> Parts:
-    """(M, G, T) coefficients of the loss on each group; one call for all groups if `subject.stacks`."""
-    found = []
-    together = from_problem(problem, members, advantage)
-    for group, batch in (
-        [(members, together)] if subject.stacks else zip(members.split(1), together.groups(), strict=True)
-    ):
-        _, parts = evaluate(subject, batch)
-        if bool(advantage.any()):
-            _, without = evaluate(subject, batch.at_reference().fresh())
-            parts = tuple(a - b for a, b in zip(parts, without, strict=True))
-        # A stacked call is a mean over all rows: multiply by the number of groups for the mean over one group.
-        found.append([part.reshape(*group.shape, -1) * len(group) for part in parts])
-    logp, kl, forward_kl = (torch.cat(part) for part in zip(*found, strict=True))
-    return logp, kl, forward_kl

@@ -10,13 +10,16 @@ import torch
 import typer
 from rich.console import Console, Group
 from rich.progress import track
+from rich.text import Text
 
 from ..adapters import FRAMEWORKS
 from ..audit import AuditResult, Subject, audit, catalogue, load
 from ..audit.curve import coefficient_curve
+from ..audit.known_losses import COMMON
 from ..audit.render import terminal as tables
 from ..audit.render.page import to_html
-from ..audit.render.plain import notes, to_json, to_markdown
+from ..audit.render.plain import to_json, to_markdown
+from ..audit.words import notes, small_batches
 from ..errors import LossImportError, UnknownNameError
 from ..targets import TARGETS, Target, Verdict
 from .console import beside, deliver, stderr
@@ -55,7 +58,8 @@ def command(
         typer.Argument(
             metavar="[LOSS]...",
             help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, a framework "
-            f"({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. None: the whole catalogue.",
+            f"({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. None: the common losses of the "
+            "catalogue.",
             show_default=False,
         ),
     ] = None,
@@ -67,6 +71,9 @@ def command(
         Target | None,
         typer.Option(metavar="VERDICT", parser=_target, help="The same for the off-policy verdict."),
     ] = None,
+    whole_catalogue: Annotated[
+        bool, typer.Option("--catalogue", help="Audit every loss of the catalogue, not only the common ones.")
+    ] = False,
     all_: Annotated[bool, typer.Option("--all", help="Audit every framework that is installed.")] = False,
     advantages: Annotated[
         Advantages,
@@ -81,7 +88,12 @@ def command(
         ),
     ] = Lengths.all,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with status 1 also for a dead zone or a gradient that is not finite.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Exit with status 1 also for a verdict that holds in large batches only, a dead zone, or a gradient "
+            "that is not finite.",
+        ),
     ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the results as JSON; `-` is standard output.", show_default=False)
@@ -107,7 +119,8 @@ def command(
     for name in losses or []:
         subjects += settings_of(console, [name], wanted=True) if framework_of(name) else [_find(name)]
     if not losses and not all_:
-        subjects = list(catalogue().values())
+        known = catalogue()
+        subjects = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
     results = []
     for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
         with first_lines(subject.name, progress):
@@ -116,7 +129,11 @@ def command(
         pairs = zip(results, subjects, strict=True)
         report = Group(*(tables.in_full(*pair, console.width) for pair in pairs))
     else:
-        report = tables.overview(results, console.width, titles=titles(), tags=tags())
+        if losses or all_ or whole_catalogue:
+            report = tables.overview(results, console.width, tags(), titles())
+        else:
+            more = f"{len(results)} of {len(catalogue())} losses: `klgrad audit --catalogue` audits them all."
+            report = Group(tables.by_standing(results, console.width, tags()), Text(more, style="dim"))
     deliver(
         console,
         report,
@@ -170,6 +187,8 @@ def _check_expectations(
         failed += [
             f"{r.name}: expected {want} {where}, found {got}" for where, want, got in checks if want and want != got
         ]
+        if strict and r.holds == "large-batches":
+            failed.append(f"{r.name}: {r.verdict} in large batches only, {small_batches(r)}")
         if strict and (r.dead_zone or not r.finite):
             failed.append(f"{r.name}: {', '.join(notes(r))}")
     for line in failed:

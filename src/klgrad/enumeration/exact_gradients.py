@@ -42,6 +42,12 @@ def _forward_kl_sequence(p: Problem) -> Tensor:
     return (ref_logp.exp() * (ref_logp - p.logp.sum(-1))).sum()
 
 
+def _k3_token(p: Problem) -> Tensor:
+    """E_μ[Σ_t (exp(-l_t) - 1 + l_t)], the sampler held fixed."""
+    log_ratio = p.logp - p.ref_logp
+    return (p.probability.detach() * (torch.expm1(-log_ratio) + log_ratio).sum(-1)).sum()
+
+
 def _squared_token(p: Problem) -> Tensor:
     """E_μ[Σ_t l_t² / 2], the sampler held fixed."""
     return (p.probability.detach() * (p.logp - p.ref_logp).square().sum(-1) / 2).sum()
@@ -65,6 +71,7 @@ OBJECTIVES: dict[TargetName, Callable[[Problem], Tensor]] = {
     "forward-kl-token": _forward_kl_token,
     "forward-kl-token-sampler": _forward_kl_token_sampler,
     "forward-kl-sequence": _forward_kl_sequence,
+    "k3-token": _k3_token,
     "squared-token": _squared_token,
     "squared-sequence": _squared_sequence,
     "forward-kl-sampler-sequence": _to_sampler(_forward_kl_sequence),

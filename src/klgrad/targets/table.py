@@ -70,6 +70,17 @@ _TO_REFERENCE = (
         level="sequence",
     ),
     Target(
+        name="k3-token",
+        title="k3 of each token, averaged over the sampler's tokens",
+        short="k3, token",
+        phrase="the mean of k3 over the sampler's tokens",
+        sentence="The gradient of its mean. It is a KL only if π is the sampler; it is 0 only where π is ref.",
+        formula="E[Σ (ref/π - 1 - log ref/π of the token)] over the sampler's completions, the sampler held fixed",
+        role="forward",
+        level="token",
+        same_on_policy="forward-kl-token",
+    ),
+    Target(
         name="squared-token",
         title="Squared log-ratio of each token",
         short="squared, token",

@@ -1,0 +1,92 @@
+"""The limit of large batches: one call of the loss on a batch that holds every group as often as it is likely."""
+
+import pytest
+import torch
+
+from klgrad.audit import audit
+from klgrad.audit.batch import advantage_of
+from klgrad.audit.large_batches import limit_cases, limit_gradient
+from klgrad.audit.problems import REACH
+from klgrad.audit.subject import as_subject
+
+ROUNDING = 1e-9
+"""Relative: sums in float64 of up to 30,000 rows."""
+
+
+def squared(logp, ref_logp, mask):
+    return torch.where(mask, (logp - ref_logp) ** 2 / 2, 0)
+
+
+def mean_over_tokens(logp, ref_logp, mask):
+    return squared(logp, ref_logp, mask).sum() / mask.sum()
+
+
+def mean_per_completion(logp, ref_logp, mask):
+    return (squared(logp, ref_logp, mask).sum(-1) / mask.sum(-1)).mean()
+
+
+def whitened_over_the_batch(logp, ref_logp, mask):
+    total = torch.where(mask, logp - ref_logp, 0).sum(-1).detach()
+    return ((total - total.mean()) * torch.where(mask, logp, 0).sum(-1)).mean()
+
+
+def dead_beyond_the_limit(logp, ref_logp, mask):
+    return torch.where(logp - ref_logp > -8, squared(logp, ref_logp, mask), 0).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_the_gradient_of_a_mean_over_tokens_is_the_summed_one_over_the_mean_length(on_policy):
+    """Fact 14, from the definition."""
+    subject = as_subject(mean_over_tokens)
+    for case in limit_cases(on_policy):
+        p = case.problem
+        found = limit_gradient(subject, case, advantage_of(p, "zero")).mean[: p.logits.numel()]
+        summed = torch.einsum("n,nt,ntp->p", p.probability, p.logp - p.ref_logp, p.scores)
+        length = p.probability @ p.space.mask.sum(-1).double()
+        torch.testing.assert_close(found, summed / length, rtol=ROUNDING, atol=ROUNDING * float(summed.norm()))
+
+
+def test_a_mean_over_tokens_is_biased_in_small_batches_only():
+    result = audit(mean_over_tokens)
+    assert (result.verdict, result.holds) == ("reverse-kl-token", "large-batches")
+    assert (result.verdict_off_policy, result.holds_off_policy) == ("squared-token", "large-batches")
+    assert result.verdict_small_batches == result.verdict_off_policy_small_batches == "unknown"
+    assert result.bias_by_batch["2"] > result.bias_by_batch["3"] > 0.01
+    assert result.bias_by_batch["limit"] <= ROUNDING
+    assert str(result.advice).startswith(
+        "Descends the token-level reverse KL (prefixes held fixed) in large batches; small ones are biased (9% off"
+    )
+
+
+def test_a_mean_per_completion_is_biased_in_every_batch():
+    result = audit(mean_per_completion)
+    assert (result.verdict, result.holds) == ("unknown", None)
+    two, three, limit = (result.bias_by_batch[size] for size in ("2", "3", "limit"))
+    assert limit > 0.1
+    assert two == pytest.approx(limit, rel=ROUNDING)
+    assert three == pytest.approx(limit, rel=ROUNDING)
+
+
+def test_a_mean_of_the_batch_as_baseline_is_unbiased_in_large_batches():
+    """In a batch of n it shrinks the gradient by 1 - 1/n (fact 10), which is a scale, so it holds always."""
+    result = audit(whitened_over_the_batch)
+    assert (result.verdict, result.holds) == ("reverse-kl-sequence", "always")
+
+
+def test_a_dead_zone_beyond_the_log_ratios_of_the_limit_is_found():
+    assert audit(dead_beyond_the_limit).verdict == "unknown"
+
+
+def test_the_problems_of_the_limit_pass_every_clamp_in_common_use():
+    low = min(float((c.problem.logp - c.problem.ref_logp).min()) for c in limit_cases(on_policy=True))
+    high = max(float((c.problem.logp - c.problem.ref_logp).max()) for c in limit_cases(on_policy=True))
+    assert low < REACH[0]
+    assert high > REACH[1]
+    ratios = [c.problem.logp - c.problem.behavior_logp for c in limit_cases(on_policy=False)]
+    assert min(float(x.min()) for x in ratios) < -4
+    assert max(float(x.max()) for x in ratios) > 4
+
+
+def test_on_policy_the_sampler_is_the_policy():
+    for case in limit_cases(on_policy=True):
+        assert torch.equal(case.problem.logits, case.problem.behavior_logits)
