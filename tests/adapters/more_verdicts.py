@@ -1,11 +1,12 @@
 """As `verdicts`, for ms-swift, Unsloth and Trinity-RFT, and for the frameworks whose formulae are transcribed."""
 
-from adapters.verdicts import ALL as FIRST, REVERSE_SEQUENCE, REVERSE_TOKEN, UNKNOWN, summed, token_mean
+from adapters.verdicts import ALL as FIRST, UNKNOWN, summed, token_mean
 
 # k3 with values clamped at 10 has no gradient where log ref/π > 2.61, however it is averaged.
 CLAMPED_K3 = UNKNOWN
 K2 = summed("reverse-kl-token", "squared-token")
 K1 = summed("nothing", "unknown")
+REVERSE_SEQUENCE = summed("reverse-kl-sequence", "unknown")
 
 SWIFT = {
     **{f"ms-swift loss_type={kind}": CLAMPED_K3 for kind in ("grpo", "bnpo", "dapo", "dr_grpo")},
@@ -29,7 +30,7 @@ TRINITY = {
     "trinity kl_loss_fn=low_var_kl loss_agg_mode=seq-mean-token-sum": CLAMPED_K3,
     "trinity kl_loss_fn=abs loss_agg_mode=seq-mean-token-sum": UNKNOWN,
     # Its ratio is clamped at 2, so that off-policy it is not reverse-kl-token-sampler.
-    "trinity kl_loss_fn=corrected_k3 loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
+    "trinity kl_loss_fn=corrected_k3 loss_agg_mode=seq-mean-token-sum": summed("reverse-kl-token", "unknown"),
 }
 NEMO = {
     "reference_policy_kl_type=k3 token_level_loss=True": CLAMPED_K3,
@@ -41,7 +42,7 @@ NEMO = {
     "kl_output_clamp_value=null": token_mean("reverse-kl-token"),
 }
 PRIME = {
-    "trainer.loss.type=default kl_tau": K1,  # zero on-policy: the reference is the sampler
+    "trainer.loss.type=default kl_tau": summed("nothing", "unknown"),  # on-policy its log-ratio to the sampler is 0
     "algorithm=opd": token_mean("reverse-kl-token"),
 }
 SLIME = {

@@ -20,8 +20,8 @@ from typing import Any
 class _StandIn(ModuleType):
     """Every attribute, call and subscript returns a stand-in; as a decorator it returns the decorated function.
 
-    It is false and empty, so that `if ray.is_initialized()` takes the branch without ray. Its attributes can be deleted,
-    and as a base class it adds nothing.
+    It is false and empty, so that `if ray.is_initialized()` takes the branch without ray. Its attributes can be
+    deleted, and as a base class it adds nothing.
     """
 
     def __getattr__(self, name: str) -> Any:

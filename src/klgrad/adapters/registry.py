@@ -24,7 +24,7 @@ class Framework:
         name: its name on the command line.
         distribution: the name of its installed package, or the repository of its source.
         tested: the version that its adapter was tested with, or that was transcribed.
-        adapter: the module of this package with `subjects() -> list[Subject]`; empty where the formulae are transcribed.
+        adapter: the module of this package with `subjects() -> list[Subject]`; empty if the formulae are transcribed.
         policy_adapter: that with `policy_losses() -> list[Subject]`; None if there is none yet.
     """
 
@@ -89,7 +89,7 @@ class Framework:
             raise NotAuditableError(
                 f"{self.name} to be installed", self.remark, "install it in the environment of klgrad"
             )
-        adapter: "Callable[[], list[Subject]]" = getattr(import_module(f".{module}", __package__), function)
+        adapter: Callable[[], list[Subject]] = getattr(import_module(f".{module}", __package__), function)
         try:
             return adapter()
         except ImportError as error:

@@ -29,7 +29,7 @@ SOURCES = {
     ),
     "tinker-cookbook": Source(
         "thinking-machines-lab/tinker-cookbook",
-        "0.5.5",
+        "0.5.8",
         ("tinker_cookbook/rl/metrics.py", "tinker_cookbook/distillation/train_on_policy.py"),
     ),
 }

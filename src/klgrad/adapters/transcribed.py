@@ -1,7 +1,8 @@
-"""Frameworks that cannot be installed from a package index: their KL formulae, written again from the published source.
+"""Frameworks whose code is not installed: their KL formulae, written again from the published source.
 
-What is audited here is this transcription of a formula, at the version named in `klgrad.adapters.sources`, and not the framework's code.
-Casts to float32 and the 1e-8 in denominators are left out. A test holds each formula to an independent one.
+What is audited here is this transcription of a formula, at the version named in `klgrad.adapters.sources`, and not the
+framework's code. Casts to float32 and the 1e-8 in denominators are left out. A test compares each with its coefficient
+on ∇log π, found by hand.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from ..audit import Subject
 from ..audit.batch import Batch
 from ..core.credit import to_go
 from ..core.result import reduce
-
 
 PerToken = Callable[[Batch], Tensor]
 
@@ -124,7 +124,11 @@ def open_instruct() -> Iterator[Subject]:
 
 
 def tinker_cookbook() -> Iterator[Subject]:
-    """The sampler's log-ratio as a token's advantage, under π/μ: for RL less its mean, for distillation as it is."""
+    """The sampler's log-ratio as a token's advantage: for RL less its mean, for distillation as it is.
+
+    The loss itself is computed by the Tinker service: `importance_sampling`, by its documentation minus the sum of π/μ
+    times the advantage over all tokens.
+    """
 
     def per_token(centred: bool, discount: float) -> PerToken:
         def terms(batch: Batch) -> Tensor:

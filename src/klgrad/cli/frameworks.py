@@ -92,7 +92,8 @@ def recorded_table(name: str) -> Group | None:
 def _table(known: Recorded, shown: list[str]) -> Table:
     kept = [i for i, column in enumerate(known.columns) if column not in HIDDEN]
     table = Table(*(known.columns[i] for i in kept), box=None, padding=(0, 1), pad_edge=False)
-    table.columns[0].overflow = "fold"
+    for column in table.columns:
+        column.overflow = "fold"
     for row in known.rows:
         if row[0] in shown:
             tag = tags().get(row[0])

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from ..adapters import FRAMEWORKS
 from ..audit import Subject, catalogue, load_every
 from ..audit.calling import OwnLoss, own_settings
 from ..audit.every_loss import Found
@@ -88,4 +89,4 @@ def _find(name: str, settings: dict[str, Any], console: Console, *, alone: bool)
         return Found([as_subject(loss, name, settings if alone else own_settings(loss, settings))], {})
     if name.endswith(".py"):
         return load_every(name, settings)
-    raise UnknownNameError("loss", name, known)
+    raise UnknownNameError("loss", name, [*known, *FRAMEWORKS])
