@@ -119,7 +119,7 @@ def with_drift(
     systems: dict[Shape, list[System]] = defaultdict(list)
     for m in fitted:
         systems[m.case.shape].append(_across(_system(m, targets, unit), targets.index(DRIFT)))
-    scales = {shape: sum(_projection(s) for s in some) / len(some) for shape, some in systems.items()}
+    scales = {shape: torch.stack([_projection(s) for s in some]).mean(0) for shape, some in systems.items()}
     off = [
         (gradient[:, None] - columns * scales[m.case.shape]).norm(dim=0)
         for m in measured

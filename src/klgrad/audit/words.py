@@ -53,7 +53,8 @@ def in_sum(found: Decomposition) -> str:
     first, second = TARGETS[one.verdict], TARGETS[other.verdict]
     sign = "minus" if second.climbed and not first.climbed else "plus"
     named = TARGETS[second.climbed] if second.climbed and sign == "minus" else second
-    equal = one.scale is not None and abs(one.scale - other.scale) <= SAME_SHARE * one.scale
+    shares = [part.scale for part in (one, other) if part.scale is not None]
+    equal = max(shares) - min(shares) <= SAME_SHARE * max(shares)
     return f"{first.title_in_sentence}, {sign} {'' if equal else 'a multiple of the '}{named.title_in_sentence}"
 
 

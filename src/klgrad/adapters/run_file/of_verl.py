@@ -67,7 +67,7 @@ def verl_run(given: dict[str, Any]) -> Run:
 
 def _in_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
     name = f"{ACTOR}kl_loss_type"
-    kind = SAME.get(settings[name], settings[name])
+    kind: str = SAME.get(settings[name], settings[name])
     one_of(name, kind, TYPES)
     changes = []
     if not settings[f"{ACTOR}use_kl_loss"]:
@@ -82,7 +82,7 @@ def _in_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
 
 def _in_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
     name = f"{ALGORITHM}kl_penalty"
-    kind = SAME.get(settings[name], settings[name])
+    kind: str = SAME.get(settings[name], settings[name])
     one_of(name, kind, TYPES)
     estimator, by_std = settings[f"{ALGORITHM}adv_estimator"], settings[f"{ALGORITHM}norm_adv_by_std_in_grpo"]
     changes = []
