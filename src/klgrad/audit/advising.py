@@ -86,7 +86,8 @@ def _for_stale_samples(result: AuditResult, others: tuple[Remedy, ...]) -> tuple
 
 
 def _lost_when_stale(result: AuditResult) -> bool:
-    return not TARGETS[result.verdict_off_policy].has_gradient
+    """Whether stale samples leave no KL. The mean of k3 over the tokens of another policy is none."""
+    return not TARGETS[result.verdict_off_policy].has_gradient or result.verdict_off_policy == "k3-token"
 
 
 def climbs(result: AuditResult) -> bool:
@@ -162,6 +163,6 @@ def _on_stale_samples(result: AuditResult) -> list[str]:
     stale, parts = TARGETS[result.verdict_off_policy], result.decomposition_off_policy
     if stale.name == "sum-of-targets" and parts is not None:
         return [f"on stale samples it descends a sum: {in_sum(parts)}"]
-    if stale.climbed or stale.name == "unknown":
+    if _lost_when_stale(result) and stale.name != "nothing":
         return [f"on stale samples it {stale.does}"]
     return []

@@ -36,6 +36,8 @@ class AtEverySize:
     def verdict(self) -> Verdict:
         """That of the limit, if no problem in small batches with large log-ratios contradicts it."""
         found = self.limit.verdict
+        if not self.small.is_finite:
+            return "unknown"
         if self.scale_varies:
             match = self.limit.match_at_own_scales
             assert match is not None

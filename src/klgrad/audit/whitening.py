@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from .batch import Batch
 from .gradient import evaluate
 from .numerics import probe_batch
 from .subject import Subject
@@ -30,9 +31,20 @@ def whitens(subject: Subject) -> bool:
         >>> whitens(as_subject(zoo.get("k1-reward-group-std"))), whitens(as_subject(zoo.get("k1-reward")))
         (True, False)
     """
-    batch = probe_batch(0.0, torch.float64)
+    batch = _batch()
     log_ratio = SCALE * (batch.logp - batch.ref_logp).detach()
     log_ratio[:, 0] += SHIFT
     moved = replace(batch, ref_logp=batch.logp.detach() - log_ratio)
     before, after = (evaluate(subject, x)[1][0] for x in (batch, moved))
     return bool(before.abs().max() > 0) and bool((after + before).norm() < SAME * before.norm())
+
+
+LOWER = 8.0
+"""What is subtracted from all log-probs, so that the changed ones are log-probs too."""
+
+
+def _batch() -> Batch:
+    """One group of three completions, on-policy."""
+    batch = probe_batch(0.0, torch.float64)
+    names = ("logp", "ref_logp", "old_logp", "behavior_logp")
+    return replace(batch, **{name: getattr(batch, name).detach() - LOWER for name in names}).fresh()

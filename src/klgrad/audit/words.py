@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ..targets import TARGETS, TargetName, Verdict
+from ..targets import TARGETS, TargetName
 from .audit_result import AuditResult
 from .decomposition import Decomposition
 from .numbers import listed, percent
@@ -38,6 +38,9 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
         return in_sum(found)
     if verdict == "unknown" and on_policy and TARGETS[r.verdict_near].has_gradient:
         return near_only(r)
+    if verdict == "unknown" and on_policy and r.length_sensitive and TARGETS[r.verdict_fixed_lengths].has_gradient:
+        off = percent(r.bias_by_batch.get("limit", r.bias[r.nearest]))
+        return f"{TARGETS[r.verdict_fixed_lengths].title_in_sentence}, at equal lengths only ({off} off if not)"
     if verdict == "unknown":
         return f"no known divergence ({nearest(r, on_policy=on_policy)})"
     holds = r.holds if on_policy else r.holds_off_policy
@@ -108,9 +111,8 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
         found.append("not deterministic")
     if not r.depends_on_reference:
         found.append("ignores ref" if r.has_gradient else "no gradient")
-    if r.length_sensitive and lengths and r.verdict == "unknown":
-        known = r.verdict_fixed_lengths != "unknown"
-        found.append(f"at equal lengths: {_short(r.verdict_fixed_lengths)}" if known else "length-sensitive")
+    if r.length_sensitive and lengths and r.verdict == r.verdict_fixed_lengths == "unknown":
+        found.append("length-sensitive")
     if r.off_with:
         found.append(f"off with {listed(r.off_with)}")
     wrong, dead = r.float32_wrong_from, r.dead_zone_from
@@ -123,7 +125,3 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
     if r.touches_padding:
         found.append("touches padding")
     return found
-
-
-def _short(verdict: Verdict) -> str:
-    return TARGETS[verdict].short
