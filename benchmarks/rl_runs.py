@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import RESULTS, provenance, read, write
+from harness import RECORDED, provenance, read, write
 from packed import Job, Row, run_all
 
 COMMON: dict[str, Any] = {
@@ -48,7 +48,7 @@ def command(description: str | None, jobs: Callable[[argparse.Namespace], list[J
     """Run an experiment's jobs from the command line; jobs that its CSV file has are not run again."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of the unpacked model")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV file")
+    parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the CSV file")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of unfinished work")
     parser.add_argument("--workers", type=int, default=10, help="jobs at once; each takes 13 GiB")
     parser.add_argument("--only", default="", help="only jobs whose name contains this")
