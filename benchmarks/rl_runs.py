@@ -131,7 +131,7 @@ class EffectiveCoefficient:
     A group with reward deviation s gets its reward's gradient times λ and its KL's gradient times κ. Without division
     both are 1. With it λ = 1/s, and κ = 1 for a KL outside the reward; for a KL inside the reward λ = κ = 1/s̃, where s̃
     is the deviation of reward - β KL. The effective coefficient is β mean(κ) / mean(λ), where λ is weighted by s², the
-    size of the reward's gradient.
+    size of the reward's gradient. It leaves out that a reward minus the mean of its group has 1 - 1/n of its gradient.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -1,6 +1,7 @@
 """Studies that read recorded runs: what counts as a difference, what they conclude, and how `--run` repeats them."""
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +33,10 @@ def test_the_error_is_the_larger_of_that_of_the_seeds_and_that_of_the_evaluation
     assert over_seeds(rows(2, 2, 2, error=0.3), "x")["error"] == pytest.approx(0.3 / 3**0.5, rel=ROUNDING)
 
 
-def test_one_seed_has_no_known_error():
-    assert not counts(difference(over_seeds(rows(9), "x"), over_seeds(rows(1, 1, 1, error=0.1), "x")))
+def test_one_seed_has_the_error_of_its_evaluation_and_does_not_count():
+    one = over_seeds(rows(9, error=0.1), "x")
+    assert one["error"] == pytest.approx(0.1, rel=ROUNDING)
+    assert not counts(difference(one, over_seeds(rows(1, 1, 1, error=0.1), "x")))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_the_curve_finds_an_arm_that_is_off(tmp_path):
 def test_recorded_runs_are_read_again_and_dated(name, tmp_path):
     first, again = (reproduce(STUDIES[name], Settings(), tmp_path) for _ in range(2))
     assert again.seconds is not None
-    assert first.measured.startswith("2026-")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d.*, commit [0-9a-f]{7}.*", first.measured)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 

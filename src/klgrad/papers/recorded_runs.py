@@ -45,7 +45,7 @@ def over_seeds(rows: Sequence[Row], column: str) -> dict[str, float]:
         {'mean': 0.5, 'error': 0.141, 'seeds': 2}
     """
     values, n = [float(row[column]) for row in rows], len(rows)
-    spread = stdev(values) / n**0.5 if n > 1 else float("inf")
+    spread = stdev(values) / n**0.5 if n > 1 else 0.0  # one seed never counts
     own = sum(float(row.get(f"{column}_se") or 0) ** 2 for row in rows) ** 0.5 / n
     return {"mean": fmean(values), "error": max(spread, own), "seeds": n}
 
@@ -69,7 +69,7 @@ def exceeds_over_seeds(claim: str, found: dict[str, float]) -> Check:
         >>> exceeds_over_seeds("it learns more", {"difference": 0.3, "error": 0.1, "seeds": 3})
         Check(claim='it learns more', measured='by 0.3 ± 0.1, 3.0 standard errors, 3 seeds', holds=True)
     """
-    errors = found["difference"] / found["error"]
+    errors = found["difference"] / found["error"] if found["error"] else float("inf") * found["difference"]
     by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
     return Check(claim, f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seeds", counts(found))
 
