@@ -78,6 +78,18 @@ def test_not_everything_is_a_sum(on_policy):
     assert found.small.decomposition is None or found.small.decomposition.remainder > 0.01
 
 
+def clamped(logp, ref_logp, behavior_logp, mask):
+    """k3 times the token ratio, clamped: on stale samples a target except for rare tokens."""
+    log_ratio = logp - ref_logp
+    value = (torch.expm1(-log_ratio) + log_ratio).clamp(max=10) * (logp - behavior_logp).exp()
+    return torch.where(mask, value, 0).sum(-1).mean()
+
+
+def test_a_clamp_that_is_rarely_active_is_no_part_of_a_sum():
+    result = audit(clamped)
+    assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
+
+
 def test_a_single_target_has_no_decomposition():
     result = audit(zoo.get("k2-loss"))
     assert result.decomposition is result.decomposition_off_policy is None

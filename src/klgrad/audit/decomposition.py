@@ -21,12 +21,12 @@ DRIFT: TargetName = "forward-kl-sampler-sequence"
 COLLINEAR = 1e-9
 """Two targets with a cosine this near to 1 are the same on these cases; different ones are at least 1e-4 from it."""
 
-SAME_MIXTURE = 0.1
+SAME_MIXTURE = 1e-3
 """Directions (a, b) of the two scales that differ by less than this, in length 1, are one mixture. An exact sum has one
 direction up to rounding; a fit that needs other shares in every batch shape explains nothing."""
 
 SMALLEST_SHARE = 1e-2
-"""Both targets of a sum have at least this share of the gradient on some case. Otherwise one target is enough up to a
+"""Both targets of a sum have at least this share of the gradient in every batch shape. Otherwise one target is enough up to a
 small remainder, such as that of a clamp that is rarely active, and the sum would hide it."""
 
 SAME_REMAINDER = 1e-9
@@ -92,8 +92,8 @@ def decompose(
     off = [_distance(_system(m, targets, unit), pairs, scales[m.case.shape]) for m in measured]
     mixtures = torch.stack([scale / scale.norm(dim=-1, keepdim=True) for scale in scales.values()])
     alike = (mixtures - mixtures[0]).norm(dim=-1).amax(0) <= SAME_MIXTURE
-    shares = torch.stack([_shares(_system(m, targets, unit), pairs, scales[m.case.shape]) for m in fitted])
-    both = shares.amax(0).amin(-1) >= SMALLEST_SHARE
+    shares = [torch.stack([_shares(s, pairs, scales[shape]) for s in some]).amax(0) for shape, some in systems.items()]
+    both = torch.stack(shares).amin(0).amin(-1) >= SMALLEST_SHARE
     remainder = torch.where(alike & both, torch.stack(off).amax(0), torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
     best = int((remainder <= remainder.min() + SAME_REMAINDER).nonzero()[0])  # of equal ones the simplest
     if not torch.isfinite(remainder[best]):
