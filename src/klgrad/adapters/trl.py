@@ -137,6 +137,7 @@ class Stage:
         """Score the groups of completions and compute the loss, by the methods of the trainer."""
         from trl.kernels import chunked_logprob
 
+        _restore_accelerate()
         self._take(batch)
         with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
             self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
@@ -164,6 +165,15 @@ class Stage:
 
     def _generate(self, *_: Any, **__: Any) -> Any:
         return (self.completions, self.sampled_logp) if self.reports_logp else self.completions
+
+
+def _restore_accelerate() -> None:
+    """Set up accelerate's state where a later configuration of transformers has reset it: all trainers share it."""
+    from accelerate import Accelerator
+    from accelerate.state import is_initialized
+
+    if not is_initialized():
+        Accelerator(cpu=True)
 
 
 @cache

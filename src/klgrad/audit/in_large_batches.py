@@ -25,7 +25,7 @@ class LargeBatchResult:
         nearest: the target with the least bias in the limit of large batches.
         bias: relative distance to it in the limit.
         bias_by_batch: the same in batches of 2 and of 3 completions and in the `limit`, over the two problems that are
-            enumerated at every size; empty if there is no gradient.
+            enumerated at every size; empty if the loss climbs or does nothing.
         decomposition: the two targets whose sum the gradient is, or is nearly; None if one is enough.
     """
 
@@ -94,8 +94,8 @@ def _small(subject: Subject, targets: tuple[TargetName, ...], on_policy: bool) -
 
 
 def _bias_by_batch(found: AtEverySize, target: TargetName) -> dict[str, float]:
-    """The distance over the problems that are enumerated at every size; empty if the gradient is nothing."""
-    if found.limit.is_nothing:
+    """The distance over the problems that are enumerated at every size; empty if the loss does not descend."""
+    if found.limit.is_nothing or (found.limit.match is not None and found.limit.match.climbs):
         return {}
     at_size = {str(size): found.small.only(lambda c, size=size: c.group_size == size) for size in BATCH_SIZES}
     return {size: compared.bias[target] for size, compared in (at_size | {"limit": found.limit.only(is_small)}).items()}

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from functools import cache
 from typing import Any
 
 import torch
 
-from ...adapters.trl_trained import trained
+from ...adapters.trl import declared
+from ...adapters.trl_settings import audited_settings
 from ...audit import LargeBatchResult, audit_in_large_batches
 from ...audit.large_batches import BATCH_SIZES
 from ...audit.numbers import percent
@@ -34,12 +36,22 @@ def trained_lines(training: KLConfig) -> list[str]:
     if training.kl_coef == 0:
         return ["no KL: kl_coef is 0"]
     with _one_thread():
-        found = audit_in_large_batches(trained(training))
+        found = audited(training, on_policy=True)
         lines = [f"on fresh samples: {_sentence(found)}{_batches(found, training)}"]
         why = stale(training)
         if why is not None:
             lines.append(f"on stale samples ({why}), {_ratio(training)}: {_on_stale(training)}")
     return lines
+
+
+def audited(training: KLConfig, *, on_policy: bool) -> LargeBatchResult:
+    """The audit of the trainer's loss; done once for all runs whose settings act alike on the KL."""
+    return _audited(tuple(audited_settings(training).items()), on_policy)
+
+
+@cache
+def _audited(settings: tuple[tuple[str, Any], ...], on_policy: bool) -> LargeBatchResult:
+    return audit_in_large_batches(declared(**dict(settings)), on_policy=on_policy)
 
 
 @contextmanager
@@ -95,12 +107,12 @@ def _ratio(training: KLConfig) -> str:
 
 
 def _on_stale(training: KLConfig) -> str:
-    found = audit_in_large_batches(trained(training), on_policy=False)
+    found = audited(training, on_policy=False)
     said = f"{_sentence(found)}{_batches(found, training)}"
     bounded = training.kl_ratio_bound != "none" and (training.objective.is_weighted or training.kl_top_k)
     if found.verdict != "unknown" or not bounded:
         return said
-    unbounded = audit_in_large_batches(trained(_without_bound(training)), on_policy=False)
+    unbounded = audited(_without_bound(training), on_policy=False)
     if unbounded.verdict == "unknown":
         return said
     return f"{said}; where no ratio reaches its bound, it {_sentence(unbounded)}{_batches(unbounded, training)}"

@@ -1,9 +1,6 @@
-"""The loss that a `KLConfig` trains with, for an audit: this package's `KLTrainer`, on TRL's own code."""
+"""Which settings of a run an audit of its trainer needs."""
 
 from typing import TYPE_CHECKING, Any
-
-from ..audit import Subject
-from .trl import declared
 
 if TYPE_CHECKING:
     from ..trl import KLConfig
@@ -22,26 +19,21 @@ samplers, of which the loss knows the log-probs as it does for old completions.
 """
 
 
-def trained(config: "KLConfig") -> Subject:
-    """The loss of the trainer that a configuration describes, with β = 1 and without rewards.
+def audited_settings(config: "KLConfig") -> dict[str, Any]:
+    """The settings of a run that may act on its KL, where they differ from their defaults.
 
     Args:
-        config: of a run; `kl_coef` is positive.
+        config: the settings of the run.
 
     Returns:
-        The loss, for `audit` or `audit_in_large_batches`. It calls a real trainer with tiny models.
+        Settings for `klgrad.adapters.trl.declared`, which runs the trainer for an audit, with β = 1 and no rewards.
 
     Example:
-        >>> from klgrad.adapters.trl_trained import trained
+        >>> from klgrad.adapters.trl_settings import audited_settings
         >>> from klgrad.trl import KLConfig
-        >>> trained(KLConfig("runs/mine", loss_type="dr_grpo", kl_coef=0.02, bf16=False)).name
-        'trl klgrad kl_coef=1.0 loss_type=dr_grpo'
+        >>> audited_settings(KLConfig("runs/mine", loss_type="dr_grpo", kl_coef=0.02, learning_rate=1e-5, bf16=False))
+        {'loss_type': 'dr_grpo'}
     """
-    return declared(**settings_of(config))
-
-
-def settings_of(config: "KLConfig") -> dict[str, Any]:
-    """The settings that may act on the KL, where they differ from their defaults."""
     from ..trl.field_types import changed
 
     kl = lambda name: name.startswith("kl_") and name not in KL_FIELDS_LEFT_OUT
