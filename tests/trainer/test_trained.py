@@ -1,8 +1,10 @@
 """What `KLTrainer` trains, by the audit of its own loss on TRL's code, and what its settings declare."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from tolerances import EXACT
+from tolerances import EXACT, FLOAT32_REWARD
 
 from klgrad import KLTerm
 from klgrad.adapters.trl import declared
@@ -139,6 +141,22 @@ def test_over_the_likeliest_entries_a_sampled_tail_is_unbiased(tail, unbiased):
 
 
 # Settings
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kl_baseline": "leave_one_out"},
+        {"kl_placement": "reward"},
+        {"kl_placement": "reward", "scale_rewards": "batch"},
+        {"kl_cell": "k2-loss-token-mean", "kl_reduction": "sequence"},
+    ],
+)
+def test_many_groups_in_one_call_have_the_gradient_of_each_alone(settings):
+    subject = declared(**settings)
+    found, alone = (expected_gradient(s, SMALL, 2, NO_ADVANTAGE) for s in (subject, replace(subject, stacks=False)))
+    FLOAT32_REWARD.check_vector(found.mean, alone.mean)
 
 
 def test_the_audit_gets_every_setting_that_may_act_on_the_kl():

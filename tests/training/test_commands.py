@@ -137,7 +137,7 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
             {"loss_type": "grpo"},
             ["note: loss_type='grpo' averages the KL", "descends no known divergence (nearest: the reverse KL between"],
         ),
-        (
+        pytest.param(
             {"kl_reduction": "sequence", "num_iterations": 2, "kl_ratio": "prefix"},
             [
                 "on fresh samples: descends the reverse KL between completions, in batches of any size",
@@ -145,6 +145,7 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
                 "descends no known divergence (nearest: the reverse KL between completions",
                 "where no ratio reaches its bound, it descends the reverse KL between completions, in batches of any",
             ],
+            marks=pytest.mark.slow,
         ),
     ],
 )

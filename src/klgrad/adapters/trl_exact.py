@@ -35,6 +35,7 @@ def _forward(trainer: Any, batch: Batch, model: Any, scored: dict[str, Any]) -> 
     from ..trl.seam.forward import ForwardPass, completion_log_probs
 
     logp, entropy, _ = completion_log_probs(trainer, model, scored, compute_entropy=True)
+    assert entropy is not None  # it was asked for
     width = logp.shape[1]  # TRL cuts the columns in which no completion has a token
     ref_logp, reverse, forward = (
         x[:, :width] for x in (batch.ref_logp, batch.token_reverse_kl, batch.token_forward_kl)
