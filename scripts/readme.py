@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import stdev
 
+import experiments
 import torch
 
 from klgrad.adapters import FRAMEWORKS
@@ -197,25 +198,6 @@ def distillation() -> str:
     return head + "|---|---|---|---|---|---|---|\n" + "".join(f"{line}\n" for line in best.values())
 
 
-def fig8() -> str:
-    """Every arm of the distillation experiment after its last update, with means over seeds."""
-    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
-    for row in _rows("fig8_seeds"):
-        if row["update"] == "40":
-            groups.setdefault((row["lengths"], row["arm"], row["learning_rate"]), []).append(row)
-    lines = [
-        "| completions | arm | rate | KL(student‖teacher) per completion | per token | tokens | "
-        "KL(teacher‖student) per token | entropy per token | right answers |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    shown = ("kl_per_sequence", "kl_per_token", "length", "forward_kl_per_token", "entropy_per_token", "correct")
-    for (lengths, arm, rate), rows in sorted(groups.items(), key=lambda item: (item[0][0] != "may-end", item[0][1])):
-        each = [[float(row[name]) for row in rows] for name in shown]
-        cells = [f"{sum(x) / len(x):.3g} ± {stdev(x) / len(x) ** 0.5:.2g}" for x in each]
-        lines.append(f"| {lengths} | `{arm}` | {rate} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
-
-
 def trainer_cost() -> str:
     """The time of a training step relative to TRL with its own KL."""
     found = {}
@@ -256,7 +238,12 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     ROOT / "docs" / "kernels.md": {"kernels": kernels, "step": step},
     ROOT / "docs" / "policy-losses.md": {"policy losses": policy_losses},
-    ROOT / "docs" / "experiments.md": {"fig8": fig8},
+    ROOT / "docs" / "experiments.md": {
+        "fig8": experiments.fig8,
+        "kl in reward": experiments.kl_in_reward,
+        "comparisons": experiments.comparisons,
+        "curve": experiments.curve,
+    },
     ROOT / "docs" / "train.md": {
         "distillation": distillation,
         "trainer cost": trainer_cost,

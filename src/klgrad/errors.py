@@ -79,6 +79,10 @@ class RunFileError(KlgradError, ValueError):
     """A configuration file of a run that cannot be read, or has a value that cannot be."""
 
 
+class ExperimentError(KlgradError, RuntimeError):
+    """Training runs of an experiment that cannot be made here, or that failed."""
+
+
 class OutputError(KlgradError, OSError):
     """A file that cannot be written."""
 

@@ -90,8 +90,9 @@ def test_a_sound_term_needs_no_remedy():
 
 
 def whitened_reward(logp, ref_logp, mask, group):
-    kl = ((logp - ref_logp).detach() * mask).sum(-1)
-    return (((kl - kl.mean()) / (kl.std() + 1e-4))[:, None] * logp * mask).sum() / len(logp)
+    kl = ((logp - ref_logp).detach() * mask).sum(-1).view(-1, int((group == group[0]).sum()))
+    whitened = (kl - kl.mean(1, keepdim=True)) / (kl.std(1, keepdim=True) + 1e-4)
+    return (whitened.view(-1, 1) * logp * mask).sum() / len(logp)
 
 
 def test_a_whitened_reward_gets_the_sentence_of_the_cell():

@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
+from klgrad import zoo
 from klgrad.audit import audit, audit_in_large_batches
 from klgrad.audit.batch import advantage_of
 from klgrad.audit.large_batches import limit_cases, limit_gradient
 from klgrad.audit.problems import RATIO_REACH, REACH
 from klgrad.audit.subject import as_subject
+from klgrad.audit.words import in_words
 
 ROUNDING = 1e-9
 """Relative: sums in float64 of up to 30,000 rows."""
@@ -30,6 +32,17 @@ def mean_per_completion(logp, ref_logp, mask):
 def whitened_over_the_batch(logp, ref_logp, mask):
     total = torch.where(mask, logp - ref_logp, 0).sum(-1).detach()
     return ((total - total.mean()) * torch.where(mask, logp, 0).sum(-1)).mean()
+
+
+def divided_by_the_spread_of_the_batch(logp, ref_logp, mask):
+    total = torch.where(mask, logp - ref_logp, 0).sum(-1).detach()
+    centred = (total - total.mean()) / (total.std() + 1e-4)
+    return (centred * torch.where(mask, logp, 0).sum(-1)).mean()
+
+
+def clamped(logp, ref_logp, mask):
+    log_ratio = logp - ref_logp
+    return torch.where(mask, (torch.expm1(-log_ratio) + log_ratio).clamp(max=10), 0).sum() / mask.sum()
 
 
 def dead_beyond_the_limit(logp, ref_logp, mask):
@@ -73,6 +86,23 @@ def test_a_mean_of_the_batch_as_baseline_is_unbiased_in_large_batches():
     """In a batch of n it shrinks the gradient by 1 - 1/n (fact 10), which is a scale, so it holds always."""
     result = audit(whitened_over_the_batch)
     assert (result.verdict, result.holds) == ("reverse-kl-sequence", "always")
+
+
+def test_the_spread_of_a_large_batch_changes_the_scale_and_not_the_direction():
+    result = audit(divided_by_the_spread_of_the_batch)
+    assert (result.verdict, result.holds, result.scale_varies) == ("reverse-kl-sequence", "large-batches", True)
+    assert "at a scale that depends on the spread of the batch" in str(result.advice)
+
+
+def test_the_spread_of_small_groups_changes_the_direction():
+    result = audit(zoo.get("k1-reward-group-std"))
+    assert (result.verdict, result.scale_varies) == ("unknown", False)
+
+
+def test_a_clamped_loss_is_described_by_what_it_is_near_ref():
+    result = audit(clamped)
+    assert (result.verdict, result.verdict_near) == ("unknown", "forward-kl-token")
+    assert in_words(result) == "forward KL, token by token, without gradient from log π/ref = -2.65 on"
 
 
 def test_a_dead_zone_beyond_the_log_ratios_of_the_limit_is_found():

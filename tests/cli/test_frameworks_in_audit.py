@@ -78,7 +78,7 @@ def test_a_recorded_table_is_not_cut_off_in_a_narrow_terminal(nothing_installed)
 
 
 def test_a_misspelt_framework_is_suggested():
-    assert "did you mean 'nemo-rl'?" in str(run("nemo-rll").exception)
+    assert "did you mean 'nemo-rl'" in str(run("nemo-rll").exception)
 
 
 def test_one_setting_of_what_is_not_installed(nothing_installed):

@@ -11,7 +11,7 @@ import klgrad
 
 ROOMS = (
     "adapters.own_code", "adapters.recorded", "adapters.run_file", "audit", "core", "enumeration", "errors", "kernels",
-    "logs", "papers.study", "policy_losses", "remedies", "reports", "support", "targets", "training", "trl", "zoo",
+    "logs", "papers", "policy_losses", "remedies", "reports", "support", "targets", "training", "trl", "zoo",
 )  # fmt: skip
 """The parts of the package whose examples are run."""
 

@@ -62,7 +62,10 @@ DEFAULTS = {
         "unknown",
     ),
     "trinity": Default(
-        "k2 as a loss, kl_coef=0.001", "trinity kl_loss_fn=k2 loss_agg_mode=token-mean", UNKNOWN, "reverse-kl-token"
+        "k2 as a loss, kl_coef=0.001",
+        "trinity kl_loss_fn=k2 loss_agg_mode=token-mean",
+        Descends("reverse-kl-token", "squared-token"),
+        "reverse-kl-token",
     ),
     "nemo-rl": Default(
         "k3 as a loss, reference_policy_kl_penalty=0.01",
@@ -83,12 +86,15 @@ DEFAULTS = {
         "nothing",
     ),
     "open-instruct": Default(
-        "k3 as a loss, beta=0.05", "open-instruct kl_estimator=2 loss_denominator=token", UNKNOWN, "forward-kl-token"
+        "k3 as a loss, beta=0.05",
+        "open-instruct kl_estimator=2 loss_denominator=token",
+        Descends("forward-kl-token", "k3-token"),
+        "forward-kl-token",
     ),
     "tinker-cookbook": Default(
         "no KL; with kl_penalty_coef alone raised",
         "tinker-cookbook rl kl_penalty_coef kl_discount_factor=0.0",
-        UNKNOWN,
+        Descends("reverse-kl-token", "sum-of-targets"),
         "unknown",
     ),
 }

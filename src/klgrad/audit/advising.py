@@ -9,7 +9,7 @@ from .audit_result import AuditResult
 from .numbers import apart, listed, percent
 from .subject import Subject
 from .whitening import whitens
-from .words import in_sum, nearest, small_batches
+from .words import in_sum, near_only, nearest, small_batches
 
 SEQUENCE = KLTerm()
 
@@ -86,7 +86,8 @@ def _for_stale_samples(result: AuditResult, others: tuple[Remedy, ...]) -> tuple
 
 
 def _lost_when_stale(result: AuditResult) -> bool:
-    return not TARGETS[result.verdict_off_policy].has_gradient
+    """Whether stale samples leave no KL. The mean of k3 over the tokens of another policy is none."""
+    return not TARGETS[result.verdict_off_policy].has_gradient or result.verdict_off_policy == "k3-token"
 
 
 def climbs(result: AuditResult) -> bool:
@@ -115,6 +116,8 @@ def _finding(result: AuditResult) -> str:
 
 
 def _in_large_batches(result: AuditResult) -> str:
+    if result.scale_varies:
+        return " in large batches, at a scale that depends on the spread of the batch"
     off = small_batches(result)
     return f" in large batches; small ones are biased ({off})" if off else ""
 
@@ -125,6 +128,8 @@ def _unknown(result: AuditResult) -> str:
         off = percent(result.bias_by_batch.get("limit", result.bias[result.nearest]))
         only = "nothing is masked" if result.touches_padding else "all completions have the same length"
         return f"descends {at_equal.phrase} only if {only} ({off} off if not)"
+    if TARGETS[result.verdict_near].has_gradient:
+        return f"descends the {near_only(result)}"
     if standard.has_gradient:
         off = percent(result.bias[result.nearest])
         return f"descends {standard.phrase} on most problems, but not with {listed(result.off_with)} ({off} off)"
@@ -158,6 +163,6 @@ def _on_stale_samples(result: AuditResult) -> list[str]:
     stale, parts = TARGETS[result.verdict_off_policy], result.decomposition_off_policy
     if stale.name == "sum-of-targets" and parts is not None:
         return [f"on stale samples it descends a sum: {in_sum(parts)}"]
-    if stale.climbed or stale.name == "unknown":
+    if _lost_when_stale(result) and stale.name != "nothing":
         return [f"on stale samples it {stale.does}"]
     return []

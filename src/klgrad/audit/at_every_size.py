@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
-from ..targets import TargetName, Verdict
+from ..targets import TargetName, Verdict, signed
 from .batch import Advantages, advantage_of
 from .decomposition import Decomposition
 from .gradient import expected_gradient
@@ -36,9 +36,20 @@ class AtEverySize:
     def verdict(self) -> Verdict:
         """That of the limit, if no problem in small batches with large log-ratios contradicts it."""
         found = self.limit.verdict
+        if not self.small.is_finite:
+            return "unknown"
+        if self.scale_varies:
+            match = self.limit.match_at_own_scales
+            assert match is not None
+            return signed(cast(TargetName, match.target), climbs=match.climbs)
         if found == "unknown" and self.decomposition is not None and self.decomposition.remainder <= MATCH:
             return "sum-of-targets"
         return "unknown" if self._is_contradicted else found
+
+    @cached_property
+    def scale_varies(self) -> bool:
+        """Whether the gradient in the limit is that of a target at a scale that depends on the problem."""
+        return self.limit.verdict == "unknown" and self.limit.match_at_own_scales is not None
 
     @cached_property
     def _is_contradicted(self) -> bool:
@@ -59,6 +70,9 @@ class AtEverySize:
         """Where the verdict holds; None if it is `unknown`."""
         if self.verdict == "unknown":
             return None
+        if self.scale_varies:
+            same = self.small.match_at_own_scales == self.limit.match_at_own_scales
+            return "always" if same else "large-batches"
         if self.verdict != "sum-of-targets":
             return "always" if self.small.verdict == self.verdict else "large-batches"
         small, limit = self.small.decomposition, self.limit.decomposition
@@ -68,7 +82,7 @@ class AtEverySize:
     @cached_property
     def decomposition(self) -> Decomposition | None:
         """The sum of two targets that the gradient is, or is near to; None where one target is enough."""
-        found = self.limit.decomposition
+        found = None if self.scale_varies else self.limit.decomposition
         return found if found is not None and found.remainder <= NEAR_SUM else None
 
 

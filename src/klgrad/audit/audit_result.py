@@ -32,6 +32,8 @@ class AuditResult:
             and on the same problems with varying lengths; empty where there is no gradient.
         bias_by_distance: relative distance to `nearest` over the problems `near` ref, and over those `far` from it,
             each at a scale of its own, on-policy.
+        scale_varies: whether the multiple of the target depends on the data, as in a loss that divides by the standard
+            deviation of the batch; on-policy.
         decomposition: the two targets whose sum the gradient is, or is nearly, in large batches, on-policy; None if
             one target is enough, or if no sum is near.
         decomposition_off_policy: the same off-policy.
@@ -53,7 +55,7 @@ class AuditResult:
         verdict_standard: the on-policy verdict on the standard problems only.
         off_with: what the wider problems have on which `verdict_standard` (or, if that is unknown, the verdict at fixed
             lengths) does not hold.
-        verdict_near: the on-policy verdict on the problems near ref only, where no clamp is active.
+        verdict_near: the on-policy verdict in large batches on the problems near ref only, where no clamp is active.
         verdict_fixed_lengths: the on-policy verdict where all completions have the same length.
         dead_zone: whether the gradient vanishes at large log-ratios, in float32.
         dead_zone_from: the first log-ratio log π - log ref at which it does.
@@ -83,6 +85,7 @@ class AuditResult:
     verdict_off_policy_small_batches: Verdict
     bias_by_batch: dict[str, float]
     bias_by_distance: dict[str, float]
+    scale_varies: bool
     decomposition: Decomposition | None
     decomposition_off_policy: Decomposition | None
     scale: float | None

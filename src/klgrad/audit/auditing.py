@@ -89,6 +89,7 @@ def audit(
         verdict_off_policy_small_batches=off.small.verdict,
         bias_by_batch=bias_by_batch(subject, on, nearest, advantages),
         bias_by_distance={d: standard.only(lambda c, d=d: c.distance == d).bias[nearest] for d in DISTANCES},
+        scale_varies=on.scale_varies,
         decomposition=on.decomposition,
         decomposition_off_policy=off.decomposition,
         scale=next(iter(scales.values()), None),
@@ -106,7 +107,7 @@ def audit(
         length_sensitive=standard.verdict != equal.verdict,
         verdict_standard=standard.verdict,
         off_with=off_with,
-        verdict_near=near.verdict,
+        verdict_near=on.limit.only(lambda c: c.distance == "near").verdict,
         verdict_fixed_lengths=on.small.only(lambda c: not c.varying).verdict,
         dead_zone=numerics.dead_from is not None,
         dead_zone_from=numerics.dead_from,
@@ -146,7 +147,8 @@ def _distances(found: AtEverySize) -> tuple[dict[TargetName, float], dict[Target
     shown = found.small if standard.is_nothing else standard
     hidden = found.small.verdict == "unknown" and shown.bias[shown.nearest] <= MATCH
     bias = found.small.worst if hidden else shown.bias
-    nearest = found.limit.match.target if found.limit.match else shown.nearest
+    match = found.limit.match or found.limit.match_at_own_scales
+    nearest = match.target if match else shown.nearest
     return _named(bias), _named(shown.cosine), cast(TargetName, nearest)
 
 

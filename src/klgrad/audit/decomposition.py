@@ -25,6 +25,10 @@ SAME_MIXTURE = 0.1
 """Directions (a, b) of the two scales that differ by less than this, in length 1, are one mixture. An exact sum has one
 direction up to rounding; a fit that needs other shares in every batch shape explains nothing."""
 
+SMALLEST_SHARE = 1e-2
+"""Both targets of a sum have at least this share of the gradient on some case. Otherwise one target is enough up to a
+small remainder, such as that of a clamp that is rarely active, and the sum would hide it."""
+
 SAME_REMAINDER = 1e-9
 """Remainders that differ by less are equal; rounding makes them differ by about 1e-12."""
 
@@ -88,7 +92,9 @@ def decompose(
     off = [_distance(_system(m, targets, unit), pairs, scales[m.case.shape]) for m in measured]
     mixtures = torch.stack([scale / scale.norm(dim=-1, keepdim=True) for scale in scales.values()])
     alike = (mixtures - mixtures[0]).norm(dim=-1).amax(0) <= SAME_MIXTURE
-    remainder = torch.where(alike, torch.stack(off).amax(0), torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
+    shares = torch.stack([_shares(_system(m, targets, unit), pairs, scales[m.case.shape]) for m in fitted])
+    both = shares.amax(0).amin(-1) >= SMALLEST_SHARE
+    remainder = torch.where(alike & both, torch.stack(off).amax(0), torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
     best = int((remainder <= remainder.min() + SAME_REMAINDER).nonzero()[0])  # of equal ones the simplest
     if not torch.isfinite(remainder[best]):
         return None
@@ -119,7 +125,7 @@ def with_drift(
     systems: dict[Shape, list[System]] = defaultdict(list)
     for m in fitted:
         systems[m.case.shape].append(_across(_system(m, targets, unit), targets.index(DRIFT)))
-    scales = {shape: sum(_projection(s) for s in some) / len(some) for shape, some in systems.items()}
+    scales = {shape: torch.stack([_projection(s) for s in some]).mean(0) for shape, some in systems.items()}
     off = [
         (gradient[:, None] - columns * scales[m.case.shape]).norm(dim=0)
         for m in measured
@@ -168,6 +174,11 @@ def _solve(systems: Sequence[System], pairs: Tensor) -> Tensor:
     one, other = (right / size)[pairs].unbind(-1)
     rest = torch.where(cosine.abs() < 1 - COLLINEAR, 1 - cosine.square(), torch.nan)
     return torch.stack([one - cosine * other, other - cosine * one], -1) / rest[:, None] / size[pairs]
+
+
+def _shares(system: System, pairs: Tensor, scales: Tensor) -> Tensor:
+    """(pairs, 2) the size of each part, relative to the gradient."""
+    return system[0].norm(dim=0)[pairs] * scales.abs()
 
 
 def _distance(system: System, pairs: Tensor, scales: Tensor) -> Tensor:

@@ -154,6 +154,21 @@ class Comparison:
         return None
 
     @cached_property
+    def match_at_own_scales(self) -> Match | None:
+        """As `match`, with a scale of its own for every case.
+
+        A loss that divides by a statistic of the batch, such as the standard deviation of all advantages, changes the
+        length of the gradient and not its direction.
+        """
+        if self.is_nothing or not self.is_finite:
+            return None
+        for climbs in (False, True):
+            for name in self.targets:
+                if all(_off_direction(m, name, climbs=climbs) <= MATCH for m in self.measured):
+                    return Match(name, climbs)
+        return None
+
+    @cached_property
     def verdict(self) -> Verdict:
         """The target that is matched on every case, `nothing`, or `unknown`."""
         if self.is_nothing:
@@ -180,6 +195,16 @@ class Comparison:
 def _vanishes(m: Measurement, share: float) -> bool:
     unit = unit_of(m.gradient.mean)
     return float((m.gradient.mean / unit).norm()) * unit <= share * m.gradient.typical
+
+
+def _off_direction(m: Measurement, target: str, *, climbs: bool) -> float:
+    """The relative distance to a multiple of a target with the right sign, at the best scale for this case alone."""
+    g, t = m.gradient.mean, m.case.targets[target]
+    if _vanishes(m, ROUNDING):
+        return 1.0
+    g = g / unit_of(g)
+    along = float(g @ t / t.square().sum()) * (-1.0 if climbs else 1.0)
+    return float((g - (-along if climbs else along) * t).norm() / g.norm()) if along > 0 else 1.0
 
 
 def _cosine(m: Measurement, target: str) -> float:

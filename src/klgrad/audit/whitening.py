@@ -6,6 +6,7 @@ import torch
 
 from .batch import Batch
 from .gradient import evaluate
+from .numerics import probe_batch
 from .subject import Subject
 
 SCALE, SHIFT = -2.0, 5.0
@@ -38,10 +39,12 @@ def whitens(subject: Subject) -> bool:
     return bool(before.abs().max() > 0) and bool((after + before).norm() < SAME * before.norm())
 
 
+LOWER = 8.0
+"""What is subtracted from all log-probs, so that the changed ones are log-probs too."""
+
+
 def _batch() -> Batch:
-    """One group of three completions with three tokens each, on-policy."""
-    logp = torch.tensor([[-4.0, -3.5, -5.0], [-3.3, -4.5, -3.7], [-4.2, -3.9, -3.4]], dtype=torch.float64)
-    log_ratio = torch.tensor([[0.4, -0.9, 0.3], [-0.6, -0.2, 0.5], [0.8, 0.1, -0.3]], dtype=torch.float64)
-    none, mask = torch.zeros_like(logp), torch.ones_like(logp, dtype=torch.bool)
-    group = torch.zeros(len(logp), dtype=torch.long)
-    return Batch(logp, logp - log_ratio, logp, logp, mask, none, group, none, none).fresh()
+    """One group of three completions, on-policy."""
+    batch = probe_batch(0.0, torch.float64)
+    names = ("logp", "ref_logp", "old_logp", "behavior_logp")
+    return replace(batch, **{name: getattr(batch, name).detach() - LOWER for name in names}).fresh()

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ..targets import TARGETS, TargetName, Verdict
+from ..targets import TARGETS, TargetName
 from .audit_result import AuditResult
 from .decomposition import Decomposition
 from .in_large_batches import LargeBatchResult
@@ -37,11 +37,26 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
     found = r.decomposition if on_policy else r.decomposition_off_policy
     if verdict == "sum-of-targets" and found is not None:
         return in_sum(found)
+    if verdict == "unknown" and on_policy and TARGETS[r.verdict_near].has_gradient:
+        return near_only(r)
+    if verdict == "unknown" and on_policy and r.length_sensitive and TARGETS[r.verdict_fixed_lengths].has_gradient:
+        off = percent(r.bias_by_batch.get("limit", r.bias[r.nearest]))
+        return f"{TARGETS[r.verdict_fixed_lengths].title_in_sentence}, at equal lengths only ({off} off if not)"
     if verdict == "unknown":
         return f"no known divergence ({nearest(r, on_policy=on_policy)})"
     holds = r.holds if on_policy else r.holds_off_policy
     off = f" ({small_batches(r)})" if on_policy and small_batches(r) else ""
-    return TARGETS[verdict].title_in_sentence + (f", in large batches{off}" if holds == "large-batches" else "")
+    varies = ", at a scale that depends on the batch" if on_policy and r.scale_varies else ""
+    large = f", in large batches{off}" if holds == "large-batches" else ""
+    return f"{TARGETS[verdict].title_in_sentence}{large}{varies}"
+
+
+def near_only(r: AuditResult) -> str:
+    """A loss that has a target only where π is near ref, such as one with a clamp."""
+    near = TARGETS[r.verdict_near].title_in_sentence
+    if r.dead_zone_from is not None:
+        return f"{near}, without gradient from log π/ref = {r.dead_zone_from:g} on"
+    return f"{near}, near ref only ({percent(r.bias_by_distance['far'])} off far from it)"
 
 
 def in_sum(found: Decomposition) -> str:
@@ -54,7 +69,8 @@ def in_sum(found: Decomposition) -> str:
     first, second = TARGETS[one.verdict], TARGETS[other.verdict]
     sign = "minus" if second.climbed and not first.climbed else "plus"
     named = TARGETS[second.climbed] if second.climbed and sign == "minus" else second
-    equal = one.scale is not None and abs(one.scale - other.scale) <= SAME_SHARE * one.scale
+    shares = [part.scale for part in (one, other) if part.scale is not None]
+    equal = max(shares) - min(shares) <= SAME_SHARE * max(shares)
     return f"{first.title_in_sentence}, {sign} {'' if equal else 'a multiple of the '}{named.title_in_sentence}"
 
 
@@ -64,7 +80,7 @@ SAME_SHARE = 1e-3
 
 def small_batches(r: AuditResult | LargeBatchResult) -> str:
     """By how much small batches are off, such as "9% off with 2 completions, 6% with 3"; empty if not at all."""
-    if r.holds != "large-batches" or not r.bias_by_batch:
+    if r.holds != "large-batches" or not r.bias_by_batch or r.scale_varies:
         return ""
     sizes = [(size, x) for size, x in r.bias_by_batch.items() if size != "limit"]
     first, *others = [f"{percent(x)}{' off' if i == 0 else ''} with {size}" for i, (size, x) in enumerate(sizes)]
@@ -96,13 +112,10 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
         found.append("not deterministic")
     if not r.depends_on_reference:
         found.append("ignores ref" if r.has_gradient else "no gradient")
-    if r.length_sensitive and lengths and r.verdict == "unknown":
-        known = r.verdict_fixed_lengths != "unknown"
-        found.append(f"at equal lengths: {_short(r.verdict_fixed_lengths)}" if known else "length-sensitive")
+    if r.length_sensitive and lengths and r.verdict == r.verdict_fixed_lengths == "unknown":
+        found.append("length-sensitive")
     if r.off_with:
         found.append(f"off with {listed(r.off_with)}")
-    elif r.verdict == "unknown" != r.verdict_near:
-        found.append(f"near ref: {_short(r.verdict_near)}")
     wrong, dead = r.float32_wrong_from, r.dead_zone_from
     if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
         found.append(f"float32 fails from l = {wrong:g}")
@@ -113,7 +126,3 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
     if r.touches_padding:
         found.append("touches padding")
     return found
-
-
-def _short(verdict: Verdict) -> str:
-    return TARGETS[verdict].short

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """The defaults of the settings that matter; a test compares them with verl's."""
 
-SAME: dict[Any, str] = {
+SAME = {
     "k1": "kl",
     "k2": "mse",
     "k3": "low_var_kl",
@@ -67,7 +67,8 @@ def verl_run(given: dict[str, Any]) -> Run:
 
 def _in_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
     name = f"{ACTOR}kl_loss_type"
-    kind = SAME.get(settings[name], settings[name])
+    given: str = settings[name]
+    kind = SAME.get(given, given)
     one_of(name, kind, TYPES)
     changes = []
     if not settings[f"{ACTOR}use_kl_loss"]:
@@ -82,7 +83,8 @@ def _in_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
 
 def _in_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
     name = f"{ALGORITHM}kl_penalty"
-    kind = SAME.get(settings[name], settings[name])
+    given: str = settings[name]
+    kind = SAME.get(given, given)
     one_of(name, kind, TYPES)
     estimator, by_std = settings[f"{ALGORITHM}adv_estimator"], settings[f"{ALGORITHM}norm_adv_by_std_in_grpo"]
     changes = []

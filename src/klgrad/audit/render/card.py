@@ -10,7 +10,7 @@ from ..audit_result import AuditResult
 from ..curve import Curve, dead_zones
 from ..numbers import apart, listed, percent
 from ..verdict import MATCH
-from ..words import in_sum, nearest, small_batches
+from ..words import in_sum, near_only, nearest, small_batches
 from .chart import Chart, chart_of
 from .environment import number
 from .fixes import Fix, own_lines
@@ -146,6 +146,8 @@ def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
     if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
         title = TARGETS[r.verdict_fixed_lengths].title
         return f"{title}, at equal lengths only", f"When lengths vary: {off} off the {name}."
+    if on_policy and TARGETS[r.verdict_near].has_gradient:
+        return capitalised(near_only(r)), f"Far from ref: {off} off."
     if on_policy and r.off_with and r.verdict_standard != "unknown":
         return f"{TARGETS[r.verdict_standard].title}, but not always", f"With {listed(r.off_with)}: {off} off."
     return TARGETS["unknown"].title, capitalised(nearest(r, on_policy=on_policy)) + "."
@@ -172,8 +174,6 @@ def _facts(r: AuditResult, zones: list[str]) -> list[Fact]:
     ]
     if r.off_with:
         found.append(Fact("Off with", listed(r.off_with), is_fault=True))
-    elif r.verdict == "unknown" != r.verdict_near:
-        found.append(Fact("Near ref alone", TARGETS[r.verdict_near].title_in_sentence))
     if not r.deterministic:
         found.append(Fact("Deterministic", "no", is_fault=True))
     return found
