@@ -77,7 +77,7 @@ def test_a_loss_type_has_a_note_where_it_changes_what_is_descended(loss_type, pl
 @pytest.mark.parametrize("scaled", ["none", "group", "batch"])
 def test_a_kl_in_the_reward_has_a_note_where_a_deviation_divides_it(scaled):
     settings = {"kl_placement": "reward", "scale_rewards": scaled}
-    noted = any("β differs from prompt to prompt" in note for note in notes(config(**settings)))
+    noted = any("a standard deviation divides the KL too" in note for note in notes(config(**settings)))
     assert means_what_it_declares(settings) == (not noted)
 
 
@@ -92,6 +92,15 @@ def test_a_kl_in_the_reward_has_a_note_where_a_deviation_divides_it(scaled):
 def test_what_the_notes_recommend_keeps_the_meaning(settings):
     assert notes(config(**settings)) == []
     assert means_what_it_declares(settings)
+
+
+def test_the_deviation_of_a_batch_changes_the_scale_alone():
+    found = audit_in_large_batches(declared(kl_placement="reward", scale_rewards="batch", loss_type="dr_grpo"))
+    assert (found.verdict, found.scale_varies) == ("reverse-kl-sequence", True)
+    (note,) = notes(config(kl_placement="reward", scale_rewards="batch"))
+    assert "β differs from batch to batch" in note
+    (note,) = notes(config(kl_placement="reward"))
+    assert "β differs from prompt to prompt" in note
 
 
 def test_no_kl_has_no_note():

@@ -22,6 +22,7 @@ class LargeBatchResult:
         name: the name of the loss.
         verdict: as in `AuditResult`.
         holds: `always`, `large-batches`, or None if the verdict is `unknown`.
+        scale_varies: whether the multiple of the target depends on the data, as in `AuditResult`.
         nearest: the target with the least bias in the limit of large batches.
         bias: relative distance to it in the limit.
         bias_by_batch: the same in batches of 2 and of 3 completions and in the `limit`, over the two problems that are
@@ -32,6 +33,7 @@ class LargeBatchResult:
     name: str
     verdict: Verdict
     holds: Holds | None
+    scale_varies: bool
     nearest: TargetName
     bias: float
     bias_by_batch: dict[str, float]
@@ -63,11 +65,13 @@ def audit_in_large_batches(loss: object, *, on_policy: bool = True) -> LargeBatc
     subject = as_subject(loss)
     targets = TO_REFERENCE if on_policy else WITH_GRADIENT
     found = AtEverySize(_small(subject, targets, on_policy), _limit(subject, targets, on_policy))
-    nearest = cast(TargetName, found.limit.nearest)
+    at_own_scales = found.limit.match_at_own_scales if found.scale_varies else None
+    nearest = cast(TargetName, found.limit.nearest if at_own_scales is None else at_own_scales.target)
     return LargeBatchResult(
         name=subject.name,
         verdict=found.verdict,
         holds=found.holds,
+        scale_varies=found.scale_varies,
         nearest=nearest,
         bias=found.limit.bias[nearest],
         bias_by_batch=_bias_by_batch(found, nearest),

@@ -122,9 +122,10 @@ def _scaled_rewards(config: "KLConfig") -> str | None:
         cause = f"multi_objective_aggregation={config.multi_objective_aggregation!r}"
     if cause is None:
         return None
+    each = "batch" if cause == "scale_rewards='batch'" else "prompt"
     return (
-        f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from prompt "
-        "to prompt; kl_placement='advantage', or scale_rewards='none', keeps the declared KL"
+        f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from {each} "
+        f"to {each}; kl_placement='advantage', or scale_rewards='none', keeps the declared KL"
     )
 
 

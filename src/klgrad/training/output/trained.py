@@ -74,7 +74,7 @@ def _sentence(found: LargeBatchResult) -> str:
         bias = max(found.bias, found.bias_by_batch.get("limit", 0.0))
         off = f"{percent(bias)} off in large batches of the audit's problems"
         return f"descends no known divergence (nearest: {TARGETS[found.nearest].phrase}, {off})"
-    return TARGETS[found.verdict].does
+    return TARGETS[found.verdict].does + (", at a scale that depends on the batch" if found.scale_varies else "")
 
 
 def _batches(found: LargeBatchResult, training: KLConfig) -> str:
