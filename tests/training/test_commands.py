@@ -132,6 +132,7 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"kl_placement": "reward"}, ["β differs from prompt to prompt", "no known divergence, and is near none"]),
         ({"kl_cell": "k1-loss"}, ["on fresh samples: descends nothing, in large batches"]),
         (
             {"loss_type": "grpo"},

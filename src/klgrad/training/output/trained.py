@@ -21,6 +21,9 @@ from ...trl.config_checks import stale
 OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
 """Loss types that divide by the tokens of all completions of a generation, of all processes."""
 
+NEAR = 0.5
+"""A loss that is farther from every target, relatively, is near none."""
+
 
 def trained_lines(training: KLConfig) -> list[str]:
     """What the KL of a run descends, on fresh samples, and on stale ones where the settings make them stale.
@@ -72,6 +75,8 @@ def _sentence(found: LargeBatchResult) -> str:
     if found.verdict == "unknown":
         # Over all problems, or over the small ones with varying lengths, where a mean may be off by more.
         bias = max(found.bias, found.bias_by_batch.get("limit", 0.0))
+        if bias > NEAR:
+            return "descends no known divergence, and is near none"
         off = f"{percent(bias)} off in large batches of the audit's problems"
         return f"descends no known divergence (nearest: {TARGETS[found.nearest].phrase}, {off})"
     return TARGETS[found.verdict].does + (", at a scale that depends on the batch" if found.scale_varies else "")
