@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from klgrad import zoo
-from klgrad.audit import audit
+from klgrad.audit import audit, audit_in_large_batches
 from klgrad.audit.batch import advantage_of
 from klgrad.audit.large_batches import limit_cases, limit_gradient
 from klgrad.audit.problems import RATIO_REACH, REACH
@@ -122,3 +122,18 @@ def test_the_problems_of_the_limit_pass_every_clamp_in_common_use():
 def test_on_policy_the_sampler_is_the_policy():
     for case in limit_cases(on_policy=True):
         assert torch.equal(case.problem.logits, case.problem.behavior_logits)
+
+
+def score_sum(logp, mask):
+    return torch.where(mask, logp, 0).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("loss", [mean_over_tokens, mean_per_completion, squared, score_sum])
+def test_the_short_audit_agrees_with_the_whole_one(loss):
+    """On-policy a sum of scores is nothing, and off-policy it climbs: neither has a distance to a target."""
+    whole, fresh, stale = audit(loss), audit_in_large_batches(loss), audit_in_large_batches(loss, on_policy=False)
+    assert (fresh.verdict, fresh.holds) == (whole.verdict, whole.holds)
+    assert (stale.verdict, stale.holds) == (whole.verdict_off_policy, whole.holds_off_policy)
+    assert fresh.nearest == whole.nearest
+    assert fresh.bias_by_batch == pytest.approx(whole.bias_by_batch, rel=ROUNDING, abs=ROUNDING)
+    assert (stale.bias_by_batch == {}) == (loss is score_sum)

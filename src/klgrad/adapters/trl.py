@@ -22,6 +22,7 @@ An entropy bonus has a gradient of its own; `sync_ref_model` moves the reference
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -32,8 +33,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import zoo
 from ..audit import Subject
 from ..audit.batch import Batch
+from .trl_exact import give_exact_kl
 from .trl_model import WORDS, completion, in_float64, prompt, saved_model, tokenizer, with_given_log_probs
 
 BETA = 1.0
@@ -77,7 +80,12 @@ def rloo(**settings: Any) -> Subject:
 
 def declared(**settings: Any) -> Subject:
     """This package's `KLTrainer` on TRL, at β = 1, with these settings."""
-    return _subject("klgrad", {"kl_coef": 1.0, **settings}, stacks=True)
+    normalised = settings.get("scale_rewards") == "batch" or "multi_objective_aggregation" in settings
+    in_reward = settings.get("kl_placement") == "reward"
+    cell = settings.get("kl_cell")
+    # A standard deviation of the batch divides the KL of all groups, and some losses of the zoo compare groups.
+    couples = (normalised and in_reward) or (cell is not None and zoo.get(cell).couples_groups)
+    return _subject("klgrad", {"kl_coef": 1.0, **settings}, stacks=not couples)
 
 
 def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
@@ -118,6 +126,9 @@ class Stage:
         # Without a KL, TRL has no reference.
         self.reference = with_given_log_probs(trainer.ref_model) if trainer.ref_model is not None else None
         self.reports_logp = kind != "rloo"
+        self.is_exact = kind == "klgrad" and trainer.objective.exact
+        if kind == "klgrad":  # the audited policies are not at the reference, as a model is before its first update
+            trainer._check_start = lambda rollout: None
         self.completions: list[list[int]] = []
         self.sampled_logp: list[list[float]] = []
         self.rewards: list[float] = []
@@ -126,6 +137,7 @@ class Stage:
         """Score the groups of completions and compute the loss, by the methods of the trainer."""
         from trl.kernels import chunked_logprob
 
+        _restore_accelerate()
         self._take(batch)
         with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
             self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
@@ -136,11 +148,14 @@ class Stage:
             self.policy.logp = batch.logp
             loss = self.trainer._compute_loss(self.trainer.model, scored)
             # Differentiate here, so that the backward pass of the head also runs in float64.
-            (gradient,) = torch.autograd.grad(loss, batch.logp)
-        return loss.detach() + (gradient * (batch.logp - batch.logp.detach())).sum()
+            gradients = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
+        parts = [(g * (x - x.detach())).sum() for g, x in zip(gradients, batch.leaves, strict=True) if g is not None]
+        return loss.detach() + torch.stack(parts).sum()
 
     def _take(self, batch: Batch) -> None:
         rows, columns = batch.logp.shape
+        if self.is_exact:
+            give_exact_kl(self.trainer, batch)
         self.trainer.max_completion_length = columns
         self.trainer.args.per_device_train_batch_size = rows
         lengths = batch.mask.sum(-1).tolist()
@@ -150,6 +165,15 @@ class Stage:
 
     def _generate(self, *_: Any, **__: Any) -> Any:
         return (self.completions, self.sampled_logp) if self.reports_logp else self.completions
+
+
+def _restore_accelerate() -> None:
+    """Set up accelerate's state where a later configuration of transformers has reset it: all trainers share it."""
+    from accelerate import Accelerator
+    from accelerate.state import is_initialized
+
+    if not is_initialized():
+        Accelerator(cpu=True)
 
 
 @cache
@@ -235,14 +259,16 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Switch off progress bars, and warnings about settings that are only audited."""
+    """Switch off progress bars, and warnings and logs about settings that are only audited."""
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
     shown, disabled = is_progress_bar_enabled(), logging.root.manager.disable
     disable_progress_bar()
     logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(disabled)
         if shown:

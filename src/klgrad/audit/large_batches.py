@@ -60,9 +60,9 @@ def limit_cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
     return (*found, *(_rare(reach, on_policy) for reach in (FAR, -FAR)))
 
 
-def at_batch_size(size: int) -> list[Case]:
-    """The smallest problems of the limit, on-policy, with single groups of `size` completions as batches."""
-    small = [case for case in limit_cases(on_policy=True) if is_small(case)]
+def at_batch_size(size: int, *, on_policy: bool = True) -> list[Case]:
+    """The smallest problems of the limit with single groups of `size` completions as batches."""
+    small = [case for case in limit_cases(on_policy) if is_small(case)]
     return [replace(case, group_size=size, parts=None) for case in small]
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 from ..targets import TARGETS, TargetName
 from .audit_result import AuditResult
 from .decomposition import Decomposition
+from .in_large_batches import LargeBatchResult
 from .numbers import listed, percent
 from .verdict import MATCH
 
@@ -77,7 +78,7 @@ SAME_SHARE = 1e-3
 """Shares of a sum that differ by less, relatively, are shown as equal."""
 
 
-def small_batches(r: AuditResult) -> str:
+def small_batches(r: AuditResult | LargeBatchResult) -> str:
     """By how much small batches are off, such as "9% off with 2 completions, 6% with 3"; empty if not at all."""
     if r.holds != "large-batches" or not r.bias_by_batch or r.scale_varies:
         return ""
