@@ -55,7 +55,7 @@ class AtEverySize:
     def _is_contradicted(self) -> bool:
         """Whether small batches match the limit except where log-ratios are beyond those of the limit's problems.
 
-        A token must have a probability of 1/32 to be in the limit's batch, which bounds its log-ratio. Small batches
+        A token must have a probability of 1/24 to be in the limit's batch, which bounds its log-ratio. Small batches
         have no such bound, and so find dead zones that begin later.
         """
         found = self.limit.verdict

@@ -18,17 +18,17 @@ from .problems import DISTANCES, Case, Lengths
 from .subject import Subject
 
 SHAPES = (
-    # Vocabulary, length, ends, group size, parts, seed. The batch has parts ^ (length * group size) groups: 256 to 729.
-    # The seeds make log-ratios in the far problems exceed 2 in both directions.
+    # Vocabulary, length, ends, group size, parts, seed. The batch has parts ^ (length * group size) groups: 64 or 256,
+    # few enough for a framework's trainer. With 2 parts the sampler is uniform.
     (3, 2, False, 2, 4, 3),
     (3, 2, True, 2, 4, 3),
-    (2, 3, True, 2, 3, 3),
-    (2, 2, True, 3, 3, 3),
+    (2, 3, True, 2, 2, 3),
+    (2, 2, True, 3, 2, 3),
 )
 
-RARE = 32
-"""One over the probability of a rare token. On-policy its log π/ref is near -log(32) = -3.5, beyond the dead zone of
-k3 clamped at 10 (-2.61); off-policy its importance ratio is near 30, or near 1/400."""
+RARE = 24
+"""One over the probability of a rare token. On-policy its log π/ref is near -log(24) = -3.2, beyond the dead zone of
+k3 clamped at 10 (-2.61); off-policy its importance ratio is near 20, or near 1/400."""
 
 FAR = 12.0
 """log π/ref of a token that ref nearly excludes."""
