@@ -35,9 +35,11 @@ def main(names: list[str]) -> None:
             print(framework.remark)
             continue
         print(framework.title, file=sys.stderr)
-        rows = [list(cells_of(audit(subject))) for subject in framework.subjects()]
+        results = [audit(subject) for subject in framework.subjects()]
+        rows = [list(cells_of(r)) for r in results]
+        verdicts = {r.name: (r.verdict, r.verdict_off_policy, r.holds) for r in results}
         date = datetime.now(UTC).date().isoformat()
-        Recorded(name, framework.version, date, list(COLUMNS), rows).write(RECORDS)
+        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts).write(RECORDS)
         (PAGES / f"{name}.md").write_text(_head(framework, date) + markdown_table(rows), encoding="utf-8")
 
 

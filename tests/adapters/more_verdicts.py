@@ -1,6 +1,6 @@
 """As `verdicts`, for ms-swift, Unsloth and Trinity-RFT, and for the frameworks whose formulae are transcribed."""
 
-from adapters.verdicts import ALL as FIRST, UNKNOWN, summed, token_mean
+from adapters.verdicts import ALL as FIRST, UNKNOWN, WHITENED, per_completion, summed
 
 # k3 with values clamped at 10 has no gradient where log ref/π > 2.61, however it is averaged.
 CLAMPED_K3 = UNKNOWN
@@ -17,7 +17,7 @@ SWIFT = {
     "ms-swift loss_type=dr_grpo rollout_importance_sampling_mode=sequence_truncate": CLAMPED_K3,
     "ms-swift kl_in_reward advantage_estimator=rloo loss_type=dr_grpo": REVERSE_SEQUENCE,
     # divided by the standard deviation of the batch, or of the group
-    "ms-swift kl_in_reward advantage_estimator=reinforce_plus_plus loss_type=dr_grpo": UNKNOWN,
+    "ms-swift kl_in_reward advantage_estimator=reinforce_plus_plus loss_type=dr_grpo": WHITENED,
     "ms-swift kl_in_reward advantage_estimator=grpo loss_type=dr_grpo": UNKNOWN,
 }
 UNSLOTH = {
@@ -49,12 +49,12 @@ PRIME = {
     "algorithm=opd": summed("reverse-kl-token", "unknown"),  # tokens that fell by 0.2 are dropped
 }
 SLIME = {
-    "--use-kl-loss --kl-loss-type k1": token_mean("nothing"),
-    "--use-kl-loss --kl-loss-type k1 --use-unbiased-kl": token_mean("reverse-kl-token"),
-    "--use-kl-loss --kl-loss-type k2": token_mean("reverse-kl-token"),
+    "--use-kl-loss --kl-loss-type k1": per_completion("nothing"),
+    "--use-kl-loss --kl-loss-type k1 --use-unbiased-kl": per_completion("reverse-kl-token"),
+    "--use-kl-loss --kl-loss-type k2": per_completion("reverse-kl-token"),
     "--use-kl-loss --kl-loss-type k2 --use-unbiased-kl": UNKNOWN,
-    "--use-kl-loss --kl-loss-type k3": token_mean("forward-kl-token"),
-    "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl": token_mean("reverse-kl-token"),
+    "--use-kl-loss --kl-loss-type k3": per_completion("forward-kl-token"),
+    "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl": per_completion("reverse-kl-token"),
     "--use-kl-loss --kl-loss-type low_var_kl": CLAMPED_K3,
     "--use-kl-loss --kl-loss-type low_var_kl --use-unbiased-kl": CLAMPED_K3,
     "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl --calculate-per-token-loss": CORRECTED,

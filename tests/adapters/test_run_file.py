@@ -151,8 +151,8 @@ def test_the_lines_to_change_lead_to_the_reverse_kl(settings, tmp_path):
     better = changed(tmp_path, run)
     assert better.changes == ()
     assert better.target == run.target
-    known = {row[0]: row[1] for row in recorded(run.framework).rows}
-    assert [known[part.loss].split(" (")[0] for part in better.parts] == [run.target]
+    known = recorded(run.framework).verdicts
+    assert [known[part.loss][0] for part in better.parts] == [run.target]
 
 
 def test_the_changes_that_are_not_optional_are_those_of_large_batches(tmp_path):
@@ -206,7 +206,7 @@ def test_audited_where_trl_is_installed():
     data = json.loads(advised("--config", FILES / "grpo.yaml", "--json", "-"))
     (kl,) = data["kl"]
     assert kl["verdict"] == "forward-kl-token"
-    assert kl["detail"] == "always"
+    assert (kl["holds"], kl["words"]) == ("always", "forward KL, token by token")
     assert kl["source"].startswith("audited here with trl ")
 
 

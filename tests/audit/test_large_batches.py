@@ -119,6 +119,20 @@ def test_the_problems_of_the_limit_pass_every_clamp_in_common_use():
     assert max(float(x.max()) for x in ratios) > math.log(RATIO_REACH[1])
 
 
+def clipped_at_the_limit(logp, ref_logp, behavior_logp, mask):
+    """No gradient where the ratio is that of some token of the limit's problems, all of which are out of bounds."""
+    ratio = (logp - behavior_logp).exp()
+    ours = torch.cat([(c.problem.logp - c.problem.behavior_logp).exp().flatten() for c in limit_cases(on_policy=False)])
+    known = torch.isclose(ratio.double()[..., None], ours, rtol=ROUNDING).any(-1)
+    return torch.where(mask & ~known, ratio.detach() * squared(logp, ref_logp, mask), 0).sum(-1).mean()
+
+
+def test_a_loss_whose_gradient_is_clipped_on_all_problems_of_the_limit_is_not_nothing():
+    result = audit(clipped_at_the_limit)
+    assert result.verdict_off_policy_small_batches != "nothing"
+    assert result.verdict_off_policy == "unknown"
+
+
 def test_on_policy_the_sampler_is_the_policy():
     for case in limit_cases(on_policy=True):
         assert torch.equal(case.problem.logits, case.problem.behavior_logits)

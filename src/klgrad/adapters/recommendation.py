@@ -74,7 +74,7 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "from trl import GRPOConfig\n\n"
             'args = GRPOConfig("runs/mine", beta=0.04, loss_type="dr_grpo", use_bias_correction_kl=False)',
             "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
-            Descends("forward-kl-token", "unknown"),
+            Descends("forward-kl-token", "k3-token"),
             policy_loss=DR_GRPO,
         ),
     },
@@ -84,7 +84,7 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "actor_rollout_ref.actor.kl_loss_type=low_var_kl+\n"
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
-            Descends("reverse-kl-token", "unknown"),
+            Descends("reverse-kl-token", "squared-token"),
             "Without the +, low_var_kl is the forward KL with its gradient cut off where log ref/π > 2.61.",
             SEQ_MEAN_TOKEN_SUM,
         ),
@@ -126,9 +126,9 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
         ("reverse", "token"): Setting(
             "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
             "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
-            Descends("unknown", "unknown"),
-            "It averages over the batch's tokens: reverse-kl-token at equal lengths and in large batches. Off-policy "
-            "its ratio is truncated at 10.",
+            Descends("reverse-kl-token", "unknown"),
+            "It averages over the batch's tokens: right at equal lengths and in large batches. Off-policy its ratio is "
+            "truncated at 10.",
             "none; --actor.loss_agg_mode reduces the policy loss, and the KL is always averaged over the tokens.",
         ),
     },
@@ -170,7 +170,7 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
             'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024)',
             "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
-            Descends("forward-kl-token", "unknown"),
+            Descends("forward-kl-token", "k3-token"),
             policy_loss=DR_GRPO,
         ),
     },

@@ -36,7 +36,7 @@ class AtEverySize:
     def verdict(self) -> Verdict:
         """That of the limit, if no problem in small batches with large log-ratios contradicts it."""
         found = self.limit.verdict
-        if not self.small.is_finite:
+        if not self.small.is_finite or self._is_clipped_away:
             return "unknown"
         if self.scale_varies:
             match = self.limit.match_at_own_scales
@@ -50,6 +50,15 @@ class AtEverySize:
     def scale_varies(self) -> bool:
         """Whether the gradient in the limit is that of a target at a scale that depends on the problem."""
         return self.limit.verdict == "unknown" and self.limit.match_at_own_scales is not None
+
+    @cached_property
+    def _is_clipped_away(self) -> bool:
+        """Whether no completion of the limit's problems has a gradient, but some of those of small batches have one.
+
+        A loss that clips the ratio has no gradient beyond it, and there are few completions.
+        """
+        without = all(m.gradient.typical == 0 for m in self.limit.measured)
+        return without and any(m.gradient.typical != 0 for m in self.small.measured)
 
     @cached_property
     def _is_contradicted(self) -> bool:

@@ -26,8 +26,8 @@ SAME_MIXTURE = 1e-3
 direction up to rounding; a fit that needs other shares in every batch shape explains nothing."""
 
 SMALLEST_SHARE = 1e-2
-"""Both targets of a sum have at least this share of the gradient in every batch shape. Otherwise one target is enough up to a
-small remainder, such as that of a clamp that is rarely active, and the sum would hide it."""
+"""Both targets of a sum have at least this share of the gradient in every batch shape. Otherwise one target is enough
+up to a small remainder, such as that of a clamp that is rarely active, and the sum would hide it."""
 
 SAME_REMAINDER = 1e-9
 """Remainders that differ by less are equal; rounding makes them differ by about 1e-12."""

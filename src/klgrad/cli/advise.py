@@ -13,6 +13,7 @@ from ..adapters import FRAMEWORKS
 from ..adapters.defaults import DEFAULTS
 from ..adapters.own_code import HOMES, code
 from ..adapters.recommendation import SETTINGS, TARGET_OF, Meaning, Setting, expresses
+from ..adapters.recorded import recorded
 from ..errors import RunFileError, UnknownNameError
 from .console import beside, deliver, stderr, stdout
 from .run_advice import in_words, json_of, report_on
@@ -114,9 +115,15 @@ def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy:
         _print(console, f"{why}: in {HOMES[framework].place}, write")
         _code(console, framework, meaning, off_policy)
     _tensors(console, framework)
-    _print(console, f"Defaults: {DEFAULTS[framework]}")
+    _print(console, f"Defaults: {_default(framework)}")
     known = FRAMEWORKS[framework]
     _print(console, f"Checked on {framework} {known.tested}.{_other_version(known.installed, known.tested)}")
+
+
+def _default(framework: str) -> str:
+    default, known = DEFAULTS[framework], recorded(framework)
+    row = next(row for row in known.rows if row[0] == default.subject) if known else None
+    return default.settings + (f": {row[1]} on fresh samples; on stale ones {row[2]}." if row else ".")
 
 
 def _other_version(installed: str | None, tested: str) -> str:

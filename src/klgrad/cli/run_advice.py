@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,9 +12,6 @@ from ..adapters.registry import FRAMEWORKS
 from ..adapters.run_file import Change, Finding, Run
 from ..support.atomic_files import finite
 from ..targets import TARGETS, Verdict
-
-IN_LARGE_BATCHES = "large-batches"
-"""What the audit says of a verdict that holds in the limit of large batches only."""
 
 
 def in_words(verdict: Verdict) -> str:
@@ -55,9 +52,9 @@ def _finding(run: Run, found: Finding) -> list[RenderableType]:
     if part.caveat:
         parts.append(Text(part.caveat))
     if found.verdict:
-        parts.append(Text(f"Fresh samples: {_sentence(found.verdict, found.detail)}"))
+        parts.append(Text(f"Fresh samples: {_named(found.words, found.verdict)}"))
         if run.stale:
-            parts.append(Text(f"Stale samples: {_sentence(found.verdict_off_policy, found.detail_off_policy)}"))
+            parts.append(Text(f"Stale samples: {_named(found.words_off_policy, found.verdict_off_policy)}"))
             parts += [Text(f"  stale here: {reason}", style="dim") for reason in run.stale]
         else:
             parts.append(Text("No setting of this run makes its samples stale."))
@@ -66,13 +63,9 @@ def _finding(run: Run, found: Finding) -> list[RenderableType]:
     return parts
 
 
-def _sentence(verdict: str, detail: str) -> str:
-    words = in_words(cast(Verdict, verdict)) if verdict in TARGETS else verdict
-    if detail == IN_LARGE_BATCHES:
-        return f"{words}, in large batches."
-    return (
-        f"{words}, in batches of every size." if detail == "always" else f"{words}{f' ({detail})' if detail else ''}."
-    )
+def _named(words: str, verdict: str) -> str:
+    """The words, and the name of the verdict unless they are the same."""
+    return f"{words}." if verdict in ("unknown", "nothing") else f"{words} ({verdict})."
 
 
 def _changes(run: Run) -> list[RenderableType]:

@@ -15,7 +15,8 @@ class Recorded:
         version: the version that was audited.
         date: when, as YYYY-MM-DD.
         columns: the headings of the table.
-        rows: the cells of each setting; the first is its name.
+        rows: the cells of each setting, in words; the first is its name.
+        verdicts: by name of the setting, its verdict on fresh and on stale samples, and where the first holds.
 
     Example:
         >>> from klgrad.adapters.recorded import recorded
@@ -28,6 +29,7 @@ class Recorded:
     date: str
     columns: list[str]
     rows: list[list[str]]
+    verdicts: dict[str, tuple[str, str, str | None]]
 
     def write(self, folder: Path) -> None:
         """Write it as FRAMEWORK.json."""
@@ -38,4 +40,7 @@ class Recorded:
 def recorded(framework: str) -> Recorded | None:
     """The recorded audit of a framework, or None if there is none."""
     file = files(__name__) / f"{framework}.json"
-    return Recorded(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    if not file.is_file():
+        return None
+    data = json.loads(file.read_text(encoding="utf-8"))
+    return Recorded(**data | {"verdicts": {name: tuple(found) for name, found in data["verdicts"].items()}})

@@ -16,7 +16,8 @@ class Finding:
     Attributes:
         part: the KL.
         verdict, verdict_off_policy: on fresh and on stale samples; empty if these settings were never audited.
-        detail, detail_off_policy: `always` or `large-batches`; for `unknown`, the distance to the nearest target.
+        holds: `always` if the first holds in batches of every size, or `large-batches`; None for `unknown`.
+        words, words_off_policy: the verdicts in words.
         source: where the verdicts are from.
         advice: what the audit advises; empty for a recorded one.
         notes: the notes of the audit.
@@ -25,8 +26,9 @@ class Finding:
     part: Part
     verdict: str
     verdict_off_policy: str
-    detail: str
-    detail_off_policy: str
+    holds: str | None
+    words: str
+    words_off_policy: str
     source: str
     advice: str = ""
     notes: str = ""
@@ -57,8 +59,7 @@ def _audited(run: Run, part: Part) -> Finding | None:
     import torch
 
     from ...audit import audit
-    from ...audit.numbers import percent
-    from ...audit.render.plain import notes
+    from ...audit.words import in_words, notes
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     try:
@@ -69,24 +70,14 @@ def _audited(run: Run, part: Part) -> Finding | None:
         return None
     r = audit(listed)
     source = f"audited here with {framework.name} {framework.installed}"
-    near = f"{percent(r.bias[r.nearest])} from {r.nearest}" if r.verdict == "unknown" else ""
-    off = r.nearest_off_policy
-    near_off = f"{percent(r.bias_off_policy[off])} from {off}" if r.verdict_off_policy == "unknown" else ""
-    details = (r.holds or near, r.holds_off_policy or near_off)
-    return Finding(part, r.verdict, r.verdict_off_policy, *details, source, str(r.advice), "; ".join(notes(r)))
+    words = in_words(r), in_words(r, on_policy=False)
+    return Finding(part, r.verdict, r.verdict_off_policy, r.holds, *words, source, str(r.advice), "; ".join(notes(r)))
 
 
 def _recorded(run: Run, part: Part) -> Finding:
     known = recorded(run.framework)
-    for name, on_policy, off_policy, *_, notes in known.rows if known else ():
-        if known is not None and name == part.loss:
-            fresh, stale = _split(on_policy), _split(off_policy)
-            source = f"recorded on {known.date} with {known.framework} {known.version}"
-            return Finding(part, fresh[0], stale[0], fresh[1], stale[1], source, notes=notes)
-    return Finding(part, "", "", "", "", f"not audited: install {run.framework} to audit these settings")
-
-
-def _split(cell: str) -> tuple[str, str]:
-    """The verdict in the cell of a table, and what stands beside it: "unknown (21% from forward-kl-token)"."""
-    verdict, _, detail = cell.partition(" (")
-    return verdict, detail.rstrip(")")
+    if known is None or part.loss not in known.verdicts:
+        return Finding(part, "", "", None, "", "", f"not audited: install {run.framework} to audit these settings")
+    words = next(row for row in known.rows if row[0] == part.loss)
+    source = f"recorded on {known.date} with {known.framework} {known.version}"
+    return Finding(part, *known.verdicts[part.loss], words[1], words[2], source, notes=words[-1])
