@@ -28,6 +28,13 @@ class LargeBatchResult:
         bias_by_batch: the same in batches of 2 and of 3 completions and in the `limit`, over the two problems that are
             enumerated at every size; empty if the loss climbs or does nothing.
         decomposition: the two targets whose sum the gradient is, or is nearly; None if one is enough.
+
+    Example:
+        >>> from klgrad import KLTerm
+        >>> from klgrad.audit import audit_in_large_batches
+        >>> result = audit_in_large_batches(KLTerm(level="token", reduction="token"))
+        >>> result.verdict, result.holds
+        ('reverse-kl-token', 'large-batches')
     """
 
     name: str
