@@ -7,6 +7,7 @@ CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 OTHERS := $(VENV)-frameworks/.installed
 OLDEST := $(VENV)-oldest/.installed
+SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: audit test test-fast test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check hooks figures results frameworks bench check clean
@@ -35,7 +36,7 @@ test-oldest: $(OLDEST)  ## the oldest torch that pyproject.toml allows
 test-newest: $(DEV)  ## the same tests with the newest torch, which constraints.txt pins
 	$(BIN)/python -m pytest $(TORCH_ALONE) $(ARGS)
 
-test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF and SkyRL for real; their pins clash with the rest
+test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth and Trinity-RFT; their pins clash with the rest
 	$(VENV)-frameworks/bin/python -m pytest tests/adapters $(ARGS)
 
 reproduce: $(DEV)  ## the papers' tabular results, each with its claim checked
@@ -58,12 +59,13 @@ readme: $(DEV)  ## regenerate the README's tables
 
 figures: $(DEV)  ## redraw the pictures of the README and the docs
 	$(BIN)/python docs/figures/coefficients.py
+	$(BIN)/python docs/figures/drift.py
 
 results: $(DEV)  ## recompute docs/results.md and its figures
 	$(BIN)/klgrad reproduce --fresh --out build/reproduced
 	$(BIN)/python scripts/results.py build/reproduced
 
-frameworks: $(DEV) $(OTHERS)  ## audit every framework, and write docs/frameworks
+frameworks: $(DEV) $(OTHERS)  ## audit every framework; write src/klgrad/adapters/recorded and docs/frameworks
 	$(BIN)/python scripts/frameworks.py
 	$(VENV)-frameworks/bin/python scripts/frameworks.py
 
@@ -90,13 +92,13 @@ $(CORE): pyproject.toml constraints.txt
 	$(PIP) install -e .
 	touch $@
 
-# OpenRLHF and SkyRL come without their dependencies: one file of each is loaded, not the package.
+# All but verl come without their dependencies: single files of each are loaded, not the package.
 $(OTHERS): export PIP_CONSTRAINT := $(CURDIR)/constraints-frameworks.txt
 $(OTHERS): pyproject.toml constraints-frameworks.txt
 	test -x $(VENV)-frameworks/bin/python || $(PYTHON) -m venv $(VENV)-frameworks
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install torch
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install verl pytest pytest-xdist hypothesis -e .
-	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps openrlhf skyrl
+	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps $(SINGLE_FILES)
 	touch $@
 
 $(OLDEST): export PIP_CONSTRAINT := $(CURDIR)/constraints-oldest.txt

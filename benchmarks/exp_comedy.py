@@ -7,7 +7,7 @@ standard deviation, on the task of `rl_runs.py`. A run has collapsed if its last
 
     python benchmarks/exp_comedy.py MODEL
 
-Result: benchmarks/results/comedy.csv.
+Result: src/klgrad/papers/recorded/comedy.csv.
 """
 
 import argparse

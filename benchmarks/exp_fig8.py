@@ -13,7 +13,8 @@ completions of held-out prompts, and measures that show whether a low KL means a
     python benchmarks/exp_fig8.py sweep TEACHER      every arm at every learning rate, one seed
     python benchmarks/exp_fig8.py seeds TEACHER      each arm at its best rate, from three seeds
 
-TEACHER is the folder of the unpacked model. Results: benchmarks/results/fig8_sweep.csv and fig8_seeds.csv.
+TEACHER is the folder of the unpacked model. Results: src/klgrad/papers/recorded/fig8_sweep.csv
+and fig8_seeds.csv.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from harness import RESULTS, provenance, write
+from harness import RECORDED, provenance, write
 from judge import Judge
 from packed import Job, Row, run_all
 
@@ -121,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["sweep", "seeds"])
     parser.add_argument("teacher", type=Path)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files")
+    parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the CSV files")
     parser.add_argument("--runs", type=Path, default=Path("runs/fig8"), help="folder of unfinished work")
     parser.add_argument("--workers", type=int, default=8, help="jobs at once; each takes up to 15 GiB")
     parser.add_argument("--only", default="", help="only jobs whose name contains this")

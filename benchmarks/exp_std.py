@@ -8,7 +8,7 @@ as losses, each with and without it, at several coefficients, on the task of `rl
     python benchmarks/exp_std.py MODEL                 every arm, coefficient and seed
     python benchmarks/exp_std.py MODEL --only none     some of them
 
-Result: benchmarks/results/std.csv.
+Result: src/klgrad/papers/recorded/std.csv.
 """
 
 import argparse

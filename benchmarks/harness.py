@@ -18,6 +18,8 @@ import torch
 import klgrad
 
 RESULTS = Path(__file__).parent / "results"
+RECORDED = Path(klgrad.__file__).parent / "papers" / "recorded"
+"""Results of experiments, which `klgrad reproduce` reads."""
 
 
 def side_by_side(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

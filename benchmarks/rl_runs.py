@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import RESULTS, provenance, read, write
+from harness import RECORDED, provenance, read, write
 from packed import Job, Row, run_all
 
 COMMON: dict[str, Any] = {
@@ -48,7 +48,7 @@ def command(description: str | None, jobs: Callable[[argparse.Namespace], list[J
     """Run an experiment's jobs from the command line; jobs that its CSV file has are not run again."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of the unpacked model")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV file")
+    parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the CSV file")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of unfinished work")
     parser.add_argument("--workers", type=int, default=10, help="jobs at once; each takes 13 GiB")
     parser.add_argument("--only", default="", help="only jobs whose name contains this")
@@ -131,7 +131,7 @@ class EffectiveCoefficient:
     A group with reward deviation s gets its reward's gradient times λ and its KL's gradient times κ. Without division
     both are 1. With it λ = 1/s, and κ = 1 for a KL outside the reward; for a KL inside the reward λ = κ = 1/s̃, where s̃
     is the deviation of reward - β KL. The effective coefficient is β mean(κ) / mean(λ), where λ is weighted by s², the
-    size of the reward's gradient.
+    size of the reward's gradient. It leaves out that a reward minus the mean of its group has 1 - 1/n of its gradient.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -1,9 +1,10 @@
-"""Audit the frameworks that are installed in this environment; write docs/frameworks/NAME.md and NAME.json for each.
+"""Audit the frameworks that can be audited in this environment, or those that are named, and record what is found.
 
-`make frameworks` runs it in both environments; the table in the README is made from the JSON files.
+Each has its table in src/klgrad/adapters/recorded/NAME.json, which `klgrad audit` shows where the framework is not
+installed, and the same as a page in docs/frameworks/NAME.md. `make frameworks` runs this in all environments; the table
+in the README is made from the records.
 """
 
-import json
 import os
 import sys
 from datetime import UTC, datetime
@@ -11,31 +12,52 @@ from pathlib import Path
 
 import torch
 
-from klgrad.adapters import FRAMEWORKS
+from klgrad.adapters import FRAMEWORKS, Framework
+from klgrad.adapters.defaults import DEFAULTS
+from klgrad.adapters.recorded import Recorded
+from klgrad.adapters.sources import SOURCES
 from klgrad.audit import audit
-from klgrad.audit.render.plain import cells_of, markdown_table
+from klgrad.audit.render.plain import COLUMNS, cells_of, markdown_table
 
-PAGES = Path(__file__).parent.parent / "docs" / "frameworks"
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "frameworks"
+RECORDS = ROOT / "src" / "klgrad" / "adapters" / "recorded"
 
 
-def main() -> None:
-    """Write one page per framework, with its version and the date."""
+def main(names: list[str]) -> None:
+    """Record each framework, with its version and the date."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(1)
     PAGES.mkdir(exist_ok=True)
-    for name, framework in FRAMEWORKS.items():
-        if framework.installed is None:
+    for name in names or FRAMEWORKS:
+        framework = FRAMEWORKS[name]
+        if framework.version is None:
             print(framework.remark)
             continue
-        print(f"{name} {framework.installed}", file=sys.stderr)
-        rows = [cells_of(audit(subject)) for subject in framework.subjects()]
+        print(framework.title, file=sys.stderr)
+        results = [audit(subject) for subject in framework.subjects()]
+        rows = [list(cells_of(r)) for r in results]
+        verdicts = {r.name: (r.verdict, r.verdict_off_policy, r.holds) for r in results}
         date = datetime.now(UTC).date().isoformat()
-        known = {"framework": name, "version": framework.installed, "date": date, "rows": rows}
-        (PAGES / f"{name}.json").write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        made = f"Made on {date} by `klgrad audit {name}`, from its own installed code."
-        head = f"# {name} {framework.installed}\n\n{made}\n\n"
-        (PAGES / f"{name}.md").write_text(head + markdown_table(rows), encoding="utf-8")
+        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts).write(RECORDS)
+        (PAGES / f"{name}.md").write_text(_head(framework, date) + markdown_table(rows), encoding="utf-8")
+
+
+def _head(framework: Framework, date: str) -> str:
+    """What was audited and when, and the default settings."""
+    source = SOURCES.get(framework.name)
+    if source is None:
+        of = "from its own installed code"
+    else:
+        files = ", ".join(f"`{file}`" for file in source.files)
+        of = f"from its formulae, transcribed from {files} of {source.repository}; its own code was not run"
+    default = DEFAULTS[framework.name]
+    made = f"Made on {date} by `klgrad audit {framework.name}`, {of}."
+    return (
+        f"# {framework.name} {framework.version}\n\n{made}\n\n"
+        f"Default settings: {default.settings}, which is `{default.subject}`.\n\n"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

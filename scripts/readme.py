@@ -4,7 +4,6 @@ A part is the text between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
 
 import csv
-import json
 import re
 import subprocess
 import sys
@@ -12,10 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import stdev
 
+import experiments
 import torch
 
+from klgrad.adapters import FRAMEWORKS
+from klgrad.adapters.recorded import recorded
 from klgrad.audit import audit, catalogue
 from klgrad.audit.render.plain import markdown_table, to_markdown
+from klgrad.audit.whole import audit_whole
+from klgrad.audit.whole.render import to_markdown as whole_table
+from klgrad.policy_losses import POLICY_LOSSES
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -41,6 +46,11 @@ def verdicts() -> str:
     return to_markdown([audit(catalogue()[name]) for name in SHOWN])
 
 
+def policy_losses() -> str:
+    """What each published policy loss does."""
+    return whole_table([audit_whole(entry) for entry in POLICY_LOSSES.values()])
+
+
 def example() -> str:
     """The output of the example in the README."""
     source = re.search(r"<!-- code -->\n```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
@@ -60,6 +70,7 @@ def results() -> str:
 SHOWN_SETTINGS = (
     "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
     "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
+    "trl grpo loss_type=grpo importance_sampling_level=sequence use_bias_correction_kl=True",
     "trl grpo loss_type=dr_grpo use_vllm=True",
     "trl rloo normalize_advantages=False",
     "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean",
@@ -74,19 +85,35 @@ SHOWN_SETTINGS = (
     "skyrl use_kl_in_reward estimator=k1 advantage=rloo",
     "skyrl use_kl_in_reward estimator=k1 advantage=rloo tis=sequence uncapped",
     "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
+    "ms-swift loss_type=grpo",
+    "ms-swift kl_in_reward advantage_estimator=rloo loss_type=dr_grpo",
+    "unsloth grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
+    "trinity kl_loss_fn=k2 loss_agg_mode=token-mean",
+    "nemo-rl reference_policy_kl_type=k3 token_level_loss=True",
+    "prime-rl trainer.loss.type=default kl_tau",
+    "prime-rl algorithm=opd",
+    "slime --use-kl-loss --kl-loss-type k1",
+    "slime --use-kl-loss --kl-loss-type low_var_kl",
+    "slime --kl-coef --advantage-estimator grpo",
+    "open-instruct kl_estimator=2 loss_denominator=token",
+    "tinker-cookbook rl kl_penalty_coef kl_discount_factor=0.0",
+    "tinker-cookbook distillation kl_penalty_coef kl_discount_factor=0.0",
 )
 
 
 def frameworks() -> str:
-    """A selection of rows of docs/frameworks, with each framework's version and the date of its audit."""
-    shown, made = [], []
-    for path in sorted((ROOT / "docs" / "frameworks").glob("*.json")):
-        known = json.loads(path.read_text(encoding="utf-8"))
-        title = f"{known['framework']} {known['version']}"
-        made.append(f"[{title}](docs/frameworks/{path.stem}.md) on {known['date']}")
-        rows = {row[0]: row for row in known["rows"]}
-        shown += [rows[name] for name in SHOWN_SETTINGS if name in rows]
-    return f"Audited: {', '.join(made)}.\n\n{markdown_table(shown)}"
+    """A selection of rows of the recorded audits, with each framework's version and the date of its audit."""
+    shown, made = [], {True: [], False: []}
+    for name, framework in FRAMEWORKS.items():
+        known = recorded(name)
+        assert known, f"{name} has no recorded audit: run `make frameworks`"
+        page = f"[{name} {known.version}](docs/frameworks/{name}.md) on {known.date}"
+        made[framework.transcribed].append(page)
+        rows = {row[0]: row for row in known.rows}
+        shown += [rows[setting] for setting in SHOWN_SETTINGS if setting in rows]
+    audited = f"Audited, their own code: {', '.join(made[False])}."
+    transcribed = f"Audited, formulae transcribed from their source: {', '.join(made[True])}."
+    return f"{audited}\n\n{transcribed}\n\n{markdown_table(shown)}"
 
 
 BENCHMARKS = ROOT / "benchmarks" / "results"
@@ -171,25 +198,6 @@ def distillation() -> str:
     return head + "|---|---|---|---|---|---|---|\n" + "".join(f"{line}\n" for line in best.values())
 
 
-def fig8() -> str:
-    """Every arm of the distillation experiment after its last update, with means over seeds."""
-    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
-    for row in _rows("fig8_seeds"):
-        if row["update"] == "40":
-            groups.setdefault((row["lengths"], row["arm"], row["learning_rate"]), []).append(row)
-    lines = [
-        "| completions | arm | rate | KL(student‖teacher) per completion | per token | tokens | "
-        "KL(teacher‖student) per token | entropy per token | right answers |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    shown = ("kl_per_sequence", "kl_per_token", "length", "forward_kl_per_token", "entropy_per_token", "correct")
-    for (lengths, arm, rate), rows in sorted(groups.items(), key=lambda item: (item[0][0] != "may-end", item[0][1])):
-        each = [[float(row[name]) for row in rows] for name in shown]
-        cells = [f"{sum(x) / len(x):.3g} ± {stdev(x) / len(x) ** 0.5:.2g}" for x in each]
-        lines.append(f"| {lengths} | `{arm}` | {rate} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
-
-
 def trainer_cost() -> str:
     """The time of a training step relative to TRL with its own KL."""
     found = {}
@@ -229,7 +237,13 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "kernels": exact_kernels,
     },
     ROOT / "docs" / "kernels.md": {"kernels": kernels, "step": step},
-    ROOT / "docs" / "experiments.md": {"fig8": fig8},
+    ROOT / "docs" / "policy-losses.md": {"policy losses": policy_losses},
+    ROOT / "docs" / "experiments.md": {
+        "fig8": experiments.fig8,
+        "kl in reward": experiments.kl_in_reward,
+        "comparisons": experiments.comparisons,
+        "curve": experiments.curve,
+    },
     ROOT / "docs" / "train.md": {
         "distillation": distillation,
         "trainer cost": trainer_cost,

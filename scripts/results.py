@@ -15,7 +15,8 @@ HEAD = """# Reproduced results
 `make results` (`klgrad reproduce`, seed {seed}) writes this page: every number in a verdict or a check was measured in
 that run. Sentences marked *(ours)* are not from the paper. Statistical sentences are checked by their z-score over
 repeats (more than 4 standard errors), the others by the limit or tolerance shown. `klgrad reproduce NAME` recomputes
-one result.
+one result. Results about language models ({experiments}) are judged from recorded training runs, by more than 2
+standard errors with three seeds or more: [experiments](experiments.md).
 
 """
 
@@ -24,7 +25,10 @@ def main(run: Path) -> None:
     """Write the page: a table, then a section for each result."""
     saved = {name: json.loads((run / f"{name}.json").read_text(encoding="utf-8")) for name in studies()}
     page = [
-        HEAD.format(seed=next(iter(saved.values()))["settings"]["seed"]),
+        HEAD.format(
+            seed=next(iter(saved.values()))["settings"]["seed"],
+            experiments=", ".join(name for name, study in studies().items() if study.experiment),
+        ),
         "| result | claim | verdict |\n|---|---|---|\n",
     ]
     for name, data in saved.items():

@@ -1,9 +1,10 @@
 """klgrad: KL terms that declare what they differentiate, and an audit that verifies it.
 
-The names here need torch alone. Subpackages are imported when they are first used:
+The names here need torch alone, and it is imported when the first of them is used. Subpackages likewise:
 
 - `klgrad.audit`: find out which divergence a loss descends;
 - `klgrad.zoo`: KL losses found in published code and papers, sound or not;
+- `klgrad.policy_losses`: policy losses as published, and what they do on stale samples;
 - `klgrad.reports`: KL estimates of a run with standard errors;
 - `klgrad.enumeration`: problems small enough to sum over, and the gradients of the targets on them;
 - `klgrad.kernels`: exact KLs from hidden states, without storing the logits;
@@ -12,18 +13,11 @@ The names here need torch alone. Subpackages are imported when they are first us
 - `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: the parts that terms are made of.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import _torch as _torch
-from .core.importance import Clip, ImportanceWeighting, Mask, Truncate
-from .core.optima import forward_optimum, reverse_optimum
-from .core.regularizers import consistency_loss, squared_sequence
-from .core.result import KLResult
-from .core.rollout import Rollout
-from .core.term import KLTerm
 from .errors import KlgradError
-from .reports.divergence import kl_report, mismatch_report
 
 if TYPE_CHECKING:
     from . import (
@@ -31,13 +25,25 @@ if TYPE_CHECKING:
         enumeration as enumeration,
         kernels as kernels,
         logs as logs,
+        policy_losses as policy_losses,
         reports as reports,
         trl as trl,
         zoo as zoo,
     )
     from .core import credit as credit, estimators as estimators, importance as importance
+    from .core.importance import Clip, ImportanceWeighting, Mask, Truncate
+    from .core.optima import forward_optimum, reverse_optimum
+    from .core.regularizers import consistency_loss, squared_sequence
+    from .core.result import KLResult
+    from .core.rollout import Rollout
+    from .core.term import KLTerm
+    from .reports.divergence import kl_report, mismatch_report
 
 __version__ = "0.1.0"
+
+# torch warns where NumPy is not installed; nothing that needs torch alone uses NumPy. This is the first module of the
+# package to be imported, so the filter is there before torch. A NumPy that is installed and fails is still reported.
+warnings.filterwarnings("ignore", "Failed to initialize NumPy: No module named 'numpy", UserWarning)
 
 _SUBPACKAGES = {
     "audit": ".audit",
@@ -47,11 +53,29 @@ _SUBPACKAGES = {
     "importance": ".core.importance",
     "kernels": ".kernels",
     "logs": ".logs",
+    "policy_losses": ".policy_losses",
     "reports": ".reports",
     "trl": ".trl",
     "zoo": ".zoo",
 }
 """The public subpackages, and where each is imported from when it is first used."""
+
+_NAMES = {
+    "Clip": ".core.importance",
+    "ImportanceWeighting": ".core.importance",
+    "KLResult": ".core.result",
+    "KLTerm": ".core.term",
+    "Mask": ".core.importance",
+    "Rollout": ".core.rollout",
+    "Truncate": ".core.importance",
+    "consistency_loss": ".core.regularizers",
+    "forward_optimum": ".core.optima",
+    "kl_report": ".reports.divergence",
+    "mismatch_report": ".reports.divergence",
+    "reverse_optimum": ".core.optima",
+    "squared_sequence": ".core.regularizers",
+}
+"""The other public names, and the module that each is imported from when it is first used."""
 
 __all__ = [
     "Clip",
@@ -73,6 +97,7 @@ __all__ = [
     "kl_report",
     "logs",
     "mismatch_report",
+    "policy_losses",
     "reports",
     "reverse_optimum",
     "squared_sequence",
@@ -83,8 +108,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
-        return import_module(_SUBPACKAGES[name], __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = import_module(_SUBPACKAGES[name], __name__)
+    elif name in _NAMES:
+        found = getattr(import_module(_NAMES[name], __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found  # so that this function is called once for each name
+    return found
 
 
 def __dir__() -> list[str]:

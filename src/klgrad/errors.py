@@ -75,6 +75,14 @@ class MissingExtraError(KlgradError, ImportError):
     """An optional package that is not installed; the remedy names the extra that installs it."""
 
 
+class RunFileError(KlgradError, ValueError):
+    """A configuration file of a run that cannot be read, or has a value that cannot be."""
+
+
+class ExperimentError(KlgradError, RuntimeError):
+    """Training runs of an experiment that cannot be made here, or that failed."""
+
+
 class OutputError(KlgradError, OSError):
     """A file that cannot be written."""
 

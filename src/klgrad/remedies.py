@@ -47,8 +47,9 @@ class Remedy:
     @property
     def pieces(self) -> list[Piece]:
         """One sentence, with the replacements marked as code."""
-        before = capitalised(f"{self.do}: use " if self.do and self.use else self.do or "use ")
-        after = "" if self.do else " instead"
+        joint = ", use " if self.do.startswith("for ") else ": use "
+        before = capitalised(f"{self.do}{joint}" if self.do and self.use else self.do or "use ")
+        after = " instead" if self.use else ""
         found = [Piece(before)]
         for i, replacement in enumerate(self.use):
             found += [Piece(" or ")] * (i > 0) + [Piece(as_code(replacement), is_code=True)]

@@ -46,6 +46,21 @@ def completion_token_mean(rollout):
     return ((per_token * rollout.mask).sum(-1) / rollout.mask.sum(-1)).mean()
 
 
+def gspo(rollout):
+    """k3 of each token times one ratio per completion, (B, 1): the geometric mean of its tokens' ratios."""
+    log_ratio = (rollout.logp - rollout.behavior_logp) * rollout.mask
+    ratio = (log_ratio.sum(-1, keepdim=True) / rollout.mask.sum(-1, keepdim=True)).exp()
+    return ratio * k3(rollout) * rollout.mask
+
+
+def gspo_length_mean(rollout):
+    return (gspo(rollout).sum(-1) / rollout.mask.sum(-1)).mean()
+
+
+def gspo_sum(rollout):
+    return gspo(rollout).sum() / rollout.mask.numel()
+
+
 def without_the_cut_off(rollout):
     ended = ~rollout.mask.all(-1, keepdim=True)
     return (stale_ratio(rollout) * k3(rollout) * (rollout.mask & ended)).sum() / rollout.mask.numel()
@@ -76,6 +91,8 @@ MODES = ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")
 INDEPENDENT = [
     *((grpo(loss_type=kind), batch_token_mean) for kind in ("bnpo", "cispo", "vespo")),
     (grpo(loss_type="sapo"), completion_token_mean),
+    (grpo(loss_type="grpo", importance_sampling_level="sequence"), gspo_length_mean),
+    (grpo(loss_type="dr_grpo", importance_sampling_level="sequence"), gspo_sum),
     (grpo(**DR_GRPO, mask_truncated_completions=True), without_the_cut_off),
     *((grpo(**VLLM, vllm_importance_sampling_mode=mode), uncorrected_for_vllm) for mode in MODES),
     (grpo(**VLLM, vllm_importance_sampling_correction=False), uncorrected_for_vllm),

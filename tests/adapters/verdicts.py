@@ -1,22 +1,26 @@
 """What each framework's settings descend, by an independent reading of its formulae; held against its own code.
 
-(on-policy, off-policy, at equal lengths on-policy): the first two over all problems, where a mean over tokens or a
-clamp makes it `unknown`. A log-ratio clamped at 10 is seen on the problems with log-ratios of 12.
+(on-policy, off-policy, at equal lengths on-policy): the first two in large batches, where a mean over the tokens of the
+batch is a sum up to its scale, and a mean over each completion or a clamp makes it `unknown`; the third in small
+batches of equal lengths. A log-ratio clamped at 10 is seen on the problems with log-ratios of 12.
 """
 
 UNKNOWN = ("unknown", "unknown", "unknown")
 
 
-def token_mean(at_equal):
-    """A mean over tokens: the target only where all completions are equally long."""
+def per_completion(at_equal):
+    """A mean over the tokens of each completion: the target only where all completions are equally long."""
     return ("unknown", "unknown", at_equal)
 
 
 def summed(on, off):
+    """A sum over tokens, or in large batches a mean over all of them."""
     return (on, off, on)
 
 
-FORWARD, CORRECTED = summed("forward-kl-token", "unknown"), summed("reverse-kl-token", "reverse-kl-token-sampler")
+FORWARD, CORRECTED = summed("forward-kl-token", "k3-token"), summed("reverse-kl-token", "reverse-kl-token-sampler")
+# Divided by the standard deviation of the batch: in large batches a scale.
+WHITENED = ("reverse-kl-sequence", "unknown", "unknown")
 GRPO = {
     # (ratio level, bias correction): the loss per token, before it is reduced
     ("token", True): CORRECTED,
@@ -29,7 +33,7 @@ GRPO = {
 def grpo(framework, loss_types):
     return {
         f"{framework} grpo loss_type={kind} importance_sampling_level={level} use_bias_correction_kl={correction}": (
-            claim if kind in ("dr_grpo", "luspo") else token_mean(claim[2])
+            per_completion(claim[2]) if kind == "grpo" else claim
         )
         for kind in loss_types
         for (level, correction), claim in GRPO.items()
@@ -41,7 +45,7 @@ LEVEL_WITHOUT_CORRECTION = "importance_sampling_level=sequence use_bias_correcti
 DR_GRPO = "trl grpo loss_type=dr_grpo"  # and TRL's defaults: bias corrected, by the token ratio
 # Scored by the trainer just before the loss, π_old is π: the ratio that should correct the KL is 1. The one that
 # corrects for vLLM multiplies the policy's term, and the KL is added after. So: l_t on the sampler's tokens.
-VLLM = summed("reverse-kl-token", "unknown")
+VLLM = summed("reverse-kl-token", "squared-token")
 # The KL of completions that are cut off is dropped; where all are equally long, all of them are.
 TRUNCATED = ("unknown", "unknown", "nothing")
 TRL = {
@@ -50,7 +54,8 @@ TRL = {
         for name, claim in grpo("trl", ("dapo", "grpo", "dr_grpo", "luspo")).items()
         if LEVEL_WITHOUT_CORRECTION not in name
     },
-    **{f"trl grpo loss_type={kind}": token_mean("reverse-kl-token") for kind in ("bnpo", "cispo", "vespo", "sapo")},
+    **{f"trl grpo loss_type={kind}": CORRECTED for kind in ("bnpo", "cispo", "vespo")},
+    "trl grpo loss_type=sapo": per_completion("reverse-kl-token"),
     f"{DR_GRPO} mask_truncated_completions=True": TRUNCATED,
     f"{DR_GRPO} use_vllm=True": VLLM,
     f"{DR_GRPO} use_vllm=True vllm_importance_sampling_mode=sequence_truncate": VLLM,
@@ -58,10 +63,11 @@ TRL = {
     f"{DR_GRPO} use_vllm=True vllm_importance_sampling_mode=token_truncate": VLLM,
     f"{DR_GRPO} use_vllm=True vllm_importance_sampling_correction=False": VLLM,
     "trl rloo normalize_advantages=False": summed("reverse-kl-sequence", "unknown"),
-    "trl rloo normalize_advantages=True": UNKNOWN,
+    "trl rloo normalize_advantages=True": WHITENED,
     "trl rloo normalize_advantages=False mask_truncated_completions=True": TRUNCATED,
-    # Cov_μ(Σl, Σs), the gradient of Var_μ(Σl) / 2: the leave-one-out mean is no baseline off-policy.
-    "trl rloo normalize_advantages=False use_vllm=True": summed("reverse-kl-sequence", "unknown"),
+    # Cov_μ(Σl, Σs), the gradient of Var_μ(Σl) / 2: the squared log-ratio and, as the leave-one-out mean is no baseline
+    # off-policy, a drift.
+    "trl rloo normalize_advantages=False use_vllm=True": summed("reverse-kl-sequence", "sum-of-targets"),
 }
 LIGER = grpo("liger", ("dapo", "grpo", "dr_grpo"))
 OPENRLHF = {
@@ -77,20 +83,20 @@ OPENRLHF = {
 } | {
     # averaged over the batch's tokens, too
     f"openrlhf algo.kl.use_loss estimator={k} unbiased_gradient={unbiased}": (
-        token_mean("reverse-kl-token") if unbiased else UNKNOWN
+        summed("reverse-kl-token", "unknown") if unbiased else UNKNOWN
     )  # without the switch: values clamped at 10, k1 too, which is otherwise nothing at equal lengths
     for k in ("k1", "k2", "k3")
     for unbiased in (False, True)
 }
 SKYRL_REWARD = {
     "k3 advantage=grpo token_mean": UNKNOWN,
-    "k1 advantage=rloo token_mean": token_mean("reverse-kl-sequence"),
+    "k1 advantage=rloo token_mean": summed("reverse-kl-sequence", "unknown"),
     "k1 advantage=grpo": UNKNOWN,
     "k1 advantage=grpo without std": summed("reverse-kl-sequence", "unknown"),
     "k1 advantage=rloo": summed("reverse-kl-sequence", "unknown"),
     "k1 advantage=maxrl": UNKNOWN,  # divided by the group's mean, KL and all
-    "k1 advantage=reinforce++": UNKNOWN,
-    "k1 advantage=gae critic=0": UNKNOWN,
+    "k1 advantage=reinforce++": WHITENED,
+    "k1 advantage=gae critic=0": WHITENED,
     "k3 advantage=rloo": UNKNOWN,
     "k2 advantage=rloo": UNKNOWN,
     "abs advantage=rloo": UNKNOWN,
@@ -101,17 +107,19 @@ SKYRL_REWARD = {
 }
 SKYRL = {
     "skyrl use_kl_loss kl_estimator_type=k3": UNKNOWN,
-    "skyrl use_kl_loss kl_estimator_type=k1": token_mean("nothing"),
-    "skyrl use_kl_loss kl_estimator_type=k2": token_mean("reverse-kl-token"),
+    "skyrl use_kl_loss kl_estimator_type=k1": per_completion("nothing"),
+    "skyrl use_kl_loss kl_estimator_type=k2": per_completion("reverse-kl-token"),
     "skyrl use_kl_loss kl_estimator_type=abs": UNKNOWN,
 } | {f"skyrl use_kl_in_reward estimator={setting}": claim for setting, claim in SKYRL_REWARD.items()}
-REVERSE_TOKEN, REVERSE_SEQUENCE = summed("reverse-kl-token", "unknown"), summed("reverse-kl-sequence", "unknown")
+# k1 as a loss pushes away from what was sampled (fact 22).
+K1 = summed("nothing", "climbs forward-kl-sampler-sequence")
+REVERSE_TOKEN, REVERSE_SEQUENCE = summed("reverse-kl-token", "squared-token"), summed("reverse-kl-sequence", "unknown")
 VERL = {
     "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean": UNKNOWN,
-    "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=token-mean": token_mean("reverse-kl-token"),
+    "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=token-mean": REVERSE_TOKEN,
     "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum": UNKNOWN,
     "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
-    "verl use_kl_loss kl_loss_type=kl loss_agg_mode=seq-mean-token-sum": summed("nothing", "unknown"),
+    "verl use_kl_loss kl_loss_type=kl loss_agg_mode=seq-mean-token-sum": K1,
     "verl use_kl_loss kl_loss_type=kl+ loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
     "verl use_kl_loss kl_loss_type=mse loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
     "verl use_kl_loss kl_loss_type=abs loss_agg_mode=seq-mean-token-sum": UNKNOWN,
@@ -119,8 +127,8 @@ VERL = {
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo without std": REVERSE_SEQUENCE,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo": REVERSE_SEQUENCE,
     # divided by the batch's deviation
-    "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus": UNKNOWN,
-    "verl use_kl_in_reward kl_penalty=kl adv_estimator=gae critic=0": UNKNOWN,
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus": WHITENED,
+    "verl use_kl_in_reward kl_penalty=kl adv_estimator=gae critic=0": WHITENED,
     "verl distillation loss_mode=k1 use_policy_gradient=True": UNKNOWN,  # reverse-kl-token, but clamped at ±10
     "verl distillation loss_mode=k2 use_policy_gradient=True": UNKNOWN,  # k2 as a detached coefficient
     "verl distillation loss_mode=k2 use_policy_gradient=False": UNKNOWN,  # values clamped at ±10

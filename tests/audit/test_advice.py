@@ -10,8 +10,10 @@ from klgrad.audit.curve import coefficient_curve
 from klgrad.audit.known_losses import every_term
 from klgrad.audit.render.page import to_html
 from klgrad.audit.subject import as_subject
+from klgrad.audit.whitening import whitens
 from klgrad.remedies import Remedy, as_code
 from klgrad.targets import TARGETS
+from klgrad.zoo.replacements import AFTER_DIVISION
 
 NAMES = {x.__name__: x for x in (KLTerm, ImportanceWeighting, Truncate, Clip, Mask)}
 
@@ -25,7 +27,8 @@ def test_the_code_of_a_term_gives_the_term():
 
 def test_sentences():
     assert str(Remedy(use=("k2-loss", KLTerm()), why="a reason")) == "Use k2-loss or KLTerm() instead (a reason)."
-    assert str(Remedy("detach the ratio", ("k2-loss",))) == "Detach the ratio: use k2-loss."
+    assert str(Remedy("detach the ratio", ("k2-loss",))) == "Detach the ratio: use k2-loss instead."
+    assert str(Remedy("for the reverse KL", (KLTerm(),))) == "For the reverse KL, use KLTerm() instead."
     assert str(Remedy("return the KL")) == "Return the KL."
     advice = Advice("descends KL", ("overflows",), (Remedy("do this"), Remedy("do that")))
     assert str(advice) == "Descends KL; overflows. Do this. Do that."
@@ -84,3 +87,18 @@ def test_a_loss_that_is_weighted_already_needs_no_other_weights():
 
 def test_a_sound_term_needs_no_remedy():
     assert audit(KLTerm(weighting=ImportanceWeighting("prefix", bound=None))).advice.remedies == ()
+
+
+def whitened_reward(logp, ref_logp, mask, group):
+    kl = ((logp - ref_logp).detach() * mask).sum(-1).view(-1, int((group == group[0]).sum()))
+    whitened = (kl - kl.mean(1, keepdim=True)) / (kl.std(1, keepdim=True) + 1e-4)
+    return (whitened.view(-1, 1) * logp * mask).sum() / len(logp)
+
+
+def test_a_whitened_reward_gets_the_sentence_of_the_cell():
+    remedies = audit(whitened_reward).advice.remedies
+    assert remedies[0] == zoo.get("k1-reward-group-std").instead == AFTER_DIVISION
+
+
+def test_no_other_cell_is_taken_for_a_whitened_reward():
+    assert [cell.name for cell in zoo.CELLS.values() if whitens(as_subject(cell))] == ["k1-reward-group-std"]

@@ -10,6 +10,7 @@ from klgrad.audit.problems import RATIO_REACH, REACH, cases
 from klgrad.audit.subject import Subject
 from klgrad.audit.verdict import MATCH
 from klgrad.errors import LossCallError, LossOutputError
+from klgrad.targets import TARGETS, TO_REFERENCE, WITH_GRADIENT
 
 
 def k3_per_token(logp, ref_logp):
@@ -91,19 +92,19 @@ def noisy(logp, ref_logp, mask):
 
 
 VERDICTS = {
-    k3_per_token: ("forward-kl-token", "unknown"),
-    k2_sum: ("reverse-kl-token", "unknown"),
-    casts_to_float32: ("reverse-kl-token", "unknown"),
+    k3_per_token: ("forward-kl-token", "k3-token"),
+    k2_sum: ("reverse-kl-token", "squared-token"),
+    casts_to_float32: ("reverse-kl-token", "squared-token"),
     forgets_the_mask: ("unknown", "unknown"),
-    writes_in_place: ("reverse-kl-token", "unknown"),
+    writes_in_place: ("reverse-kl-token", "squared-token"),
     truncates_its_ratio: ("reverse-kl-token", "unknown"),
     hinge: ("unknown", "unknown"),
-    k1_mean: ("unknown", "unknown"),
+    k1_mean: ("nothing", "climbs forward-kl-sampler-sequence"),
     no_grad: ("nothing", "nothing"),
     not_differentiable: ("nothing", "nothing"),
-    climbs: ("unknown", "unknown"),
+    climbs: ("climbs reverse-kl-token", "climbs squared-token"),
     zero_over_zero: ("unknown", "unknown"),
-    clipped_policy_loss_with_kl: ("reverse-kl-token", "unknown"),
+    clipped_policy_loss_with_kl: ("reverse-kl-token", "squared-token"),
 }
 
 
@@ -117,16 +118,9 @@ def test_verdicts(loss):
 
 
 @pytest.mark.slow
-def test_a_mean_over_tokens_is_right_only_at_equal_lengths():
-    result = audit(k2_token_mean)
-    assert result.verdict == "unknown"
-    assert result.length_sensitive
-    assert result.verdict_fixed_lengths == "reverse-kl-token"
-    assert str(result.advice).startswith(
-        "Descends the token-level reverse KL (prefixes held fixed) only if all completions"
-    )
+def test_a_mean_over_tokens_is_right_at_equal_lengths():
     equal = audit(k2_token_mean, lengths="equal")
-    assert equal.verdict == "reverse-kl-token"
+    assert (equal.verdict, equal.holds) == ("reverse-kl-token", "always")
     assert not equal.length_sensitive
 
 
@@ -141,7 +135,7 @@ def test_what_ignores_the_reference_is_told_so_first():
 def test_a_stale_kl_is_not_taken_for_a_fresh_one():
     for advantages in ("zero", "random"):
         result = audit(stale, advantages=advantages)
-        assert (result.verdict, result.verdict_off_policy) == ("reverse-kl-sequence", "unknown")
+        assert (result.verdict, result.verdict_off_policy) == ("reverse-kl-sequence", "sum-of-targets")
 
 
 @pytest.mark.slow
@@ -242,9 +236,8 @@ def test_far_problems_pass_every_clamp_in_common_use():
 
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_distinct_targets_are_far_apart_on_the_problems(on_policy):
-    coincide = {"reverse-kl-token-sampler": "reverse-kl-token", "squared-sequence": "reverse-kl-sequence"}
     problems = cases(on_policy)
-    names = [n for n in problems[0].targets if not (on_policy and n in coincide)]
+    names = [n for n in TO_REFERENCE if TARGETS[n].same_on_policy is None] if on_policy else WITH_GRADIENT
     for a in names:
         for b in names:
             if a != b:
@@ -269,12 +262,16 @@ def raises(logp, mask):
     raise KeyError("no such setting")
 
 
-def returns_a_tuple(logp, mask):
-    return logp.sum(), {}
+def returns_a_number(logp, mask):
+    return logp.sum().item()
 
 
-def returns_per_sequence(logp, mask):
-    return (logp * mask).sum(-1)
+def returns_metrics_only(logp, mask):
+    return {"kl": logp.sum()}
+
+
+def returns_per_step(logp, mask):
+    return (logp * mask).sum(0)
 
 
 def wants_the_moon(logp, moon):
@@ -296,9 +293,13 @@ BAD = {
         LossCallError,
         r"raises to return a differentiable loss; received KeyError: 'no such setting'; remedy: look at .*line \d+",
     ),
-    returns_a_tuple: (LossOutputError, "received tuple; remedy: return only the loss tensor; wrap"),
-    returns_per_sequence: (LossOutputError, r"received a tensor of shape \(2,\)"),
-    wants_the_moon: (LossCallError, "received parameters logp, moon; remedy: wrap it"),
+    returns_a_number: (LossOutputError, r"received the number -\d.*without `.item\(\)`.*remedy: return the loss as a"),
+    returns_metrics_only: (LossOutputError, "received a dictionary with the keys kl; remedy: return the loss"),
+    returns_per_step: (LossOutputError, r"received a tensor of shape \(3,\)"),
+    wants_the_moon: (
+        LossCallError,
+        "logp, moon, of which moon is not known; remedy: if moon is a setting, .*--set moon=",
+    ),
     calls_backward: (LossCallError, r"received RuntimeError: .*backward through the graph a second time"),
     wants_nothing: (LossCallError, r"received parameters \(none\)"),
 }

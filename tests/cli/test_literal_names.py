@@ -56,7 +56,7 @@ def audited():
 @pytest.mark.parametrize("name", HOSTILE)
 def test_audit(name, tmp_path, monkeypatch, audited):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("klgrad.cli.audit.audit", lambda subject, **_: replace(audited, name=subject.name))
+    monkeypatch.setattr("klgrad.audit.audit", lambda subject, **_: replace(audited, name=subject.name))
     path = Path(f"{name}.py")
     path.parent.mkdir(exist_ok=True)
     path.write_text(LOSS)

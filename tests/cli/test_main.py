@@ -13,7 +13,7 @@ import pytest
 from logs.synthetic import sampled, write
 
 import klgrad
-from klgrad.cli import audit as audit_command, main
+from klgrad.cli import main
 from klgrad.cli.streams import SPELLED
 
 LOSSES = """
@@ -91,7 +91,7 @@ def test_a_bug_is_a_traceback_and_status_2(error, ended, monkeypatch):
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(audit_command, "audit", buggy)
+        patched.setattr("klgrad.audit.audit", buggy)
         status, _, err = ended("audit", "k1-loss")
     assert status == 2
     assert "Traceback" in err

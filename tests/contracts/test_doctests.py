@@ -10,8 +10,9 @@ import pytest
 import klgrad
 
 ROOMS = (
-    "audit", "core", "enumeration", "errors", "kernels", "logs", "papers.study", "remedies", "reports", "support",
-    "targets", "training", "trl", "zoo",
+    "adapters.own_code", "adapters.recorded", "adapters.run_file", "adapters.trl_settings", "audit", "core",
+    "enumeration", "errors", "kernels", "logs", "papers", "policy_losses", "remedies", "reports", "support", "targets",
+    "training", "trl", "zoo",
 )  # fmt: skip
 """The parts of the package whose examples are run."""
 

@@ -37,8 +37,8 @@ class Hide:
 
 sys.meta_path[:] = map(Hide, sys.meta_path)
 import warnings
-warnings.simplefilter("ignore")  # torch says that numpy is missing
-import torch, klgrad, klgrad.enumeration, klgrad.audit, klgrad.kernels
+warnings.simplefilter("error")  # also that of torch: numpy is missing
+import klgrad, klgrad.enumeration, klgrad.audit, klgrad.kernels, torch
 logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
 klgrad.KLTerm()(klgrad.Rollout(logp, logp - 1, torch.ones(1, 2))).loss.backward()
 assert logp.grad is not None

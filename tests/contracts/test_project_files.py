@@ -1,6 +1,5 @@
 """Files of the project that repeat what another file defines agree with it."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -9,6 +8,8 @@ import pytest
 import yaml
 
 import klgrad
+from klgrad.adapters import FRAMEWORKS
+from klgrad.adapters.recorded import recorded
 from klgrad.audit.render.plain import markdown_table
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,18 @@ def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "frameworks").glob("*.md")), ids=lambda path: path.stem)
 def test_the_page_of_a_framework_shows_its_data(path):
-    known = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    known = recorded(path.stem)
     text = path.read_text(encoding="utf-8")
-    assert text.startswith(f"# {known['framework']} {known['version']}\n\nMade on {known['date']} by")
-    assert text.endswith(f"\n\n{markdown_table(known['rows'])}")
+    assert text.startswith(f"# {known.framework} {known.version}\n\nMade on {known.date} by")
+    assert text.endswith(f"\n\n{markdown_table(known.rows)}")
+
+
+def test_every_framework_has_a_page():
+    assert {path.stem for path in (ROOT / "docs" / "frameworks").glob("*.md")} == set(FRAMEWORKS)
+
+
+def test_the_frameworks_are_installed_at_their_tested_versions():
+    pins = [(ROOT / name).read_text(encoding="utf-8") for name in ("constraints.txt", "constraints-frameworks.txt")]
+    pinned = {line.lower().replace("_", "-") for text in pins for line in text.splitlines()}
+    own = [framework for framework in FRAMEWORKS.values() if not framework.transcribed]
+    assert {f"{f.distribution.lower().replace('_', '-')}=={f.tested}" for f in own} <= pinned

@@ -11,7 +11,8 @@ import klgrad
 NAMES = {
     "Clip", "KLResult", "KLTerm", "KlgradError", "Mask", "ImportanceWeighting", "Rollout", "Truncate",
     "consistency_loss", "forward_optimum", "kl_report", "mismatch_report", "reverse_optimum", "squared_sequence",
-    "audit", "credit", "enumeration", "estimators", "importance", "kernels", "logs", "reports", "trl", "zoo",
+    "audit", "credit", "enumeration", "estimators", "importance", "kernels", "logs", "policy_losses",
+    "reports", "trl", "zoo",
 }  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def test_subpackages_are_imported_when_they_are_used():
 
 
 def test_no_public_function_hides_a_module_of_its_name():
-    for package in ("audit", "enumeration", "kernels", "logs", "reports", "trl", "zoo"):
+    for package in ("audit", "enumeration", "kernels", "logs", "policy_losses", "reports", "trl", "zoo"):
         module = getattr(klgrad, package)
         for name, x in vars(module).items():
             if inspect.isfunction(x) and not name.startswith("_"):

@@ -73,7 +73,7 @@ def test_a_claim_that_fails_says_in_what(tmp_path):
 def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
     first, second = study(), study(fails=KeyboardInterrupt())
     second = Study("paper/second", second.module)
-    monkeypatch.setattr(command, "studies", lambda: {first.name: first, second.name: second})
+    monkeypatch.setattr("klgrad.papers.all_studies.studies", lambda: {first.name: first, second.name: second})
     stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert stopped.exit_code == 130
     assert "to compute the missing results" in stopped.output

@@ -115,6 +115,12 @@ def test_cut_off_completions_may_be_masked_where_no_kl_is_declared():
         ({"loss_type": "cispo"}, "multiplied by it, and a KL in the loss is not"),
         ({"loss_type": "cispo", "kl_placement": "advantage"}, "multiplied by it, and the KL with them"),
         ({"use_vllm": True, "kl_placement": "reward"}, "weights the KL in the reward"),
+        (
+            {"loss_type": "grpo"},
+            "kl_reduction='sequence', loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL",
+        ),
+        ({"loss_type": "sapo", "kl_placement": "advantage"}, "however large the batch; loss_type='dapo'"),
+        ({"kl_placement": "reward"}, "scale_rewards='group': a standard deviation divides the KL too"),
         ({"neftune_noise_alpha": 5.0}, "adds noise"),
     ],
 )

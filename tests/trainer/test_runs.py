@@ -327,11 +327,6 @@ def test_a_kl_that_does_not_start_at_zero_is_told_of(tmp_path):
     assert any("not about 0" in str(w.message) and "another checkpoint" in str(w.message) for w in told)
 
 
-def test_the_reward_placement_warns_of_the_deviation(tmp_path):
-    with pytest.warns(UserWarning, match="β differs from prompt to prompt"):
-        made(tmp_path, kl_placement="reward")
-
-
 def test_what_is_logged(tmp_path):
     trainer = made(tmp_path, kl_estimator="exact", max_steps=2)
     trainer.train()

@@ -20,7 +20,8 @@ from typing import Any
 class _StandIn(ModuleType):
     """Every attribute, call and subscript returns a stand-in; as a decorator it returns the decorated function.
 
-    It is false and empty, so that `if ray.is_initialized()` takes the branch without ray.
+    It is false and empty, so that `if ray.is_initialized()` takes the branch without ray. Its attributes can be
+    deleted, and as a base class it adds nothing.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -40,8 +41,11 @@ class _StandIn(ModuleType):
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
+    def __delattr__(self, name: str) -> None:
+        pass
+
     def __mro_entries__(self, _: Any) -> tuple[type, ...]:
-        return (object,)
+        return ()
 
 
 class _StandInFinder(MetaPathFinder, Loader):
@@ -52,8 +56,7 @@ class _StandInFinder(MetaPathFinder, Loader):
         self.made: list[str] = []
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        below = any(fullname == name or fullname.startswith(f"{name}.") for name in self.names)
-        return ModuleSpec(fullname, self, is_package=True) if below else None
+        return ModuleSpec(fullname, self, is_package=True) if _below(fullname, self.names) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         self.made.append(spec.name)
@@ -75,7 +78,8 @@ def load(
     distribution: str,
     ending: str,
     *,
-    stand_ins: tuple[str, ...],
+    stand_ins: tuple[str, ...] = (),
+    replaced: tuple[str, ...] = (),
     package: str | None = None,
     loaded: dict[str, ModuleType] | None = None,
 ) -> ModuleType:
@@ -86,6 +90,8 @@ def load(
         ending: the end of the path of the file.
         stand_ins: modules to replace, together with their submodules: a package (`ray`) only where it is not
             installed, a part of a package (`skyrl.train`) always.
+        replaced: packages to replace even where they are installed: those that take long to import, and those that
+            the file would change (ms-swift deletes methods of TRL's trainer).
         package: the package for relative imports of the file.
         loaded: files of the same package that are loaded already, by the names that this file imports.
 
@@ -101,17 +107,20 @@ def load(
     if package is not None:
         module.__package__ = package
     # A dataclass looks up its module while its class is created.
-    with standing_in(stand_ins, (loaded or {}) | {name: module}):
+    with standing_in(stand_ins, (loaded or {}) | {name: module}, replaced):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def standing_in(names: tuple[str, ...], loaded: dict[str, ModuleType] | None = None) -> Iterator[None]:
+def standing_in(
+    names: tuple[str, ...], loaded: dict[str, ModuleType] | None = None, replaced: tuple[str, ...] = ()
+) -> Iterator[None]:
     """Provide stand-ins as `load` does within the context, for a function that imports when it is called."""
     loaded = loaded or {}
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _below(name, replaced)}
     before = {name: sys.modules.get(name) for name in loaded}
-    finder = _StandInFinder(tuple(name for name in names if not _importable(name)))
+    finder = _StandInFinder((*replaced, *(name for name in names if not _importable(name))))
     sys.meta_path.insert(0, finder)
     try:
         for name, module in loaded.items():
@@ -124,6 +133,12 @@ def standing_in(names: tuple[str, ...], loaded: dict[str, ModuleType] | None = N
         sys.meta_path.remove(finder)
         for name in (*finder.made, *loaded):
             _forget(name, before.get(name))
+        sys.modules.update(hidden)
+
+
+def _below(name: str, packages: tuple[str, ...]) -> bool:
+    """Whether a module is one of the packages or a part of one."""
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def _forget(name: str, before: ModuleType | None) -> None:

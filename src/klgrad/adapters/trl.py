@@ -22,6 +22,7 @@ An entropy bonus has a gradient of its own; `sync_ref_model` moves the reference
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -32,8 +33,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import zoo
 from ..audit import Subject
 from ..audit.batch import Batch
+from .trl_exact import give_exact_kl
 from .trl_model import WORDS, completion, in_float64, prompt, saved_model, tokenizer, with_given_log_probs
 
 BETA = 1.0
@@ -77,19 +80,33 @@ def rloo(**settings: Any) -> Subject:
 
 def declared(**settings: Any) -> Subject:
     """This package's `KLTrainer` on TRL, at β = 1, with these settings."""
-    return _subject("klgrad", {"kl_coef": 1.0, **settings}, stacks=True)
+    normalised = settings.get("scale_rewards") == "batch" or "multi_objective_aggregation" in settings
+    in_reward = settings.get("kl_placement") == "reward"
+    cell = settings.get("kl_cell")
+    # A standard deviation of the batch divides the KL of all groups, and some losses of the zoo compare groups.
+    couples = (normalised and in_reward) or (cell is not None and zoo.get(cell).couples_groups)
+    return _subject("klgrad", {"kl_coef": 1.0, **settings}, stacks=not couples)
 
 
 def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
     def loss(batch: Batch) -> Tensor:
-        stage = _stage(kind, batch.group_size, tuple(settings.items()))
-        if settings.get("loss_type") not in TOKEN_MEANS:
-            return stage.loss(batch)
-        parts = _by_token_count(batch)
-        return torch.stack([stage.loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
+        return stage_of(kind, batch.group_size, tuple(settings.items())).loss(batch)
 
+    def mean_over_groups(batch: Batch) -> Tensor:
+        parts = _by_token_count(batch)
+        return torch.stack([loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
+
+    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in TOKEN_MEANS
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
-    return Subject(name, "framework", loss, framework="trl", stacks=stacks, exchangeable=True)
+    return Subject(
+        name,
+        "framework",
+        mean_over_groups if couples else loss,
+        framework="trl",
+        stacks=stacks,
+        exchangeable=True,
+        on_large_batch=loss,
+    )
 
 
 def _by_token_count(batch: Batch) -> Iterator[Batch]:
@@ -99,14 +116,19 @@ def _by_token_count(batch: Batch) -> Iterator[Batch]:
         yield Batch(**{field.name: getattr(batch, field.name)[count == tokens] for field in fields(batch)})
 
 
-class _Stage:
+class Stage:
     """A trainer whose models, sampler and rewards return the values of the audited batch."""
 
     def __init__(self, kind: str, group_size: int, settings: dict[str, Any]) -> None:
         self.trainer = trainer = build(kind, group_size, lambda completions, **_: self.rewards, **settings)
         trainer._generate_single_turn = self._generate
-        self.policy, self.reference = with_given_log_probs(trainer.model), with_given_log_probs(trainer.ref_model)
+        self.policy = with_given_log_probs(trainer.model)
+        # Without a KL, TRL has no reference.
+        self.reference = with_given_log_probs(trainer.ref_model) if trainer.ref_model is not None else None
         self.reports_logp = kind != "rloo"
+        self.is_exact = kind == "klgrad" and trainer.objective.exact
+        if kind == "klgrad":  # the audited policies are not at the reference, as a model is before its first update
+            trainer._check_start = lambda rollout: None
         self.completions: list[list[int]] = []
         self.sampled_logp: list[list[float]] = []
         self.rewards: list[float] = []
@@ -115,20 +137,25 @@ class _Stage:
         """Score the groups of completions and compute the loss, by the methods of the trainer."""
         from trl.kernels import chunked_logprob
 
+        _restore_accelerate()
         self._take(batch)
         with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
             self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
-            self.reference.logp = batch.ref_logp
+            if self.reference is not None:
+                self.reference.logp = batch.ref_logp
             rows = [{"prompt": prompt(row)} for row in range(len(batch.logp))]
             scored = self.trainer._generate_and_score_completions(rows)
             self.policy.logp = batch.logp
             loss = self.trainer._compute_loss(self.trainer.model, scored)
             # Differentiate here, so that the backward pass of the head also runs in float64.
-            (gradient,) = torch.autograd.grad(loss, batch.logp)
-        return loss.detach() + (gradient * (batch.logp - batch.logp.detach())).sum()
+            gradients = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
+        parts = [(g * (x - x.detach())).sum() for g, x in zip(gradients, batch.leaves, strict=True) if g is not None]
+        return loss.detach() + torch.stack(parts).sum()
 
     def _take(self, batch: Batch) -> None:
         rows, columns = batch.logp.shape
+        if self.is_exact:
+            give_exact_kl(self.trainer, batch)
         self.trainer.max_completion_length = columns
         self.trainer.args.per_device_train_batch_size = rows
         lengths = batch.mask.sum(-1).tolist()
@@ -140,9 +167,19 @@ class _Stage:
         return (self.completions, self.sampled_logp) if self.reports_logp else self.completions
 
 
+def _restore_accelerate() -> None:
+    """Set up accelerate's state where a later configuration of transformers has reset it: all trainers share it."""
+    from accelerate import Accelerator
+    from accelerate.state import is_initialized
+
+    if not is_initialized():
+        Accelerator(cpu=True)
+
+
 @cache
-def _stage(kind: str, group_size: int, settings: tuple[tuple[str, Any], ...]) -> _Stage:
-    return _Stage(kind, group_size, dict(settings))
+def stage_of(kind: str, group_size: int, settings: tuple[tuple[str, Any], ...]) -> Stage:
+    """The trainer with these settings; built once."""
+    return Stage(kind, group_size, dict(settings))
 
 
 def build(
@@ -222,14 +259,16 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Switch off progress bars, and warnings about settings that are only audited."""
+    """Switch off progress bars, and warnings and logs about settings that are only audited."""
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
     shown, disabled = is_progress_bar_enabled(), logging.root.manager.disable
     disable_progress_bar()
     logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(disabled)
         if shown:

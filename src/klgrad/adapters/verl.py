@@ -37,14 +37,20 @@ TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
 
 def subjects() -> list[Subject]:
     """In the loss: every type, and the default reduction. Otherwise: every setting that changes the verdict."""
-    default = [_in_loss(kind, TOKEN_MEAN) for kind in ("low_var_kl", "low_var_kl+")]
-    in_loss = [_in_loss(kind, SUM) for kind in TYPES]
+    default = [in_loss(kind, TOKEN_MEAN) for kind in ("low_var_kl", "low_var_kl+")]
+    by_type = [in_loss(kind, SUM) for kind in TYPES]
     in_rewards = [in_reward(*setting) for setting in product(("kl", "low_var_kl"), ADVANTAGES)]
     distilled = [_distilled(*setting) for setting in product(("k1", "k2", "k3"), (True, False)) if setting != REFUSED]
-    return [*default, *in_loss, *in_rewards, *distilled]
+    return [*default, *by_type, *in_rewards, *distilled]
 
 
-def _in_loss(kind: str, reduction: str) -> Subject:
+def in_loss(kind: str, reduction: str) -> Subject:
+    """The KL in the loss, by verl's `ppo_loss`.
+
+    Args:
+        kind: `kl_loss_type`.
+        reduction: `loss_agg_mode`.
+    """
     from verl.workers.utils.losses import ppo_loss
 
     def loss(batch: Batch) -> Tensor:

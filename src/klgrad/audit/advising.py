@@ -3,11 +3,13 @@
 from ..core.term import ImportanceWeighting, KLTerm
 from ..remedies import Remedy
 from ..targets import TARGETS, Verdict
-from ..zoo.replacements import K2_OR_TOKEN, TOKEN
+from ..zoo.replacements import AFTER_DIVISION, K2_OR_TOKEN, TOKEN
 from .advice import Advice
 from .audit_result import AuditResult
 from .numbers import apart, listed, percent
 from .subject import Subject
+from .whitening import whitens
+from .words import in_sum, near_only, nearest, small_batches
 
 SEQUENCE = KLTerm()
 
@@ -15,6 +17,7 @@ INSTEAD: dict[Verdict, Remedy] = {
     "nothing": K2_OR_TOKEN,
     "forward-kl-token": Remedy("for the reverse KL", (TOKEN,)),
     "forward-kl-sequence": Remedy("for the reverse KL", (SEQUENCE,)),
+    "sum-of-targets": Remedy(use=(TOKEN, SEQUENCE), why="whichever KL is meant"),
     "unknown": Remedy(use=(TOKEN, SEQUENCE), why="whichever KL is meant"),
 }
 """By on-policy verdict, what to do about a loss without a remedy of its own."""
@@ -34,11 +37,9 @@ STALE: dict[Verdict, KLTerm] = {
 NOT_DETERMINISTIC = Remedy("audit it in evaluation mode, without dropout or random state")
 NOT_FINITE = Remedy("add a small constant to what it divides by")
 WRONG_SIGN = Remedy("return the quantity to minimise")
-LENGTHS = Remedy("sum over the completion, or audit it with --lengths equal")
+MASKED = Remedy("multiply each token's value by the mask before it is summed, as in (kl * mask).sum()")
+LENGTHS = Remedy("divide by a constant or by all tokens of the batch, not by the length of each completion")
 KEEP_TARGET = "for the same target off-policy"
-
-OPPOSITE = -0.999
-"""A cosine below this is that of a loss with the wrong sign."""
 
 
 def advise(result: AuditResult, subject: Subject) -> Advice:
@@ -68,22 +69,30 @@ def _remedies(result: AuditResult, subject: Subject) -> tuple[Remedy, ...]:
         return ()
     if not result.depends_on_reference:
         return (INSTEAD["nothing"],)
-    if result.length_sensitive:
+    if result.verdict == "unknown" and whitens(subject):
+        return (AFTER_DIVISION,)
+    if (result.touches_padding or result.length_sensitive) and result.verdict == "unknown":
+        first = MASKED if result.touches_padding else LENGTHS
         known = INSTEAD.get(result.verdict_fixed_lengths)
-        return (LENGTHS, known) if known else (LENGTHS,)
+        return (first, known) if known else (first,)
     return (INSTEAD[result.verdict],) if result.verdict in INSTEAD else ()
 
 
 def _for_stale_samples(result: AuditResult, others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     weighted = any(term.weighting is not None for remedy in others for term in remedy.terms)
-    if result.verdict_off_policy != "unknown" or result.verdict not in STALE or not result.deterministic or weighted:
+    if not _lost_when_stale(result) or result.verdict not in STALE or not result.deterministic or weighted:
         return ()
     return (Remedy(KEEP_TARGET, (STALE[result.verdict],)),)
 
 
+def _lost_when_stale(result: AuditResult) -> bool:
+    """Whether stale samples leave no KL. The mean of k3 over the tokens of another policy is none."""
+    return not TARGETS[result.verdict_off_policy].has_gradient or result.verdict_off_policy == "k3-token"
+
+
 def climbs(result: AuditResult) -> bool:
     """Whether the loss is a target's gradient with the wrong sign."""
-    return result.verdict == "unknown" and result.cosine[result.nearest] < OPPOSITE
+    return TARGETS[result.verdict].climbed is not None
 
 
 def _finding(result: AuditResult) -> str:
@@ -97,18 +106,35 @@ def _finding(result: AuditResult) -> str:
         if result.depends_on_reference:
             return "regularises nothing: its gradient is zero in expectation"
         return "regularises nothing: its gradient is the same for every reference"
-    if result.verdict != "unknown":
-        return f"descends {TARGETS[result.verdict].phrase}"
-    nearest, off = TARGETS[result.nearest].phrase, percent(result.bias[result.nearest])
     if climbs(result):
-        return f"climbs {nearest}: the sign is wrong"
+        return f"{TARGETS[result.verdict].does}: the sign is wrong"
+    if result.verdict == "sum-of-targets" and result.decomposition is not None:
+        return f"descends a sum: {in_sum(result.decomposition)}"
+    if result.verdict != "unknown":
+        return TARGETS[result.verdict].does + _in_large_batches(result)
+    return _unknown(result)
+
+
+def _in_large_batches(result: AuditResult) -> str:
+    if result.scale_varies:
+        return " in large batches, at a scale that depends on the spread of the batch"
+    off = small_batches(result)
+    return f" in large batches; small ones are biased ({off})" if off else ""
+
+
+def _unknown(result: AuditResult) -> str:
     at_equal, standard = TARGETS[result.verdict_fixed_lengths], TARGETS[result.verdict_standard]
     if result.length_sensitive and at_equal.has_gradient:
-        return f"descends {at_equal.phrase} only if all completions have the same length"
+        off = percent(result.bias_by_batch.get("limit", result.bias[result.nearest]))
+        only = "nothing is masked" if result.touches_padding else "all completions have the same length"
+        return f"descends {at_equal.phrase} only if {only} ({off} off if not)"
+    if TARGETS[result.verdict_near].has_gradient:
+        return f"descends the {near_only(result)}"
     if standard.has_gradient:
+        off = percent(result.bias[result.nearest])
         return f"descends {standard.phrase} on most problems, but not with {listed(result.off_with)} ({off} off)"
     declared = "is a declared compromise" if result.kind == "term" else f"descends {TARGETS['unknown'].phrase}"
-    return f"{declared} (nearest, {off} off: {nearest})"
+    return f"{declared} ({nearest(result)})"
 
 
 def _warnings(result: AuditResult) -> list[str]:
@@ -128,6 +154,15 @@ def _warnings(result: AuditResult) -> list[str]:
         found.append("it overflows in float32")
     if result.touches_padding:
         found.append("it puts gradient on masked positions")
-    if matched and result.verdict_off_policy == "unknown":
-        found.append(f"off-policy it descends {TARGETS['unknown'].phrase}")
+    if matched or result.verdict == "nothing":
+        found += _on_stale_samples(result)
     return found
+
+
+def _on_stale_samples(result: AuditResult) -> list[str]:
+    stale, parts = TARGETS[result.verdict_off_policy], result.decomposition_off_policy
+    if stale.name == "sum-of-targets" and parts is not None:
+        return [f"on stale samples it descends a sum: {in_sum(parts)}"]
+    if _lost_when_stale(result) and stale.name != "nothing":
+        return [f"on stale samples it {stale.does}"]
+    return []

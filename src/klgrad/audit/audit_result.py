@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field, fields
 
-from ..targets import Verdict
+from ..targets import TargetName, Verdict
 from .advice import Advice
+from .at_every_size import Holds
+from .decomposition import Decomposition
 from .subject import Kind
 
 SAME_SCALE = 1e-5
@@ -18,8 +20,23 @@ class AuditResult:
         name: the name of the loss.
         kind: `cell`, `term`, `function` or `framework`.
         framework: the framework whose code the loss is; empty for other losses.
-        verdict: the target whose gradient the loss has with samples from π, or `nothing`, or `unknown`.
+        verdict: what the loss does with samples from π in large batches: the target that it descends, `climbs` and a
+            target, `nothing`, `sum-of-targets`, or `unknown`.
         verdict_off_policy: the same with samples from another policy.
+        holds: `always` if `verdict` holds in batches of every size, `large-batches` if it holds in the limit of large
+            batches only; None if the verdict is `unknown`.
+        holds_off_policy: the same for `verdict_off_policy`.
+        verdict_small_batches: the on-policy verdict in batches of 2, 3 and 4 completions.
+        verdict_off_policy_small_batches: the same off-policy.
+        bias_by_batch: relative distance to `nearest` in batches of 2 and of 3 completions and in the `limit`, on-policy
+            and on the same problems with varying lengths; empty where there is no gradient.
+        bias_by_distance: relative distance to `nearest` over the problems `near` ref, and over those `far` from it,
+            each at a scale of its own, on-policy.
+        scale_varies: whether the multiple of the target depends on the data, as in a loss that divides by the standard
+            deviation of the batch; on-policy.
+        decomposition: the two targets whose sum the gradient is, or is nearly, in large batches, on-policy; None if
+            one target is enough, or if no sum is near.
+        decomposition_off_policy: the same off-policy.
         scale: the multiple of that target (of the nearest one, if `unknown`); None for `nothing`.
         scale_by_shape: the same for each batch shape, "rows x columns, fixed|varying".
         bias: relative distance to each target at the best positive scale, on-policy, over the standard problems. Where
@@ -29,8 +46,8 @@ class AuditResult:
         cosine_off_policy: as `cosine`, off-policy.
         nearest: the target with the least bias, on-policy.
         nearest_off_policy: the same off-policy.
-        variance: exact variance of the gradient of one completion, over the standard on-policy problems; divided by
-            scale² where there is a verdict, so that losses with one target can be compared.
+        variance: exact variance of the gradient of one completion, over the standard on-policy problems, divided by the
+            square of the loss's scale, so that all losses have one unit; None for a loss that descends no target.
         variance_near: the same over the problems near ref only, where most of training takes place.
         has_gradient: whether any gradient reaches the log-probs.
         depends_on_reference: whether moving ref changes any gradient at all.
@@ -38,7 +55,7 @@ class AuditResult:
         verdict_standard: the on-policy verdict on the standard problems only.
         off_with: what the wider problems have on which `verdict_standard` (or, if that is unknown, the verdict at fixed
             lengths) does not hold.
-        verdict_near: the on-policy verdict on the problems near ref only, where no clamp is active.
+        verdict_near: the on-policy verdict in large batches on the problems near ref only, where no clamp is active.
         verdict_fixed_lengths: the on-policy verdict where all completions have the same length.
         dead_zone: whether the gradient vanishes at large log-ratios, in float32.
         dead_zone_from: the first log-ratio log π - log ref at which it does.
@@ -62,16 +79,25 @@ class AuditResult:
     framework: str
     verdict: Verdict
     verdict_off_policy: Verdict
+    holds: Holds | None
+    holds_off_policy: Holds | None
+    verdict_small_batches: Verdict
+    verdict_off_policy_small_batches: Verdict
+    bias_by_batch: dict[str, float]
+    bias_by_distance: dict[str, float]
+    scale_varies: bool
+    decomposition: Decomposition | None
+    decomposition_off_policy: Decomposition | None
     scale: float | None
     scale_by_shape: dict[str, float]
-    bias: dict[Verdict, float]
-    cosine: dict[Verdict, float]
-    bias_off_policy: dict[Verdict, float]
-    cosine_off_policy: dict[Verdict, float]
-    nearest: Verdict
-    nearest_off_policy: Verdict
-    variance: float
-    variance_near: float
+    bias: dict[TargetName, float]
+    cosine: dict[TargetName, float]
+    bias_off_policy: dict[TargetName, float]
+    cosine_off_policy: dict[TargetName, float]
+    nearest: TargetName
+    nearest_off_policy: TargetName
+    variance: float | None
+    variance_near: float | None
     has_gradient: bool
     depends_on_reference: bool
     length_sensitive: bool
@@ -101,4 +127,5 @@ class AuditResult:
         """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         remedies = [remedy.to_dict() for remedy in self.advice.remedies]
-        return found | {"advice": str(self.advice), "remedies": remedies}
+        sums = {name: found[name] and found[name].to_dict() for name in ("decomposition", "decomposition_off_policy")}
+        return found | sums | {"advice": str(self.advice), "remedies": remedies}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,12 +11,22 @@ from ..core.rollout import Rollout
 from ..enumeration import Problem
 
 PADDING_LOGP, PADDING_REF_LOGP = -1.25, -2.5
-"""The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected."""
+"""The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected.
+
+The logits there are those of the first prefix, in which π and ref differ too.
+"""
+
+Advantages = Literal["zero", "random"]
+"""The advantages that a loss receives: 0 for every completion, or random numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch of completions, all (B, T) except `group` (B,). `logp` and the two KLs are autograd leaves."""
+    """One batch of completions: (B, T) tensors, `rewards` and `group` (B,), and logits (B, T, V).
+
+    `logp`, the two KLs and `logits` are autograd leaves. They are independent of each other: the gradient of a loss is
+    the sum of what reaches each of them. `tokens` are the sampled ids, 0 where masked.
+    """
 
     logp: Tensor
     ref_logp: Tensor
@@ -23,14 +34,19 @@ class Batch:
     behavior_logp: Tensor
     mask: Tensor
     advantages: Tensor
+    rewards: Tensor
     group: Tensor
     token_reverse_kl: Tensor
     token_forward_kl: Tensor
+    logits: Tensor
+    ref_logits: Tensor
+    behavior_logits: Tensor
+    tokens: Tensor
 
     @property
-    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The tensors that a loss may be differentiated by."""
-        return self.logp, self.token_reverse_kl, self.token_forward_kl
+        return self.logp, self.token_reverse_kl, self.token_forward_kl, self.logits
 
     @property
     def group_size(self) -> int:
@@ -39,7 +55,7 @@ class Batch:
 
     def fresh(self) -> "Batch":
         """The same values in new leaf tensors."""
-        names = ("logp", "token_reverse_kl", "token_forward_kl")
+        names = ("logp", "token_reverse_kl", "token_forward_kl", "logits")
         return replace(self, **{name: getattr(self, name).detach().clone().requires_grad_() for name in names})
 
     def copy(self) -> "Batch":
@@ -48,16 +64,17 @@ class Batch:
 
     def groups(self) -> Iterator["Batch"]:
         """Each group as a separate batch."""
-        size = self.group_size
-        parts = [getattr(self, f.name).detach().split(size) for f in fields(self) if f.name != "group"]
-        for logp, ref_logp, old_logp, behavior_logp, mask, advantages, kl, forward_kl in zip(*parts, strict=True):
-            alone = torch.zeros(size, dtype=torch.long)
-            yield Batch(logp, ref_logp, old_logp, behavior_logp, mask, advantages, alone, kl, forward_kl).fresh()
+        alone = torch.zeros(self.group_size, dtype=torch.long)
+        names = [f.name for f in fields(self) if f.name != "group"]
+        parts = [getattr(self, name).detach().split(self.group_size) for name in names]
+        for part in zip(*parts, strict=True):
+            yield Batch(group=alone, **dict(zip(names, part, strict=True))).fresh()
 
     def at_reference(self) -> "Batch":
         """The same batch with the reference set to the policy, so that every KL is zero."""
         none = torch.zeros_like(self.logp)
-        return replace(self, ref_logp=self.logp.detach(), token_reverse_kl=none, token_forward_kl=none)
+        same = {"ref_logp": self.logp.detach(), "ref_logits": self.logits.detach()}
+        return replace(self, **same, token_reverse_kl=none, token_forward_kl=none)
 
     def rollout(self) -> Rollout:
         """The batch as the input of a `KLTerm` or a `Cell`."""
@@ -70,6 +87,14 @@ class Batch:
             token_reverse_kl=self.token_reverse_kl,
             token_forward_kl=self.token_forward_kl,
         )
+
+
+def advantage_of(problem: Problem, kind: Advantages) -> Tensor:
+    """(N,) an advantage for each completion of a problem."""
+    n = len(problem.space)
+    if kind == "zero":
+        return torch.zeros(n, dtype=torch.float64)
+    return torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
 
 
 def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
@@ -85,7 +110,12 @@ def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
         behavior_logp=behavior,
         mask=mask[rows],
         advantages=advantage[rows, None].expand(-1, mask.shape[1]).clone(),
+        rewards=advantage[rows],
         group=torch.arange(len(members)).repeat_interleave(members.shape[1]),
         token_reverse_kl=problem.at_tokens(problem.prefix_kl())[rows],
         token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
+        logits=problem.logits[problem.space.prefix][rows],
+        ref_logits=problem.ref_logits[problem.space.prefix][rows],
+        behavior_logits=problem.behavior_logits[problem.space.prefix][rows],
+        tokens=problem.space.tokens[rows],
     ).fresh()

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,21 +31,26 @@ class Gradient:
     on_padding: bool
 
 
-Parts = tuple[Tensor, Tensor, Tensor]
-"""∂loss/∂ of `logp`, `token_reverse_kl` and `token_forward_kl`, each (B, T)."""
+class Parts(NamedTuple):
+    """∂loss/∂ of each leaf of a batch: (B, T), and (B, T, V) for the logits."""
+
+    logp: Tensor
+    token_reverse_kl: Tensor
+    token_forward_kl: Tensor
+    logits: Tensor
 
 
 def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:
-    """The loss, and its derivatives by `logp` and by the two full-vocabulary KLs."""
+    """The loss, and its derivatives by each leaf of the batch."""
     with torch.enable_grad():
         # The loss gets copies, which are not leaves, so that it may modify them in place as it may a model's outputs.
         loss = subject(batch.copy())
-        found: tuple[Tensor | None, ...] = (None, None, None)
+        found: tuple[Tensor | None, ...] = (None,) * len(batch.leaves)
         if loss.requires_grad:  # a loss without gradient has the verdict `nothing`; it is no error
             with subject.named_errors(batch):
                 found = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
-    logp, kl, forward_kl = (torch.zeros_like(x) if g is None else g for x, g in zip(batch.leaves, found, strict=True))
-    return loss.detach(), (logp, kl, forward_kl)
+    parts = (torch.zeros_like(x) if g is None else g for x, g in zip(batch.leaves, found, strict=True))
+    return loss.detach(), Parts(*parts)
 
 
 def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: Tensor) -> Gradient:
@@ -69,29 +75,51 @@ def unit_of(x: Tensor) -> float:
 
 def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> tuple[Tensor, bool]:
     """(M, P·V + T) the gradient of the loss on each of M groups, and whether any masked position has one."""
-    parts = _all_coefficients(subject, problem, members, advantage)
-    mask = problem.space.mask[members]
-    padding = torch.where(mask, 0, parts[0]).sum(1)
-    jacobians = (problem.scores, problem.kl_gradients, problem.forward_kl_gradients)
-    per_group = torch.zeros(len(members), problem.logits.numel(), dtype=problem.logits.dtype)
-    for part, jacobian in zip(parts, jacobians, strict=True):
-        if bool((part != 0).any()):
-            per_group += torch.einsum("mgt,mgtp->mp", torch.where(mask, part, 0), jacobian[members])
-    return torch.cat([per_group, padding], -1), bool((padding.nan_to_num() != 0).any())
-
-
-def _all_coefficients(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> Parts:
-    """(M, G, T) coefficients of the loss on each group; one call for all groups if `subject.stacks`."""
     found = []
     together = from_problem(problem, members, advantage)
     for group, batch in (
         [(members, together)] if subject.stacks else zip(members.split(1), together.groups(), strict=True)
     ):
-        _, parts = evaluate(subject, batch)
-        if bool(advantage.any()):
-            _, without = evaluate(subject, batch.at_reference().fresh())
-            parts = tuple(a - b for a, b in zip(parts, without, strict=True))
+        parts = of_reference(subject, batch)
         # A stacked call is a mean over all rows: multiply by the number of groups for the mean over one group.
-        found.append([part.reshape(*group.shape, -1) * len(group) for part in parts])
-    logp, kl, forward_kl = (torch.cat(part) for part in zip(*found, strict=True))
-    return logp, kl, forward_kl
+        found.append([part.reshape(*group.shape, *part.shape[1:]) * len(group) for part in parts])
+    return on_parameters(problem, members, Parts(*(torch.cat(part) for part in zip(*found, strict=True))))
+
+
+def of_reference(subject: Subject, batch: Batch) -> Parts:
+    """The derivatives of the loss; with advantages, what the reference adds to them."""
+    _, parts = evaluate(subject, batch)
+    if not bool(batch.advantages.any()):
+        return parts
+    _, without = evaluate(subject, batch.at_reference().fresh())
+    return Parts(*(a - b for a, b in zip(parts, without, strict=True)))
+
+
+def on_parameters(problem: Problem, members: Tensor, parts: Parts) -> tuple[Tensor, bool]:
+    """From derivatives (M, G, T) or (M, G, T, V) by the tensors of a batch to those (M, P·V + T) by the parameters.
+
+    Also whether any masked position has a derivative.
+    """
+    mask = problem.space.mask[members]
+    padding = torch.where(mask, 0, parts.logp + _one_number(parts.logits)).sum(1)
+    jacobians = (problem.scores, problem.kl_gradients, problem.forward_kl_gradients)
+    per_group = torch.zeros(len(members), problem.logits.numel(), dtype=problem.logits.dtype)
+    for part, jacobian in zip(parts[:3], jacobians, strict=True):
+        if bool((part != 0).any()):
+            per_group += torch.einsum("mgt,mgtp->mp", torch.where(mask, part, 0), jacobian[members])
+    if bool((parts.logits != 0).any()):
+        per_group += _at_own_prefix(problem, members, torch.where(mask[..., None], parts.logits, 0))
+    return torch.cat([per_group, padding], -1), bool((padding.nan_to_num() != 0).any())
+
+
+def _at_own_prefix(problem: Problem, members: Tensor, on_logits: Tensor) -> Tensor:
+    """(M, G, T, V) gradients on logits, added up at the parameters: the logits of each token's prefix."""
+    m, v = len(members), problem.space.vocab
+    prefix = problem.space.prefix[members].reshape(m, -1, 1).expand(-1, -1, v)
+    table = torch.zeros(m, problem.space.prefixes, v, dtype=problem.logits.dtype)
+    return table.scatter_add_(1, prefix, on_logits.reshape(m, -1, v).to(table.dtype)).flatten(1)
+
+
+def _one_number(on_logits: Tensor) -> Tensor:
+    """One number per position for the gradient on its logits; equal weights would give 0 behind a softmax."""
+    return on_logits @ torch.arange(1, on_logits.shape[-1] + 1, dtype=on_logits.dtype)

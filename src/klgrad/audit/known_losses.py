@@ -20,6 +20,24 @@ WEIGHTINGS = (
     ImportanceWeighting("sequence", bound=None),
 )
 
+COMMON = (
+    "k1-loss",
+    "k2-loss",
+    "k3-loss",
+    "k3-loss-clamped",
+    "k3-no-grad",
+    "k2-loss-token-mean",
+    "k2-loss-length-mean",
+    "stopped-ratio-k2-loss",
+    "k1-reward",
+    "k3-reward",
+    "k1-reward-leave-one-out",
+    "k1-reward-group-std",
+    "reverse-token-exact",
+    "reverse-sequence-exact-loo",
+)
+"""The losses that most people use, or should know."""
+
 COMPROMISES = (
     KLTerm(discount=0.9),
     KLTerm(estimator="exact", discount=0.9),

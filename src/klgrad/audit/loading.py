@@ -10,17 +10,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
 
 from ..errors import LossImportError, UnknownNameError
+from .calling import Settings, constructed
 from .subject import Subject, as_subject
 
 
-def load(spec: str) -> Subject:
+def load(spec: str, settings: Settings | None = None) -> Subject:
     """Import a loss to audit.
 
     Args:
-        spec: `path/to/file.py:function` or `package.module:function`. The file is run, as a test runner would do.
+        spec: `path/to/file.py:function` or `package.module:function`; a class, an instance of one, or a method of a
+            class that needs no arguments will do. The file is run, as a test runner would do.
+        settings: values of the loss's own parameters.
 
     Returns:
         The loss as a subject named by `spec`.
@@ -37,7 +41,7 @@ def load(spec: str) -> Subject:
         >>> load(f"{file}:k2").kind
         'function'
     """
-    return as_subject(find(spec), name=spec)
+    return as_subject(find(spec), spec, settings)
 
 
 def find(spec: str) -> object:
@@ -47,13 +51,19 @@ def find(spec: str) -> object:
         raise LossImportError(
             "path/to/file.py:function or package.module:function", repr(spec), "add the part after ':'"
         )
-    module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
-    loss = module
+    loss: Any = module_of(where)
     for part in name.split("."):
         if not hasattr(loss, part):
             raise UnknownNameError(f"name in {where}", name, [n for n in vars(loss) if not n.startswith("_")])
+        if isinstance(loss, type) and isinstance(vars(loss).get(part), FunctionType):  # a method needs an instance
+            loss, _ = constructed(loss, loss.__name__, {})
         loss = getattr(loss, part)
     return loss
+
+
+def module_of(where: str) -> ModuleType:
+    """Import a file, or a module by its name."""
+    return _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
 
 
 def _from_file(path: Path) -> ModuleType:

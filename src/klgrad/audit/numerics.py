@@ -105,12 +105,22 @@ def probe_batch(log_ratio: float, dtype: torch.dtype) -> Batch:
         behavior_logp=logp.clone(),
         mask=torch.ones_like(logp, dtype=torch.bool),
         advantages=torch.zeros_like(logp),
+        rewards=torch.zeros_like(logp[:, 0]),
         group=torch.zeros(len(logp), dtype=torch.long),
         token_reverse_kl=kl,
         token_forward_kl=kl,
+        logits=_two_tokens(logp),
+        ref_logits=_two_tokens(ref),
+        behavior_logits=_two_tokens(logp),
+        tokens=torch.zeros(logp.shape, dtype=torch.long),
     )
     cast = {f.name: _cast(getattr(batch, f.name), dtype) for f in fields(batch)}
     return Batch(**cast).fresh()
+
+
+def _two_tokens(logp: Tensor) -> Tensor:
+    """Logits over a vocabulary of two, in which token 0 has these log-probs."""
+    return torch.stack([logp, torch.log1p(-logp.exp())], -1)
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:

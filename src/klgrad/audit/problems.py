@@ -1,5 +1,6 @@
 """The problems of every audit: random, small, and different from each other."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Literal
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, target_gradients
-from ..targets import Verdict
 
 Lengths = Literal["all", "equal"]
 
@@ -16,6 +16,9 @@ Lengths = Literal["all", "equal"]
 @dataclass(frozen=True, eq=False)
 class Case:
     """A problem with the size of the groups drawn on it.
+
+    A batch is one group, and the audit sums over all groups. With `parts` it is the limit of large batches instead: one
+    batch holds every group as often as it is likely (`klgrad.enumeration.population`).
 
     `shape` is the number of rows and columns of a batch, and whether lengths vary. The scale of a loss may depend on
     it, as that of a mean does, so one scale is fitted per shape, over the problems that share it.
@@ -30,6 +33,7 @@ class Case:
     group_size: int
     varying: bool
     wider: str = ""
+    parts: int | None = None
 
     @property
     def name(self) -> str:
@@ -37,7 +41,7 @@ class Case:
         lengths = "varying" if self.varying else "fixed"
         vocab = self.problem.space.vocab
         what = f"{self.distance}, {self.wider}" if self.wider else self.distance
-        groups = f"groups of {self.group_size}"
+        groups = f"groups of {self.group_size}" + (" in one large batch" if self.parts else "")
         return f"{what}, {lengths} length, vocabulary {vocab}" + ("" if groups == self.wider else f", {groups}")
 
     @property
@@ -46,7 +50,7 @@ class Case:
         return (self.group_size, self.problem.space.length, self.varying)
 
     @cached_property
-    def targets(self) -> dict[Verdict, Tensor]:
+    def targets(self) -> Mapping[str, Tensor]:
         """The gradient of every target on this problem: on the logits, and 0 on the padding."""
         padding = self.problem.logits.new_zeros(self.problem.space.length)
         return {name: torch.cat([t, padding]) for name, t in target_gradients(self.problem).items()}

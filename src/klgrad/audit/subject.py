@@ -1,12 +1,11 @@
 """Losses of every kind behind one interface."""
 
-import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,18 +13,15 @@ from torch import Tensor
 from ..core.result import KLResult
 from ..core.rollout import Rollout
 from ..core.term import KLTerm
-from ..errors import LossCallError, LossOutputError
+from ..errors import LossCallError
 from ..remedies import Remedy
 from ..zoo import Cell
 from .batch import Batch
+from .calling import OwnLoss, Settings, constructed, name_of, own_loss, scalar, summary_of
 from .problems import group_sizes
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Frames of a traceback in these folders are not the user's code."""
-
-ARGUMENTS = tuple(f.name for f in fields(Batch))
-"""The arguments that a user's loss may take."""
-
 
 Kind = Literal["cell", "term", "function", "framework"]
 """`cell` of `klgrad.zoo`, `term` for a `KLTerm`, `function` of a user, or `framework` for a framework's own code."""
@@ -38,7 +34,8 @@ class Subject:
     Attributes:
         name: its name in reports.
         kind: `cell`, `term`, `function` or `framework`.
-        loss: returns a scalar, or (B, T), which is then summed over live tokens and averaged over rows.
+        loss: returns a scalar; (B,), which is then averaged; or (B, T), which is summed over live tokens and averaged
+            over rows.
         stacks: whether one call may have many groups: they do not influence each other, and the loss is a mean over
             rows. A user's function is called group by group.
         instead: what to use instead, for the advice; None if unknown or not needed.
@@ -46,6 +43,8 @@ class Subject:
         exchangeable: whether the order of the rows of a group does not matter; each group is then evaluated in one
             order only.
         framework: the framework whose code this is; empty for other losses.
+        on_large_batch: the loss on one large batch, if a call with many groups is not that already: a loss that
+            `stacks` is a mean over groups.
 
     Example:
         >>> from klgrad.audit import catalogue
@@ -62,12 +61,17 @@ class Subject:
     summary: str = ""
     exchangeable: bool = False
     framework: str = ""
+    on_large_batch: Callable[[Batch], object] | None = None
+
+    def large(self) -> "Subject":
+        """The same loss for one large batch."""
+        return self if self.on_large_batch is None else replace(self, loss=self.on_large_batch)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Evaluate the loss on one batch, as a scalar."""
         with self.named_errors(batch):
             out = self.loss(batch)
-        return _scalar(self.name, out, batch)
+        return scalar(self.name, out, batch)
 
     @contextmanager
     def named_errors(self, batch: Batch) -> Iterator[None]:
@@ -76,17 +80,45 @@ class Subject:
             yield
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
-            own = [f for f in frames if not f.filename.startswith(LIBRARIES)] or frames
+            own = [f"{f.filename}, line {f.lineno}" for f in frames if not f.filename.startswith(LIBRARIES)]
+            # An error in the call itself has no frame in the user's code: then it is the place of the definition.
+            defined = self.loss.place if isinstance(self.loss, OwnLoss) else ""
+            where = own[-1] if own else defined or f"{frames[-1].filename}, line {frames[-1].lineno}"
             raise LossCallError(
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",
-                f"look at {own[-1].filename}, line {own[-1].lineno}; it was called with {batch.logp.dtype} tensors "
+                f"look at {where}; it was called with {batch.logp.dtype} tensors "
                 f"of shape {tuple(batch.logp.shape)} and a bool mask; groups of {group_sizes()} rows are tried",
             ) from error
 
 
-def as_subject(loss: object, name: str | None = None) -> Subject:
-    """Wrap a `KLTerm`, a `Cell`, or a function of the tensors that its signature names; a `Subject` stays as it is."""
+def as_subject(loss: object, name: str | None = None, settings: Settings | None = None) -> Subject:
+    """Wrap a loss.
+
+    Args:
+        loss: a `KLTerm`, a `Cell`, a function or module of the tensors that its signature names, or a class of one of
+            these that needs no arguments; a `Subject` stays as it is.
+        name: in reports; by default that of the loss.
+        settings: values of the loss's own parameters.
+
+    Returns:
+        The loss as a subject.
+
+    Example:
+        >>> from klgrad.audit.subject import as_subject
+        >>> def penalty(log_prob, ref_log_prob, beta):
+        ...     return beta * (log_prob - ref_log_prob)
+        >>> as_subject(penalty, settings={"beta": 0.1}).name
+        'penalty'
+    """
+    settings = settings or {}
+    if isinstance(loss, type) and issubclass(loss, KLTerm):
+        loss, taken = constructed(loss, name_of(loss), settings)
+        settings = {n: x for n, x in settings.items() if n not in taken}
+    if isinstance(loss, (Subject, KLTerm, Cell)) and settings:
+        raise LossCallError(
+            "settings for a function, a module or a class", f"settings for {name or loss.name}", "leave them out"
+        )
     if isinstance(loss, Subject):
         return loss
     if isinstance(loss, KLTerm):
@@ -96,8 +128,8 @@ def as_subject(loss: object, name: str | None = None) -> Subject:
         stacks, instead = not loss.couples_groups, loss.instead
         return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=instead, summary=summary)
     if callable(loss):
-        return of_function(loss, name or getattr(loss, "__name__", repr(loss)))
-    raise LossCallError("a function, a KLTerm or a Cell", type(loss).__name__, "pass the loss itself")
+        return of_function(loss, name or name_of(loss), settings)
+    raise LossCallError("a function, a module, a KLTerm or a Cell", type(loss).__name__, "pass the loss itself")
 
 
 def of_rollout(
@@ -119,51 +151,6 @@ def of_rollout(
     return Subject(name, kind, call, stacks, instead, summary, exchangeable=not stacks)
 
 
-def of_function(function: Callable[..., object], name: str) -> Subject:
-    """Wrap a function that receives as keyword arguments those tensors that its signature names."""
-    wanted = _wanted(function, name)
-    summary = (inspect.getdoc(function) or "").split("\n")[0]
-    return Subject(name, "function", lambda batch: function(**{k: getattr(batch, k) for k in wanted}), summary=summary)
-
-
-def _wanted(function: Callable[..., object], name: str) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError as error:
-        raise LossCallError(
-            f"{name} to have a signature", str(error), "wrap it in a Python function that names its tensors"
-        ) from error
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return list(ARGUMENTS)
-    wanted = [p.name for p in parameters if p.name in ARGUMENTS]
-    stray = [
-        p.name
-        for p in parameters
-        if p.name not in ARGUMENTS and p.default is p.empty and p.kind is not p.VAR_POSITIONAL
-    ]
-    if stray or not wanted:
-        raise LossCallError(
-            f"{name} to take some of: {', '.join(ARGUMENTS)}",
-            f"parameters {', '.join(p.name for p in parameters) or '(none)'}",
-            "wrap it in a function that takes these names, and give every other parameter a default",
-        )
-    return wanted
-
-
-def _scalar(name: str, out: object, batch: Batch) -> Tensor:
-    shape = tuple(batch.logp.shape)
-    if not isinstance(out, Tensor):
-        raise LossOutputError(
-            f"{name} to return a scalar or a {shape} tensor",
-            type(out).__name__,
-            "return only the loss tensor; wrap a function that returns (loss, metrics), and return the first",
-        )
-    if out.shape == batch.logp.shape and out.numel() > 1:
-        return torch.where(batch.mask, out, 0).sum() / len(out)
-    if out.numel() == 1:
-        return out.reshape(())
-    raise LossOutputError(
-        f"{name} to return a scalar or a {shape} tensor (B, T)",
-        f"a tensor of shape {tuple(out.shape)}",
-        "average the values per row with `.mean()`, or return one value per token",
-    )
+def of_function(function: Any, name: str, settings: Settings) -> Subject:
+    """Wrap a loss that a user wrote."""
+    return Subject(name, "function", own_loss(function, name, settings), summary=summary_of(function))

@@ -1,4 +1,8 @@
-"""The command line: `klgrad`."""
+"""The command line: `klgrad`.
+
+What needs torch is imported by the function that needs it, so that a help text, an error and a version are printed
+without waiting for torch.
+"""
 
 import sys
 import traceback

@@ -1,27 +1,27 @@
 """`klgrad audit`."""
 
+from __future__ import annotations
+
 import os
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.progress import track
+from rich.text import Text
 
 from ..adapters import FRAMEWORKS
-from ..audit import AuditResult, Subject, audit, catalogue, load
-from ..audit.curve import coefficient_curve
-from ..audit.render import terminal as tables
-from ..audit.render.page import to_html
-from ..audit.render.plain import notes, to_json, to_markdown
-from ..errors import LossImportError, NotAuditableError, UnknownNameError
+from ..errors import UnknownNameError
 from ..targets import TARGETS, Target, Verdict
 from .console import beside, deliver, stderr
-from .fixes import TAGS, fixes_for
+from .frameworks import recorded_table, settings_of, tags, titles
 from .printed import first_lines
+
+if TYPE_CHECKING:
+    from ..audit import AuditResult, Subject
 
 
 class Lengths(StrEnum):
@@ -53,8 +53,9 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[LOSS]...",
-            help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, or a framework: "
-            f"{', '.join(FRAMEWORKS)}. None: the whole catalogue.",
+            help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, `path/to/file.py` "
+            f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
+            "None: the common losses of the catalogue.",
             show_default=False,
         ),
     ] = None,
@@ -66,6 +67,9 @@ def command(
         Target | None,
         typer.Option(metavar="VERDICT", parser=_target, help="The same for the off-policy verdict."),
     ] = None,
+    whole_catalogue: Annotated[
+        bool, typer.Option("--catalogue", help="Audit every loss of the catalogue, not only the common ones.")
+    ] = False,
     all_: Annotated[bool, typer.Option("--all", help="Audit every framework that is installed.")] = False,
     advantages: Annotated[
         Advantages,
@@ -79,8 +83,30 @@ def command(
             help="`equal` leaves out the problems with varying lengths, for a loss that averages over tokens."
         ),
     ] = Lengths.all,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Audit the whole policy loss: its KL, its drift to or from the sampler, its policy gradient. "
+            "Without a LOSS: the published policy losses.",
+        ),
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A parameter of your own loss, such as `beta=0.04`; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with status 1 also for a dead zone or a gradient that is not finite.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Exit with status 1 also for a verdict that holds in large batches only, a dead zone, or a gradient "
+            "that is not finite.",
+        ),
     ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the results as JSON; `-` is standard output.", show_default=False)
@@ -92,70 +118,94 @@ def command(
 ) -> None:
     """Find which divergence a KL loss descends, by summing over every outcome of small problems.
 
-    A loss of your own receives as keyword arguments those tensors that its signature names: `logp`, `ref_logp`,
-    `old_logp`, `behavior_logp`, `mask`, `advantages`, all (B, T), and `group` (B,). It returns a scalar or a (B, T)
-    tensor. Its file is imported and run, as a test runner would do.
+    A loss of your own is a function, an `nn.Module` or a class. It receives those tensors that its signature names:
+    `logp`, `ref_logp`, `old_logp`, `behavior_logp`, `mask`, `advantages` (B, T), `logits`, `ref_logits` (B, T, V),
+    `tokens`, `labels` (B, T), or their names in TRL, verl or OpenRLHF; a parameter `batch` receives all of them as a
+    dictionary. It returns a scalar, (B,), (B, T), `(loss, metrics)` or `{"loss": loss}`. Its file is imported and
+    run, as a test runner would do.
     """
+    import torch
+
+    from ..audit import audit, catalogue
+    from ..audit.calling import parse_settings
+    from ..audit.known_losses import COMMON
+    from ..audit.render.plain import to_json, to_markdown
+    from .losses import Failures, find_losses
+
     torch.set_num_threads(1)  # the tensors are too small for threads to help
-    console, progress = beside(json, markdown, html), stderr()
-    subjects = _frameworks(console, list(FRAMEWORKS), wanted=False) if all_ else []
-    for name in losses or []:
-        subjects += _frameworks(console, [name], wanted=True) if name in FRAMEWORKS else [_find(name)]
+    settings = parse_settings(set_ or [])
+    if whole:
+        from .audit_whole import check_whole, report_whole
+
+        return check_whole(report_whole(losses or [], settings, json, markdown), expect, expect_off_policy)
+    console, progress, failures = beside(json, markdown, html), stderr(), Failures()
+    if losses and not any((expect, expect_off_policy, strict, json, markdown, html)):
+        losses = [name for name in losses if not _show_recorded(console, name)]
+        if not losses and not all_:
+            return None
+    found = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
+    found += find_losses(losses or [], settings, console, failures)
     if not losses and not all_:
-        subjects = list(catalogue().values())
-    results = []
-    for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
-        with first_lines(subject.name, progress):
-            results.append(audit(subject, advantages=advantages.value, lengths=lengths.value))
-    if losses and not all_ and not set(losses) & set(FRAMEWORKS):
-        pairs = zip(results, subjects, strict=True)
-        report = Group(*(tables.in_full(*pair, console.width) for pair in pairs))
-    else:
-        report = tables.overview(results, console.width)
-    deliver(
-        console,
-        report,
-        (json, lambda: to_json(results)),
-        (markdown, lambda: to_markdown(results)),
-        (html, lambda: _page(subjects, results)),
-    )
-    _check_expectations(console, results, expect, expect_off_policy, strict)
+        known = catalogue()
+        found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
+    audited: list[tuple[Subject, AuditResult]] = []
+    for subject in track(found, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
+        with failures.collected(subject.name), first_lines(subject.name, progress):
+            audited.append((subject, audit(subject, advantages=advantages.value, lengths=lengths.value)))
+    if audited:
+        subjects, results = [list(x) for x in zip(*audited, strict=True)]
+        deliver(
+            console,
+            _report(losses or [], audited, console.width, common=not (losses or all_ or whole_catalogue)),
+            (json, lambda: to_json(results)),
+            (markdown, lambda: to_markdown(results)),
+            (html, lambda: _page(subjects, results)),
+        )
+    failures.report(others=bool(audited))
+    _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
+    return None
+
+
+def _show_recorded(console: Console, name: str) -> bool:
+    """Print the recorded audit of a framework that is not installed; False if there is none to print."""
+    table = recorded_table(name)
+    if table is not None:
+        console.print(table)
+    return table is not None
+
+
+def _report(
+    names: list[str], audited: list[tuple[Subject, AuditResult]], width: int, *, common: bool
+) -> RenderableType:
+    """Everything about each loss that was named, and a table of all if there are several."""
+    from ..audit import catalogue
+    from ..audit.render import terminal as tables
+
+    results = [result for _, result in audited]
+    if common:
+        more = f"{len(results)} of {len(catalogue())} losses: `klgrad audit --catalogue` audits them all."
+        return Group(tables.by_standing(results, width), Text(more, style="dim"))
+    parts = []
+    if len(audited) == len(names):  # no framework, no whole file, and not the catalogue
+        parts += [tables.in_full(result, subject, width) for subject, result in audited]
+    if len(audited) > 1 or not parts:
+        parts.append(tables.overview(results, width, titles=titles(), tags=tags()))
+    return Group(*parts)
 
 
 def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # what the losses print has been shown already
+    from ..audit.curve import coefficient_curve
+    from ..audit.render.page import to_html
+    from .fixes import fixes_for
+
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):  # what the losses print has been shown already
         curves = [coefficient_curve(subject) for subject in subjects]
     summaries = [subject.summary for subject in subjects]
-    return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=TAGS)
-
-
-def _frameworks(console: Console, names: list[str], *, wanted: bool) -> list[Subject]:
-    """All settings of the frameworks; one that cannot be audited is reported, or raises if it was `wanted`."""
-    found = []
-    for name in names:
-        framework = FRAMEWORKS[name]
-        try:
-            found += framework.subjects()
-        except NotAuditableError as error:
-            if wanted:
-                raise
-            console.print(str(error.received), style="yellow")
-            continue
-        if framework.remark:
-            console.print(framework.remark, style="yellow")
-    return found
-
-
-def _find(name: str) -> Subject:
-    known = catalogue()
-    if name in known:
-        return known[name]
-    if ":" in name:
-        with first_lines(name, stderr()):
-            return load(name)
-    if name.endswith(".py"):
-        raise LossImportError("path/to/file.py:function", repr(name), "add ':' and the function's name")
-    raise UnknownNameError("loss", name, known)
+    return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=tags())
 
 
 def _check_expectations(
@@ -166,6 +216,8 @@ def _check_expectations(
     strict: bool,
 ) -> None:
     """Print what differs from the expectations, and exit with status 1 if anything does."""
+    from ..audit.words import notes, small_batches
+
     failed = []
     on_policy: Verdict | None = expect and (expect.same_on_policy or expect.name)
     off_policy: Verdict | None = expect_off_policy and expect_off_policy.name
@@ -174,6 +226,8 @@ def _check_expectations(
         failed += [
             f"{r.name}: expected {want} {where}, found {got}" for where, want, got in checks if want and want != got
         ]
+        if strict and r.holds == "large-batches":
+            failed.append(f"{r.name}: {r.verdict} in large batches only, {small_batches(r)}")
         if strict and (r.dead_zone or not r.finite):
             failed.append(f"{r.name}: {', '.join(notes(r))}")
     for line in failed:

@@ -1,5 +1,6 @@
 """The consoles of the commands, and how they write their files."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,10 +28,14 @@ def stderr() -> Console:
 
 
 def _literal(*, stderr: bool) -> Console:
-    """A console that prints strings unchanged: `[a]` in a name is not markup, and `:x:` not an emoji."""
+    """A console that prints strings unchanged: `[a]` in a name is not markup, and `:x:` not an emoji.
+
+    It keeps the stream of this moment, so that it still shows something while the output of a loss is captured.
+    """
+    file = sys.stderr if stderr else sys.stdout
 
     def console(width: int | None) -> Console:
-        return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+        return Console(file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     found = console(None)
     return found if found.is_terminal else console(PIPED_WIDTH)

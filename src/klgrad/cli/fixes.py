@@ -2,23 +2,19 @@
 
 from collections.abc import Sequence
 
-from ..adapters import FRAMEWORKS
-from ..adapters.defaults import DEFAULTS
-from ..adapters.recommendation import SETTINGS, TARGET_OF, WHERE, Meaning, code, expresses
+from ..adapters.own_code import HOMES, code
+from ..adapters.recommendation import SETTINGS, TARGET_OF, Meaning, expresses
 from ..audit import Subject
 from ..audit.render.fixes import Fix, Fixes
 
 MEANINGS: tuple[Meaning, ...] = (("reverse", "token"), ("reverse", "sequence"), ("forward", "token"))
 """The meanings with a panel on the page."""
 
-TAGS = {default.subject: "default" for default in DEFAULTS.values()}
-"""Labels of the settings that are a framework's defaults."""
-
 
 def fixes_for(subjects: Sequence[Subject]) -> Fixes:
-    """The settings and code for every framework among the subjects."""
+    """The settings and code for every framework among the subjects that there is advice for."""
     names = dict.fromkeys(subject.framework for subject in subjects)
-    return {name: fixes_of(name) for name in names if name in FRAMEWORKS}
+    return {name: fixes_of(name) for name in names if name in SETTINGS}
 
 
 def fixes_of(framework: str) -> list[Fix]:
@@ -29,5 +25,6 @@ def fixes_of(framework: str) -> list[Fix]:
         if setting is not None:
             found.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
         if meaning[0] == "reverse" and (setting is None or not expresses(setting, meaning, off_policy=False)):
-            found.append(Fix(target, code(meaning, off_policy=False), target, "unknown", place=WHERE[framework]))
+            lines, place = code(framework, meaning, off_policy=False), HOMES[framework].place
+            found.append(Fix(target, lines, target, "unknown", place=place))
     return found

@@ -1,23 +1,24 @@
 """`klgrad logs`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..logs import LogReport, examine
-from ..logs.coefficients import Comparison
-from ..logs.columns import parse_choices
-from ..logs.diagnosis.causes import Cause
-from ..logs.log_report import to_json
-from ..reports.divergence import Report
 from .console import bar, beside, deliver, stderr
+
+if TYPE_CHECKING:
+    from ..logs import LogReport
+    from ..logs.coefficients import Comparison
+    from ..logs.diagnosis.causes import Cause
+    from ..reports.divergence import Report
 
 
 def command(
@@ -42,6 +43,11 @@ def command(
     sampler), `old_logp` and `mask`. The names of TRL, verl, OpenRLHF, prime-rl and others are recognised. The file is
     read once, in bounded memory.
     """
+    import torch
+
+    from ..logs.columns import parse_choices
+    from ..logs.log_report import to_json
+
     # A block fits into the cache of one core, so more threads would not help.
     torch.set_num_threads(1)
     chosen = parse_choices(column or [])
@@ -51,6 +57,8 @@ def command(
 
 
 def _examine(file: Path, cell: str, chosen: dict[str, str], console: Console) -> LogReport:
+    from ..logs import examine
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with bar(*columns, console=console) as shown:
         task = shown.add_task(f"Reading {file.name}", total=None)

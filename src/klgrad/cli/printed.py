@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from rich.console import Console
 
@@ -30,11 +30,11 @@ class _Head(io.RawIOBase):
 
 @contextmanager
 def first_lines(name: str, console: Console) -> Iterator[None]:
-    """Capture standard output within the context, and show its first lines afterwards."""
+    """Capture standard output and standard error within the context, and show their first lines afterwards."""
     head = _Head()
     stream = io.TextIOWrapper(io.BufferedWriter(head), encoding="utf-8", errors="backslashreplace")
     try:
-        with redirect_stdout(stream):
+        with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
         stream.flush()

@@ -1,22 +1,27 @@
 """`klgrad reproduce`."""
 
+from __future__ import annotations
+
 import importlib.util
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingExtraError, UnknownNameError
-from ..papers import Outcome, Settings, Study, every_outcome
-from ..papers.all_studies import studies
 from ..support.atomic_files import ensure_folder
 from .console import INTERRUPTED, bar, print_path, stderr, stdout
+from .experiments import measure
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..papers import Outcome, Settings, Study
 
 
 def command(
@@ -32,11 +37,22 @@ def command(
         4, os.cpu_count() or 1
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again, even if an earlier run has results.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Train the language models of the named results again, on this machine's GPU.")
+    ] = False,
 ) -> None:
     """Recompute the papers' tabular and analytic results, check each claim, and draw a figure.
 
+    Results about language models are judged and drawn from committed numbers of runs on a GPU. With --run the models
+    are trained again.
+
     If it is interrupted, all files are complete; run it again to compute the missing results.
     """
+    import torch
+
+    from ..papers import Settings
+    from ..papers.all_studies import studies
+
     console = stdout()
     known = studies()
     for name in results or []:
@@ -50,8 +66,10 @@ def command(
     torch.set_num_threads(1)  # the tensors are too small for threads to help; processes do help
     ensure_folder(out)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: workers end, files stay complete
-    outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed), out, fresh, jobs)
+    measured = measure([known[name] for name in results or []], known, out) if run else None
+    outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed, measured=measured), out, fresh, jobs)
     console.print(_summary(known, outcomes))
+    _say_what_was_not_computed(console, outcomes, here=run)
     print_path(console, f"Numbers and figures are in {out}/")
     if stopped:
         console.print("Interrupted. Run the same command again to compute the missing results.", style="yellow")
@@ -60,6 +78,8 @@ def command(
 
 def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: int) -> tuple[list[Outcome], bool]:
     """Outcomes in the order of `chosen`, and whether the run was interrupted."""
+    from ..papers import every_outcome
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, Outcome] = {}
     stopped = False
@@ -88,8 +108,17 @@ def _summary(known: dict[str, Study], outcomes: list[Outcome]) -> Table:
     for outcome in outcomes:
         verdict = Text(outcome.verdict, style="green" if outcome.reproduced else "yellow")
         seconds = "kept" if outcome.seconds is None else f"{outcome.seconds:.1f}"
+        seconds = "recorded" if outcome.measured else seconds
         table.add_row(outcome.name, known[outcome.name].claim, verdict, seconds)
     return table
+
+
+def _say_what_was_not_computed(console: Console, outcomes: list[Outcome], *, here: bool) -> None:
+    for outcome in outcomes:
+        if outcome.measured:
+            whose = "measured on this machine" if here else "committed numbers of training runs on a GPU"
+            remedy = "" if here else "; --run trains again"
+            console.print(f"{outcome.name}: {whose} ({outcome.measured}){remedy}")
 
 
 def _require_matplotlib() -> None:

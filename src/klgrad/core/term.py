@@ -27,8 +27,9 @@ class KLTerm:
         reverse, token: `reverse-kl-token`, and with the token ratio off-policy `reverse-kl-token-sampler`.
         forward, token: `forward-kl-token`.
         forward, sequence: `forward-kl-sequence`.
-        With a discount strictly between 0 and 1, an active bound, or reduction="token" over varying
-        lengths the gradient is near these but equal to none of them, and `descends` says `unknown`.
+        With a discount strictly between 0 and 1 or an active bound the gradient is near these but equal to none of
+        them, and `descends` says `unknown`. With reduction="token" and varying lengths it is that of the target in
+        the limit of large batches; in small ones it is biased.
     Requires:
         y ~ π, or `weighting=ImportanceWeighting(...)` and `Rollout.behavior_logp`.
 

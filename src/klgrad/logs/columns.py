@@ -1,48 +1,13 @@
 """Finds the column of each role by the names that frameworks use."""
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 
+from ..support.tensor_names import ROLES, WHOSE, role_of
 from .log_errors import LogError
 
 PER_TOKEN = ("logp", "ref_logp", "old_logp", "behavior_logp")
 """Roles of log-probs: one number per token. `mask` also has one per token, `group` has one per completion."""
-
-WHOSE: dict[str, tuple[str, ...]] = {
-    "logp": (
-        *("policy", "pi", "trainer", "training", "train", "new", "curr", "current", "student"),
-        *("actor", "learner", "model", "local", ""),
-    ),
-    "ref_logp": (
-        *("ref", "reference", "ref_policy", "reference_policy", "ref_model", "base", "base_model"),
-        *("anchor", "initial", "teacher"),
-    ),
-    "old_logp": ("old", "pi_old", "old_policy", "prev", "previous", "b", "prox", "proximal"),
-    "behavior_logp": (
-        *("behavior", "behaviour", "behavior_policy", "rollout", "inference", "infer", "sampling"),
-        *("sampler", "generation", "generator", "gen", "vllm", "sglang", "engine", "mu"),
-    ),
-}
-"""Prefixes of `logp`, `log_probs`, ... in a column's name, by role and in order of preference.
-
-They cover TRL, verl, OpenRLHF, SkyRL, prime-rl, NeMo RL, slime, AReaL, ROLL, tinker, torchtune, open-instruct and
-cleanrl.
-"""
-
-LOGP = re.compile(r"_?log_?p(rob)?s?$")
-FILLER = re.compile(r"(^|_)(per_token|action|token)(?=_|$)")
-"""Words that do not change the role: `ref_per_token_logps`, `base_action_log_probs`."""
-
-# Without `attention_mask`, which is 1 at prompts too.
-MASK = ("completion_mask", "response_mask", "action_mask", "loss_mask", "token_mask", "assistant_mask")
-
-GROUP = (
-    *("group", "group_id", "group_index", "uid", "prompt_id", "prompt_uid", "prompt_index", "prompt_idx"),
-    *("problem_id", "question_id", "example_id", "task_id", "prompt"),
-)
-
-ROLES = (*WHOSE, "mask", "group")
 
 REMEDY = "name it with --column {role}=NAME"
 
@@ -51,22 +16,6 @@ EXAMPLES = {
     "ref_logp": ("ref_logp", "ref_per_token_logps", "ref_log_prob", "base_action_log_probs", "reference_logprobs"),
 }
 """Names that an error suggests for the two required roles."""
-
-
-def role_of(column: str) -> tuple[str, int] | None:
-    """The role of a column by its name, and its priority; lower wins. None if the name is not recognised."""
-    name = re.sub(r"\W+", "_", column.lower()).strip("_")
-    if name in ROLES:
-        return name, -1
-    if name.removesuffix("s") in MASK:
-        return "mask", MASK.index(name.removesuffix("s"))
-    if name in GROUP:
-        return "group", GROUP.index(name)
-    stem = LOGP.search(name)
-    if stem is None:
-        return None
-    whose = FILLER.sub("", name[: stem.start()]).strip("_")
-    return next(((role, words.index(whose)) for role, words in WHOSE.items() if whose in words), None)
 
 
 def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:

@@ -31,14 +31,36 @@ MARGIN = 0.25
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to compute: `quick` reduces repeats and steps, `seed` seeds every random number."""
+    """How much to compute.
+
+    Attributes:
+        quick: fewer repeats and steps.
+        seed: of every random number.
+        measured: a folder with the CSV files of experiments on this machine; None for the committed files.
+    """
 
     quick: bool = False
     seed: int = 0
+    measured: str | None = None
 
     def size(self, full: int, quick: int) -> int:
         """`quick` in a quick run, else `full`."""
         return quick if self.quick else full
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The training runs on a GPU whose numbers a study reads.
+
+    Attributes:
+        file: the CSV file in `recorded/`.
+        script: the script in benchmarks/ that writes it.
+        parts: the first argument of each call of the script, in order; empty for one call without.
+    """
+
+    file: str
+    script: str
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +116,11 @@ class Study:
         """The paper: the first sentence of its package's docstring."""
         package = import_module(self.module.__name__.rpartition(".")[0]) if "." in self.module.__name__ else self.module
         return " ".join((package.__doc__ or "").split())
+
+    @property
+    def experiment(self) -> Experiment | None:
+        """The training runs whose numbers it reads; None for a study that computes its numbers."""
+        return getattr(self.module, "EXPERIMENT", None)
 
     @property
     def run(self) -> Callable[[Settings], Numbers]:

@@ -22,11 +22,13 @@ class Outcome:
         name: of the result.
         checks: one for each sentence of the claim.
         seconds: the time of the computation; None if the numbers of an earlier run were reused.
+        measured: when and by which commit the training runs behind the numbers were made; empty without such runs.
     """
 
     name: str
     checks: list[Check]
     seconds: float | None
+    measured: str = ""
 
     @property
     def reproduced(self) -> bool:
@@ -54,14 +56,17 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
     """
     data, picture = files_of(study, out)
     requested = {"klgrad": __version__, **asdict(settings)}
-    numbers, seconds = None if fresh else _kept(data, requested), None
+    again = fresh or study.experiment is not None  # a file of training runs is read at once, and may have changed
+    numbers, seconds = None if again else _kept(data, requested), None
     if numbers is None:
         start = time.perf_counter()
         # Judge and draw what JSON stores, so that saved numbers give the same result.
         numbers = json.loads(json.dumps(finite(study.run(settings))))
         seconds = time.perf_counter() - start
         picture.unlink(missing_ok=True)
-    outcome = Outcome(study.name, study.check(numbers), seconds)
+    made = numbers["made"] if study.experiment else {}
+    measured = f"{', '.join(made['date'])}, commit {', '.join(made['commit'])}" if made else ""
+    outcome = Outcome(study.name, study.check(numbers), seconds, measured)
     saved = {
         "result": study.name,
         "source": study.source,

@@ -50,7 +50,9 @@ def run(settings: Settings, out: Console, err: Console) -> int:
     with messages_once(warn):
         models = models_of(settings)
         if settings.run.dry_run:
-            out.print(described(settings, models))
+            with err.status("Auditing the trainer's loss on small problems (a few seconds)"):
+                description = described(settings, models)
+            out.print(description)
             return 0
         return _Run(settings, models, out, err, warn).go()
 

@@ -1,10 +1,7 @@
 """The KL as a reward function of TRL's, and the reward of a run that has none."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
-
-from .config import KLConfig
 
 
 def no_reward(completions: list[Any], **_: Any) -> list[float]:
@@ -36,16 +33,3 @@ def listed(reward_funcs: Any) -> list[Any]:
     if reward_funcs is None:
         return []
     return list(reward_funcs) if isinstance(reward_funcs, list) else [reward_funcs]
-
-
-def warn_of_scaled_rewards(args: KLConfig) -> None:
-    """Warn if TRL divides the rewards, and the KL among them, by a standard deviation."""
-    cause = None if args.scale_rewards in (False, "none") else f"scale_rewards={args.scale_rewards!r}"
-    if args.multi_objective_aggregation != "sum_then_normalize":
-        cause = f"multi_objective_aggregation={args.multi_objective_aggregation!r}"
-    if cause is not None:
-        warnings.warn(
-            f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from "
-            "prompt to prompt; kl_placement='advantage' avoids this",
-            stacklevel=4,
-        )

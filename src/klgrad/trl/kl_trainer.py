@@ -17,7 +17,7 @@ from .config import KLConfig
 from .declaration import declared
 from .gather import everywhere
 from .groups import PromptNumbers, shuffled_by_group
-from .kl_reward import KLReward, listed, no_reward, warn_of_scaled_rewards
+from .kl_reward import KLReward, listed, no_reward
 from .lag import LagQueue
 from .loss_terms import own_rows, per_token_cell, per_token_loss, summed_loss, whole_cell
 from .metrics import KLMetrics
@@ -103,7 +103,6 @@ class KLTrainer(GRPOTrainer):
         if self.objective.placement == "reward":
             rewards.append(KLReward(self._score_sampled))
             args.reward_weights = [*(weights or [1.0] * (len(rewards) - 1)), -args.kl_coef]
-            warn_of_scaled_rewards(args)
         try:
             with reference_is_built(args), as_reference(model, args, kwargs) as (named, given):
                 super().__init__(named, reward_funcs=rewards, args=args, **given)

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from .config import KLConfig
 
 
+PER_COMPLETION_MEANS = ("grpo", "sapo")
+"""Values of `loss_type` that average over the tokens of each completion."""
+
+
 class MeaningWarning(UserWarning):
     """A setting that changes which completions the declared KL is averaged over, or how it is weighted."""
 
@@ -97,6 +101,34 @@ def _weighed_by_trl(config: "KLConfig") -> str | None:
     )
 
 
+def _per_completion(config: "KLConfig") -> str | None:
+    """A mean over each completion: the tokens of short completions count more, in batches of any size."""
+    if config.loss_type not in PER_COMPLETION_MEANS or config.objective.reduction != "policy" or not config.kl_coef:
+        return None
+    # In the advantage and the reward, the KL is always reduced like the policy loss.
+    first = "kl_reduction='sequence', " if config.kl_placement == "loss" else ""
+    return (
+        f"loss_type={config.loss_type!r} averages the KL over the tokens of each completion, so that a token of a "
+        f"short completion counts more, and the gradient is that of no divergence, however large the batch; {first}"
+        "loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL"
+    )
+
+
+def _scaled_rewards(config: "KLConfig") -> str | None:
+    if config.kl_placement != "reward" or not config.kl_coef:
+        return None
+    cause = None if config.scale_rewards in (False, "none") else f"scale_rewards={config.scale_rewards!r}"
+    if config.multi_objective_aggregation != "sum_then_normalize":
+        cause = f"multi_objective_aggregation={config.multi_objective_aggregation!r}"
+    if cause is None:
+        return None
+    each = "batch" if cause == "scale_rewards='batch'" else "prompt"
+    return (
+        f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from {each} "
+        f"to {each}; kl_placement='advantage', or scale_rewards='none', keeps the declared KL"
+    )
+
+
 def _noise(config: "KLConfig") -> str | None:
     if not config.neftune_noise_alpha:
         return None
@@ -113,5 +145,7 @@ NOTES: tuple[Callable[["KLConfig"], str | None], ...] = (
     _moving_reference,
     _scaled_advantages,
     _weighed_by_trl,
+    _per_completion,
+    _scaled_rewards,
     _noise,
 )

@@ -15,45 +15,45 @@ OUTPUT_CLAMP = 10.0
 """verl, SkyRL and OpenRLHF clamp a KL estimate's value to ±10, which also stops its gradient there."""
 
 
-@token_loss("nothing", "unknown", instead=K2_OR_TOKEN)
+@token_loss("nothing", "climbs forward-kl-sampler-sequence", instead=K2_OR_TOKEN)
 def k1_loss(rollout: Rollout) -> Tensor:
     """k1 differentiated.
 
     Estimates: KL(π‖ref).
-    Gradient: `nothing` on-policy; `unknown` off-policy.
+    Gradient: `nothing` on-policy; `climbs forward-kl-sampler-sequence` off-policy.
     Requires: y ~ π.
     """
     return as_loss(k1, rollout)
 
 
-@token_loss("reverse-kl-token", "unknown")
+@token_loss("reverse-kl-token", "squared-token")
 def k2_loss(rollout: Rollout) -> Tensor:
     """k2 differentiated, token by token.
 
     Estimates: KL(π‖ref), biased.
-    Gradient: `reverse-kl-token` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
     Requires: y ~ π.
     """
     return as_loss(k2, rollout)
 
 
-@token_loss("forward-kl-token", "unknown", instead=K2_OR_TOKEN)
+@token_loss("forward-kl-token", "k3-token", instead=K2_OR_TOKEN)
 def k3_loss(rollout: Rollout) -> Tensor:
     """k3 differentiated, token by token: GRPO as published, and the default of several trainers.
 
     Estimates: KL(π‖ref).
-    Gradient: `forward-kl-token` on-policy; `unknown` off-policy.
+    Gradient: `forward-kl-token` on-policy; `k3-token` off-policy.
     Requires: y ~ π.
     """
     return as_loss(k3, rollout)
 
 
-@token_loss("forward-kl-token", "unknown", instead=K2_OR_TOKEN)
+@token_loss("forward-kl-token", "sum-of-targets", instead=K2_OR_TOKEN)
 def k_half_loss(rollout: Rollout) -> Tensor:
     """k_lambda at λ = 1/2 differentiated: half the strength for the same value.
 
     Estimates: KL(π‖ref).
-    Gradient: `forward-kl-token` on-policy, at scale 1/2; `unknown` off-policy.
+    Gradient: `forward-kl-token` on-policy, at scale 1/2; `sum-of-targets` off-policy.
     Requires: y ~ π.
     """
     return as_loss(k_lambda(0.5), rollout)
@@ -103,12 +103,12 @@ def k3_no_grad(rollout: Rollout) -> Tensor:
     return as_loss(k3, rollout).detach()
 
 
-@token_loss("reverse-kl-token", "unknown")
+@token_loss("reverse-kl-token", "squared-token")
 def k3_straight_through(rollout: Rollout) -> Tensor:
     """The value of k3 with the slope of k2 (verl's `k3+`).
 
     Estimates: KL(π‖ref).
-    Gradient: `reverse-kl-token` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
     Requires: y ~ π.
     """
     return as_loss(Estimator(k3.value, k2.slope), rollout)
@@ -126,12 +126,12 @@ def k2_loss_length_mean(rollout: Rollout) -> Tensor:
     return reduce(share[:, None] * k2(log_ratio(rollout)), rollout, "sequence")
 
 
-@batch_loss("unknown", "unknown", instead=SUMMED, couples_groups=True)
+@batch_loss("reverse-kl-token", "squared-token", instead=SUMMED, couples_groups=True)
 def k2_loss_token_mean(rollout: Rollout) -> Tensor:
     """k2 differentiated and averaged over all tokens of the batch.
 
     Estimates: KL(π‖ref) per token.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-token` on-policy (in large batches); `squared-token` off-policy.
     Requires: y ~ π.
     """
     return reduce(k2(log_ratio(rollout)), rollout, "token")

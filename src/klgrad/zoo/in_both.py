@@ -8,12 +8,12 @@ from .cell import token_loss
 from .placements import as_loss, in_reward, in_reward_leave_one_out, on_score
 
 
-@token_loss("reverse-kl-sequence", "unknown")
+@token_loss("reverse-kl-sequence", "sum-of-targets")
 def k1_both(rollout: Rollout) -> Tensor:
     """k1 in the reward and as loss: the loss adds noise of mean zero.
 
     Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
     Requires: y ~ π.
     """
     return in_reward(k1, rollout) + as_loss(k1, rollout)
@@ -41,12 +41,12 @@ def k3_both_half(rollout: Rollout) -> Tensor:
     return (in_reward(k3, rollout) + as_loss(k3, rollout)) / 2
 
 
-@token_loss("reverse-kl-token", "unknown")
+@token_loss("reverse-kl-token", "squared-token")
 def k3_both_token(rollout: Rollout) -> Tensor:
     """k3 of this token alone on its score, and as loss: coefficient l, with exp cancelling exp.
 
     Estimates: KL(π‖ref).
-    Gradient: `reverse-kl-token` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
     Requires: y ~ π.
     """
     return on_score(k3.value(rollout.log_ratio), rollout) + as_loss(k3, rollout)

@@ -11,7 +11,7 @@ from ..core.term import KLTerm
 from ..remedies import Remedy
 from .cell import token_loss
 from .placements import in_reward, in_reward_leave_one_out, on_score
-from .replacements import LEAVE_ONE_OUT
+from .replacements import AFTER_DIVISION, LEAVE_ONE_OUT
 
 DISCOUNT = 0.9
 """Discount of the discounted cells."""
@@ -42,12 +42,12 @@ def k1_reward_to_go(rollout: Rollout) -> Tensor:
     return on_score(credit.to_go(rollout.log_ratio, rollout.mask), rollout)
 
 
-@token_loss("reverse-kl-token", "unknown")
+@token_loss("reverse-kl-token", "squared-token")
 def k1_advantage(rollout: Rollout) -> Tensor:
     """k1 of this token alone, on its score: on-policy distillation as commonly run (discount 0).
 
     Estimates: KL(π‖ref).
-    Gradient: `reverse-kl-token` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
     Requires: y ~ π.
     """
     return on_score(rollout.log_ratio, rollout)
@@ -65,7 +65,7 @@ def k2_reward(rollout: Rollout) -> Tensor:
 
 
 @token_loss(
-    "unknown",
+    "sum-of-targets",
     "unknown",
     instead=Remedy(use=("k1-reward", KLTerm(estimator="k1_k3")), why="k1_k3 has the low variance of k3"),
 )
@@ -73,40 +73,40 @@ def k3_reward(rollout: Rollout) -> Tensor:
     """k3 in the reward: reverse minus forward KL for one token, which cancel near ref.
 
     Estimates: KL(π‖ref) of completions.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Gradient: `sum-of-targets` on-policy (in large batches); `unknown` off-policy.
     Requires: y ~ π.
     """
     return in_reward(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown", compares_completions=True)
+@token_loss("reverse-kl-sequence", "sum-of-targets", compares_completions=True)
 def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the others in the group (RLOO).
 
     Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
     Requires: y ~ π; groups of 2 or more.
     """
     return in_reward_leave_one_out(k1, rollout)
 
 
-@token_loss("unknown", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True)
+@token_loss("sum-of-targets", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True)
 def k3_reward_leave_one_out(rollout: Rollout) -> Tensor:
     """k3 in the reward, minus the mean of the others in the group (RLOO).
 
     Estimates: KL(π‖ref) of completions.
-    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Gradient: `sum-of-targets` on-policy; `unknown` off-policy.
     Requires: y ~ π; groups of 2 or more.
     """
     return in_reward_leave_one_out(k3, rollout)
 
 
-@token_loss("reverse-kl-sequence", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True)
+@token_loss("reverse-kl-sequence", "sum-of-targets", instead=LEAVE_ONE_OUT, compares_completions=True)
 def k1_reward_group_mean(rollout: Rollout) -> Tensor:
     """k1 in the reward, minus the mean of the whole group, itself included.
 
     Estimates: KL(π‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy, at scale 1 - 1/n; `unknown` off-policy.
+    Gradient: `reverse-kl-sequence` on-policy, at scale 1 - 1/n; `sum-of-targets` off-policy.
     Requires: y ~ π; groups of 2 or more.
     """
     total = rollout.log_ratio.sum(-1)
@@ -116,7 +116,7 @@ def k1_reward_group_mean(rollout: Rollout) -> Tensor:
 @token_loss(
     "unknown",
     "unknown",
-    instead=Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division"),
+    instead=AFTER_DIVISION,
     compares_completions=True,
 )
 def k1_reward_group_std(rollout: Rollout) -> Tensor:
@@ -150,13 +150,15 @@ def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
 
 
 @token_loss(
-    "reverse-kl-sequence", "unknown", instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),))
+    "reverse-kl-sequence",
+    "sum-of-targets",
+    instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),)),
 )
 def stale_k1_reward(rollout: Rollout) -> Tensor:
     """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.
 
     Estimates: KL(μ‖ref) of completions.
-    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
+    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
     Requires: `behavior_logp`.
     """
     frozen = (rollout.sampler_logp - rollout.ref_logp).sum(-1, keepdim=True)

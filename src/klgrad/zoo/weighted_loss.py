@@ -76,14 +76,14 @@ def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
 
 @token_loss(
     "forward-kl-token",
-    "unknown",
+    "forward-kl-token-sampler",
     instead=Remedy(use=("stopped-ratio-k2-loss", TOKEN_RATIO)),
 )
 def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
     """Detached ratio times k3.
 
     Estimates: KL(π‖ref) on the sampler's prefixes.
-    Gradient: `forward-kl-token` on-policy; `unknown` off-policy.
+    Gradient: `forward-kl-token` on-policy; `forward-kl-token-sampler` off-policy.
     Requires: `behavior_logp`.
     """
     return token_ratio(rollout) * k3(log_ratio(rollout))

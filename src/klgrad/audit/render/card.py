@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...remedies import as_code
-from ...targets import TARGETS, WITH_GRADIENT, Role, Target
-from ..advising import OPPOSITE
+from ...remedies import as_code, capitalised
+from ...targets import TARGETS, Role, Target
 from ..audit_result import AuditResult
 from ..curve import Curve, dead_zones
 from ..numbers import apart, listed, percent
 from ..verdict import MATCH
+from ..words import in_sum, near_only, nearest, small_batches
 from .chart import Chart, chart_of
 from .environment import number
 from .fixes import Fix, own_lines
@@ -28,19 +28,19 @@ class VerdictView:
 
 @dataclass(frozen=True)
 class Distance:
-    """A relative distance to a target; `text` is None where it is not a finite number."""
+    """A relative distance to a target; `text` is None where there is no finite number, as to the sampler on-policy."""
 
-    bias: float
+    bias: float | None
 
     @property
     def is_match(self) -> bool:
         """Whether the gradients agree."""
-        return self.bias <= MATCH
+        return self.bias is not None and self.bias <= MATCH
 
     @property
     def text(self) -> str | None:
         """In words or percent."""
-        if not math.isfinite(self.bias):
+        if self.bias is None or not math.isfinite(self.bias):
             return None
         return "match" if self.is_match else percent(self.bias)
 
@@ -112,7 +112,7 @@ def card_of(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Sequ
         dead=" and ".join(zones),
         has_gaps=any(y is None for _, y in curve),
         distances=[
-            (TARGETS[name], (Distance(r.bias[name]), Distance(r.bias_off_policy[name]))) for name in WITH_GRADIENT
+            (TARGETS[name], (Distance(r.bias.get(name)), Distance(off))) for name, off in r.bias_off_policy.items()
         ],
         facts=_facts(r, zones),
     )
@@ -121,29 +121,36 @@ def card_of(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Sequ
 def _view(r: AuditResult, *, on_policy: bool) -> VerdictView:
     target = TARGETS[r.verdict if on_policy else r.verdict_off_policy]
     title, sentence = target.title, target.sentence
+    found = r.decomposition if on_policy else r.decomposition_off_policy
     if target.name == "unknown":
         title, sentence = _unknown(r, on_policy)
+    elif target.name == "sum-of-targets" and found is not None:
+        title = capitalised(in_sum(found))
+    elif on_policy and small_batches(r):
+        title, sentence = f"{title}, in large batches", f"{capitalised(small_batches(r))}; nothing in the limit."
+    elif not on_policy and r.holds_off_policy == "large-batches":
+        title = f"{title}, in large batches"
     elif target.name == "nothing" and not r.has_gradient:
         sentence = "No gradient reaches the log-probs."
     return VerdictView("On-policy" if on_policy else "Off-policy", target.role, title, sentence)
 
 
 def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
-    nearest = TARGETS[r.nearest if on_policy else r.nearest_off_policy]
-    bias, cosine = (r.bias, r.cosine) if on_policy else (r.bias_off_policy, r.cosine_off_policy)
-    name, off = nearest.title_in_sentence, percent(bias[nearest.name])
+    target = r.nearest if on_policy else r.nearest_off_policy
+    bias = r.bias if on_policy else r.bias_off_policy
+    name, off = TARGETS[target].title_in_sentence, percent(bias[target])
     if not r.deterministic:
         return "No verdict", "The same batch gives different gradients."
     if not r.finite_in_float64:
         return "No verdict", "The gradient is not a finite number on some group."
-    if cosine[nearest.name] < OPPOSITE:
-        return f"Climbs the {name}", "The sign is wrong."
     if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
         title = TARGETS[r.verdict_fixed_lengths].title
         return f"{title}, at equal lengths only", f"When lengths vary: {off} off the {name}."
+    if on_policy and TARGETS[r.verdict_near].has_gradient:
+        return capitalised(near_only(r)), f"Far from ref: {off} off."
     if on_policy and r.off_with and r.verdict_standard != "unknown":
         return f"{TARGETS[r.verdict_standard].title}, but not always", f"With {listed(r.off_with)}: {off} off."
-    return TARGETS["unknown"].title, f"Nearest: {name}, {off} off."
+    return TARGETS["unknown"].title, capitalised(nearest(r, on_policy=on_policy)) + "."
 
 
 def _in_words(low: float, high: float) -> str:
@@ -167,8 +174,6 @@ def _facts(r: AuditResult, zones: list[str]) -> list[Fact]:
     ]
     if r.off_with:
         found.append(Fact("Off with", listed(r.off_with), is_fault=True))
-    elif r.verdict == "unknown" != r.verdict_near:
-        found.append(Fact("Near ref alone", TARGETS[r.verdict_near].title_in_sentence))
     if not r.deterministic:
         found.append(Fact("Deterministic", "no", is_fault=True))
     return found

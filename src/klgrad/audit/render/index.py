@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...targets import TARGETS, Target, Verdict
+from ...targets import TARGETS, Target
 from ..audit_result import AuditResult
 from ..numbers import percent
-from .plain import KIND_TITLES, notes
+from ..words import in_sum, near_only, notes, small_batches
+from .plain import KIND_TITLES
 
 Settings = list[tuple[str, str]]
 """Key and value of each setting; the key is empty for a word without `=`."""
@@ -65,17 +66,28 @@ def split_name(name: str) -> tuple[str, Settings]:
 
 
 def _sides(r: AuditResult) -> tuple[Side, Side]:
-    on = _detail(r, r.verdict, r.bias[r.nearest], r.nearest, r.verdict_fixed_lengths)
-    off = _detail(r, r.verdict_off_policy, r.bias_off_policy[r.nearest_off_policy], r.nearest_off_policy, "unknown")
-    return Side("on-policy", TARGETS[r.verdict], on), Side("off-policy", TARGETS[r.verdict_off_policy], off)
+    return (
+        Side("on-policy", TARGETS[r.verdict], _detail(r, on_policy=True)),
+        Side("off-policy", TARGETS[r.verdict_off_policy], _detail(r, on_policy=False)),
+    )
 
 
-def _detail(r: AuditResult, verdict: Verdict, bias: float, nearest: Verdict, at_equal: Verdict) -> str:
+def _detail(r: AuditResult, *, on_policy: bool) -> str:
+    verdict = r.verdict if on_policy else r.verdict_off_policy
+    found = r.decomposition if on_policy else r.decomposition_off_policy
+    if verdict == "sum-of-targets" and found is not None:
+        return in_sum(found)
+    if (r.holds if on_policy else r.holds_off_policy) == "large-batches":
+        off = small_batches(r) if on_policy else ""
+        return f"in large batches; {off}" if off else "in large batches"
     if verdict != "unknown":
         return ""
-    if r.length_sensitive and at_equal != "unknown":
-        return f"{TARGETS[at_equal].short} at equal lengths"
-    return f"{percent(bias)} from {TARGETS[nearest].short}"
+    if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
+        return f"{TARGETS[r.verdict_fixed_lengths].short} at equal lengths"
+    if on_policy and TARGETS[r.verdict_near].has_gradient:
+        return near_only(r)
+    name = r.nearest if on_policy else r.nearest_off_policy
+    return f"{percent((r.bias if on_policy else r.bias_off_policy)[name])} from {TARGETS[name].short}"
 
 
 def _notes(r: AuditResult) -> str:

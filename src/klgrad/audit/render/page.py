@@ -99,5 +99,5 @@ def _tally(results: Sequence[AuditResult]) -> dict[str, object]:
         "Off-policy": [r.verdict_off_policy for r in results],
     }
     rows = {where: Counter(TARGETS[verdict].role for verdict in verdicts) for where, verdicts in sides.items()}
-    has_squared = any("squared-sequence" in verdicts for verdicts in sides.values())
+    has_squared = any(v.startswith("squared") for verdicts in sides.values() for v in verdicts)
     return {"rows": rows, "total": len(results), "has_squared": has_squared}

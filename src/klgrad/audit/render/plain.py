@@ -5,10 +5,11 @@ import re
 from collections.abc import Sequence
 
 from ...support.atomic_files import finite
-from ...targets import Verdict
+from ...targets import TARGETS
 from ..audit_result import AuditResult
-from ..numbers import listed, percent
+from ..large_batches import limit_cases
 from ..problems import cases
+from ..words import in_words, notes
 
 KIND_TITLES = {
     "cell": "Cells: losses as found in the wild",
@@ -23,7 +24,10 @@ COLUMNS = ("loss", "on-policy it descends", "off-policy", "scale", "variance", "
 
 def to_json(results: Sequence[AuditResult]) -> str:
     """`{"results": [...], "problems": [...]}`; numbers that are not finite are null."""
-    data = {"results": [r.to_dict() for r in results], "problems": [c.describe() for c in cases(on_policy=False)]}
+    data = {
+        "results": [r.to_dict() for r in results],
+        "problems": [c.describe() for c in (*cases(False), *limit_cases(False))],
+    }
     return json.dumps(finite(data), indent=2) + "\n"
 
 
@@ -52,42 +56,6 @@ def _code(name: str) -> str:
 
 def cells_of(r: AuditResult) -> tuple[str, ...]:
     """The row of a table, in the order of `COLUMNS`."""
-    verdict = _verdict(r.verdict, r.nearest, r.bias)
-    off = _verdict(r.verdict_off_policy, r.nearest_off_policy, r.bias_off_policy)
-    scale = "" if r.scale is None or r.verdict == "unknown" else f"{r.scale:.3g}"
-    return (r.name, verdict, off, scale, f"{r.variance:.3g}", f"{r.variance_near:.3g}", "; ".join(notes(r)))
-
-
-def _verdict(verdict: Verdict, nearest: Verdict, bias: dict[Verdict, float]) -> str:
-    return f"unknown ({percent(bias[nearest])} from {nearest})" if verdict == "unknown" else verdict
-
-
-def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
-    """Findings beside the verdict, in a few words each.
-
-    Args:
-        r: the audit of the loss.
-        lengths: whether to include what varying lengths change.
-    """
-    found = []
-    if not r.deterministic:
-        found.append("not deterministic")
-    if not r.depends_on_reference:
-        found.append("ignores ref" if r.has_gradient else "no gradient")
-    if r.length_sensitive and lengths:
-        known = r.verdict_fixed_lengths != "unknown"
-        found.append(f"length-sensitive (equal lengths: {r.verdict_fixed_lengths})" if known else "length-sensitive")
-    if r.off_with:
-        found.append(f"off with {listed(r.off_with)}")
-    elif r.verdict == "unknown" != r.verdict_near:
-        found.append(f"near ref: {r.verdict_near}")
-    wrong, dead = r.float32_wrong_from, r.dead_zone_from
-    if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
-        found.append(f"float32 fails from l = {wrong:g}")
-    if dead is not None:
-        found.append(f"dead from l = {dead:g}")
-    if not r.finite:
-        found.append("overflows")
-    if r.touches_padding:
-        found.append("touches padding")
-    return found
+    scale = f"{r.scale:.3g}" if r.scale is not None and TARGETS[r.verdict].has_gradient else ""
+    variances = ("" if x is None else f"{x:.3g}" for x in (r.variance, r.variance_near))
+    return (r.name, in_words(r), in_words(r, on_policy=False), scale, *variances, "; ".join(notes(r)))

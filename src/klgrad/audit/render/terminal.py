@@ -1,6 +1,7 @@
 """Audit results for a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -9,55 +10,101 @@ from rich.text import Text
 
 from ...targets import WITH_GRADIENT, Verdict
 from ..audit_result import AuditResult
-from ..problems import in_words
+from ..problems import in_words as summed_over
 from ..subject import Subject
-from .plain import KIND_TITLES, cells_of, notes
+from ..words import STANDINGS, in_words, notes, standing
+from .plain import KIND_TITLES, cells_of
 from .roles import look_of
 
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
+
 CAPTION = (
-    f"Exact: {in_words()}, in float64. The variance is that of the gradient of one completion at scale 1, over the "
-    "standard problems and over those near ref; in such small groups a leave-one-out mean can increase it. "
-    "`klgrad audit NAME` shows everything about one loss."
+    f"Exact: {summed_over()}, and one batch that is the limit of large ones, in float64. Fresh samples are drawn from "
+    "the policy itself, stale ones from another policy. `klgrad audit NAME` shows everything about one loss."
 )
 
+NUMBERS = 150
+"""Columns from which an overview has room for the scale and the variances."""
 
-WIDE = 135
-"""Columns that the whole overview needs; a narrower terminal shows names and verdicts only."""
+NARROW = 100
+"""Columns below which an overview has no column of its own for stale samples."""
 
 FRAME = 6
 """Columns that the frame takes from the line of the title."""
 
 
-def overview(results: Sequence[AuditResult], width: int) -> RenderableType:
-    """A table per kind."""
+def by_standing(results: Sequence[AuditResult], width: int) -> RenderableType:
+    """Tables grouped by what the losses are: the reverse KL, that in large batches, something else, or nothing."""
+    groups = {title: [r for r in results if standing(r) == name] for name, title in STANDINGS.items()}
+    return _tables({title: some for title, some in groups.items() if some}, width, NO_WORDS)
+
+
+def overview(
+    results: Sequence[AuditResult],
+    width: int,
+    *,
+    titles: Mapping[str, str] = NO_WORDS,
+    tags: Mapping[str, str] = NO_WORDS,
+) -> RenderableType:
+    """A table per kind of loss and per framework.
+
+    Args:
+        results: the audits.
+        width: columns of the terminal.
+        titles: the heading of each framework.
+        tags: words to show beside some losses, by name of the loss: `default`, for example.
+    """
+    heading = lambda r: titles.get(r.framework) or KIND_TITLES[r.kind]
+    found = dict.fromkeys(map(heading, results))
+    return _tables({title: [r for r in results if heading(r) == title] for title in found}, width, tags)
+
+
+def _tables(groups: Mapping[str, Sequence[AuditResult]], width: int, tags: Mapping[str, str]) -> RenderableType:
+    """One table per group. Long text continues on the next line; nothing is cut off."""
     found: list[RenderableType] = []
-    for kind in dict.fromkeys(r.kind for r in results):
-        title = Text(KIND_TITLES[kind], style="bold")
-        table = Table("loss", "on-policy", "off-policy", box=None, padding=(0, 1), pad_edge=False)
-        table.columns[0].overflow = "fold"
-        longest = max(len(r.name) for r in results)
-        table.columns[0].no_wrap = width >= WIDE and longest <= WIDE // 2  # a column that may not wrap is cut off
-        table.columns[1].no_wrap = table.columns[2].no_wrap = True
-        if width >= WIDE:
-            table.add_column("scale", justify="right", no_wrap=True)
-            table.add_column("variance", justify="right", no_wrap=True)
-            table.add_column("near ref", justify="right", no_wrap=True)
-            table.add_column("notes")
-        for r in (r for r in results if r.kind == kind):
-            more = cells_of(r)[3:] if width >= WIDE else ()
-            table.add_row(r.name, _verdict(r.verdict), _verdict(r.verdict_off_policy), *more)
-        found += [title, table, ""]
+    for title, results in groups.items():
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("loss", overflow="fold", ratio=3)
+        table.add_column("on fresh samples it descends", overflow="fold", ratio=5)
+        if width >= NARROW:
+            table.add_column("on stale samples", overflow="fold", ratio=5)
+        if width >= NUMBERS:
+            for name in ("scale", "variance", "near ref"):
+                table.add_column(name, justify="right", no_wrap=True)
+        if width >= NARROW:
+            table.add_column("notes", overflow="fold", ratio=3)
+        for r in results:
+            table.add_row(*_row(r, width, tags.get(r.name, "")))
+        found += [Text(title, style="bold"), table, ""]
     return Group(*found, Text(CAPTION, style="dim"))
+
+
+def _row(r: AuditResult, width: int, tag: str) -> list[RenderableType]:
+    name = Text(r.name)
+    if tag:
+        name.append(f" ({tag})", style="bold")
+    fresh = Text(in_words(r), style=look_of(r.verdict).style)
+    stale = Text(in_words(r, on_policy=False), style=look_of(r.verdict_off_policy).style)
+    remarks = "; ".join(notes(r))
+    if width >= NARROW:
+        return [name, fresh, stale, *(cells_of(r)[3:6] if width >= NUMBERS else ()), remarks]
+    fresh.append("\nstale: ", style="dim not bold default").append(stale)
+    if remarks:
+        fresh.append(f"\n{remarks}", style="dim not bold default")
+    return [name, fresh]
 
 
 def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     """Everything about one loss."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("on-policy", _verdict(r.verdict))
+    facts.add_row("", in_words(r))
     facts.add_row("off-policy", _verdict(r.verdict_off_policy))
+    facts.add_row("", in_words(r, on_policy=False))
     if r.scale is not None:
         facts.add_row("scale", _scales(r))
-    facts.add_row("variance", f"{r.variance:.4g}, near ref {r.variance_near:.4g}")
+    if r.variance is not None and r.variance_near is not None:
+        facts.add_row("variance", f"{r.variance:.4g}, near ref {r.variance_near:.4g}")
     facts.add_row("depends on ref", _yes(r.depends_on_reference))
     at_equal = f", equal ones give {r.verdict_fixed_lengths}" if r.length_sensitive else ""
     facts.add_row("lengths change it", _yes(r.length_sensitive) + at_equal)
@@ -68,8 +115,8 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     for column in ("target", "bias", "cosine", "bias off-policy", "cosine off-policy"):
         distances.add_column(column, justify="left" if column == "target" else "right")
     for name in WITH_GRADIENT:
-        numbers = (r.bias[name], r.cosine[name], r.bias_off_policy[name], r.cosine_off_policy[name])
-        distances.add_row(name, *(_number(x) for x in numbers))
+        numbers = (each.get(name) for each in (r.bias, r.cosine, r.bias_off_policy, r.cosine_off_policy))
+        distances.add_row(name, *("" if x is None else _number(x) for x in numbers))
     name = Text(r.name, style="bold")
     fits = name.cell_len <= width - FRAME
     parts = [] if fits else [name, ""]  # a title that is too long would be cut off

@@ -64,8 +64,11 @@ class Family(ABC):
     table: ClassVar[Table]
 
     def descends(self, term: Declaration) -> Descends:
-        """The targets whose gradients the term is, on-policy and off-policy."""
-        if term.influence_bound is not None or term.reduction == "token" or 0 < term.discount < 1:
+        """The targets whose gradients the term is, on-policy and off-policy.
+
+        With `reduction="token"` they are those of large batches: a mean over the tokens of a small batch is biased.
+        """
+        if term.influence_bound is not None or 0 < term.discount < 1:
             return Descends("unknown", "unknown")
         corrected = term.weighting is not None and term.weighting.bound is None
         return Descends(self.target, self.off_policy_target(term) if corrected else self.uncorrected_target(term))

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from ...targets import Verdict
 from .. import credit
 from ..estimators import forward_k3, k3
 from ..importance import Weights
@@ -48,6 +49,12 @@ class ForwardToken(Family):
         baselines={"none": ALLOWED, "leave_one_out": NO_SCORE_TO_CENTRE},
         partial_discount=NO_FUTURE_TO_DISCOUNT,
     )
+
+    def uncorrected_target(self, term: Declaration) -> Verdict:
+        """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
+        if term.weighting is not None or term.baseline != "none":
+            return "unknown"
+        return "forward-kl-token-sampler" if term.estimator == "exact" else "k3-token"
 
     def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
         """The slope of k3 on the token's own score."""

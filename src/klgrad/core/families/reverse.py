@@ -112,8 +112,9 @@ class ReverseToken(Family):
 
     def uncorrected_target(self, term: Declaration) -> Verdict:
         """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
-        on_sampled_prefixes = term.estimator == "exact" and term.weighting is None
-        return "reverse-kl-token-sampler" if on_sampled_prefixes else "unknown"
+        if term.weighting is not None or term.baseline != "none":
+            return "unknown"
+        return "reverse-kl-token-sampler" if term.estimator == "exact" else "squared-token"
 
     def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
         """The log-ratio on the token's own score."""

@@ -122,7 +122,7 @@ def moments_of_mean(name: str, problem: Problem, n: int) -> tuple[Tensor, float]
     gradient = every_gradient(subject, problem, every, none)[0][:, : problem.logits.numel()]
     p, scores, extra = problem.probability, problem.scores, 0.0
     if name != base:
-        _, (coefficient, _, _) = evaluate(subject, from_problem(problem, every, none))
+        _, (coefficient, *_) = evaluate(subject, from_problem(problem, every, none))
         coefficient = coefficient * len(every)  # the loss is a mean over completions
         mean = (
             p @ coefficient

@@ -57,14 +57,11 @@ def reduction(settings: Settings) -> str:
 
 
 def scaling(settings: Settings) -> str | None:
-    """How TRL's normalisation of rewards rescales β; None if it does not."""
+    """How TRL's normalisation of rewards rescales β; None if it does not. A KL in the reward has a note instead."""
     training = settings.training
     divisor = {"group": "their group's", "batch": "the batch's"}.get(str(training.scale_rewards))
-    inside = training.kl_placement == "reward"
     if training.multi_objective_aggregation == "normalize_then_sum":
         divisor = "first each its group's and then the batch's"
-    if divisor is None or not (settings.rewarded or inside):
+    if divisor is None or not settings.rewarded or training.kl_placement == "reward":
         return None
-    if inside:
-        return f"rewards, with the KL in them, are divided by {divisor} standard deviation (scale_rewards), and so is β"
     return f"rewards are divided by {divisor} standard deviation (scale_rewards), which rescales β against them"

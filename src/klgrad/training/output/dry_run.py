@@ -1,4 +1,4 @@
-"""`--dry-run`: the objective, the divergence that its KL term descends, the settings, and the memory."""
+"""`--dry-run`: the objective, what the trainer's loss descends, the settings, and the memory."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...audit import audit
 from ...trl.meaning_notes import notes
 from ..build import Models
 from ..settings.run_config import Settings
 from .describe import formula, objective, reduction, scaling
 from .memory import estimate, in_units
+from .trained import trained_lines
 
 
 def described(settings: Settings, models: Models) -> RenderableType:
@@ -19,6 +19,12 @@ def described(settings: Settings, models: Models) -> RenderableType:
     parts: list[RenderableType] = [
         Text("Maximises", style="bold"),
         *(Text(f"  {line}") for line in objective_lines(settings)),
+        "",
+        Text(
+            "What its KL descends, with the trainer's own loss summed over every outcome of small problems",
+            style="bold",
+        ),
+        *(Text(f"  {line}") for line in trained_lines(settings.training)),
         "",
         _key_values(facts(settings, models)),
         "",
@@ -36,13 +42,6 @@ def objective_lines(settings: Settings) -> list[str]:
     return [*(line for line in lines if line is not None), *(f"note: {note}" for note in notes(settings.training))]
 
 
-def verdict(settings: Settings) -> str:
-    """What the KL term descends, by the audit's sum over every outcome."""
-    o = settings.training.objective
-    found = audit(o.term if o.term is not None else o.cell)
-    return f"{found.verdict} on-policy, {found.verdict_off_policy} off-policy"
-
-
 def facts(settings: Settings, models: Models) -> dict[str, str]:
     """The main settings, by title."""
     training: Any = settings.training
@@ -56,7 +55,6 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
         "reference": _reference(training, models),
         "placement": f"in the {training.kl_placement}; {reduction(settings)}",
         "β": beta,
-        "the term descends": verdict(settings),
         "trains": f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} "
         f"completions of at most {training.max_completion_length} tokens{_together(training.world_size)}",
         "learning rate": f"{training.learning_rate:g}, {_scheduler(training)}",

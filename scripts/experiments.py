@@ -1,0 +1,86 @@
+"""The generated parts of docs/experiments.md: tables of the experiments on language models, from their studies."""
+
+from functools import cache
+
+from klgrad.papers import Settings
+from klgrad.papers.all_studies import studies
+from klgrad.papers.recorded_runs import counts
+from klgrad.papers.study import Numbers
+from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
+
+
+@cache
+def _numbers(name: str) -> Numbers:
+    return studies()[name].run(Settings())
+
+
+def fig8() -> str:
+    """Every arm of the distillation experiment after its last update, with means over seeds."""
+    lines = [
+        "| completions | arm | rate | KL(student‖teacher) per completion | per token | tokens | "
+        "KL(teacher‖student) per token | entropy per token | right answers |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    numbers = _numbers("tang-munos/fig8")
+    last = numbers["updates"].index(FIG8_LAST)
+    for name in sorted(numbers["arms"], key=lambda name: (not name.startswith("may-end"), name)):
+        lengths, arm = name.split()
+        cells = [_with_error(numbers["arms"][name][column][last]) for column in FIG8_COLUMNS]
+        lines.append(f"| {lengths} | `{arm}` | {numbers['rates'][name]} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def kl_in_reward() -> str:
+    """Every setting of the experiment on the division by the standard deviation, after its last update."""
+    lines = [
+        "| advantages | arm | β | seeds | effective coefficient | KL(π‖ref) per completion | right answers | "
+        "out of domain | groups without spread | skipped updates |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    end = _numbers("frpo/kl-in-reward")["end"]
+    shown = ("effective", "kl_per_sequence", "correct_in", "correct_out", "train_groups_without_spread")
+    key = lambda name: (name.split()[1] == "divided", name.split()[0] == "none", name)
+    for name in sorted(end, key=key):
+        arm, division, coef = name.split()
+        cells = [_with_error(end[name][column]) for column in shown]
+        seeds, skipped = end[name]["correct_in"]["seeds"], end[name]["skipped_updates"]["mean"]
+        lines.append(f"| {division} | `{arm}` | {float(coef):g} | {seeds} | {' | '.join(cells)} | {skipped:.2g} |")
+    return "\n".join([*lines, ""])
+
+
+def comparisons() -> str:
+    """Every comparison of that experiment at every coefficient; bold if it counts by the rule of the experiments."""
+    found = _numbers("frpo/kl-in-reward")["comparisons"]
+    coefficients = list(next(iter(found.values())))
+    head = " | ".join(f"β = {coef}" for coef in coefficients)
+    lines = [f"| difference | {head} |", "|---|" + "---|" * len(coefficients)]
+    for claim, at in found.items():
+        lines.append(f"| {claim} | {' | '.join(_difference(at[coef]) for coef in coefficients)} |")
+    return "\n".join([*lines, ""])
+
+
+def _difference(found: dict[str, float]) -> str:
+    errors = found["difference"] / found["error"]
+    text = f"{found['difference']:.3f} ± {found['error']:.2g} ({errors:.1f}; {found['seeds']} seeds)"
+    return f"**{text}**" if counts(found) else text
+
+
+def curve() -> str:
+    """How far each arm is from the curve of all others, at equal KL."""
+    found = _numbers("frpo/kl-in-reward")["curve"]
+    lines = ["| arm | advantages | distance from the curve of the others | standard errors |", "|---|---|---|---|"]
+    for name, off in sorted(found["off"].items()):
+        arm, division = name.split()
+        value = f"{off['mean']:+.3f} ± {off['error']:.2g}"
+        lines.append(f"| `{arm}` | {division} | {value} | {off['mean'] / off['error']:+.1f} |")
+    runs = len(_numbers("frpo/kl-in-reward")["runs"])
+    words = (
+        f"The curve explains {found['explained']:.1%} of the variance of right answers over {runs} runs. The runs "
+        f"are spread around it by {found['spread']:.3f}; {found['evaluation error']:.3f} is the standard error of one "
+        "evaluation, from its number of questions."
+    )
+    return "\n".join([*lines, "", words, ""])
+
+
+def _with_error(found: dict[str, float]) -> str:
+    return f"{found['mean']:.3g} ± {found['error']:.2g}"

@@ -1,0 +1,70 @@
+"""OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`."""
+
+from typing import Any
+
+from ...targets import Verdict
+from .run import Change, Part, Run, one_of, with_defaults
+
+DEFAULTS: dict[str, Any] = {
+    "algo.kl.init_coef": 0.01,
+    "algo.kl.use_loss": False,
+    "algo.kl.estimator": "k1",
+    "algo.kl.unbiased_gradient": False,
+    "algo.advantage.estimator": "gae",
+    "algo.advantage.no_std_norm": False,
+    "train.max_epochs": 1,
+    "train.batch_size": 128,
+    "rollout.batch_size": 1024,
+    "rollout.n_samples_per_prompt": 1,
+}
+"""The defaults of the settings that matter, read in the source of version 0.11.2."""
+
+WHITENED = ("gae", "reinforce", "reinforce_baseline")
+"""Estimators that divide by the standard deviation of the batch after the KL is added."""
+
+ENGINE = "OpenRLHF samples with vLLM, whose log-probs differ from those of the trainer"
+
+
+def openrlhf_run(given: dict[str, Any]) -> Run:
+    """Read the flags, with OpenRLHF's defaults for those that are missing."""
+    settings, named = with_defaults(given, DEFAULTS)
+    estimator = one_of("algo.kl.estimator", settings["algo.kl.estimator"], ("k1", "k2", "k3"))
+    changes: list[Change] = []
+    target: Verdict = "reverse-kl-token" if settings["algo.kl.use_loss"] else "reverse-kl-sequence"
+    if not settings["algo.kl.init_coef"]:
+        changes.append(Change("algo.kl.init_coef", 0.01, 0.0, "at 0 OpenRLHF loads no reference and has no KL"))
+    if settings["algo.kl.use_loss"]:
+        unbiased = settings["algo.kl.unbiased_gradient"]
+        if not unbiased:
+            why = "without it the value is clamped at 10, and k1 descends nothing, k3 the forward KL"
+            changes.append(Change("algo.kl.unbiased_gradient", True, False, why))
+        loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
+        part = Part("loss", loss, settings["algo.kl.init_coef"])
+    else:
+        part = _in_reward(settings, estimator, changes)
+    parts = (part,) if settings["algo.kl.init_coef"] else ()
+    return Run("openrlhf", "PPO", settings, named, parts, _stale(settings), target, tuple(changes))
+
+
+def _in_reward(settings: dict[str, Any], estimator: str, changes: list[Change]) -> Part:
+    kind, plain = settings["algo.advantage.estimator"], settings["algo.advantage.no_std_norm"]
+    if estimator != "k1":
+        changes.append(Change("algo.kl.estimator", "k1", estimator, "in the reward only k1 descends the reverse KL"))
+    if kind in WHITENED:
+        why = "whitening divides the KL by the standard deviation of the batch"
+        changes.append(Change("algo.advantage.estimator", "rloo", kind, why))
+    advantage = f"gae critic=0{' no_std_norm' if plain else ''}" if kind == "gae" else kind
+    loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
+    caveat = "Audited with a critic that is 0." if kind == "gae" else ""
+    return Part("reward", loss, settings["algo.kl.init_coef"], caveat=caveat)
+
+
+def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
+    rows = settings["rollout.batch_size"] * settings["rollout.n_samples_per_prompt"]
+    update = settings["train.batch_size"]
+    found = []
+    if rows > update:
+        found.append(f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout")
+    if settings["train.max_epochs"] > 1:
+        found.append(f"train.max_epochs={settings['train.max_epochs']}: a batch is used for several updates")
+    return (*found, ENGINE)

@@ -1,0 +1,114 @@
+"""`Run`: what a configuration file says about the KL of a run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...errors import RunFileError
+from ...targets import Verdict
+
+if TYPE_CHECKING:
+    from ...audit import Subject
+
+
+@dataclass(frozen=True)
+class Part:
+    """One KL of a run.
+
+    Attributes:
+        place: where the framework adds it.
+        loss: the name of the audited loss with these settings.
+        coefficient: β.
+        build: makes that loss, where the framework's list of settings may not have it; None to take it from the list.
+        caveat: what the audited loss leaves out.
+    """
+
+    place: Literal["loss", "reward"]
+    loss: str
+    coefficient: float
+    build: "Callable[[], Subject] | None" = None
+    caveat: str = ""
+
+
+TOKEN_MEAN = "a mean over the tokens of the batch is right in large batches only"
+"""The reason of an optional change."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting to change.
+
+    Attributes:
+        name: the setting.
+        value: the new value.
+        was: the value in this run.
+        why: the reason.
+        optional: whether the KL is right without it in large batches.
+    """
+
+    name: str
+    value: Any
+    was: Any
+    why: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """The KL of a run.
+
+    Attributes:
+        framework: its name in `klgrad audit`.
+        trainer: the trainer or the place in the framework, in words.
+        settings: the settings that matter, with the framework's defaults where the file has none.
+        given: those of them that the file has.
+        parts: its KLs; none if the run has no KL.
+        stale: why completions are not samples of the policy that is updated; empty if they are.
+        target: the reverse KL that `changes` lead to.
+        changes: what to change for it.
+        notes: further remarks.
+    """
+
+    framework: str
+    trainer: str
+    settings: dict[str, Any]
+    given: tuple[str, ...]
+    parts: tuple[Part, ...]
+    stale: tuple[str, ...]
+    target: Verdict
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def with_defaults(given: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The settings that matter, as values of their defaults' types, and the names of those that were given."""
+    named = tuple(name for name in defaults if name in given)
+    return defaults | {name: as_type(name, given[name], defaults[name]) for name in named}, named
+
+
+def as_type(name: str, value: Any, default: Any) -> Any:
+    """A value of a file, where `1e-3` may be a string, as a value of the type of the default."""
+    kind = type(default)
+    if isinstance(value, str) and "$" in value:
+        remedy = "write the value itself; Hydra prints all values with --cfg job --resolve"
+        raise RunFileError(f"a value for {name}", repr(value), remedy)
+    if default is None or (isinstance(value, kind) and kind is not int):
+        return value
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        if kind in (int, float):
+            return kind(value)
+        return str(value)
+    except (KeyError, ValueError, TypeError):
+        raise RunFileError(f"{name} as {KINDS[kind]}", repr(value), f"write {name}: {default}, for example") from None
+
+
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    """The value, if it is one of those known."""
+    if value not in known:
+        raise RunFileError(f"{name} as one of {', '.join(known)}", repr(value), "correct it, or name another framework")
+    return value

@@ -1,0 +1,120 @@
+"""Small batches and the limit of large ones side by side: the verdict, and for which batches it holds."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, cast
+
+from ..targets import TargetName, Verdict, signed
+from .batch import Advantages, advantage_of
+from .decomposition import Decomposition
+from .gradient import expected_gradient
+from .large_batches import BATCH_SIZES, at_batch_size, is_small
+from .measurement import Measurement
+from .subject import Subject
+from .verdict import MATCH, Comparison
+
+Holds = Literal["always", "large-batches"]
+"""Whether a verdict holds in batches of every size, or in the limit of large ones only."""
+
+NEAR_SUM = 0.1
+"""A sum of two targets that leaves a larger remainder explains too little to be reported."""
+
+
+@dataclass(frozen=True, eq=False)
+class AtEverySize:
+    """The gradients of a loss in small batches and in the limit.
+
+    Attributes:
+        small: batches of one group of 2, 3 or 4 completions.
+        limit: batches with every group as often as it is likely.
+    """
+
+    small: Comparison
+    limit: Comparison
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """That of the limit, if no problem in small batches with large log-ratios contradicts it."""
+        found = self.limit.verdict
+        if not self.small.is_finite or self._is_clipped_away:
+            return "unknown"
+        if self.scale_varies:
+            match = self.limit.match_at_own_scales
+            assert match is not None
+            return signed(cast(TargetName, match.target), climbs=match.climbs)
+        if found == "unknown" and self.decomposition is not None and self.decomposition.remainder <= MATCH:
+            return "sum-of-targets"
+        return "unknown" if self._is_contradicted else found
+
+    @cached_property
+    def scale_varies(self) -> bool:
+        """Whether the gradient in the limit is that of a target at a scale that depends on the problem."""
+        return self.limit.verdict == "unknown" and self.limit.match_at_own_scales is not None
+
+    @cached_property
+    def _is_clipped_away(self) -> bool:
+        """Whether no completion of the limit's problems has a gradient, but some of those of small batches have one.
+
+        A loss that clips the ratio has no gradient beyond it, and there are few completions.
+        """
+        without = all(m.gradient.typical == 0 for m in self.limit.measured)
+        return without and any(m.gradient.typical != 0 for m in self.small.measured)
+
+    @cached_property
+    def _is_contradicted(self) -> bool:
+        """Whether small batches match the limit except where log-ratios are beyond those of the limit's problems.
+
+        A token must have a probability of 1/24 to be in the limit's batch, which bounds its log-ratio. Small batches
+        have no such bound, and so find dead zones that begin later.
+        """
+        found = self.limit.verdict
+        rest = self.small.only(lambda c: c.distance != "beyond" and not c.varying)
+        if not rest.measured or rest.verdict != found:
+            return False
+        beyond = [m for m in self.small.measured if m.case.distance == "beyond"]
+        return not all(self.small.has_verdict(m, found) for m in beyond)
+
+    @cached_property
+    def holds(self) -> Holds | None:
+        """Where the verdict holds; None if it is `unknown`."""
+        if self.verdict == "unknown":
+            return None
+        if self.scale_varies:
+            same = self.small.match_at_own_scales == self.limit.match_at_own_scales
+            return "always" if same else "large-batches"
+        if self.verdict != "sum-of-targets":
+            return "always" if self.small.verdict == self.verdict else "large-batches"
+        small, limit = self.small.decomposition, self.limit.decomposition
+        same = small is not None and limit is not None and small.remainder <= MATCH and small.names == limit.names
+        return "always" if same else "large-batches"
+
+    @cached_property
+    def decomposition(self) -> Decomposition | None:
+        """The sum of two targets that the gradient is, or is near to; None where one target is enough."""
+        found = None if self.scale_varies else self.limit.decomposition
+        return found if found is not None and found.remainder <= NEAR_SUM else None
+
+
+def bias_by_batch(subject: Subject, on: AtEverySize, target: TargetName, advantages: Advantages) -> dict[str, float]:
+    """The relative distance to a target by the number of completions in a batch, and in the `limit`.
+
+    Args:
+        subject: the loss.
+        on: its gradients on-policy.
+        target: the target to compare with.
+        advantages: the advantages that the loss receives.
+
+    Returns:
+        By size of the batch, over the same problems with varying lengths; empty if the gradient is nothing.
+    """
+    in_limit = on.limit.only(is_small)
+    if not in_limit.measured or in_limit.is_nothing:
+        return {}
+    found = {}
+    for size in BATCH_SIZES:
+        measured = [
+            Measurement(c, expected_gradient(subject, c.problem, size, advantage_of(c.problem, advantages)))
+            for c in at_batch_size(size)
+        ]
+        found[str(size)] = Comparison(measured).bias[target]
+    return found | {"limit": in_limit.bias[target]}

@@ -1,0 +1,88 @@
+"""Every loss of a file."""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..core.term import KLTerm
+from ..errors import LossCallError, LossImportError
+from .calling import Settings, own_settings
+from .loading import module_of
+from .subject import Subject, as_subject
+
+
+class Found(NamedTuple):
+    """The losses of a file, and why its other functions and modules are none.
+
+    Attributes:
+        subjects: the losses, in the order of the file.
+        skipped: name to reason.
+    """
+
+    subjects: list[Subject]
+    skipped: dict[str, str]
+
+
+def load_every(path: str, settings: Settings | None = None) -> Found:
+    r"""Import every loss of a file.
+
+    Args:
+        path: a Python file. It is run, as a test runner would do.
+        settings: values of the losses' own parameters; each loss gets those that it has.
+
+    Returns:
+        The public functions, modules and terms that are defined in the file and take tensors of an audit by name,
+        as subjects named `path:name`; and the reasons for leaving out the others.
+
+    Raises:
+        LossImportError: the file cannot be imported, or none of its functions is a loss.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from klgrad.audit import load_every
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "my_losses.py"
+        >>> _ = file.write_text("def k1(logp, ref_logp): return logp - ref_logp\ndef scaled(x): return 2 * x")
+        >>> found = load_every(str(file))
+        >>> len(found.subjects), list(found.skipped)
+        (1, ['scaled'])
+    """
+    module = module_of(path)
+    subjects, skipped = [], {}
+    for name, loss in _candidates(module):
+        try:
+            subjects.append(as_subject(loss, f"{path}:{name}", own_settings(loss, settings or {})))
+        except LossCallError as error:
+            skipped[name] = error.received
+    if not subjects:
+        reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
+        raise LossImportError(
+            f"a loss in {path}", reasons or "no public function or module", f"name one: {path}:function"
+        )
+    return Found(subjects, skipped)
+
+
+def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """The public callables that the file defines, once each."""
+    seen: set[int] = set()
+    public = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
+    for name in public:
+        x = getattr(module, name, None)
+        if _is_defined_in(x, module) and id(x) not in seen:
+            seen.add(id(x))
+            yield name, x
+
+
+def _is_defined_in(x: object, module: ModuleType) -> bool:
+    if isinstance(x, (KLTerm, functools.partial)):
+        return True
+    if inspect.isclass(x):
+        return x.__module__ == module.__name__ and (issubclass(x, nn.Module) or "__call__" in vars(x))
+    if inspect.isfunction(x):
+        code = inspect.unwrap(x).__code__
+        return Path(code.co_filename) == Path(str(module.__file__))
+    return isinstance(x, nn.Module) or (callable(x) and type(x).__module__ == module.__name__)

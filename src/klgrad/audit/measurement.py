@@ -1,0 +1,16 @@
+"""The gradient of a loss on one case."""
+
+from typing import NamedTuple
+
+from .gradient import Gradient
+from .problems import Case
+
+Shape = tuple[int, int, bool]
+"""(rows, columns, whether lengths vary)."""
+
+
+class Measurement(NamedTuple):
+    """The exact gradient of a loss on one case."""
+
+    case: Case
+    gradient: Gradient

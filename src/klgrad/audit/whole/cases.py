@@ -1,0 +1,80 @@
+"""The cases of the audit of a whole loss: those of the limit of large batches, with one advantage per completion."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
+
+import torch
+from torch import Tensor
+
+from ...enumeration import population
+from ..batch import Batch, from_problem
+from ..large_batches import limit_cases
+from ..problems import Case
+
+LEAST, MOST = -1.3, 1.7
+"""The least and the largest advantage. They are not symmetric, so that no advantage and no mean of all is zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class WholeCase(Case):
+    """A case whose scale and whose targets may be its own.
+
+    Attributes:
+        number: each case has a scale of its own, because the mean length of the completions differs.
+        more: the gradients of targets that depend on the advantages; if there are any, they are the only targets.
+    """
+
+    number: int = 0
+    more: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        """Unique for each case."""
+        return (self.number, self.problem.space.length, self.varying)
+
+    @cached_property
+    def targets(self) -> Mapping[str, Tensor]:
+        """The gradients of the divergences, or of the targets that depend on the advantages."""
+        return self.more or super().targets
+
+    @cached_property
+    def members(self) -> Tensor:
+        """(M, G) every group, as often as it is likely."""
+        assert self.parts is not None
+        return population(self.problem, self.group_size, self.parts)
+
+    @cached_property
+    def _without(self) -> Batch:
+        return from_problem(self.problem, self.members, self.constant(0.0))
+
+    def batch(self, advantage: Tensor) -> Batch:
+        """The batch of the limit, with one advantage per completion, (N,)."""
+        rewards = advantage[self.members.flatten()]
+        advantages = rewards[:, None].expand(-1, self.problem.space.length).clone()
+        return replace(self._without, advantages=advantages, rewards=rewards).fresh()
+
+    def constant(self, advantage: float) -> Tensor:
+        """(N,) the same advantage for every completion."""
+        return torch.full((len(self.problem.space),), advantage, dtype=torch.float64)
+
+    def different(self, draw: int) -> Tensor:
+        """(N,) advantages in equal steps and random order, so that no two are close."""
+        n = len(self.problem.space)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(draw))
+        return torch.linspace(LEAST, MOST, n, dtype=torch.float64)[order]
+
+
+@cache
+def whole_cases(*, on_policy: bool, most_rows: int | None = None) -> tuple[WholeCase, ...]:
+    """All cases; built once.
+
+    Args:
+        on_policy: whether the policy itself is the sampler.
+        most_rows: leave out the cases with larger batches.
+    """
+    every = (
+        WholeCase(**{f.name: getattr(case, f.name) for f in fields(case)}, number=i)
+        for i, case in enumerate(limit_cases(on_policy))
+    )
+    return tuple(case for case in every if most_rows is None or case.members.numel() <= most_rows)

@@ -1,0 +1,67 @@
+"""The update of a loss in the limit of large batches, as a function of the advantages."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..gradient import Gradient, Parts, evaluate
+from ..large_batches import sum_over_rows
+from ..subject import Subject
+from .cases import WholeCase
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """The updates of one loss on one case.
+
+    Attributes:
+        subject: the loss.
+        case: the problem and its batch.
+    """
+
+    subject: Subject
+    case: WholeCase
+
+    @cached_property
+    def at_zero(self) -> Parts:
+        """G(0): the derivatives of the loss by the tensors of the batch, without advantages."""
+        return self._update(self.case.constant(0.0))
+
+    def effect(self, advantage: Tensor) -> Parts:
+        """G(A) - G(0), for one advantage per completion, (N,)."""
+        return Parts(*(a - b for a, b in zip(self._update(advantage), self.at_zero, strict=True)))
+
+    def as_sampler(self, advantage: Tensor) -> Tensor:
+        """(B, T) what the loss adds to the log-prob of each token where π is the sampler: no ratio has an effect.
+
+        The loss is called with `logp` set to `behavior_logp`. What it does without advantages is subtracted, and the
+        sign is reversed: REINFORCE gives the advantage divided by the number of rows. It is 0 where masked.
+        """
+        mask = self.case.problem.space.mask[self.case.members.flatten()]
+        if torch.equal(self.case.problem.logp, self.case.problem.behavior_logp):
+            return torch.where(mask, -self.effect(advantage)[0], 0)
+        return torch.where(mask, self._zero_as_sampler - self._as_sampler(advantage), 0)
+
+    @cached_property
+    def _zero_as_sampler(self) -> Tensor:
+        return self._as_sampler(self.case.constant(0.0))
+
+    def _as_sampler(self, advantage: Tensor) -> Tensor:
+        batch = self.case.batch(advantage)
+        return evaluate(self.subject, replace(batch, logp=batch.behavior_logp.clone().requires_grad_()))[1][0]
+
+    def _update(self, advantage: Tensor) -> Parts:
+        return evaluate(self.subject, self.case.batch(advantage))[1]
+
+
+def gradient(case: WholeCase, parts: Parts) -> Gradient:
+    """The gradient on the parameters."""
+    return sum_over_rows(case.problem, case.members, parts)
+
+
+def on_scores(case: WholeCase, weight: Tensor) -> Tensor:
+    """The gradient of the loss that puts these (B, T) weights on the scores of π: minus their sum."""
+    others = case.batch(case.constant(0.0)).leaves[1:]
+    return gradient(case, Parts(-weight, *(torch.zeros_like(x) for x in others))).mean

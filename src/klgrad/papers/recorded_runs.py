@@ -1,0 +1,79 @@
+"""Numbers of training runs on a GPU, from the CSV file that the experiment's script wrote, compared over seeds.
+
+Such a run takes minutes on a GPU, so a study reads the committed file. `klgrad reproduce --run` measures it again.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from .study import Check, Experiment, Settings
+
+Row = dict[str, str]
+
+CHECKOUT = Path(__file__).parents[3]
+"""The root of the repository, for a package that is not installed from a wheel."""
+COMMITTED = Path(__file__).parent / "recorded"
+
+ENOUGH_SEEDS = 3
+ENOUGH_ERRORS = 2.0
+"""A difference between training runs counts beyond this many standard errors, from `ENOUGH_SEEDS` seeds on."""
+
+
+def rows_of(experiment: Experiment, settings: Settings) -> list[Row]:
+    """The rows that were measured here with `--run`, or else the committed ones."""
+    folder = Path(settings.measured) if settings.measured else COMMITTED
+    with (folder / experiment.file).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Versions, commits and dates of the measurements."""
+    return {name: sorted({row[name] for row in rows}) for name in ("torch", "klgrad", "commit", "date")}
+
+
+def over_seeds(rows: Sequence[Row], column: str) -> dict[str, float]:
+    """Mean, standard error and number of seeds of one column.
+
+    The error is the larger of two: that of the mean over seeds, and that of the evaluations (column `<column>_se`, if
+    there is one). Two or three seeds may agree by chance, more closely than the evaluations can tell.
+
+    Example:
+        >>> rows = [{"right": "0.5", "right_se": "0.2"}, {"right": "0.5", "right_se": "0.2"}]
+        >>> {name: round(x, 3) for name, x in over_seeds(rows, "right").items()}
+        {'mean': 0.5, 'error': 0.141, 'seeds': 2}
+    """
+    values, n = [float(row[column]) for row in rows], len(rows)
+    spread = stdev(values) / n**0.5 if n > 1 else 0.0  # one seed never counts
+    own = sum(float(row.get(f"{column}_se") or 0) ** 2 for row in rows) ** 0.5 / n
+    return {"mean": fmean(values), "error": max(spread, own), "seeds": n}
+
+
+def difference(higher: dict[str, float], lower: dict[str, float]) -> dict[str, float]:
+    """A difference of two means over seeds, its error, and the smaller number of seeds."""
+    error = (higher["error"] ** 2 + lower["error"] ** 2) ** 0.5
+    seeds = min(higher["seeds"], lower["seeds"])
+    return {"difference": higher["mean"] - lower["mean"], "error": error, "seeds": seeds}
+
+
+def counts(found: dict[str, float]) -> bool:
+    """Whether a difference is positive by the rule of these experiments."""
+    return found["seeds"] >= ENOUGH_SEEDS and found["difference"] > ENOUGH_ERRORS * found["error"]
+
+
+def exceeds_over_seeds(claim: str, found: dict[str, float]) -> Check:
+    """Check that a difference is positive.
+
+    Example:
+        >>> exceeds_over_seeds("it learns more", {"difference": 0.3, "error": 0.1, "seeds": 3})
+        Check(claim='it learns more', measured='by 0.3 ± 0.1, 3.0 standard errors, 3 seeds', holds=True)
+    """
+    errors = found["difference"] / found["error"] if found["error"] else float("inf") * found["difference"]
+    by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
+    return Check(claim, f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seeds", counts(found))
+
+
+def at_update(rows: Iterable[Row], update: int) -> list[Row]:
+    """The rows of one evaluation."""
+    return [row for row in rows if int(row["update"]) == update]

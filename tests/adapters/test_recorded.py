@@ -1,0 +1,37 @@
+"""Every framework has a recorded audit in the package, of the settings that its adapter has."""
+
+import re
+from importlib.resources import files
+
+import pytest
+from adapters.more_verdicts import ALL
+
+from klgrad.adapters import FRAMEWORKS
+from klgrad.adapters.defaults import DEFAULTS
+from klgrad.adapters.recorded import Recorded, recorded
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_framework_is_recorded_at_its_tested_version(name):
+    known = recorded(name)
+    assert (known.framework, known.version) == (name, FRAMEWORKS[name].tested)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", known.date)
+    assert {row[0] for row in known.rows} == set(known.verdicts) == set(ALL[name])
+    for setting, (verdict, off_policy, _) in known.verdicts.items():
+        assert (verdict, off_policy) == ALL[name][setting][:2], setting
+    assert {len(row) for row in known.rows} == {len(known.columns)}
+    assert DEFAULTS[name].subject in ALL[name]
+
+
+def test_there_is_no_record_of_anything_else():
+    names = {path.name for path in files("klgrad.adapters.recorded").iterdir() if path.name.endswith(".json")}
+    assert names == {f"{name}.json" for name in FRAMEWORKS}
+    assert recorded("no-such-trainer") is None
+
+
+def test_what_is_written_is_read_again(tmp_path, monkeypatch):
+    verdicts = {"mine π": ("nothing", "unknown", "always")}
+    known = Recorded("mine", "1.2", "2026-01-02", ["loss", "notes"], [["mine π", "none"]], verdicts)
+    known.write(tmp_path)
+    monkeypatch.setattr("klgrad.adapters.recorded.files", lambda _: tmp_path)
+    assert recorded("mine") == known

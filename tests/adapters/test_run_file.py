@@ -1,0 +1,234 @@
+"""`klgrad advise --config`: the settings of a run, what its KL descends, and lines that lead to the reverse KL."""
+
+import dataclasses
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from klgrad.adapters.recorded import recorded
+from klgrad.adapters.run_file import find, read_run
+from klgrad.adapters.run_file.of_trl import TRAINERS
+from klgrad.adapters.run_file.of_verl import DEFAULTS as VERL
+from klgrad.cli import app
+from klgrad.errors import RunFileError, UnknownNameError
+
+FILES = Path(__file__).parent / "run_files"
+
+
+def run_of(tmp_path, settings, framework=None):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(settings))
+    return read_run(path, framework)
+
+
+def changed(tmp_path, run, *, optional=True):
+    """The same run with the lines that it is told to change."""
+    lines = {change.name: change.value for change in run.changes if optional or not change.optional}
+    return run_of(tmp_path, {**run.settings, **lines}, run.framework)
+
+
+def advised(*arguments, status=0):
+    shown = CliRunner().invoke(app, ["advise", *map(str, arguments)])
+    assert shown.exit_code == status, shown.output
+    return shown.stdout
+
+
+# Reading
+
+
+def test_a_file_of_trl():
+    run = read_run(FILES / "grpo.yaml")
+    assert (run.framework, run.trainer) == ("trl", "GRPOTrainer")
+    assert run.settings["beta"] == 0.04  # 4e-2, which YAML calls a string
+    assert run.given == ("beta", "loss_type", "use_bias_correction_kl", "num_iterations")
+    assert [part.place for part in run.parts] == ["loss"]
+    assert run.stale == ("num_iterations=2: each batch is used for several updates",)
+    assert [(c.name, c.value, c.was) for c in run.changes] == [("use_bias_correction_kl", True, False)]
+
+
+def test_a_file_of_rloo():
+    run = read_run(FILES / "rloo.yaml")
+    assert (run.trainer, run.target) == ("RLOOTrainer", "reverse-kl-sequence")
+    assert [part.loss for part in run.parts] == ["trl rloo normalize_advantages=True"]
+    assert [change.name for change in run.changes] == ["normalize_advantages"]
+    assert run.stale == ()
+
+
+def test_a_file_of_verl_with_two_kls():
+    run = read_run(FILES / "verl.yaml")
+    assert [part.loss for part in run.parts] == [
+        "verl use_kl_loss kl_loss_type=mse loss_agg_mode=seq-mean-token-sum",
+        "verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator=grpo",
+    ]
+    assert [change.name.split(".")[-1] for change in run.changes] == ["kl_penalty", "norm_adv_by_std_in_grpo"]
+    assert len(run.stale) == 1  # the inference engine; every batch is used once
+
+
+def test_scripts():
+    verl = read_run(FILES / "verl.sh")
+    assert verl.given == tuple(name for name in VERL if name in verl.given)
+    assert verl.settings["algorithm.adv_estimator"] == "grpo"
+    assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean"
+    openrlhf = read_run(FILES / "openrlhf.sh")
+    assert openrlhf.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=False"
+    assert openrlhf.parts[0].coefficient == 0.001
+    assert [change.name for change in openrlhf.changes] == ["algo.kl.unbiased_gradient"]
+
+
+def test_a_file_of_skyrl():
+    run = read_run(FILES / "skyrl.yaml")
+    assert run.parts[0].loss == "skyrl use_kl_loss kl_estimator_type=k3"
+    assert [(change.name.split(".")[-1], change.value) for change in run.changes] == [("kl_estimator_type", "k2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.yaml", "beta: [", "as YAML"),
+        ("run.json", "{", "as JSON"),
+        ("run.yaml", "- beta", "names and values"),
+        ("run.yaml", "learning_rate: 1", "name the framework"),
+        ("run.yaml", "beta: much", "beta as a number; received 'much'"),
+        ("run.yaml", "use_bias_correction_kl: maybe", "true or false"),
+        ("run.yaml", "loss_type: sigmoid", "loss_type as one of dapo"),
+        ("run.yaml", "kl_coef: 0.1", "klgrad train --config FILE --dry-run"),
+        ("run.yaml", "algorithm: {use_kl_in_reward: '${x}'}", "--cfg job --resolve"),
+        ("run.sh", "trl grpo --beta 'x", "a shell script"),
+        ("run.yaml", "trainer: {algorithm: {use_kl_in_reward: true}}", "SkyRL refuses both"),
+    ],
+)
+def test_errors(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RunFileError) as error:
+        read_run(tmp_path / name)
+    assert message in str(error.value)
+
+
+def test_a_framework_without_a_reader(tmp_path):
+    with pytest.raises(UnknownNameError):
+        read_run(FILES / "grpo.yaml", "liger")
+    with pytest.raises(RunFileError, match="No such file"):
+        read_run(tmp_path / "none.yaml")
+
+
+# What is said about it
+
+TRL_RUNS = [
+    {"beta": beta, "loss_type": kind, "importance_sampling_level": level, "use_bias_correction_kl": corrected}
+    for beta, kind, level, corrected in product(
+        (0.0, 0.1),
+        ("dapo", "grpo", "dr_grpo", "luspo", "bnpo", "cispo", "vespo", "sapo"),
+        ("token", "sequence"),
+        (True, False),
+    )
+] + [{"beta": 0.1, "loss_type": "dr_grpo", "mask_truncated_completions": True}]
+RLOO_RUNS = [
+    {"beta": 0.1, "normalize_advantages": by_std, "mask_truncated_completions": masked}
+    for by_std, masked in product((True, False), (True, False))
+]
+VERL_RUNS = [
+    {
+        "actor_rollout_ref.actor.use_kl_loss": in_loss,
+        "algorithm.use_kl_in_reward": in_reward,
+        "actor_rollout_ref.actor.kl_loss_type": kind,
+        "algorithm.kl_penalty": kind,
+        "algorithm.adv_estimator": advantage,
+    }
+    for (in_loss, in_reward), kind, advantage in product(
+        ((True, False), (False, True), (False, False)),
+        ("kl", "k1", "low_var_kl", "k3", "low_var_kl+", "mse", "abs", "kl+"),
+        ("gae", "grpo", "rloo", "reinforce_plus_plus"),
+    )
+]
+
+
+@pytest.mark.parametrize("settings", [*TRL_RUNS, *RLOO_RUNS, *VERL_RUNS], ids=str)
+def test_the_lines_to_change_lead_to_the_reverse_kl(settings, tmp_path):
+    run = run_of(tmp_path, settings)
+    better = changed(tmp_path, run)
+    assert better.changes == ()
+    assert better.target == run.target
+    known = recorded(run.framework).verdicts
+    assert [known[part.loss][0] for part in better.parts] == [run.target]
+
+
+def test_the_changes_that_are_not_optional_are_those_of_large_batches(tmp_path):
+    for settings in TRL_RUNS:
+        better = changed(tmp_path, run_of(tmp_path, settings), optional=False)
+        assert [change.name for change in better.changes if not change.optional] == []
+        assert better.settings["loss_type"] not in ("grpo", "sapo")
+
+
+def test_recorded_where_the_framework_is_not_installed(monkeypatch):
+    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    (found,) = find(read_run(FILES / "verl.sh"))
+    assert (found.verdict, found.verdict_off_policy) == ("unknown", "unknown")
+    assert found.source.startswith("recorded on 2026-")
+    shown = advised("--config", FILES / "verl.sh")
+    assert "KL in the loss, β = 0.001" in shown
+    assert "actor_rollout_ref.actor.kl_loss_type=low_var_kl+  # was low_var_kl: " in shown
+    assert "stale here: train_batch_size=1024 above ppo_mini_batch_size=256" in shown
+    assert "ppo_epochs           1           default" in shown
+
+
+def test_settings_that_were_never_audited_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    run = run_of(tmp_path, {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_type": "abs"})
+    (found,) = find(run)
+    assert found.verdict == ""
+    assert found.source == "not audited: install verl to audit these settings"
+
+
+def test_a_run_without_a_kl(tmp_path):
+    (tmp_path / "run.yaml").write_text("loss_type: dapo\n")
+    shown = advised("--config", tmp_path / "run.yaml", "--json", tmp_path / "run.out")
+    assert "This run has no KL to a reference." in shown
+    assert "beta: 0.04  # was 0: without it TRL loads no reference and has no KL" in shown
+    data = json.loads((tmp_path / "run.out").read_text())
+    assert (data["kl"], data["framework"], data["target"]) == ([], "trl", "reverse-kl-token")
+    assert data["settings"]["beta"] == {"value": 0.0, "from": "default"}
+    assert data["changes"][0] == {
+        "name": "beta",
+        "value": 0.04,
+        "was": 0.0,
+        "why": "without it TRL loads no reference and has no KL",
+        "optional": False,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_audited_where_trl_is_installed():
+    pytest.importorskip("trl")
+    data = json.loads(advised("--config", FILES / "grpo.yaml", "--json", "-"))
+    (kl,) = data["kl"]
+    assert kl["verdict"] == "forward-kl-token"
+    assert (kl["holds"], kl["words"]) == ("always", "forward KL, token by token")
+    assert kl["source"].startswith("audited here with trl ")
+
+
+# Defaults
+
+
+@pytest.mark.slow
+def test_the_defaults_are_those_of_trl():
+    trl = pytest.importorskip("trl")
+    for kind, config in (("grpo", trl.GRPOConfig), ("rloo", trl.RLOOConfig)):
+        known = {field.name: field.default for field in dataclasses.fields(config)}
+        assert TRAINERS[kind] == {name: known[name] for name in TRAINERS[kind]}
+
+
+def test_the_defaults_are_those_of_verl():
+    pytest.importorskip("verl")
+    yaml = pytest.importorskip("yaml")
+    from klgrad.adapters.one_file import path_of
+
+    known = yaml.safe_load(path_of("verl", "verl/trainer/config/_generated_ppo_trainer.yaml").read_text())
+    for name, default in VERL.items():
+        value = known
+        for key in name.split("."):
+            value = value[key]
+        assert value == default, name

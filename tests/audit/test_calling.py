@@ -1,0 +1,256 @@
+"""What the arguments of a loss receive, what may be returned, and what an error says."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from tolerances import EXACT
+from torch import nn
+
+from klgrad import KLTerm
+from klgrad.audit import audit, load, load_every
+from klgrad.audit.batch import Batch, from_problem
+from klgrad.audit.calling import own_loss, parse_settings, scalar
+from klgrad.audit.calling.tensors import argument_role
+from klgrad.audit.gradient import every_gradient
+from klgrad.audit.problems import cases
+from klgrad.audit.subject import as_subject
+from klgrad.enumeration import autoregressive, every_group
+from klgrad.errors import LossCallError, LossImportError, LossOutputError, UnknownNameError
+
+ROLES = {
+    "logp": "log_prob log_probs logprobs per_token_logps action_log_probs new_logprobs student_logps log_pi pi_logp",
+    "ref_logp": "ref_log_prob ref_per_token_logps base_action_log_probs log_probs_base logp_ref teacher_logprobs",
+    "old_logp": "old_log_prob old_log_probs old_per_token_logps prev_logprobs log_probs_old",
+    "behavior_logp": "rollout_log_probs sampling_per_token_logps vllm_logprobs inference_logprobs log_probs_rollout",
+    "mask": "mask response_mask completion_mask action_mask loss_mask attention_mask",
+    "advantages": "advantages advantage adv",
+    "logits": "logits student_logits policy_logits shift_logits",
+    "ref_logits": "ref_logits teacher_logits reference_logits base_logits shift_teacher_logits",
+    "tokens": "tokens input_ids completion_ids responses action_ids",
+    "labels": "labels label shift_labels",
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_names_of_arguments(role):
+    for name in ROLES[role].split():
+        assert argument_role(name) == role, name
+
+
+def test_what_a_name_does_not_say_is_not_guessed():
+    for name in ("old_logits", "rollout_logits", "reward", "beta", "x", "values", "padding_mask", "sum_logp", "model"):
+        assert argument_role(name) is None, name
+
+
+@pytest.fixture
+def problem():
+    return autoregressive(2, 3, ends=True, seed=3, away_from_ref=1.0)
+
+
+@pytest.fixture
+def batch(problem):
+    return from_problem(problem, torch.tensor([[3, 0, 1, 2, 3]]), torch.arange(4, dtype=torch.float64))
+
+
+def received(loss, batch, **settings) -> Any:
+    return own_loss(loss, "loss", settings)(batch)
+
+
+def test_labels_are_minus_100_where_masked_unless_the_loss_cannot_take_that(batch):
+    labels = received(lambda logp, labels: (logp, labels), batch)[1]
+    assert torch.equal(labels, torch.where(batch.mask, batch.tokens, -100))
+    gathers = lambda logits, labels: logits.log_softmax(-1).gather(-1, labels[..., None]).squeeze(-1)
+    assert received(gathers, batch).shape == batch.logp.shape
+
+
+def test_advantages_are_per_completion_where_a_loss_takes_them_so(batch):
+    per_row = received(lambda logp, advantages: -(advantages.unsqueeze(1) * logp), batch)
+    assert torch.equal(per_row, -batch.advantages * batch.logp)
+    per_token = received(lambda logp, advantages: -(advantages * logp), batch)
+    assert torch.equal(per_token, per_row)
+
+
+def test_a_loss_that_shifts_gets_a_prompt_token_in_front(batch):
+    def shifts(logits, labels, mask):
+        picked = logits[:, :-1].log_softmax(-1).gather(-1, labels[:, 1:].clamp(min=0)[..., None]).squeeze(-1)
+        return picked * mask[:, 1:]
+
+    def only_logits_longer(logits, input_ids):
+        return logits[:, :-1].log_softmax(-1).gather(-1, input_ids[..., None]).squeeze(-1)
+
+    for loss in (shifts, only_logits_longer):
+        live = torch.where(batch.mask, received(loss, batch) - batch.logp, 0)
+        EXACT.check(float(live.detach().abs().max()), 0.0)
+
+
+def test_a_dictionary_has_every_name(batch):
+    def loss(batch):
+        assert "ref_log_prob" in batch
+        assert "rewards" not in batch
+        assert batch.get("rewards", 7) == 7
+        assert batch.pop("rewards", None) is None
+        assert batch.to("cpu") is batch
+        assert batch["sampling_logps"] is batch.behavior_logp
+        assert not hasattr(batch, "meta_info")
+        assert {"logp", "old_per_token_logps", "advantages"} <= set(batch)
+        return {"loss": batch.pop("log_prob") - batch.batch["ref_per_token_logps"]}
+
+    assert torch.equal(received(loss, batch)["loss"], batch.logp - batch.ref_logp)
+    with pytest.raises(UnknownNameError, match=r"'ref_logprobz'.*did you mean"):
+        own_loss(lambda batch: batch["ref_logprobz"], "loss", {})(batch)
+
+
+def test_a_dictionary_is_recognised_by_its_annotation(batch):
+    def loss(x: dict[str, torch.Tensor]):
+        return x["logp"]
+
+    assert received(loss, batch) is batch.logp
+    with pytest.raises(LossCallError, match="of which x is not known"):
+        own_loss(lambda x: x["logp"], "loss", {})
+
+
+def test_a_rollout(batch):
+    assert torch.equal(received(lambda rollout: rollout.log_ratio, batch), batch.rollout().log_ratio)
+
+
+def test_a_default_that_is_no_tensor_stays(batch):
+    def loss(logp, tokens=128, rollout_log_probs=None, mask: Any = 1.0):
+        assert tokens == 128
+        assert mask.dtype == torch.bool
+        return logp if rollout_log_probs is None else rollout_log_probs
+
+    assert received(loss, batch) is batch.behavior_logp
+    assert received(loss, batch, rollout_log_probs=None) is batch.logp
+    bound = functools.partial(loss, rollout_log_probs=None)
+    assert received(bound, batch) is batch.logp
+
+
+def test_results(batch: Batch):
+    rows = len(batch.logp)
+    x = batch.logp.detach()
+    summed = torch.where(batch.mask, x, 0).sum() / rows
+    three = torch.stack([x, 0 * x], -1)
+    for out in (x, (x, {}), [x], {"loss": x}, ({"loss": x}, 1), three):
+        EXACT.check(float(scalar("loss", out, batch)), float(summed))
+    EXACT.check(float(scalar("loss", x[:, 0], batch)), float(x[:, 0].mean()))
+    EXACT.check(float(scalar("loss", x[:, :1], batch)), float(x[:, 0].mean()))
+    for wrong in (None, {}, (), 1.0, {"kl": x}, x[:, :2], (1.0, x)):
+        with pytest.raises(LossOutputError):
+            scalar("loss", wrong, batch)
+
+
+def test_the_gradient_through_logits_is_that_of_the_loss_itself(problem):
+    """Against autograd through the table of logits, for a loss that no target has the gradient of."""
+
+    def loss(logits, ref_logits, tokens, mask):
+        away = logits.softmax(-1) - ref_logits.softmax(-1)
+        return ((away.abs().sum(-1) + tokens * logits[..., 0]) * mask).sum(-1).pow(2).mean()
+
+    members, _ = every_group(problem, 2)
+    found, on_padding = every_gradient(as_subject(loss), problem, members, torch.zeros(4, dtype=torch.float64))
+    assert not on_padding
+    space = problem.space
+    for group, gradient in zip(members, found, strict=True):
+        table = problem.logits.clone().requires_grad_()
+        at = space.prefix[group]
+        loss(table[at], problem.ref_logits[at], space.tokens[group], space.mask[group]).backward()
+        EXACT.check(float((table.grad.flatten() - gradient[: table.numel()]).abs().max()), 0.0)
+
+
+def test_a_gradient_on_the_logits_of_masked_positions_is_seen(problem):
+    loss = lambda logits, ref_logits: (logits.softmax(-1) * ref_logits).sum() / len(logits)
+    members, _ = every_group(problem, 2)
+    assert every_gradient(as_subject(loss), problem, members, torch.zeros(4, dtype=torch.float64))[1]
+
+
+@pytest.mark.slow
+def test_a_loss_of_logits_that_is_random_is_told():
+    loss = lambda logits, ref_logits: torch.rand(()) * (logits.softmax(-1) * ref_logits).sum(-1)
+    assert not audit(loss).deterministic
+
+
+class NeedsBeta(nn.Module):
+    def __init__(self, beta, scale=1.0):
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, logp, ref_logp, mask):
+        return self.beta * ((logp - ref_logp) * mask).sum() + logp.nosuch
+
+
+def test_an_error_in_a_module_names_its_own_file(batch):
+    subject = as_subject(NeedsBeta(0.1))
+    with pytest.raises(LossCallError, match=r"'Tensor' object has no attribute 'nosuch'.*test_calling.py, line \d+"):
+        subject(batch)
+    takes_less = lambda *args, **kwargs: (lambda logp: logp)(*args, **kwargs)
+    with pytest.raises(LossCallError, match=r"look at .*test_calling.py, line \d+"):
+        as_subject(takes_less)(batch)
+
+
+SETTINGS = {
+    "bta": (lambda logp, beta=1: logp, {"bta": 1}, r"parameters of x: logp, beta; received bta.*did you mean 'beta'"),
+    "module": (NeedsBeta, {"bet": 1}, r"parameters of x: beta, scale, logp, .*did you mean 'beta'"),
+    "lacking": (NeedsBeta, {}, r"a constructor that needs beta; remedy: give them by --set beta=VALUE"),
+    "term": (KLTerm(), {"beta": 1}, r"settings for a function, .*received settings for"),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_wrong_settings(case):
+    loss, settings, message = SETTINGS[case]
+    with pytest.raises(LossCallError, match=message):
+        audit(loss, name=None if case == "term" else "x", settings=settings)
+
+
+def test_a_class_of_a_term_and_settings_of_it():
+    assert as_subject(KLTerm, settings={"level": "token"}).name == KLTerm(level="token").name
+
+
+def test_settings_are_literals_or_texts():
+    given = ["beta=0.04", "kind=k3", "on=True", "off=false", "no=None", "pair=(1, 2)", "text='1'", "eq=a=b", "empty="]
+    found = {"beta": 0.04, "kind": "k3", "on": True, "off": False, "no": None, "pair": (1, 2), "text": "1"}
+    assert parse_settings(given) == found | {"eq": "a=b", "empty": ""}
+    for wrong in ("beta", "=1", "a b=1"):
+        with pytest.raises(LossCallError, match=r"write for example --set beta=0.04"):
+            parse_settings([wrong])
+
+
+def test_a_file_without_losses_is_refused(tmp_path):
+    file = tmp_path / "helpers.py"
+    file.write_text("from torch import nn\nfrom torch.nn import KLDivLoss\ndef mean(x, dim): return x\n")
+    with pytest.raises(LossImportError, match=r"mean: parameters x, dim, of which x, dim"):
+        load_every(str(file))
+    file.write_text("from math import exp\n")
+    with pytest.raises(LossImportError, match="no public function or module"):
+        load_every(str(file))
+
+
+def test_only_what_a_file_defines_is_audited(tmp_path):
+    (tmp_path / "other_losses.py").write_text("def k1(logp, ref_logp): return logp - ref_logp\n")
+    file = tmp_path / "these.py"
+    file.write_text(
+        "from other_losses import k1\nfrom klgrad import KLTerm\nfrom torch import nn\n"
+        "def k2(logp, ref_logp): return (logp - ref_logp) ** 2 / 2\nsame = k2\n"
+        "def _private(logp): return logp\nterm = KLTerm()\nclass Config: pass\n"
+    )
+    assert [s.name.rpartition(":")[2] for s in load_every(str(file)).subjects] == ["k2", "term"]
+    file.write_text(file.read_text() + "__all__ = ['k1', 'term']\n")
+    assert [s.name.rpartition(":")[2] for s in load_every(str(file)).subjects] == ["term"]
+
+
+def test_a_method_needs_a_class_without_arguments(tmp_path):
+    file = tmp_path / "methods.py"
+    file.write_text("class A:\n    def __init__(self, x): pass\n    def loss(self, logp): return logp\n")
+    with pytest.raises(LossCallError, match="a constructor that needs x"):
+        load(f"{file}:A.loss")
+
+
+def test_the_problems_have_logits_of_their_own_log_probs():
+    for case in cases(on_policy=False):
+        p = case.problem
+        batch = from_problem(p, torch.arange(len(p.space))[None], torch.zeros(len(p.space), dtype=torch.float64))
+        for logits, logp in ((batch.logits, batch.logp), (batch.ref_logits, batch.ref_logp)):
+            picked = logits.log_softmax(-1).gather(-1, batch.tokens[..., None]).squeeze(-1)
+            EXACT.check(float(torch.where(batch.mask, picked - logp, 0).detach().abs().max()), 0.0)

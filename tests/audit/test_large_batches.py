@@ -1,0 +1,153 @@
+"""The limit of large batches: one call of the loss on a batch that holds every group as often as it is likely."""
+
+import math
+
+import pytest
+import torch
+
+from klgrad import zoo
+from klgrad.audit import audit, audit_in_large_batches
+from klgrad.audit.batch import advantage_of
+from klgrad.audit.large_batches import limit_cases, limit_gradient
+from klgrad.audit.problems import RATIO_REACH, REACH
+from klgrad.audit.subject import as_subject
+from klgrad.audit.words import in_words
+
+ROUNDING = 1e-9
+"""Relative: sums in float64 of up to 30,000 rows."""
+
+
+def squared(logp, ref_logp, mask):
+    return torch.where(mask, (logp - ref_logp) ** 2 / 2, 0)
+
+
+def mean_over_tokens(logp, ref_logp, mask):
+    return squared(logp, ref_logp, mask).sum() / mask.sum()
+
+
+def mean_per_completion(logp, ref_logp, mask):
+    return (squared(logp, ref_logp, mask).sum(-1) / mask.sum(-1)).mean()
+
+
+def whitened_over_the_batch(logp, ref_logp, mask):
+    total = torch.where(mask, logp - ref_logp, 0).sum(-1).detach()
+    return ((total - total.mean()) * torch.where(mask, logp, 0).sum(-1)).mean()
+
+
+def divided_by_the_spread_of_the_batch(logp, ref_logp, mask):
+    total = torch.where(mask, logp - ref_logp, 0).sum(-1).detach()
+    centred = (total - total.mean()) / (total.std() + 1e-4)
+    return (centred * torch.where(mask, logp, 0).sum(-1)).mean()
+
+
+def clamped(logp, ref_logp, mask):
+    log_ratio = logp - ref_logp
+    return torch.where(mask, (torch.expm1(-log_ratio) + log_ratio).clamp(max=10), 0).sum() / mask.sum()
+
+
+def dead_beyond_the_limit(logp, ref_logp, mask):
+    return torch.where(logp - ref_logp > -8, squared(logp, ref_logp, mask), 0).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_the_gradient_of_a_mean_over_tokens_is_the_summed_one_over_the_mean_length(on_policy):
+    """Fact 14, from the definition."""
+    subject = as_subject(mean_over_tokens)
+    for case in limit_cases(on_policy):
+        p = case.problem
+        found = limit_gradient(subject, case, advantage_of(p, "zero")).mean[: p.logits.numel()]
+        summed = torch.einsum("n,nt,ntp->p", p.probability, p.logp - p.ref_logp, p.scores)
+        length = p.probability @ p.space.mask.sum(-1).double()
+        torch.testing.assert_close(found, summed / length, rtol=ROUNDING, atol=ROUNDING * float(summed.norm()))
+
+
+def test_a_mean_over_tokens_is_biased_in_small_batches_only():
+    result = audit(mean_over_tokens)
+    assert (result.verdict, result.holds) == ("reverse-kl-token", "large-batches")
+    assert (result.verdict_off_policy, result.holds_off_policy) == ("squared-token", "large-batches")
+    assert result.verdict_small_batches == result.verdict_off_policy_small_batches == "unknown"
+    assert result.bias_by_batch["2"] > result.bias_by_batch["3"] > 0.01
+    assert result.bias_by_batch["limit"] <= ROUNDING
+    assert str(result.advice).startswith(
+        "Descends the token-level reverse KL (prefixes held fixed) in large batches; small ones are biased (9% off"
+    )
+
+
+def test_a_mean_per_completion_is_biased_in_every_batch():
+    result = audit(mean_per_completion)
+    assert (result.verdict, result.holds) == ("unknown", None)
+    two, three, limit = (result.bias_by_batch[size] for size in ("2", "3", "limit"))
+    assert limit > 0.1
+    assert two == pytest.approx(limit, rel=ROUNDING)
+    assert three == pytest.approx(limit, rel=ROUNDING)
+
+
+def test_a_mean_of_the_batch_as_baseline_is_unbiased_in_large_batches():
+    """In a batch of n it shrinks the gradient by 1 - 1/n (fact 10), which is a scale, so it holds always."""
+    result = audit(whitened_over_the_batch)
+    assert (result.verdict, result.holds) == ("reverse-kl-sequence", "always")
+
+
+def test_the_spread_of_a_large_batch_changes_the_scale_and_not_the_direction():
+    result = audit(divided_by_the_spread_of_the_batch)
+    assert (result.verdict, result.holds, result.scale_varies) == ("reverse-kl-sequence", "large-batches", True)
+    assert "at a scale that depends on the spread of the batch" in str(result.advice)
+
+
+def test_the_spread_of_small_groups_changes_the_direction():
+    result = audit(zoo.get("k1-reward-group-std"))
+    assert (result.verdict, result.scale_varies) == ("unknown", False)
+
+
+def test_a_clamped_loss_is_described_by_what_it_is_near_ref():
+    result = audit(clamped)
+    assert (result.verdict, result.verdict_near) == ("unknown", "forward-kl-token")
+    assert in_words(result) == "forward KL, token by token, without gradient from log π/ref = -2.65 on"
+
+
+def test_a_dead_zone_beyond_the_log_ratios_of_the_limit_is_found():
+    assert audit(dead_beyond_the_limit).verdict == "unknown"
+
+
+def test_the_problems_of_the_limit_pass_every_clamp_in_common_use():
+    low = min(float((c.problem.logp - c.problem.ref_logp).min()) for c in limit_cases(on_policy=True))
+    high = max(float((c.problem.logp - c.problem.ref_logp).max()) for c in limit_cases(on_policy=True))
+    assert low < REACH[0]
+    assert high > REACH[1]
+    ratios = [c.problem.logp - c.problem.behavior_logp for c in limit_cases(on_policy=False)]
+    assert min(float(x.min()) for x in ratios) < math.log(RATIO_REACH[0])
+    assert max(float(x.max()) for x in ratios) > math.log(RATIO_REACH[1])
+
+
+def clipped_at_the_limit(logp, ref_logp, behavior_logp, mask):
+    """No gradient where the ratio is that of some token of the limit's problems, all of which are out of bounds."""
+    ratio = (logp - behavior_logp).exp()
+    ours = torch.cat([(c.problem.logp - c.problem.behavior_logp).exp().flatten() for c in limit_cases(on_policy=False)])
+    known = torch.isclose(ratio.double()[..., None], ours, rtol=ROUNDING).any(-1)
+    return torch.where(mask & ~known, ratio.detach() * squared(logp, ref_logp, mask), 0).sum(-1).mean()
+
+
+def test_a_loss_whose_gradient_is_clipped_on_all_problems_of_the_limit_is_not_nothing():
+    result = audit(clipped_at_the_limit)
+    assert result.verdict_off_policy_small_batches != "nothing"
+    assert result.verdict_off_policy == "unknown"
+
+
+def test_on_policy_the_sampler_is_the_policy():
+    for case in limit_cases(on_policy=True):
+        assert torch.equal(case.problem.logits, case.problem.behavior_logits)
+
+
+def score_sum(logp, mask):
+    return torch.where(mask, logp, 0).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("loss", [mean_over_tokens, mean_per_completion, squared, score_sum])
+def test_the_short_audit_agrees_with_the_whole_one(loss):
+    """On-policy a sum of scores is nothing, and off-policy it climbs: neither has a distance to a target."""
+    whole, fresh, stale = audit(loss), audit_in_large_batches(loss), audit_in_large_batches(loss, on_policy=False)
+    assert (fresh.verdict, fresh.holds) == (whole.verdict, whole.holds)
+    assert (stale.verdict, stale.holds) == (whole.verdict_off_policy, whole.holds_off_policy)
+    assert fresh.nearest == whole.nearest
+    assert fresh.bias_by_batch == pytest.approx(whole.bias_by_batch, rel=ROUNDING, abs=ROUNDING)
+    assert (stale.bias_by_batch == {}) == (loss is score_sum)

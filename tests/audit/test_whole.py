@@ -1,0 +1,133 @@
+"""The audit of whole losses: the catalogue's declared verdicts, and losses of other kinds."""
+
+import json
+from functools import cache
+
+import pytest
+import torch
+
+from klgrad.audit.whole import audit_whole
+from klgrad.audit.whole.render import to_json, to_markdown
+from klgrad.audit.whole.words import drifts_in_words, update_in_words, weighting_in_words
+from klgrad.policy_losses import POLICY_LOSSES
+
+
+@cache
+def published(name):
+    return audit_whole(POLICY_LOSSES[name])
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_published_loss_does_what_its_entry_declares(name):
+    r, entry = published(name), POLICY_LOSSES[name]
+    for side, declared in ((r.on_policy, entry.on_policy), (r.off_policy, entry.off_policy)):
+        assert side.kl == "nothing"
+        assert (side.positive.verdict, side.negative.verdict, side.update.verdict) == declared
+    assert r.summary
+    assert r.source
+
+
+def token_sum(x, mask):
+    return torch.where(mask, x, 0).sum(-1).mean()
+
+
+def reinforce_with_k2(logp, ref_logp, mask, advantages):
+    return token_sum(-advantages * logp + 0.1 * (logp - ref_logp) ** 2 / 2, mask)
+
+
+def test_the_kl_is_found_beside_the_policy_loss():
+    r = audit_whole(reinforce_with_k2)
+    assert (r.on_policy.kl, r.off_policy.kl) == ("reverse-kl-token", "squared-token")
+    assert r.off_policy.positive.verdict == "forward-kl-sampler-sequence"
+    assert r.off_policy.update.verdict == "policy-gradient-uncorrected"
+
+
+def test_the_sign_is_part_of_the_verdict():
+    r = audit_whole(lambda logp, mask, advantages: token_sum(advantages * logp, mask))
+    assert r.on_policy.update.verdict == "climbs policy-gradient"
+    assert r.off_policy.positive.verdict == "climbs forward-kl-sampler-sequence"
+    assert r.off_policy.negative.verdict == "forward-kl-sampler-sequence"
+
+
+def test_a_loss_that_uses_the_size_of_the_advantage_alone_is_unknown():
+    r = audit_whole(lambda logp, mask, advantages: token_sum(-advantages.abs() * logp, mask))
+    assert r.on_policy.update.verdict == "unknown"
+    assert r.on_policy.update.weighting is None
+
+
+def test_a_loss_that_ignores_the_mask_matches_nothing():
+    r = audit_whole(lambda logp, advantages: (-advantages * logp).sum(-1).mean())
+    assert r.on_policy.positive.verdict == "unknown"
+    assert r.on_policy.update.verdict == "unknown"
+
+
+def test_a_loss_without_advantages_has_no_policy_gradient():
+    r = audit_whole(lambda logp, mask: token_sum(logp, mask))
+    assert (r.on_policy.kl, r.off_policy.kl) == ("nothing", "climbs forward-kl-sampler-sequence")
+    assert r.on_policy.update.verdict == r.off_policy.positive.verdict == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "baseline", "by_length", "divided"),
+    [
+        ("reinforce", "none", (1, 1, 1), False),
+        ("rloo", "group", (1, 1, 1), False),
+        ("dapo", "group", (1, 1, 1), True),
+        ("grpo", "group", (1, 1 / 2, 1 / 3), True),
+    ],
+)
+def test_the_weights_of_the_advantages_are_told(name, baseline, by_length, divided):
+    for side in (published(name).on_policy, published(name).off_policy):
+        weighting = side.update.weighting
+        assert weighting is not None
+        assert weighting.baseline == baseline
+        assert tuple(weighting.by_length.values()) == pytest.approx(by_length, rel=1e-3)  # GRPO adds 1e-4
+        assert weighting.divided_by_deviation == divided
+
+
+def whitened(logp, mask, rewards):
+    return token_sum(-((rewards - rewards.mean()) / (rewards.std() + 1e-8))[:, None] * logp, mask)
+
+
+def test_rewards_that_are_bent_are_not_the_advantages():
+    def bent(logp, mask, rewards):
+        return whitened(logp, mask, rewards + 0.01 * rewards**2)
+
+    side = audit_whole(bent).on_policy
+    assert side.update.weighting is None
+    assert side.update.verdict == "unknown"
+
+
+def test_a_batch_mean_is_told():
+    side = audit_whole(whitened).off_policy
+    assert side.update.weighting is not None
+    assert side.update.weighting.baseline == "batch"
+    assert (side.positive.verdict, side.update.verdict) == ("nothing", "policy-gradient-uncorrected")
+
+
+def test_the_size_and_the_direction_of_the_drift():
+    bare, clipped = (published(name).off_policy for name in ("reinforce", "ppo-clip"))
+    assert (bare.positive.size, bare.positive.towards_sampler) == pytest.approx((1.0, 1.0))
+    assert (bare.negative.size, bare.negative.towards_sampler) == pytest.approx((1.0, -1.0))
+    assert 0 < clipped.positive.size < 1
+    assert clipped.positive.towards_sampler > 0.5 < clipped.negative.towards_sampler  # the clip pulls back both times
+
+
+def test_json_has_four_verdicts_for_each_kind_of_samples():
+    r = published("token-is")
+    (found,) = json.loads(to_json([r]))["results"]
+    assert found["name"] == "token-is"
+    for side in ("on_policy", "off_policy"):
+        assert {"kl", "drift_positive", "drift_negative", "policy_gradient"} <= set(found["whole"][side])
+    assert found["whole"]["off_policy"]["policy_gradient"] == "policy-gradient-sampler-prefixes"
+    assert found["whole"]["off_policy"]["details"]["policy_gradient"]["weighting"]["baseline"] == "none"
+
+
+def test_words():
+    r = published("reinforce")
+    assert drifts_in_words(r.off_policy) == "pulls π to the sampler; the opposite if A < 0"
+    assert update_in_words(r.off_policy) == "the policy gradient, uncorrected"
+    assert weighting_in_words(r.off_policy.update.weighting) == ""
+    grpo = published("grpo")
+    assert "weighted 1, 1/2, 1/3 for 1, 2 and 3 tokens" in weighting_in_words(grpo.on_policy.update.weighting)
+    assert to_markdown([r, grpo]).count("\n") == 4

@@ -1,0 +1,131 @@
+"""`klgrad audit` on files of losses: settings, failures, and what losses print."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.errors import LossCallError
+
+LOSSES = '''
+from torch import nn
+
+def k2(log_prob, ref_log_prob, response_mask, beta):
+    """My penalty."""
+    return beta * (0.5 * (log_prob - ref_log_prob) ** 2 * response_mask).sum() / len(log_prob)
+
+class K3(nn.Module):
+    def forward(self, logp, ref_logp):
+        return (ref_logp - logp).exp() - (ref_logp - logp) - 1
+
+def helper(x, dim): return x.sum(dim)
+
+def broken(logp, ref_logp): return logp.nosuch
+'''
+
+NOISY = """
+import sys, warnings
+print("imported")
+warnings.warn("deprecated on import")
+
+def noisy(logp, ref_logp):
+    print("loss of", logp.shape)
+    print("in progress", file=sys.stderr)
+    warnings.warn("deprecated")
+    return (logp - ref_logp) ** 2 / 2
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "several.py"
+    path.write_text(LOSSES)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+
+
+@pytest.mark.slow
+def test_a_file_means_every_loss_in_it(file, tmp_path):
+    result = run(file, "--set", "beta=0.5", "--json", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert {r["name"].rpartition(":")[2]: r["verdict"] for r in found} == {
+        "k2": "reverse-kl-token",
+        "K3": "forward-kl-token",
+    }
+    assert found[0]["scale"] == pytest.approx(0.5)
+    assert f"{file}:helper is not audited: parameters x, dim, of which x, dim" in result.stderr
+    assert f"{file}:broken: LossCallError: expected" in result.stderr
+    assert "has no attribute 'nosuch'" in result.stderr
+    assert result.exit_code == 2
+    assert "forward KL, token by token" in result.stdout
+    assert "My penalty." not in result.stdout  # a whole file is shown as one table
+
+
+@pytest.mark.slow
+def test_one_failure_does_not_stop_the_others(file):
+    result = run(f"{file}:broken", "nosuch.py:loss", f"{file}:K3", "k3-los")
+    assert result.exit_code == 2
+    assert "forward KL, token by token" in result.stdout
+    assert result.stderr.count("Error: expected") == 3
+    failed = run(f"{file}:broken", "k3-los")
+    assert failed.exit_code == 2
+    assert failed.stdout == ""
+
+
+def test_a_single_failure_is_the_error(file):
+    assert isinstance(run(f"{file}:broken").exception, LossCallError)
+    lacks = run(f"{file}:k2").exception
+    assert "if beta is a setting, give it by --set beta=VALUE" in str(lacks)
+
+
+@pytest.mark.slow
+def test_several_losses_end_in_one_table(file):
+    result = run(f"{file}:K3", f"{file}:k2", "--set", "beta=2")
+    assert result.exit_code == 0, result.output
+    assert "My penalty." in result.stdout
+    last = result.stdout.rpartition("╯")[2]
+    assert "K3" in last
+    assert "k2" in last
+
+
+WRONG = {
+    ("bta=1",): "settings that are parameters of",
+    ("beta",): "expected NAME=VALUE",
+    ("beta=1", "gamma=2"): "received gamma",
+}
+
+
+@pytest.mark.parametrize("settings", WRONG)
+def test_wrong_settings_are_refused(settings, file):
+    result = run(f"{file}:k2", *(x for s in settings for x in ("--set", s)))
+    assert WRONG[settings] in str(result.exception)
+
+
+def test_a_setting_that_no_loss_has_is_refused(file):
+    for names in ([file], [f"{file}:k2", f"{file}:K3"], ["k3-loss"]):
+        result = run(*names, "--set", "beta=1", "--set", "gamma=2")
+        assert "received --set " in str(result.exception)
+        assert "gamma" in str(result.exception)
+
+
+@pytest.mark.slow
+def test_what_a_loss_prints_is_shown_once(tmp_path):
+    """In a process of its own: pytest would catch the warnings first."""
+    file = tmp_path / "noisy.py"
+    file.write_text(NOISY)
+    command = [sys.executable, "-m", "klgrad", "audit", f"{file}:noisy", "--html", str(tmp_path / "page.html")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stderr.count("imported") == 1
+    assert result.stderr.count("UserWarning: deprecated on import") == 1
+    assert 1 <= result.stderr.count("loss of torch.Size") <= 5
+    assert 1 <= result.stderr.count("in progress") <= 5
+    assert result.stderr.count("UserWarning: deprecated\n") == 1
+    assert "lines; the first 5:" in result.stderr
+    assert "loss of" not in result.stdout
+    assert len(result.stderr.splitlines()) < 15

@@ -1,0 +1,61 @@
+"""`klgrad audit --whole`, as a user runs it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.policy_losses import POLICY_LOSSES
+
+LOSS = '''
+def mine(logp, ref_logp, mask, advantages):
+    """My whole loss."""
+    return ((-advantages * logp + 0.05 * (logp - ref_logp) ** 2) * mask).sum(-1).mean()
+'''
+
+
+@pytest.fixture
+def loss_file(tmp_path):
+    path = tmp_path / "losses.py"
+    path.write_text(LOSS)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["audit", "--whole", *map(str, arguments)])
+
+
+def test_a_users_loss_beside_a_published_one(loss_file, tmp_path):
+    result = run(f"{loss_file}:mine", "rloo", "--json", tmp_path / "whole.json", "--markdown", tmp_path / "whole.md")
+    assert result.exit_code == 0, result.output
+    assert "My whole loss." in result.output
+    assert "pulls π to the sampler" in result.output
+    assert "Source: arXiv 2402.14740" in result.output
+    mine, rloo = json.loads((tmp_path / "whole.json").read_text())["results"]
+    assert mine["whole"]["on_policy"]["kl"] == "reverse-kl-token"
+    assert mine["whole"]["off_policy"]["drift_negative"] == "climbs forward-kl-sampler-sequence"
+    assert rloo["whole"]["off_policy"]["drift_positive"] == "nothing"
+    assert "`rloo`" in (tmp_path / "whole.md").read_text()
+
+
+def test_an_expected_kl(loss_file):
+    assert run(f"{loss_file}:mine", "--expect", "reverse-kl-token").exit_code == 0
+    result = run(f"{loss_file}:mine", "--expect", "forward-kl-token")
+    assert result.exit_code == 1
+    assert "expected forward-kl-token on-policy, found reverse-kl-token" in result.output
+
+
+def test_an_unknown_name():
+    result = run("rlooo")
+    assert result.exit_code != 0
+
+
+@pytest.mark.slow
+def test_without_a_loss_it_is_the_published_ones_in_80_columns(monkeypatch):
+    monkeypatch.setattr("klgrad.cli.console.PIPED_WIDTH", 80)
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    for name in POLICY_LOSSES:
+        assert f"{name} " in result.output

@@ -1,0 +1,162 @@
+"""Studies that read recorded runs: what counts as a difference, what they conclude, and how `--run` repeats them."""
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from klgrad.cli import app, experiments
+from klgrad.errors import ExperimentError
+from klgrad.papers import Settings, reproduce
+from klgrad.papers.all_studies import studies
+from klgrad.papers.frpo import kl_in_reward
+from klgrad.papers.recorded_runs import COMMITTED, counts, difference, over_seeds
+
+STUDIES = studies()
+EXPERIMENTS = [name for name, study in STUDIES.items() if study.experiment]
+ROUNDING = 1e-12
+"""Sums of a few float64 numbers of the order of 1."""
+
+
+def rows(*values, error=0.0):
+    return [{"x": str(value), "x_se": str(error)} for value in values]
+
+
+def test_the_error_is_the_larger_of_that_of_the_seeds_and_that_of_the_evaluations():
+    assert over_seeds(rows(1, 2, 3), "x")["error"] == pytest.approx(3**-0.5, rel=ROUNDING)
+    assert over_seeds(rows(1, 2, 3, error=0.1), "x")["error"] == pytest.approx(3**-0.5, rel=ROUNDING)
+    assert over_seeds(rows(2, 2, 2, error=0.3), "x")["error"] == pytest.approx(0.3 / 3**0.5, rel=ROUNDING)
+
+
+def test_one_seed_has_the_error_of_its_evaluation_and_does_not_count():
+    one = over_seeds(rows(9, error=0.1), "x")
+    assert one["error"] == pytest.approx(0.1, rel=ROUNDING)
+    assert not counts(difference(one, over_seeds(rows(1, 1, 1, error=0.1), "x")))
+
+
+@pytest.mark.parametrize(
+    ("gap", "seeds", "expected"), [(2.1, 3, True), (1.9, 3, False), (-2.1, 3, False), (9, 2, False)]
+)
+def test_a_difference_counts_beyond_two_errors_with_three_seeds(gap, seeds, expected):
+    own = seeds**0.5 / 2**0.5  # each side has an error of 1/√2, their difference one of 1
+    found = difference(*(over_seeds(rows(*[value] * seeds, error=own), "x") for value in (gap, 0)))
+    assert found["error"] == pytest.approx(1, rel=ROUNDING)
+    assert counts(found) is expected
+
+
+def copied(folder: Path, change) -> Settings:
+    """The committed runs of the division's experiment, changed."""
+    with (COMMITTED / "std.csv").open(newline="", encoding="utf-8") as file:
+        kept = [row for row in (change(row) for row in csv.DictReader(file)) if row]
+    with (folder / "std.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(kept[0]))
+        writer.writeheader()
+        writer.writerows(kept)
+    return Settings(measured=str(folder))
+
+
+def test_no_claim_holds_without_a_third_seed(tmp_path):
+    settings = copied(tmp_path, lambda row: row if row["seed"] != "2" else None)
+    assert not any(check.holds for check in kl_in_reward.check(kl_in_reward.run(settings)))
+
+
+def test_the_opposite_numbers_give_the_opposite_verdict(tmp_path):
+    other = {"divided": "undivided", "undivided": "divided"}
+    settings = copied(tmp_path, lambda row: {**row, "division": other[row["division"]]})
+    holds = [check.holds for check in kl_in_reward.check(kl_in_reward.run(settings))]
+    assert holds == [False, False, False, False, False]
+
+
+def test_a_group_without_a_spread_of_rewards_loses_the_coefficient():
+    """Divided by its standard deviation, 0 - β KL is the same whatever β is."""
+    kl = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    divided = [(-beta * (kl - kl.mean())) / (beta * kl).std() for beta in (0.03, 0.3)]
+    torch.testing.assert_close(*divided, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_the_effective_coefficient_without_division_is_known():
+    """β in the reward, and n/(n - 1) β outside it: tests/facts sums the factor over all outcomes."""
+    end = kl_in_reward.run(Settings())["end"]
+    assert end["k1-reward undivided 0.1"]["effective"]["mean"] == pytest.approx(0.1, rel=ROUNDING)
+    assert end["k2-loss undivided 0.1"]["effective"]["mean"] == pytest.approx(0.1 * 8 / 7, rel=ROUNDING)
+
+
+def test_the_curve_finds_an_arm_that_is_off(tmp_path):
+    def raised(row):
+        higher = row["arm"] == "k3-loss" and row["division"] == "divided"
+        return {**row, "correct_in": str(float(row["correct_in"]) + 0.1 * higher)}
+
+    before, after = (kl_in_reward.run(s)["curve"]["off"] for s in (Settings(), copied(tmp_path, raised)))
+    moved = {name: after[name]["mean"] - before[name]["mean"] for name in before}
+    assert moved.pop("k3-loss divided") == pytest.approx(0.1, rel=1e-9)  # the others' curve does not contain it
+    assert max(moved.values()) < 0.01
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_recorded_runs_are_read_again_and_dated(name, tmp_path):
+    first, again = (reproduce(STUDIES[name], Settings(), tmp_path) for _ in range(2))
+    assert again.seconds is not None
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d.*, commit [0-9a-f]{7}.*", first.measured)
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_says_that_the_numbers_are_recorded(tmp_path):
+    done = CliRunner().invoke(app, ["reproduce", "frpo/kl-in-reward", "--jobs", "1", "--out", str(tmp_path)])
+    assert "committed numbers of training runs on a GPU" in " ".join(done.output.split())
+
+
+def test_the_commands_of_run(tmp_path):
+    chosen = [STUDIES[name] for name in ("tang-munos/fig8", "frpo/kl-in-reward")]
+    found = list(experiments.commands(chosen, Path("benchmarks"), "MODEL", tmp_path))
+    assert [command[:2] for command in found] == [
+        [sys.executable, str(Path("benchmarks") / script)] for script in ("exp_fig8.py", "exp_fig8.py", "exp_std.py")
+    ]
+    assert [command[2:-4] for command in found] == [["sweep", "MODEL"], ["seeds", "MODEL"], ["MODEL"]]
+    assert all(command[-4:-2] == ["--out", str(tmp_path)] for command in found)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_script_of_an_experiment_exists(name):
+    experiment = STUDIES[name].experiment
+    assert experiment is not None
+    script = Path(__file__).parents[2] / "benchmarks" / experiment.script
+    assert experiment.file.removesuffix(".csv").split("_")[0] in script.read_text(encoding="utf-8")
+    assert (COMMITTED / experiment.file).is_file()
+
+
+@pytest.mark.parametrize("names", [[], ["schulman/table"], ["tang-munos/fig8", "schulman/table"]])
+def test_run_needs_the_names_of_experiments(names, tmp_path):
+    with pytest.raises(ExperimentError, match="choose from tang-munos/fig8, frpo/kl-in-reward"):
+        experiments.measure([STUDIES[name] for name in names], STUDIES, tmp_path)
+
+
+def test_run_needs_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ExperimentError, match="expected a CUDA GPU"):
+        experiments.measure([STUDIES["tang-munos/fig8"]], STUDIES, tmp_path)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_run_calls_the_scripts_and_reports_a_failure(status, tmp_path, monkeypatch):
+    calls = []
+
+    def called(command, **_):
+        calls.append(command)
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("klgrad.training.model.resolve.resolve", lambda _: "MODEL")
+    monkeypatch.setattr(experiments.subprocess, "run", called)
+    chosen = [STUDIES["tang-munos/fig8"]]
+    if status:
+        with pytest.raises(ExperimentError, match=r"a failure of .*exp_fig8\.py"):
+            experiments.measure(chosen, STUDIES, tmp_path)
+        assert len(calls) == 1
+    else:
+        assert experiments.measure(chosen, STUDIES, tmp_path) == str(tmp_path / "runs")
+        assert len(calls) == 2

@@ -1,0 +1,180 @@
+"""What `KLTrainer` trains, by the audit of its own loss on TRL's code, and what its settings declare."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tolerances import EXACT, FLOAT32_REWARD
+
+from klgrad import KLTerm
+from klgrad.adapters.trl import declared
+from klgrad.adapters.trl_settings import KL_FIELDS_LEFT_OUT, audited_settings
+from klgrad.audit import audit, audit_in_large_batches
+from klgrad.audit.batch import advantage_of, from_problem
+from klgrad.audit.gradient import evaluate, expected_gradient
+from klgrad.audit.large_batches import limit_cases, limit_gradient
+from klgrad.audit.measurement import Measurement
+from klgrad.audit.subject import as_subject
+from klgrad.audit.verdict import MATCH, Comparison
+from klgrad.enumeration import autoregressive
+from klgrad.trl import KLConfig
+from klgrad.trl.field_limits import LOSS_TYPES
+from klgrad.trl.meaning_notes import notes
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SMALL = autoregressive(3, 2, ends=True, seed=24, away_from_ref=1.0, off_policy=1.0)
+NO_ADVANTAGE = advantage_of(SMALL, "zero")
+
+
+def config(**settings):
+    return KLConfig("unused", use_cpu=True, bf16=False, report_to=[], **settings)
+
+
+# The default
+
+
+@pytest.fixture(scope="module")
+def default():
+    return audit_in_large_batches(declared())
+
+
+def test_the_default_trains_what_it_declares(default):
+    assert default.verdict == config().objective.term.descends.on_policy == "reverse-kl-sequence"
+    assert default.holds == "large-batches"
+    assert default.bias_by_batch["2"] > default.bias_by_batch["3"] > 0.01
+    assert default.bias_by_batch["limit"] <= MATCH
+    assert notes(config()) == []
+
+
+@pytest.mark.slow
+def test_the_whole_audit_of_the_default_agrees(default):
+    found = audit(declared())
+    assert (found.verdict, found.holds) == (default.verdict, default.holds)
+    assert found.bias_by_batch == pytest.approx(default.bias_by_batch, abs=1e-9)  # sums in another order
+
+
+# Notes
+
+
+def means_what_it_declares(settings):
+    """Whether the gradient in the limit is that of the default's target, on two problems with varying lengths."""
+    subject = declared(**settings)
+    cases = [case for case in limit_cases(on_policy=True) if case.varying and case.problem.space.vocab == 3]
+    measured = [Measurement(c, limit_gradient(subject, c, advantage_of(c.problem, "zero"))) for c in cases]
+    return Comparison(measured).verdict == "reverse-kl-sequence"
+
+
+@pytest.mark.parametrize("placement", ["loss", "advantage"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_a_loss_type_has_a_note_where_it_changes_what_is_descended(loss_type, placement):
+    settings = {"loss_type": loss_type, "kl_placement": placement}
+    noted = [note for note in notes(config(**settings)) if "of no divergence" in note]
+    assert means_what_it_declares(settings) == (not noted)
+    assert ("kl_reduction='sequence'" in "".join(noted)) == (bool(noted) and placement == "loss")
+
+
+@pytest.mark.parametrize("scaled", ["none", "group", "batch"])
+def test_a_kl_in_the_reward_has_a_note_where_a_deviation_divides_it(scaled):
+    settings = {"kl_placement": "reward", "scale_rewards": scaled}
+    noted = any("a standard deviation divides the KL too" in note for note in notes(config(**settings)))
+    assert means_what_it_declares(settings) == (not noted)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_type": "grpo", "kl_reduction": "sequence"},
+        {"kl_placement": "reward", "scale_rewards": "none", "loss_type": "dr_grpo"},
+        {"kl_placement": "advantage", "scale_rewards": "group"},
+    ],
+)
+def test_what_the_notes_recommend_keeps_the_meaning(settings):
+    assert notes(config(**settings)) == []
+    assert means_what_it_declares(settings)
+
+
+def test_the_deviation_of_a_batch_changes_the_scale_alone():
+    found = audit_in_large_batches(declared(kl_placement="reward", scale_rewards="batch", loss_type="dr_grpo"))
+    assert (found.verdict, found.scale_varies) == ("reverse-kl-sequence", True)
+    (note,) = notes(config(kl_placement="reward", scale_rewards="batch"))
+    assert "β differs from batch to batch" in note
+    (note,) = notes(config(kl_placement="reward"))
+    assert "β differs from prompt to prompt" in note
+
+
+def test_no_kl_has_no_note():
+    assert notes(config(loss_type="grpo", kl_coef=0.0)) == []
+
+
+# Exact terms: the KLs over the vocabulary are given
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "term"),
+    [
+        ({}, KLTerm(estimator="exact")),
+        ({"kl_level": "token"}, KLTerm(estimator="exact", level="token")),
+        (
+            {"kl_divergence": "forward", "kl_level": "token"},
+            KLTerm(divergence="forward", level="token", estimator="exact"),
+        ),
+        ({"kl_baseline": "leave_one_out"}, KLTerm(estimator="exact", baseline="leave_one_out")),
+    ],
+)
+def test_an_exact_term_in_the_trainer_has_the_gradient_of_the_term(settings, term, on_policy):
+    problem = SMALL.on_policy() if on_policy else SMALL
+    subject = declared(kl_estimator="exact", kl_reduction="sequence", **settings)
+    found, wanted = (expected_gradient(s, problem, 2, NO_ADVANTAGE).mean for s in (subject, as_subject(term)))
+    EXACT.check_vector(found, wanted)
+
+
+def test_columns_without_tokens_are_cut_as_trl_cuts_them():
+    """A batch whose completions all end before the last column."""
+    ended = (SMALL.space.mask.sum(-1) == 1).nonzero().flatten()[:1]
+    batch = from_problem(SMALL, torch.stack([ended, ended], -1), NO_ADVANTAGE)
+    _, parts = evaluate(declared(kl_estimator="exact", kl_level="token", kl_reduction="sequence"), batch)
+    assert parts.token_reverse_kl[:, 0].tolist() == pytest.approx([0.5, 0.5])
+    assert parts.token_reverse_kl[:, 1:].tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize(("tail", "unbiased"), [("sampled", True), ("lump", False)])
+def test_over_the_likeliest_entries_a_sampled_tail_is_unbiased(tail, unbiased):
+    problem = SMALL.on_policy()
+    subject = declared(kl_estimator="exact", kl_level="token", kl_reduction="sequence", kl_top_k=8, kl_tail=tail)
+    found = expected_gradient(subject, problem, 2, NO_ADVANTAGE).mean
+    wanted = expected_gradient(as_subject(KLTerm(level="token")), problem, 2, NO_ADVANTAGE).mean
+    off = float((found - wanted).norm() / wanted.norm())
+    assert (off <= EXACT.rtol) == unbiased
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kl_baseline": "leave_one_out"},
+        {"kl_placement": "reward"},
+        {"kl_placement": "reward", "scale_rewards": "batch"},
+        {"kl_cell": "k2-loss-token-mean", "kl_reduction": "sequence"},
+    ],
+)
+def test_many_groups_in_one_call_have_the_gradient_of_each_alone(settings):
+    subject = declared(**settings)
+    found, alone = (expected_gradient(s, SMALL, 2, NO_ADVANTAGE) for s in (subject, replace(subject, stacks=False)))
+    FLOAT32_REWARD.check_vector(found.mean, alone.mean)
+
+
+def test_the_audit_gets_every_setting_that_may_act_on_the_kl():
+    given = {
+        "loss_type": "sapo", "scale_rewards": "batch", "kl_level": "token", "kl_ratio": "token", "kl_coef": 0.3,
+        "kl_ratio_bound": "none", "sapo_temperature_neg": 2.0, "vllm_importance_sampling_mode": "token_mask",
+        "learning_rate": 1e-3, "num_iterations": 2, "kl_target": 1.0,
+    }  # fmt: skip
+    found = audited_settings(config(**given))
+    left_out = {*KL_FIELDS_LEFT_OUT, "learning_rate", "num_iterations"}
+    assert found == {name: value for name, value in given.items() if name not in left_out}
+    assert KLConfig.__dataclass_fields__.keys() >= set(KL_FIELDS_LEFT_OUT)
