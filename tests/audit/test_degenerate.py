@@ -36,7 +36,7 @@ def test_without_gradient_for_one_batch_shape_the_verdict_does_not_hold_always(r
     result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (len(logp) != rows))
     assert result.verdict_small_batches == result.verdict_off_policy_small_batches == "unknown"
     assert "always" not in (result.holds, result.holds_off_policy)
-    assert math.isfinite(result.variance)
+    assert result.variance is None or math.isfinite(result.variance)
     assert result.bias[result.nearest] > MATCH
 
 
