@@ -77,7 +77,9 @@ def test_the_loss_for_verl(meaning, off_policy):
 
     logp, ref_logp, mask, behavior_logp = batch()
     group, zero = torch.tensor([0, 0, 1, 1]), torch.zeros_like(ref_logp)
-    given = Batch(logp, ref_logp, behavior_logp, behavior_logp, mask, zero, group, zero, zero)
+    tensors = {"logp": logp, "ref_logp": ref_logp, "old_logp": behavior_logp, "behavior_logp": behavior_logp}
+    unused = ("advantages", "token_reverse_kl", "token_forward_kl", "logits", "ref_logits", "behavior_logits", "tokens")
+    given = Batch(**tensors, mask=mask, group=group, rewards=zero[:, 0], **dict.fromkeys(unused, zero))
     output, data = _micro_batch(given, zero)
     data["rollout_log_probs"] = behavior_logp
     actor = _actor(use_kl_loss=True, kl_loss_coef=0.0, loss_agg_mode="seq-mean-token-sum")

@@ -153,7 +153,7 @@ def proportional(ends):
 
 def gradient_on(subject, problem, rows):
     batch = from_problem(problem, rows[None], torch.zeros(len(problem.space)).double())
-    _, (on_logp, _, _) = evaluate(subject, batch)
+    on_logp = evaluate(subject, batch)[1].logp
     return torch.einsum("bt,btp->p", on_logp, problem.scores[rows])
 
 
@@ -221,6 +221,6 @@ def test_a_score_reaches_the_policy_loss_beside_the_kl(framework, ends):
     score = torch.randn(len(problem.space), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     batch = from_problem(problem, rows[None], score).at_reference().fresh()
     subject = adapter(framework).in_reward("kl" if framework == "verl" else "k1", "rloo")
-    _, (on_logp, _, _) = evaluate(subject, batch)
+    on_logp = evaluate(subject, batch)[1].logp
     shared = float(batch.mask.sum()) if framework == "openrlhf" else len(rows)
     SINGLE.check(on_logp, -leave_one_out(score[rows]) * batch.mask / shared)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from klgrad import KLTerm
 from klgrad.audit import audit
+from klgrad.audit.large_batches import RARE, limit_cases
 from klgrad.audit.problems import LONG, MANY, WIDE, cases, group_sizes, in_words
 from klgrad.audit.render.page import to_html
 from klgrad.audit.render.terminal import CAPTION
@@ -43,13 +44,18 @@ def test_the_numbers_in_the_text_are_theirs():
     assert f"more than {LONG} tokens" in TEXT
     assert f"beyond ±{WIDE:g}" in TEXT
     assert f"more than {MANY} rows" in TEXT
-    assert f"more than {max(case.problem.space.vocab for case in problems)} tokens" in TEXT
+    limit = limit_cases(on_policy=False)
+    assert f"more than {max(case.problem.space.vocab for case in (*problems, *limit))} tokens" in TEXT
+    assert f"on {len(limit)} more problems all probabilities" in TEXT
+    assert {case.parts for case in limit} == {2, 4, RARE} == {2, 4, 24}
+    assert "multiples of 1/2, 1/4 or 1/24" in TEXT
     assert f"{max(c.group_size for c in standard)} rows" in TEXT
 
 
 def test_the_table_of_targets_is_theirs():
     for name, target in TARGETS.items():
-        assert name == "unknown" or f"| `{name}` | {target.formula} |" in PAGE, name
+        in_text = name in ("unknown", "sum-of-targets") or target.climbed
+        assert in_text or f"| `{name}` | {target.formula} |" in PAGE, name
 
 
 def test_every_field_of_a_result_is_explained():

@@ -19,9 +19,9 @@ def results():
 
 
 def printed(report, width):
-    console = Console(width=width, file=StringIO(), color_system=None)
-    console.print(report)
-    return console.file.getvalue()
+    file = StringIO()
+    Console(width=width, file=file, color_system=None).print(report)
+    return file.getvalue()
 
 
 def words(text):

@@ -153,7 +153,7 @@ def test_a_loss_that_computes_in_float32_keeps_its_verdict_with_room_to_spare():
     for target in (loss, lambda logp, ref_logp, mask: 0.5 * (logp.float() - ref_logp.float()) ** 2 * mask):
         for lengths in ("all", "equal"):
             subject = replace(as_subject(target, "float32"), exchangeable=True)
-            found = _compare(subject, "zero", lengths, on_policy=True)
+            found = _compare(subject, "zero", lengths, on_policy=True).small
             assert found.verdict != "unknown"
             assert found.worst[found.nearest] < MATCH / 10
 
@@ -161,7 +161,7 @@ def test_a_loss_that_computes_in_float32_keeps_its_verdict_with_room_to_spare():
 def test_numbers_are_averages_over_the_standard_problems():
     """They stay what they are when a wider problem is added; the scale is known for every shape."""
     result = audit(KLTerm(baseline="leave_one_out"))
-    found = _compare(as_subject(KLTerm(baseline="leave_one_out")), "zero", "all", on_policy=True)
+    found = _compare(as_subject(KLTerm(baseline="leave_one_out")), "zero", "all", on_policy=True).small
     standard = [m for m in found.measured if not m.case.wider]
     assert len(standard) == 8
     EXACT.check(result.variance, sum(m.gradient.deviation**2 for m in standard) / 8)

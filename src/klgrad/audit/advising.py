@@ -9,7 +9,7 @@ from .audit_result import AuditResult
 from .numbers import apart, listed, percent
 from .subject import Subject
 from .whitening import whitens
-from .words import in_sum, near_only, nearest, small_batches
+from .words import in_sum, is_near_only, near_only, nearest, small_batches
 
 SEQUENCE = KLTerm()
 
@@ -128,7 +128,7 @@ def _unknown(result: AuditResult) -> str:
         off = percent(result.bias_by_batch.get("limit", result.bias[result.nearest]))
         only = "nothing is masked" if result.touches_padding else "all completions have the same length"
         return f"descends {at_equal.phrase} only if {only} ({off} off if not)"
-    if TARGETS[result.verdict_near].has_gradient:
+    if is_near_only(result):
         return f"descends the {near_only(result)}"
     if standard.has_gradient:
         off = percent(result.bias[result.nearest])

@@ -62,17 +62,33 @@ class AtEverySize:
 
     @cached_property
     def _is_contradicted(self) -> bool:
-        """Whether small batches match the limit except where log-ratios are beyond those of the limit's problems.
+        """Whether small batches match the limit except on wider problems.
 
-        A token must have a probability of 1/24 to be in the limit's batch, which bounds its log-ratio. Small batches
-        have no such bound, and so find dead zones that begin later.
+        The problems of the limit have short completions and small groups, and a token must have a probability of 1/24
+        to be in a batch, which bounds its log-ratio. The wider problems in small batches have more of each.
         """
-        found = self.limit.verdict
-        rest = self.small.only(lambda c: c.distance != "beyond" and not c.varying)
-        if not rest.measured or rest.verdict != found:
-            return False
-        beyond = [m for m in self.small.measured if m.case.distance == "beyond"]
-        return not all(self.small.has_verdict(m, found) for m in beyond)
+        return self._in_small_batches == self.limit.verdict and bool(self.off_with)
+
+    @cached_property
+    def off_with(self) -> list[str]:
+        """The wider problems on which the verdict of the standard ones, or else at equal lengths, does not hold."""
+        known = self._in_small_batches
+        if known == "unknown":
+            return []
+        compared = [m for m in self.small.measured if m.case.wider and (known == self._standard or not m.case.varying)]
+        return [m.case.wider for m in compared if not self.small.has_verdict(m, known)]
+
+    @cached_property
+    def _standard(self) -> Verdict:
+        return self.small.only(lambda c: not c.wider).verdict
+
+    @cached_property
+    def _in_small_batches(self) -> Verdict:
+        """The verdict on the standard problems, or else at equal lengths."""
+        if self._standard != "unknown":
+            return self._standard
+        equal = self.small.only(lambda c: not c.wider and not c.varying)
+        return equal.verdict if equal.measured else "unknown"
 
     @cached_property
     def holds(self) -> Holds | None:

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 from ..enumeration import every_group
-from ..targets import TO_REFERENCE, WITH_GRADIENT, TargetName, Verdict
+from ..targets import TO_REFERENCE, WITH_GRADIENT, TargetName
 from .advising import advise
 from .at_every_size import AtEverySize, bias_by_batch
 from .audit_result import AuditResult
@@ -75,7 +75,6 @@ def audit(
     standard = on.small.only(lambda c: not c.wider)
     equal = standard.only(lambda c: not c.varying)
     near = standard.only(lambda c: c.distance == "near")
-    off_with = _off_with(on.small, standard.verdict, equal.verdict)
     scales = _scales(on, nearest)
     result = AuditResult(
         name=subject.name,
@@ -106,7 +105,7 @@ def audit(
         depends_on_reference=_depends_on_reference(subject, advantages),
         length_sensitive=standard.verdict != equal.verdict,
         verdict_standard=standard.verdict,
-        off_with=off_with,
+        off_with=on.off_with,
         verdict_near=on.limit.only(lambda c: c.distance == "near").verdict,
         verdict_fixed_lengths=on.small.only(lambda c: not c.varying).verdict,
         dead_zone=numerics.dead_from is not None,
@@ -162,15 +161,6 @@ def _scales(on: AtEverySize, nearest: TargetName) -> dict[str, float]:
     if shown.is_nothing or not shown.is_finite:
         return {}
     return {_shape_name(shape): x for shape, x in shown.scales[nearest].items()}
-
-
-def _off_with(on: Comparison, standard: Verdict, equal: Verdict) -> list[str]:
-    """The wider problems on which the verdict of the standard ones, or else that at equal lengths, does not hold."""
-    known = equal if standard == "unknown" else standard
-    if known == "unknown":
-        return []
-    compared = [m for m in on.measured if m.case.wider and (known == standard or not m.case.varying)]
-    return [m.case.wider for m in compared if not on.has_verdict(m, known)]
 
 
 def _variance(on: Comparison, nearest: TargetName) -> float | None:

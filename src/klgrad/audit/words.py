@@ -37,7 +37,7 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
     found = r.decomposition if on_policy else r.decomposition_off_policy
     if verdict == "sum-of-targets" and found is not None:
         return in_sum(found)
-    if verdict == "unknown" and on_policy and TARGETS[r.verdict_near].has_gradient:
+    if verdict == "unknown" and on_policy and is_near_only(r):
         return near_only(r)
     if verdict == "unknown" and on_policy and r.length_sensitive and TARGETS[r.verdict_fixed_lengths].has_gradient:
         off = percent(r.bias_by_batch.get("limit", r.bias[r.nearest]))
@@ -49,6 +49,11 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
     varies = ", at a scale that depends on the batch" if on_policy and r.scale_varies else ""
     large = f", in large batches{off}" if holds == "large-batches" else ""
     return f"{TARGETS[verdict].title_in_sentence}{large}{varies}"
+
+
+def is_near_only(r: AuditResult) -> bool:
+    """Whether a loss without a verdict has one where π is near ref."""
+    return TARGETS[r.verdict_near].has_gradient and not r.off_with
 
 
 def near_only(r: AuditResult) -> str:

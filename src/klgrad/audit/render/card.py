@@ -10,7 +10,7 @@ from ..audit_result import AuditResult
 from ..curve import Curve, dead_zones
 from ..numbers import apart, listed, percent
 from ..verdict import MATCH
-from ..words import in_sum, near_only, nearest, small_batches
+from ..words import in_sum, is_near_only, near_only, nearest, small_batches
 from .chart import Chart, chart_of
 from .environment import number
 from .fixes import Fix, own_lines
@@ -146,7 +146,7 @@ def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
     if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
         title = TARGETS[r.verdict_fixed_lengths].title
         return f"{title}, at equal lengths only", f"When lengths vary: {off} off the {name}."
-    if on_policy and TARGETS[r.verdict_near].has_gradient:
+    if on_policy and is_near_only(r):
         return capitalised(near_only(r)), f"Far from ref: {off} off."
     if on_policy and r.off_with and r.verdict_standard != "unknown":
         return f"{TARGETS[r.verdict_standard].title}, but not always", f"With {listed(r.off_with)}: {off} off."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ...targets import TARGETS, Target
 from ..audit_result import AuditResult
 from ..numbers import percent
-from ..words import in_sum, near_only, notes, small_batches
+from ..words import in_sum, is_near_only, near_only, notes, small_batches
 from .plain import KIND_TITLES
 
 Settings = list[tuple[str, str]]
@@ -84,7 +84,7 @@ def _detail(r: AuditResult, *, on_policy: bool) -> str:
         return ""
     if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
         return f"{TARGETS[r.verdict_fixed_lengths].short} at equal lengths"
-    if on_policy and TARGETS[r.verdict_near].has_gradient:
+    if on_policy and is_near_only(r):
         return near_only(r)
     name = r.nearest if on_policy else r.nearest_off_policy
     return f"{percent((r.bias if on_policy else r.bias_off_policy)[name])} from {TARGETS[name].short}"
