@@ -132,6 +132,7 @@ def test_markdown_is_a_table(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.many
 def test_the_whole_catalogue_is_one_table():
     result = run("--catalogue")
     assert result.exit_code == 0
