@@ -10,13 +10,16 @@ OLDEST := $(VENV)-oldest/.installed
 SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check hooks figures results frameworks bench check clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check hooks figures results frameworks bench check clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
 
-test: $(DEV)  ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(DEV)  ## all tests but those of `test-many`
+	$(BIN)/python -m pytest -m "not many" $(ARGS)
+
+test-many: $(DEV)  ## tests that repeat others with more settings, such as every setting of TRL
+	$(BIN)/python -m pytest -m many $(ARGS)
 
 # Without the folders whose tests import TRL, which takes each process about ten seconds: `make test-fast FAST=tests/training`.
 FAST := tests/audit tests/claims tests/contracts tests/core tests/enumeration tests/facts tests/kernels tests/logs \
@@ -73,7 +76,7 @@ bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
 	$(BIN)/python benchmarks/bench_logs.py
 
-check: test lint types readme-check test-frameworks  ## what CI runs
+check: test test-many lint types readme-check test-frameworks  ## what CI runs
 
 readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check

@@ -8,6 +8,7 @@ from tolerances import EXACT, SINGLE
 from typer.testing import CliRunner
 
 from klgrad.adapters import FRAMEWORKS, Framework
+from klgrad.adapters.defaults import DEFAULTS
 from klgrad.audit import audit
 from klgrad.audit.gradient import expected_gradient
 from klgrad.audit.subject import Subject
@@ -33,6 +34,13 @@ SLOW = (
 Of verl, SkyRL and OpenRLHF, all but `low_var_kl` are held to the same formula as that other, by test.
 """
 
+FIRST = {default.subject for default in DEFAULTS.values()} | {
+    "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
+    "trl grpo loss_type=grpo importance_sampling_level=token use_bias_correction_kl=True",
+    "trl rloo normalize_advantages=False",
+}
+"""Settings that `make test` audits; the others are marked `many`."""
+
 
 def settings():
     for name, framework in FRAMEWORKS.items():
@@ -41,7 +49,7 @@ def settings():
             continue
         for setting in ALL[name]:
             if not setting.startswith(SLOW):
-                yield pytest.param(name, setting, id=setting)
+                yield pytest.param(name, setting, id=setting, marks=() if setting in FIRST else pytest.mark.many)
 
 
 @pytest.fixture(scope="module")

@@ -254,7 +254,7 @@ def test_stacked_groups_give_what_single_groups_give():
         single = Subject(subject.name, subject.kind, subject.loss, stacks=False)
         a, b = audit(subject), audit(single)
         assert (a.verdict, a.verdict_off_policy) == (b.verdict, b.verdict_off_policy)
-        EXACT.check(a.variance, b.variance)
+        EXACT.check(a.variance or 0.0, b.variance or 0.0)
         EXACT.check(a.scale or 0.0, b.scale or 0.0)
 
 

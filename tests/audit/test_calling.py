@@ -40,7 +40,7 @@ def test_names_of_arguments(role):
 
 
 def test_what_a_name_does_not_say_is_not_guessed():
-    for name in ("old_logits", "rollout_logits", "reward", "beta", "x", "values", "padding_mask", "sum_logp", "model"):
+    for name in ("old_logits", "beta", "x", "values", "padding_mask", "sum_logp", "model"):
         assert argument_role(name) is None, name
 
 
@@ -88,9 +88,9 @@ def test_a_loss_that_shifts_gets_a_prompt_token_in_front(batch):
 def test_a_dictionary_has_every_name(batch):
     def loss(batch):
         assert "ref_log_prob" in batch
-        assert "rewards" not in batch
-        assert batch.get("rewards", 7) == 7
-        assert batch.pop("rewards", None) is None
+        assert "returns" not in batch
+        assert batch.get("returns", 7) == 7
+        assert batch.pop("returns", None) is None
         assert batch.to("cpu") is batch
         assert batch["sampling_logps"] is batch.behavior_logp
         assert not hasattr(batch, "meta_info")

@@ -59,6 +59,7 @@ def test_a_users_function_class_member_and_term(loss_file):
 
 @pytest.mark.slow
 def test_a_function_of_a_module(loss_file, monkeypatch):
+    monkeypatch.delitem(sys.modules, "losses", raising=False)  # another test may have imported a file of this name
     monkeypatch.syspath_prepend(str(loss_file.parent))
     assert run("losses:mine", "--expect", "reverse-kl-token").exit_code == 0
 
@@ -131,6 +132,7 @@ def test_markdown_is_a_table(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.many
 def test_the_whole_catalogue_is_one_table():
     result = run("--catalogue")
     assert result.exit_code == 0

@@ -43,7 +43,11 @@ def run(output, processes, settings):
     return torch.load(output / "end.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("case", CASES)
+FIRST = "exact"
+"""The case that `make test` runs; the others are marked `many`."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == FIRST else pytest.mark.many) for c in CASES])
 def test_two_processes_are_one(case, tmp_path):
     one, two = (run(tmp_path / str(n), n, CASES[case]) for n in (1, 2))
     for name, value in one.items():

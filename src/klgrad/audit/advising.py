@@ -2,7 +2,7 @@
 
 from ..core.term import ImportanceWeighting, KLTerm
 from ..remedies import Remedy
-from ..targets import TARGETS, Verdict
+from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo.replacements import AFTER_DIVISION, K2_OR_TOKEN, TOKEN
 from .advice import Advice
 from .audit_result import AuditResult
@@ -86,8 +86,9 @@ def _for_stale_samples(result: AuditResult, others: tuple[Remedy, ...]) -> tuple
 
 
 def _lost_when_stale(result: AuditResult) -> bool:
-    """Whether stale samples leave no KL. The mean of k3 over the tokens of another policy is none."""
-    return not TARGETS[result.verdict_off_policy].has_gradient or result.verdict_off_policy == "k3-token"
+    """Whether stale samples leave no KL."""
+    verdict = result.verdict_off_policy
+    return not TARGETS[verdict].has_gradient or verdict in UNCORRECTED
 
 
 def climbs(result: AuditResult) -> bool:

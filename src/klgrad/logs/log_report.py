@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from ..reports.divergence import Report
 from ..support.atomic_files import finite
-from ..targets import TARGETS
+from ..targets import TARGETS, UNCORRECTED
 from ..zoo import Cell
 from .coefficients import Comparison
 from .diagnosis.causes import Cause
@@ -162,7 +162,9 @@ class LogReport:
 
     def _stale(self) -> list[str]:
         has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
-        if not self._is_stale or has_cause or TARGETS[self.cell.descends.off_policy].has_gradient:
+        off_policy = self.cell.descends.off_policy
+        is_kl = TARGETS[off_policy].has_gradient and off_policy not in UNCORRECTED
+        if not self._is_stale or has_cause or is_kl:
             return []
         left = float(self.kl.scalars["ratio/sequence/effective_sample_size"])
         return [

@@ -222,6 +222,9 @@ WITH_GRADIENT: tuple[TargetName, ...] = tuple(cast(TargetName, target.name) for 
 TO_REFERENCE: tuple[TargetName, ...] = tuple(cast(TargetName, target.name) for target in _TO_REFERENCE)
 """Those that compare π with ref. On-policy there are no others: π is the sampler."""
 
+UNCORRECTED: frozenset[TargetName] = frozenset({"squared-token", "k3-token"})
+"""Means of an estimator over the sampler's tokens. They are KLs only if π is the sampler."""
+
 
 def signed(target: TargetName, *, climbs: bool) -> Verdict:
     """The verdict of a loss that descends or climbs a target.

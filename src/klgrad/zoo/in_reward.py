@@ -73,7 +73,7 @@ def k3_reward(rollout: Rollout) -> Tensor:
     """k3 in the reward: reverse minus forward KL for one token, which cancel near ref.
 
     Estimates: KL(π‖ref) of completions.
-    Gradient: `sum-of-targets` on-policy (in large batches); `unknown` off-policy.
+    Gradient: `sum-of-targets` on-policy; `unknown` off-policy.
     Requires: y ~ π.
     """
     return in_reward(k3, rollout)

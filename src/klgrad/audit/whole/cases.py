@@ -59,10 +59,11 @@ class WholeCase(Case):
         return torch.full((len(self.problem.space),), advantage, dtype=torch.float64)
 
     def different(self, draw: int) -> Tensor:
-        """(N,) advantages in equal steps and random order, so that no two are close."""
+        """(N,) advantages in nearly equal steps and random order, so that no two are close and none is the mean."""
         n = len(self.problem.space)
         order = torch.randperm(n, generator=torch.Generator().manual_seed(draw))
-        return torch.linspace(LEAST, MOST, n, dtype=torch.float64)[order]
+        share = torch.linspace(0, 1, n, dtype=torch.float64)
+        return (LEAST + (MOST - LEAST) * (0.9 * share + 0.1 * share**2))[order]
 
 
 @cache
