@@ -19,7 +19,7 @@ from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import Advice
 from klgrad.audit.advising import STALE
-from klgrad.audit.curve import GRID, coefficient_curve, dead_zones
+from klgrad.audit.curve import GRID, coefficient_curve, dead_zones, per_unit
 from klgrad.audit.render.fixes import Fix
 from klgrad.audit.render.page import to_html
 from klgrad.audit.subject import as_subject
@@ -97,6 +97,18 @@ def test_the_same_results_give_the_same_page(audited, page):
     assert to_html(*audited) == page
     again = [coefficient_curve(catalogue()[name]) for name in NAMES]
     assert again == audited[1]
+
+
+def test_the_curve_is_drawn_per_unit_of_the_scale_of_the_loss():
+    def shrunk(logp, ref_logp, mask):
+        return 0.04 * ((logp - ref_logp) ** 2 / 2 * mask).sum() / mask.sum()
+
+    curve = coefficient_curve(as_subject(shrunk))
+    assert dict(curve)[1.0] == pytest.approx(0.04 / 3, rel=1e-5)
+    for log_ratio, coefficient in per_unit(curve):
+        assert coefficient == pytest.approx(log_ratio + dict(per_unit(curve))[0.0], rel=1e-4, abs=1e-4)  # float32
+    nothing = coefficient_curve(catalogue()["k1-loss"])
+    assert per_unit(nothing) == nothing
 
 
 def test_accessible(page):

@@ -49,6 +49,24 @@ def dead_beyond_the_limit(logp, ref_logp, mask):
     return torch.where(logp - ref_logp > -8, squared(logp, ref_logp, mask), 0).sum() / mask.sum()
 
 
+def first_three_tokens(logp, ref_logp, mask):
+    return squared(logp, ref_logp, mask)[:, :3].sum() / mask.sum()
+
+
+def grows_with_the_kl(logp, ref_logp, mask):
+    total = squared(logp, ref_logp, mask).sum(-1).mean()
+    return total.detach() * total
+
+
+def test_a_rule_for_later_tokens_is_found_in_a_mean_over_tokens():
+    assert audit(first_three_tokens).verdict == "unknown"
+
+
+def test_a_strength_that_grows_with_the_kl_is_no_division_by_a_spread():
+    result = audit(grows_with_the_kl)
+    assert (result.verdict, result.scale_varies) == ("unknown", False)
+
+
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_the_gradient_of_a_mean_over_tokens_is_the_summed_one_over_the_mean_length(on_policy):
     """Fact 14, from the definition."""

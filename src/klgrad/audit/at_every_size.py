@@ -124,8 +124,8 @@ def bias_by_batch(subject: Subject, on: AtEverySize, target: TargetName, advanta
         By size of the batch, over the same problems with varying lengths; empty if the gradient is nothing.
     """
     in_limit = on.limit.only(is_small)
-    if not in_limit.measured or in_limit.is_nothing:
-        return {}
+    if not in_limit.measured or in_limit.is_nothing or on.scale_varies or on.verdict == "sum-of-targets":
+        return {}  # there is no single scale, or no single target, to compare with
     found = {}
     for size in BATCH_SIZES:
         measured = [

@@ -19,6 +19,9 @@ GRID = (
 )
 """The 119 log-ratios to measure, dense where the curves bend."""
 
+NEAR_ZERO = 1 / 8
+"""The smallest log-ratio of the grid."""
+
 
 def coefficient_curve(subject: Subject) -> Curve:
     """The float32 coefficient of one token of a group of three, for each of its log-ratios.
@@ -36,6 +39,19 @@ def coefficient_curve(subject: Subject) -> Curve:
         coefficient = float(on_logp[0, 1]) * len(on_logp)
         found.append((log_ratio, coefficient if math.isfinite(coefficient) else None))
     return found
+
+
+def per_unit(curve: Curve) -> Curve:
+    """The curve divided by its slope at 0, so that losses with other reductions and coefficients can be compared.
+
+    A loss that descends a KL has the slope 1 there, times its own scale. Others stay as they are.
+    """
+    at = dict(curve)
+    below, above = at.get(-NEAR_ZERO), at.get(NEAR_ZERO)
+    if below is None or above is None or above <= below:
+        return curve
+    slope = (above - below) / (2 * NEAR_ZERO)
+    return [(x, y if y is None else y / slope) for x, y in curve]
 
 
 def dead_zones(curve: Curve) -> list[tuple[float, float]]:

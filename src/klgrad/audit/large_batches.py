@@ -14,7 +14,7 @@ from torch import Tensor
 from ..enumeration import Problem, autoregressive, bandit, population, with_rational_sampler
 from .batch import from_problem
 from .gradient import Gradient, Parts, of_reference, on_parameters, unit_of
-from .problems import DISTANCES, Case, Lengths
+from .problems import DISTANCES, LONG, Case, Lengths
 from .subject import Subject
 
 SHAPES = (
@@ -57,7 +57,8 @@ def limit_cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
         for distance in DISTANCES
         if lengths == "all" or not shape[2]
     ]
-    return (*found, *(_rare(reach, on_policy) for reach in (FAR, -FAR)))
+    long = [] if lengths == "equal" else [_long(on_policy)]
+    return (*found, *(_rare(reach, on_policy) for reach in (FAR, -FAR)), *long)
 
 
 def at_batch_size(size: int, *, on_policy: bool = True) -> list[Case]:
@@ -84,6 +85,12 @@ def _rational(shape: tuple[int, int, bool, int, int, int], distance: str, on_pol
     to_ref, to_sampler = drawn.ref_logits - drawn.logits, drawn.behavior_logits - drawn.logits
     logits = sampler.logits if on_policy else sampler.logits - to_sampler
     return replace(sampler, logits=logits, ref_logits=logits + to_ref)
+
+
+def _long(on_policy: bool) -> Case:
+    """Completions of up to 5 tokens, so that a rule for later tokens is detected."""
+    problem = _rational((2, LONG, True, 2, 2, 3), "far", on_policy)
+    return Case("far", problem, 2, True, f"completions of {LONG} tokens", parts=2)
 
 
 def _rare(reach: float, on_policy: bool) -> Case:

@@ -19,6 +19,10 @@ distinct targets differ by more than 1e-2 on the problems (tested)."""
 ROUNDING = 1e-12
 """A mean below this share of the gradient of one sample is zero up to rounding."""
 
+ALIKE = 2.0
+"""Sizes of gradients that differ by at most this factor are alike. Without a division those near ref and far from it
+differ by a factor of 5 and more on the problems."""
+
 LARGEST = 1e290
 """A larger gradient counts as not finite, since dividing it by a small number would overflow."""
 
@@ -160,13 +164,25 @@ class Comparison:
         A loss that divides by a statistic of the batch, such as the standard deviation of all advantages, changes the
         length of the gradient and not its direction.
         """
-        if self.is_nothing or not self.is_finite:
+        if self.is_nothing or not self.is_finite or not self._is_divided_by_a_spread:
             return None
         for climbs in (False, True):
             for name in self.targets:
                 if all(_off_direction(m, name, climbs=climbs) <= MATCH for m in self.measured):
                     return Match(name, climbs)
         return None
+
+    @cached_property
+    def _is_divided_by_a_spread(self) -> bool:
+        """Whether single rows have gradients of about the same size near ref and far from it.
+
+        A loss whose strength grows with the KL may have the direction of a target too, but not its meaning.
+        """
+        sizes: dict[Shape, list[float]] = defaultdict(list)
+        for m in self.fitted:
+            if not m.case.wider:
+                sizes[m.case.shape].append(m.gradient.typical)
+        return all(max(some) <= ALIKE * min(some) for some in sizes.values())
 
     @cached_property
     def verdict(self) -> Verdict:

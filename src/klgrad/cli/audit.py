@@ -227,7 +227,8 @@ def _check_expectations(
             f"{r.name}: expected {want} {where}, found {got}" for where, want, got in checks if want and want != got
         ]
         if strict and r.holds == "large-batches":
-            failed.append(f"{r.name}: {r.verdict} in large batches only, {small_batches(r)}")
+            off = small_batches(r)
+            failed.append(f"{r.name}: {r.verdict} in large batches only{f', {off}' if off else ''}")
         if strict and (r.dead_zone or not r.finite):
             failed.append(f"{r.name}: {', '.join(notes(r))}")
     for line in failed:

@@ -142,7 +142,7 @@ def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
     if settings["num_iterations"] > 1:
         found.append(f"num_iterations={settings['num_iterations']}: each batch is used for several updates")
     steps, accumulated = settings["steps_per_generation"], settings["gradient_accumulation_steps"]
-    if steps is not None and int(steps) > accumulated:
+    if str(steps).isdigit() and int(steps) > accumulated:  # a script may write None
         found.append(
             f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: the later updates "
             "of a generation use completions of an earlier policy"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...remedies import as_code, capitalised
 from ...targets import TARGETS, Role, Target
 from ..audit_result import AuditResult
-from ..curve import Curve, dead_zones
+from ..curve import Curve, dead_zones, per_unit
 from ..numbers import apart, listed, percent
 from ..verdict import MATCH
 from ..words import in_sum, is_near_only, near_only, nearest, small_batches
@@ -108,7 +108,7 @@ def card_of(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Sequ
         verdicts=(_view(r, on_policy=True), _view(r, on_policy=False)),
         own_lines=own_lines(r, fixes) if fixes else [],
         terms=[(x.do or "instead", as_code(term)) for x in r.advice.remedies for term in x.terms],
-        chart=chart_of(curve) if curve else None,
+        chart=chart_of(per_unit(curve)) if curve else None,
         dead=" and ".join(zones),
         has_gaps=any(y is None for _, y in curve),
         distances=[
