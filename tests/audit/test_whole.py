@@ -70,10 +70,10 @@ def test_a_loss_without_advantages_has_no_policy_gradient():
 @pytest.mark.parametrize(
     ("name", "baseline", "by_length", "divided"),
     [
-        ("reinforce", "none", (1, 1, 1), False),
-        ("rloo", "group", (1, 1, 1), False),
-        ("dapo", "group", (1, 1, 1), True),
-        ("grpo", "group", (1, 1 / 2, 1 / 3), True),
+        ("reinforce", "none", (1, 1, 1, 1, 1), False),
+        ("rloo", "group", (1, 1, 1, 1, 1), False),
+        ("dapo", "group", (1, 1, 1, 1, 1), True),
+        ("grpo", "group", (1, 1 / 2, 1 / 3, 1 / 4, 1 / 5), True),
     ],
 )
 def test_the_weights_of_the_advantages_are_told(name, baseline, by_length, divided):
@@ -129,5 +129,5 @@ def test_words():
     assert update_in_words(r.off_policy) == "the policy gradient, uncorrected"
     assert weighting_in_words(r.off_policy.update.weighting) == ""
     grpo = published("grpo")
-    assert "weighted 1, 1/2, 1/3 for 1, 2 and 3 tokens" in weighting_in_words(grpo.on_policy.update.weighting)
+    assert "weighted 1, 1/2, 1/3, 1/4, 1/5 for 1, 2, 3, 4 and 5 tokens" in weighting_in_words(grpo.on_policy.update.weighting)
     assert to_markdown([r, grpo]).count("\n") == 4
