@@ -129,5 +129,6 @@ def test_words():
     assert update_in_words(r.off_policy) == "the policy gradient, uncorrected"
     assert weighting_in_words(r.off_policy.update.weighting) == ""
     grpo = published("grpo")
-    assert "weighted 1, 1/2, 1/3, 1/4, 1/5 for 1, 2, 3, 4 and 5 tokens" in weighting_in_words(grpo.on_policy.update.weighting)
+    weights = weighting_in_words(grpo.on_policy.update.weighting)
+    assert "weighted 1, 1/2, 1/3, 1/4, 1/5 for 1, 2, 3, 4 and 5 tokens" in weights
     assert to_markdown([r, grpo]).count("\n") == 4
