@@ -110,6 +110,8 @@ def test_the_spread_of_a_large_batch_changes_the_scale_and_not_the_direction():
     result = audit(divided_by_the_spread_of_the_batch)
     assert (result.verdict, result.holds, result.scale_varies) == ("reverse-kl-sequence", "large-batches", True)
     assert "at a scale that depends on the spread of the batch" in str(result.advice)
+    assert "shape of the batch" not in str(result.advice)
+    assert result.bias_by_batch == audit_in_large_batches(divided_by_the_spread_of_the_batch).bias_by_batch == {}
 
 
 def test_the_spread_of_small_groups_changes_the_direction():
@@ -121,6 +123,22 @@ def test_a_clamped_loss_is_described_by_what_it_is_near_ref():
     result = audit(clamped)
     assert (result.verdict, result.verdict_near) == ("unknown", "forward-kl-token")
     assert in_words(result) == "forward KL, token by token, without gradient from log π/ref = -2.65 on"
+
+
+def test_a_clamped_mean_over_tokens_is_told_its_clamp_and_not_its_lengths():
+    def loss(logp, ref_logp, mask):
+        return torch.where(mask, (logp - ref_logp).clamp(-9, 9) ** 2 / 2, 0).sum() / mask.sum()
+
+    result = audit(loss)
+    assert result.length_sensitive
+    assert str(result.advice).startswith("Descends the reverse KL, token by token, ")
+    assert "not by the length of each completion" not in str(result.advice)
+
+
+def test_what_only_follows_the_sampler_is_said():
+    result = audit(lambda logp, mask: -torch.where(mask, logp, 0).sum(-1).mean(), name="imitation")
+    assert (result.verdict, result.verdict_off_policy) == ("nothing", "forward-kl-sampler-sequence")
+    assert "on stale samples it descends the forward KL between the completions of the sampler" in str(result.advice)
 
 
 def test_a_dead_zone_beyond_the_log_ratios_of_the_limit_is_found():

@@ -10,9 +10,11 @@ from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
 from klgrad.audit.auditing import _compare
 from klgrad.audit.gradient import expected_gradient
+from klgrad.audit.numbers import listed
 from klgrad.audit.problems import LONG, MANY, WIDE, cases
 from klgrad.audit.subject import Subject, as_subject
 from klgrad.audit.verdict import MATCH
+from klgrad.audit.words import in_words
 
 
 def audited(loss, **settings):
@@ -82,6 +84,7 @@ def test_a_fault_that_the_standard_problems_let_pass_is_found(fault):
     assert result.bias[result.nearest] > MATCH
     assert not result.length_sensitive
     assert f"but not with {wider[0]}" in str(result.advice)
+    assert in_words(result).endswith(f"but not with {listed(wider)}")
 
 
 @pytest.mark.slow

@@ -136,7 +136,10 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
         ({"kl_cell": "k1-loss"}, ["on fresh samples: descends nothing, in large batches"]),
         (
             {"loss_type": "grpo"},
-            ["note: loss_type='grpo' averages the KL", "descends no known divergence (nearest: the reverse KL between"],
+            [
+                "note: loss_type='grpo' averages the KL",
+                "descends no known divergence (nearest: the token-level reverse KL",
+            ],
         ),
         pytest.param(
             {"kl_reduction": "sequence", "num_iterations": 2, "kl_ratio": "prefix"},

@@ -71,7 +71,7 @@ def _remedies(result: AuditResult, subject: Subject) -> tuple[Remedy, ...]:
         return (INSTEAD["nothing"],)
     if result.verdict == "unknown" and whitens(subject):
         return (AFTER_DIVISION,)
-    if (result.touches_padding or result.length_sensitive) and result.verdict == "unknown":
+    if (result.touches_padding or result.length_sensitive) and result.verdict == "unknown" and not is_near_only(result):
         first = MASKED if result.touches_padding else LENGTHS
         known = INSTEAD.get(result.verdict_fixed_lengths)
         return (first, known) if known else (first,)
@@ -125,12 +125,12 @@ def _in_large_batches(result: AuditResult) -> str:
 
 def _unknown(result: AuditResult) -> str:
     at_equal, standard = TARGETS[result.verdict_fixed_lengths], TARGETS[result.verdict_standard]
+    if is_near_only(result):
+        return f"descends the {near_only(result)}"
     if result.length_sensitive and at_equal.has_gradient:
         off = percent(result.bias_by_batch.get("limit", result.bias[result.nearest]))
         only = "nothing is masked" if result.touches_padding else "all completions have the same length"
         return f"descends {at_equal.phrase} only if {only} ({off} off if not)"
-    if is_near_only(result):
-        return f"descends the {near_only(result)}"
     if standard.has_gradient:
         off = percent(result.bias[result.nearest])
         return f"descends {standard.phrase} on most problems, but not with {listed(result.off_with)} ({off} off)"
@@ -143,13 +143,13 @@ def _warnings(result: AuditResult) -> list[str]:
         return []
     found = []
     matched = TARGETS[result.verdict].has_gradient
-    if matched and result.scale_range:
+    if matched and result.scale_range and not result.scale_varies:
         low, high = apart(*result.scale_range)
         found.append(f"its strength depends on the shape of the batch ({low} to {high} x)")
     wrong, dead = result.float32_wrong_from, result.dead_zone_from
     if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
         found.append(f"in float32 it is wrong from log π/ref = {wrong:g} on")
-    if dead is not None:
+    if dead is not None and not (result.verdict == "unknown" and is_near_only(result)):  # else the finding says so
         found.append(f"it has no gradient from log π/ref = {dead:g} on")
     if not result.finite:
         found.append("it overflows in float32")
@@ -164,6 +164,6 @@ def _on_stale_samples(result: AuditResult) -> list[str]:
     stale, parts = TARGETS[result.verdict_off_policy], result.decomposition_off_policy
     if stale.name == "sum-of-targets" and parts is not None:
         return [f"on stale samples it descends a sum: {in_sum(parts)}"]
-    if _lost_when_stale(result) and stale.name != "nothing":
+    if stale.anchor == "sampler" or (_lost_when_stale(result) and stale.name != "nothing"):
         return [f"on stale samples it {stale.does}"]
     return []

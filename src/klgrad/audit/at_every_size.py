@@ -1,16 +1,13 @@
 """Small batches and the limit of large ones side by side: the verdict, and for which batches it holds."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, cast
 
 from ..targets import TargetName, Verdict, signed
-from .batch import Advantages, advantage_of
 from .decomposition import Decomposition
-from .gradient import expected_gradient
-from .large_batches import BATCH_SIZES, at_batch_size, is_small
-from .measurement import Measurement
-from .subject import Subject
+from .large_batches import BATCH_SIZES, is_small
 from .verdict import MATCH, Comparison
 
 Holds = Literal["always", "large-batches"]
@@ -34,7 +31,7 @@ class AtEverySize:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """That of the limit, if no problem in small batches with large log-ratios contradicts it."""
+        """That of the limit, if no wider problem in small batches contradicts it."""
         found = self.limit.verdict
         if not self.small.is_finite or self._is_clipped_away:
             return "unknown"
@@ -111,26 +108,21 @@ class AtEverySize:
         return found if found is not None and found.remainder <= NEAR_SUM else None
 
 
-def bias_by_batch(subject: Subject, on: AtEverySize, target: TargetName, advantages: Advantages) -> dict[str, float]:
+def bias_by_batch(found: AtEverySize, target: TargetName, at_size: Callable[[int], Comparison]) -> dict[str, float]:
     """The relative distance to a target by the number of completions in a batch, and in the `limit`.
 
     Args:
-        subject: the loss.
-        on: its gradients on-policy.
+        found: the gradients of the loss on fresh samples.
         target: the target to compare with.
-        advantages: the advantages that the loss receives.
+        at_size: the gradients on the problems of `at_batch_size` in batches of a given size.
 
     Returns:
-        By size of the batch, over the same problems with varying lengths; empty if the gradient is nothing.
+        By size of the batch, over the same problems with varying lengths. Empty if the loss has no single target that
+        it descends at one scale.
     """
-    in_limit = on.limit.only(is_small)
-    if not in_limit.measured or in_limit.is_nothing or on.scale_varies or on.verdict == "sum-of-targets":
-        return {}  # there is no single scale, or no single target, to compare with
-    found = {}
-    for size in BATCH_SIZES:
-        measured = [
-            Measurement(c, expected_gradient(subject, c.problem, size, advantage_of(c.problem, advantages)))
-            for c in at_batch_size(size)
-        ]
-        found[str(size)] = Comparison(measured).bias[target]
-    return found | {"limit": in_limit.bias[target]}
+    in_limit = found.limit.only(is_small)
+    climbs = found.limit.match is not None and found.limit.match.climbs
+    several = found.scale_varies or found.verdict == "sum-of-targets"
+    if not in_limit.measured or in_limit.is_nothing or climbs or several:
+        return {}
+    return {str(size): at_size(size).bias[target] for size in BATCH_SIZES} | {"limit": in_limit.bias[target]}

@@ -34,6 +34,7 @@ class AuditResult:
             each at a scale of its own, on-policy.
         scale_varies: whether the multiple of the target depends on the data, as in a loss that divides by the standard
             deviation of the batch; on-policy.
+        scale_varies_off_policy: the same off-policy.
         decomposition: the two targets whose sum the gradient is, or is nearly, in large batches, on-policy; None if
             one target is enough, or if no sum is near.
         decomposition_off_policy: the same off-policy.
@@ -86,6 +87,7 @@ class AuditResult:
     bias_by_batch: dict[str, float]
     bias_by_distance: dict[str, float]
     scale_varies: bool
+    scale_varies_off_policy: bool
     decomposition: Decomposition | None
     decomposition_off_policy: Decomposition | None
     scale: float | None

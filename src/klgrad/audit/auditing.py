@@ -6,15 +6,16 @@ from typing import cast
 import torch
 
 from ..enumeration import every_group
-from ..targets import TO_REFERENCE, WITH_GRADIENT, TargetName
+from ..targets import TargetName
 from .advising import advise
 from .at_every_size import AtEverySize, bias_by_batch
 from .audit_result import AuditResult
 from .batch import Advantages, advantage_of, from_problem
 from .calling import Settings
-from .gradient import evaluate, every_gradient, expected_gradient
-from .large_batches import limit_cases, limit_gradient
-from .measurement import Measurement, Shape
+from .gradient import evaluate, every_gradient
+from .large_batches import at_batch_size, limit_cases
+from .measurement import Shape
+from .measuring import measure
 from .numerics import probe
 from .problems import DISTANCES, Lengths, cases
 from .subject import Subject, as_subject
@@ -86,9 +87,10 @@ def audit(
         holds_off_policy=off.holds,
         verdict_small_batches=on.small.verdict,
         verdict_off_policy_small_batches=off.small.verdict,
-        bias_by_batch=bias_by_batch(subject, on, nearest, advantages),
+        bias_by_batch=bias_by_batch(on, nearest, lambda size: measure(subject, at_batch_size(size), advantages)),
         bias_by_distance={d: standard.only(lambda c, d=d: c.distance == d).bias[nearest] for d in DISTANCES},
         scale_varies=on.scale_varies,
+        scale_varies_off_policy=off.scale_varies,
         decomposition=on.decomposition,
         decomposition_off_policy=off.decomposition,
         scale=next(iter(scales.values()), None),
@@ -124,16 +126,10 @@ def audit(
 
 def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool) -> AtEverySize:
     """Compare the gradients in small batches and in the limit."""
-    targets = TO_REFERENCE if on_policy else WITH_GRADIENT
-    small = [
-        Measurement(c, expected_gradient(subject, c.problem, c.group_size, advantage_of(c.problem, advantages)))
-        for c in cases(on_policy, lengths)
-    ]
-    large = [
-        Measurement(c, limit_gradient(subject, c, advantage_of(c.problem, advantages)))
-        for c in limit_cases(on_policy, lengths)
-    ]
-    return AtEverySize(Comparison(small, targets), Comparison(large, targets))
+    return AtEverySize(
+        measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy),
+        measure(subject, limit_cases(on_policy, lengths), advantages, on_policy=on_policy),
+    )
 
 
 def _distances(found: AtEverySize) -> tuple[dict[TargetName, float], dict[TargetName, float], TargetName]:

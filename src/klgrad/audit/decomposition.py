@@ -19,7 +19,8 @@ DRIFT: TargetName = "forward-kl-sampler-sequence"
 """Its gradient is minus the mean score of the sampler's completions."""
 
 COLLINEAR = 1e-9
-"""Two targets with a cosine this near to 1 are the same on these cases; different ones are at least 1e-4 from it."""
+"""Two targets with a cosine this near to 1 are the same on these cases; different ones are at least 1e-7 from it. On
+problems of one token those of tokens and of completions coincide, so that no sum of such a pair is found."""
 
 SAME_MIXTURE = 1e-3
 """Directions (a, b) of the two scales that differ by less than this, in length 1, are one mixture. An exact sum has one

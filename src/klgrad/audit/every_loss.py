@@ -57,7 +57,7 @@ def load_every(path: str, settings: Settings | None = None) -> Found:
         try:
             subjects.append(as_subject(loss, f"{path}:{name}", own_settings(loss, settings or {})))
         except LossCallError as error:
-            skipped[name] = error.received
+            skipped[name] = f"{error.received}; {error.remedy}"
     if not subjects:
         reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
         raise LossImportError(

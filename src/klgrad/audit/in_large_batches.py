@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 from typing import cast
 
-from ..targets import TO_REFERENCE, WITH_GRADIENT, TargetName, Verdict
-from .at_every_size import AtEverySize, Holds
-from .batch import advantage_of
+from ..targets import TargetName, Verdict
+from .at_every_size import AtEverySize, Holds, bias_by_batch
 from .decomposition import Decomposition
-from .gradient import expected_gradient
-from .large_batches import BATCH_SIZES, at_batch_size, is_small, limit_cases, limit_gradient
-from .measurement import Measurement
-from .subject import Subject, as_subject
-from .verdict import Comparison
+from .large_batches import BATCH_SIZES, at_batch_size, limit_cases
+from .measuring import measure
+from .subject import as_subject
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class LargeBatchResult:
         nearest: the target with the least bias in the limit of large batches.
         bias: relative distance to it in the limit.
         bias_by_batch: the same in batches of 2 and of 3 completions and in the `limit`, over the two problems that are
-            enumerated at every size; empty if the loss climbs or does nothing.
+            enumerated at every size; empty if the loss has no single target that it descends at one scale.
         decomposition: the two targets whose sum the gradient is, or is nearly; None if one is enough.
 
     Example:
@@ -70,8 +67,10 @@ def audit_in_large_batches(loss: object, *, on_policy: bool = True) -> LargeBatc
         ('reverse-kl-token', 'large-batches')
     """
     subject = as_subject(loss)
-    targets = TO_REFERENCE if on_policy else WITH_GRADIENT
-    found = AtEverySize(_small(subject, targets, on_policy), _limit(subject, targets, on_policy))
+    small = [case for size in BATCH_SIZES for case in at_batch_size(size, on_policy=on_policy)]
+    found = AtEverySize(
+        measure(subject, small, on_policy=on_policy), measure(subject, limit_cases(on_policy), on_policy=on_policy)
+    )
     at_own_scales = found.limit.match_at_own_scales if found.scale_varies else None
     nearest = cast(TargetName, found.limit.nearest if at_own_scales is None else at_own_scales.target)
     return LargeBatchResult(
@@ -81,32 +80,6 @@ def audit_in_large_batches(loss: object, *, on_policy: bool = True) -> LargeBatc
         scale_varies=found.scale_varies,
         nearest=nearest,
         bias=found.limit.bias[nearest],
-        bias_by_batch=_bias_by_batch(found, nearest),
+        bias_by_batch=bias_by_batch(found, nearest, lambda n: found.small.only(lambda c: c.group_size == n)),
         decomposition=found.decomposition,
     )
-
-
-def _limit(subject: Subject, targets: tuple[TargetName, ...], on_policy: bool) -> Comparison:
-    cases = limit_cases(on_policy)
-    return Comparison(
-        [Measurement(c, limit_gradient(subject, c, advantage_of(c.problem, "zero"))) for c in cases], targets
-    )
-
-
-def _small(subject: Subject, targets: tuple[TargetName, ...], on_policy: bool) -> Comparison:
-    cases = [case for size in BATCH_SIZES for case in at_batch_size(size, on_policy=on_policy)]
-    return Comparison(
-        [
-            Measurement(c, expected_gradient(subject, c.problem, c.group_size, advantage_of(c.problem, "zero")))
-            for c in cases
-        ],
-        targets,
-    )
-
-
-def _bias_by_batch(found: AtEverySize, target: TargetName) -> dict[str, float]:
-    """The distance over the problems that are enumerated at every size; empty if the loss does not descend."""
-    if found.limit.is_nothing or (found.limit.match is not None and found.limit.match.climbs):
-        return {}
-    at_size = {str(size): found.small.only(lambda c, size=size: c.group_size == size) for size in BATCH_SIZES}
-    return {size: compared.bias[target] for size, compared in (at_size | {"limit": found.limit.only(is_small)}).items()}

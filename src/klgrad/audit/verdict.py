@@ -20,8 +20,8 @@ ROUNDING = 1e-12
 """A mean below this share of the gradient of one sample is zero up to rounding."""
 
 ALIKE = 2.0
-"""Sizes of gradients that differ by at most this factor are alike. Without a division those near ref and far from it
-differ by a factor of 5 and more on the problems."""
+"""Sizes of gradients that differ by at most this factor are alike. Those of k2, near ref and far from it, differ by
+a factor of 13 to 22 on the limit's problems; divided by the spread of the batch by 1.25 at most."""
 
 LARGEST = 1e290
 """A larger gradient counts as not finite, since dividing it by a small number would overflow."""

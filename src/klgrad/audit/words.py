@@ -42,18 +42,22 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
     if verdict == "unknown" and on_policy and r.length_sensitive and TARGETS[r.verdict_fixed_lengths].has_gradient:
         off = percent(r.bias_by_batch.get("limit", r.bias[r.nearest]))
         return f"{TARGETS[r.verdict_fixed_lengths].title_in_sentence}, at equal lengths only ({off} off if not)"
+    if verdict == "unknown" and on_policy and r.off_with and TARGETS[r.verdict_standard].has_gradient:
+        return f"{TARGETS[r.verdict_standard].title_in_sentence}, but not with {listed(r.off_with)}"
     if verdict == "unknown":
         return f"no known divergence ({nearest(r, on_policy=on_policy)})"
     holds = r.holds if on_policy else r.holds_off_policy
     off = f" ({small_batches(r)})" if on_policy and small_batches(r) else ""
-    varies = ", at a scale that depends on the batch" if on_policy and r.scale_varies else ""
+    has_own_scale = r.scale_varies if on_policy else r.scale_varies_off_policy
+    varies = ", at a scale that depends on the batch" if has_own_scale else ""
     large = f", in large batches{off}" if holds == "large-batches" else ""
     return f"{TARGETS[verdict].title_in_sentence}{large}{varies}"
 
 
 def is_near_only(r: AuditResult) -> bool:
     """Whether a loss without a verdict has one where π is near ref."""
-    return TARGETS[r.verdict_near].has_gradient and not r.off_with
+    in_most = TARGETS[r.verdict_standard].has_gradient  # what the wider problems add is then the shorter description
+    return TARGETS[r.verdict_near].has_gradient and not in_most and (not r.off_with or r.dead_zone)
 
 
 def near_only(r: AuditResult) -> str:

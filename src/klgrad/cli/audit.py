@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.progress import track
 from rich.text import Text
 
 from ..adapters import FRAMEWORKS
-from ..errors import UnknownNameError
+from ..errors import MeaningError, UnknownNameError
 from ..targets import TARGETS, Target, Verdict
 from .console import beside, deliver, stderr
 from .frameworks import recorded_table, settings_of, tags, titles
@@ -135,6 +136,10 @@ def command(
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     settings = parse_settings(set_ or [])
     if whole:
+        _refuse_with_whole(
+            {"--strict": strict, "--html": html, "--all": all_, "--catalogue": whole_catalogue}
+            | {"--lengths": lengths is not Lengths.all, "--advantages": advantages is not Advantages.zero}
+        )
         from .audit_whole import check_whole, report_whole
 
         return check_whole(report_whole(losses or [], settings, json, markdown), expect, expect_off_policy)
@@ -164,6 +169,16 @@ def command(
     failures.report(others=bool(audited))
     _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
     return None
+
+
+def _refuse_with_whole(options: Mapping[str, object]) -> None:
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise MeaningError(
+            "--whole with --json, --markdown, --set, --expect or --expect-off-policy",
+            f"--whole {' '.join(given)}",
+            "leave out the other options, or --whole",
+        )
 
 
 def _show_recorded(console: Console, name: str) -> bool:

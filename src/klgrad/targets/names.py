@@ -25,20 +25,7 @@ level; and again `sampler` for the token level at the prefixes that the sampler 
 """
 
 Verdict = Literal[
-    "reverse-kl-sequence",
-    "reverse-kl-token",
-    "reverse-kl-token-sampler",
-    "forward-kl-token",
-    "forward-kl-token-sampler",
-    "forward-kl-sequence",
-    "k3-token",
-    "squared-token",
-    "squared-sequence",
-    "forward-kl-sampler-sequence",
-    "forward-kl-sampler-token",
-    "reverse-kl-sampler-sequence",
-    "reverse-kl-sampler-token",
-    "reverse-kl-sampler-token-sampler",
+    TargetName,
     "climbs reverse-kl-sequence",
     "climbs reverse-kl-token",
     "climbs reverse-kl-token-sampler",
