@@ -63,12 +63,12 @@ class Batch:
         return Batch(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
 
     def groups(self) -> Iterator["Batch"]:
-        """Each group as a separate batch."""
+        """A copy of each group as a separate batch, through which gradients flow back to the leaves of this one."""
         alone = torch.zeros(self.group_size, dtype=torch.long)
         names = [f.name for f in fields(self) if f.name != "group"]
-        parts = [getattr(self, name).detach().split(self.group_size) for name in names]
+        parts = [getattr(self, name).split(self.group_size) for name in names]
         for part in zip(*parts, strict=True):
-            yield Batch(group=alone, **dict(zip(names, part, strict=True))).fresh()
+            yield Batch(group=alone, **dict(zip(names, part, strict=True))).copy()
 
     def at_reference(self) -> "Batch":
         """The same batch with the reference set to the policy, so that every KL is zero."""

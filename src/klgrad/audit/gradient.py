@@ -11,6 +11,9 @@ from ..enumeration import Problem, every_group
 from .batch import Batch, from_problem
 from .subject import Subject
 
+AT_ONCE = 128
+"""Groups whose graphs are held at once. More would be little faster, and a loss may run a language model."""
+
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
@@ -45,12 +48,34 @@ def evaluate(subject: Subject, batch: Batch) -> tuple[Tensor, Parts]:
     with torch.enable_grad():
         # The loss gets copies, which are not leaves, so that it may modify them in place as it may a model's outputs.
         loss = subject(batch.copy())
-        found: tuple[Tensor | None, ...] = (None,) * len(batch.leaves)
-        if loss.requires_grad:  # a loss without gradient has the verdict `nothing`; it is no error
-            with subject.named_errors(batch):
-                found = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
-    parts = (torch.zeros_like(x) if g is None else g for x, g in zip(batch.leaves, found, strict=True))
-    return loss.detach(), Parts(*parts)
+        with subject.named_errors(batch):
+            return loss.detach(), _by_leaves([loss], batch)
+
+
+def evaluate_groups(subject: Subject, batch: Batch) -> Parts:
+    """The derivatives of the loss of each group, which is called with one group at a time.
+
+    Groups have no rows in common, so one backward pass gives the derivatives of all their losses.
+    """
+    with torch.enable_grad():
+        losses = [subject(group) for group in batch.groups()]
+        try:
+            return _by_leaves(losses, batch)
+        except RuntimeError:  # a loss with a running mean, say, has modified in place what its earlier calls need
+            return _one_by_one(subject, batch)
+
+
+def _one_by_one(subject: Subject, batch: Batch) -> Parts:
+    found = [evaluate(subject, group.fresh())[1] for group in batch.groups()]
+    return Parts(*(torch.cat(part) for part in zip(*found, strict=True)))
+
+
+def _by_leaves(losses: list[Tensor], batch: Batch) -> Parts:
+    found: tuple[Tensor | None, ...] = (None,) * len(batch.leaves)
+    differentiable = [loss for loss in losses if loss.requires_grad]
+    if differentiable:  # a loss without gradient has the verdict `nothing`; it is no error
+        found = torch.autograd.grad(differentiable, batch.leaves, allow_unused=True)
+    return Parts(*(torch.zeros_like(x) if g is None else g for x, g in zip(batch.leaves, found, strict=True)))
 
 
 def expected_gradient(subject: Subject, problem: Problem, size: int, advantage: Tensor) -> Gradient:
@@ -75,23 +100,24 @@ def unit_of(x: Tensor) -> float:
 
 def every_gradient(subject: Subject, problem: Problem, members: Tensor, advantage: Tensor) -> tuple[Tensor, bool]:
     """(M, P·V + T) the gradient of the loss on each of M groups, and whether any masked position has one."""
-    found = []
-    together = from_problem(problem, members, advantage)
-    for group, batch in (
-        [(members, together)] if subject.stacks else zip(members.split(1), together.groups(), strict=True)
-    ):
-        parts = of_reference(subject, batch)
+    if subject.stacks:
+        parts = of_reference(subject, from_problem(problem, members, advantage))
         # A stacked call is a mean over all rows: multiply by the number of groups for the mean over one group.
-        found.append([part.reshape(*group.shape, *part.shape[1:]) * len(group) for part in parts])
-    return on_parameters(problem, members, Parts(*(torch.cat(part) for part in zip(*found, strict=True))))
+        found = [Parts(*(part * len(members) for part in parts))]
+    else:
+        batches = (from_problem(problem, some, advantage) for some in members.split(AT_ONCE))
+        found = [of_reference(subject, batch, by_group=True) for batch in batches]
+    parts = (torch.cat(part) for part in zip(*found, strict=True))
+    return on_parameters(problem, members, Parts(*(part.reshape(*members.shape, *part.shape[1:]) for part in parts)))
 
 
-def of_reference(subject: Subject, batch: Batch) -> Parts:
-    """The derivatives of the loss; with advantages, what the reference adds to them."""
-    _, parts = evaluate(subject, batch)
+def of_reference(subject: Subject, batch: Batch, *, by_group: bool = False) -> Parts:
+    """The derivatives of the loss, or of that of each group; with advantages, what the reference adds to them."""
+    derivatives = evaluate_groups if by_group else lambda subject, batch: evaluate(subject, batch)[1]
+    parts = derivatives(subject, batch)
     if not bool(batch.advantages.any()):
         return parts
-    _, without = evaluate(subject, batch.at_reference().fresh())
+    without = derivatives(subject, batch.at_reference().fresh())
     return Parts(*(a - b for a, b in zip(parts, without, strict=True)))
 
 
