@@ -15,6 +15,9 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
 
+# As many processes run tests as there are cores: more threads in each would only wait for each other.
+test test-fast test-many test-oldest test-newest test-frameworks: export OMP_NUM_THREADS := 1
+
 test: $(DEV)  ## all tests but those of `test-many`
 	$(BIN)/python -m pytest -m "not many" $(ARGS)
 

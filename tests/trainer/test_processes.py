@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from some import first
 from tolerances import SAME_STEPS
 
 pytestmark = pytest.mark.slow
@@ -43,11 +44,7 @@ def run(output, processes, settings):
     return torch.load(output / "end.pt", weights_only=True)
 
 
-FIRST = "exact"
-"""The case that `make test` runs; the others are marked `many`."""
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == FIRST else pytest.mark.many) for c in CASES])
+@pytest.mark.parametrize("case", first(CASES, ("exact",)))
 def test_two_processes_are_one(case, tmp_path):
     one, two = (run(tmp_path / str(n), n, CASES[case]) for n in (1, 2))
     for name, value in one.items():
