@@ -18,6 +18,9 @@ from klgrad.adapters.recorded import Recorded
 from klgrad.adapters.sources import SOURCES
 from klgrad.audit import audit
 from klgrad.audit.render.plain import COLUMNS, cells_of, markdown_table
+from klgrad.audit.whole import WholeResult, audit_whole
+from klgrad.audit.whole.render import to_markdown as whole_table
+from klgrad.audit.whole.words import row_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "frameworks"
@@ -38,9 +41,12 @@ def main(names: list[str]) -> None:
         results = [audit(subject) for subject in framework.subjects()]
         rows = [list(cells_of(r)) for r in results]
         verdicts = {r.name: (r.verdict, r.verdict_off_policy, r.holds) for r in results}
+        whole = [audit_whole(subject) for subject in framework.policy_losses()] if framework.policy_adapter else []
         date = datetime.now(UTC).date().isoformat()
-        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts).write(RECORDS)
-        (PAGES / f"{name}.md").write_text(_head(framework, date) + markdown_table(rows), encoding="utf-8")
+        policy_losses = [list(row_of(r)) for r in whole]
+        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, policy_losses).write(RECORDS)
+        page = _head(framework, date) + markdown_table(rows) + (_policy_losses(name, whole) if whole else "")
+        (PAGES / f"{name}.md").write_text(page, encoding="utf-8")
 
 
 def _head(framework: Framework, date: str) -> str:
@@ -57,6 +63,11 @@ def _head(framework: Framework, date: str) -> str:
         f"# {framework.name} {framework.version}\n\n{made}\n\n"
         f"Default settings: {default.settings}, which is `{default.subject}`.\n\n"
     )
+
+
+def _policy_losses(name: str, whole: list[WholeResult]) -> str:
+    said = f"From `klgrad audit {name} --whole`; [policy-losses.md](../policy-losses.md) explains the columns."
+    return f"\n## Its whole policy losses\n\n{said}\n\n{whole_table(whole)}"
 
 
 if __name__ == "__main__":

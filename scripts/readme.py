@@ -19,7 +19,7 @@ from klgrad.adapters.recorded import recorded
 from klgrad.audit import audit, catalogue
 from klgrad.audit.render.plain import markdown_table, to_markdown
 from klgrad.audit.whole import audit_whole
-from klgrad.audit.whole.render import to_markdown as whole_table
+from klgrad.audit.whole.render import COLUMNS as WHOLE_COLUMNS, to_markdown as whole_table
 from klgrad.policy_losses import POLICY_LOSSES
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +49,38 @@ def verdicts() -> str:
 def policy_losses() -> str:
     """What each published policy loss does."""
     return whole_table([audit_whole(entry) for entry in POLICY_LOSSES.values()])
+
+
+SHOWN_POLICY_LOSSES = (
+    "trl grpo loss_type=dapo",
+    "trl grpo loss_type=dr_grpo scale_rewards=none use_vllm=True vllm_importance_sampling_mode=sequence_mask",
+    "trl grpo loss_type=dr_grpo scale_rewards=none use_vllm=True vllm_importance_sampling_correction=False",
+    "trl rloo normalize_advantages=False",
+    "verl loss_mode=vanilla",
+    "verl loss_mode=gspo",
+    "verl loss_mode=cispo",
+    "verl loss_mode=gpg",
+    "verl rollout_correction rollout_is=token",
+    "verl rollout_correction rollout_is=sequence",
+    "verl rollout_correction rollout_is=sequence rollout_is_threshold=1000000000.0",
+    "openrlhf policy_loss_type=ppo",
+    "openrlhf is_correction_level=token is_correction_mode=clip",
+    "openrlhf is_correction_level=token is_correction_mode=mask",
+    "skyrl policy_loss_type=regular",
+    "skyrl policy_loss_type=rollout_is",
+    "skyrl policy_loss_type=regular tis_ratio_type=sequence",
+    "skyrl policy_loss_type=regular sequence_mask_metric=product",
+)
+
+
+def framework_policy_losses() -> str:
+    """A selection of the recorded policy losses of the frameworks."""
+    rows = {row[0]: row for name in FRAMEWORKS if (known := recorded(name)) for row in known.policy_losses}
+    lines = ["| " + " | ".join(WHOLE_COLUMNS) + " |", "|" + "---|" * len(WHOLE_COLUMNS)]
+    for name in SHOWN_POLICY_LOSSES:
+        _, *cells = rows[name]
+        lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def example() -> str:
@@ -237,7 +269,10 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "kernels": exact_kernels,
     },
     ROOT / "docs" / "kernels.md": {"kernels": kernels, "step": step},
-    ROOT / "docs" / "policy-losses.md": {"policy losses": policy_losses},
+    ROOT / "docs" / "policy-losses.md": {
+        "policy losses": policy_losses,
+        "framework policy losses": framework_policy_losses,
+    },
     ROOT / "docs" / "experiments.md": {
         "fig8": experiments.fig8,
         "kl in reward": experiments.kl_in_reward,

@@ -23,6 +23,13 @@ def test_every_framework_is_recorded_at_its_tested_version(name):
     assert DEFAULTS[name].subject in ALL[name]
 
 
+@pytest.mark.parametrize("name", [name for name, framework in FRAMEWORKS.items() if framework.policy_adapter])
+def test_every_recorded_policy_loss_is_the_policy_gradient_on_fresh_samples(name):
+    rows = recorded(name).policy_losses
+    assert len(rows) >= 6
+    assert all(row[1].split(";")[0] == "the policy gradient" for row in rows)
+
+
 def test_there_is_no_record_of_anything_else():
     names = {path.name for path in files("klgrad.adapters.recorded").iterdir() if path.name.endswith(".json")}
     assert names == {f"{name}.json" for name in FRAMEWORKS}

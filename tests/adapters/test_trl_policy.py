@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("trl")
 
+from klgrad.adapters.recorded import recorded
 from klgrad.adapters.trl_policy import policy_loss, policy_losses
 from klgrad.audit.whole import audit_whole
 
@@ -27,6 +28,7 @@ def test_without_a_correction_for_the_sampler_the_policy_gradient_is_uncorrected
     assert not r.off_policy.update.weighting.divided_by_deviation
 
 
-def test_every_setting_has_its_own_name():
+def test_every_setting_has_its_own_name_and_is_recorded():
     names = [subject.name for subject in policy_losses()]
+    assert names == [row[0] for row in recorded("trl").policy_losses]
     assert len(set(names)) == len(names)

@@ -304,7 +304,13 @@ def test_settings_stand_out_and_rows_are_grouped(framework):
 def test_what_holds_at_equal_lengths_is_told_so(audited):
     results, curves = audited
     mean = replace(
-        results[2], verdict="unknown", verdict_fixed_lengths="reverse-kl-token", length_sensitive=True, name="mean"
+        results[2],
+        name="mean",
+        verdict="unknown",
+        verdict_standard="unknown",
+        verdict_near="unknown",
+        verdict_fixed_lengths="reverse-kl-token",
+        length_sensitive=True,
     )
     page = to_html([mean, results[0]], [curves[2], curves[0]])
     assert "Reverse KL, token by token, at equal lengths only" in card_of(page, 1)

@@ -131,8 +131,30 @@ def test_a_clamped_mean_over_tokens_is_told_its_clamp_and_not_its_lengths():
 
     result = audit(loss)
     assert result.length_sensitive
-    assert str(result.advice).startswith("Descends the reverse KL, token by token, ")
+    assert (result.verdict, result.verdict_standard) == ("unknown", "reverse-kl-token")
+    assert in_words(result) == "reverse KL, token by token, without gradient from log π/ref = -10 on"
     assert "not by the length of each completion" not in str(result.advice)
+
+
+def test_a_clamped_mean_per_completion_is_told_its_lengths_too():
+    def loss(logp, ref_logp, mask):
+        away = ref_logp - logp
+        per_token = torch.where(mask, (away.exp() - away - 1).clamp(-10, 10), 0)
+        return (per_token.sum(-1) / mask.sum(-1)).mean()
+
+    result = audit(loss)
+    assert (result.verdict_near, result.verdict_near_fixed_lengths) == ("unknown", "forward-kl-token")
+    assert in_words(result).startswith("forward KL, token by token, near ref and at equal lengths only (14% off if")
+    assert "not by the length of each completion" in str(result.advice)
+
+
+def test_a_clamped_k1_is_nothing_on_most_problems():
+    def loss(logp, ref_logp, mask):
+        return torch.where(mask, (logp - ref_logp).clamp(-10, 10), 0).sum() / mask.sum()
+
+    result = audit(loss)
+    assert (result.verdict, result.verdict_standard) == ("unknown", "nothing")
+    assert in_words(result) == "nothing, but not with log-ratios of +12"
 
 
 def test_what_only_follows_the_sampler_is_said():

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from klgrad.adapters import FRAMEWORKS
 from klgrad.cli import app
 from klgrad.policy_losses import POLICY_LOSSES
 
@@ -50,6 +51,15 @@ def test_an_expected_kl(loss_file):
 def test_an_option_that_does_not_apply_is_refused(loss_file, option):
     result = run(f"{loss_file}:mine", *option)
     assert f"received --whole {option[0]}" in str(result.exception)
+
+
+@pytest.mark.skipif(FRAMEWORKS["verl"].version is not None, reason="verl is installed")
+def test_a_framework_that_is_not_installed_shows_its_record():
+    result = run("verl")
+    assert result.exit_code == 0, result.output
+    assert "verl is not installed here: audited on 20" in result.output
+    assert "loss_mode=vanilla" in result.output
+    assert "loss_mode=vanilla" not in run("verl loss_mode=gspo").output
 
 
 def test_an_unknown_name():

@@ -44,7 +44,8 @@ def test_the_page_of_a_framework_shows_its_data(path):
     known = recorded(path.stem)
     text = path.read_text(encoding="utf-8")
     assert text.startswith(f"# {known.framework} {known.version}\n\nMade on {known.date} by")
-    assert text.endswith(f"\n\n{markdown_table(known.rows)}")
+    assert f"\n\n{markdown_table(known.rows)}" in text
+    assert all(f"| `{row[0]}` | {row[1]} |" in text for row in known.policy_losses)
 
 
 def test_every_framework_has_a_page():

@@ -36,7 +36,7 @@ def subjects() -> list[Subject]:
 
 
 def _in_loss(estimator: str, unbiased: bool) -> Subject:
-    kl, aggregate = _modules()["utils"].compute_approx_kl, _modules()["loss"].aggregate_loss
+    kl, aggregate = modules()["utils"].compute_approx_kl, modules()["loss"].aggregate_loss
 
     def loss(batch: Batch) -> Tensor:
         per_token = kl(
@@ -61,13 +61,12 @@ def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Cri
         lambd: λ of GAE.
         critic: the value function of GAE.
     """
-    modules = _modules()
-    policy_loss = modules["loss"].PolicyLoss()
+    policy_loss = modules()["loss"].PolicyLoss()
 
     def loss(batch: Batch) -> Tensor:
-        experience = modules["experience"].Experience(
+        experience = modules()["experience"].Experience(
             action_mask=batch.mask.to(batch.logp.dtype),
-            kl=modules["utils"].compute_approx_kl(batch.old_logp, batch.ref_logp, kl_estimator=estimator),
+            kl=modules()["utils"].compute_approx_kl(batch.old_logp, batch.ref_logp, kl_estimator=estimator),
             values=critic(batch),
             rewards=batch.advantages[:, 0],
             index=list(range(len(batch.logp))),
@@ -92,14 +91,14 @@ def _maker(advantage: str, lambd: float, group_size: int) -> Any:
         rollout=SimpleNamespace(n_samples_per_prompt=group_size),
         reward=SimpleNamespace(clip_range=None),
     )
-    maker = object.__new__(_modules()["experience_maker"].RemoteExperienceMaker)
+    maker = object.__new__(modules()["experience_maker"].RemoteExperienceMaker)
     maker.strategy, maker.advantage_estimator = SimpleNamespace(args=args), estimator
     maker.kl_ctl = SimpleNamespace(value=1.0)
     return maker
 
 
 @cache
-def _modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, ModuleType]:
     """The loaded files by name; each can import those before it."""
     loaded: dict[str, ModuleType] = {}
     for name in (f"{MODELS}.utils", f"{MODELS}.loss", f"{PPO_UTILS}.experience", f"{PPO_UTILS}.experience_maker"):

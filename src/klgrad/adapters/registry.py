@@ -104,9 +104,9 @@ FRAMEWORKS = {
     framework.name: framework
     for framework in (
         Framework("trl", "trl", "1.16.0", "trl", "trl_policy"),
-        Framework("verl", "verl", "0.9.1", "verl"),
-        Framework("openrlhf", "openrlhf", "0.11.2", "openrlhf"),
-        Framework("skyrl", "skyrl", "0.3.0", "skyrl"),
+        Framework("verl", "verl", "0.9.1", "verl", "verl_policy"),
+        Framework("openrlhf", "openrlhf", "0.11.2", "openrlhf", "openrlhf_policy"),
+        Framework("skyrl", "skyrl", "0.3.0", "skyrl", "skyrl_policy"),
         Framework("liger", "liger-kernel", "0.8.5", "liger"),
         Framework("ms-swift", "ms-swift", "4.6.0", "ms_swift"),
         Framework("unsloth", "unsloth_zoo", "2026.10.9", "unsloth"),

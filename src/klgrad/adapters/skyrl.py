@@ -51,7 +51,7 @@ def subjects() -> list[Subject]:
 
 
 def _in_loss(estimator: str) -> Subject:
-    kl, mean = _modules()["utils.ppo_utils"].compute_approx_kl, _modules()["utils.torch_utils"].masked_mean
+    kl, mean = modules()["utils.ppo_utils"].compute_approx_kl, modules()["utils.torch_utils"].masked_mean
 
     def loss(batch: Batch) -> Tensor:
         mask = batch.mask.to(batch.logp.dtype)
@@ -75,7 +75,7 @@ def in_reward(
         critic: the value function of GAE.
     """
     trainer = _trainer(estimator, advantage, lambd, more)
-    policy_loss = _modules()["utils.ppo_utils"].ppo_policy_loss
+    policy_loss = modules()["utils.ppo_utils"].ppo_policy_loss
 
     def loss(batch: Batch) -> Tensor:
         old_logp = batch.logp.detach() if more in CORRECTIONS else batch.old_logp
@@ -102,7 +102,7 @@ def in_reward(
 
 
 @cache
-def _modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, ModuleType]:
     """The trainer, its configuration, and the files under `TRAIN` by name; each can import those before it."""
     config = load("skyrl", "skyrl/train/config/config.py", stand_ins=STAND_INS)
     loaded = {"skyrl.train.config": config}
@@ -115,7 +115,7 @@ def _modules() -> dict[str, ModuleType]:
 
 def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
     """A trainer with what these methods read: a configuration and the controller of β."""
-    config = _modules()["config"]
+    config = modules()["config"]
     algorithm = config.AlgorithmConfig(
         use_kl_loss=False,
         use_kl_in_reward=True,
@@ -128,12 +128,12 @@ def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
         max_seq_len=1,  # divides the sum of scores and KL
         off_policy_correction=config.OffPolicyCorrectionConfig(**CORRECTIONS.get(more, {})),
     )
-    trainer = object.__new__(_modules()["trainer"].RayPPOTrainer)
+    trainer = object.__new__(modules()["trainer"].RayPPOTrainer)
     trainer.cfg = SimpleNamespace(
         trainer=SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=1),
         generator=SimpleNamespace(step_wise_trajectories=False),
     )
-    trainer.reward_kl_controller = _modules()["utils.ppo_utils"].get_kl_controller(algorithm)
+    trainer.reward_kl_controller = modules()["utils.ppo_utils"].get_kl_controller(algorithm)
     trainer.all_metrics = {}
     return trainer
 
@@ -148,6 +148,6 @@ def _training_batch(batch: Batch, old_logp: Tensor, values: Tensor) -> Any:
         "base_action_log_probs": batch.ref_logp,
         "values": values,
     }
-    data = _modules()["training_batch"].TrainingInputBatch(tensors)
+    data = modules()["training_batch"].TrainingInputBatch(tensors)
     data.metadata = {"uids": batch.group.tolist(), "avg_response_length": float(mask.sum(-1).mean())}
     return data

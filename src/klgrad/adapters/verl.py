@@ -54,8 +54,8 @@ def in_loss(kind: str, reduction: str) -> Subject:
     from verl.workers.utils.losses import ppo_loss
 
     def loss(batch: Batch) -> Tensor:
-        actor = _actor(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind, loss_agg_mode=reduction)
-        return ppo_loss(actor, *_micro_batch(batch, batch.advantages))[0]
+        config = actor(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind, loss_agg_mode=reduction)
+        return ppo_loss(config, *micro_batch(batch, batch.advantages))[0]
 
     name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
     return Subject(name, "framework", loss, framework="verl", stacks=reduction != TOKEN_MEAN)
@@ -74,7 +74,7 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
     from verl.trainer.ppo.core_algos import FixedKLController
     from verl.workers.utils.losses import ppo_loss
 
-    trainer, config = _ray_trainer(), AlgoConfig()
+    trainer, algorithm = _ray_trainer(), AlgoConfig()
 
     def loss(batch: Batch) -> Tensor:
         data = _proto(batch, critic(batch))
@@ -84,9 +84,9 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
             advantage.split()[0],
             lam=lam,
             norm_adv_by_std_in_grpo="without std" not in advantage,
-            config=config,
+            config=algorithm,
         )
-        return ppo_loss(_actor(loss_agg_mode=SUM), *_micro_batch(batch, data.batch["advantages"]))[0]
+        return ppo_loss(actor(loss_agg_mode=SUM), *micro_batch(batch, data.batch["advantages"]))[0]
 
     name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
     whitened = advantage in WHITENED
@@ -101,24 +101,25 @@ def _distilled(mode: str, policy_gradient: bool) -> Subject:
     def loss(batch: Batch) -> Tensor:
         chosen = DistillationLossConfig(loss_mode=mode, use_policy_gradient=policy_gradient, use_task_rewards=False)
         config = DistillationConfig(distillation_loss=chosen)
-        output, data = _micro_batch(batch, batch.advantages)
+        output, data = micro_batch(batch, batch.advantages)
         lengths = torch.nn.functional.pad((batch.mask.sum(-1) + 1).cumsum(0), (1, 0))
         teacher = _unpadded(batch.ref_logp, batch.mask)[:, None]
         data["teacher_logprobs"] = torch.nested.nested_tensor_from_jagged(teacher, lengths)
-        return distillation_ppo_loss(_actor(loss_agg_mode=SUM), config, output, data)[0]
+        return distillation_ppo_loss(actor(loss_agg_mode=SUM), config, output, data)[0]
 
     name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}"
     return Subject(name, "framework", loss, framework="verl", stacks=True)
 
 
-def _actor(**settings: Any) -> Any:
+def actor(**settings: Any) -> Any:
+    """The configuration of an actor."""
     from verl.workers.config import ActorConfig
 
     return ActorConfig(strategy="fsdp", rollout_n=1, ppo_mini_batch_size=1, ppo_micro_batch_size_per_gpu=1, **settings)
 
 
-def _micro_batch(batch: Batch, advantages: Tensor) -> tuple[dict[str, Tensor], Any]:
-    """Model output and data as a worker passes them to a loss."""
+def micro_batch(batch: Batch, advantages: Tensor, **more: Tensor) -> tuple[dict[str, Tensor], Any]:
+    """Model output and data as a worker passes them to a loss; `more` tensors replace those of the batch."""
     from verl.utils import tensordict_utils
 
     mask = batch.mask.to(batch.logp.dtype)
@@ -131,6 +132,7 @@ def _micro_batch(batch: Batch, advantages: Tensor) -> tuple[dict[str, Tensor], A
         "old_log_probs": batch.old_logp,
         "ref_log_prob": batch.ref_logp,
         "advantages": advantages,
+        **more,
     }
     data = tensordict_utils.get_tensordict(
         tensors, non_tensor_dict={"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None}

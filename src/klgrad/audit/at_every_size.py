@@ -71,9 +71,21 @@ class AtEverySize:
         """The wider problems on which the verdict of the standard ones, or else at equal lengths, does not hold."""
         known = self._in_small_batches
         if known == "unknown":
-            return []
+            return self._off_in_the_limit
         compared = [m for m in self.small.measured if m.case.wider and (known == self._standard or not m.case.varying)]
         return [m.case.wider for m in compared if not self.small.has_verdict(m, known)]
+
+    @cached_property
+    def _off_in_the_limit(self) -> list[str]:
+        known = self.limit.only(lambda c: not c.wider).verdict
+        if known == "unknown":
+            return []
+        return [m.case.wider for m in self.limit.measured if m.case.wider and not self.limit.has_verdict(m, known)]
+
+    @cached_property
+    def on_standard_problems(self) -> "AtEverySize":
+        """The same for the standard problems only."""
+        return AtEverySize(self.small.only(lambda c: not c.wider), self.limit.only(lambda c: not c.wider))
 
     @cached_property
     def _standard(self) -> Verdict:

@@ -57,6 +57,7 @@ class AuditResult:
         off_with: what the wider problems have on which `verdict_standard` (or, if that is unknown, the verdict at fixed
             lengths) does not hold.
         verdict_near: the on-policy verdict in large batches on the problems near ref only, where no clamp is active.
+        verdict_near_fixed_lengths: the same on completions of equal length.
         verdict_fixed_lengths: the on-policy verdict where all completions have the same length.
         dead_zone: whether the gradient vanishes at large log-ratios, in float32.
         dead_zone_from: the first log-ratio log π - log ref at which it does.
@@ -106,6 +107,7 @@ class AuditResult:
     verdict_standard: Verdict
     off_with: list[str]
     verdict_near: Verdict
+    verdict_near_fixed_lengths: Verdict
     verdict_fixed_lengths: Verdict
     dead_zone: bool
     dead_zone_from: float | None

@@ -16,6 +16,7 @@ from ..errors import UnknownNameError
 from ..policy_losses import POLICY_LOSSES, PolicyLoss
 from ..targets import Target
 from .console import beside, deliver, stderr
+from .frameworks import framework_of, matching, recorded_policy_losses
 from .losses import Failures, find_losses
 from .printed import first_lines
 
@@ -37,6 +38,9 @@ def report_whole(
     console, progress, failures = beside(json, markdown), stderr(), Failures()
     subjects: list[PolicyLoss | Subject] = []
     for name in losses or POLICY_LOSSES:
+        if (table := recorded_policy_losses(name)) is not None:
+            console.print(table)
+            continue
         with failures.collected(name):
             subjects += _found(name, settings, failures)
     results: list[WholeResult] = []
@@ -54,8 +58,9 @@ def report_whole(
 def _found(name: str, settings: dict[str, Any], failures: Failures) -> Sequence[PolicyLoss | Subject]:
     if name in POLICY_LOSSES:
         return [POLICY_LOSSES[name]]
-    if name in FRAMEWORKS:
-        return FRAMEWORKS[name].policy_losses()
+    if framework_of(name):
+        every = {subject.name: subject for subject in FRAMEWORKS[framework_of(name)].policy_losses()}
+        return [every[each] for each in matching(name, list(every))]
     if name in catalogue() or ":" in name or name.endswith(".py"):
         return find_losses([name], settings, stderr(), failures)
     raise UnknownNameError("policy loss", name, [*POLICY_LOSSES, *FRAMEWORKS])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -77,16 +77,32 @@ def matching(name: str, settings: list[str]) -> list[str]:
 
 def recorded_table(name: str) -> Group | None:
     """What the recorded audit says of a framework or setting; None if it can be audited here, or for other names."""
-    if not framework_of(name):
-        return None
-    framework = FRAMEWORKS[framework_of(name)]
-    known = recorded(framework.name) if framework.version is None else None
+    known = _recorded(name)
     if known is None:
         return None
-    shown = matching(name, [row[0] for row in known.rows])
+    return _dated(known, _table(known, matching(name, [row[0] for row in known.rows])))
+
+
+def recorded_policy_losses(name: str) -> Group | None:
+    """The same for the whole policy losses."""
+    known = _recorded(name)
+    if known is None or not known.policy_losses:
+        return None
+    from ..audit.whole.render import table_of
+
+    shown = matching(name, [row[0] for row in known.policy_losses])
+    return _dated(known, table_of([row for row in known.policy_losses if row[0] in shown]))
+
+
+def _recorded(name: str) -> Recorded | None:
+    framework = FRAMEWORKS.get(framework_of(name))
+    return recorded(framework.name) if framework is not None and framework.version is None else None
+
+
+def _dated(known: Recorded, table: RenderableType) -> Group:
     head = f"{known.framework} is not installed here: audited on {known.date} with version {known.version}."
-    remedy = f"Install it to audit your own version: pip install {framework.distribution}"
-    return Group(Text(head, style="bold"), _table(known, shown), "", Text(remedy, style="yellow"))
+    remedy = f"Install it to audit your own version: pip install {FRAMEWORKS[known.framework].distribution}"
+    return Group(Text(head, style="bold"), table, "", Text(remedy, style="yellow"))
 
 
 def _table(known: Recorded, shown: list[str]) -> Table:

@@ -1,7 +1,7 @@
 """Audits of the frameworks as they were when they were last made: one JSON file each, written by `make frameworks`."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +17,7 @@ class Recorded:
         columns: the headings of the table.
         rows: the cells of each setting, in words; the first is its name.
         verdicts: by name of the setting, its verdict on fresh and on stale samples, and where the first holds.
+        policy_losses: the cells of each whole policy loss, as `klgrad audit NAME --whole` shows them.
 
     Example:
         >>> from klgrad.adapters.recorded import recorded
@@ -30,6 +31,7 @@ class Recorded:
     columns: list[str]
     rows: list[list[str]]
     verdicts: dict[str, tuple[str, str, str | None]]
+    policy_losses: list[list[str]] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         """Write it as FRAMEWORK.json."""

@@ -10,7 +10,7 @@ from ..audit_result import AuditResult
 from ..curve import Curve, dead_zones, per_unit
 from ..numbers import apart, listed, percent
 from ..verdict import MATCH
-from ..words import in_sum, is_near_only, near_only, nearest, small_batches
+from ..words import in_sum, is_at_equal_lengths, is_near_only, is_off_with, near_only, nearest, small_batches
 from .chart import Chart, chart_of
 from .environment import number
 from .fixes import Fix, own_lines
@@ -143,13 +143,13 @@ def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
         return "No verdict", "The same batch gives different gradients."
     if not r.finite_in_float64:
         return "No verdict", "The gradient is not a finite number on some group."
-    if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
-        title = TARGETS[r.verdict_fixed_lengths].title
-        return f"{title}, at equal lengths only", f"When lengths vary: {off} off the {name}."
+    if on_policy and is_off_with(r):
+        return f"{TARGETS[r.verdict_standard].title}, but not always", f"With {listed(r.off_with)}: {off} off."
     if on_policy and is_near_only(r):
         return capitalised(near_only(r)), f"Far from ref: {off} off."
-    if on_policy and r.off_with and r.verdict_standard != "unknown":
-        return f"{TARGETS[r.verdict_standard].title}, but not always", f"With {listed(r.off_with)}: {off} off."
+    if on_policy and is_at_equal_lengths(r):
+        title = TARGETS[r.verdict_fixed_lengths].title
+        return f"{title}, at equal lengths only", f"When lengths vary: {off} off the {name}."
     return TARGETS["unknown"].title, capitalised(nearest(r, on_policy=on_policy)) + "."
 
 

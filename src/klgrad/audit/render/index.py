@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ...targets import TARGETS, Target
 from ..audit_result import AuditResult
-from ..numbers import percent
-from ..words import in_sum, is_near_only, near_only, notes, small_batches
+from ..numbers import listed, percent
+from ..words import in_sum, is_at_equal_lengths, is_near_only, is_off_with, near_only, notes, small_batches
 from .plain import KIND_TITLES
 
 Settings = list[tuple[str, str]]
@@ -82,10 +82,12 @@ def _detail(r: AuditResult, *, on_policy: bool) -> str:
         return f"in large batches; {off}" if off else "in large batches"
     if verdict != "unknown":
         return ""
-    if on_policy and r.length_sensitive and r.verdict_fixed_lengths != "unknown":
-        return f"{TARGETS[r.verdict_fixed_lengths].short} at equal lengths"
+    if on_policy and is_off_with(r):
+        return f"{TARGETS[r.verdict_standard].short}, but not with {listed(r.off_with)}"
     if on_policy and is_near_only(r):
         return near_only(r)
+    if on_policy and is_at_equal_lengths(r):
+        return f"{TARGETS[r.verdict_fixed_lengths].short} at equal lengths"
     name = r.nearest if on_policy else r.nearest_off_policy
     return f"{percent((r.bias if on_policy else r.bias_off_policy)[name])} from {TARGETS[name].short}"
 

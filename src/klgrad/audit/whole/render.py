@@ -1,7 +1,7 @@
 """The results of `audit_whole` for a terminal, as Markdown and as JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -24,11 +24,16 @@ CAPTION = (
 
 def overview(results: Sequence[WholeResult]) -> RenderableType:
     """One table."""
+    return table_of([row_of(r) for r in results])
+
+
+def table_of(rows: Iterable[Sequence[str]]) -> RenderableType:
+    """The table of these rows, with what its columns mean."""
     table = Table(box=None, padding=(0, 2, 1, 0), pad_edge=False)
     for title in COLUMNS:
         table.add_column(title, overflow="fold", ratio=2 if title == "loss" else 3)
-    for r in results:
-        table.add_row(*row_of(r))
+    for row in rows:
+        table.add_row(*row)
     return Group(table, Text(CAPTION, style="dim"))
 
 
@@ -55,12 +60,13 @@ def _facts(side: Side) -> RenderableType:
 
 
 def to_markdown(results: Sequence[WholeResult]) -> str:
-    """One table, with the source of each loss."""
-    with_source = (*COLUMNS, "source")
-    lines = ["| " + " | ".join(with_source) + " |", "|" + "---|" * len(with_source)]
+    """One table, with the source of each loss that has one."""
+    sourced = any(r.source for r in results)
+    columns = (*COLUMNS, "source") if sourced else COLUMNS
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for r in results:
         name, *rest = row_of(r)
-        lines.append("| " + " | ".join([f"`{name}`", *rest, r.source]) + " |")
+        lines.append("| " + " | ".join([f"`{name}`", *rest, *([r.source] if sourced else [])]) + " |")
     return "\n".join(lines) + "\n"
 
 

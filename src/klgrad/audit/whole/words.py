@@ -12,6 +12,9 @@ from .whole_result import Drift, Side, WholeResult
 CLEAR = 0.2
 """A drift whose mean cosine is smaller has no clear direction to or from the sampler."""
 
+NEARLY_ONE = 0.99
+"""A larger cosine would be rounded to 1, which an update with no verdict does not have."""
+
 PULL, PUSH = "forward-kl-sampler-sequence", "climbs forward-kl-sampler-sequence"
 
 
@@ -51,7 +54,8 @@ def update_in_words(side: Side) -> str:
         return "nothing"
     if verdict == "unknown":
         nearest, cosine = max(side.update.cosine.items(), key=lambda item: item[1])
-        return f"none known; cosine {cosine:.2f} with {POLICY_GRADIENTS[nearest].short}"
+        shown = f"{cosine:.2f}" if cosine < NEARLY_ONE else f"above {NEARLY_ONE}"
+        return f"none known; cosine {shown} with {POLICY_GRADIENTS[nearest].short}"
     climbs = verdict.startswith("climbs ")
     name: PolicyGradientName = verdict.removeprefix("climbs ")  # type: ignore[assignment]
     return f"minus {POLICY_GRADIENTS[name].short}" if climbs else POLICY_GRADIENTS[name].short
