@@ -4,12 +4,9 @@ import pytest
 import torch
 from tolerances import EXACT
 
-from klgrad.audit.gradient import expected_gradient
-from klgrad.audit.subject import as_subject
 from klgrad.core.credit import leave_one_out
 from klgrad.core.estimators import k1, k2, k3
-from klgrad.enumeration import autoregressive
-from klgrad.papers.tang_munos import bandits, fig8_sequences
+from klgrad.papers.tang_munos import bandits
 
 SAMPLES = 6
 
@@ -71,14 +68,3 @@ def test_the_exact_gradient_is_that_of_the_kl(problem):
     log_ratio, p = problems.logp - problems.ref_logp, problems.logp.exp()
     EXACT.check(bandits.exact_gradient(log_ratio, p), target)
     EXACT.check(bandits.estimated_gradients(["exact"], log_ratio[None], counts[None], p[None])[0], target)
-
-
-@pytest.mark.parametrize("method", fig8_sequences.METHODS)
-def test_the_variance_of_a_mean_with_leave_one_out_is_that_over_every_group(method):
-    problem = autoregressive(3, 3, ends=True, seed=0, away_from_ref=1.0).on_policy()
-    none = torch.zeros(len(problem.space)).double()
-    for n in (2, 3):
-        exact = expected_gradient(as_subject(fig8_sequences.METHODS[method]), problem, n, none)
-        mean, variance = fig8_sequences.moments_of_mean(method, problem, n)
-        EXACT.check(variance, exact.deviation**2 / n)
-        EXACT.check(mean, exact.mean[: len(mean)])
