@@ -32,13 +32,14 @@ LONG = 3000
 """Steps at the smallest β, where 1000 are far too few."""
 
 ABOUT = 1.5
-"""Up to this factor a mean KL is about what it was."""
+"""A mean KL that fell by less than this factor is about what it was; over 100 problems it varies by a tenth or two."""
 
 
 def run(settings: Settings) -> Numbers:
     """Paths at β = 1, and where each method ends for every β."""
     paths = {
-        beta: simulate(settings, SAMPLES, beta, settings.size(1000, 800 if beta == BETA else 400)) for beta in BETAS
+        beta: simulate(settings, SAMPLES, beta, settings.size(1000, 800 if beta in (BETA, INSIDE) else 400))
+        for beta in BETAS
     }
     main = paths[BETA].to_optimum
     ends = {beta: dict(zip(METHODS, x.converged(x.to_optimum), strict=True)) for beta, x in paths.items()}
@@ -89,7 +90,7 @@ def _sweep(numbers: Numbers) -> list[Check]:
     long = numbers["vanilla minus k3, long"]
     return [
         no_gain(f"(ours) k3 as loss ends no nearer π* at β = {INSIDE:g} either", *gained[str(INSIDE)]),
-        *(_about_the_same(numbers, beta) for beta in EDGES),
+        *(_mean_no_nearer(numbers, beta) for beta in EDGES),
         *(exceeds(f"(ours) k3 as loss does approach π* at β = {beta:g}", *gained[str(beta)]) for beta in NEARER),
         exceeds(
             f"(ours) after {LONG} steps at β = {BETAS[0]:g} the mean of k3 as loss is below vanilla's",
@@ -111,11 +112,11 @@ def _target(numbers: Numbers, place: str, betas: Sequence[float]) -> Check:
     return Check(claim, f"{means} of its KL, {judged.measured}", judged.holds)
 
 
-def _about_the_same(numbers: Numbers, beta: float) -> Check:
+def _mean_no_nearer(numbers: Numbers, beta: float) -> Check:
     at = numbers["betas"].index(beta)
     mean, median = numbers["converged"]["k3-loss"][at]["mean"], numbers["median"]["k3-loss"][at]
     text = f"end over start {mean:.2f}, median {median:.2f}"
-    return Check(f"(ours) its mean ends about where it began at β = {beta:g}", text, 1 / ABOUT < mean < ABOUT)
+    return Check(f"(ours) its mean ends about where it began, or further, at β = {beta:g}", text, mean > 1 / ABOUT)
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
