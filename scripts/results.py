@@ -16,7 +16,8 @@ HEAD = """# Reproduced results
 that run. Sentences marked *(ours)* are not from the paper. Statistical sentences are checked by their z-score over
 repeats (more than 4 standard errors), the others by the limit or tolerance shown. `klgrad reproduce NAME` recomputes
 one result. Results about language models ({experiments}) are judged from recorded training runs, by more than 2
-standard errors with three seeds or more: [experiments](experiments.md).
+standard errors with three seeds or more: [experiments](experiments.md). The papers' own misprints are on a page of
+their own: [misprints](misprints.md).
 
 """
 

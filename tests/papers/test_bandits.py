@@ -6,7 +6,8 @@ from tolerances import EXACT
 
 from klgrad.core.credit import leave_one_out
 from klgrad.core.estimators import k1, k2, k3
-from klgrad.papers.tang_munos import bandits
+from klgrad.papers import Settings
+from klgrad.papers.tang_munos import bandits, fig2_gradient, regularised
 
 SAMPLES = 6
 
@@ -68,3 +69,35 @@ def test_the_exact_gradient_is_that_of_the_kl(problem):
     log_ratio, p = problems.logp - problems.ref_logp, problems.logp.exp()
     EXACT.check(bandits.exact_gradient(log_ratio, p), target)
     EXACT.check(bandits.estimated_gradients(["exact"], log_ratio[None], counts[None], p[None])[0], target)
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_the_exact_error_with_leave_one_out_is_that_over_every_group(samples):
+    generator = torch.Generator().manual_seed(3)
+    logp, ref_logp = torch.log_softmax(torch.randn(2, 1, 3, generator=generator).double(), -1)
+    p, log_ratio = logp.exp(), logp - ref_logp
+    target = bandits.exact_gradient(log_ratio, p)
+    groups = torch.cartesian_prod(*[torch.arange(3)] * samples)
+    counts = torch.nn.functional.one_hot(groups, 3).sum(1).double()
+    many = lambda x: x.expand(1, len(groups), 3)
+    method = "k1-reward-leave-one-out"
+    found = bandits.estimated_gradients([method], many(log_ratio), counts[None], many(p))[0]
+    error = (p[0][groups].prod(-1) * (found - target).square().sum(-1)).sum().sqrt()
+    exact = fig2_gradient._exact(log_ratio, p, target)[method][fig2_gradient.SAMPLES.index(samples)]
+    EXACT.check(exact[0], error)
+
+
+def test_where_k3_as_a_loss_is_going_by_the_definition():
+    """KL(π*_rev‖π*) over KL(ref‖π*) of the first problem, from the formulae of the two optima."""
+    beta, problems = 0.7, bandits.draw(regularised.MANY, torch.Generator().manual_seed(1))
+    ref, reward = problems.ref_logp[0].exp(), problems.reward[0]
+    optimum = ref * (reward / beta).exp()
+    optimum = optimum / optimum.sum()
+    low, high = reward.max(), reward.max() + beta
+    for _ in range(200):  # the multiplier at which β ref / (λ - r) sums to 1
+        middle = (low + high) / 2
+        low, high = (middle, high) if (beta * ref / (middle - reward)).sum() > 1 else (low, middle)
+    forward = beta * ref / (high - reward)
+    kl = lambda a, b: (a * (a / b).log()).sum()
+    found = regularised.optima_apart(Settings(seed=1), beta)
+    EXACT.check(found[0], kl(forward, optimum) / kl(ref, optimum))

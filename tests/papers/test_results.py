@@ -10,8 +10,7 @@ from klgrad.papers.all_studies import studies
 STUDIES = studies()
 
 DIFFERS = {
-    "tang-munos/fig3": {"k3 as loss is slower than vanilla, mean over problems, n = 4"},
-    "comedy/synthetic": {"k1 in loss: low bias"},
+    "tang-munos/fig3": {"k3 as loss is slower than vanilla, n = 4, the paper's start, at every step"},
     "tang-munos/fig8": {
         "vanilla over sequences ends nearer than k2 as loss",
         "cumulative ends nearer than k2 as loss",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from klgrad.cli import app, reproduce as command
 from klgrad.errors import MissingExtraError, UnknownNameError
 from klgrad.papers import Check, Settings, Study, reproduce
-from klgrad.papers.study import below, exceeds, within
+from klgrad.papers.study import all_exceed, below, exceeds, within
 
 
 def study(numbers=None, *, holds=True, fails=None):
@@ -125,6 +125,9 @@ def test_checks_judge():
     assert exceeds("", 5.0, 1.0).holds
     assert not exceeds("", 3.0, 1.0).holds
     assert not exceeds("", -5.0, 1.0).holds
+    assert all_exceed("", [(9.0, 1.0), (5.0, 1.0)]).holds
+    assert not all_exceed("", [(9.0, 1.0), (3.0, 1.0)]).holds
+    assert not all_exceed("", [(9.0, 1.0), (-9.0, 1.0)]).holds
     assert within("", 1.04, 1.0, 0.05).holds
     assert not within("", 1.06, 1.0, 0.05).holds
     assert below("", 1.0, 1.0).holds

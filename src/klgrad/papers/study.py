@@ -5,7 +5,7 @@ computes numbers that JSON can hold, `check` judges them, and `draw` draws them.
 numbers only, so that neither depends on anything that was not saved.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -79,8 +79,23 @@ def exceeds(claim: str, difference: float, error: float) -> Check:
         >>> exceeds("it grows", difference=1.0, error=0.1)
         Check(claim='it grows', measured='z = 10.0', holds=True)
     """
-    z = difference / error if error > 0 else float("inf") * difference
+    z = _z_score(difference, error)
     return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT)
+
+
+def all_exceed(claim: str, differences: Iterable[tuple[float, float]]) -> Check:
+    """Check that every one of several differences, each with its error, is positive, by the smallest z-score.
+
+    Example:
+        >>> all_exceed("both grow", [(1.0, 0.1), (1.0, 0.2)])
+        Check(claim='both grow', measured='z = 5.0 or more', holds=True)
+    """
+    z = min(_z_score(*pair) for pair in differences)
+    return Check(claim, f"z = {z:.1f} or more", z > SIGNIFICANT)
+
+
+def _z_score(difference: float, error: float) -> float:
+    return difference / error if error > 0 else float("inf") * difference
 
 
 def no_gain(claim: str, gain: float, error: float) -> Check:

@@ -35,15 +35,19 @@ LABELS = {f"{k}-{place}": f"{k} in {place}" for place in ("reward", "loss", "bot
 MARKERS = dict(zip(LABELS, "o^xdsv", strict=True))
 
 
-def placements(rollout: Rollout) -> dict[str, Tensor]:
+def placements(
+    rollout: Rollout, credit: Callable[[Tensor, Tensor], Tensor] = whole, weight: Tensor | float = 1.0
+) -> dict[str, Tensor]:
     """The coefficient (n, T) of each configuration, at strength β = 1 in each of its places.
 
-    In the reward, the sum of the estimate over the sequence, detached, multiplies the score of every token. In the
-    loss, the slope of the estimate multiplies the score of its own token. In both, the two are added.
+    In the reward, the sum of the estimate over the sequence, detached, multiplies the score of every token; with
+    `to_go` for `credit`, the sum over this and later tokens. In the loss, the slope of the estimate multiplies the
+    score of its own token. In both, the two are added. `weight` multiplies the term of each token before sums.
     """
     log_ratio, found = rollout.log_ratio, {}
     for estimator in (k1, k3):
-        reward, loss = whole(estimator.value(log_ratio), rollout.mask), estimator.slope(log_ratio)
+        reward = credit(weight * estimator.value(log_ratio), rollout.mask)
+        loss = weight * estimator.slope(log_ratio)
         found |= {f"{estimator}-reward": reward, f"{estimator}-loss": loss, f"{estimator}-both": reward + loss}
     return found
 

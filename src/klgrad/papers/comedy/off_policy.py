@@ -1,11 +1,14 @@
-r"""Stale samples bias every configuration; sequence ratios repair k1 in reward and k1, k3 in both, token ratios do not.
+r"""Stale samples bias every configuration; ratios of sequences or of prefixes repair k1 in reward and k1, k3 in both,
+token ratios do not.
 
 *A Comedy of Estimators* (arXiv 2512.21852), off-policy part, known from summaries: neither k1 nor k3, in reward or in
 loss, is unbiased at the sequence level; an unbiased estimator was left open. Here the chains of `chains` are sampled by
 a stale policy and every sequence is summed. Ours: standard normal logits of policy and reference, a sampler whose
-logits are off by normal noise of a given size, and the two repairs: w_T, the ratio of the whole sequence, and r_t, the
-ratio of the token whose score it weights. w_T is exact, at the cost of variance; with it k3 in reward and k3 in loss
-keep their on-policy bias.
+logits are off by normal noise of a given size, and three weights. r_t is the ratio of the token whose score it
+weights. w_T is the ratio of the whole sequence. w_t = r_1...r_t is the ratio of the prefix up to the present token: it
+weights the term of that token, which the score of this and of every earlier token is multiplied by. w_T and w_t are
+exact, and either answers the open question; both cost variance, and w_t costs less, also if w_T weights the same sums
+over later tokens. With either, k3 in reward and k3 in loss keep their on-policy bias.
 """
 
 from statistics import fmean
@@ -14,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.importance import sequence_ratio, token_ratio
+from ...core.credit import to_go
+from ...core.importance import prefix_ratio, sequence_ratio, token_ratio
 from ...core.rollout import Rollout
 from ...support.palette import style
 from ..study import Check, Numbers, Settings, below, exceeds_zero
@@ -34,7 +38,13 @@ PAPERS_FOUR = ("k1-reward", "k1-loss", "k3-reward", "k3-loss")
 SOUND = ("k1-reward", "k1-both", "k3-both")
 """Unbiased on-policy."""
 
-WEIGHTS = {"none": "no weight", "token": "token ratio", "sequence": "sequence ratio"}
+WEIGHTS = {"none": "no weight", "token": "token ratio", "sequence": "sequence ratio", "prefix": "prefix ratio"}
+
+REPAIRS = {"sequence": ("w_T", "o"), "sequence to go": ("w_T, terms to go", "s"), "prefix": ("w_t, terms to go", "^")}
+"""The exact ones, with their label and marker: the second differs from each of the others in one respect."""
+
+Measured = dict[str, list[float]]
+"""By configuration and weight, one number a problem."""
 
 
 def run(settings: Settings) -> Numbers:
@@ -52,12 +62,22 @@ def run(settings: Settings) -> Numbers:
 
 def _coefficients(rollout: Rollout) -> dict[str, Tensor]:
     """Every configuration under every weight."""
-    ratio = {"none": 1.0, "token": token_ratio(rollout), "sequence": sequence_ratio(rollout)}
-    plain = placements(rollout)
-    return {f"{name}/{weight}": ratio[weight] * c for weight in WEIGHTS for name, c in plain.items()}
+    plain, sequence = placements(rollout), sequence_ratio(rollout)
+    found = {
+        "none": plain,
+        "token": _times(token_ratio(rollout), plain),
+        "sequence": _times(sequence, plain),
+        "sequence to go": _times(sequence, placements(rollout, to_go)),
+        "prefix": placements(rollout, to_go, prefix_ratio(rollout)),
+    }
+    return {f"{name}/{weight}": c for weight, group in found.items() for name, c in group.items()}
 
 
-def _measure(chains: Chains) -> dict[str, dict[str, list[float]]]:
+def _times(ratio: Tensor, group: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: ratio * coefficient for name, coefficient in group.items()}
+
+
+def _measure(chains: Chains) -> dict[str, Measured]:
     """By what was measured and by configuration, one number a problem."""
     target, found = chains.kl_gradient, chains.moments(_coefficients)
     mean = chains.expectation(sequence_ratio)
@@ -74,20 +94,45 @@ def check(numbers: Numbers) -> list[Check]:
     """Exact sentences in every problem at every staleness; the cost, at the stalest."""
     fresh, *stale = numbers["by_staleness"]
     every = lambda kind, name: [value for group in stale for value in group[kind][name]]
-    checks = [_biased(f"{LABELS[name]}, no weight: biased", every("bias", f"{name}/none")) for name in PAPERS_FOUR]
-    checks += [_biased(f"{LABELS[name]}, token ratio: biased", every("bias", f"{name}/token")) for name in SOUND]
-    checks.append(below("sequence ratio: mean 1", max(abs(x - 1) for x in every("weights", "mean")), EXACT))
+    return [
+        *(_biased(f"{LABELS[name]}, no weight: biased", every("bias", f"{name}/none")) for name in PAPERS_FOUR),
+        *(_biased(f"(ours) {LABELS[name]}, token ratio: biased", every("bias", f"{name}/token")) for name in SOUND),
+        below("(ours) sequence ratio: mean 1", max(abs(x - 1) for x in every("weights", "mean")), EXACT),
+        *_repaired(fresh["bias"], [group["bias"] for group in stale], "sequence"),
+        *_repaired(fresh["bias"], [group["bias"] for group in stale], "prefix"),
+        *_costs(fresh["deviation"], stale[-1]["deviation"]),
+        _larger(
+            "(ours) the staler, the fewer effective samples",
+            stale[0]["weights"]["effective"],
+            stale[-1]["weights"]["effective"],
+        ),
+    ]
+
+
+def _repaired(fresh: Measured, stale: list[Measured], weight: str) -> list[Check]:
+    """An exact weight: what is unbiased on-policy is unbiased again, and what is biased has its on-policy bias."""
+    title, checks = WEIGHTS[weight], []
     for name in SOUND:
-        checks.append(below(f"{LABELS[name]}, sequence ratio: unbiased", max(every("bias", f"{name}/sequence")), EXACT))
+        off = max(value for bias in stale for value in bias[f"{name}/{weight}"])
+        checks.append(below(f"(ours) {LABELS[name]}, {title}: unbiased", off, EXACT))
     for name in ("k3-reward", "k3-loss"):
-        on_policy = fresh["bias"][f"{name}/none"] * len(stale)
-        off = max(abs(a - b) / b for a, b in zip(every("bias", f"{name}/sequence"), on_policy, strict=True))
-        checks.append(below(f"{LABELS[name]}, sequence ratio: as biased as on-policy", off, EXACT))
-    for name in SOUND:
-        weighted, on_policy = stale[-1]["deviation"][f"{name}/sequence"], fresh["deviation"][f"{name}/none"]
-        checks.append(_larger(f"{LABELS[name]}, sequence ratio: more deviation than on-policy", weighted, on_policy))
-    few, many = stale[-1]["weights"]["effective"], stale[0]["weights"]["effective"]
-    return [*checks, _larger("the staler, the fewer effective samples", many, few)]
+        on_policy = fresh[f"{name}/none"]
+        pairs = [pair for bias in stale for pair in zip(bias[f"{name}/{weight}"], on_policy, strict=True)]
+        off = max(abs(now - before) / before for now, before in pairs)
+        checks.append(below(f"(ours) {LABELS[name]}, {title}: as biased as on-policy", off, EXACT))
+    return checks
+
+
+def _costs(fresh: Measured, stalest: Measured) -> list[Check]:
+    more = "(ours) {}, sequence ratio: more deviation than on-policy"
+    less = "(ours) {}, prefix ratio: less deviation than a sequence ratio on the same terms"
+    return [
+        *(_larger(more.format(LABELS[name]), stalest[f"{name}/sequence"], fresh[f"{name}/none"]) for name in SOUND),
+        *(
+            _larger(less.format(LABELS[name]), stalest[f"{name}/sequence to go"], stalest[f"{name}/prefix"])
+            for name in SOUND
+        ),
+    ]
 
 
 def _biased(claim: str, values: list[float]) -> Check:
@@ -101,27 +146,28 @@ def _larger(claim: str, larger: list[float], smaller: list[float]) -> Check:
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
-    """Bias against staleness under each weight, and what the sequence ratio costs."""
-    axes = figure.subplots(2, 2, sharex=True).flat
+    """Bias against staleness under each weight, and what the exact weights cost."""
+    figure.set_size_inches(9.6, 5.4)
+    axes = figure.subplots(2, 3, sharex=True)
     x, groups = numbers["staleness"], numbers["by_staleness"]
     mean = lambda kind, name: [fmean(group[kind][name]) for group in groups]
     look = lambda name: style(name) | {"marker": MARKERS[name], "markersize": 5, "markerfacecolor": "none"}
     top = 1.05 * max(max(mean("bias", f"{name}/{weight}")) for name in LABELS for weight in WEIGHTS)
-    for axis, (weight, title) in zip(axes, WEIGHTS.items(), strict=False):
+    for axis, (weight, title) in zip(axes[:, :2].flat, WEIGHTS.items(), strict=True):
         for name, text in LABELS.items():
             axis.plot(x, mean("bias", f"{name}/{weight}"), **look(name) | {"label": text if weight == "none" else None})
         axis.set_title(title, fontsize=10)
         axis.set(ylabel="bias / ‖∇KL‖", ylim=(-0.05 * top, top))
-    cost = axes[3]
-    for name in SOUND:
-        deviation = mean("deviation", f"{name}/sequence")
-        cost.plot(x, [d / deviation[0] for d in deviation], **look(name) | {"label": None})
-    cost.plot(x, mean("weights", "effective"), color="black", marker=".", label="effective samples")
-    cost.text(x[2], 1.35, "std", fontsize=9)
-    cost.set_title("sequence ratio: its cost", fontsize=10)
-    cost.set(ylabel="times on-policy", yscale="log")
-    cost.set_yticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
-    cost.minorticks_off()
-    for axis in (axes[2], cost):
-        axis.set_xlabel("std of sampler's logits from policy's")
-    figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+    cost, samples = axes[:, 2]
+    for weight, (text, marker) in REPAIRS.items():
+        cost.plot(x, mean("deviation", f"k1-reward/{weight}"), marker=marker, ms=4, label=text)
+    cost.set_title("k1 in reward, exact weights", fontsize=10)
+    cost.set(ylabel="std of one sample / ‖∇KL‖", ylim=(0, None))
+    cost.legend(fontsize=8)
+    samples.plot(x, mean("weights", "effective"), color="black", marker=".")
+    samples.set_title("effective samples, sequence ratio", fontsize=10)
+    samples.set(ylabel="share of samples", ylim=(0, 1.05))
+    for axis in axes[1]:
+        axis.set_xlabel("std of sampler's logits\nfrom policy's")
+    # The legend has the configurations only: the panel of costs has its own.
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=9)

@@ -32,22 +32,30 @@ class Bandits:
         return torch.log_softmax(self.logits, -1)
 
 
-def draw(repeats: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Bandits:
-    """Problems as the paper draws them: π starts away from ref."""
+def draw(
+    repeats: int, generator: torch.Generator, dtype: torch.dtype = torch.float64, *, scale: float = 1.0
+) -> Bandits:
+    """Problems as the paper draws them: π starts away from ref; `scale` multiplies ε2, the distance in the logits."""
     ref, away, reward = torch.randn(3, repeats, ARMS, generator=generator, dtype=dtype)
-    return Bandits(ref + away, torch.log_softmax(ref, -1), reward)
+    return Bandits(ref + scale * away, torch.log_softmax(ref, -1), reward)
 
 
-def count(probability: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """The number of times each arm is drawn in `samples` draws, (..., ARMS).
+def sample(probability: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """The arms of `samples` draws, (..., samples).
 
     Leading axes share their random numbers, except the last one before the arms: methods (first axis) are compared on
     the same random numbers, and repeats (second axis) are independent.
     """
     uniform = torch.rand(probability.shape[-2], samples, generator=generator, dtype=probability.dtype)
     arms = torch.searchsorted(probability.cumsum(-1), uniform.expand(*probability.shape[:-1], samples).contiguous())
+    return arms.clamp_(max=ARMS - 1)
+
+
+def count(probability: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """The number of times each arm is drawn in `samples` draws, (..., ARMS); random numbers as in `sample`."""
+    arms = sample(probability, samples, generator)
     hits = torch.ones((), dtype=probability.dtype).expand(arms.shape)
-    return torch.zeros_like(probability).scatter_add_(-1, arms.clamp(max=ARMS - 1), hits)
+    return torch.zeros_like(probability).scatter_add_(-1, arms, hits)
 
 
 def mean_score(weight: Tensor, counts: Tensor, probability: Tensor) -> Tensor:

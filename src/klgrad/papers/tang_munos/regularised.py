@@ -22,6 +22,9 @@ EVERY = 10
 TAIL = 0.2
 """The share of steps at the end over which a converged value is averaged."""
 
+MANY = 1000
+"""Problems for what needs no simulation."""
+
 
 @dataclass(frozen=True)
 class Paths:
@@ -54,6 +57,14 @@ def simulate(settings: Settings, samples: int, beta: float, steps: int, methods:
         gain = _reward_gradient(methods, reward, counts, p)
         logits = logits + bandits.RATE * (gain - beta * bandits.estimated_gradients(methods, logp - ref, counts, p))
     return Paths(*torch.stack(seen, 2))
+
+
+def optima_apart(settings: Settings, beta: float) -> Tensor:
+    """(`MANY`,) KL(π*_rev‖π*) over KL(ref‖π*): where k3 as a loss would end without noise, exactly."""
+    problems = bandits.draw(MANY, torch.Generator().manual_seed(settings.seed))
+    ref, reward = problems.ref_logp, problems.reward
+    optimum = reverse_optimum(ref, reward, beta)
+    return bandits.divergence(forward_optimum(ref, reward, beta), optimum) / bandits.divergence(ref, optimum)
 
 
 def _reward_gradient(methods: Sequence[str], reward: Tensor, counts: Tensor, p: Tensor) -> Tensor:
