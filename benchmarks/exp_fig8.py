@@ -23,30 +23,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from distill_runs import COMMON, LAYERS, UPDATES, train
 from harness import RECORDED, provenance, write
-from judge import Judge
-from packed import Job, Row, run_all
+from packed import Job, run_all
 
-LAYERS = 20
-UPDATES = 40
-EVERY = 10
 RATES = (1e-4, 3e-4, 3e-5, 6e-4)
 SEEDS = (0, 1, 2)
 UNUSED = "<empty_output>"
 """A token that SmolLM2 never writes."""
 
-COMMON = {
-    "max_steps": UPDATES,
-    "lr_scheduler_type": "constant",
-    "per_device_train_batch_size": 256,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 8,
-    "max_completion_length": 32,
-    "gradient_checkpointing": "false",
-    "save_strategy": "no",
-    "report_to": "none",
-    "eval_size": 64,
-}
 EXACT = "--kl_estimator exact --kl_reduction sequence --num_iterations 1"
 CELL = "--kl_reduction sequence --kl_cell"
 ARMS = {
@@ -87,27 +72,6 @@ def fixed_length(teacher: Path, folder: Path) -> Path:
         config.eos_token_id = tokenizer.eos_token_id
         config.save_pretrained(target)
     return target
-
-
-def train(job: Job, folder: Path) -> list[Row]:
-    """Train one student, and return its evaluations."""
-    from klgrad.training.build import build, models_of
-    from klgrad.training.settings.parse import parse
-
-    settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
-    trainer, evaluator = build(settings, models_of(settings))
-    judge = Judge(trainer, evaluator, on_reference=True)
-    rows: list[Row] = []
-
-    def evaluate() -> None:
-        step = trainer.state.global_step
-        if step % EVERY == 0 and (not rows or rows[-1]["update"] != step):
-            rows.append({"update": step, **judge(seed=1000 + step)})
-
-    evaluate()
-    trainer.after_update = [evaluate]
-    trainer.train()
-    return rows
 
 
 def best_rates(path: Path) -> dict[tuple[str, str], float]:

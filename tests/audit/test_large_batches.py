@@ -157,6 +157,12 @@ def test_a_clamped_k1_is_nothing_on_most_problems():
     assert in_words(result) == "nothing, but not with log-ratios of +12"
 
 
+def test_a_mean_of_k1_per_completion_is_no_kl():
+    result = audit(lambda logp, ref_logp, mask: (torch.where(mask, logp - ref_logp, 0).sum(-1) / mask.sum(-1)).mean())
+    assert (result.verdict, result.depends_on_reference) == ("unknown", False)
+    assert in_words(result) == "no KL: its gradient is the same for every ref"
+
+
 def test_what_only_follows_the_sampler_is_said():
     result = audit(lambda logp, mask: -torch.where(mask, logp, 0).sum(-1).mean(), name="imitation")
     assert (result.verdict, result.verdict_off_policy) == ("nothing", "forward-kl-sampler-sequence")

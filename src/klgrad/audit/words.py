@@ -50,6 +50,8 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
 
 def in_part(r: AuditResult) -> str:
     """What a loss without a verdict descends on some of the problems; empty if that is not known either."""
+    if not r.depends_on_reference:
+        return "no KL: its gradient is the same for every ref"
     if is_off_with(r):
         return f"{TARGETS[r.verdict_standard].title_in_sentence}, but not with {listed(r.off_with)}"
     if is_near_only(r):

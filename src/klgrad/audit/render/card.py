@@ -143,6 +143,8 @@ def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
         return "No verdict", "The same batch gives different gradients."
     if not r.finite_in_float64:
         return "No verdict", "The gradient is not a finite number on some group."
+    if on_policy and not r.depends_on_reference:
+        return "No KL", "Its gradient is the same for every reference."
     if on_policy and is_off_with(r):
         return f"{TARGETS[r.verdict_standard].title}, but not always", f"With {listed(r.off_with)}: {off} off."
     if on_policy and is_near_only(r):

@@ -1,0 +1,47 @@
+"""Distillation by a KL alone: what the experiments on it share.
+
+A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model, with the same prompts and the same
+number of completions in every arm, and judged on held-out prompts by exact KLs (`Judge`).
+"""
+
+from pathlib import Path
+
+from judge import Judge
+from packed import Job, Row
+
+LAYERS = 20
+UPDATES = 40
+EVERY = 10
+COMMON = {
+    "max_steps": UPDATES,
+    "lr_scheduler_type": "constant",
+    "per_device_train_batch_size": 256,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "max_completion_length": 32,
+    "gradient_checkpointing": "false",
+    "save_strategy": "no",
+    "report_to": "none",
+    "eval_size": 64,
+}
+
+
+def train(job: Job, folder: Path) -> list[Row]:
+    """Train one student, and return its evaluations."""
+    from klgrad.training.build import build, models_of
+    from klgrad.training.settings.parse import parse
+
+    settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
+    trainer, evaluator = build(settings, models_of(settings))
+    judge = Judge(trainer, evaluator, on_reference=True)
+    rows: list[Row] = []
+
+    def evaluate() -> None:
+        step = trainer.state.global_step
+        if step % EVERY == 0 and (not rows or rows[-1]["update"] != step):
+            rows.append({"update": step, **judge(seed=1000 + step)})
+
+    evaluate()
+    trainer.after_update = [evaluate]
+    trainer.train()
+    return rows

@@ -1,0 +1,60 @@
+"""Asynchronous training: stale completions with and without importance weights on the KL.
+
+Shah et al. (A Comedy of Estimators) train with completions that are several updates old, find that a KL stabilises the
+training, and leave open which estimator is right there. Here completions are 0, 2 or 10 updates old, with leave-one-out
+advantages that are not divided by a standard deviation and TRL's clipped policy loss, on the task of `rl_runs.py`. The
+arms: no KL; k1 and k3 in the reward or as loss, uncorrected, as in the paper; and the sequence-level reverse KL with
+prefix or sequence weights, with and without a bound, which is right on old completions (the unbounded ones exactly).
+
+    python benchmarks/exp_async.py MODEL
+
+Result: src/klgrad/papers/recorded/async.csv.
+"""
+
+import argparse
+
+from packed import Job
+from rl_runs import command, job
+
+UPDATES = 60
+EVERY = 20
+RATE = 1e-5
+COEF = 0.1
+SEEDS = (0, 1, 2)
+LAGS = (10, 0, 2)
+UNCORRECTED = {
+    "none": "",
+    "k1-reward": "--kl_cell k1-reward-leave-one-out",
+    "k3-reward": "--kl_cell k3-reward-leave-one-out",
+    "k1-loss": "--kl_cell k1-loss",
+    "k3-loss": "--kl_cell k3-loss",
+}
+CORRECTED = {
+    f"k1-{ratio}-{name}": f"--kl_baseline leave_one_out --kl_ratio {ratio} --kl_ratio_bound {bound}"
+    for ratio in ("prefix", "sequence")
+    for name, bound in (("bounded", "truncate:2"), ("unbounded", "none"))
+}
+"""On fresh completions every weight is 1, so that they are run on stale ones only."""
+
+
+def jobs(given: argparse.Namespace) -> list[Job]:
+    """Seed by seed, the oldest completions first, so that an early end leaves the clearest comparison."""
+    return [
+        _job(given, arm, flags, lag, seed)
+        for seed in SEEDS
+        for lag in LAGS
+        for arm, flags in (UNCORRECTED | (CORRECTED if lag else {})).items()
+    ]
+
+
+def _job(given: argparse.Namespace, arm: str, flags: str, lag: int, seed: int) -> Job:
+    coef = 0.0 if arm == "none" else COEF
+    label = {"arm": arm, "lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
+    own = {"rollout_lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
+    own |= {"max_steps": UPDATES, "eval_every": EVERY}
+    uncorrected = " --rollout_lag_uncorrected true" if lag and arm in UNCORRECTED else ""
+    return job(label, flags + uncorrected, given.model, scale_rewards="none", **own)
+
+
+if __name__ == "__main__":
+    command(__doc__, jobs, "async.csv")

@@ -1,0 +1,50 @@
+"""Reward against KL in training near the reference: Tang & Munos (2025), Fig. 7.
+
+The paper claims that a KL penalty buys reward at a lower KL, that k1 differentiated as a loss is the least efficient,
+and that k3 as a loss is close to the sound gradient where the KL is low. With a fixed coefficient the arms end at
+different KLs, so every arm has four coefficients, and the arms are compared by their KL at equal reward. Leave-one-out
+advantages that are not divided by a standard deviation, on the task of `rl_runs.py`.
+
+    python benchmarks/exp_frontier.py MODEL
+
+Result: src/klgrad/papers/recorded/frontier.csv.
+"""
+
+import argparse
+
+from packed import Job
+from rl_runs import command, job
+
+UPDATES = 60
+EVERY = 10
+RATE = 1e-5
+SEEDS = (0, 1, 2)
+COEFFICIENTS = (0.1, 0.03, 0.3, 0.01)
+ARMS = {
+    "k1-loss": "--kl_cell k1-loss",
+    "k3-loss": "--kl_cell k3-loss",
+    "k2-loss": "--kl_cell k2-loss",
+    "k1-sequence": "--kl_baseline leave_one_out",
+    "exact-token": "--kl_estimator exact --kl_level token",
+    "exact-discount-0.9": "--kl_estimator exact --kl_discount 0.9 --kl_baseline leave_one_out",
+}
+"""The paper's arms, and two of ours."""
+
+
+def jobs(given: argparse.Namespace) -> list[Job]:
+    """Seed by seed, so that an early end leaves whole comparisons."""
+    found = []
+    for seed in SEEDS:
+        found.append(_job(given, "none", 0.0, seed))
+        found += [_job(given, arm, coef, seed) for coef in COEFFICIENTS for arm in ARMS]
+    return found
+
+
+def _job(given: argparse.Namespace, arm: str, coef: float, seed: int) -> Job:
+    label = {"arm": arm, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
+    own = {"kl_coef": coef, "learning_rate": RATE, "seed": seed, "max_steps": UPDATES, "eval_every": EVERY}
+    return job(label, ARMS.get(arm, ""), given.model, scale_rewards="none", **own)
+
+
+if __name__ == "__main__":
+    command(__doc__, jobs, "frontier.csv")
