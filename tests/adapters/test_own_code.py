@@ -72,7 +72,7 @@ def test_lines_among_those_of_the_framework(framework, meaning, off_policy):
 @pytest.mark.parametrize(("meaning", "off_policy"), CASES, ids=str)
 def test_the_loss_for_verl(meaning, off_policy):
     pytest.importorskip("verl")
-    from klgrad.adapters.verl import _actor, _micro_batch
+    from klgrad.adapters.verl import actor as actor_of, micro_batch
     from klgrad.audit.batch import Batch
 
     logp, ref_logp, mask, behavior_logp = batch()
@@ -80,9 +80,9 @@ def test_the_loss_for_verl(meaning, off_policy):
     tensors = {"logp": logp, "ref_logp": ref_logp, "old_logp": behavior_logp, "behavior_logp": behavior_logp}
     unused = ("advantages", "token_reverse_kl", "token_forward_kl", "logits", "ref_logits", "behavior_logits", "tokens")
     given = Batch(**tensors, mask=mask, group=group, rewards=zero[:, 0], **dict.fromkeys(unused, zero))
-    output, data = _micro_batch(given, zero)
+    output, data = micro_batch(given, zero)
     data["rollout_log_probs"] = behavior_logp
-    actor = _actor(use_kl_loss=True, kl_loss_coef=0.0, loss_agg_mode="seq-mean-token-sum")
+    actor = actor_of(use_kl_loss=True, kl_loss_coef=0.0, loss_agg_mode="seq-mean-token-sum")
     names = {"actor_config": actor}
     exec(code("verl", meaning, off_policy), names)
     loss, _ = names["loss_fn"](model_output=output, data=data, beta=BETA)

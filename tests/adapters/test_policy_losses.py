@@ -62,6 +62,12 @@ def token_clamped(logp, behavior_logp, advantages, mask):
     return score((logp - behavior_logp).exp().clamp(0.5, 5), logp, advantages, mask)
 
 
+def rejected(logp, behavior_logp, advantages, mask):
+    """Divided by all tokens, rejected ones too."""
+    mean = torch.where(mask, logp - behavior_logp, 0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)
+    return score(((mean > -0.01005) & (mean < 0.00995)).expand_as(logp).to(logp.dtype), logp, advantages, mask)
+
+
 def token_ratio(logp, old_logp, advantages, mask):
     return score((logp - old_logp).exp(), logp, advantages, mask)
 
@@ -77,8 +83,9 @@ READ = {
     "verl rollout_correction rollout_is=token": token_truncated,
     "verl rollout_correction rollout_is=sequence": sequence_truncated_at(2),
     "verl rollout_correction rollout_is=token rollout_is_threshold=0.5_5.0": token_band,
-    "verl rollout_correction bypass_mode loss_type=ppo_clip": dual_clip,
-    "verl rollout_correction bypass_mode loss_type=reinforce rollout_is=sequence": sequence_truncated_at(2),
+    "verl rollout_correction rollout_rs=seq_mean_k1 rollout_rs_threshold=0.99_1.01": rejected,
+    "verl loss_mode=bypass_mode loss_type=ppo_clip": dual_clip,
+    "verl loss_mode=bypass_mode loss_type=reinforce rollout_is=sequence": sequence_truncated_at(2),
     "openrlhf policy_loss_type=ppo": ppo,
     "openrlhf dual_clip=3.0": dual_clip,
     "openrlhf is_correction_level=token is_correction_mode=clip": token_clamped,

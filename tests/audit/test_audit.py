@@ -289,6 +289,42 @@ def test_a_loss_may_modify_a_tensor_of_its_own():
     EXACT.check(together, torch.cat(one_by_one[4:]))
 
 
+class OwnBuffer:
+    """Multiplies by a number that every call changes without telling autograd."""
+
+    def __init__(self):
+        self.number = torch.ones((), dtype=torch.float64)
+
+    def __call__(self, logp, ref_logp, mask):
+        self.number.data.mul_(1.5)
+        return torch.where(mask, (logp - ref_logp).detach() * (self.number * logp), 0).sum(-1).mean()
+
+
+def test_a_state_that_autograd_does_not_see_is_noticed():
+    problem = cases(on_policy=True)[1].problem
+    members, _ = every_group(problem, 2)
+    subject, fixed = as_subject(OwnBuffer()), as_subject(lambda logp, ref_logp, mask: k2_sum(logp, ref_logp, mask))
+    found = every_gradient(subject, problem, members[:4], advantage_of(problem, "zero"))[0]
+    once = every_gradient(fixed, problem, members[:4], advantage_of(problem, "zero"))[0]
+    # A call when the signature is read, four together, one of the first group alone, and then those that count.
+    EXACT.check(found, once * 1.5 ** (6 + torch.arange(1, 5, dtype=torch.float64))[:, None])
+
+
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        raise ValueError("no backward pass")
+
+
+def test_an_error_of_the_backward_pass_is_named():
+    with pytest.raises(LossCallError, match="no backward pass"):
+        audit(lambda logp, mask: (FailsBackward.apply(logp) * mask).sum())
+
+
 def raises(logp, mask):
     raise KeyError("no such setting")
 

@@ -134,7 +134,8 @@ def test_text_is_escaped(audited):
 def test_every_verdict_has_words_and_a_shape(audited):
     results, curves = audited
     for verdict, target in TARGETS.items():
-        changed = replace(results[1], verdict=verdict, verdict_off_policy=verdict, verdict_near="unknown")
+        elsewhere = dict.fromkeys(("verdict_standard", "verdict_near", "verdict_near_fixed_lengths"), "unknown")
+        changed = replace(results[1], verdict=verdict, verdict_off_policy=verdict, **elsewhere)
         text = to_html([changed], [curves[1]])
         assert text.count(f'href="#mark-{target.role}"') == 2
         assert unescape(text).count(f'<p class="title">{target.title}</p>') == 2
@@ -315,7 +316,7 @@ def test_what_holds_at_equal_lengths_is_told_so(audited):
     page = to_html([mean, results[0]], [curves[2], curves[0]])
     assert "Reverse KL, token by token, at equal lengths only" in card_of(page, 1)
     row = page.split('href="#loss-1-mean"')[1].split("</tr>")[0]
-    assert "reverse, token at equal lengths" in row
+    assert "reverse KL, token by token, at equal lengths only" in row
     assert "length-sensitive" not in row
 
 

@@ -7,6 +7,7 @@ import torch
 
 from klgrad import zoo
 from klgrad.audit import audit, audit_in_large_batches
+from klgrad.audit.advising import WRONG_SIGN
 from klgrad.audit.batch import advantage_of
 from klgrad.audit.large_batches import limit_cases, limit_gradient
 from klgrad.audit.problems import RATIO_REACH, REACH
@@ -122,7 +123,9 @@ def test_the_spread_of_small_groups_changes_the_direction():
 def test_a_clamped_loss_is_described_by_what_it_is_near_ref():
     result = audit(clamped)
     assert (result.verdict, result.verdict_near) == ("unknown", "forward-kl-token")
-    assert in_words(result) == "forward KL, token by token, without gradient from log π/ref = -2.65 on"
+    assert in_words(result) == (
+        "forward KL, token by token, near ref only (28% off far from it; no gradient from log π/ref = -2.65 on)"
+    )
 
 
 def test_a_clamped_mean_over_tokens_is_told_its_clamp_and_not_its_lengths():
@@ -132,7 +135,7 @@ def test_a_clamped_mean_over_tokens_is_told_its_clamp_and_not_its_lengths():
     result = audit(loss)
     assert result.length_sensitive
     assert (result.verdict, result.verdict_standard) == ("unknown", "reverse-kl-token")
-    assert in_words(result) == "reverse KL, token by token, without gradient from log π/ref = -10 on"
+    assert in_words(result) == "reverse KL, token by token, but not with log-ratios of +12 and log-ratios of -12"
     assert "not by the length of each completion" not in str(result.advice)
 
 
@@ -144,7 +147,7 @@ def test_a_clamped_mean_per_completion_is_told_its_lengths_too():
 
     result = audit(loss)
     assert (result.verdict_near, result.verdict_near_fixed_lengths) == ("unknown", "forward-kl-token")
-    assert in_words(result).startswith("forward KL, token by token, near ref and at equal lengths only (14% off if")
+    assert in_words(result).startswith("forward KL, token by token, near ref and at equal lengths only (14% off near")
     assert "not by the length of each completion" in str(result.advice)
 
 
@@ -155,6 +158,14 @@ def test_a_clamped_k1_is_nothing_on_most_problems():
     result = audit(loss)
     assert (result.verdict, result.verdict_standard) == ("unknown", "nothing")
     assert in_words(result) == "nothing, but not with log-ratios of +12"
+
+
+def test_a_clamped_token_mean_with_the_wrong_sign_is_told_its_sign():
+    result = audit(
+        lambda logp, ref_logp, mask: -torch.where(mask, (logp - ref_logp).clamp(-9, 9) ** 2, 0).sum() / mask.sum()
+    )
+    assert (result.verdict, result.verdict_standard) == ("unknown", "climbs reverse-kl-token")
+    assert result.advice.remedies == (WRONG_SIGN,)
 
 
 def test_a_mean_of_k1_per_completion_is_no_kl():

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from klgrad.adapters import FRAMEWORKS
 from klgrad.cli import app
+from klgrad.errors import NotAuditableError
 from klgrad.policy_losses import POLICY_LOSSES
 
 LOSS = '''
@@ -60,6 +61,8 @@ def test_a_framework_that_is_not_installed_shows_its_record():
     assert "verl is not installed here: audited on 20" in result.output
     assert "loss_mode=vanilla" in result.output
     assert "loss_mode=vanilla" not in run("verl loss_mode=gspo").output
+    for more in (["--json", "-"], ["--expect", "nothing"], ["--set", "beta=1"]):
+        assert isinstance(run("verl", *more).exception, NotAuditableError), more
 
 
 def test_an_unknown_name():

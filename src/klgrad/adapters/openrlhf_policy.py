@@ -18,11 +18,12 @@ CORRECTIONS: tuple[dict[str, Any], ...] = (
     {"is_correction_level": "token", "is_correction_mode": "clip"},
     {"is_correction_level": "token", "is_correction_mode": "mask"},
     {"is_correction_level": "seq", "is_correction_mode": "mask"},
+    {"is_correction_level": "seq", "is_correction_gating": "binary_kl", "is_correction_threshold": (0.0, 0.05)},
 )
 
 
 def policy_losses() -> list[Subject]:
-    """Every type of loss, and every correction with the default type."""
+    """The types of loss, and the kinds of correction with the default type."""
     return [policy_loss(**settings) for settings in (*LOSSES, *CORRECTIONS)]
 
 

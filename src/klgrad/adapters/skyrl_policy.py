@@ -26,7 +26,7 @@ CORRECTIONS: tuple[dict[str, Any], ...] = (
 
 
 def policy_losses() -> list[Subject]:
-    """Every type of loss, and every correction with the default type."""
+    """The types of loss, and the kinds of correction with the default type."""
     return [*(policy_loss(kind) for kind in TYPES), *(policy_loss("regular", **settings) for settings in CORRECTIONS)]
 
 

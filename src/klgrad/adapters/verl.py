@@ -118,8 +118,17 @@ def actor(**settings: Any) -> Any:
     return ActorConfig(strategy="fsdp", rollout_n=1, ppo_mini_batch_size=1, ppo_micro_batch_size_per_gpu=1, **settings)
 
 
-def micro_batch(batch: Batch, advantages: Tensor, **more: Tensor) -> tuple[dict[str, Tensor], Any]:
-    """Model output and data as a worker passes them to a loss; `more` tensors replace those of the batch."""
+def micro_batch(
+    batch: Batch, advantages: Tensor, *, tokens: int | None = None, **more: Tensor
+) -> tuple[dict[str, Tensor], Any]:
+    """Model output and data as a worker passes them to a loss.
+
+    Args:
+        batch: the completions.
+        advantages: one per token.
+        tokens: the tokens of the whole batch, by which a mean over tokens divides; None for those of this one.
+        more: tensors that replace those of the batch.
+    """
     from verl.utils import tensordict_utils
 
     mask = batch.mask.to(batch.logp.dtype)
@@ -135,7 +144,7 @@ def micro_batch(batch: Batch, advantages: Tensor, **more: Tensor) -> tuple[dict[
         **more,
     }
     data = tensordict_utils.get_tensordict(
-        tensors, non_tensor_dict={"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None}
+        tensors, non_tensor_dict={"dp_size": 1, "batch_num_tokens": tokens, "global_batch_size": None}
     )
     return {"log_probs": _unpadded(batch.logp, batch.mask)}, data
 

@@ -3,8 +3,11 @@
 The advantages are those of the audit, on every token, as an advantage estimator would deliver them; the reduction is
 verl's default, a mean over the tokens of the batch. Without a correction the sampler is the policy before the update
 (`old_log_probs`). With `rollout_correction` it is the inference engine, and `old_log_probs` are those of the policy, as
-on the first update after a rollout; in `bypass_mode` they are those of the engine. `clip_cov` and `kl_cov` choose their
-tokens at random, and are left out.
+on the first update after a rollout; the mean is over the tokens before a rejection, as in the default trainer
+(`trainer.use_v1`). That trainer has no `policy_loss.loss_mode=bypass_mode` of its own accord: with
+`algorithm.rollout_correction.bypass_mode` alone it keeps the mode that is set, `vanilla` by default, with the log-probs
+of the engine as `old_log_probs`. `clip_cov` and `kl_cov` choose their tokens at random, and are left out, as are all
+`rollout_rs` but one.
 """
 # pyright: reportMissingImports=false
 # (it is audited in an environment of its own)
@@ -31,20 +34,21 @@ BYPASSED = ({"loss_type": "ppo_clip"}, {"loss_type": "reinforce", "rollout_is": 
 
 
 def policy_losses() -> list[Subject]:
-    """Every mode of the policy loss, and every kind of correction with the default mode."""
+    """The modes of the policy loss, and the kinds of correction with the default mode."""
     return [
         *(policy_loss(mode) for mode in MODES),
+        policy_loss("dro", dro_beta=1.0),
         *(_corrected(**settings) for settings in CORRECTIONS),
         *(_bypassed(**settings) for settings in BYPASSED),
     ]
 
 
-def policy_loss(mode: str) -> Subject:
-    """The policy loss of a mode (`policy_loss.loss_mode`)."""
+def policy_loss(mode: str, **settings: Any) -> Subject:
+    """The policy loss of a mode (`policy_loss.loss_mode`), with its settings."""
     from verl.workers.config import PolicyLossConfig
 
-    config = PolicyLossConfig(loss_mode=mode)
-    return _subject(f"loss_mode={mode}", lambda batch: _loss(batch, config))
+    config = PolicyLossConfig(loss_mode=mode, **settings)
+    return _subject(_named({"loss_mode": mode, **settings}), lambda batch: _loss(batch, config))
 
 
 def _corrected(**settings: Any) -> Subject:
@@ -66,13 +70,14 @@ def _bypassed(**settings: Any) -> Subject:
 
     correction = RolloutCorrectionConfig(bypass_mode=True, **({"rollout_is": None} | settings))
     config = PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction)
-    return _subject(f"rollout_correction bypass_mode {_named(settings)}", lambda batch: _loss(batch, config))
+    return _subject(f"loss_mode=bypass_mode {_named(settings)}", lambda batch: _loss(batch, config))
 
 
 def _loss(batch: Batch, policy_loss: Any, **tensors: Tensor) -> Tensor:
     from verl.workers.utils.losses import ppo_loss
 
-    return ppo_loss(actor(policy_loss=policy_loss), *micro_batch(batch, batch.advantages, **tensors))[0]
+    data = micro_batch(batch, batch.advantages, tokens=int(batch.mask.sum()), **tensors)
+    return ppo_loss(actor(policy_loss=policy_loss), *data)[0]
 
 
 def _named(settings: dict[str, Any]) -> str:

@@ -6,19 +6,11 @@ from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo.replacements import AFTER_DIVISION, K2_OR_TOKEN, TOKEN
 from .advice import Advice
 from .audit_result import AuditResult
-from .numbers import apart, listed, percent
+from .numbers import apart
+from .partly import partly
 from .subject import Subject
 from .whitening import whitens
-from .words import (
-    in_sum,
-    is_at_equal_lengths,
-    is_near_only,
-    is_off_with,
-    near_only,
-    nearest,
-    needs_equal_lengths_near_ref,
-    small_batches,
-)
+from .words import in_sum, nearest, small_batches
 
 SEQUENCE = KLTerm()
 
@@ -80,20 +72,22 @@ def _remedies(result: AuditResult, subject: Subject) -> tuple[Remedy, ...]:
         return (INSTEAD["nothing"],)
     if result.verdict == "unknown" and whitens(subject):
         return (AFTER_DIVISION,)
-    if result.verdict == "unknown" and is_off_with(result) and result.verdict_standard == "nothing":
-        return (INSTEAD["nothing"],)
-    if result.verdict == "unknown" and (first := _about_lengths(result)):
-        known = INSTEAD.get(result.verdict_fixed_lengths)
-        return (first, known) if known else (first,)
+    if result.verdict == "unknown":
+        return _where_unknown(result)
     return (INSTEAD[result.verdict],) if result.verdict in INSTEAD else ()
 
 
-def _about_lengths(result: AuditResult) -> Remedy | None:
-    """What makes the loss independent of padding and of lengths, if it is not; None for a clamped one, say."""
-    if result.touches_padding:
-        return MASKED
-    near_only = is_near_only(result) and not needs_equal_lengths_near_ref(result)
-    return LENGTHS if needs_equal_lengths_near_ref(result) or (result.length_sensitive and not near_only) else None
+def _where_unknown(result: AuditResult) -> tuple[Remedy, ...]:
+    part = partly(result)
+    if part is not None and TARGETS[part.verdict].climbed:
+        return (WRONG_SIGN,)
+    if part is not None and part.verdict == "nothing":
+        return (INSTEAD["nothing"],)
+    needs_equal = part is not None and part.where in ("equal lengths", "near ref at equal lengths")
+    if result.touches_padding or needs_equal or (part is None and result.length_sensitive):
+        first, known = MASKED if result.touches_padding else LENGTHS, INSTEAD.get(result.verdict_fixed_lengths)
+        return (first, known) if known else (first,)
+    return (INSTEAD["unknown"],)
 
 
 def _for_stale_samples(result: AuditResult, others: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
@@ -142,16 +136,9 @@ def _in_large_batches(result: AuditResult) -> str:
 
 
 def _unknown(result: AuditResult) -> str:
-    at_equal, standard = TARGETS[result.verdict_fixed_lengths], TARGETS[result.verdict_standard]
-    if is_off_with(result):
-        off = f" ({percent(result.bias[result.nearest])} off)" if standard.has_gradient else ""
-        return f"{standard.does} on most problems, but not with {listed(result.off_with)}{off}"
-    if is_near_only(result):
-        return f"descends the {near_only(result)}"
-    if is_at_equal_lengths(result):
-        off = percent(result.bias_by_batch.get("limit", result.bias[result.nearest]))
-        only = "nothing is masked" if result.touches_padding else "all completions have the same length"
-        return f"descends {at_equal.phrase} only if {only} ({off} off if not)"
+    part = partly(result)
+    if part is not None:
+        return part.finding
     declared = "is a declared compromise" if result.kind == "term" else f"descends {TARGETS['unknown'].phrase}"
     return f"{declared} ({nearest(result)})"
 
@@ -167,8 +154,8 @@ def _warnings(result: AuditResult) -> list[str]:
     wrong, dead = result.float32_wrong_from, result.dead_zone_from
     if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
         found.append(f"in float32 it is wrong from log π/ref = {wrong:g} on")
-    said = result.verdict == "unknown" and TARGETS[result.verdict_near].has_gradient and not is_off_with(result)
-    if dead is not None and not said:
+    part = partly(result)
+    if dead is not None and (part is None or part.where != "near ref"):
         found.append(f"it has no gradient from log π/ref = {dead:g} on")
     if not result.finite:
         found.append("it overflows in float32")

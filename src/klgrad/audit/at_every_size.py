@@ -8,6 +8,7 @@ from typing import Literal, cast
 from ..targets import TargetName, Verdict, signed
 from .decomposition import Decomposition
 from .large_batches import BATCH_SIZES, is_small
+from .problems import Case
 from .verdict import MATCH, Comparison
 
 Holds = Literal["always", "large-batches"]
@@ -83,9 +84,16 @@ class AtEverySize:
         return [m.case.wider for m in self.limit.measured if m.case.wider and not self.limit.has_verdict(m, known)]
 
     @cached_property
-    def on_standard_problems(self) -> "AtEverySize":
-        """The same for the standard problems only."""
-        return AtEverySize(self.small.only(lambda c: not c.wider), self.limit.only(lambda c: not c.wider))
+    def on_standard_problems(self) -> Verdict:
+        """The verdict on the standard problems only.
+
+        Where it differs from that on all, small batches must agree at equal lengths, where the size of a batch does not
+        matter to a mean: the limit's problems have smaller log-ratios.
+        """
+        is_standard: Callable[[Case], bool] = lambda case: not case.wider
+        found = AtEverySize(self.small.only(is_standard), self.limit.only(is_standard)).verdict
+        at_equal_lengths = self.small.only(lambda case: not case.wider and not case.varying).verdict
+        return found if found in (self.verdict, at_equal_lengths) else "unknown"
 
     @cached_property
     def _standard(self) -> Verdict:

@@ -30,8 +30,9 @@ class AuditResult:
         verdict_off_policy_small_batches: the same off-policy.
         bias_by_batch: relative distance to `nearest` in batches of 2 and of 3 completions and in the `limit`, on-policy
             and on the same problems with varying lengths; empty where there is no gradient.
-        bias_by_distance: relative distance to `nearest` over the problems `near` ref, and over those `far` from it,
-            each at a scale of its own, on-policy.
+        bias_by_distance: relative distance over the problems `near` ref, and over those `far` from it, each at a scale
+            of its own, on-policy; to the target of `verdict_near`, or else of `verdict_near_fixed_lengths`, or else to
+            `nearest`.
         scale_varies: whether the multiple of the target depends on the data, as in a loss that divides by the standard
             deviation of the batch; on-policy.
         scale_varies_off_policy: the same off-policy.

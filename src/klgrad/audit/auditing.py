@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 from ..enumeration import every_group
-from ..targets import TargetName
+from ..targets import TARGETS, TargetName
 from .advising import advise
 from .at_every_size import AtEverySize, bias_by_batch
 from .audit_result import AuditResult
@@ -76,6 +76,9 @@ def audit(
     standard = on.small.only(lambda c: not c.wider)
     equal = standard.only(lambda c: not c.varying)
     near = standard.only(lambda c: c.distance == "near")
+    near_ref = on.limit.only(lambda c: c.distance == "near").verdict
+    at_equal_lengths = on.limit.only(lambda c: c.distance == "near" and not c.varying).verdict
+    named = next((v for v in (near_ref, at_equal_lengths) if TARGETS[v].has_gradient), nearest)
     scales = _scales(on, nearest)
     result = AuditResult(
         name=subject.name,
@@ -88,7 +91,7 @@ def audit(
         verdict_small_batches=on.small.verdict,
         verdict_off_policy_small_batches=off.small.verdict,
         bias_by_batch=bias_by_batch(on, nearest, lambda size: measure(subject, at_batch_size(size), advantages)),
-        bias_by_distance={d: standard.only(lambda c, d=d: c.distance == d).bias[nearest] for d in DISTANCES},
+        bias_by_distance={d: standard.only(lambda c, d=d: c.distance == d).bias[named] for d in DISTANCES},
         scale_varies=on.scale_varies,
         scale_varies_off_policy=off.scale_varies,
         decomposition=on.decomposition,
@@ -106,10 +109,10 @@ def audit(
         has_gradient=any(m.gradient.typical != 0 for m in on.small.measured),
         depends_on_reference=_depends_on_reference(subject, advantages),
         length_sensitive=standard.verdict != equal.verdict,
-        verdict_standard=on.on_standard_problems.verdict,
+        verdict_standard=on.on_standard_problems,
         off_with=on.off_with,
-        verdict_near=on.limit.only(lambda c: c.distance == "near").verdict,
-        verdict_near_fixed_lengths=on.limit.only(lambda c: c.distance == "near" and not c.varying).verdict,
+        verdict_near=near_ref,
+        verdict_near_fixed_lengths=at_equal_lengths,
         verdict_fixed_lengths=on.small.only(lambda c: not c.varying).verdict,
         dead_zone=numerics.dead_from is not None,
         dead_zone_from=numerics.dead_from,

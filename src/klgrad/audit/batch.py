@@ -62,6 +62,10 @@ class Batch:
         """Copies of the tensors, through which gradients flow back to the leaves of this batch."""
         return Batch(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
 
+    def part(self, rows: slice) -> "Batch":
+        """Some of the rows, with new leaves."""
+        return Batch(**{f.name: getattr(self, f.name)[rows] for f in fields(self)}).fresh()
+
     def groups(self) -> Iterator["Batch"]:
         """A copy of each group as a separate batch, through which gradients flow back to the leaves of this one."""
         alone = torch.zeros(self.group_size, dtype=torch.long)

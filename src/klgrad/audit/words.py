@@ -7,6 +7,7 @@ from .audit_result import AuditResult
 from .decomposition import Decomposition
 from .in_large_batches import LargeBatchResult
 from .numbers import listed, percent
+from .partly import partly
 from .verdict import MATCH
 
 Standing = Literal["right", "large", "else", "nothing"]
@@ -38,8 +39,8 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
     if verdict == "sum-of-targets" and found is not None:
         return in_sum(found)
     if verdict == "unknown":
-        described = in_part(r) if on_policy else ""
-        return described or f"no known divergence ({nearest(r, on_policy=on_policy)})"
+        part = partly(r) if on_policy else None
+        return part.words if part is not None else _without_verdict(r, on_policy=on_policy)
     holds = r.holds if on_policy else r.holds_off_policy
     off = f" ({small_batches(r)})" if on_policy and small_batches(r) else ""
     has_own_scale = r.scale_varies if on_policy else r.scale_varies_off_policy
@@ -48,59 +49,12 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
     return f"{TARGETS[verdict].title_in_sentence}{large}{varies}"
 
 
-def in_part(r: AuditResult) -> str:
-    """What a loss without a verdict descends on some of the problems; empty if that is not known either."""
-    if not r.depends_on_reference:
+def _without_verdict(r: AuditResult, *, on_policy: bool) -> str:
+    if not r.deterministic:
+        return "no verdict: the same batch gives different gradients"
+    if on_policy and not r.depends_on_reference:
         return "no KL: its gradient is the same for every ref"
-    if is_off_with(r):
-        return f"{TARGETS[r.verdict_standard].title_in_sentence}, but not with {listed(r.off_with)}"
-    if is_near_only(r):
-        return near_only(r)
-    if is_at_equal_lengths(r):
-        off = percent(r.bias_by_batch.get("limit", r.bias[r.nearest]))
-        return f"{TARGETS[r.verdict_fixed_lengths].title_in_sentence}, at equal lengths only ({off} off if not)"
-    return ""
-
-
-def is_at_equal_lengths(r: AuditResult) -> bool:
-    """Whether a loss without a verdict has one at equal lengths, near ref and far from it."""
-    return r.length_sensitive and TARGETS[r.verdict_fixed_lengths].has_gradient
-
-
-def is_off_with(r: AuditResult) -> bool:
-    """Whether a loss without a verdict has one on all standard problems, and no dead zone is the cause."""
-    known = r.verdict_standard not in ("unknown", "sum-of-targets")
-    return known and bool(r.off_with) and not _is_dead_far_from_ref(r)
-
-
-def _is_dead_far_from_ref(r: AuditResult) -> bool:
-    """Whether large log-ratios, which have no gradient, are all that a loss with a verdict near ref fails on."""
-    only = all(wider.startswith("log-ratios") for wider in r.off_with)
-    return r.dead_zone and only and TARGETS[r.verdict_near].has_gradient
-
-
-def is_near_only(r: AuditResult) -> bool:
-    """Whether a loss without a verdict has one where π is near ref, if need be at equal lengths only."""
-    return TARGETS[r.verdict_near].has_gradient or needs_equal_lengths_near_ref(r)
-
-
-def needs_equal_lengths_near_ref(r: AuditResult) -> bool:
-    """Whether a loss without a verdict has one only at equal lengths, and there only near ref."""
-    near = {TARGETS[verdict].has_gradient for verdict in (r.verdict_near, r.verdict_fixed_lengths)}
-    return near == {False} and TARGETS[r.verdict_near_fixed_lengths].has_gradient
-
-
-def near_only(r: AuditResult) -> str:
-    """A loss that has a target only where π is near ref, such as one with a clamp."""
-    far = percent(r.bias_by_distance["far"])
-    if needs_equal_lengths_near_ref(r):
-        near = TARGETS[r.verdict_near_fixed_lengths].title_in_sentence
-        if_not = percent(r.bias_by_distance["near"])
-        return f"{near}, near ref and at equal lengths only ({if_not} off if lengths vary, {far} far from ref)"
-    near = TARGETS[r.verdict_near].title_in_sentence
-    if r.dead_zone_from is not None:
-        return f"{near}, without gradient from log π/ref = {r.dead_zone_from:g} on"
-    return f"{near}, near ref only ({far} off far from it)"
+    return f"no known divergence ({nearest(r, on_policy=on_policy)})"
 
 
 def in_sum(found: Decomposition) -> str:
@@ -156,10 +110,10 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
         found.append("not deterministic")
     if not r.depends_on_reference:
         found.append("ignores ref" if r.has_gradient else "no gradient")
-    said = r.verdict == "unknown" and (is_off_with(r) or _is_dead_far_from_ref(r))  # by the words of the verdict
-    if r.length_sensitive and lengths and r.verdict == r.verdict_fixed_lengths == "unknown" and not said:
+    part = partly(r)
+    if r.length_sensitive and lengths and r.verdict == r.verdict_fixed_lengths == "unknown" and part is None:
         found.append("length-sensitive")
-    if r.off_with and not said:
+    if r.off_with and (part is None or part.where != "most problems"):
         found.append(f"off with {listed(r.off_with)}")
     wrong, dead = r.float32_wrong_from, r.dead_zone_from
     if wrong is not None and (dead is None or abs(wrong) < abs(dead)):

@@ -142,7 +142,9 @@ def command(
         )
         from .audit_whole import check_whole, report_whole
 
-        return check_whole(report_whole(losses or [], settings, json, markdown), expect, expect_off_policy)
+        needed = any((expect, expect_off_policy, json, markdown, settings))  # a record cannot answer these
+        results = report_whole(losses or [], settings, json, markdown, recorded=not needed)
+        return check_whole(results, expect, expect_off_policy)
     console, progress, failures = beside(json, markdown, html), stderr(), Failures()
     if losses and not any((expect, expect_off_policy, strict, json, markdown, html)):
         losses = [name for name in losses if not _show_recorded(console, name)]

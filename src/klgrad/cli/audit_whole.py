@@ -22,7 +22,7 @@ from .printed import first_lines
 
 
 def report_whole(
-    losses: list[str], settings: dict[str, Any], json: Path | None, markdown: Path | None
+    losses: list[str], settings: dict[str, Any], json: Path | None, markdown: Path | None, *, recorded: bool
 ) -> list[WholeResult]:
     """Audit whole losses and show what they do.
 
@@ -31,6 +31,7 @@ def report_whole(
         settings: values of the losses' own parameters.
         json: the file for JSON.
         markdown: the file for a table in Markdown.
+        recorded: whether the record of a framework that is not installed may be shown instead.
 
     Returns:
         The results.
@@ -38,7 +39,7 @@ def report_whole(
     console, progress, failures = beside(json, markdown), stderr(), Failures()
     subjects: list[PolicyLoss | Subject] = []
     for name in losses or POLICY_LOSSES:
-        if (table := recorded_policy_losses(name)) is not None:
+        if recorded and (table := recorded_policy_losses(name)) is not None:
             console.print(table)
             continue
         with failures.collected(name):

@@ -9,8 +9,9 @@ from ...targets import TARGETS, Role, Target
 from ..audit_result import AuditResult
 from ..curve import Curve, dead_zones, per_unit
 from ..numbers import apart, listed, percent
+from ..partly import partly
 from ..verdict import MATCH
-from ..words import in_sum, is_at_equal_lengths, is_near_only, is_off_with, near_only, nearest, small_batches
+from ..words import in_sum, nearest, small_batches
 from .chart import Chart, chart_of
 from .environment import number
 from .fixes import Fix, own_lines
@@ -145,13 +146,10 @@ def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
         return "No verdict", "The gradient is not a finite number on some group."
     if on_policy and not r.depends_on_reference:
         return "No KL", "Its gradient is the same for every reference."
-    if on_policy and is_off_with(r):
-        return f"{TARGETS[r.verdict_standard].title}, but not always", f"With {listed(r.off_with)}: {off} off."
-    if on_policy and is_near_only(r):
-        return capitalised(near_only(r)), f"Far from ref: {off} off."
-    if on_policy and is_at_equal_lengths(r):
-        title = TARGETS[r.verdict_fixed_lengths].title
-        return f"{title}, at equal lengths only", f"When lengths vary: {off} off the {name}."
+    part = partly(r) if on_policy else None
+    if part is not None:
+        of_all = f"Over all standard problems: {off} off the {name}." if TARGETS[part.verdict].has_gradient else ""
+        return capitalised(part.words), of_all
     return TARGETS["unknown"].title, capitalised(nearest(r, on_policy=on_policy)) + "."
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from ...targets import TARGETS, Target
 from ..audit_result import AuditResult
-from ..numbers import listed, percent
-from ..words import in_sum, is_at_equal_lengths, is_near_only, is_off_with, near_only, notes, small_batches
+from ..numbers import percent
+from ..partly import partly
+from ..words import in_sum, notes, small_batches
 from .plain import KIND_TITLES
 
 Settings = list[tuple[str, str]]
@@ -82,12 +83,9 @@ def _detail(r: AuditResult, *, on_policy: bool) -> str:
         return f"in large batches; {off}" if off else "in large batches"
     if verdict != "unknown":
         return ""
-    if on_policy and is_off_with(r):
-        return f"{TARGETS[r.verdict_standard].short}, but not with {listed(r.off_with)}"
-    if on_policy and is_near_only(r):
-        return near_only(r)
-    if on_policy and is_at_equal_lengths(r):
-        return f"{TARGETS[r.verdict_fixed_lengths].short} at equal lengths"
+    part = partly(r) if on_policy else None
+    if part is not None:
+        return part.words
     name = r.nearest if on_policy else r.nearest_off_policy
     return f"{percent((r.bias if on_policy else r.bias_off_policy)[name])} from {TARGETS[name].short}"
 
