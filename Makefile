@@ -21,7 +21,7 @@ test test-fast test-many test-oldest test-newest test-frameworks: export OMP_NUM
 test: $(DEV)  ## all tests but those of `test-many`
 	$(BIN)/python -m pytest -m "not many" $(ARGS)
 
-test-many: $(DEV)  ## tests that repeat others with more settings, such as every setting of TRL
+test-many: $(DEV)  ## tests that take long, or repeat others with more settings, such as every setting of TRL
 	$(BIN)/python -m pytest -m many $(ARGS)
 
 # Without the folders whose tests import TRL, which takes each process about ten seconds: `make test-fast FAST=tests/training`.

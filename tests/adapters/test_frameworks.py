@@ -211,6 +211,7 @@ def test_an_untested_version_is_audited_and_says_so():
     assert other.remark.endswith("is not the tested version (0.0.1); it is audited anyway")
 
 
+@pytest.mark.many
 @pytest.mark.skipif(FRAMEWORKS["liger"].installed is None, reason="liger is not installed")
 def test_the_command_audits_a_framework_by_name(tmp_path):
     result = CliRunner().invoke(app, ["audit", "liger", "--markdown", str(tmp_path / "liger.md")])

@@ -20,6 +20,7 @@ def test_the_default_divides_by_the_deviation_and_is_clipped_off_policy():
     assert r.on_policy.kl == r.off_policy.positive.verdict == "nothing"
 
 
+@pytest.mark.many
 def test_without_a_correction_for_the_sampler_the_policy_gradient_is_uncorrected():
     settings = {"loss_type": "dr_grpo", "scale_rewards": "none", "use_vllm": True}
     r = audit_whole(policy_loss("grpo", **settings, vllm_importance_sampling_correction=False))

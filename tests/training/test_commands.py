@@ -149,7 +149,7 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
                 "descends no known divergence (nearest: the reverse KL between completions",
                 "where no ratio reaches its bound, it descends the reverse KL between completions, in batches of any",
             ],
-            marks=pytest.mark.slow,
+            marks=[pytest.mark.slow, pytest.mark.many],
         ),
     ],
 )
@@ -393,6 +393,7 @@ def test_a_dry_run_counts_all_processes(by, model, tmp_path):
     assert "2 prompts x 8 completions of at most 5 tokens, on 4 processes" in result.output
 
 
+@pytest.mark.many
 @pytest.mark.slow
 def test_two_processes_train_and_write_one_run(model, tmp_path, monkeypatch):
     import os

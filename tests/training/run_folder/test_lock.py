@@ -130,6 +130,7 @@ def test_a_lock_file_is_not_a_run(run, tmp_path):
     assert not (tmp_path / "run" / lock.FILE).exists()
 
 
+@pytest.mark.many
 @pytest.mark.slow
 def test_of_two_runs_at_once_one_trains(model, tmp_path):
     given = arguments(**{**SMALL, "model": model, "output_dir": tmp_path / "run", "eval_size": 0})
