@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from some import first
 
 from klgrad import Rollout
 from klgrad.adapters.own_code import HOMES, code
@@ -115,7 +116,7 @@ def test_the_trainer_for_trl(meaning, off_policy, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", first(["token", "sequence"], 1))
 def test_the_trainer_for_trl_descends_what_is_advised(level):
     pytest.importorskip("trl")
     from klgrad.adapters.trl import declared as trainer_with

@@ -11,6 +11,7 @@ from klgrad.audit.whole import audit_whole
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.many
 def test_the_default_divides_by_the_deviation_and_is_clipped_off_policy():
     r = audit_whole(policy_loss("grpo"))
     assert r.on_policy.update.verdict == "policy-gradient"

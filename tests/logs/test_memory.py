@@ -139,6 +139,7 @@ def test_small_row_groups_are_read_together(tmp_path, monkeypatch):
     assert examine(path).tokens == 10_000
 
 
+@pytest.mark.many
 @pytest.mark.slow
 def test_a_long_prompt_is_held_once(tmp_path):
     path = tmp_path / "log.parquet"
@@ -184,6 +185,7 @@ def test_an_npz_of_long_prompts(tmp_path):
     assert mib < REFUSED
 
 
+@pytest.mark.many
 @pytest.mark.slow
 def test_an_npz_of_many_prompts_is_read_in_parts(tmp_path):
     path = tmp_path / "log.npz"

@@ -61,7 +61,7 @@ def wait_for(holds, seconds):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
 @pytest.mark.parametrize("moment", first(["workers compute", "workers start"], 1))
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", first([signal.SIGINT, signal.SIGKILL], 1))
 def test_no_worker_outlives_the_command(number, moment, tmp_path):
     """Ctrl-C in a terminal goes to all of them at once, a kill to the first alone."""
     run = [sys.executable, "-m", "klgrad", "reproduce", "--out", str(tmp_path), "--jobs", "2"]
