@@ -1,10 +1,11 @@
 """Asynchronous training: stale completions with and without importance weights on the KL.
 
 Shah et al. (A Comedy of Estimators) train with completions that are several updates old, find that a KL stabilises the
-training, and leave open which estimator is right there. Here completions are 0, 2 or 10 updates old, with leave-one-out
-advantages that are not divided by a standard deviation and TRL's clipped policy loss, on the task of `rl_runs.py`. The
-arms: no KL; k1 and k3 in the reward or as loss, uncorrected, as in the paper; and the sequence-level reverse KL with
-prefix or sequence weights, with and without a bound, which is right on old completions (the unbounded ones exactly).
+training, and leave open which estimator is right there. Here completions are 0, 2 or 10 updates old, with
+advantages that are centred in their group and not divided by a standard deviation, and TRL's clipped policy loss, on
+the task of `rl_runs.py`. The arms: no KL; k1 and k3 in the reward or as loss, uncorrected, as in the paper; and the
+sequence-level reverse KL with prefix or sequence weights, with and without a bound, which is right on old completions
+(the unbounded ones exactly).
 
     python benchmarks/exp_async.py MODEL
 
@@ -13,8 +14,9 @@ Result: src/klgrad/papers/recorded/async.csv.
 
 import argparse
 
+from experiment import command
 from packed import Job
-from rl_runs import command, job
+from rl_runs import job, train
 
 UPDATES = 60
 EVERY = 20
@@ -57,4 +59,4 @@ def _job(given: argparse.Namespace, arm: str, flags: str, lag: int, seed: int) -
 
 
 if __name__ == "__main__":
-    command(__doc__, jobs, "async.csv")
+    command(__doc__, jobs, train, "async.csv")

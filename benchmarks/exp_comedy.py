@@ -2,8 +2,9 @@
 
 The paper claims that training with biased gradients becomes unstable, that the unbiased configurations are better in
 and out of the domain, and that a larger coefficient is more stable. Here k1 and k3 in the reward, as loss, or in both
-places, and the exact KL as a loss, at four coefficients, with leave-one-out advantages that are not divided by a
-standard deviation, on the task of `rl_runs.py`. A run has collapsed if its last reward is below its first.
+places, and the exact KL as a loss, at four coefficients, on the task of `rl_runs.py`. Advantages are centred in their
+group, which is leave-one-out up to a constant, and not divided by a standard deviation. A run has collapsed if its last
+reward is below its first.
 
     python benchmarks/exp_comedy.py MODEL
 
@@ -12,8 +13,9 @@ Result: src/klgrad/papers/recorded/comedy.csv.
 
 import argparse
 
+from experiment import command
 from packed import Job
-from rl_runs import command, job
+from rl_runs import job, train
 
 UPDATES = 60
 EVERY = 20
@@ -48,4 +50,4 @@ def _job(given: argparse.Namespace, arm: str, coef: float, seed: int) -> Job:
 
 
 if __name__ == "__main__":
-    command(__doc__, jobs, "comedy.csv")
+    command(__doc__, jobs, train, "comedy.csv")

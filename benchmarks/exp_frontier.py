@@ -2,8 +2,8 @@
 
 The paper claims that a KL penalty buys reward at a lower KL, that k1 differentiated as a loss is the least efficient,
 and that k3 as a loss is close to the sound gradient where the KL is low. With a fixed coefficient the arms end at
-different KLs, so every arm has four coefficients, and the arms are compared by their KL at equal reward. Leave-one-out
-advantages that are not divided by a standard deviation, on the task of `rl_runs.py`.
+different KLs, so every arm has four coefficients, and the arms are compared by their KL at equal reward. Advantages
+are centred in their group and not divided by a standard deviation, on the task of `rl_runs.py`.
 
     python benchmarks/exp_frontier.py MODEL
 
@@ -12,8 +12,9 @@ Result: src/klgrad/papers/recorded/frontier.csv.
 
 import argparse
 
+from experiment import command
 from packed import Job
-from rl_runs import command, job
+from rl_runs import job, train
 
 UPDATES = 60
 EVERY = 10
@@ -47,4 +48,4 @@ def _job(given: argparse.Namespace, arm: str, coef: float, seed: int) -> Job:
 
 
 if __name__ == "__main__":
-    command(__doc__, jobs, "frontier.csv")
+    command(__doc__, jobs, train, "frontier.csv")

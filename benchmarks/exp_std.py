@@ -13,8 +13,9 @@ Result: src/klgrad/papers/recorded/std.csv.
 
 import argparse
 
+from experiment import command
 from packed import Job
-from rl_runs import command, job
+from rl_runs import job, train
 
 UPDATES = 60
 EVERY = 20
@@ -47,4 +48,4 @@ def _job(given: argparse.Namespace, arm: str, division: str, coef: float, seed: 
 
 
 if __name__ == "__main__":
-    command(__doc__, jobs, "std.csv")
+    command(__doc__, jobs, train, "std.csv")

@@ -7,13 +7,10 @@ reward is 1 for the right number. SmolLM2-135M-Instruct starts near .11. Held ou
 `kl_coef` has one meaning.
 """
 
-import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import RECORDED, provenance, read, write
-from packed import Job, Row, run_all
+from packed import Job, Row
 
 COMMON: dict[str, Any] = {
     "task": "mixed-addition,mixed-subtraction",
@@ -42,23 +39,6 @@ def job(label: Row, arm: str, model: Path, **settings: Any) -> Job:
     flags = [str(x) for key, value in chosen.items() for x in (f"--{key}", value)]
     name = "_".join(f"{value:g}" if isinstance(value, float) else str(value) for value in label.values())
     return Job(name, {"job": name, **label}, [*flags, *arm.split()])
-
-
-def command(description: str | None, jobs: Callable[[argparse.Namespace], list[Job]], file: str) -> None:
-    """Run an experiment's jobs from the command line; jobs that its CSV file has are not run again."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="folder of the unpacked model")
-    parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the CSV file")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of unfinished work")
-    parser.add_argument("--workers", type=int, default=10, help="jobs at once; each takes 13 GiB")
-    parser.add_argument("--only", default="", help="only jobs whose name contains this")
-    given = parser.parse_args()
-    path = given.out / file
-    measured = read(path)
-    done = {row["job"] for row in measured}
-    missing = [each for each in jobs(given) if each.name not in done and given.only in each.name]
-    rows = run_all(missing, train, given.runs / path.stem, given.workers)
-    write([*measured, *({**row, **provenance()} for row in rows if not row["problem"])], path)
 
 
 def train(job: Job, folder: Path) -> list[Row]:

@@ -70,7 +70,9 @@ def evaluate_groups(subject: Subject, batch: Batch) -> Parts:
     size = batch.group_size
     for rows in (slice(0, size), slice(-size, None)):
         alone = evaluate(subject, batch.part(rows))[1]
-        if not all(torch.allclose(a[rows], b, rtol=SAME, equal_nan=True) for a, b in zip(found, alone, strict=True)):
+        if not all(
+            torch.allclose(a[rows], b, rtol=SAME, atol=0, equal_nan=True) for a, b in zip(found, alone, strict=True)
+        ):
             return _one_by_one(subject, batch)
     return found
 
