@@ -28,11 +28,16 @@ COMMON = {
 
 def train(job: Job, folder: Path) -> list[Row]:
     """Train one student, and return its evaluations."""
+    import fused_layers
+    import graph_sampling
+
     from klgrad.training.build import build, models_of
     from klgrad.training.settings.parse import parse
 
     settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))
+    fused_layers.install(trainer)
+    graph_sampling.install(trainer)
     judge = Judge(trainer, evaluator, on_reference=True)
     rows: list[Row] = []
 

@@ -20,7 +20,7 @@ UPDATES = 60
 EVERY = 10
 RATE = 1e-5
 SEEDS = (0, 1, 2)
-COEFFICIENTS = (0.1, 0.03, 0.3, 0.01)
+COEFFICIENTS = (0.1, 0.03, 0.06, 0.01)
 ARMS = {
     "k1-loss": "--kl_cell k1-loss",
     "k3-loss": "--kl_cell k3-loss",

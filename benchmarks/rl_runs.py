@@ -43,6 +43,8 @@ def job(label: Row, arm: str, model: Path, **settings: Any) -> Job:
 
 def train(job: Job, folder: Path) -> list[Row]:
     """Train one policy; a row for each evaluation, with what the updates since the last one had in common."""
+    import fused_layers
+    import graph_sampling
     from judge import Judge
 
     from klgrad.training.build import build, models_of
@@ -50,6 +52,8 @@ def train(job: Job, folder: Path) -> list[Row]:
 
     settings = parse("train", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))
+    fused_layers.install(trainer)
+    graph_sampling.install(trainer)
     judge, watch = Judge(trainer, evaluator, on_reference=False), EffectiveCoefficient(trainer)
     every, rows = settings.run.eval_every, []
     broken = BrokenUpdates(trainer)
