@@ -4,7 +4,8 @@ Such a run takes minutes on a GPU, so a study reads the committed file. `klgrad 
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -77,3 +78,30 @@ def exceeds_over_seeds(claim: str, found: dict[str, float]) -> Check:
 def at_update(rows: Iterable[Row], update: int) -> list[Row]:
     """The rows of one evaluation."""
     return [row for row in rows if int(row["update"]) == update]
+
+
+def grouped(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, list[Row]]:
+    """Rows by name, in their order."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[name_of(row)].append(row)
+    return dict(found)
+
+
+def summaries(
+    rows: Iterable[Row], columns: Sequence[str], name_of: Callable[[Row], str]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """`over_seeds` of several columns, by name."""
+    return {name: {c: over_seeds(group, c) for c in columns} for name, group in grouped(rows, name_of).items()}
+
+
+def paths(rows: Sequence[Row], column: str, name_of: Callable[[Row], str]) -> dict[str, dict[str, list[float]]]:
+    """Mean and standard error of a column over updates, by name."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"updates": [], "mean": [], "error": []})
+    for update in sorted({int(row["update"]) for row in rows}):
+        for name, group in grouped(at_update(rows, update), name_of).items():
+            here = over_seeds(group, column)
+            found[name]["updates"].append(update)
+            found[name]["mean"].append(here["mean"])
+            found[name]["error"].append(here["error"])
+    return dict(found)

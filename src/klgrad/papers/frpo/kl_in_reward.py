@@ -10,25 +10,20 @@ weight of the KL's gradient relative to that of the reward's. Right answers are 
 has three seeds. Design, table and limits: docs/experiments.md.
 """
 
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any
-
-import torch
-
 from ..recorded_runs import (
     Row,
     at_update,
     difference,
     exceeds_over_seeds,
     over_seeds,
+    paths,
     provenance,
     rows_of,
+    summaries,
 )
+from ..reward_and_kl import curve_of, runs_of
 from ..study import Check, Experiment, Numbers, Settings
 from .kl_in_reward_figure import draw as draw
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 EXPERIMENT = Experiment("std.csv", "exp_std.py")
 LAST = 60
@@ -37,8 +32,6 @@ GROUP = 8
 COMPARED_AT = "0.1"
 """The coefficient with three seeds, at which the claims are judged."""
 COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "train_groups_without_spread", "skipped_updates")
-DEGREE = 3
-"""Of the polynomial in the root of the KL that is fitted to the right answers of all runs."""
 COMPARISONS = {
     "k1 in the reward answers more right undivided than divided": (
         "correct_in",
@@ -90,15 +83,15 @@ def run(settings: Settings) -> Numbers:
     """The settings at the last update, their paths, their comparisons, and the curve that they have in common."""
     rows = [{**row, "effective": _effective(row)} for row in rows_of(EXPERIMENT, settings)]
     last = at_update(rows, LAST)
-    end = {name: {c: over_seeds(group, c) for c in (*COLUMNS, "effective")} for name, group in _grouped(last).items()}
+    end = summaries(last, (*COLUMNS, "effective"), setting_of)
     return {
         "made": provenance(rows),
         "start": {c: over_seeds(at_update(rows, 0), c) for c in COLUMNS[:2]},
         "end": end,
-        "paths": _paths(rows),
+        "paths": paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", name_of),
         "comparisons": {claim: _at_every_coefficient(end, *sides) for claim, sides in COMPARISONS.items()},
-        "runs": [_run_of(row) for row in last],
-        "curve": _curve(last),
+        "runs": runs_of(last, name_of),
+        "curve": curve_of(last, name_of),
     }
 
 
@@ -113,67 +106,18 @@ def _effective(row: Row) -> str:
 
 
 def name_of(row: Row) -> str:
-    """Arm and division; with the coefficient, a setting."""
+    """Arm and division."""
     return f"{row['arm']} {row['division']}"
 
 
-def _grouped(rows: list[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[f"{name_of(row)} {row['kl_coef']}"].append(row)
-    return dict(found)
-
-
-def _paths(rows: list[Row]) -> dict[str, dict[str, list[float]]]:
-    """Right answers over updates, at the coefficient with three seeds and without a KL."""
-    chosen = [row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")]
-    paths: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"updates": [], "mean": [], "error": []})
-    for update in sorted({int(row["update"]) for row in chosen}):
-        for group in _grouped(at_update(chosen, update)).values():
-            path, found = paths[name_of(group[0])], over_seeds(group, "correct_in")
-            path["updates"].append(update)
-            path["mean"].append(found["mean"])
-            path["error"].append(found["error"])
-    return dict(paths)
+def setting_of(row: Row) -> str:
+    """Arm, division and coefficient."""
+    return f"{name_of(row)} {row['kl_coef']}"
 
 
 def _at_every_coefficient(end: Numbers, column: str, higher: str, lower: str) -> dict[str, dict[str, float]]:
     coefficients = sorted({name.rpartition(" ")[2] for name in end} - {"0.0"}, key=float)
     return {c: difference(end[f"{higher} {c}"][column], end[f"{lower} {c}"][column]) for c in coefficients}
-
-
-def _run_of(row: Row) -> dict[str, Any]:
-    measured = {"kl": float(row["kl_per_sequence"]), "correct_in": float(row["correct_in"])}
-    return {"name": name_of(row), "kl_coef": row["kl_coef"], "seed": row["seed"], **measured}
-
-
-def _curve(last: list[Row]) -> dict[str, Any]:
-    """Right answers as a function of the KL alone, and how far each arm is from the curve of all others."""
-    kl = torch.tensor([float(row["kl_per_sequence"]) for row in last], dtype=torch.float64)
-    right = torch.tensor([float(row["correct_in"]) for row in last], dtype=torch.float64)
-    weights = _fit(kl, right)
-    rest = right - _powers(kl) @ weights
-    off = {}
-    for name in dict.fromkeys(name_of(row) for row in last):
-        own = torch.tensor([name_of(row) == name for row in last])
-        distance = right[own] - _powers(kl[own]) @ _fit(kl[~own], right[~own])
-        off[name] = {"mean": float(distance.mean()), "error": float(distance.std() / len(distance) ** 0.5)}
-    own_error = torch.tensor([float(row["correct_in_se"]) for row in last], dtype=torch.float64)
-    return {
-        "weights": weights.tolist(),
-        "explained": float(1 - rest.square().sum() / (right - right.mean()).square().sum()),
-        "spread": float((rest.square().sum() / (len(rest) - len(weights))).sqrt()),
-        "evaluation error": float(own_error.square().mean().sqrt()),
-        "off": off,
-    }
-
-
-def _powers(kl: "Tensor") -> "Tensor":
-    return torch.stack([kl.sqrt() ** i for i in range(DEGREE + 1)], -1)
-
-
-def _fit(kl: "Tensor", right: "Tensor") -> "Tensor":
-    return torch.linalg.lstsq(_powers(kl), right[:, None]).solution[:, 0]
 
 
 def check(numbers: Numbers) -> list[Check]:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ...support.palette import STYLES
+from ..reward_and_kl import height
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def _frontier(numbers: Numbers, axis: Any) -> None:
         axis.plot(run["kl"], run["correct_in"], "o", ms=5, color=colour, mfc=face, zorder=3)
     far = max(run["kl"] for run in numbers["runs"])
     at = [far * i / 100 for i in range(1, 101)]
-    curve = [sum(w * x ** (i / 2) for i, w in enumerate(numbers["curve"]["weights"])) for x in at]
-    axis.plot(at, curve, color="black", lw=1)
+    axis.plot(at, [height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
     axis.set(
         xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain", title="every β, one mark per run"
     )

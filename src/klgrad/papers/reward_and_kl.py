@@ -1,0 +1,70 @@
+"""Right answers as a function of the KL: what training runs with different KL terms have in common.
+
+With a fixed coefficient the runs end at different KLs, and most of the difference in their rewards follows from that.
+So arms are also compared by their distance from the curve of all other arms.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .recorded_runs import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEGREE = 3
+"""Of the polynomial in the root of the KL that is fitted to the right answers of all runs."""
+
+
+def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[dict[str, Any]]:
+    """One point for each run."""
+    return [
+        {
+            "name": name_of(row),
+            "kl_coef": row["kl_coef"],
+            "seed": row["seed"],
+            "kl": float(row["kl_per_sequence"]),
+            "correct_in": float(row["correct_in"]),
+        }
+        for row in last
+    ]
+
+
+def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> dict[str, Any]:
+    """The curve of all runs, what it explains, and how far each arm is from the curve of the others."""
+    kl = torch.tensor([float(row["kl_per_sequence"]) for row in last], dtype=torch.float64)
+    right = torch.tensor([float(row["correct_in"]) for row in last], dtype=torch.float64)
+    weights = _fit(kl, right)
+    rest = right - _powers(kl) @ weights
+    own_error = torch.tensor([float(row["correct_in_se"]) for row in last], dtype=torch.float64)
+    return {
+        "weights": weights.tolist(),
+        "explained": float(1 - rest.square().sum() / (right - right.mean()).square().sum()),
+        "spread": float((rest.square().sum() / (len(rest) - len(weights))).sqrt()),
+        "evaluation error": float(own_error.square().mean().sqrt()),
+        "off": _distances(kl, right, [name_of(row) for row in last]),
+    }
+
+
+def height(weights: list[float], kl: float) -> float:
+    """The curve's right answers at a KL."""
+    return sum(weight * kl ** (power / 2) for power, weight in enumerate(weights))
+
+
+def _distances(kl: "Tensor", right: "Tensor", names: list[str]) -> dict[str, dict[str, float]]:
+    off = {}
+    for name in dict.fromkeys(names):
+        own = torch.tensor([each == name for each in names])
+        distance = right[own] - _powers(kl[own]) @ _fit(kl[~own], right[~own])
+        off[name] = {"mean": float(distance.mean()), "error": float(distance.std() / len(distance) ** 0.5)}
+    return off
+
+
+def _powers(kl: "Tensor") -> "Tensor":
+    return torch.stack([kl.sqrt() ** i for i in range(DEGREE + 1)], -1)
+
+
+def _fit(kl: "Tensor", right: "Tensor") -> "Tensor":
+    return torch.linalg.lstsq(_powers(kl), right[:, None]).solution[:, 0]
