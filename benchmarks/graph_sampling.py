@@ -85,7 +85,10 @@ class Decoder:
         both, self.cache.source = torch.unique(torch.cat([ids, mask], 1), dim=0, return_inverse=True)
         ids, seen = both[:, : self.prompt], both[:, self.prompt :].bool()
         causal = torch.ones(self.prompt, self.prompt, dtype=torch.bool, device=ids.device).tril()
-        itself = torch.eye(self.prompt, dtype=torch.bool, device=ids.device)  # padding attends to itself, not to nothing
+        # Padding attends to itself, because the attention of a row without any visible token is not a number.
+        itself = torch.eye(
+            self.prompt, dtype=torch.bool, device=ids.device
+        )
         position = (seen.long().cumsum(1) - 1).clamp(min=0)
         found = self._logits(ids, (causal & seen[:, None, None, :]) | itself, position)
         self.position.copy_(position[self.cache.source, -1:] + 1)
@@ -175,4 +178,6 @@ class GraphSampler:
         neutral = {"top_k": (None, 0), "top_p": (None, 1.0), "min_p": (None,), "repetition_penalty": (None, 1.0)}
         for name, allowed in neutral.items():
             if getattr(config, name, None) not in allowed:
-                raise ValueError(f"expected {name} in {allowed}; got {getattr(config, name)}; use transformers' generate")
+                raise ValueError(
+                    f"expected {name} in {allowed}; got {getattr(config, name)}; use transformers' generate"
+                )

@@ -7,6 +7,8 @@ reward is 1 for the right number. SmolLM2-135M-Instruct starts near .11. Held ou
 `kl_coef` has one meaning.
 """
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +152,14 @@ class EffectiveCoefficient:
         }
 
     def since_last(self) -> dict[str, float | None]:
-        """Means over the updates since the last call."""
+        """Means over the updates since the last call, and the noise of the rewards."""
         names = ("reward", "groups_without_spread", "effective_kl_coef", "largest_kl_weight")
         found, self.updates = self.updates, []
-        return {f"train_{n}": sum(u[n] for u in found) / len(found) if found else None for n in names}
+        means = {f"train_{n}": sum(u[n] for u in found) / len(found) if found else None for n in names}
+        return {**means, "train_reward_noise": _noise([update["reward"] for update in found])}
+
+
+def _noise(values: list[float]) -> float | None:
+    """The standard deviation of a series without its trend, from differences of neighbours."""
+    steps = [after - before for before, after in itertools.pairwise(values)]
+    return math.sqrt(sum(step * step for step in steps) / (2 * len(steps))) if steps else None
