@@ -86,9 +86,7 @@ class Decoder:
         ids, seen = both[:, : self.prompt], both[:, self.prompt :].bool()
         causal = torch.ones(self.prompt, self.prompt, dtype=torch.bool, device=ids.device).tril()
         # Padding attends to itself, because the attention of a row without any visible token is not a number.
-        itself = torch.eye(
-            self.prompt, dtype=torch.bool, device=ids.device
-        )
+        itself = torch.eye(self.prompt, dtype=torch.bool, device=ids.device)
         position = (seen.long().cumsum(1) - 1).clamp(min=0)
         found = self._logits(ids, (causal & seen[:, None, None, :]) | itself, position)
         self.position.copy_(position[self.cache.source, -1:] + 1)

@@ -19,6 +19,8 @@ COMMANDS = {
     "exp_frontier": "train",
     "exp_stale_distill": "distill",
     "exp_rethinking": "train",
+    "exp_long": "train",
+    "exp_discount": "distill",
 }
 
 
@@ -26,7 +28,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_job_is_accepted(name, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    jobs = importlib.import_module(name).jobs(argparse.Namespace(model=tmp_path))
+    jobs = importlib.import_module(name).jobs(argparse.Namespace(model=tmp_path, runs=tmp_path))
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
         if job.settings["seed"] == 0:
