@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ..trl.attention import avoid_cudnn_attention
 from ..trl.sanity import check_prompts
 from .checkpoint.run_trainer import RunTrainer
 from .data.rewards import checked, probe
@@ -142,6 +143,7 @@ def _trainer(settings: Settings, models: Models, tokenizer: Any, data: Data, rew
     from trl.trainer.utils import get_peft_config, get_quantization_config
 
     training, policy = settings.training, settings.policy
+    avoid_cudnn_attention(training.device)
     training.teacher = models.reference if settings.command == "distill" or training.teacher else None
     chosen = {
         "dtype": policy.dtype,

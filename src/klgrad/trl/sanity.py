@@ -9,9 +9,10 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..core.estimators import k3
 from ..core.rollout import Rollout
 from ..errors import MeaningError
+from .attention import warn_of_cudnn_attention
 from .config import KLConfig
 from .objective import Objective
-from .seam.models import has_adapters
+from .seam.models import attention_of, has_adapters
 from .seam.state import current_mode
 
 START_KL = 1e-3
@@ -32,7 +33,9 @@ def check_prompts(args: KLConfig, prompts: int) -> None:
 
 
 def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> None:
-    """Raise `MeaningError` for settings that do not fit the number of processes or the model."""
+    """Raise `MeaningError` for settings that do not fit the number of processes or the model; warn of bad gradients."""
+    half = bool(args.bf16 or args.fp16)
+    warn_of_cudnn_attention(trainer.accelerator.device, attention_of(trainer.model), half=half)
     rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
     if objective.leaves_one_out and rows < 2:
         raise MeaningError(

@@ -1,7 +1,8 @@
 """The policy and the reference as models: found, loaded and gathered by TRL's helpers.
 
 Touches `trl.trainer.utils.use_adapter`, `create_model_from_path` and `maybe_gather_lm_head_ctx`, transformers'
-`config._name_or_path`, peft's `peft_config` and `get_base_model`, and DeepSpeed's `ds_id` and `ds_shape`.
+`config._name_or_path` and `config._attn_implementation`, peft's `peft_config` and `get_base_model`, and DeepSpeed's
+`ds_id` and `ds_shape`.
 """
 
 from collections.abc import Iterator
@@ -48,6 +49,11 @@ def is_split(parameter: Tensor) -> bool:
 def model_name(model: Any) -> str:
     """The name or the folder that a model was loaded from."""
     return model.config._name_or_path
+
+
+def attention_of(model: Any) -> str | None:
+    """The name of the attention that the model uses, such as "sdpa"."""
+    return getattr(model.config, "_attn_implementation", None)
 
 
 @contextmanager
