@@ -4,9 +4,9 @@ import pytest
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate
 from klgrad.errors import MeaningError
+from klgrad.trainer_parts.bound_text import bound_of
 from klgrad.trl import KLConfig
 from klgrad.trl.meaning_notes import MeaningWarning, notes
-from klgrad.trl.objective import bound_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

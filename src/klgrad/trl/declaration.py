@@ -5,10 +5,11 @@ from typing import Any
 
 from ..core.term import KLTerm
 from ..errors import MeaningError
+from ..trainer_parts.bound_text import bound_of
 from .config import KLConfig
 from .config_checks import TERM_FIELDS, changed_among
 from .field_types import changed
-from .objective import bound_of, fields_of
+from .objective import fields_of
 
 DERIVED = (
     "steps_per_generation",

@@ -11,7 +11,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..core.result import KLResult
 from ..core.rollout import Rollout, checked_at_the_end
 from ..core.term import KLTerm
-from .adaptive_beta import AdaptiveCoefficient
+from ..trainer_parts.adaptive_beta import AdaptiveCoefficient
 from .checkpointed import Parts
 from .config import KLConfig
 from .declaration import declared

@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from ..core.estimators import k3
-from ..core.importance import token_ratio
 from ..core.result import KLResult
 from ..core.rollout import Rollout
+from ..trainer_parts.kl_values import token_values
 from ..zoo import Cell
 from .objective import Objective
 
@@ -34,14 +33,6 @@ def per_token_loss(objective: Objective, rollout: Rollout, result: KLResult, own
             return None
         return per_token - own_rows(result.coefficient, own, logp) * (logp - logp.detach())
     return per_token + own_rows(token_values(rollout), own, logp)
-
-
-def token_values(rollout: Rollout) -> Tensor:
-    """(B, T) what the KL adds to the value of the loss, detached: exact, or k3 weighted by the token's ratio."""
-    if rollout.token_reverse_kl is not None:
-        return rollout.token_reverse_kl.detach()
-    value = k3.value(rollout.log_ratio)
-    return value if rollout.behavior_logp is None else value * token_ratio(rollout)
 
 
 def summed_loss(per_token: Tensor | None, accumulation: int) -> Tensor | float:

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.estimators import k3
-from ..core.importance import token_ratio
 from ..core.result import KLResult
 from ..core.rollout import Rollout
-from ..core.term import KLTerm
 from ..reports.divergence import KLSums
-from .adaptive_beta import AdaptiveCoefficient
+from ..trainer_parts.adaptive_beta import AdaptiveCoefficient
+from ..trainer_parts.kl_values import total_reverse_kl
 from .config import KLConfig
 from .objective import Objective
 from .seam.state import Mode
@@ -149,9 +147,5 @@ def unbiased_kl(args: KLConfig, objective: Objective, rollout: Rollout) -> Tenso
     if args.kl_target is None:
         return 0.0
     weighting = objective.term.weighting if objective.term is not None else None
-    if weighting is not None and weighting.ratio == "token":  # on the sampler's prefixes, like the term itself
-        ratio = token_ratio(rollout)
-        return ((ratio if weighting.bound is None else weighting.bound(ratio)) * k3.value(rollout.log_ratio)).sum()
     whole = objective.top_k is None and rollout.token_reverse_kl is not None
-    term = KLTerm(estimator="exact" if whole else "k1_k3", weighting=weighting)
-    return term(rollout).value.mean * len(rollout.mask)
+    return total_reverse_kl(rollout, weighting, exact=whole)

@@ -1,12 +1,13 @@
 """From the fields of a `KLConfig` to the objective: a `KLTerm` or a loss of the zoo, and where it is placed."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.families.formula import Formula
-from ..core.importance import Bound, Clip, ImportanceWeighting, Mask, Truncate
+from ..core.importance import Bound, ImportanceWeighting
 from ..core.term import KLTerm
 from ..errors import MeaningError
+from ..trainer_parts.bound_text import bound_of, written
 from ..zoo import Cell
 from . import config_checks as checks
 
@@ -99,26 +100,6 @@ def objective_of(config: Any) -> Objective:
     return Objective(term, None, config.kl_placement, config.kl_reduction, top_k, tail, bound)
 
 
-def bound_of(text: str) -> Bound | None:
-    """Parse `truncate:2`, `clip:0.5:2`, `mask:0.5:2` or `none`."""
-    kind, *numbers = text.split(":")
-    kinds = {"truncate": (Truncate, 1), "clip": (Clip, 2), "mask": (Mask, 2)}
-    if text == "none":
-        return None
-    try:
-        make, count = kinds[kind]
-        values = [float(x) for x in numbers]
-        if len(values) != count:
-            raise ValueError
-    except (KeyError, ValueError):
-        raise MeaningError(
-            "`kl_ratio_bound` as truncate:MAX, clip:LOW:HIGH, mask:LOW:HIGH or none",
-            repr(text),
-            "write truncate:2, for example",
-        ) from None
-    return make(*values)
-
-
 def fields_of(term: KLTerm) -> dict[str, Any]:
     """The fields of a `KLConfig` that declare a term: the inverse of `objective_of`."""
     weighting = term.weighting
@@ -129,11 +110,5 @@ def fields_of(term: KLTerm) -> dict[str, Any]:
         "kl_discount": term.discount,
         "kl_baseline": term.baseline,
         "kl_influence_bound": term.influence_bound,
-        **({} if weighting is None else {"kl_ratio": weighting.ratio, "kl_ratio_bound": _written(weighting.bound)}),
+        **({} if weighting is None else {"kl_ratio": weighting.ratio, "kl_ratio_bound": written(weighting.bound)}),
     }
-
-
-def _written(bound: Bound | None) -> str:
-    if bound is None:
-        return "none"
-    return ":".join([type(bound).__name__.lower(), *(repr(getattr(bound, f.name)) for f in fields(bound))])
