@@ -10,6 +10,7 @@ The names here need torch alone, and it is imported when the first of them is us
 - `klgrad.kernels`: exact KLs from hidden states, without storing the logits;
 - `klgrad.logs`: analysis of the logs of a run (needs `klgrad[logs]`);
 - `klgrad.trl`: training with TRL (needs `klgrad[train]`);
+- `klgrad.verl`: training with verl, which loads it as a plug-in;
 - `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: the parts that terms are made of.
 """
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         policy_losses as policy_losses,
         reports as reports,
         trl as trl,
+        verl as verl,
         zoo as zoo,
     )
     from .core import credit as credit, estimators as estimators, importance as importance
@@ -56,6 +58,7 @@ _SUBPACKAGES = {
     "policy_losses": ".policy_losses",
     "reports": ".reports",
     "trl": ".trl",
+    "verl": ".verl",
     "zoo": ".zoo",
 }
 """The public subpackages, and where each is imported from when it is first used."""
@@ -102,6 +105,7 @@ __all__ = [
     "reverse_optimum",
     "squared_sequence",
     "trl",
+    "verl",
     "zoo",
 ]
 

@@ -1,0 +1,210 @@
+"""From verl's configuration to a term: what is accepted, and the sentence for each thing that is refused."""
+
+import pytest
+from on_verl.configuration import HAS_VERL, composed, small
+
+from klgrad import Clip, ImportanceWeighting, KLTerm, Truncate
+from klgrad.errors import KlgradError, MeaningError, UnknownNameError
+from klgrad.verl.declaration import declared, term_of
+from klgrad.verl.meaning_notes import notes
+from klgrad.verl.settings import Settings
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ADVANTAGE = {"placement": "advantage"}
+PREFIX = {"ratio": "prefix"}
+
+
+def test_the_defaults_are_a_term():
+    found = declared(small())
+    assert found.term == KLTerm()
+    assert (found.settings.coef, found.settings.placement, found.in_advantage) == (0.05, "loss", False)
+
+
+def test_every_field_of_a_term_can_be_declared():
+    node = {
+        "divergence": "reverse",
+        "level": "sequence",
+        "estimator": "k1_k3",
+        "discount": 0.5,
+        "baseline": "leave_one_out",
+        "influence_bound": 3.0,
+        "ratio": "prefix",
+        "ratio_bound": "clip:0.5:2",
+        "placement": "advantage",
+    }
+    weighting = ImportanceWeighting("prefix", Clip(0.5, 2.0))
+    assert declared(small(klgrad=node)).term == KLTerm(
+        estimator="k1_k3", discount=0.5, baseline="leave_one_out", influence_bound=3.0, weighting=weighting
+    )
+
+
+def test_the_default_bound_is_that_of_the_trainer_on_trl():
+    assert declared(small(klgrad=PREFIX)).term.weighting == ImportanceWeighting("prefix", Truncate(2.0))
+
+
+REFUSED = {
+    "verl's loss": (
+        {"actor_rollout_ref__actor__use_kl_loss": True},
+        "`klgrad` and actor_rollout_ref.actor.use_kl_loss=True",
+    ),
+    "verl's reward": ({"algorithm__use_kl_in_reward": True}, "`klgrad` and algorithm.use_kl_in_reward=True"),
+    "distillation": ({"distillation__enabled": True}, "distillation.enabled=True"),
+    "teacher without distillation": ({"klgrad": {"reference": "teacher"}}, "distillation.enabled=False"),
+    "teacher in the advantage": (
+        {"klgrad": {"reference": "teacher", **ADVANTAGE}, "distillation__enabled": True},
+        "only workers have the teacher's log-probs",
+    ),
+    "teacher and target": (
+        {"klgrad": {"reference": "teacher", "target": 1.0}, "distillation__enabled": True},
+        "a constant β",
+    ),
+    "top-k teacher": (
+        {
+            "klgrad": {"reference": "teacher"},
+            "distillation__enabled": True,
+            "distillation__distillation_loss__loss_mode": "forward_kl_topk",
+        },
+        "loss_mode=forward_kl_topk",
+    ),
+    "exact": ({"klgrad": {"estimator": "exact"}}, "estimator=exact"),
+    "baseline in the loss": ({"klgrad": {"baseline": "leave_one_out"}}, "micro-batches divide groups"),
+    "baseline of one": (
+        {"klgrad": {"baseline": "leave_one_out", **ADVANTAGE}, "actor_rollout_ref__rollout__n": 1},
+        "rollout.n of 2 or more",
+    ),
+    "rejection": ({"algorithm__rollout_correction__rollout_rs": "token_k1"}, "rollout_rs=token_k1"),
+    "no engine log-probs": (
+        {"klgrad": PREFIX, "actor_rollout_ref__rollout__calculate_log_probs": False},
+        "calculate_log_probs=False",
+    ),
+    "other loss mode": (
+        {"klgrad": ADVANTAGE, "actor_rollout_ref__actor__policy_loss": {"loss_mode": "gspo"}},
+        "received gspo",
+    ),
+    "sum in the advantage": ({"klgrad": {"reduction": "sequence", **ADVANTAGE}}, "reduction=policy"),
+    "old as the sampler of old": (
+        {"klgrad": {"sampler": "old", **PREFIX, **ADVANTAGE}},
+        "whose ratio to itself is 1",
+    ),
+    "bypass": (
+        {"klgrad": ADVANTAGE, "algorithm__rollout_correction__bypass_mode": True},
+        "bypass_mode=True",
+    ),
+    "weighted twice": (
+        {"klgrad": ADVANTAGE, "algorithm__rollout_correction__rollout_is": "token"},
+        "rollout_is=token",
+    ),
+    "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
+    "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` of 0 or more"),
+    "no number": ({"klgrad": {"coef": "much"}}, "as a finite number; received 'much'"),
+    "target": ({"klgrad": {"target": 0}}, "above 0"),
+    "bound": ({"klgrad": {"ratio_bound": "truncate"}}, "`klgrad.ratio_bound` as truncate:MAX"),
+    "word": ({"klgrad": {"placement": "reward"}}, "`klgrad.placement` in ('loss', 'advantage')"),
+    "contradiction of the term": ({"klgrad": {"level": "token", "discount": 0.5}}, "discount=0.5"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_and_why(case):
+    changed, sentence = REFUSED[case]
+    with pytest.raises(MeaningError) as caught:
+        declared(small(**changed))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_setting_is_an_error_with_the_near_one():
+    with pytest.raises(UnknownNameError, match="did you mean 'discount'"):
+        declared(small(klgrad={"dicount": 1}))
+
+
+def test_a_kl_in_the_loss_allows_what_the_advantage_does_not():
+    """Each of these is refused above with placement=advantage."""
+    for changed in (
+        {"actor_rollout_ref__actor__policy_loss": {"loss_mode": "gspo"}},
+        {"algorithm__rollout_correction__bypass_mode": True},
+        {"algorithm__rollout_correction__rollout_is": "token"},
+        {"klgrad": {"reduction": "sequence"}},
+        {"klgrad": {"sampler": "old", **PREFIX}},
+    ):
+        declared(small(**changed))
+
+
+def test_distillation_without_rewards_drops_the_policy_loss():
+    teacher = {"klgrad": {"reference": "teacher"}, "distillation__enabled": True}
+    assert declared(small(**teacher)).task_rewards
+    assert not declared(small(**teacher, distillation__distillation_loss__use_task_rewards=False)).task_rewards
+
+
+NOTED = {
+    "epochs": ({"actor_rollout_ref__actor__ppo_epochs": 2}, "2 updates on each batch trains on completions"),
+    "mini-batches": ({"data__train_batch_size": 32}, "4 updates on each batch"),
+    "async": ({"trainer__v1": {"trainer_mode": "colocate_async"}}, "trainer_mode=colocate_async"),
+    "async in the advantage": (
+        {"trainer__v1": {"trainer_mode": "colocate_async"}, "klgrad": ADVANTAGE},
+        "clipped surrogate",
+    ),
+    "mean of each": ({"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "that of no divergence"),
+    "nucleus": ({"actor_rollout_ref__rollout__top_p": 0.9}, "rollout.top_p=0.9"),
+    "filtered": ({"algorithm__filter_groups__enable": True}, "filter_groups.enable=True"),
+    "entropy": ({"actor_rollout_ref__actor__entropy_coeff": 0.1}, "entropy_coeff=0.1"),
+}
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_what_changes_the_meaning_is_said(case):
+    changed, sentence = NOTED[case]
+    config = small(**changed)
+    (said,) = notes(config, declared(config))
+    assert sentence in said
+
+
+def test_nothing_is_said_of_settings_that_keep_the_meaning():
+    assert notes(small(), declared(small())) == []
+    weighted = small(klgrad=PREFIX, actor_rollout_ref__actor__ppo_epochs=2)
+    assert notes(weighted, declared(weighted)) == []
+
+
+@pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
+def test_the_command_line_of_verl_declares_a_term():
+    config = composed("+klgrad.level=token", "+klgrad.coef=0.01", "+klgrad.ratio=prefix", "+klgrad.ratio_bound=none",
+                      "actor_rollout_ref.rollout.calculate_log_probs=true")  # fmt: skip
+    found = declared(config)
+    assert found.term.name == "reverse-token-k1-prefix-ratio"
+    assert found.settings.coef == 0.01
+
+
+@pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
+def test_the_small_configuration_of_these_tests_has_verls_names_and_defaults():
+    def check(mine, theirs, path):
+        for name, value in mine.items():
+            assert name in theirs, f"{path}{name}"
+            if isinstance(value, dict):
+                check(value, theirs[name], f"{path}{name}.")
+            else:
+                defaults.setdefault(f"{path}{name}", (value, theirs[name]))
+
+    defaults = {}
+    mine = small()
+    del mine["klgrad"]
+    check(mine, composed(), "")
+    differ = {name for name, (a, b) in defaults.items() if a != b}
+    # Another number of completions, and klgrad's own trainer.
+    assert differ == {
+        "actor_rollout_ref.rollout.n",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "data.train_batch_size",
+        "trainer.v1.trainer_mode",
+    }
+
+
+def test_a_declaration_tells_what_it_is():
+    said = str(term_of({"target": 2.0, "level": "token"}))
+    assert said.startswith("reverse-token-k1 in the loss, β=0.05 at first, for 2 nats per sequence: ∇ KL(π‖ref)")
+
+
+def test_settings_have_no_default_that_is_refused():
+    assert Settings() == term_of({}).settings
+    with pytest.raises(KlgradError):
+        Settings(placement="nowhere")
