@@ -139,4 +139,25 @@ VERL = {
         for name in ("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0")
     },
 }
+DECLARED_SEQUENCE, DECLARED_TOKEN = (summed(x, x) for x in ("reverse-kl-sequence", "reverse-kl-token"))
+PREFIX = "ratio=prefix ratio_bound=none loss_agg_mode=seq-mean-token-sum"
+# verl with klgrad: what the term declares, off-policy too where the prefix ratio corrects it.
+VERL |= {
+    "verl klgrad placement=loss level=sequence loss_agg_mode=seq-mean-token-sum": REVERSE_SEQUENCE,
+    f"verl klgrad placement=loss level=sequence {PREFIX}": DECLARED_SEQUENCE,
+    "verl klgrad placement=loss level=token loss_agg_mode=seq-mean-token-sum": REVERSE_TOKEN,
+    f"verl klgrad placement=loss level=token {PREFIX}": DECLARED_TOKEN,
+    "verl klgrad placement=loss level=token ratio=token ratio_bound=none loss_agg_mode=seq-mean-token-sum": CORRECTED,
+    f"verl klgrad placement=loss divergence=forward level=token estimator=k3 {PREFIX}": summed(
+        "forward-kl-token", "forward-kl-token"
+    ),
+    "verl klgrad placement=advantage level=sequence baseline=leave_one_out loss_agg_mode=seq-mean-token-sum": (
+        REVERSE_SEQUENCE
+    ),
+    f"verl klgrad placement=advantage level=sequence baseline=leave_one_out {PREFIX}": DECLARED_SEQUENCE,
+    f"verl klgrad placement=advantage level=token {PREFIX}": DECLARED_TOKEN,
+    "verl klgrad placement=loss level=sequence ratio=prefix ratio_bound=none loss_agg_mode=token-mean": (
+        DECLARED_SEQUENCE
+    ),
+}
 ALL = {"trl": TRL, "verl": VERL, "openrlhf": OPENRLHF, "skyrl": SKYRL, "liger": LIGER}

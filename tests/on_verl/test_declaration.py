@@ -202,6 +202,8 @@ def test_the_small_configuration_of_these_tests_has_verls_names_and_defaults():
 def test_a_declaration_tells_what_it_is():
     said = str(term_of({"target": 2.0, "level": "token"}))
     assert said.startswith("reverse-token-k1 in the loss, β=0.05 at first, for 2 nats per sequence: ∇ KL(π‖ref)")
+    assert "reduced as loss_agg_mode" in said
+    assert "summed over the sequence" in str(term_of({"reduction": "sequence"}))
 
 
 def test_settings_have_no_default_that_is_refused():

@@ -36,12 +36,17 @@ TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
 
 
 def subjects() -> list[Subject]:
-    """In the loss: every type, and the default reduction. Otherwise: every setting that changes the verdict."""
+    """In the loss: every type, and the default reduction. Otherwise: every setting that changes the verdict.
+
+    The last ones are verl with klgrad; the others are verl alone.
+    """
+    from .verl_declared import declared_subjects  # which needs this module
+
     default = [in_loss(kind, TOKEN_MEAN) for kind in ("low_var_kl", "low_var_kl+")]
     by_type = [in_loss(kind, SUM) for kind in TYPES]
     in_rewards = [in_reward(*setting) for setting in product(("kl", "low_var_kl"), ADVANTAGES)]
     distilled = [_distilled(*setting) for setting in product(("k1", "k2", "k3"), (True, False)) if setting != REFUSED]
-    return [*default, *by_type, *in_rewards, *distilled]
+    return [*default, *by_type, *in_rewards, *distilled, *declared_subjects()]
 
 
 def in_loss(kind: str, reduction: str) -> Subject:

@@ -1,7 +1,7 @@
 """From verl's configuration to what is trained: a `KLTerm`, its placement, and β."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.importance import ImportanceWeighting
@@ -46,7 +46,10 @@ class Declaration:
         beta = (
             f"β={s.coef:g}" if s.target is None else f"β={s.coef:g} at first, for {s.target:g} nats per {s.target_unit}"
         )
-        return f"{self.term.name} in the {s.placement}, {beta}: {self.term}"
+        formula = self.term.formula
+        if s.reduction == "policy":
+            formula = replace(formula, unit="reduced as loss_agg_mode reduces the policy loss")
+        return f"{self.term.name} in the {s.placement}, {beta}: {formula}"
 
 
 def declared(config: Any) -> Declaration:

@@ -41,7 +41,7 @@ class WithDeclaredKL:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def klgrad_status(self) -> Status:
         """What this process has."""
-        return status(self.actor.loss_fn)
+        return status(None if self.actor is None else self.actor.loss_fn)  # None before `init_model`
 
 
 class KLActorWorker(WithDeclaredKL, ActorRolloutRefWorker):

@@ -1,0 +1,172 @@
+"""verl's batches: its padding, its micro-batches, what is missing, and what is logged. The functions need no verl."""
+
+import math
+
+import pytest
+import torch
+from on_verl.configuration import HAS_VERL
+from tolerances import EXACT, SINGLE
+
+from klgrad import KLTerm, Rollout
+from klgrad.errors import RolloutError
+from klgrad.verl.advantage import check_one_row_per_session, lowered_advantages
+from klgrad.verl.batch import rollout_of_micro_batch, rollout_of_step
+from klgrad.verl.declaration import term_of
+from klgrad.verl.metrics import step_kl, step_metrics
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def step(rows=6, width=5, *, engine=True, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    logp = lambda: -torch.rand(rows, width, generator=random).double() - 0.1
+    length = torch.randint(1, width + 1, (rows,), generator=random)
+    batch = {"old_log_probs": logp(), "ref_log_prob": logp(), "rollout_log_probs": logp()}
+    if not engine:
+        del batch["rollout_log_probs"]
+    batch["response_mask"] = (torch.arange(width) < length[:, None]).long()
+    return batch, [f"prompt {i // 3}" for i in range(rows)]
+
+
+def with_padding_row(batch, uid):
+    """verl's padding: a copy of a row's uid, and no live token; its log-probs are those of a meaningless prompt."""
+    row = {name: torch.full_like(x[:1], 0 if name == "response_mask" else -40) for name, x in batch.items()}
+    return {name: torch.cat([batch[name], row[name]]) for name in batch}, [*uid, uid[0]]
+
+
+LOO = KLTerm(baseline="leave_one_out")
+
+
+def test_the_coefficient_is_subtracted_times_beta():
+    batch, uid = step()
+    rollout, given = rollout_of_step(batch, uid), torch.randn(6, 5).double()
+    found = lowered_advantages(LOO, 0.3, rollout, given)
+    EXACT.check(found, given - 0.3 * LOO(rollout).coefficient)
+    assert float((found - given).abs().max()) > 0.01
+
+
+def test_padding_rows_change_nothing_and_are_not_changed():
+    batch, uid = step()
+    padded, padded_uid = with_padding_row(batch, uid)
+    given = torch.zeros(7, 5).double()
+    found = lowered_advantages(LOO, 1.0, rollout_of_step(padded, padded_uid), given)
+    EXACT.check(found[:6], lowered_advantages(LOO, 1.0, rollout_of_step(batch, uid), given[:6]))
+    assert not found[6].any()
+    declaration = term_of({"ratio": "prefix"})
+    plain, more = (step_metrics(declaration, 0.1, rollout_of_step(*x)) for x in ((batch, uid), (padded, padded_uid)))
+    assert plain == pytest.approx(more)
+
+
+def test_a_batch_of_padding_alone_is_left_as_it_is():
+    batch, uid = step(rows=2)
+    batch["response_mask"] = torch.zeros_like(batch["response_mask"])
+    rollout, given = rollout_of_step(batch, uid), torch.ones(2, 5).double()
+    assert torch.equal(lowered_advantages(LOO, 1.0, rollout, given), given)
+    assert step_metrics(term_of({}), 0.1, rollout) == {"kl/coef": 0.1}
+    assert step_kl(term_of({}), rollout) is None
+
+
+def test_several_rows_of_a_session_are_refused():
+    check_one_row_per_session(["a_0_0", "a_1_0", "b_0_0"])
+    with pytest.raises(RolloutError, match="several rows of session a_1"):
+        check_one_row_per_session(["a_0_0", "a_1_0", "a_1_1"])
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_what_is_missing_is_named(weighted):
+    batch, uid = step(engine=False)
+    del batch["ref_log_prob"]
+    with pytest.raises(RolloutError, match="`ref_log_prob` in verl's batch; received none"):
+        rollout_of_step(batch, uid)
+    logp = batch["old_log_probs"]
+    declaration = term_of({"ratio": "prefix"} if weighted else {})
+    if weighted:
+        with pytest.raises(RolloutError, match=r"calculate_log_probs=True"):
+            rollout_of_micro_batch(declaration, logp, logp, batch)
+    else:
+        assert rollout_of_micro_batch(declaration, logp, logp, batch).behavior_logp is None
+
+
+def test_the_sampler_is_the_engine_or_the_old_policy():
+    batch, _ = step()
+    live = batch["response_mask"].bool()
+    for sampler, key in (("rollout", "rollout_log_probs"), ("old", "old_log_probs")):
+        declaration = term_of({"ratio": "prefix", "sampler": sampler})
+        found = rollout_of_micro_batch(declaration, batch["ref_log_prob"], batch["ref_log_prob"], batch)
+        assert torch.equal(found.behavior_logp[live], batch[key][live])
+
+
+def test_every_estimator_is_logged_with_its_error_and_the_mismatch():
+    batch, uid = step()
+    found = step_metrics(term_of({"ratio": "prefix", "ratio_bound": "clip:0.9:1.1"}), 0.2, rollout_of_step(batch, uid))
+    for k in ("reverse/k1", "reverse/k2", "reverse/k3", "forward/k3", "mismatch/k3"):
+        assert math.isfinite(found[f"kl/{k}/per_token/standard_error"])
+    assert found["kl/coef"] == 0.2
+    assert found["kl/clusters"] == 2
+    assert 0 < found["ratio/share_bounded"] <= 1
+    assert 0 < found["ratio/effective_sample_size"] <= 1
+    without, uid = step(engine=False)
+    assert not any(
+        name.startswith("kl/mismatch") for name in step_metrics(term_of({}), 0.2, rollout_of_step(without, uid))
+    )
+
+
+@pytest.mark.parametrize("unit", ["sequence", "token"])
+def test_the_kl_of_an_adaptive_beta(unit):
+    batch, uid = step(engine=False)
+    rollout = rollout_of_step(batch, uid)
+    k3 = torch.where(rollout.mask, (-rollout.log_ratio).exp() - 1 + rollout.log_ratio, 0).sum()
+    # The value of k1_k3 is that of k3: an unbiased estimate of the KL of each completion.
+    EXACT.check(
+        step_kl(term_of({"target": 1.0, "target_unit": unit}), rollout),
+        k3 / (rollout.mask.sum() if unit == "token" else 6),
+    )
+
+
+def test_an_adaptive_beta_needs_the_one_of_the_driver():
+    pytest.importorskip("tensordict")
+    if not HAS_VERL:
+        pytest.skip("verl is not installed")
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils
+
+    from klgrad.verl.loss import BETA, KLLoss
+
+    loss = KLLoss(lambda **_: (torch.zeros(()), {}), term_of({"target": 1.0}))
+    data = TensorDict({}, batch_size=[])
+    with pytest.raises(RolloutError, match=BETA):
+        loss._beta(data)
+    tensordict_utils.assign_non_tensor(data, **{BETA: 0.25})
+    assert loss._beta(data) == 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
+@pytest.mark.parametrize("reduction", ["policy", "sequence"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "token-sum"])
+def test_micro_batches_add_up_to_the_batch(mode, reduction):
+    """verl passes the numbers of the whole mini-batch with each micro-batch; the KL has to use them as it does."""
+    from verl.utils import tensordict_utils
+
+    from klgrad.adapters.verl import actor
+    from klgrad.verl.loss import kl_loss
+
+    batch, _ = step(rows=6)
+    declaration = term_of({"reduction": reduction})
+    leaf = batch["old_log_probs"].clone().requires_grad_()
+    tokens = int(batch["response_mask"].sum())
+
+    def loss(rows):
+        part = {name: x[rows] for name, x in batch.items()}
+        ones = torch.ones_like(part["response_mask"])
+        part |= {"prompts": ones[:, :1], "responses": ones}
+        part["attention_mask"] = torch.cat([ones[:, :1], ones], 1)
+        whole = {"dp_size": 1, "batch_num_tokens": tokens, "global_batch_size": 6}
+        data = tensordict_utils.get_tensordict(part, non_tensor_dict=whole)
+        unpadded = torch.cat([leaf[rows], torch.zeros_like(leaf[rows, :1])], 1).flatten()
+        return kl_loss(declaration, actor(loss_agg_mode=mode), {"log_probs": unpadded}, data)[0]
+
+    whole, parts = loss(slice(0, 6)), sum(loss(slice(i, i + 2)) for i in (0, 2, 4))
+    SINGLE.check(whole.detach(), parts.detach())
+    SINGLE.check_vector(*(torch.autograd.grad(x, leaf)[0] for x in (parts, whole)))
+    assert isinstance(rollout_of_step(*step()), Rollout)

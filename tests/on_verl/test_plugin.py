@@ -1,0 +1,111 @@
+"""The plug-in: it is light, registers klgrad's trainers after verl's, and says why where it cannot."""
+
+import subprocess
+import sys
+
+import pytest
+from on_verl.configuration import HAS_TRAINERS, HAS_VERL
+from on_verl.whole_runs import environment
+
+from klgrad.errors import ActivationError
+from klgrad.verl.active import check_status, expected, status
+from klgrad.verl.declaration import term_of
+from klgrad.verl.loss import KLLoss
+from klgrad.verl.sent import received, sent
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+needs_trainers = pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed")
+DECLARATION = term_of({"level": "token", "coef": 0.2})
+
+
+def report(**changed):
+    loss = KLLoss(lambda: None, DECLARATION)
+    return {**status(loss), "plugin": True, "where": "process 7 on node-3", **changed}
+
+
+def test_workers_that_have_everything_pass():
+    check_status(expected(DECLARATION), [report(), report()])
+
+
+REFUSED = {
+    "plugin": ({"plugin": False}, "received plugin: False in process 7 on node-3"),
+    "version": ({"version": "0.0.1"}, "received version: 0.0.1 in process 7 on node-3"),
+    "loss": ({"declaration": None}, "received declaration: None in process 7 on node-3"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_one_worker_that_lacks_something_is_named(case):
+    changed, sentence = REFUSED[case]
+    with pytest.raises(ActivationError) as caught:
+        check_status(expected(DECLARATION), [report(), report(**changed)])
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_report_at_all_is_refused():
+    with pytest.raises(ActivationError):
+        check_status(expected(DECLARATION), [])
+
+
+def test_another_declaration_in_a_worker_is_refused():
+    other = status(KLLoss(lambda: None, term_of({"level": "token", "coef": 0.3})))
+    with pytest.raises(ActivationError, match=r"coef=0\.2.*coef=0\.3"):
+        check_status(expected(DECLARATION), [{**other, "plugin": True}])
+
+
+def test_this_process_did_not_load_it_by_verl():
+    if not HAS_VERL:
+        assert not status(None)["plugin"]
+
+
+def test_what_is_sent_is_received():
+    declaration, wanted = received(sent(DECLARATION))
+    assert declaration == DECLARATION
+    assert wanted == expected(DECLARATION)
+
+
+def fresh(code, **variables):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        env={**environment(**variables), "VERL_USE_EXTERNAL_MODULES": ""},
+    )
+    return done.stdout + done.stderr
+
+
+START = """
+import sys, verl
+from omegaconf import OmegaConf
+print("light:", "klgrad.verl.plugin" in sys.modules, "klgrad.verl.trainers" in sys.modules)
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+def build(mode):
+    try:
+        get_trainer_cls(mode)(OmegaConf.create({"klgrad": {}}))
+    except Exception as error:
+        print(type(error).__name__, error)
+
+MODES = ("sync", "colocate_async", "separate_async")
+"""
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_verl_loads_it_and_the_trainers_are_registered():
+    registered = 'print([issubclass(get_trainer_cls("klgrad_" + m), get_trainer_cls(m).__base__) for m in MODES])'
+    said = fresh(f"{START}\n{registered}\nbuild('sync')")
+    assert "light: True False\n[True, True, True]\n" in said, said
+    assert "MeaningError expected trainer.v1.trainer_mode=klgrad_sync with settings under `klgrad`" in said
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_trainers_that_do_not_import_stop_their_own_runs_with_the_reason():
+    broken = "import sys; sys.modules['klgrad.verl.workers'] = None"
+    said = fresh(f"{broken}\n{START}\nprint([get_trainer_cls(m).__name__ for m in MODES])\nbuild('klgrad_sync')")
+    assert "['PPOTrainerSync', 'PPOTrainerColocateAsync', 'PPOTrainerSeparateAsync']\n" in said, said
+    assert "ActivationError expected klgrad's trainers to import; received ModuleNotFoundError" in said

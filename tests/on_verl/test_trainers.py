@@ -1,0 +1,131 @@
+"""klgrad's trainers as verl builds them: the reference is loaded without verl's own KL, and β is in the checkpoints."""
+# pyright: reportMissingImports=false
+
+import pytest
+import tiny
+from on_verl.configuration import HAS_TRAINERS, composed
+
+from klgrad.errors import ActivationError, MeaningError
+from klgrad.trainer_parts.adaptive_beta import AdaptiveCoefficient
+from klgrad.verl import state
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+needs_trainers = pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed")
+
+SIZES = [
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.n=4",
+    "algorithm.adv_estimator=grpo",
+    "critic.enable=false",
+    "+klgrad.level=token",
+]
+SEPARATE = [
+    "data.train_batch_size=1024",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+]
+
+
+def built(mode, *overrides):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    import klgrad.verl.trainers as _  # noqa: F401  (registered here even if this environment lacks the entry point)
+
+    model = [f"actor_rollout_ref.model.path={tiny.folder()}"]
+    more = SEPARATE if "separate" in mode else []
+    config = composed(*SIZES, *model, *more, f"trainer.v1.trainer_mode={mode}", *overrides)
+    return get_trainer_cls(mode)(config=config)
+
+
+@pytest.mark.slow
+@needs_trainers
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_verl_loads_the_reference_and_its_own_kl_stays_off(mode):
+    from verl.trainer.ppo.utils import Role
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+    trainer = built(f"klgrad_{mode}")
+    assert trainer.trainer_mode == mode  # verl asks for this name in many places
+    assert type(trainer.replay_buffer) is (ReplayBuffer if mode == "sync" else ReplayBufferAsync)
+    trainer._init_resource_pool_mgr()
+    assert trainer.use_reference_policy
+    assert not trainer.config.algorithm.use_kl_in_reward
+    assert not trainer.config.actor_rollout_ref.actor.use_kl_loss
+    (role,) = trainer.role_worker_mapping
+    assert role == Role.ActorRolloutRef
+    name = trainer.role_worker_mapping[role].__ray_metadata__.class_name
+    assert name.endswith("KLDetachActorWorker" if mode == "separate_async" else "KLActorWorker")
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_without_hybrid_replicas_the_reference_is_a_worker_of_its_own():
+    from verl.trainer.ppo.utils import Role
+
+    trainer = built("klgrad_separate_async", "actor_rollout_ref.hybrid_engine=false")
+    trainer._init_resource_pool_mgr()
+    assert set(trainer.role_worker_mapping) == {Role.Actor, Role.RefPolicy}
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_what_a_reference_needs_is_asked_for_by_verls_own_check():
+    with pytest.raises(ValueError, match="log_prob_micro_batch_size_per_gpu"):
+        built("klgrad_sync", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=null")
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_verls_own_kl_beside_it_is_an_error_that_names_both():
+    with pytest.raises(MeaningError, match=r"`klgrad` and actor_rollout_ref\.actor\.use_kl_loss=True"):
+        built("klgrad_sync", "actor_rollout_ref.actor.use_kl_loss=true")
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_verls_own_trainer_without_settings_is_as_before():
+    trainer = built("sync", "~klgrad")
+    assert not trainer.use_reference_policy
+    with pytest.raises(MeaningError, match="which trains without them"):
+        built("sync")
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_a_node_without_klgrad_is_named(monkeypatch):
+    import ray
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    def fail(self):
+        raise ray.exceptions.RaySystemError("No module named 'klgrad'")
+
+    monkeypatch.setattr(PPOTrainerSync, "_setup", fail)
+    with pytest.raises(ActivationError, match="klgrad on every node; received a worker without it"):
+        built("klgrad_sync")._setup()
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_a_driver_that_did_not_load_the_plug_in_is_refused(monkeypatch):
+    import sys
+
+    trainer = built("klgrad_sync")
+    monkeypatch.delitem(sys.modules, "klgrad.verl.plugin", raising=False)
+    with pytest.raises(ActivationError, match="plugin: False in the driver"):
+        trainer.check_active()
+
+
+def test_beta_is_kept_in_the_checkpoint(tmp_path):
+    config = {"trainer": {"resume_mode": "auto", "default_local_dir": str(tmp_path), "resume_from_path": None}}
+    folder = state.step_folder(config, 7)
+    assert folder == tmp_path / "global_step_7"
+    fresh = AdaptiveCoefficient(0.1, target=1.0, horizon=5)
+    assert not state.load(fresh, folder)
+    state.save(AdaptiveCoefficient(0.7, target=1.0, horizon=5), folder)
+    assert state.load(fresh, folder)
+    assert fresh.value == 0.7
+    config["trainer"] |= {"resume_mode": "resume_path", "resume_from_path": "elsewhere/global_step_3"}
+    assert str(state.step_folder(config, 3)) == "elsewhere/global_step_3"

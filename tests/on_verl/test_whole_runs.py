@@ -1,0 +1,71 @@
+"""verl's own command with a declared KL: runs, refusals, and workers that lack the plug-in."""
+
+import pytest
+from on_verl.configuration import HAS_TRAINERS
+from on_verl.whole_runs import main_ppo, steps
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.slow,
+    pytest.mark.many,
+    pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed"),
+]
+
+MODE = "trainer.v1.trainer_mode=klgrad_sync"
+ONE_STEP = "trainer.total_training_steps=1"
+
+
+def test_a_kl_in_the_loss_of_two_workers_with_an_adaptive_beta(tmp_path):
+    declared = ["+klgrad.ratio=prefix", "+klgrad.coef=0.1", "+klgrad.target=1000", "+klgrad.horizon=2"]
+    status, output = main_ppo(tmp_path, MODE, *declared, "trainer.total_training_steps=2", workers=2)
+    assert status == 0, output[-3000:]
+    assert "klgrad is active in the driver and in every worker: reverse-sequence-k1-prefix-ratio" in output
+    first, second = steps(output)
+    assert first["klgrad/active_workers"] == 2
+    assert first["actor/klgrad/coef"] == pytest.approx(0.1)
+    assert second["actor/klgrad/coef"] == pytest.approx(0.1 * 2.718281828 ** (-0.2 / 2))  # the KL is far below 1000
+    assert first["kl/reverse/k3/per_token"] < 1e-3 < second["kl/reverse/k3/per_token"]  # π has left ref
+    assert second["actor/klgrad/loss"] > 0
+    wanted = (
+        "kl/reverse/k1/per_token/standard_error",
+        "kl/mismatch/k3/per_token",
+        "ratio/sequence/effective_sample_size",
+    )
+    assert all(name in second for name in wanted)
+
+
+def test_a_kl_in_the_advantages_with_leave_one_out(tmp_path):
+    declared = ["+klgrad.placement=advantage", "+klgrad.baseline=leave_one_out", "+klgrad.coef=5"]
+    status, output = main_ppo(tmp_path, MODE, *declared, "trainer.total_training_steps=2")
+    assert status == 0, output[-3000:]
+    found = steps(output)[1]
+    assert found["klgrad/active_workers"] == 1
+    assert "actor/klgrad/loss" not in found
+    # verl's own advantages are group-normalised: with 4 completions none is beyond 1.5.
+    assert max(abs(found["critic/advantages/max"]), abs(found["critic/advantages/min"])) > 1.5
+
+
+def test_a_worker_without_the_plug_in_stops_the_run(tmp_path):
+    status, output = main_ppo(
+        tmp_path,
+        MODE,
+        "+klgrad.coef=0.1",
+        ONE_STEP,
+        workers=2,
+        KLGRAD_TEST_NO_PLUGIN_IN_RANK="1",
+    )
+    assert status != 0
+    assert "ActivationError: expected klgrad active in every worker (plugin: True); received plugin: False" in output
+    assert not steps(output)
+
+
+def test_settings_without_the_trainer_stop_the_run(tmp_path):
+    status, output = main_ppo(tmp_path, "+klgrad.coef=0.1", ONE_STEP)
+    assert status != 0
+    assert "expected trainer.v1.trainer_mode=klgrad_sync with settings under `klgrad`" in output
+
+
+def test_a_driver_without_the_plug_in_stops_the_run(tmp_path):
+    status, output = main_ppo(tmp_path, MODE, "+klgrad.coef=0.1", ONE_STEP, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert status != 0
+    assert "Unknown trainer 'klgrad_sync'" in output
