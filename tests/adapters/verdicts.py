@@ -156,6 +156,7 @@ VERL |= {
     ),
     f"verl klgrad placement=advantage level=sequence baseline=leave_one_out {PREFIX}": DECLARED_SEQUENCE,
     f"verl klgrad placement=advantage level=token {PREFIX}": DECLARED_TOKEN,
+    f"verl klgrad placement=loss reference=teacher level=token {PREFIX}": DECLARED_TOKEN,
     "verl klgrad placement=loss level=sequence ratio=prefix ratio_bound=none loss_agg_mode=token-mean": (
         DECLARED_SEQUENCE
     ),

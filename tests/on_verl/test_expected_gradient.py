@@ -26,6 +26,7 @@ NODES = {
     "influence": {"level": "token", "influence_bound": 0.3},
     "k1_k3": {"estimator": "k1_k3"},
     "forward sequence": {"divergence": "forward", "estimator": "k3", "ratio": "sequence", "ratio_bound": "none"},
+    "teacher": {"reference": "teacher", "discount": 0.5, "ratio": "prefix", "ratio_bound": "none"},
     "advantage": {"placement": "advantage"},
     "advantage, leave-one-out": {"placement": "advantage", "baseline": "leave_one_out"},
     "advantage, all": {

@@ -107,13 +107,17 @@ def _distilled(mode: str, policy_gradient: bool) -> Subject:
         chosen = DistillationLossConfig(loss_mode=mode, use_policy_gradient=policy_gradient, use_task_rewards=False)
         config = DistillationConfig(distillation_loss=chosen)
         output, data = micro_batch(batch, batch.advantages)
-        lengths = torch.nn.functional.pad((batch.mask.sum(-1) + 1).cumsum(0), (1, 0))
-        teacher = _unpadded(batch.ref_logp, batch.mask)[:, None]
-        data["teacher_logprobs"] = torch.nested.nested_tensor_from_jagged(teacher, lengths)
+        data["teacher_logprobs"] = teacher_log_probs(batch)
         return distillation_ppo_loss(actor(loss_agg_mode=SUM), config, output, data)[0]
 
     name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}"
     return Subject(name, "framework", loss, framework="verl", stacks=True)
+
+
+def teacher_log_probs(batch: Batch) -> Tensor:
+    """ref_logp as verl's teacher returns its log-probs: nested, one per token of prompt and response."""
+    lengths = torch.nn.functional.pad((batch.mask.sum(-1) + 1).cumsum(0), (1, 0))
+    return torch.nested.nested_tensor_from_jagged(_unpadded(batch.ref_logp, batch.mask)[:, None], lengths)
 
 
 def actor(**settings: Any) -> Any:

@@ -18,7 +18,7 @@ from ..verl.advantage import lowered_advantages
 from ..verl.batch import rollout_of_step
 from ..verl.declaration import Declaration, term_of
 from ..verl.loss import KLLoss
-from .verl import SUM, TOKEN_MEAN, actor, micro_batch
+from .verl import SUM, TOKEN_MEAN, actor, micro_batch, teacher_log_probs
 
 UNBOUNDED = {"ratio": "prefix", "ratio_bound": "none"}
 DECLARED: tuple[dict[str, Any], ...] = (
@@ -31,6 +31,7 @@ DECLARED: tuple[dict[str, Any], ...] = (
     {"placement": "advantage", "level": "sequence", "baseline": "leave_one_out"},
     {"placement": "advantage", "level": "sequence", "baseline": "leave_one_out", **UNBOUNDED},
     {"placement": "advantage", "level": "token", **UNBOUNDED},
+    {"reference": "teacher", "level": "token", **UNBOUNDED},
 )
 """Settings under `klgrad`; those without a bound, because a bound adds bias."""
 
@@ -61,6 +62,9 @@ def _in_loss(declaration: Declaration, reduction: str, batch: Batch) -> Tensor:
 
     wrapped = KLLoss(partial(ppo_loss, config=actor(loss_agg_mode=reduction)), declaration)
     output, data = micro_batch(batch, batch.advantages, rollout_log_probs=batch.behavior_logp)
+    if declaration.from_teacher:
+        del data["ref_log_prob"]  # which verl has not computed then
+        data["teacher_logprobs"] = teacher_log_probs(batch)
     return wrapped(output, data)[0]
 
 
