@@ -7,6 +7,8 @@ CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 OTHERS := $(VENV)-frameworks/.installed
 OLDEST := $(VENV)-oldest/.installed
+# What verl's default trainers import, and `pip install verl` does not install.
+VERL_TRAINERS := TransferQueue cachetools fastapi uvicorn
 SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
@@ -42,8 +44,8 @@ test-oldest: $(OLDEST)  ## the oldest torch that pyproject.toml allows
 test-newest: $(DEV)  ## the same tests with the newest torch, which constraints.txt pins
 	$(BIN)/python -m pytest $(TORCH_ALONE) $(ARGS)
 
-test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth and Trinity-RFT; their pins clash with the rest
-	$(VENV)-frameworks/bin/python -m pytest tests/adapters $(ARGS)
+test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth and Trinity-RFT; train on verl; their pins clash with the rest
+	$(VENV)-frameworks/bin/python -m pytest tests/adapters tests/on_verl $(ARGS)
 
 reproduce: $(DEV)  ## the papers' tabular results, each with its claim checked
 	$(BIN)/klgrad reproduce $(ARGS)
@@ -103,7 +105,7 @@ $(OTHERS): export PIP_CONSTRAINT := $(CURDIR)/constraints-frameworks.txt
 $(OTHERS): pyproject.toml constraints-frameworks.txt
 	test -x $(VENV)-frameworks/bin/python || $(PYTHON) -m venv $(VENV)-frameworks
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install torch
-	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install verl pytest pytest-xdist hypothesis -e .
+	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install verl $(VERL_TRAINERS) pytest pytest-xdist hypothesis -e .
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps $(SINGLE_FILES)
 	touch $@
 

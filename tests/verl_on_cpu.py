@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import types
+from typing import Any
 
 import torch
 import torch.distributed
@@ -20,7 +21,7 @@ SLOT = "NPU"
 
 def device_module():
     """`torch.cpu` with the functions of `torch.cuda` that verl calls."""
-    module = types.ModuleType("torch_cpu_as_device")
+    module: Any = types.ModuleType("torch_cpu_as_device")
     module.__dict__.update(vars(torch.cpu))
     for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
         setattr(module, name, lambda *_: 0)
@@ -146,7 +147,7 @@ def install():
     from verl.plugin.platform.platform_manager import set_platform
 
     torch.distributed.init_process_group = without_duplicates(torch.distributed.init_process_group)
-    torch.Tensor.pin_memory = lambda self, *_: self  # there is no device to pin memory for
+    torch.Tensor.pin_memory = lambda self, device=None: self  # there is no device to pin memory for
     set_platform(make_platform())
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead

@@ -43,7 +43,7 @@ def small(**changed: Any) -> dict[str, Any]:
 
 def composed(*overrides: str) -> Any:
     """verl's whole configuration, as `main_ppo` composes it from the command line."""
-    import hydra
+    import hydra  # pyright: ignore[reportMissingImports]
 
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return hydra.compose("ppo_trainer", overrides=list(overrides))

@@ -116,7 +116,8 @@ HOMES = {
             "behavior_logp": 'data["rollout_log_probs"] (with rollout.calculate_log_probs=True, the default). '
             'data["old_log_probs"] are the log-probs that the trainer computed before the first update',
         },
-        "Set actor_rollout_ref.actor.use_kl_loss=True with kl_loss_coef=0: without it verl loads no reference. "
+        "In its default trainers the same is declared by settings, without code: see docs/verl.md. With this code, "
+        "set actor_rollout_ref.actor.use_kl_loss=True with kl_loss_coef=0: without it verl loads no reference. "
         "actor_config is the ActorConfig of the run. The KL is reduced as the policy loss is: on every batch it is "
         "this KL with loss_agg_mode=seq-mean-token-sum, which sums the policy loss over the completion too.",
     ),
