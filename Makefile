@@ -12,13 +12,13 @@ VERL_TRAINERS := TransferQueue cachetools fastapi uvicorn
 SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check hooks figures results frameworks bench check clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-verl-runs reproduce lint types format readme readme-check hooks figures results frameworks bench check clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
 
 # As many processes run tests as there are cores: more threads in each would only wait for each other.
-test test-fast test-many test-oldest test-newest test-frameworks: export OMP_NUM_THREADS := 1
+test test-fast test-many test-oldest test-newest test-frameworks test-verl-runs: export OMP_NUM_THREADS := 1
 
 test: $(DEV)  ## all tests but those of `test-many`
 	$(BIN)/python -m pytest -m "not many" $(ARGS)
@@ -44,8 +44,11 @@ test-oldest: $(OLDEST)  ## the oldest torch that pyproject.toml allows
 test-newest: $(DEV)  ## the same tests with the newest torch, which constraints.txt pins
 	$(BIN)/python -m pytest $(TORCH_ALONE) $(ARGS)
 
-test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth and Trinity-RFT; train on verl; their pins clash with the rest
+test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth and Trinity-RFT; the integration into verl; their pins clash with the rest
 	$(VENV)-frameworks/bin/python -m pytest tests/adapters tests/on_verl $(ARGS)
+
+test-verl-runs: $(OTHERS)  ## whole runs of verl's own command with a declared KL, on a CPU; a minute or two each
+	$(VENV)-frameworks/bin/python -m pytest -n 1 tests/verl_runs $(ARGS)
 
 reproduce: $(DEV)  ## the papers' tabular results, each with its claim checked
 	$(BIN)/klgrad reproduce $(ARGS)
@@ -81,7 +84,7 @@ bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
 	$(BIN)/python benchmarks/bench_logs.py
 
-check: test test-many lint types readme-check test-frameworks  ## what CI runs
+check: test test-many lint types readme-check test-frameworks test-verl-runs  ## what CI runs
 
 readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check

@@ -45,6 +45,17 @@ def test_a_kl_in_the_advantages_with_leave_one_out(tmp_path):
     assert max(abs(found["critic/advantages/max"]), abs(found["critic/advantages/min"])) > 1.5
 
 
+def test_an_asynchronous_run_is_off_policy_and_weighted(tmp_path):
+    mode = "trainer.v1.trainer_mode=klgrad_colocate_async"
+    status, output = main_ppo(tmp_path, mode, "+klgrad.ratio=prefix", "trainer.total_training_steps=2")
+    assert status == 0, output[-3000:]
+    found = steps(output)[1]
+    assert found["training/off_policy/trajectory_staleness/mean"] == 1  # one update behind
+    assert found["actor/klgrad/ratio/max"] > 1.05
+    assert 0 < found["actor/klgrad/ratio/effective_sample_size"] < 1
+    assert found["klgrad/active_workers"] == 1
+
+
 def test_a_worker_without_the_plug_in_stops_the_run(tmp_path):
     status, output = main_ppo(
         tmp_path,
