@@ -57,6 +57,39 @@ def test_a_file_of_rloo():
     assert run.stale == ()
 
 
+def test_a_file_of_verl_with_klgrad():
+    run = read_run(Path(__file__).parents[2] / "examples" / "verl" / "multi_node.yaml")
+    (part,) = run.parts
+    assert (part.place, part.coefficient, run.target) == ("loss", 0.02, "reverse-kl-sequence")
+    assert run.settings["klgrad.ratio"] == "prefix"
+    assert "klgrad.ratio" in run.given
+    assert "klgrad placement=loss divergence=reverse level=sequence ratio=prefix" in part.loss
+    assert [change.name for change in run.changes] == ["actor_rollout_ref.actor.loss_agg_mode"]
+    assert run.notes == ()
+
+
+def test_a_script_of_verl_with_klgrad_beside_its_own_kl(tmp_path):
+    script = tmp_path / "run.sh"
+    own = "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"
+    script.write_text(f"python -m verl.trainer.main_ppo +klgrad.coef=1e-2 +klgrad.level=token {own}")
+    run = read_run(script)
+    assert [part.place for part in run.parts] == ["loss", "loss"]
+    assert run.parts[1].coefficient == 0.01
+    assert run.notes == ("klgrad refuses to train beside a KL of verl's own: switch one of them off.",)
+    assert run.changes[-1].name == "klgrad.ratio"
+
+
+@pytest.mark.slow
+def test_the_declared_kl_of_a_run_of_verl_gets_its_verdict(tmp_path):
+    pytest.importorskip("verl.workers")
+    script = tmp_path / "run.sh"
+    mode = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"
+    script.write_text(f"main_ppo +klgrad.level=token +klgrad.ratio=prefix +klgrad.ratio_bound=none {mode}")
+    (found,) = find(read_run(script))
+    assert (found.verdict, found.verdict_off_policy) == ("reverse-kl-token", "reverse-kl-token")
+    assert found.source == "audited here with verl 0.9.1"
+
+
 def test_a_file_of_verl_with_two_kls():
     run = read_run(FILES / "verl.yaml")
     assert [part.loss for part in run.parts] == [

@@ -4,6 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...targets import Verdict
+from .of_verl_declared import PREFIX, declared_part, has_declared
 from .run import TOKEN_MEAN, Change, Part, Run, one_of, with_defaults
 
 if TYPE_CHECKING:
@@ -53,15 +54,23 @@ def verl_run(given: dict[str, Any]) -> Run:
     parts: list[Part] = []
     changes: list[Change] = []
     in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ACTOR}use_kl_loss"]
-    if in_loss or not in_reward:
+    declares = has_declared(given)
+    if in_loss or not (in_reward or declares):
         found, wanted = _in_loss(settings, mode)
         parts, changes = [found] * in_loss, wanted
     if in_reward:
         found, wanted = _in_reward(settings, mode)
         parts, changes = [*parts, found], [*changes, *wanted]
-    changes += _reduction(mode)
     target: Verdict = "reverse-kl-sequence" if in_reward else "reverse-kl-token"
+    if declares:
+        found, wanted, target = declared_part(given, mode)
+        parts, changes = [*parts, found], [*changes, *wanted]
+        shown = {name: value for name, value in given.items() if name.startswith(PREFIX)}
+        settings, named = settings | shown, (*named, *shown)
+    changes += _reduction(mode)
     notes = ("Both KLs are on: their gradients add up.",) if in_loss and in_reward else ()
+    if declares and (in_loss or in_reward):
+        notes = (*notes, "klgrad refuses to train beside a KL of verl's own: switch one of them off.")
     return Run("verl", "its actor", settings, named, tuple(parts), _stale(settings), target, tuple(changes), notes)
 
 

@@ -23,7 +23,7 @@ class Part:
         caveat: what the audited loss leaves out.
     """
 
-    place: Literal["loss", "reward"]
+    place: Literal["loss", "reward", "advantage"]
     loss: str
     coefficient: float
     build: "Callable[[], Subject] | None" = None
