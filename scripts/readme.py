@@ -277,6 +277,8 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "fig8": experiments.fig8,
         "kl in reward": experiments.kl_in_reward,
         "comparisons": experiments.comparisons,
+        "on-policy": experiments.on_policy,
+        "on-policy claims": experiments.on_policy_checks,
         "curve": experiments.curve,
     },
     ROOT / "docs" / "train.md": {

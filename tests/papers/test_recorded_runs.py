@@ -131,7 +131,7 @@ def test_the_script_of_an_experiment_exists(name):
 
 @pytest.mark.parametrize("names", [[], ["schulman/table"], ["tang-munos/fig8", "schulman/table"]])
 def test_run_needs_the_names_of_experiments(names, tmp_path):
-    with pytest.raises(ExperimentError, match="choose from tang-munos/fig8, frpo/kl-in-reward"):
+    with pytest.raises(ExperimentError, match=f"choose from {', '.join(EXPERIMENTS)}"):
         experiments.measure([STUDIES[name] for name in names], STUDIES, tmp_path)
 
 
