@@ -6,6 +6,9 @@ The formulas are those of `state.py` and `weights.py`; tests compare the two.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 # (Triton compiles the kernels; they are not run as Python)
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -29,7 +32,9 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
     paired = tile.ref_raw is not None
     raw = _present(tile.raw, states)
     ref_raw = _present(tile.ref_raw, states)
-    _statistics_kernel[(len(tile.targets), slices(tile.width))](
+    _launch(
+        _statistics_kernel,
+        tile,
         raw,
         ref_raw,
         _present(tile.bias, states),
@@ -57,7 +62,6 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         BANNED=BANNED,
         NEAR=NEAR[torch.float32],
         SLICE=SLICE,
-        num_warps=WARPS,
     )
 
 
@@ -67,7 +71,9 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
     source = _present(tile.raw, rows) if kept is None else kept.larger
     ref_source = _present(tile.ref_raw if kept is None else kept.apart, rows)
     extra = _present(tile.extra, rows)
-    _gradient_kernel[(len(tile.targets), slices(tile.width))](
+    _launch(
+        _gradient_kernel,
+        tile,
         source,
         ref_source,
         _present(tile.bias, rows),
@@ -92,8 +98,14 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         FINITE=tile.finite,
         LOWEST=LOWEST,
         SLICE=SLICE,
-        num_warps=WARPS,
     )
+
+
+def _launch(kernel: Any, tile: Tile, *args: Any, **constants: Any) -> None:
+    """Start one program for each token and slice, on the device of the tile: Triton starts them on the current one."""
+    device = torch.cuda.device(tile.targets.device) if tile.targets.is_cuda else nullcontext()
+    with device:
+        kernel[(len(tile.targets), slices(tile.width))](*args, **constants, num_warps=WARPS)
 
 
 def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -106,7 +118,7 @@ def _numbers(transform: Transform) -> tuple[float, float, float]:
 
 
 @triton.jit
-def _transformed(raw, scale: tl.constexpr, cap: tl.constexpr, inverse_temperature: tl.constexpr, SOFTCAP: tl.constexpr):
+def _transformed(raw, scale, cap, inverse_temperature, SOFTCAP: tl.constexpr):
     z = raw * scale
     if SOFTCAP:
         z = cap * (1 - 2 / (tl.exp(2 * (z / cap)) + 1))  # tanh
@@ -119,9 +131,9 @@ def _logits(
     bias_ptr,
     columns,
     live,
-    scale: tl.constexpr,
-    cap: tl.constexpr,
-    inverse_temperature: tl.constexpr,
+    scale,
+    cap,
+    inverse_temperature,
     BIAS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     EVEN: tl.constexpr,
@@ -177,12 +189,12 @@ def _statistics_kernel(
     start,
     width,
     first,
-    scale: tl.constexpr,
-    cap: tl.constexpr,
-    inverse_temperature: tl.constexpr,
-    ref_scale: tl.constexpr,
-    ref_cap: tl.constexpr,
-    ref_inverse_temperature: tl.constexpr,
+    scale,
+    cap,
+    inverse_temperature,
+    ref_scale,
+    ref_cap,
+    ref_inverse_temperature,
     PAIRED: tl.constexpr,
     BIAS: tl.constexpr,
     REF_BIAS: tl.constexpr,
@@ -310,12 +322,12 @@ def _gradient_kernel(
     start,
     width,
     first,
-    scale: tl.constexpr,
-    cap: tl.constexpr,
-    inverse_temperature: tl.constexpr,
-    ref_scale: tl.constexpr,
-    ref_cap: tl.constexpr,
-    ref_inverse_temperature: tl.constexpr,
+    scale,
+    cap,
+    inverse_temperature,
+    ref_scale,
+    ref_cap,
+    ref_inverse_temperature,
     PAIRED: tl.constexpr,
     BIAS: tl.constexpr,
     REF_BIAS: tl.constexpr,
