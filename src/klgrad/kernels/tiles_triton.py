@@ -40,6 +40,7 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         _present(tile.bias, states),
         _present(tile.ref_bias, states),
         tile.targets,
+        _present(tile.places, tile.targets),
         states,
         picked,
         states if kept is None else kept.larger,
@@ -56,6 +57,7 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         KEEP=kept is not None,
         LIMIT=LARGEST_KEPT,
         TINY=0.0 if kept is None else kept.tiny,
+        PLACES=tile.places is not None,
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
         LOWEST=LOWEST,
@@ -80,6 +82,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         _present(tile.ref_bias, rows),
         extra,
         tile.targets,
+        _present(tile.places, tile.targets),
         rows,
         states,
         out,
@@ -94,6 +97,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         REF_SOFTCAP=tile.ref_transform.softcap is not None,
         EXTRA=tile.extra is not None,
         KEPT=kept is not None,
+        PLACES=tile.places is not None,
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
         LOWEST=LOWEST,
@@ -176,6 +180,7 @@ def _statistics_kernel(
     bias_ptr,
     ref_bias_ptr,
     targets_ptr,
+    places_ptr,
     states_ptr,
     picked_ptr,
     larger_ptr,
@@ -203,6 +208,7 @@ def _statistics_kernel(
     KEEP: tl.constexpr,
     LIMIT: tl.constexpr,
     TINY: tl.constexpr,
+    PLACES: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     LOWEST: tl.constexpr,
@@ -215,9 +221,10 @@ def _statistics_kernel(
     columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
     state = states_ptr + (first + part) * slice_stride + row
+    place = tl.load(places_ptr + row) if PLACES else row
 
     z = _logits(
-        raw_ptr + row * raw_stride,
+        raw_ptr + place * raw_stride,
         bias_ptr + start,
         columns,
         live,
@@ -227,7 +234,7 @@ def _statistics_kernel(
     mine = (target >= part * SLICE) & (target < tl.minimum((part + 1) * SLICE, width))
     if mine:
         chosen = _logits(
-            raw_ptr + row * raw_stride,
+            raw_ptr + place * raw_stride,
             bias_ptr + start,
             target,
             mine,
@@ -236,7 +243,7 @@ def _statistics_kernel(
         tl.store(picked_ptr + row, chosen)
     if PAIRED:
         z_ref = _logits(
-            ref_raw_ptr + row * ref_raw_stride,
+            ref_raw_ptr + place * ref_raw_stride,
             ref_bias_ptr + start,
             columns,
             live,
@@ -244,7 +251,7 @@ def _statistics_kernel(
         )
         if mine:
             chosen = _logits(
-                ref_raw_ptr + row * ref_raw_stride,
+                ref_raw_ptr + place * ref_raw_stride,
                 ref_bias_ptr + start,
                 target,
                 mine,
@@ -309,6 +316,7 @@ def _gradient_kernel(
     ref_bias_ptr,
     extra_ptr,
     targets_ptr,
+    places_ptr,
     rows_ptr,
     states_ptr,
     out_ptr,
@@ -335,6 +343,7 @@ def _gradient_kernel(
     REF_SOFTCAP: tl.constexpr,
     EXTRA: tl.constexpr,
     KEPT: tl.constexpr,
+    PLACES: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     LOWEST: tl.constexpr,
@@ -345,6 +354,7 @@ def _gradient_kernel(
     columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
     numbers = rows_ptr + row
+    place = tl.load(places_ptr + row) if PLACES else row
     logsumexp = tl.load(numbers)
     shift = tl.load(numbers + rows_stride)
     alpha = tl.load(numbers + 2 * rows_stride)
@@ -367,7 +377,7 @@ def _gradient_kernel(
         z = a + top
     else:
         z = _logits(
-            source_ptr + row * source_stride,
+            source_ptr + place * source_stride,
             bias_ptr + start,
             columns,
             live,
@@ -383,7 +393,7 @@ def _gradient_kernel(
             log_q = log_p - delta
         else:
             z_ref = _logits(
-                ref_source_ptr + row * ref_source_stride,
+                ref_source_ptr + place * ref_source_stride,
                 ref_bias_ptr + start,
                 columns,
                 live,
@@ -400,4 +410,4 @@ def _gradient_kernel(
     if SOFTCAP:
         capped = z / (cap * inverse_temperature)
         slope = slope * (1 - capped * capped)
-    tl.store(out_ptr + row * out_stride + columns, (gradient * slope).to(out_ptr.dtype.element_ty), mask=live)
+    tl.store(out_ptr + place * out_stride + columns, (gradient * slope).to(out_ptr.dtype.element_ty), mask=live)
