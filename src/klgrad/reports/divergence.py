@@ -86,6 +86,9 @@ class Report:
 class KLSums:
     """`kl_report` over several batches, which must all have the same optional fields.
 
+    Args:
+        ratios: what accumulates the importance ratios, if it is to keep fewer of them than usual.
+
     Examples:
         >>> import torch
         >>> from klgrad import Rollout
@@ -98,8 +101,8 @@ class KLSums:
         0.75 ± 0.14
     """
 
-    def __init__(self) -> None:
-        self.lengths, self.ratios = Lengths(), Ratios()
+    def __init__(self, ratios: Ratios | None = None) -> None:
+        self.lengths, self.ratios = Lengths(), ratios or Ratios()
         self.furthest = torch.zeros(())
         self._totals: Totals | None = None
         self._beyond = torch.zeros(len(CLAMPS), dtype=torch.long)

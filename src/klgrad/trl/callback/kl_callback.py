@@ -221,11 +221,13 @@ class KLCallback(TrainerCallback):
 
     def _record(self, step: int, found: list[Columns], of_the_sampler: bool) -> None:
         # All are checked before the first is added.
-        rollouts = [Rollout(**{role: each.get(role) for role in ROLES}) for each in found]
+        made: list[dict[str, Any]] = [{role: each.get(role) for role in ROLES} for each in found]
+        rollouts = [Rollout(**each) for each in made]
         for each, rollout in zip(found, rollouts, strict=True):
             self._window.add(step, rollout, each["group"], of_the_sampler=of_the_sampler)
         if self.files is not None and self._trainer.accelerator.is_main_process:
-            self.files.write(step, found)
+            # The policy's own log-probs before an update are not those of a sampler.
+            self.files.write(step, found if of_the_sampler else [{**each, "behavior_logp": None} for each in found])
 
     def _all_succeeded(self, own: bool) -> bool:
         """Whether no process failed: one that failed must not leave the others waiting for its numbers."""
