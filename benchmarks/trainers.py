@@ -195,13 +195,15 @@ class Stage:
         return trainer
 
     def trainer(self, settings: dict[str, Any], steps: int, folder: str) -> Any:
-        """A trainer that gets stored completions instead of sampling them."""
+        """A trainer that gets stored completions instead of sampling them; `callbacks` are made by calling each."""
         from datasets import Dataset
         from trl.trainer.grpo_config import GRPOConfig
         from trl.trainer.grpo_trainer import GRPOTrainer
 
         from klgrad.trl import KLConfig, KLTrainer
 
+        settings = dict(settings)
+        callbacks = [make() for make in settings.pop("callbacks", ())]
         kinds: tuple[Any, Any] = (GRPOTrainer, GRPOConfig) if "beta" in settings else (KLTrainer, KLConfig)
         make, configure = kinds
         args = configure(
@@ -224,6 +226,7 @@ class Stage:
             args=args,
             train_dataset=Dataset.from_dict({"prompt": self.prompts}),
             processing_class=self.tokenizer,
+            callbacks=callbacks,
         )
         made._generate_single_turn = lambda *_, **__: ([list(ids) for ids in self.completions], None)
         return made

@@ -1,4 +1,4 @@
-"""The geometry of the figures of a log's page: a quantity by the values of a column, as `templates/logs.html` draws it."""
+"""The geometry of the figures of a log's page: quantities by the values of a column, in pixels."""
 
 import math
 from collections.abc import Callable

@@ -60,11 +60,11 @@ def environment() -> Environment:
     )
 
 
-def estimate_rows(report: Report) -> list[tuple[str, str, str]]:
+def estimate_rows(report: Report) -> list[list[str]]:
     """Meaning, value per token and value per completion of each estimate."""
     units = ("per_token", "per_sequence")
     named = [(name, text) for name, text in MEANINGS.items() if f"{name}/per_token" in report.estimates]
-    return [(text, *(str(report.estimates[f"{name}/{unit}"]) for unit in units)) for name, text in named]
+    return [[text, *(str(report.estimates[f"{name}/{unit}"]) for unit in units)] for name, text in named]
 
 
 def part_heads(report: LogReport) -> list[str]:

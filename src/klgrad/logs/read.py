@@ -34,9 +34,7 @@ class Log:
 READERS = {".parquet": parquet.open_log, ".jsonl": jsonl.open_log, ".ndjson": jsonl.open_log, ".npz": npz.open_log}
 
 
-def open_log(
-    path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKENS, known: Known | None = None
-) -> Log:
+def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKENS, known: Known | None = None) -> Log:
     """Find the columns of a log.
 
     Args:

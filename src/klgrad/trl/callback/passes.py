@@ -19,7 +19,7 @@ from ..seam.batch import Batch, Completions
 from ..seam.models import base_of
 from .reference import Reference
 
-LOGITS = 2**30
+LOGITS = 2**28
 """Bytes of logits in memory at once, unless one completion needs more."""
 
 Columns = dict[str, Any]
@@ -75,10 +75,10 @@ class Passes:
         for ids, attention in zip(batch.ids.split(rows), batch.attention.split(rows), strict=True):
             with self._trainer.accelerator.autocast():
                 logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **short).logits
-            logits = logits[:, -batch.keep - 1 : -1].float() / self.temperature
-            picked = logits.gather(-1, ids[:, -batch.keep :, None])[..., 0]
-            found.append(picked - logits.logsumexp(-1))
-        return torch.cat(found)
+            rows_of_logits = zip(logits[:, -batch.keep - 1 : -1], ids[:, -batch.keep :], strict=True)
+            # One completion at a time, because float32 logits of all would be a second copy.
+            found += [_picked(each.float(), tokens, self.temperature) for each, tokens in rows_of_logits]
+        return torch.stack(found)
 
     # Exact
 
@@ -131,6 +131,12 @@ class Passes:
         found = self.ask(self._trainer.model, batch, asked)
         names = {"ref_logp": "ref_logp", "token_reverse_kl": "reverse_kl", "token_forward_kl": "forward_kl"}
         return {name: found[field] for name, field in {"logp": "logp", **names}.items()}
+
+
+def _picked(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """(T,) log-probs of the tokens of one completion."""
+    logits = logits if temperature == 1 else logits / temperature
+    return logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def _given(batch: Batch, logp: Tensor) -> Columns:
