@@ -6,7 +6,6 @@ functions that call them and look at what they return; the public `compute_loss`
 """
 
 import copy
-import gc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,22 +23,25 @@ PARAMETERS = {PREPARE: 1, GENERATE: 1, LOSS: 2, LOG: 1}
 
 
 def trainer_of(callback: TrainerCallback, state: Any) -> Any:
-    """The trainer that calls this callback with this state.
+    """The trainer that is calling this callback with this state.
 
-    transformers does not give a callback its trainer. Among all objects, the trainer is the one whose list of
-    callbacks has this callback and whose state is this state; both are compared by identity, so that no other trainer
-    can be taken for it.
+    transformers does not give a callback its trainer, but one of the trainer's methods is on the call stack. The
+    trainer is the one whose list of callbacks has this callback and whose state is this state; both are compared by
+    identity, so that no other trainer can be taken for it. (A search among all objects, `gc.get_objects`, is no
+    alternative: it breaks a tuple that another thread is building.)
     """
-    # `type`, and not `isinstance`, which would run code of lazy modules and proxies.
-    trainers = (x for x in gc.get_objects() if issubclass(type(x), Trainer))
-    found: list[Any] = [x for x in trainers if getattr(x, "state", None) is state and _has(x, callback)]
-    if len(found) != 1:
-        raise ContractError(
-            "one trainer that has this callback",
-            f"{len(found)}",
-            "attach it explicitly, before training: callback.attach(trainer)",
-        )
-    return found[0]
+    frame = inspect.currentframe()
+    while frame is not None:
+        for x in frame.f_locals.values():
+            # `type`, and not `isinstance`, which would run code of lazy modules and proxies.
+            if issubclass(type(x), Trainer) and getattr(x, "state", None) is state and _has(x, callback):
+                return x
+        frame = frame.f_back  # no further than needed: reading the variables of a frame keeps them alive
+    raise ContractError(
+        "a trainer that calls this callback",
+        "none on the call stack",
+        "attach it explicitly, before training: callback.attach(trainer)",
+    )
 
 
 def _has(trainer: Any, callback: TrainerCallback) -> bool:
