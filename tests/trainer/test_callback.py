@@ -1,8 +1,10 @@
 """`KLCallback` reports the KL of a stock run, and changes no bit of it."""
 
 import copy
+import inspect
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import tiny
@@ -11,7 +13,9 @@ from some import first
 from tolerances import SINGLE
 from transformers import Trainer, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from typer.testing import CliRunner
 
+from klgrad.cli import app
 from klgrad.errors import MeaningError
 from klgrad.trl import CallbackWarning, KLCallback, KLConfig, KLTrainer
 from klgrad.trl.callback import kl_callback
@@ -319,3 +323,22 @@ def test_klgrad_logs_reads_the_files_back(kind, tmp_path):
     for name in (K3, f"{K3}/standard_error", "kl/reverse/k1/per_sequence", "length/mean"):
         read = torch.tensor([part.kl.metrics()[name] for part in report.parts])
         SINGLE.check(read, torch.tensor(tiny.logged(found, name)))
+
+
+@pytest.mark.slow
+def test_the_page_of_the_documentation(tmp_path, monkeypatch):
+    """Its snippet runs, and its command reads what the snippet wrote."""
+    page = (Path(__file__).parents[2] / "docs" / "callback.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^klgrad (logs .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    args = GRPOConfig("run", **{**tiny.SETTINGS, "max_steps": 1})
+    exec(snippet, {"model": tiny.folder(), "reward": tiny.reward, "args": args, "prompts": tiny.prompts()})
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    assert "By step" in result.output
+    assert Path("kl.html").exists()
+    for name, parameter in inspect.signature(KLCallback).parameters.items():
+        assert re.search(rf"\| `{name}` \| `?{parameter.default}`? \|", page)
+    for name in ("kl/measured_step", "kl/beta_moves_gradient", "standard_error"):
+        assert name in page
