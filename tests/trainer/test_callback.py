@@ -27,7 +27,8 @@ K3 = "kl/reverse/k3/per_token"
 
 
 def run(output, *callbacks, kind=(GRPOTrainer, GRPOConfig), **settings):
-    made = tiny.trainer(*kind, output, **settings)
+    make, configure = kind
+    made = tiny.trainer(make, configure, output, **settings)
     for callback in callbacks:
         made.add_callback(callback)
     made.train()
@@ -206,10 +207,10 @@ class ValueOnly(Dropped):
     ("kind", "moves"), [(GRPOTrainer, True), (Detached, True), (Dropped, False), (ValueOnly, False)]
 )
 def test_whether_beta_moves_the_gradient(kind, moves, tmp_path):
-    callback = KLCallback()
+    callback, settings = KLCallback(), {"beta": 0.3, "max_steps": 2, "logging_steps": 2}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CallbackWarning)
-        found = run(tmp_path / "with", callback, kind=(kind, GRPOConfig), beta=0.3, max_steps=2)
+        found = run(tmp_path / "with", callback, kind=(kind, GRPOConfig), **settings)
     texts = [str(each.message) for each in caught if each.category is CallbackWarning]
     assert callback.beta_moves_gradient is moves
     assert tiny.logged(found, "kl/beta_moves_gradient") == [float(moves)]
@@ -219,7 +220,7 @@ def test_whether_beta_moves_the_gradient(kind, moves, tmp_path):
         assert f"from {kind.__name__}.compute_loss; remedy: the KL is left out" in texts[0]
     if kind is not Dropped:
         return
-    plain = run(tmp_path / "without", kind=(kind, GRPOConfig), beta=0.3, max_steps=2)
+    plain = run(tmp_path / "without", kind=(kind, GRPOConfig), **settings)
     assert torch.equal(tiny.weights(plain), tiny.weights(found))
     assert tiny.logged(plain, "entropy") == tiny.logged(found, "entropy")  # the second look leaves no metrics
 
@@ -233,10 +234,10 @@ def test_a_failure_is_reported_and_training_goes_on(tmp_path, monkeypatch):
         torch.rand(3)
         raise RuntimeError("out of something")
 
-    plain = run(tmp_path / "without", max_steps=1)
+    plain = run(tmp_path / "without", max_steps=2)  # the second samples with random numbers after the failure
     monkeypatch.setattr(kl_callback.Passes, "_log_probs", fail)
     with pytest.warns(CallbackWarning, match="no KL of step 1 is reported: RuntimeError: out of something"):
-        found = run(tmp_path / "with", KLCallback(), max_steps=1)
+        found = run(tmp_path / "with", KLCallback(), max_steps=2)
     assert torch.equal(tiny.weights(plain), tiny.weights(found))
     assert not tiny.logged(found, K3)
 
@@ -316,10 +317,13 @@ def test_a_run_that_continues_keeps_its_reference_and_its_files(tmp_path):
 def test_klgrad_logs_reads_the_files_back(kind, tmp_path):
     from klgrad.logs import examine
 
-    found = run(tmp_path / "run", KLCallback(1, log_rollouts=tmp_path / "rollouts"), kind=(kind, GRPOConfig))
+    # Used twice, so that the batch has the policy's old log-probs, which must not be taken for a sampler's.
+    callback = KLCallback(1, log_rollouts=tmp_path / "rollouts")
+    found = run(tmp_path / "run", callback, kind=(kind, GRPOConfig), num_iterations=2)
     report = examine(tmp_path / "rollouts", by="step")
+    assert "old_logp" in report.columns
     assert ("behavior_logp" in report.columns) == (kind is Sampled)
-    assert [part.label for part in report.parts] == [1, 2, 3]
+    assert [part.label for part in report.parts] == [1, 3]
     for name in (K3, f"{K3}/standard_error", "kl/reverse/k1/per_sequence", "length/mean"):
         read = torch.tensor([part.kl.metrics()[name] for part in report.parts])
         SINGLE.check(read, torch.tensor(tiny.logged(found, name)))
