@@ -54,4 +54,5 @@ def _frontier(numbers: Numbers, axis: Any) -> None:
     far = max(run["kl"] for run in numbers["runs"] if run["name"] in numbers["curve"]["off"])
     at = [far * i / 100 for i in range(1, 101)]
     axis.plot(at, [height(numbers["curve"]["weights"], x) for x in at], color="black", lw=1)
-    axis.set(xlabel="KL(π‖ref) per completion, nats", title="every β: ○ reward, □ loss, △ both")
+    axis.set(xlabel="KL(π‖ref) per completion, nats")
+    axis.set_title("circles reward, squares loss, triangles both", fontsize=10)
