@@ -5,11 +5,15 @@ from typing import Any
 
 from griffe import Extension, Object
 
+HEADINGS = re.compile(r"(?<!\n\n)^(?= *(?:Gradient|Requires):)", re.MULTILINE)
+"""The start of these sections where no empty line is before them; griffe needs one."""
 
-class SingularExamples(Extension):
-    """Read a section `Example:` as `Examples:`, the only spelling that griffe shows as code."""
+
+class Sections(Extension):
+    """Rewrite the sections of docstrings that griffe would not recognise."""
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
-        """Change the docstring before it is parsed."""
+        """Change the docstring before it is parsed: `Example:` is shown as code only if it is spelled `Examples:`."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = HEADINGS.sub("\n", obj.docstring.value)
+            obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.MULTILINE)

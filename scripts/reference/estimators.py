@@ -48,7 +48,7 @@ def _page(name: str) -> str:
     uses = table(("loss", "what it is", "on-policy it descends"), used) if used else "None: it is a value to report.\n"
     return (
         f"# {name}\n\n{sections(doc)[0]}\n\n"
-        f"With $l = \\log\\pi - \\log\\mathrm{{ref}}$ of a sampled token, value and slope are\n\n"
+        f"With $l = \\log\\,\\pi - \\log\\,\\mathrm{{ref}}$ of a sampled token, value and slope are\n\n"
         f"$$k(l) = {value}, \\qquad k'(l) = {slope}.$$\n\n{definition(doc)}\n"
         f"## Value and slope\n\nThe numbers {at}are computed by `klgrad.estimators.{name}`.\n\n{_numbers(one)}\n"
         f"## In the zoo\n\n{uses}\n{GENERATED}\n"
