@@ -88,9 +88,9 @@ check: test test-many lint types readme-check docs test-frameworks  ## what CI r
 readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check
 
-# The notice of the theme about its successor is no warning of the build.
+# Not --quiet, which hides warnings from --strict too. The notice of the theme about its successor is no warning.
 docs: $(DEV)  ## the site, in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 hooks: $(DEV)  ## run the checks of lint, types and readme-check before each commit
 	$(PIP) install pre-commit

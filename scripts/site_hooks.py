@@ -13,13 +13,16 @@ FOREIGN = re.compile(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Replace every formula of a page. LaTeX that cannot be converted raises, and the build fails."""
+    """Replace every formula of a page. One that is not understood is an error, and the build fails."""
     return FORMULA.sub(_mathml, html)
 
 
 def _mathml(found: re.Match[str]) -> str:
-    display = "block" if found[2] == "[" else "inline"
-    return convert(unescape(found[3]).strip(), display=display)
+    formula, display = unescape(found[3]).strip(), "block" if found[2] == "[" else "inline"
+    mathml = convert(formula, display=display)
+    if "\\" in mathml or formula.count("{") != formula.count("}"):  # the converter copies what it does not know
+        raise ValueError(f"a formula that cannot be converted: {formula}")
+    return mathml
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

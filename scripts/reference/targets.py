@@ -14,7 +14,7 @@ INDEX = """# Targets
 The objectives whose gradient a KL loss may have, and three other verdicts. π is the policy in training, ref the
 reference, and the *sampler* the policy that drew the samples; on-policy it is π. A loss that has the gradient of a
 target with the sign reversed *climbs* it: the verdict is `climbs` and the name of the target.
-`klgrad audit LOSS --expect NAME` checks for one.
+`klgrad audit LOSS --expect reverse-kl-token` checks for one.
 
 """
 

@@ -63,7 +63,8 @@ def _page(cell: Cell, module: ModuleType) -> str:
     code = source_of(cell.name.replace("-", "_"), module)
     parts = [
         f"# {cell.name}\n\n{sections(cell.doc)[0]}\n\n{definition(cell.doc)}",
-        f"\n```python\n{code}\n```\n\n## What it descends\n\n{verdict_table(cell.name)}",
+        f"\n<!-- not run here: tests/claims audits it -->\n```python\n{code}\n```\n",
+        f"\n## What it descends\n\n{verdict_table(cell.name)}",
         f"\n{_targets(cell)}",
     ]
     if TARGETS[audited(cell.name).verdict].role != "nothing":
