@@ -60,7 +60,7 @@ format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-readme: $(DEV)  ## regenerate the README's tables
+readme: $(DEV)  ## regenerate the tables of the README and the docs, and the pages of docs/{estimators,zoo,targets}
 	$(BIN)/python scripts/readme.py
 
 figures: $(DEV)  ## redraw the pictures of the README and the docs
