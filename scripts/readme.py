@@ -1,6 +1,7 @@
 """Update the generated parts of the README and the docs: `python scripts/readme.py` writes them, `--check` compares.
 
-A part is the text between `<!-- NAME -->` and `<!-- /NAME -->`. The pages of `reference` are generated as a whole.
+A part is the text between `<!-- NAME -->` and `<!-- /NAME -->`. The pages of `reference` are generated as a whole,
+and the notebooks are run.
 """
 
 import csv
@@ -15,6 +16,7 @@ sys.path.append(str(Path(__file__).parent.parent / "docs" / "figures"))
 import experiments
 import footguns
 import large_batches
+import notebooks
 import on_and_off_policy
 import reference
 import reverse_and_forward
@@ -326,10 +328,12 @@ def _up_to_date(page: Path, parts: dict[str, Callable[[], str]]) -> bool:
 
 
 def _stale_pages() -> list[str]:
-    """The generated pages that differ, are missing, or are left over. Without --check they are put right."""
-    made = {DOCS / path: text for path, text in reference.pages().items()}
+    """Generated pages and notebooks that differ, are missing or are left over. Without --check they are put right."""
+    made = {DOCS / path: text for path, text in reference.pages().items()} | notebooks.notebooks()
     there = {
-        path: path.read_text(encoding="utf-8") for folder in reference.FOLDERS for path in (DOCS / folder).glob("*")
+        path: path.read_text(encoding="utf-8")
+        for folder in (*reference.FOLDERS, "notebooks")
+        for path in (DOCS / folder).glob("*")
     }
     stale = sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
     for path in stale if "--check" not in sys.argv[1:] else ():
