@@ -333,7 +333,7 @@ def _stale_pages() -> list[str]:
     there = {
         path: path.read_text(encoding="utf-8")
         for folder in (*reference.FOLDERS, "notebooks")
-        for path in (DOCS / folder).glob("*")
+        for path in (DOCS / folder).glob("*.*")
     }
     stale = sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
     for path in stale if "--check" not in sys.argv[1:] else ():
