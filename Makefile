@@ -10,7 +10,7 @@ OLDEST := $(VENV)-oldest/.installed
 SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check hooks figures results frameworks bench check clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check docs hooks figures results frameworks bench check clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
@@ -25,7 +25,7 @@ test-many: $(DEV)  ## tests that take long, or repeat others with more settings,
 	$(BIN)/python -m pytest -m many $(ARGS)
 
 # Without the folders whose tests import TRL, which takes each process about ten seconds: `make test-fast FAST=tests/training`.
-FAST := tests/audit tests/claims tests/contracts tests/core tests/enumeration tests/facts tests/kernels tests/logs \
+FAST := tests/audit tests/claims tests/contracts tests/core tests/docs tests/enumeration tests/facts tests/kernels tests/logs \
 	tests/reports tests/support tests/zoo
 test-fast: $(DEV)  ## the tests of FAST that are not marked `slow`
 	$(BIN)/python -m pytest -m "not slow" $(FAST) $(ARGS)
@@ -60,12 +60,16 @@ format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-readme: $(DEV)  ## regenerate the README's tables
+readme: $(DEV)  ## regenerate the tables of the README and the docs, and the pages of docs/{estimators,zoo,targets}
 	$(BIN)/python scripts/readme.py
 
 figures: $(DEV)  ## redraw the pictures of the README and the docs
 	$(BIN)/python docs/figures/coefficients.py
 	$(BIN)/python docs/figures/drift.py
+	$(BIN)/python docs/figures/token_and_sequence.py
+	$(BIN)/python docs/figures/reverse_and_forward.py
+	$(BIN)/python docs/figures/on_and_off_policy.py
+	$(BIN)/python docs/figures/large_batches.py
 
 results: $(DEV)  ## recompute docs/results.md and its figures
 	$(BIN)/klgrad reproduce --fresh --out build/reproduced
@@ -79,10 +83,14 @@ bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
 	$(BIN)/python benchmarks/bench_logs.py
 
-check: test test-many lint types readme-check test-frameworks  ## what CI runs
+check: test test-many lint types readme-check docs test-frameworks  ## what CI runs
 
 readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check
+
+# Not --quiet, which hides warnings from --strict too. The notice of the theme about its successor is no warning.
+docs: $(DEV)  ## the site, in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 hooks: $(DEV)  ## run the checks of lint, types and readme-check before each commit
 	$(PIP) install pre-commit
