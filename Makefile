@@ -26,7 +26,7 @@ test-many: $(DEV)  ## tests that take long, or repeat others with more settings,
 
 # Without the folders whose tests import TRL, which takes each process about ten seconds: `make test-fast FAST=tests/training`.
 FAST := tests/audit tests/claims tests/contracts tests/core tests/enumeration tests/facts tests/kernels tests/logs \
-	tests/reports tests/support tests/zoo
+	tests/reports tests/support tests/testing tests/zoo
 test-fast: $(DEV)  ## the tests of FAST that are not marked `slow`
 	$(BIN)/python -m pytest -m "not slow" $(FAST) $(ARGS)
 

@@ -67,6 +67,10 @@ class LossOutputError(KlgradError, TypeError):
     """A loss to audit that returned something that is not a loss."""
 
 
+class VerdictError(KlgradError, AssertionError):
+    """A loss that does not descend what a test expects."""
+
+
 class NotAuditableError(KlgradError, ImportError):
     """A framework that is not installed, or cannot be imported."""
 

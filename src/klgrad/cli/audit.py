@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..adapters import FRAMEWORKS
 from ..errors import MeaningError, UnknownNameError
-from ..targets import TARGETS, Target, Verdict
+from ..targets import TARGETS, Target
 from .console import beside, deliver, stderr
 from .frameworks import recorded_table, settings_of, tags, titles
 from .printed import first_lines
@@ -233,22 +233,11 @@ def _check_expectations(
     strict: bool,
 ) -> None:
     """Print what differs from the expectations, and exit with status 1 if anything does."""
-    from ..audit.words import notes, small_batches
+    from ..audit.expectations import differences
 
-    failed = []
-    on_policy: Verdict | None = expect and (expect.same_on_policy or expect.name)
-    off_policy: Verdict | None = expect_off_policy and expect_off_policy.name
-    for r in results:
-        checks = (("on-policy", on_policy, r.verdict), ("off-policy", off_policy, r.verdict_off_policy))
-        failed += [
-            f"{r.name}: expected {want} {where}, found {got}" for where, want, got in checks if want and want != got
-        ]
-        if strict and r.holds == "large-batches":
-            off = small_batches(r)
-            failed.append(f"{r.name}: {r.verdict} in large batches only{f', {off}' if off else ''}")
-        if strict and (r.dead_zone or not r.finite):
-            failed.append(f"{r.name}: {', '.join(notes(r))}")
+    wanted = (expect and expect.name, expect_off_policy and expect_off_policy.name)
+    failed = [f"{r.name}: {found}" for r in results for found in differences(r, *wanted, strict=strict)]
     for line in failed:
-        console.print(line, style="bold red")
+        console.print(line, style="bold red", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
