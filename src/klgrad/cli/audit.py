@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.progress import track
 from rich.text import Text
 
 from ..adapters import FRAMEWORKS
 from ..errors import MeaningError, UnknownNameError
 from ..targets import TARGETS, Target
-from .console import beside, deliver, stderr
+from .console import beside, deliver, stderr, tracked
 from .frameworks import recorded_table, settings_of, tags, titles
 from .printed import first_lines
 
@@ -156,7 +155,7 @@ def command(
         known = catalogue()
         found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
     audited: list[tuple[Subject, AuditResult]] = []
-    for subject in track(found, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
+    for subject in tracked(found, "Auditing", progress):
         with failures.collected(subject.name), first_lines(subject.name, progress):
             audited.append((subject, audit(subject, advantages=advantages.value, lengths=lengths.value)))
     if audited:
