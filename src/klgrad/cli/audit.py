@@ -45,6 +45,16 @@ def _target(name: str) -> Target:
     raise UnknownNameError("verdict", name, TARGETS)
 
 
+def _completed(start: str) -> list[str]:
+    """Names of verdicts, for the shell."""
+    return [name for name in TARGETS if name.startswith(start)]
+
+
+def _completed_loss(start: str) -> list[str]:
+    """Names of frameworks, for the shell; those of the catalogue would need torch, and so seconds."""
+    return [name for name in FRAMEWORKS if name.startswith(start)]
+
+
 DIFFERS = f"verdict differs. One of: {', '.join(TARGETS)}."
 
 
@@ -57,15 +67,26 @@ def command(
             f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
             "None: the common losses of the catalogue.",
             show_default=False,
+            autocompletion=_completed_loss,
         ),
     ] = None,
     expect: Annotated[
         Target | None,
-        typer.Option(metavar="VERDICT", parser=_target, help=f"Exit with status 1 if an on-policy {DIFFERS}"),
+        typer.Option(
+            metavar="VERDICT",
+            parser=_target,
+            autocompletion=_completed,
+            help=f"Exit with status 1 if an on-policy {DIFFERS}",
+        ),
     ] = None,
     expect_off_policy: Annotated[
         Target | None,
-        typer.Option(metavar="VERDICT", parser=_target, help="The same for the off-policy verdict."),
+        typer.Option(
+            metavar="VERDICT",
+            parser=_target,
+            autocompletion=_completed,
+            help="The same for the off-policy verdict.",
+        ),
     ] = None,
     whole_catalogue: Annotated[
         bool, typer.Option("--catalogue", help="Audit every loss of the catalogue, not only the common ones.")
