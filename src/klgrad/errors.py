@@ -79,6 +79,10 @@ class MissingExtraError(KlgradError, ImportError):
     """An optional package that is not installed; the remedy names the extra that installs it."""
 
 
+class ModelError(KlgradError, OSError):
+    """A language model that cannot be found or loaded."""
+
+
 class RunFileError(KlgradError, ValueError):
     """A configuration file of a run that cannot be read, or has a value that cannot be."""
 

@@ -332,12 +332,21 @@ def test_help_shows_the_defaults_of_the_command(command, defaults):
         assert lines[f"--{name}"].rstrip().endswith(default)
 
 
-def test_short_texts_of_the_help_belong_to_settings():
-    from klgrad.cli.train_or_distill import COMMAND, MODEL, SHORT, TRAINING
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
+    from klgrad.cli.settings_help import rows
+    from klgrad.cli.train_or_distill import COMMAND, MODEL, TRAINING
+    from klgrad.training.settings.presets import preset_of
+    from klgrad.training.settings.setting_parser import Parser
 
-    known = read("train", ["--use_cpu"]).parser.known
-    assert {*COMMAND, *MODEL, *TRAINING} <= known
-    assert set(SHORT) <= {*COMMAND, *MODEL, *TRAINING}
+    parser = Parser(command)
+    model = "smollm2" if command == "train" else "smollm2:20"  # two thirds of 30 layers
+    defaults = {**parser.pristine, "model": model, "output_dir": f"runs/{command}", **preset_of(command, {})}
+    shown = {flag.removeprefix("--"): text for _, section in rows(command) for flag, text in section}
+    assert set(shown) <= {*parser.known, "model"}
+    wanted = {name: "" if (x := defaults[name]) is None or x is False else f"[{x}]" for name in shown}
+    assert {name: "[" + text.rpartition("[")[2] if text.endswith("]") else "" for name, text in shown.items()} == wanted
+    assert {*COMMAND, *MODEL, *TRAINING} <= parser.known
 
 
 # Several processes

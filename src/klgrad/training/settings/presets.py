@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..model.embedded import EMBEDDED as EMBEDDED_MODEL
+from ...models.embedded import EMBEDDED as EMBEDDED_MODEL
 
 DEFAULTS: dict[str, Any] = {
     "logging_steps": 1,

@@ -10,8 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...errors import MissingExtraError
-from ..training_errors import ModelError
+from ..errors import MissingExtraError, ModelError
 
 EMBEDDED = "smollm2"
 """The name of the embedded model in settings."""
