@@ -35,7 +35,7 @@ def test_the_embedded_model_by_its_name(tmp_path, monkeypatch):
     settings = {**tiny.SETTINGS, "output_dir": str(tmp_path)}
     trainer = KLTrainer("smollm2", tiny.reward, KLConfig(**settings), train_dataset=tiny.prompts())
     assert trainer.model.config.num_hidden_layers == 2
-    student = KLTrainer("smollm2:1", None, KLConfig(**settings, teacher="smollm2"), train_dataset=tiny.prompts())
+    student: Any = KLTrainer("smollm2:1", None, KLConfig(**settings, teacher="smollm2"), train_dataset=tiny.prompts())
     assert student.model.config.num_hidden_layers == 1
     assert student.ref_model.config.num_hidden_layers == 2
 

@@ -31,6 +31,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row("dry_run", "Print what would be trained, and exit"),
         Row("resume", "Continue the run in output_dir"),
         Row("overwrite", "Replace the run in output_dir"),
+        Row("weights_only", "Remove the checkpoints of a finished run"),
         Row("num_processes", "More than 1 are started by accelerate", "1"),
         Row("accelerate_config", "Configuration of accelerate to launch with"),
     ),

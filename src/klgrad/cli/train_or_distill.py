@@ -29,7 +29,7 @@ USAGE = {
     ),
 }
 COMMAND = (
-    "output_dir", "quick", "dry_run", "resume", "overwrite", "num_processes", "accelerate_config",
+    "output_dir", "quick", "dry_run", "resume", "overwrite", "weights_only", "num_processes", "accelerate_config",
 )  # fmt: skip
 MODEL = ("model_name_or_path", "teacher", "student_layers", "dtype", "attn_implementation", "use_peft", "lora_r")
 TRAINING = (
