@@ -136,6 +136,8 @@ def _domain(name: str, value: str = "reward") -> Value:
 
 
 def _label(axes: dict[str, Any]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     kl = "KL(π‖ref), nats per completion"
     for name, title, x, y in (
         ("reward", "Reward", "update", "mean reward"),
@@ -146,6 +148,8 @@ def _label(axes: dict[str, Any]) -> None:
         axes[name].set(title=title, xlabel=x, ylabel=y)
         axes[name].grid(alpha=0.25)
         axes[name].ticklabel_format(style="plain", useOffset=False)  # 0.0002, not 2 with 1e-4 above the axis
+        if x == "update":
+            axes[name].xaxis.set_major_locator(MaxNLocator(integer=True))
         if not axes[name].lines:
             axes[name].text(0.5, 0.5, "no reward in this run", ha="center", va="center", transform=axes[name].transAxes)
     axes["length"].set_ylim(0, 1.05 * axes["length"].get_ylim()[1])
