@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -130,7 +130,7 @@ def _frameworks(found: Findings) -> None:
 
 
 def _report(found: Findings) -> Group:
-    parts = [_table(found.facts)]
+    parts: list[RenderableType] = [_table(found.facts)]
     for title, rows, style in (("Missing, optional", found.missing, "yellow"), ("To mend", found.broken, "bold red")):
         if rows:
             parts += [Text(f"\n{title}", style=style), _table(rows)]
