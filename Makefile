@@ -10,7 +10,7 @@ OLDEST := $(VENV)-oldest/.installed
 SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check docs hooks figures results frameworks bench check clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks reproduce lint types format readme readme-check docs hooks figures results frameworks bench check dist clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
@@ -26,7 +26,7 @@ test-many: $(DEV)  ## tests that take long, or repeat others with more settings,
 
 # Without the folders whose tests import TRL, which takes each process about ten seconds: `make test-fast FAST=tests/training`.
 FAST := tests/audit tests/claims tests/contracts tests/core tests/docs tests/enumeration tests/facts tests/kernels tests/logs \
-	tests/reports tests/support tests/zoo
+	tests/reports tests/support tests/testing tests/zoo
 test-fast: $(DEV)  ## the tests of FAST that are not marked `slow`
 	$(BIN)/python -m pytest -m "not slow" $(FAST) $(ARGS)
 
@@ -36,8 +36,8 @@ test-gpu: $(DEV)  ## the tests that need a CUDA device; all are skipped where th
 # The parts that need torch alone. The environment takes about 6 GB, because torch 2.6.0 for Linux depends on CUDA's
 # libraries and does not load without them, even where there is no GPU.
 TORCH_ALONE := tests/core tests/enumeration tests/audit tests/reports tests/zoo tests/claims tests/facts
-test-oldest: $(OLDEST)  ## the oldest torch that pyproject.toml allows
-	$(VENV)-oldest/bin/python -m pytest $(TORCH_ALONE) $(ARGS)
+test-oldest: $(OLDEST)  ## the oldest versions that pyproject.toml allows of torch and of what the command needs
+	$(VENV)-oldest/bin/python -m pytest $(TORCH_ALONE) tests/cli tests/logs -m "not many" $(ARGS)
 
 test-newest: $(DEV)  ## the same tests with the newest torch, which constraints.txt pins
 	$(BIN)/python -m pytest $(TORCH_ALONE) $(ARGS)
@@ -96,6 +96,17 @@ hooks: $(DEV)  ## run the checks of lint, types and readme-check before each com
 	$(PIP) install pre-commit
 	$(BIN)/pre-commit install
 
+# The second build is one of the committed files in another folder: a file that is not committed, a path or a time in an
+# archive would be a difference. The times in the archives are that of the commit.
+dist: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+dist: $(CORE)  ## the wheel and the sdist, built twice and compared, in dist/
+	$(PIP) install build
+	rm -rf dist build/committed
+	mkdir -p build/committed && git archive HEAD | tar -x -C build/committed
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir build/committed/dist build/committed
+	diff -r dist build/committed/dist
+
 clean:
 	rm -rf $(VENV) $(VENV)-frameworks $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis
 
@@ -119,7 +130,7 @@ $(OLDEST): export PIP_CONSTRAINT := $(CURDIR)/constraints-oldest.txt
 $(OLDEST): pyproject.toml constraints-oldest.txt
 	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install torch
-	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install hypothesis numpy pytest pytest-xdist -e .
+	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install hypothesis pytest pytest-xdist pyyaml -e '.[logs]'
 	touch $@
 
 $(DEV): $(CORE)

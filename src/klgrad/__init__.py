@@ -9,6 +9,7 @@ The names here need torch alone, and it is imported when the first of them is us
 - `klgrad.enumeration`: problems small enough to sum over, and the gradients of the targets on them;
 - `klgrad.kernels`: exact KLs from hidden states, without storing the logits;
 - `klgrad.logs`: analysis of the logs of a run (needs `klgrad[logs]`);
+- `klgrad.testing`: `assert_descends`, an audit as an assertion in your tests;
 - `klgrad.trl`: training with TRL (needs `klgrad[train]`);
 - `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: the parts that terms are made of.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         logs as logs,
         policy_losses as policy_losses,
         reports as reports,
+        testing as testing,
         trl as trl,
         zoo as zoo,
     )
@@ -55,6 +57,7 @@ _SUBPACKAGES = {
     "logs": ".logs",
     "policy_losses": ".policy_losses",
     "reports": ".reports",
+    "testing": ".testing",
     "trl": ".trl",
     "zoo": ".zoo",
 }
@@ -101,6 +104,7 @@ __all__ = [
     "reports",
     "reverse_optimum",
     "squared_sequence",
+    "testing",
     "trl",
     "zoo",
 ]

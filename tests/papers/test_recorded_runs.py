@@ -150,7 +150,7 @@ def test_run_calls_the_scripts_and_reports_a_failure(status, tmp_path, monkeypat
         return subprocess.CompletedProcess(command, status)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("klgrad.training.model.resolve.resolve", lambda _: "MODEL")
+    monkeypatch.setattr("klgrad.models.resolve.resolve", lambda _: "MODEL")
     monkeypatch.setattr(experiments.subprocess, "run", called)
     chosen = [STUDIES["tang-munos/fig8"]]
     if status:
