@@ -64,8 +64,8 @@ def words_of_the_project():
     return found | {word for file in FILES for word in re.findall(r"\w+", (ROOT / file).read_text(encoding="utf-8"))}
 
 
-ELSEWHERE = {"durations", "FUNCTION", "CITATION"}
-"""Words of inline code that are not in the sources: an option of pytest, a placeholder, the name of a file."""
+ELSEWHERE = {"durations", "FUNCTION", "CITATION", "additional_dependencies"}
+"""Words of inline code that are not in the sources: options of pytest and pre-commit, a placeholder, a file's name."""
 
 
 def test_every_word_of_inline_code_is_in_the_sources():
@@ -77,9 +77,9 @@ def test_every_word_of_inline_code_is_in_the_sources():
 
 OF_OTHERS = {
     "seq-mean-token-sum", "token-mean", "seq-mean-token-mean", "test-fast", "large-batches",
-    "policy-gradient", "policy-gradient-sampler-prefixes", "policy-gradient-uncorrected",
+    "policy-gradient", "policy-gradient-sampler-prefixes", "policy-gradient-uncorrected", "klgrad-audit",
 }  # fmt: skip
-"""Settings of frameworks, verdicts about whole losses, and a target of make."""
+"""Settings of frameworks, verdicts about whole losses, a target of make, and a hook of pre-commit."""
 
 
 def test_a_name_with_hyphens_is_that_of_a_loss_or_a_target():
