@@ -97,7 +97,7 @@ class Job:
 
 def train_all(jobs: list[Job], given: Any) -> Iterator[tuple[Job, Path]]:
     """Train several jobs at a time, and yield each when it is finished; a failed job is reported and left out."""
-    from klgrad.training.model.resolve import resolve
+    from klgrad.models.resolve import resolve
 
     resolve(f"{given.teacher}:{KEPT}")  # create it once, before the jobs start
     runs: Path = given.runs
@@ -156,8 +156,8 @@ def train_by_trl(given: Any, rest: list[str]) -> None:
     from trl.trainer.distillation_config import DistillationConfig
     from trl.trainer.distillation_trainer import DistillationTrainer
 
+    from klgrad.models.resolve import resolve
     from klgrad.training.data.run_data import data_of
-    from klgrad.training.model.resolve import resolve
     from klgrad.training.settings.run_config import RunConfig
 
     student = resolve(f"{given.teacher}:{KEPT}")

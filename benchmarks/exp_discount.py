@@ -50,7 +50,7 @@ def _job(given: argparse.Namespace, arm: str, size: int, seed: int) -> Job:
 
 def create_models(given: argparse.Namespace) -> None:
     """Write the teacher with completions of fixed length, and the student that all jobs start from."""
-    from klgrad.training.model.resolve import resolve
+    from klgrad.models.resolve import resolve
 
     given.runs.mkdir(parents=True, exist_ok=True)
     resolve(f"{fixed_length(given.model, given.runs)}:{LAYERS}")

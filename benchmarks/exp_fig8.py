@@ -97,7 +97,7 @@ def main() -> None:
     else:
         rates = best_rates(given.out / "fig8_sweep.csv")
         jobs = [job(given, a, w, r, seed) for seed in SEEDS for (a, w), r in rates.items()]
-    from klgrad.training.model.resolve import resolve
+    from klgrad.models.resolve import resolve
 
     for teacher in (given.teacher, given.runs / "teacher-fixed-length"):
         resolve(f"{teacher}:{LAYERS}")  # create it once, before the workers start

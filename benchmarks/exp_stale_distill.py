@@ -61,7 +61,7 @@ def _job(given: argparse.Namespace, arm: str, stale: str, seed: int) -> Job:
 
 def create_student(given: argparse.Namespace) -> None:
     """Write the student's weights, which all jobs start from."""
-    from klgrad.training.model.resolve import resolve
+    from klgrad.models.resolve import resolve
 
     resolve(f"{given.model}:{LAYERS}")
 

@@ -59,8 +59,10 @@ class Turns:
 class Clock(TrainerCallback):
     """Measures the seconds of each step, and its peak memory beyond the memory before it."""
 
-    def __init__(self, name: str = "", turns: Turns | None = None) -> None:
-        self.name, self.turns = name, turns
+    def __init__(
+        self, name: str = "", turns: Turns | None = None, timer: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.name, self.turns, self.timer = name, turns, timer
         self.seconds: list[float] = []
         self.standing: list[int] = []
         self.extra: list[int] = []
@@ -81,13 +83,13 @@ class Clock(TrainerCallback):
             Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which takes a while
         self.standing.append(_memory("allocated"))
         self.own.append(0.0)
-        self._start = time.perf_counter()
+        self._start = self.timer()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Record the step after the optimizer has finished."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self._start)
+        self.seconds.append(self.timer() - self._start)
         self.extra.append(_memory("max") - self.standing[-1])
         if self.turns is not None:
             self.turns.pass_on()
@@ -146,6 +148,8 @@ def _now() -> float:
 class Stage:
     """Prompts, completions and rewards, and a model to start from."""
 
+    timer: Callable[[], float] = staticmethod(time.perf_counter)
+
     def __init__(self, folder: Path, tokenizer: Any, size: Size, dtype: torch.dtype) -> None:
         self.size, self.tokenizer = size, tokenizer
         # TRL loads the reference from the same folder as the policy, so that both start equal.
@@ -179,7 +183,7 @@ class Stage:
         with tempfile.TemporaryDirectory() as folder:
             threads = []
             for name, settings in candidates.items():
-                clocks[name] = Clock(name, turns)
+                clocks[name] = Clock(name, turns, self.timer)
                 trainer = self._with(clocks[name], self.trainer(settings, steps, f"{folder}/{len(threads)}"))
                 threads.append(threading.Thread(target=run, args=(name, trainer)))
             for thread in threads:
@@ -195,13 +199,15 @@ class Stage:
         return trainer
 
     def trainer(self, settings: dict[str, Any], steps: int, folder: str) -> Any:
-        """A trainer that gets stored completions instead of sampling them."""
+        """A trainer that gets stored completions instead of sampling them; `callbacks` are made by calling each."""
         from datasets import Dataset
         from trl.trainer.grpo_config import GRPOConfig
         from trl.trainer.grpo_trainer import GRPOTrainer
 
         from klgrad.trl import KLConfig, KLTrainer
 
+        settings = dict(settings)
+        callbacks = [make() for make in settings.pop("callbacks", ())]
         kinds: tuple[Any, Any] = (GRPOTrainer, GRPOConfig) if "beta" in settings else (KLTrainer, KLConfig)
         make, configure = kinds
         args = configure(
@@ -224,6 +230,7 @@ class Stage:
             args=args,
             train_dataset=Dataset.from_dict({"prompt": self.prompts}),
             processing_class=self.tokenizer,
+            callbacks=callbacks,
         )
         made._generate_single_turn = lambda *_, **__: ([list(ids) for ids in self.completions], None)
         return made

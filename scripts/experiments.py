@@ -82,5 +82,32 @@ def curve() -> str:
     return "\n".join([*lines, "", words, ""])
 
 
+def on_policy() -> str:
+    """Every arm and coefficient of the experiment on the estimators' places, after its last update."""
+    lines = [
+        "| arm | β | seeds | KL(π‖ref) per completion | right answers | out of domain | entropy per token | tokens | "
+        "skipped updates |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    end = _numbers("comedy/on-policy")["end"]
+    shown = ("kl_per_sequence", "correct_in", "correct_out", "entropy_per_token", "length")
+    for name in sorted(end, key=lambda name: (name.split()[0], float(name.split()[1]))):
+        arm, coef = name.split()
+        cells = [_with_error(end[name][column]) for column in shown]
+        seeds, skipped = end[name]["correct_in"]["seeds"], end[name]["skipped_updates"]["mean"]
+        lines.append(f"| `{arm}` | {float(coef):g} | {seeds} | {' | '.join(cells)} | {skipped:.2g} |")
+    return "\n".join([*lines, ""])
+
+
+def on_policy_checks() -> str:
+    """The paper's sentences with their differences."""
+    study = studies()["comedy/on-policy"]
+    lines = ["| claim | measured | verdict |", "|---|---|---|"]
+    for check in study.check(_numbers("comedy/on-policy")):
+        verdict = "holds" if check.holds else "does not hold" if check.decided else "open"
+        lines.append(f"| {check.claim} | {check.measured} | {verdict} |")
+    return "\n".join([*lines, ""])
+
+
 def _with_error(found: dict[str, float]) -> str:
     return f"{found['mean']:.3g} ± {found['error']:.2g}"

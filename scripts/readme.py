@@ -1,6 +1,7 @@
 """Update the generated parts of the README and the docs: `python scripts/readme.py` writes them, `--check` compares.
 
-A part is the text between `<!-- NAME -->` and `<!-- /NAME -->`.
+A part is the text between `<!-- NAME -->` and `<!-- /NAME -->`. The pages of `reference` are generated as a whole,
+and the notebooks are run.
 """
 
 import csv
@@ -11,39 +12,63 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import stdev
 
+sys.path.append(str(Path(__file__).parent.parent / "docs" / "figures"))
 import experiments
+import footguns
+import large_batches
+import notebooks
+import on_and_off_policy
+import reference
+import reverse_and_forward
+import token_and_sequence
 import torch
+import which_term
+from reference.text import audited, table
 
 from klgrad.adapters import FRAMEWORKS
 from klgrad.adapters.recorded import recorded
-from klgrad.audit import audit, catalogue
 from klgrad.audit.render.plain import markdown_table, to_markdown
 from klgrad.audit.whole import audit_whole
 from klgrad.audit.whole.render import COLUMNS as WHOLE_COLUMNS, to_markdown as whole_table
+from klgrad.audit.words import in_words
 from klgrad.policy_losses import POLICY_LOSSES
+from klgrad.targets import TARGETS
+from klgrad.zoo import CELLS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
 
-SHOWN = (
-    "k1-loss",
-    "k2-loss",
-    "k3-loss",
-    "k3-loss-clamped",
-    "ratio-k3-loss",
-    "k1-reward",
-    "k3-reward",
-    "k1-reward-group-std",
-    "reverse-token-k1-token-ratio",
-    "reverse-sequence-k1-prefix-ratio",
-    "reverse-sequence-exact-loo-prefix-ratio",
-    "squared-sequence",
-)
+SHOWN = {
+    "k1-loss": "k1 as a loss",
+    "k2-loss": "k2 as a loss",
+    "k3-loss": "k3 as a loss, as GRPO was published",
+    "k3-loss-clamped": "the same, clamped at 10",
+    "ratio-k3-loss": "ratio times k3, TRL's default if `beta` is set",
+    "k1-reward": "k1 in the reward",
+    "k3-reward": "k3 in the reward",
+    "k1-reward-group-std": "k1 in the reward, divided by the group's deviation, as in GRPO",
+    "reverse-token-k1-token-ratio": '`KLTerm(level="token")` with the ratio of the token',
+    "reverse-sequence-k1-prefix-ratio": "`KLTerm()` with the ratio of the prefix",
+    "reverse-sequence-exact-loo-prefix-ratio": "the same, exact, with leave-one-out",
+    "squared-sequence": "`squared_sequence`",
+}
+"""Losses of the catalogue, with their descriptions in the README."""
 
 
 def verdicts() -> str:
     """The verdicts on a selection of the catalogue."""
-    return to_markdown([audit(catalogue()[name]) for name in SHOWN])
+    return to_markdown([audited(name) for name in SHOWN])
+
+
+def verdicts_in_words() -> str:
+    """The same in words alone; a loss of the zoo is linked to its page."""
+    rows = []
+    for name, words in SHOWN.items():
+        stale = TARGETS[audited(name).verdict_off_policy].title_in_sentence
+        linked = f"[{words}](docs/zoo/{name}.md)" if name in CELLS else words
+        rows.append((linked, in_words(audited(name)), stale))
+    return table(("loss", "on fresh samples it descends", "on stale samples"), rows)
 
 
 def policy_losses() -> str:
@@ -91,14 +116,6 @@ def example() -> str:
     return f"```\n{done.stdout}```\n"
 
 
-def results() -> str:
-    """The table of docs/results.md, with links to that page."""
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    table = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)
-    assert table, "docs/results.md has no table"
-    return table.group(0).replace("](#", "](docs/results.md#")
-
-
 SHOWN_SETTINGS = (
     "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
     "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
@@ -139,7 +156,7 @@ def frameworks() -> str:
     for name, framework in FRAMEWORKS.items():
         known = recorded(name)
         assert known, f"{name} has no recorded audit: run `make frameworks`"
-        page = f"[{name} {known.version}](docs/frameworks/{name}.md) on {known.date}"
+        page = f"[{name} {known.version}](frameworks/{name}.md) on {known.date}"
         made[framework.transcribed].append(page)
         rows = {row[0]: row for row in known.rows}
         shown += [rows[setting] for setting in SHOWN_SETTINGS if setting in rows]
@@ -162,11 +179,6 @@ def kernels() -> str:
         )
         + _linear()
     )
-
-
-def exact_kernels() -> str:
-    """The table of the exact KL."""
-    return _timings("exact", "exact KL, both directions, entropy and log-probs")
 
 
 def _timings(name: str, title: str) -> str:
@@ -262,24 +274,31 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     README: {
-        "verdicts": verdicts,
+        "verdicts": verdicts_in_words,
         "example": example,
-        "results": results,
-        "frameworks": frameworks,
-        "kernels": exact_kernels,
     },
-    ROOT / "docs" / "kernels.md": {"kernels": kernels, "step": step},
-    ROOT / "docs" / "policy-losses.md": {
+    DOCS / "verdicts.md": {"verdicts": verdicts},
+    DOCS / "frameworks.md": {"frameworks": frameworks},
+    DOCS / "which-term.md": {"settings": which_term.settings},
+    DOCS / "footguns.md": footguns.parts(),
+    DOCS / "concepts" / "token-and-sequence.md": {"numbers": token_and_sequence.numbers},
+    DOCS / "concepts" / "reverse-and-forward.md": {"numbers": reverse_and_forward.numbers},
+    DOCS / "concepts" / "on-and-off-policy.md": {"numbers": on_and_off_policy.numbers},
+    DOCS / "concepts" / "large-batches.md": {"numbers": large_batches.numbers},
+    DOCS / "kernels.md": {"kernels": kernels, "step": step},
+    DOCS / "policy-losses.md": {
         "policy losses": policy_losses,
         "framework policy losses": framework_policy_losses,
     },
-    ROOT / "docs" / "experiments.md": {
+    DOCS / "experiments.md": {
         "fig8": experiments.fig8,
         "kl in reward": experiments.kl_in_reward,
         "comparisons": experiments.comparisons,
+        "on-policy": experiments.on_policy,
+        "on-policy claims": experiments.on_policy_checks,
         "curve": experiments.curve,
     },
-    ROOT / "docs" / "train.md": {
+    DOCS / "train.md": {
         "distillation": distillation,
         "trainer cost": trainer_cost,
         "trainer memory": trainer_memory,
@@ -288,9 +307,10 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
 
 
 def main() -> int:
-    """Write or check the generated parts; the exit status is 1 if a checked part is stale."""
+    """Write or check what is generated; the exit status is 1 if something checked is stale."""
     torch.set_num_threads(1)
     stale = [str(page.relative_to(ROOT)) for page, parts in PARTS.items() if not _up_to_date(page, parts)]
+    stale += _stale_pages()
     if "--check" in sys.argv[1:]:
         print(f"stale: {', '.join(stale)}: run `make readme`" if stale else "generated parts are up to date")
         return int(bool(stale))
@@ -307,6 +327,24 @@ def _up_to_date(page: Path, parts: dict[str, Callable[[], str]]) -> bool:
     if "--check" not in sys.argv[1:]:
         page.write_text(new, encoding="utf-8")
     return old == new
+
+
+def _stale_pages() -> list[str]:
+    """Generated pages and notebooks that differ, are missing or are left over. Without --check they are put right."""
+    made = {DOCS / path: text for path, text in reference.pages().items()} | notebooks.notebooks()
+    there = {
+        path: path.read_text(encoding="utf-8")
+        for folder in (*reference.FOLDERS, "notebooks")
+        for path in (DOCS / folder).glob("*.*")
+    }
+    stale = sorted(path for path in {*made, *there} if made.get(path) != there.get(path))
+    for path in stale if "--check" not in sys.argv[1:] else ():
+        if path in made:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(made[path], encoding="utf-8")
+        else:
+            path.unlink()
+    return [str(path.relative_to(ROOT)) for path in stale]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ The names here need torch alone, and it is imported when the first of them is us
 - `klgrad.enumeration`: problems small enough to sum over, and the gradients of the targets on them;
 - `klgrad.kernels`: exact KLs from hidden states, without storing the logits;
 - `klgrad.logs`: analysis of the logs of a run (needs `klgrad[logs]`);
+- `klgrad.testing`: `assert_descends`, an audit as an assertion in your tests;
 - `klgrad.trl`: training with TRL (needs `klgrad[train]`);
 - `klgrad.verl`: training with verl, which loads it as a plug-in;
 - `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: the parts that terms are made of.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         logs as logs,
         policy_losses as policy_losses,
         reports as reports,
+        testing as testing,
         trl as trl,
         verl as verl,
         zoo as zoo,
@@ -57,6 +59,7 @@ _SUBPACKAGES = {
     "logs": ".logs",
     "policy_losses": ".policy_losses",
     "reports": ".reports",
+    "testing": ".testing",
     "trl": ".trl",
     "verl": ".verl",
     "zoo": ".zoo",
@@ -104,6 +107,7 @@ __all__ = [
     "reports",
     "reverse_optimum",
     "squared_sequence",
+    "testing",
     "trl",
     "verl",
     "zoo",

@@ -67,12 +67,20 @@ class LossOutputError(KlgradError, TypeError):
     """A loss to audit that returned something that is not a loss."""
 
 
+class VerdictError(KlgradError, AssertionError):
+    """A loss that does not descend what a test expects."""
+
+
 class NotAuditableError(KlgradError, ImportError):
     """A framework that is not installed, or cannot be imported."""
 
 
 class MissingExtraError(KlgradError, ImportError):
     """An optional package that is not installed; the remedy names the extra that installs it."""
+
+
+class ModelError(KlgradError, OSError):
+    """A language model that cannot be found or loaded."""
 
 
 class RunFileError(KlgradError, ValueError):

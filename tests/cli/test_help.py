@@ -4,12 +4,14 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
-from klgrad.cli import app, train
+from klgrad.cli import app
+from klgrad.cli.settings_help import SECTIONS
+from klgrad.cli.train_or_distill import train_or_distill
+from klgrad.errors import MissingExtraError
 
-COMMANDS = {command.name: command for command in app.registered_commands}
-BY_TRL = {name for name, command in COMMANDS.items() if command.context_settings == train.SETTINGS}
-"""The commands whose flags are the fields of TRL's configuration, which imports torch."""
+COMMANDS = {command.name for command in app.registered_commands}
 
 LOOK = """
 import sys
@@ -31,7 +33,7 @@ def ran(*arguments):
     "arguments",
     [
         ("--help",),
-        *((name, "--help") for name in COMMANDS if name not in BY_TRL),
+        *((name, "--help") for name in sorted(COMMANDS)),
         ("advise", "trl"),
         ("advise", "verl", "--off-policy"),
     ],
@@ -43,8 +45,19 @@ def test_torch_is_not_imported(arguments):
     assert shown.endswith("\nFalse\n")
 
 
-def test_only_the_commands_of_trl_are_left_out():
-    assert sorted(BY_TRL) == ["distill", "train"]
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_the_help_of_a_run_needs_no_trl_and_fits_two_screens(command, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("klgrad.cli.train_or_distill.stdout", lambda: Console(width=80))
+    train_or_distill(command, ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 80  # two screens of 40 lines
+    assert sum(line.startswith("--") for line in lines) == sum(len(section) for section in SECTIONS.values())
+    assert lines[-1] == "TRL is not installed: pip install 'klgrad[train]'"
+    assert not any(line.startswith(" ") for line in lines[9:])  # no setting takes two lines
+    with pytest.raises(MissingExtraError, match="pip install 'klgrad\\[train\\]'"):
+        train_or_distill(command, ["--help-all"])
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_logs(name, tmp_path):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_compare(name, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "klgrad.training.output.comparison.drawn", lambda runs: b""
+        "klgrad.training.output.comparison.drawn", lambda *_: [b""]
     )  # takes seconds; the legend is tested below
     result = run("compare", run_folder(tmp_path / name), run_folder(tmp_path / "b"), "--out", tmp_path / name / "f.png")
     assert times(Path(name).name, result.stdout) >= 1

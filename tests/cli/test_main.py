@@ -117,6 +117,23 @@ def test_version_and_help(ended):
     assert ended("no-such-command")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("klgrad au", {"audit"}),
+        ("klgrad audit k3-loss --expect reverse-kl-t", {"reverse-kl-token", "reverse-kl-token-sampler"}),
+        ("klgrad audit op", {"openrlhf", "open-instruct"}),
+        ("klgrad audit --expect-o", {"--expect-off-policy"}),
+    ],
+)
+def test_the_shell_completes(words, found, ended, monkeypatch):
+    monkeypatch.setenv("_KLGRAD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    status, out, err = ended()
+    assert (status, set(out.split()), err) == (0, found, "")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
 def test_any_encoding(encoding, ended, tmp_path):
     for name in ("é中.npz", os.fsdecode(b"\xff.npz")):

@@ -11,8 +11,8 @@ import klgrad
 
 ROOMS = (
     "adapters.own_code", "adapters.recorded", "adapters.run_file", "adapters.trl_settings", "audit", "core",
-    "enumeration", "errors", "kernels", "logs", "papers", "policy_losses", "remedies", "reports", "support", "targets",
-    "training", "trl", "zoo",
+    "enumeration", "errors", "kernels", "logs", "models", "papers", "policy_losses", "remedies", "reports", "support",
+    "targets", "testing", "training", "trl", "zoo",
 )  # fmt: skip
 """The parts of the package whose examples are run."""
 

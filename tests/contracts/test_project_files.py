@@ -28,15 +28,22 @@ def test_the_picture_of_the_layers_is_the_import_contract():
     assert picture == ["".join(f"{layer}\n" for layer in contracts[0]["layers"])]
 
 
-def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
+def test_the_oldest_versions_that_are_tested_are_the_oldest_that_are_allowed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    allowed = next(re.fullmatch(r"torch>=([\d.]+)", line) for line in project["dependencies"] if "torch" in line)
-    tested = re.search(
-        r"^torch==([\d.]+)$", (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert allowed is not None
-    assert tested is not None
-    assert tested[1] in (allowed[1], f"{allowed[1]}.0")
+    pins = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").lower()
+    pinned = dict(re.findall(r"^([\w-]+)==([\d.]+)$", pins, re.MULTILINE))
+    lines = [*project["dependencies"], *project["optional-dependencies"]["logs"]]
+    allowed = dict(line.split(">=") for line in lines)
+    assert {"torch", "typer", "rich", "jinja2", "numpy", "pyarrow"} == set(allowed)
+    oldest = {name: ".".join([*least.split("."), "0", "0"][:3]) for name, least in allowed.items()}
+    assert {name: pinned[name] for name in allowed} == oldest
+
+
+def test_every_extra_that_a_message_names_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    texts = (path.read_text(encoding="utf-8") for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.md")])
+    named = {extra for text in texts for names in re.findall(r"klgrad\[([\w,]+)\]", text) for extra in names.split(",")}
+    assert {"train", "logs", "plot"} <= named <= set(extras)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "frameworks").glob("*.md")), ids=lambda path: path.stem)

@@ -12,7 +12,7 @@ NAMES = {
     "Clip", "KLResult", "KLTerm", "KlgradError", "Mask", "ImportanceWeighting", "Rollout", "Truncate",
     "consistency_loss", "forward_optimum", "kl_report", "mismatch_report", "reverse_optimum", "squared_sequence",
     "audit", "credit", "enumeration", "estimators", "importance", "kernels", "logs", "policy_losses",
-    "reports", "trl", "verl", "zoo",
+    "reports", "testing", "trl", "verl", "zoo",
 }  # fmt: skip
 
 
@@ -35,7 +35,9 @@ def test_subpackages_are_imported_when_they_are_used():
 
 
 def test_no_public_function_hides_a_module_of_its_name():
-    for package in ("audit", "enumeration", "kernels", "logs", "policy_losses", "reports", "trl", "verl", "zoo"):
+    for package in (
+        "audit", "enumeration", "kernels", "logs", "policy_losses", "reports", "testing", "trl", "verl", "zoo",
+    ):  # fmt: skip
         module = getattr(klgrad, package)
         for name, x in vars(module).items():
             if inspect.isfunction(x) and not name.startswith("_"):

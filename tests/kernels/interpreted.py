@@ -5,6 +5,7 @@ Not collected by itself: `test_triton.py` runs it in a process of its own, where
 
 import importlib
 import os
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +13,16 @@ from kernels.cases import agree, budget, check_gradient_of, confident, make
 from kernels.mutants import planted
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import autograd as function, from_logits, reference, state, tiles_torch, tiles_triton, weights
+from klgrad.kernels import (
+    autograd as function,
+    dense_logits,
+    from_logits,
+    reference,
+    state,
+    tiles_torch,
+    tiles_triton,
+    weights,
+)
 from klgrad.kernels.head import Transform
 from klgrad.kernels.tile import Kept, Tile
 
@@ -180,7 +190,33 @@ def test_from_logits():
     SINGLE.check_vector(gradient, one.raw.softmax(-1) - one.ref_raw.softmax(-1))
 
 
+def test_from_masked_logits():
+    one = tile(width=19)
+    live = torch.tensor([0, 1, 0, 1, 1])
+    targets = torch.tensor([-100, 2, -100, 4, 5])
+    spoilt = lambda x: x.masked_fill(live[:, None] == 0, torch.nan)
+    z = spoilt(one.raw).requires_grad_()
+    with patch.object(dense_logits, "backend_for", lambda _: tiles_triton):
+        found = from_logits(z, targets, spoilt(one.ref_raw), mask=live, validate=False)
+        (gradient,) = torch.autograd.grad(found.reverse_kl.sum() + found.logp.sum(), z)
+    kept = live == 1
+    wide = one.raw[kept].double().requires_grad_()
+    truth = reference.statistics_of_logits(wide, targets[kept], one.ref_raw[kept].double())
+    for name in ("logp", "entropy", "ref_logp", "reverse_kl", "forward_kl"):
+        SINGLE.check(getattr(found, name)[kept], getattr(truth, name))
+        assert (getattr(found, name)[~kept] == 0).all()
+    (expected,) = torch.autograd.grad(truth.reverse_kl.sum() + truth.logp.sum(), wide)
+    SINGLE.check_vector(gradient[kept], expected)
+    assert (gradient[~kept] == 0).all()
+
+
 FAULTS = {
+    "a masked row read": (
+        "slice_stride + row\n    place = tl.load(places_ptr + row) if PLACES else row",
+        "slice_stride + row\n    place = row",
+        test_from_masked_logits,
+    ),
+    "a masked row written": ("out_ptr + place * out_stride", "out_ptr + row * out_stride", test_from_masked_logits),
     "the slope dropped": ("(gradient * slope).to(", "gradient.to(", lambda: test_gradient("soft-cap")),
     "q dropped": ("gradient -= w_forward * tl.exp(log_q)", "gradient -= 0", lambda: test_gradient("plain")),
     "the partial slice summed": (

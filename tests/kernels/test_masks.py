@@ -68,6 +68,17 @@ def test_masked_logits_have_no_effect():
     EXACT.check(gradient, truth)
 
 
+def test_masked_logits_are_not_copied():
+    """The graph keeps the caller's own logits, and nothing else of their size."""
+    z, z_ref = torch.randn(2, *SHAPE, 300)
+    z.requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        from_logits(z, torch.zeros(SHAPE, dtype=torch.long), z_ref, mask=LIVE)
+    large = [x.data_ptr() for x in saved if x.numel() > 300]
+    assert sorted(large) == sorted([z.data_ptr(), z_ref.data_ptr()])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("why", ["all masked", "no tokens"])
 @pytest.mark.usefixtures("filled_memory")

@@ -35,10 +35,10 @@ def test_the_kernels_do_what_torch_does():
     assert " passed" in done.stdout
 
 
-NUMBERS = {"scale": 1.3, "cap": 2.0, "inverse_temperature": 1.0} | {
-    "ref_scale": 1.0, "ref_cap": 2.0, "ref_inverse_temperature": 0.7
-}  # fmt: skip
-SWITCHES = dict.fromkeys(("PAIRED", "BIAS", "REF_BIAS", "SOFTCAP", "REF_SOFTCAP", "KEEP", "EXTRA", "KEPT"), True)
+NUMBERS = ("scale", "cap", "inverse_temperature", "ref_scale", "ref_cap", "ref_inverse_temperature")
+SWITCHES = dict.fromkeys(
+    ("PAIRED", "BIAS", "REF_BIAS", "SOFTCAP", "REF_SOFTCAP", "KEEP", "EXTRA", "KEPT", "PLACES"), True
+)
 VARIANTS = {
     "everything": {},
     "nothing": dict.fromkeys(SWITCHES, False) | {"EVEN": True, "FINITE": True},
@@ -63,10 +63,17 @@ def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     function = getattr(tiles_triton, kernel)
     limits = {"LIMIT": tile.LARGEST_KEPT, "TINY": 6e-5, "LOWEST": state.LOWEST, "BANNED": state.BANNED, "NEAR": 0.5}
-    given = {**NUMBERS, **SWITCHES, **limits, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE}
+    given = {**SWITCHES, **limits, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE}
     names = [p.name for p in function.params]
     constants = {name: value for name, value in (given | VARIANTS[variant]).items() if name in names}
-    kinds = {"targets_ptr": "*i64", "larger_ptr": "*fp16", "apart_ptr": "*fp16", "out_ptr": "*bf16"}
+    kinds = {
+        "targets_ptr": "*i64",
+        "places_ptr": "*i64",
+        "larger_ptr": "*fp16",
+        "apart_ptr": "*fp16",
+        "out_ptr": "*bf16",
+    }
+    kinds |= dict.fromkeys(NUMBERS, "fp32")
     kind = lambda name: kinds.get(name, "*fp32" if name.endswith("_ptr") else "i32")
     signature = {name: "constexpr" if name in constants else kind(name) for name in names}
     source = ASTSource(fn=function, signature=signature, constexprs=constants)

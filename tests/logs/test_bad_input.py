@@ -220,7 +220,8 @@ def test_unknown_suffixes_and_missing_files_are_refused(tmp_path):
     assert "a file that ends in .parquet, .jsonl, .ndjson, .npz" in message_of(path)
     assert "an existing file" in message_of(tmp_path / "none.parquet")
     (tmp_path / "folder.parquet").mkdir()
-    assert "for a folder of shards, give each file" in message_of(tmp_path / "folder.parquet")
+    assert "a folder without any" in message_of(tmp_path / "folder.parquet")
+    assert "no file that matches" in message_of(tmp_path / "run-*.parquet")
 
 
 @pytest.mark.parametrize("suffix", WRITERS)

@@ -131,7 +131,7 @@ def test_the_script_of_an_experiment_exists(name):
 
 @pytest.mark.parametrize("names", [[], ["schulman/table"], ["tang-munos/fig8", "schulman/table"]])
 def test_run_needs_the_names_of_experiments(names, tmp_path):
-    with pytest.raises(ExperimentError, match="choose from tang-munos/fig8, frpo/kl-in-reward"):
+    with pytest.raises(ExperimentError, match=f"choose from {', '.join(EXPERIMENTS)}"):
         experiments.measure([STUDIES[name] for name in names], STUDIES, tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_run_calls_the_scripts_and_reports_a_failure(status, tmp_path, monkeypat
         return subprocess.CompletedProcess(command, status)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("klgrad.training.model.resolve.resolve", lambda _: "MODEL")
+    monkeypatch.setattr("klgrad.models.resolve.resolve", lambda _: "MODEL")
     monkeypatch.setattr(experiments.subprocess, "run", called)
     chosen = [STUDIES["tang-munos/fig8"]]
     if status:

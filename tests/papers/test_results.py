@@ -30,7 +30,7 @@ LONG = ("tang-munos/fig3", "tang-munos/fig4", "tang-munos/fig8-tabular")
 @pytest.mark.parametrize("name", first(STUDIES, [name for name in STUDIES if name not in LONG]))
 def test_the_claim(name, tmp_path):
     outcome = reproduce(STUDIES[name], Settings(quick=True), tmp_path)
-    failed = {check.claim: check.measured for check in outcome.checks if not check.holds}
+    failed = {check.claim: check.measured for check in outcome.checks if not check.holds and check.decided}
     assert set(failed) <= DIFFERS.get(name, set()), failed
     assert len(outcome.checks) > len(failed)
     assert (tmp_path / f"{name}.json").stat().st_size > 100

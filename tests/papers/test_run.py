@@ -16,6 +16,7 @@ from klgrad.cli import app, reproduce as command
 from klgrad.errors import MissingExtraError, UnknownNameError
 from klgrad.papers import Check, Settings, Study, reproduce
 from klgrad.papers.study import all_exceed, below, exceeds, within
+from klgrad.papers.study_runner import Outcome
 
 
 def study(numbers=None, *, holds=True, fails=None):
@@ -40,7 +41,7 @@ def test_numbers_figure_and_verdict_are_kept(tmp_path):
     saved = json.loads((tmp_path / "paper/made-up.json").read_text())
     assert saved["claim"] == "A claim that is made up for a test."
     assert saved["numbers"] == {"x": [1.0, 2.0]}
-    assert saved["checks"] == [{"claim": "it holds", "measured": "1.0", "holds": True}]
+    assert saved["checks"] == [{"claim": "it holds", "measured": "1.0", "holds": True, "decided": True}]
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
 
 
@@ -67,6 +68,13 @@ def test_a_claim_that_fails_says_in_what(tmp_path):
     outcome = reproduce(study(holds=False), Settings(), tmp_path)
     assert not outcome.reproduced
     assert outcome.verdict == "differs: it holds (1.0)"
+
+
+def test_a_sentence_with_too_few_seeds_is_open_and_not_refuted():
+    checks = [Check("a", "1", True), Check("b", "2", False), Check("c", "2 seeds", False, decided=False)]
+    assert Outcome("name", checks, None).verdict == "differs: b (2). open: c (2 seeds)"
+    assert Outcome("name", [checks[0], checks[2]], None).verdict == "open: c (2 seeds)"
+    assert not Outcome("name", [checks[0], checks[2]], None).reproduced
 
 
 @pytest.mark.slow

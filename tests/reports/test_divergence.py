@@ -1,5 +1,7 @@
 """KL reports: their numbers, errors and units."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from oracle import PROBLEMS
@@ -26,6 +28,20 @@ def sample(problem, n, seed, *, from_behavior=False):
         token_reverse_kl=problem.at_tokens(problem.prefix_kl())[rows],
         token_forward_kl=problem.at_tokens(problem.prefix_forward_kl())[rows],
     )
+
+
+def test_a_report_is_a_mapping_of_its_metrics_and_reads_the_device_once(monkeypatch):
+    report = kl_report(sample(PROBLEMS["varying"].on_policy(), 50, 1))
+    metrics, calls = report.metrics(), []
+    monkeypatch.setattr(type(report), "metrics", lambda self: calls.append(1) or metrics)
+    assert dict(report) == {**report} == metrics
+    assert len(calls) == 1
+    assert all(type(value) is float for value in dict(report).values())
+    assert isinstance(report, Mapping)  # wandb.log and trackio.log ask this
+    assert "kl/clusters" in report
+    assert len(report) == len(metrics)
+    with pytest.raises(KeyError):
+        report["kl"]
 
 
 def test_all_unbiased_estimates_agree_with_the_exact_kl_within_their_errors():

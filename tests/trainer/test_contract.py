@@ -9,7 +9,9 @@ import tiny
 import torch
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
+from typer.testing import CliRunner
 
+from klgrad.cli import app
 from klgrad.trl import KLConfig, KLTrainer
 from klgrad.trl.seam import version
 from klgrad.trl.seam.batch import Completions
@@ -27,6 +29,17 @@ def check():
 
 def test_the_installed_trl_keeps_the_contract():
     check()
+
+
+def test_the_doctor_names_a_patched_trl(monkeypatch):
+    doctor = lambda: CliRunner().invoke(app, ["doctor"])
+    assert "TRL's methods are its own" in doctor().output
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: 0.0)
+    result = doctor()
+    assert result.exit_code == 2
+    assert "received one of test_contract" in result.output.replace("tests.trainer.", "")
+    assert "use KLTrainer without the library that replaces it" in " ".join(result.output.split())
+    assert "methods are its own" not in result.output
 
 
 @pytest.mark.parametrize("found", ["1.15.2", "1.17.0", "1.17.0.dev0", "2.0"])

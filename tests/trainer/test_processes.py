@@ -23,7 +23,7 @@ CASES = {
 }
 
 
-def run(output, processes, settings):
+def run(output, processes, settings, script=SCRIPT):
     """Start the processes and wait; the environment is what a launcher would set."""
     output.mkdir()
     with socket.socket() as free:
@@ -36,7 +36,7 @@ def run(output, processes, settings):
         env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
         if processes > 1:
             env |= {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-W", "ignore", str(SCRIPT), str(output), str(processes), tiny.folder(), *settings]
+        command = [sys.executable, "-W", "ignore", str(script), str(output), str(processes), tiny.folder(), *settings]
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     for process in started:
         said, _ = process.communicate(timeout=120)
@@ -60,3 +60,20 @@ def test_weights_that_deepspeed_spreads(monkeypatch, tmp_path):
     spread = run(tmp_path / "spread", 2, [*CASES["exact"], "zero3=1"])
     for name, value in spread.items():
         SAME_STEPS.check(value, one[name])
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("beta", ["0.0", "0.3"])
+def test_the_callback_reports_on_the_completions_of_all_processes(beta, tmp_path):
+    """Also where the loss leaves the KL out: then all processes take the second look at its gradient together."""
+    from klgrad.logs import examine
+
+    script = SCRIPT.with_name("callback_of_several.py")
+    one, two = (run(tmp_path / str(n), n, [beta], script) for n in (1, 2))
+    for name, value in one.items():
+        SAME_STEPS.check(two[name], value)
+    assert float(one["moves"]) == (0 if float(beta) else -1)
+    read = [examine(tmp_path / str(n) / "rollouts", by="step") for n in (1, 2)]
+    assert read[0].rows == read[1].rows == 48
+    for a, b in zip(read[0].parts, read[1].parts, strict=True):
+        SAME_STEPS.check(*(x.kl.metrics()["kl/reverse/k3/per_token"] for x in (a, b)))

@@ -30,6 +30,16 @@ def made(path, **settings) -> Any:
     return tiny.trainer(KLTrainer, KLConfig, path, **settings)
 
 
+def test_the_embedded_model_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.models.resolve.resolve", {"smollm2": tiny.folder(), "smollm2:1": tiny.folder(1)}.get)
+    settings = {**tiny.SETTINGS, "output_dir": str(tmp_path)}
+    trainer = KLTrainer("smollm2", tiny.reward, KLConfig(**settings), train_dataset=tiny.prompts())
+    assert trainer.model.config.num_hidden_layers == 2
+    student: Any = KLTrainer("smollm2:1", None, KLConfig(**settings, teacher="smollm2"), train_dataset=tiny.prompts())
+    assert student.model.config.num_hidden_layers == 1
+    assert student.ref_model.config.num_hidden_layers == 2
+
+
 def test_lag(tmp_path):
     """From the third update on, completions are two generations old, and their own log-probs came along."""
     trainer = made(tmp_path, rollout_lag=2, kl_ratio="prefix", max_steps=5)

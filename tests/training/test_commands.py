@@ -1,6 +1,7 @@
 """The commands as a user runs them."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -42,7 +43,10 @@ def runs(model, tmp_path_factory):
 def test_a_run_leaves_everything_and_says_so(command, runs):
     base, found = runs
     folder = base / command
-    assert (folder / "run.png").read_bytes().startswith(PNG)
+    picture = (folder / "run.png").read_bytes()
+    assert picture.startswith(PNG)
+    assert int.from_bytes(picture[16:20], "big") == 2000  # 10 inches of 200 dots
+    assert b"<svg" in (folder / "run.svg").read_bytes()
     assert (folder / "model" / "config.json").is_file()
     run = json.loads((folder / "run.json").read_text())
     assert run["command"] == command
@@ -56,6 +60,47 @@ def test_a_run_leaves_everything_and_says_so(command, runs):
     assert "KL, nats per token" in output
     for noise in ("it/s", "Warning", "{'loss'", "Loading weights"):
         assert noise not in output
+
+
+@pytest.mark.parametrize(("command", "kl"), [("train", "E[reward] - 0.05 KL(π‖ref)"), ("distill", "-1 KL(π‖ref)")])
+def test_the_model_card_names_the_base_model_and_the_kl(command, kl, runs, model):
+    base, _ = runs
+    begun, ended = ((base / command / name).read_text(encoding="utf-8") for name in ("README.md", "model/README.md"))
+    for card in (begun, ended):
+        assert f"- base model: {model}" in card
+        assert f"- reference of the KL: {model}" in card
+        assert f"- maximises: {kl}" in card
+        assert "- gradient of the KL: ∇ KL(π‖ref)" in card
+        assert "None" not in card
+    assert "| KL(π‖ref), nats per completion |" in ended
+    assert "base_model" not in ended  # which is for names on the hub
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("smollm2 with 20 layers", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("smollm2:20", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("/some/folder", None),
+    ],
+)
+def test_the_base_model_for_the_hub(name, base):
+    from klgrad.training.output.model_card import _on_hub
+
+    assert _on_hub(name) == base
+
+
+@pytest.mark.slow
+def test_a_run_can_leave_its_weights_only(run, tmp_path):
+    status, text = run("train", tmp_path / "run", max_steps=2, eval_every=0, eval_size=1, weights_only=True)
+    assert status == 0
+    assert not list((tmp_path / "run").glob("*checkpoint-*"))
+    kept = r"model \(\d+\.\d MB\), .*There is no checkpoint .*: --weights_only false keeps them"
+    assert re.search(kept, " ".join(text.split()))
+    status, text = run("train", tmp_path / "run", resume=True)
+    assert status == 0
+    assert "is finished, after 2 updates" in " ".join(text.split())
 
 
 def test_what_is_trained_is_told_first(runs):
@@ -332,12 +377,21 @@ def test_help_shows_the_defaults_of_the_command(command, defaults):
         assert lines[f"--{name}"].rstrip().endswith(default)
 
 
-def test_short_texts_of_the_help_belong_to_settings():
-    from klgrad.cli.train_or_distill import COMMAND, MODEL, SHORT, TRAINING
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
+    from klgrad.cli.settings_help import rows
+    from klgrad.cli.train_or_distill import COMMAND, MODEL, TRAINING
+    from klgrad.training.settings.presets import preset_of
+    from klgrad.training.settings.setting_parser import Parser
 
-    known = read("train", ["--use_cpu"]).parser.known
-    assert {*COMMAND, *MODEL, *TRAINING} <= known
-    assert set(SHORT) <= {*COMMAND, *MODEL, *TRAINING}
+    parser = Parser(command)
+    model = "smollm2" if command == "train" else "smollm2:20"  # two thirds of 30 layers
+    defaults = {**parser.pristine, "model": model, "output_dir": f"runs/{command}", **preset_of(command, {})}
+    shown = {flag.removeprefix("--"): text for _, section in rows(command) for flag, text in section}
+    assert set(shown) <= {*parser.known, "model"}
+    wanted = {name: "" if (x := defaults[name]) is None or x is False else f"[{x}]" for name in shown}
+    assert {name: "[" + text.rpartition("[")[2] if text.endswith("]") else "" for name, text in shown.items()} == wanted
+    assert {*COMMAND, *MODEL, *TRAINING} <= parser.known
 
 
 # Several processes

@@ -11,7 +11,7 @@ import torch
 from klgrad.errors import MeaningError
 from klgrad.support.atomic_files import finite
 from klgrad.training.callbacks.progress import evaluation_line
-from klgrad.training.evaluate import _mean
+from klgrad.training.evaluate import SAMPLES, _mean
 from klgrad.training.output.summary import score
 from klgrad.training.rng import apart
 from klgrad.training.training_errors import SettingError
@@ -90,6 +90,19 @@ def test_it_repeats_and_leaves_the_trainer_as_it_was(trainer):
 
 
 @pytest.mark.slow
+def test_it_tells_its_progress_and_keeps_completions(trainer):
+    made, evaluator = trainer(eval_size=5, per_device_train_batch_size=4)
+    batches = []
+    samples = evaluator(made, batches.append)["samples"]
+    assert sum(batches) == evaluator.count == sum(len(each.rows) for each in evaluator.sets)
+    assert batches[:2] == [4, 1]
+    for each in evaluator.sets:
+        own = [sample for sample in samples if sample["set"] == each.name]
+        assert [sample["prompt"] for sample in own] == [row["prompt"] for row in each.rows[:SAMPLES]]
+        assert all(isinstance(sample["completion"], str) and isinstance(sample["reward"], float) for sample in own)
+
+
+@pytest.mark.slow
 def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
     made, evaluator = trainer(kl_estimator="exact")
     assert evaluator(made)["kl"]["per_token"]["mean"] == pytest.approx(0, abs=1e-6)
@@ -132,8 +145,12 @@ def test_a_greedy_run_tells_no_kl(run, tmp_path):
         def plot(self, xs, ys, **style):
             drawn.append(style.get("marker"))
 
+        def errorbar(self, xs, ys, **style):
+            drawn.append(next(name for name in ("xerr", "yerr") if name in style))
+
     _draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), Drawn("a", compared.rows), "black")
     assert drawn.count("o") == 3  # rewards of two domains, and lengths: no mark at a KL
+    assert (drawn.count("yerr"), drawn.count("xerr")) == (2, 0)  # of the rewards
     with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):
         run("train", tmp_path / "other", eval_greedy=True, use_vllm=True)
 

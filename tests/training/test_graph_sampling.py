@@ -1,5 +1,6 @@
 """The sampler of the experiments draws from the model's distribution (its CUDA graph is not tested here)."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from graph_sampling import GraphSampler
+GraphSampler = importlib.import_module("graph_sampling").GraphSampler
 
 VOCABULARY, PAD, END, NEW = 23, 0, 1, 9
 EQUAL = 1e-10
@@ -62,6 +63,25 @@ def test_every_draw_has_the_log_prob_of_the_model(model, prompts):
         drawn = whole[:, start:] != PAD
         assert drawn.any(1).all()
         assert (sampler.logp.double() - expected)[drawn].abs().max() < 1e-6  # kept in float32
+
+
+def test_half_weights_are_those_of_autocast(model, prompts):
+    """Autocast casts the weights of linear layers at each use; here they are cast before, and stay after training."""
+    model = model.float()
+    given = settings(do_sample=True, temperature=1.0)
+    sampler = GraphSampler(model, torch.float16)
+    start = prompts["input_ids"].shape[1]
+    for _ in range(2):
+        with torch.autocast("cpu", torch.float16):
+            torch.manual_seed(1)
+            whole = sampler.generate(**prompts, generation_config=given)
+            torch.manual_seed(1)
+            same = GraphSampler(model).generate(**prompts, generation_config=given)
+        assert whole[:, start:].tolist() == same[:, start:].tolist()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)  # an update, in place
+    assert model.lm_head.weight.dtype == torch.float32
 
 
 def test_draws_follow_the_distribution(model):

@@ -54,8 +54,9 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
     "trl": {
         ("reverse", "token"): Setting(
             "from trl import GRPOConfig\n\n"
-            'args = GRPOConfig("runs/mine", beta=0.04, loss_type="dr_grpo", importance_sampling_level="token", '
-            "use_bias_correction_kl=True)",
+            "args = GRPOConfig(\n"
+            '    "runs/mine", beta=0.04, loss_type="dr_grpo", importance_sampling_level="token", '
+            "use_bias_correction_kl=True\n)",
             "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
             Descends("reverse-kl-token", "reverse-kl-token-sampler"),
             "The default loss_type, dapo, averages over the tokens of the batch: the same at equal lengths and in "

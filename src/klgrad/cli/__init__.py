@@ -4,6 +4,7 @@ What needs torch is imported by the function that needs it, so that a help text,
 without waiting for torch.
 """
 
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typer.rich_utils import rich_format_error
 
 from .. import __version__
 from ..errors import KlgradError
-from . import advise, audit, compare, distill, logs, reproduce, train
+from . import advise, audit, compare, distill, doctor, logs, reproduce, train
 from .console import INTERRUPTED, stderr, stdout
 from .streams import PipeClosed, safe_streams
 
@@ -22,7 +23,10 @@ ERROR = 2
 CLOSED_PIPE = 141
 """The exit status that shells give to a program whose output pipe was closed."""
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
+COMPLETING = "_KLGRAD_COMPLETE"
+"""The variable by which a shell asks for completions."""
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
 app.command("advise")(advise.command)
 app.command("logs")(logs.command)
@@ -30,6 +34,7 @@ app.command("reproduce")(reproduce.command)
 app.command("train", context_settings=train.SETTINGS)(train.command)
 app.command("distill", context_settings=distill.SETTINGS)(distill.command)
 app.command("compare")(compare.command)
+app.command("doctor")(doctor.command)
 
 
 def _version(requested: bool) -> None:
@@ -54,7 +59,7 @@ def main() -> None:
 
 def _status() -> int:
     try:
-        found = app(standalone_mode=False)
+        found = app(standalone_mode=False, prog_name="klgrad")
         if sys.stdout is not None:  # it is None if it was closed at the start
             sys.stdout.flush()  # here, where a failure can still be reported
         return found or 0
@@ -63,6 +68,8 @@ def _status() -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and COMPLETING in os.environ:  # this is how typer ends a completion
+            return int(error.code or 0)
         with suppress(PipeClosed):
             _report(error)
         return ERROR

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.progress import track
 from rich.text import Text
 
 from ..adapters import FRAMEWORKS
 from ..errors import MeaningError, UnknownNameError
-from ..targets import TARGETS, Target, Verdict
-from .console import beside, deliver, stderr
+from ..targets import TARGETS, Target
+from .console import beside, deliver, stderr, tracked
 from .frameworks import recorded_table, settings_of, tags, titles
 from .printed import first_lines
 
@@ -46,6 +45,16 @@ def _target(name: str) -> Target:
     raise UnknownNameError("verdict", name, TARGETS)
 
 
+def _completed(start: str) -> list[str]:
+    """Names of verdicts, for the shell."""
+    return [name for name in TARGETS if name.startswith(start)]
+
+
+def _completed_loss(start: str) -> list[str]:
+    """Names of frameworks, for the shell; those of the catalogue would need torch, and so seconds."""
+    return [name for name in FRAMEWORKS if name.startswith(start)]
+
+
 DIFFERS = f"verdict differs. One of: {', '.join(TARGETS)}."
 
 
@@ -58,15 +67,26 @@ def command(
             f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
             "None: the common losses of the catalogue.",
             show_default=False,
+            autocompletion=_completed_loss,
         ),
     ] = None,
     expect: Annotated[
         Target | None,
-        typer.Option(metavar="VERDICT", parser=_target, help=f"Exit with status 1 if an on-policy {DIFFERS}"),
+        typer.Option(
+            metavar="VERDICT",
+            parser=_target,
+            autocompletion=_completed,
+            help=f"Exit with status 1 if an on-policy {DIFFERS}",
+        ),
     ] = None,
     expect_off_policy: Annotated[
         Target | None,
-        typer.Option(metavar="VERDICT", parser=_target, help="The same for the off-policy verdict."),
+        typer.Option(
+            metavar="VERDICT",
+            parser=_target,
+            autocompletion=_completed,
+            help="The same for the off-policy verdict.",
+        ),
     ] = None,
     whole_catalogue: Annotated[
         bool, typer.Option("--catalogue", help="Audit every loss of the catalogue, not only the common ones.")
@@ -156,7 +176,7 @@ def command(
         known = catalogue()
         found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
     audited: list[tuple[Subject, AuditResult]] = []
-    for subject in track(found, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
+    for subject in tracked(found, "Auditing", progress):
         with failures.collected(subject.name), first_lines(subject.name, progress):
             audited.append((subject, audit(subject, advantages=advantages.value, lengths=lengths.value)))
     if audited:
@@ -233,22 +253,11 @@ def _check_expectations(
     strict: bool,
 ) -> None:
     """Print what differs from the expectations, and exit with status 1 if anything does."""
-    from ..audit.words import notes, small_batches
+    from ..audit.expectations import differences
 
-    failed = []
-    on_policy: Verdict | None = expect and (expect.same_on_policy or expect.name)
-    off_policy: Verdict | None = expect_off_policy and expect_off_policy.name
-    for r in results:
-        checks = (("on-policy", on_policy, r.verdict), ("off-policy", off_policy, r.verdict_off_policy))
-        failed += [
-            f"{r.name}: expected {want} {where}, found {got}" for where, want, got in checks if want and want != got
-        ]
-        if strict and r.holds == "large-batches":
-            off = small_batches(r)
-            failed.append(f"{r.name}: {r.verdict} in large batches only{f', {off}' if off else ''}")
-        if strict and (r.dead_zone or not r.finite):
-            failed.append(f"{r.name}: {', '.join(notes(r))}")
+    wanted = (expect and expect.name, expect_off_policy and expect_off_policy.name)
+    failed = [f"{r.name}: {found}" for r in results for found in differences(r, *wanted, strict=strict)]
     for line in failed:
-        console.print(line, style="bold red")
+        console.print(line, style="bold red", soft_wrap=True)
     if failed:
         raise typer.Exit(1)

@@ -6,7 +6,6 @@ from typing import Any
 
 import typer
 from rich.console import Group
-from rich.progress import track
 
 from ..adapters import FRAMEWORKS
 from ..audit import Subject, catalogue
@@ -15,7 +14,7 @@ from ..audit.whole.render import in_full, overview, to_json, to_markdown
 from ..errors import UnknownNameError
 from ..policy_losses import POLICY_LOSSES, PolicyLoss
 from ..targets import Target
-from .console import beside, deliver, stderr
+from .console import beside, deliver, stderr, tracked
 from .frameworks import framework_of, matching, recorded_policy_losses
 from .losses import Failures, find_losses
 from .printed import first_lines
@@ -45,7 +44,7 @@ def report_whole(
         with failures.collected(name):
             subjects += _found(name, settings, failures)
     results: list[WholeResult] = []
-    for subject in track(subjects, "Auditing", console=progress, transient=True, disable=not progress.is_terminal):
+    for subject in tracked(subjects, "Auditing", progress):
         with failures.collected(subject.name), first_lines(subject.name, progress):
             results.append(audit_whole(subject))
     if results:

@@ -1,14 +1,17 @@
 """The consoles of the commands, and how they write their files."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console, RenderableType
-from rich.progress import Progress, ProgressColumn
+from rich.progress import Progress, ProgressColumn, track
 
 from ..errors import OutputError
 from ..support.atomic_files import is_stdout, write_output
+
+T = TypeVar("T")
 
 INTERRUPTED = 130
 """The exit status that shells give to Ctrl-C."""
@@ -43,7 +46,14 @@ def _literal(*, stderr: bool) -> Console:
 
 def bar(*columns: ProgressColumn, console: Console) -> Progress:
     """A progress bar that disappears when it is done, and is shown in a terminal only."""
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    # rich before 14.3 prints an empty line at the end of a disabled bar, unless the console is quiet.
+    shown = console if console.is_terminal else Console(quiet=True)
+    return Progress(*columns, console=shown, transient=True, disable=not console.is_terminal)
+
+
+def tracked(items: Sequence[T], title: str, console: Console) -> Iterable[T]:
+    """The items, with a progress bar where the console is a terminal."""
+    return track(items, title, console=console, transient=True) if console.is_terminal else items
 
 
 def beside(*paths: Path | None) -> Console:

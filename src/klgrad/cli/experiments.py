@@ -27,8 +27,8 @@ def measure(named: Sequence[Study], known: dict[str, Study], out: Path) -> str:
     """
     import torch
 
+    from ..models.resolve import resolve
     from ..papers.recorded_runs import CHECKOUT
-    from ..training.model.resolve import resolve
 
     experiments = [name for name, study in known.items() if study.experiment]
     if not named or any(study.experiment is None for study in named):

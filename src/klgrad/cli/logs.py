@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="Parquet, JSONL or NPZ, with per-token log-probs.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Parquet, JSONL or NPZ, with per-token log-probs; folders and patterns too.", show_default=False
+        ),
+    ],
     cell: Annotated[str, typer.Option(help="The KL loss in use, by its name in `klgrad audit`.")] = "k3-loss",
     column: Annotated[
         list[str] | None,
@@ -33,6 +38,18 @@ def command(
             show_default=False,
         ),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A column with one value per completion, such as `step`: report each value too.",
+            show_default=False,
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the report as a page, with figures if there is `--by`.", show_default=False),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(help="Write the report as JSON; `-` is standard output.", show_default=False)
     ] = None,
@@ -40,29 +57,31 @@ def command(
     """Report the KL of a run from its logged log-probs, with standard errors, and the coefficients of its KL loss.
 
     The file has one row per completion, with lists `logp` and `ref_logp`, and optionally `behavior_logp` (of the
-    sampler), `old_logp` and `mask`. The names of TRL, verl, OpenRLHF, prime-rl and others are recognised. The file is
-    read once, in bounded memory.
+    sampler), `old_logp` and `mask`. The names of TRL, verl, OpenRLHF, prime-rl and others are recognised. Each file is
+    read once, in bounded memory. `KLCallback(log_rollouts=FOLDER)` of `klgrad.trl` writes such files.
     """
     import torch
 
     from ..logs.columns import parse_choices
     from ..logs.log_report import to_json
+    from ..logs.page import to_html
 
     # A block fits into the cache of one core, so more threads would not help.
     torch.set_num_threads(1)
     chosen = parse_choices(column or [])
-    console = beside(json)
-    report = _examine(file, cell, chosen, stderr())
-    deliver(console, show(report), (json, lambda: to_json(report)))
+    console = beside(json, html)
+    report = _examine(files, cell, chosen, by, stderr())
+    deliver(console, show(report), (json, lambda: to_json(report)), (html, lambda: to_html(report)))
 
 
-def _examine(file: Path, cell: str, chosen: dict[str, str], console: Console) -> LogReport:
+def _examine(files: list[Path], cell: str, chosen: dict[str, str], by: str | None, console: Console) -> LogReport:
     from ..logs import examine
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with bar(*columns, console=console) as shown:
-        task = shown.add_task(f"Reading {file.name}", total=None)
-        return examine(file, cell, chosen, progress=lambda done, total: shown.update(task, completed=done, total=total))
+        task = shown.add_task(f"Reading {files[0].name}", total=None)
+        update = lambda done, total: shown.update(task, completed=done, total=total)
+        return examine(files, cell, chosen, by=by, progress=update)
 
 
 def show(r: LogReport) -> RenderableType:
@@ -79,6 +98,8 @@ def show(r: LogReport) -> RenderableType:
         parts += _section(f"Importance ratios, logp to {sampler}", _ratios(r.kl))
     parts += _section(f"Coefficients of {r.cell.name}, compared with the sound terms", _coefficients(r), _dead(r))
     parts += _section("Trainer against sampler", *_mismatch(r))
+    if "by" in r.columns:
+        parts += _section(f"By {r.columns['by']}", _parts(r))
     parts += _section("What to change", *(Text(sentence) for sentence in r.advice))
     return Group(*parts)
 
@@ -94,24 +115,21 @@ def _table(*columns: str) -> Table:
     return table
 
 
-MEANINGS = {
-    "kl/reverse/k1": "KL(π‖ref) by k1",
-    "kl/reverse/k2": "KL(π‖ref) by k2 (biased)",
-    "kl/reverse/k3": "KL(π‖ref) by k3",
-    "kl/forward/k3": "KL(ref‖π) by k3",
-    "kl/mismatch/k1": "KL(sampler‖trainer) by k1",
-    "kl/mismatch/k2": "KL(sampler‖trainer) by k2 (biased)",
-    "kl/mismatch/k3": "KL(sampler‖trainer) by k3",
-    "kl/mismatch_of_trainer/k3": "KL(trainer‖sampler) by k3",
-}
-
-
 def _estimates(report: Report) -> Table:
+    from ..logs.page import estimate_rows
+
     table = _table("", "per token", "per completion")
-    for name, meaning in MEANINGS.items():
-        if f"{name}/per_token" in report.estimates:
-            units = ("per_token", "per_sequence")
-            table.add_row(meaning, *(str(report.estimates[f"{name}/{unit}"]) for unit in units))
+    for row in estimate_rows(report):
+        table.add_row(*row)
+    return table
+
+
+def _parts(r: LogReport) -> Table:
+    from ..logs.page import part_heads, part_rows
+
+    table = _table(*part_heads(r))
+    for row in part_rows(r):
+        table.add_row(*row)
     return table
 
 

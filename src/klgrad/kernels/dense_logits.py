@@ -62,15 +62,16 @@ def from_logits(
     check.shapes(logits, targets, ref_logits, mask, None)
     check.one_vocabulary(logits.shape[-1], logits.shape[-1] if ref_logits is None else ref_logits.shape[-1])
     index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
-    flat = lambda x: live_rows(x, index, targets.ndim)
-    wanted = flat(targets).long().contiguous()
+    wanted = live_rows(targets, index, targets.ndim).long().contiguous()
+    flat = lambda x: live_rows(x, None, targets.ndim)  # all rows: the live ones alone would be a copy
     z, z_ref = flat(logits), None if ref_logits is None else flat(ref_logits.detach())
     if validate:
         check.targets(wanted[:, None], logits.shape[-1])
     with torch.autocast(z.device.type, enabled=False):
-        logp, entropy, ref_logp, reverse, forward = _FromLogits.apply(z, z_ref, wanted, Transform(1, None, temperature))
+        transform = Transform(1, None, temperature)
+        logp, entropy, ref_logp, reverse, forward = _FromLogits.apply(z, z_ref, wanted, index, transform)
     if validate:
-        check.log_probs(logp, ref_logp, reverse, z, z_ref)
+        check.log_probs(logp, ref_logp, reverse, z, z_ref, index)
     back = lambda x: all_rows(x, index, targets.shape)
     paired = [None if z_ref is None else back(x) for x in (ref_logp, reverse, forward)]
     return TokenStatistics(back(logp), back(entropy), paired[0], paired[1], paired[2], None)
@@ -78,15 +79,18 @@ def from_logits(
 
 class _FromLogits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, z_ref: Tensor | None, targets: Tensor, transform: Transform) -> tuple[Tensor, ...]:
-        tile, backend = _tile(z, z_ref, targets, transform), backend_for(z)
+    def forward(
+        ctx: Any, z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform
+    ) -> tuple[Tensor, ...]:
+        tile, backend = _tile(z, z_ref, targets, places, transform), backend_for(z)
         dtype = torch.promote_types(z.dtype, torch.float32)
         new = lambda *shape: torch.zeros(shape, dtype=dtype, device=z.device)
-        states = new(state.POLICY_FIELDS if z_ref is None else state.FIELDS, backend.slices(z.shape[1]), len(z))
-        picked = new(2, len(z))
+        fields = state.POLICY_FIELDS if z_ref is None else state.FIELDS
+        states = new(fields, backend.slices(z.shape[1]), len(targets))
+        picked = new(2, len(targets))
         backend.statistics(tile, states, 0, picked, None)
         finished = state.finish(state.merge(states))
-        ctx.save_for_backward(z, z_ref, targets)
+        ctx.save_for_backward(z, z_ref, targets, places)
         ctx.transform, ctx.finished, ctx.states = transform, finished, states
         ctx.set_materialize_grads(False)
         ref_logp = state.log_prob(picked[1], finished.logsumexp - finished.shift)
@@ -97,18 +101,19 @@ class _FromLogits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         check.first_order()
-        z, z_ref, targets = ctx.saved_tensors
+        z, z_ref, targets, places = ctx.saved_tensors
         logp, entropy, _, reverse, forward = upstream
         none = torch.zeros_like(ctx.finished.logsumexp)
         given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
         rows = weights.per_token(ctx.finished, weights.Upstream(*given))
-        out = torch.empty_like(z, memory_format=torch.contiguous_format)
-        tile = _tile(z, z_ref, targets, ctx.transform)
+        new = torch.empty_like if places is None else torch.zeros_like  # masked rows are not written
+        out = new(z, memory_format=torch.contiguous_format)
+        tile = _tile(z, z_ref, targets, places, ctx.transform)
         backend_for(z).gradient(tile, rows, ctx.states, 0, None, out)
-        return out, None, None, None
+        return out, None, None, None, None
 
 
-def _tile(z: Tensor, z_ref: Tensor | None, targets: Tensor, transform: Transform) -> Tile:
+def _tile(z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform) -> Tile:
     rows = lambda x: x if x is None or x.stride(-1) == 1 else x.contiguous()
-    raw = rows(z)
-    return Tile(0, z.shape[1], targets, raw, rows(z_ref), None, None, transform, transform, projected=False)
+    given = (rows(z), rows(z_ref), None, None, transform, transform)
+    return Tile(0, z.shape[1], targets, *given, projected=False, places=places)

@@ -24,6 +24,7 @@ class Tile:
         ref_transform: of the reference's logits.
         projected: whether the raw logits are a matrix product; logits that the caller passed may be -inf.
         extra: (N, width) added to the gradient of the logits, for weights on other entries' log-probs.
+        places: (N,) the row of each token in `raw`, in `ref_raw` and in the gradient; None if that is its own number.
     """
 
     start: int
@@ -37,6 +38,7 @@ class Tile:
     ref_transform: Transform
     projected: bool = True
     extra: Tensor | None = None
+    places: Tensor | None = None
 
     @property
     def finite(self) -> bool:

@@ -39,7 +39,11 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
     columns = torch.arange(tile.start, tile.start + tile.width, device=z.device)
     hit = columns == tile.targets[:, None]
     gradient = weights.at_logits(rows, z - logsumexp, pair, hit, tile.extra)
-    out.copy_(gradient * tile.transform.slope(z))
+    gradient = (gradient * tile.transform.slope(z)).to(out.dtype)
+    if tile.places is None:
+        out.copy_(gradient)
+    else:
+        out.index_copy_(0, tile.places, gradient)
 
 
 def slices(width: int) -> int:
@@ -54,6 +58,7 @@ def _logits(tile: Tile) -> tuple[Tensor, Tensor | None]:
 
 
 def _finished(raw: Tensor, bias: Tensor | None, tile: Tile, transform: Transform) -> Tensor:
+    raw = raw if tile.places is None else raw.index_select(0, tile.places)
     raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
     raw = raw if bias is None else raw + bias[tile.start : tile.start + tile.width]
     return transform.apply(raw).clamp(min=state.LOWEST)

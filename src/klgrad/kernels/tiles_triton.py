@@ -6,6 +6,9 @@ The formulas are those of `state.py` and `weights.py`; tests compare the two.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 # (Triton compiles the kernels; they are not run as Python)
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -29,12 +32,15 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
     paired = tile.ref_raw is not None
     raw = _present(tile.raw, states)
     ref_raw = _present(tile.ref_raw, states)
-    _statistics_kernel[(len(tile.targets), slices(tile.width))](
+    _launch(
+        _statistics_kernel,
+        tile,
         raw,
         ref_raw,
         _present(tile.bias, states),
         _present(tile.ref_bias, states),
         tile.targets,
+        _present(tile.places, tile.targets),
         states,
         picked,
         states if kept is None else kept.larger,
@@ -51,13 +57,13 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         KEEP=kept is not None,
         LIMIT=LARGEST_KEPT,
         TINY=0.0 if kept is None else kept.tiny,
+        PLACES=tile.places is not None,
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
         LOWEST=LOWEST,
         BANNED=BANNED,
         NEAR=NEAR[torch.float32],
         SLICE=SLICE,
-        num_warps=WARPS,
     )
 
 
@@ -67,13 +73,16 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
     source = _present(tile.raw, rows) if kept is None else kept.larger
     ref_source = _present(tile.ref_raw if kept is None else kept.apart, rows)
     extra = _present(tile.extra, rows)
-    _gradient_kernel[(len(tile.targets), slices(tile.width))](
+    _launch(
+        _gradient_kernel,
+        tile,
         source,
         ref_source,
         _present(tile.bias, rows),
         _present(tile.ref_bias, rows),
         extra,
         tile.targets,
+        _present(tile.places, tile.targets),
         rows,
         states,
         out,
@@ -88,12 +97,19 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         REF_SOFTCAP=tile.ref_transform.softcap is not None,
         EXTRA=tile.extra is not None,
         KEPT=kept is not None,
+        PLACES=tile.places is not None,
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
         LOWEST=LOWEST,
         SLICE=SLICE,
-        num_warps=WARPS,
     )
+
+
+def _launch(kernel: Any, tile: Tile, *args: Any, **constants: Any) -> None:
+    """Start one program for each token and slice, on the device of the tile: Triton starts them on the current one."""
+    device = torch.cuda.device(tile.targets.device) if tile.targets.is_cuda else nullcontext()
+    with device:
+        kernel[(len(tile.targets), slices(tile.width))](*args, **constants, num_warps=WARPS)
 
 
 def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -106,7 +122,7 @@ def _numbers(transform: Transform) -> tuple[float, float, float]:
 
 
 @triton.jit
-def _transformed(raw, scale: tl.constexpr, cap: tl.constexpr, inverse_temperature: tl.constexpr, SOFTCAP: tl.constexpr):
+def _transformed(raw, scale, cap, inverse_temperature, SOFTCAP: tl.constexpr):
     z = raw * scale
     if SOFTCAP:
         z = cap * (1 - 2 / (tl.exp(2 * (z / cap)) + 1))  # tanh
@@ -119,9 +135,9 @@ def _logits(
     bias_ptr,
     columns,
     live,
-    scale: tl.constexpr,
-    cap: tl.constexpr,
-    inverse_temperature: tl.constexpr,
+    scale,
+    cap,
+    inverse_temperature,
     BIAS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     EVEN: tl.constexpr,
@@ -164,6 +180,7 @@ def _statistics_kernel(
     bias_ptr,
     ref_bias_ptr,
     targets_ptr,
+    places_ptr,
     states_ptr,
     picked_ptr,
     larger_ptr,
@@ -177,12 +194,12 @@ def _statistics_kernel(
     start,
     width,
     first,
-    scale: tl.constexpr,
-    cap: tl.constexpr,
-    inverse_temperature: tl.constexpr,
-    ref_scale: tl.constexpr,
-    ref_cap: tl.constexpr,
-    ref_inverse_temperature: tl.constexpr,
+    scale,
+    cap,
+    inverse_temperature,
+    ref_scale,
+    ref_cap,
+    ref_inverse_temperature,
     PAIRED: tl.constexpr,
     BIAS: tl.constexpr,
     REF_BIAS: tl.constexpr,
@@ -191,6 +208,7 @@ def _statistics_kernel(
     KEEP: tl.constexpr,
     LIMIT: tl.constexpr,
     TINY: tl.constexpr,
+    PLACES: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     LOWEST: tl.constexpr,
@@ -203,9 +221,10 @@ def _statistics_kernel(
     columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
     state = states_ptr + (first + part) * slice_stride + row
+    place = tl.load(places_ptr + row) if PLACES else row
 
     z = _logits(
-        raw_ptr + row * raw_stride,
+        raw_ptr + place * raw_stride,
         bias_ptr + start,
         columns,
         live,
@@ -215,7 +234,7 @@ def _statistics_kernel(
     mine = (target >= part * SLICE) & (target < tl.minimum((part + 1) * SLICE, width))
     if mine:
         chosen = _logits(
-            raw_ptr + row * raw_stride,
+            raw_ptr + place * raw_stride,
             bias_ptr + start,
             target,
             mine,
@@ -224,7 +243,7 @@ def _statistics_kernel(
         tl.store(picked_ptr + row, chosen)
     if PAIRED:
         z_ref = _logits(
-            ref_raw_ptr + row * ref_raw_stride,
+            ref_raw_ptr + place * ref_raw_stride,
             ref_bias_ptr + start,
             columns,
             live,
@@ -232,7 +251,7 @@ def _statistics_kernel(
         )
         if mine:
             chosen = _logits(
-                ref_raw_ptr + row * ref_raw_stride,
+                ref_raw_ptr + place * ref_raw_stride,
                 ref_bias_ptr + start,
                 target,
                 mine,
@@ -297,6 +316,7 @@ def _gradient_kernel(
     ref_bias_ptr,
     extra_ptr,
     targets_ptr,
+    places_ptr,
     rows_ptr,
     states_ptr,
     out_ptr,
@@ -310,12 +330,12 @@ def _gradient_kernel(
     start,
     width,
     first,
-    scale: tl.constexpr,
-    cap: tl.constexpr,
-    inverse_temperature: tl.constexpr,
-    ref_scale: tl.constexpr,
-    ref_cap: tl.constexpr,
-    ref_inverse_temperature: tl.constexpr,
+    scale,
+    cap,
+    inverse_temperature,
+    ref_scale,
+    ref_cap,
+    ref_inverse_temperature,
     PAIRED: tl.constexpr,
     BIAS: tl.constexpr,
     REF_BIAS: tl.constexpr,
@@ -323,6 +343,7 @@ def _gradient_kernel(
     REF_SOFTCAP: tl.constexpr,
     EXTRA: tl.constexpr,
     KEPT: tl.constexpr,
+    PLACES: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     LOWEST: tl.constexpr,
@@ -333,6 +354,7 @@ def _gradient_kernel(
     columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
     numbers = rows_ptr + row
+    place = tl.load(places_ptr + row) if PLACES else row
     logsumexp = tl.load(numbers)
     shift = tl.load(numbers + rows_stride)
     alpha = tl.load(numbers + 2 * rows_stride)
@@ -355,7 +377,7 @@ def _gradient_kernel(
         z = a + top
     else:
         z = _logits(
-            source_ptr + row * source_stride,
+            source_ptr + place * source_stride,
             bias_ptr + start,
             columns,
             live,
@@ -371,7 +393,7 @@ def _gradient_kernel(
             log_q = log_p - delta
         else:
             z_ref = _logits(
-                ref_source_ptr + row * ref_source_stride,
+                ref_source_ptr + place * ref_source_stride,
                 ref_bias_ptr + start,
                 columns,
                 live,
@@ -388,4 +410,4 @@ def _gradient_kernel(
     if SOFTCAP:
         capped = z / (cap * inverse_temperature)
         slope = slope * (1 - capped * capped)
-    tl.store(out_ptr + row * out_stride + columns, (gradient * slope).to(out_ptr.dtype.element_ty), mask=live)
+    tl.store(out_ptr + place * out_stride + columns, (gradient * slope).to(out_ptr.dtype.element_ty), mask=live)

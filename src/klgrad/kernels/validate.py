@@ -98,16 +98,22 @@ def _results(policy: tuple[Tensor | None, ...], reference: tuple[Tensor | None, 
     )
 
 
-def log_probs(logp: Tensor, ref_logp: Tensor, kl: Tensor, logits: Tensor, ref_logits: Tensor | None) -> None:
-    """Check that sampled tokens have finite log-probs; other logits may be -inf, but not all of a model at a token."""
+def log_probs(
+    logp: Tensor, ref_logp: Tensor, kl: Tensor, logits: Tensor, ref_logits: Tensor | None, places: Tensor | None
+) -> None:
+    """Check that sampled tokens have finite log-probs; other logits may be -inf, but not all of a model at a token.
+
+    `places` are the rows of the tokens in the logits; None if they are all rows.
+    """
     sound = logp.detach().isfinite() & ~ref_logp.isnan() & ~kl.detach().isnan()
     if bool(sound.all()):
         return
     row = int((~sound).nonzero()[0])
+    place = row if places is None else int(places[row])
     for name, x in (("logits", logits), ("ref_logits", ref_logits)):
-        if x is not None and not bool((x[row] < torch.inf).all()):
+        if x is not None and not bool((x[place] < torch.inf).all()):
             raise KernelInputError(f"`{name}` without NaN and +inf", f"one at live token {row}", "find its origin")
-        if x is not None and not bool((x[row] > -torch.inf).any()):
+        if x is not None and not bool((x[place] > -torch.inf).any()):
             raise KernelInputError(
                 f"`{name}` with a finite entry at every live token",
                 f"-inf at live token {row} for every entry",

@@ -32,7 +32,7 @@ class Chunk:
         unit: the name of a row in messages: `row` (counted from 0) or `line` (from 1).
         lengths: (B,) numbers of live tokens.
         columns: role to flat log-probs of the live tokens.
-        group: (B,) index of the completion's prompt, or None.
+        per_row: (B,) numbers of the completion's values by role: of its prompt (`group`), of its part (`by`).
         mask: whether each token is live, before dead tokens were removed, or None.
         names: role to the column's name in the file.
         done: the position in the file where the chunk ends, in a unit of the reader.
@@ -42,7 +42,7 @@ class Chunk:
     unit: str
     lengths: Tensor
     columns: dict[str, Tensor]
-    group: Tensor | None
+    per_row: dict[str, Tensor]
     mask: Ragged | None
     names: dict[str, str]
     done: int
@@ -62,7 +62,7 @@ class Chunk:
 
 
 def build(
-    rows: Tensor, unit: str, given: dict[str, Ragged], group: Tensor | None, done: int, names: dict[str, str]
+    rows: Tensor, unit: str, given: dict[str, Ragged], per_row: dict[str, Tensor], done: int, names: dict[str, str]
 ) -> Chunk:
     """Check that all columns of a row have the same length, and remove the dead tokens.
 
@@ -70,7 +70,7 @@ def build(
         rows: (B,) numbers of the rows in the file.
         unit: `row` or `line`.
         given: role to values.
-        group: (B,) index of the completion's prompt, or None.
+        per_row: role to (B,) numbers of the completions' values.
         done: the position in the file where these rows end.
         names: role to the column's name in the file.
 
@@ -95,7 +95,7 @@ def build(
         counted = torch.cat([torch.zeros(1, dtype=torch.int64), live.cumsum(0)])
         ends = lengths.cumsum(0)
         lengths = counted[ends] - counted[ends - lengths]
-    return Chunk(rows, unit, lengths, columns, group, mask, names, done)
+    return Chunk(rows, unit, lengths, columns, per_row, mask, names, done)
 
 
 def _at_most_0(x: Tensor) -> Tensor:
@@ -130,11 +130,13 @@ class Block:
         trainer: the trainer's policy at the time of sampling, with μ both as reference and as sampler; None without
             `behavior_logp`.
         group: (B,) index of the completion's prompt, or None.
+        by: (B,) index of the part of the log that the completion belongs to, or None.
     """
 
     rollout: Rollout
     trainer: Rollout | None
     group: Tensor | None
+    by: Tensor | None
 
 
 def blocks(chunk: Chunk) -> Iterator[Block]:
@@ -173,7 +175,8 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> Block:
     trainer = None
     if behavior is not None:
         trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
-    return Block(rollout, trainer, None if chunk.group is None else chunk.group[index])
+    group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
+    return Block(rollout, trainer, group, by)
 
 
 def _take(x: Tensor, at: Tensor) -> Tensor:

@@ -7,7 +7,10 @@ from ..support.tensor_names import ROLES, WHOSE, role_of
 from .log_errors import LogError
 
 PER_TOKEN = ("logp", "ref_logp", "old_logp", "behavior_logp")
-"""Roles of log-probs: one number per token. `mask` also has one per token, `group` has one per completion."""
+"""Roles of log-probs: one number per token. `mask` also has one per token."""
+
+PER_ROW = ("group", "by")
+"""Roles with one value per completion: its prompt, and what a report is split by (`--by`)."""
 
 REMEDY = "name it with --column {role}=NAME"
 
@@ -44,7 +47,7 @@ def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
     for role in ("logp", "ref_logp"):
         if role not in found:
             raise _missing(role, present)
-    return {role: found[role] for role in ROLES if role in found}
+    return {role: found[role] for role in (*ROLES, "by") if role in found}
 
 
 def _is_of_the_sampler(found: dict[str, str]) -> bool:
@@ -71,6 +74,8 @@ def parse_choices(choices: Iterable[str]) -> dict[str, str]:
 
 def another(role: str) -> str:
     """The remedy that names another column for a role, or none."""
+    if role == "by":
+        return "name another column with --by NAME"
     return f"name another column with --column {role}=NAME" + (f", or none with {role}=" * (role not in EXAMPLES))
 
 
@@ -78,7 +83,8 @@ def _chosen(role: str, name: str, present: Sequence[str]) -> str:
     if name in present:
         return name
     near = difflib.get_close_matches(name, present, n=3, cutoff=0.5)
-    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else REMEDY.format(role=role)
+    other = "name a column that there is with --by NAME" if role == "by" else REMEDY.format(role=role)
+    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else other
     raise LogError(f"a column {name!r} for `{role}`", f"columns {_listed(present)}", remedy)
 
 

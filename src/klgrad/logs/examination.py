@@ -1,36 +1,43 @@
 """One pass over a log."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from ..errors import KlgradError
 from ..reports.divergence import KLSums, MismatchSums, Report
 from ..zoo import Cell
+from .by_label import LabelSums
 from .chunk import Block, Chunk, blocks
 from .coefficients import CoefficientSums, cell_of
 from .diagnosis.causes import cause_of
 from .diagnosis.evidence import Evidence, Lags, Padding
+from .files import describe, files_of
 from .log_errors import LogError
 from .log_report import LogReport
-from .read import CHUNK_TOKENS, open_log
+from .prompt_groups import Known
+from .read import CHUNK_TOKENS, Log, open_log
 
 Progress = Callable[[int, int], None]
-"""Called with the position in the file and its end, in a unit of the format."""
+"""Called with the position in the file and its end, in a unit of the format; with files, if there are several."""
 
 
 def examine(
-    path: Path,
+    path: Path | Sequence[Path],
     cell: str = "k3-loss",
     columns: dict[str, str] | None = None,
     *,
+    by: str | None = None,
     progress: Progress = lambda done, total: None,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> LogReport:
     r"""Read a log once, a bounded number of tokens at a time, and report on it.
 
     Args:
-        path: a Parquet, JSONL or NPZ file with per-token log-probs.
+        path: a Parquet, JSONL or NPZ file with per-token log-probs, or several of them; also a folder, or a pattern.
         cell: the name, in `klgrad.zoo`, of the KL loss in use.
         columns: role to column name, to override the recognised names; an empty name leaves an optional role out.
+        by: a column with one value per completion, such as the step; the report then has each of its values too.
         progress: called after each chunk.
         chunk_tokens: the approximate number of tokens in memory.
 
@@ -57,21 +64,52 @@ def examine(
         Nothing to change in reference and KL term; whether trainer and sampler agree is unknown.
     """
     chosen = cell_of(cell)
-    log = open_log(path, columns or {}, chunk_tokens)
-    sums = _Sums(chosen, log.columns)
-    for chunk in log.chunks():
-        sums.check_padding(chunk)
-        for block in blocks(chunk):
-            sums.add(block)
-        progress(chunk.done, log.total)
+    given = [path] if isinstance(path, Path) else list(path)
+    files, known = files_of(given), Known()
+    wanted = {**(columns or {}), **({} if by is None else {"by": by})}
+    logs = [_named(file, len(files), lambda file=file: open_log(file, wanted, chunk_tokens, known)) for file in files]
+    _check_columns(files, logs)
+    sums = _Sums(chosen, logs[0].columns)
+    for done, total in _read(sums, files, logs):
+        progress(done, total)
     if not sums.kl.lengths.tokens:
         rows = sums.kl.lengths.rows
         raise LogError(
             "a log with at least one live token",
-            f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{path}, which has no rows",
+            f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{files[0]}, which has no rows",
             "check that the mask is 1 at the completion's tokens" if rows else "write the log again",
         )
-    return sums.report(path)
+    return sums.report(describe(given, files), list(known.get("by", {})))
+
+
+def _read(sums: "_Sums", files: list[Path], logs: list[Log]) -> Iterator[tuple[int, int]]:
+    """Add all chunks of all files; the progress after each."""
+    for i, (file, log) in enumerate(zip(files, logs, strict=True)):
+        chunks = log.chunks()
+        while (chunk := _named(file, len(files), lambda chunks=chunks: next(chunks, None))) is not None:
+            _named(file, len(files), lambda chunk=chunk: sums.add_chunk(chunk))
+            yield (chunk.done, log.total) if len(files) == 1 else (i, len(files))
+
+
+def _named(file: Path, count: int, work: Callable[[], Any]) -> Any:
+    """Do some work; an error about one of several files names the file."""
+    try:
+        return work()
+    except KlgradError as error:
+        if count == 1 or str(file) in error.received:
+            raise
+        raise LogError(error.expected, f"{error.received} of {file}", error.remedy) from error
+
+
+def _check_columns(files: list[Path], logs: list[Log]) -> None:
+    first = set(logs[0].columns)
+    for file, log in zip(files, logs, strict=True):
+        if set(log.columns) != first:
+            raise LogError(
+                f"the columns {', '.join(sorted(first))} in all files, as in {files[0]}",
+                f"{', '.join(sorted(log.columns))} in {file}",
+                "give the files of one run; --column ROLE= leaves an optional column out",
+            )
 
 
 class _Sums:
@@ -84,6 +122,12 @@ class _Sums:
         # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
         self.mismatch = MismatchSums(ratios=None if "old_logp" in columns else self.kl.ratios)
         self.evidence = Evidence() if "behavior_logp" in columns else None
+        self.by = LabelSums(columns["by"], "old_logp" in columns) if "by" in columns else None
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        self.check_padding(chunk)
+        for block in blocks(chunk):
+            self.add(block)
 
     def check_padding(self, chunk: Chunk) -> None:
         if chunk.mask is None:  # rows that end in exact zeros are then probably padded
@@ -92,16 +136,18 @@ class _Sums:
     def add(self, block: Block) -> None:
         rollout = block.rollout
         self.kl.add(rollout, block.group)
+        if self.by is not None:
+            self.by.add(block)
         self.coefficients.add(rollout)
         self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
         if self.evidence is not None and block.trainer is not None:
             self.mismatch.add(block.trainer, block.group)
             self.evidence.add(block.trainer, block.group)
 
-    def report(self, path: Path) -> LogReport:
+    def report(self, file: str, labels: list[object]) -> LogReport:
         evidence, kl = self.evidence, self.kl.report()
         return LogReport(
-            file=str(path),
+            file=file,
             columns=self.columns,
             rows=self.kl.lengths.rows,
             tokens=self.kl.lengths.tokens,
@@ -113,6 +159,7 @@ class _Sums:
             cause=None if evidence is None else cause_of(evidence),
             reference=self.lags,
             padding=self.padding,
+            parts=[] if self.by is None else self.by.parts(labels),
         )
 
 

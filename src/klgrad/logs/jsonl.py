@@ -15,14 +15,14 @@ from .chunk import Chunk, Ragged, build
 from .limits import LONGEST_LINE
 from .lines import Block, Part, read_lines, records
 from .log_errors import LogError
-from .prompt_groups import Groups
+from .prompt_groups import Groups, Known, per_row
 
 BLOCK = 2**23
 """Bytes of a block; a longer line is a block of its own."""
 
 
 def open_log(
-    path: Path, chosen: dict[str, str], chunk_tokens: int
+    path: Path, chosen: dict[str, str], chunk_tokens: int, known: Known
 ) -> tuple[dict[str, str], int, Callable[[], Iterator[Chunk]]]:
     """Columns (from the first line), number of bytes, and the reader."""
     with path.open("rb") as handle:
@@ -32,7 +32,7 @@ def open_log(
     names = columns.assign(list(first), chosen)
     # pyarrow needs the types in advance: blocks with other types than the first line are read line by line.
     schema = _schema(names, first)
-    return names, path.stat().st_size, lambda: _chunks(path, names, schema, chunk_tokens)
+    return names, path.stat().st_size, lambda: _chunks(path, names, schema, chunk_tokens, known)
 
 
 def _blocks(handle: IO[bytes]) -> Iterator[Block]:
@@ -52,8 +52,8 @@ def _blocks(handle: IO[bytes]) -> Iterator[Block]:
         first += breaks
 
 
-def _chunks(path: Path, names: dict[str, str], schema: Any, chunk_tokens: int) -> Iterator[Chunk]:
-    groups = Groups(names.get("group", ""), "line")
+def _chunks(path: Path, names: dict[str, str], schema: Any, chunk_tokens: int, known: Known) -> Iterator[Chunk]:
+    labels = per_row(names, "line", known)
     held: list[Part] = []
     tokens = done = 0
     with path.open("rb") as handle:
@@ -65,20 +65,20 @@ def _chunks(path: Path, names: dict[str, str], schema: Any, chunk_tokens: int) -
             held.append(part)
             tokens += len(part[1]["logp"].values)
             if tokens >= chunk_tokens:
-                yield _assemble(held, names, groups, done)
+                yield _assemble(held, names, labels, done)
                 held, tokens = [], 0
     if held:
-        yield _assemble(held, names, groups, done)
+        yield _assemble(held, names, labels, done)
 
 
-def _assemble(held: list[Part], names: dict[str, str], groups: Groups, done: int) -> Chunk:
+def _assemble(held: list[Part], names: dict[str, str], labels: dict[str, Groups], done: int) -> Chunk:
     numbers = torch.cat([part[0] for part in held])
     given = {}
-    for role in [role for role in names if role != "group"]:
+    for role in [role for role in names if role not in columns.PER_ROW]:
         parts = [part[1][role] for part in held]
         given[role] = Ragged(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
-    group = groups.number((x for part in held for x in part[2]), numbers) if "group" in names else None
-    return build(numbers, "line", given, group, done, names)
+    found = {role: each.number((x for part in held for x in part[2][role]), numbers) for role, each in labels.items()}
+    return build(numbers, "line", given, found, done, names)
 
 
 def _schema(names: dict[str, str], first: dict[str, Any]) -> Any:
@@ -90,7 +90,7 @@ def _schema(names: dict[str, str], first: dict[str, Any]) -> Any:
     kinds = {}
     for role, name in names.items():
         value = first[name]
-        if role == "group":
+        if role in columns.PER_ROW:
             kinds[name] = {str: pa.string(), int: pa.int64()}.get(type(value))
         else:
             flags = role == "mask" and isinstance(value, list) and bool(value) and isinstance(value[0], bool)
@@ -120,11 +120,11 @@ def _fast(block: Block, names: dict[str, str], schema: Any) -> Part | None:
         column = table.column(name).combine_chunks()
         if column.null_count:
             return None
-        if role != "group":
+        if role not in columns.PER_ROW:
             flat = column.flatten()
             if flat.null_count:
                 return None
             values = torch.from_numpy(flat.to_numpy(zero_copy_only=False).copy())
             given[role] = Ragged(values, torch.from_numpy(column.value_lengths().to_numpy().astype("int64")))
-    group = table.column(names["group"]).to_pylist() if "group" in names else []
-    return torch.arange(block.first, block.first + block.lines), given, group
+    values = {role: table.column(names[role]).to_pylist() for role in columns.PER_ROW if role in names}
+    return torch.arange(block.first, block.first + block.lines), given, values

@@ -20,8 +20,8 @@ class Block(NamedTuple):
     lines: int
 
 
-Part = tuple[torch.Tensor, dict[str, Ragged], list[object]]
-"""Numbers of the lines, their columns by role, and their prompts."""
+Part = tuple[torch.Tensor, dict[str, Ragged], dict[str, list[object]]]
+"""Numbers of the lines, their columns by role, and their values by role."""
 
 
 def read_lines(block: Block, names: dict[str, str], path: Path) -> Part:
@@ -31,11 +31,11 @@ def read_lines(block: Block, names: dict[str, str], path: Path) -> Part:
         for line, record in records(block, path)
     ]
     given = {}
-    for role in [role for role in names if role != "group"] if rows else []:
+    for role in [role for role in names if role not in columns.PER_ROW] if rows else []:
         lists = [row[role] for _, row in rows]
         given[role] = Ragged(torch.cat(lists), torch.tensor([len(x) for x in lists]))
-    group = [row["group"] for _, row in rows] if "group" in names else []
-    return torch.tensor([line for line, _ in rows], dtype=torch.int64), given, group
+    per_row = {role: [row[role] for _, row in rows] for role in columns.PER_ROW if role in names}
+    return torch.tensor([line for line, _ in rows], dtype=torch.int64), given, per_row
 
 
 def records(block: Block, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -71,7 +71,7 @@ def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
             "remove the line, or log the value",
         )
     value = record[name]
-    if role == "group":
+    if role in columns.PER_ROW:
         return value
     if not isinstance(value, list):
         raise LogError(

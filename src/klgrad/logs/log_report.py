@@ -1,12 +1,13 @@
 """The report on a log, as text and as JSON."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from ..reports.divergence import Report
 from ..support.atomic_files import finite
 from ..targets import TARGETS, UNCORRECTED
 from ..zoo import Cell
+from .by_label import Part
 from .coefficients import Comparison
 from .diagnosis.causes import Cause
 from .diagnosis.evidence import Lags, Padding
@@ -29,7 +30,7 @@ class LogReport:
     """The result of `examine`.
 
     Attributes:
-        file: the path of the log.
+        file: the path of the log, or what was given and how many files that is.
         columns: role to the name of the column that was read.
         rows: number of completions.
         tokens: number of live tokens.
@@ -41,6 +42,7 @@ class LogReport:
         cause: the likely cause of the mismatch; None without log-probs of the sampler.
         reference: how well π and ref are aligned.
         padding: rows that look padded.
+        parts: the same KLs for each value of the column `by`; empty without one.
 
     Example:
         >>> import tempfile
@@ -68,6 +70,7 @@ class LogReport:
     cause: Cause | None
     reference: Lags
     padding: Padding
+    parts: list[Part] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
@@ -196,6 +199,7 @@ class LogReport:
                 "against": {level: asdict(x) for level, x in self.comparisons.items()},
             },
             "mismatch": mismatch,
+            **({"by": [part.to_dict() for part in self.parts]} if "by" in self.columns else {}),
             "notes": self.notes,
             "advice": self.advice,
         }

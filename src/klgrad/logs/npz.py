@@ -16,7 +16,7 @@ from . import columns
 from .chunk import Chunk, Ragged, build
 from .limits import LONGEST_PROMPT, LONGEST_ROW, MOST_BYTES, too_long_a_prompt, too_many_tokens
 from .log_errors import LogError
-from .prompt_groups import Groups
+from .prompt_groups import Known, per_row
 
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
 
@@ -36,7 +36,7 @@ class _Header:
 
 
 def open_log(
-    path: Path, chosen: dict[str, str], chunk_tokens: int
+    path: Path, chosen: dict[str, str], chunk_tokens: int, known: Known
 ) -> tuple[dict[str, str], int, Callable[[], Iterator[Chunk]]]:
     """Columns, number of rows, and the reader."""
     try:
@@ -52,9 +52,9 @@ def open_log(
     _check(headers, names)
     rows, width = headers["logp"].shape
     size = max(1, min(rows, chunk_tokens // max(width, 1)))
-    if "group" in headers:
-        size = max(1, min(size, MOST_BYTES // max(headers["group"].dtype.itemsize, 1)))
-    return names, rows, lambda: _chunks(path, names, size)
+    for role in [role for role in columns.PER_ROW if role in headers]:
+        size = max(1, min(size, MOST_BYTES // max(headers[role].dtype.itemsize, 1)))
+    return names, rows, lambda: _chunks(path, names, size, known)
 
 
 def _numpy() -> Any:
@@ -105,11 +105,12 @@ def _header_bytes(stream: IO[bytes], size: int) -> IO[bytes]:
 def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
     shape = headers["logp"].shape
     for role, header in headers.items():
-        expected = shape[:1] if role == "group" else shape
+        once = role in columns.PER_ROW
+        expected = shape[:1] if once else shape
         if len(shape) != 2 or header.shape != expected:
             raise LogError(
-                f"`{names[role]}` of shape {f'{expected}, one entry per completion' if role == 'group' else '(B, T)'}"
-                + (f", as `{names['logp']}` with {shape}" if len(shape) == 2 and role != "group" else ""),
+                f"`{names[role]}` of shape {f'{expected}, one entry per completion' if once else '(B, T)'}"
+                + (f", as `{names['logp']}` with {shape}" if len(shape) == 2 and not once else ""),
                 f"shape {header.shape}",
                 "pad the completions to one length and save a mask",
             )
@@ -120,7 +121,7 @@ def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
                 str(header.dtype),
                 "save a mask as booleans" if role == "mask" else "save log-probs, not token ids, as float32",
             )
-        if role == "group" and header.dtype.itemsize > LONGEST_PROMPT:
+        if once and header.dtype.itemsize > LONGEST_PROMPT:
             raise too_long_a_prompt(names[role], header.dtype.itemsize, f"every row, by its dtype {header.dtype}")
     if shape[0] < 0 or shape[1] < 0:
         raise LogError(f"`{names['logp']}` of shape (B, T)", f"shape {shape}", "write the file again with numpy.savez")
@@ -128,8 +129,8 @@ def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
         raise too_many_tokens(names["logp"], shape[1], f"every row, by its shape {shape}")
 
 
-def _chunks(path: Path, names: dict[str, str], size: int) -> Iterator[Chunk]:
-    groups, done = Groups(names.get("group", ""), "row"), 0
+def _chunks(path: Path, names: dict[str, str], size: int, known: Known) -> Iterator[Chunk]:
+    labels, done = per_row(names, "row", known), 0
     try:
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(path))
@@ -140,10 +141,10 @@ def _chunks(path: Path, names: dict[str, str], size: int) -> Iterator[Chunk]:
                 count = min(size, rows - done)
                 numbers = torch.arange(done, done + count)
                 read = {role: _rows(streams[role], headers[role], names[role], done, count) for role in names}
-                group = groups.number(read.pop("group").tolist(), numbers) if "group" in names else None
+                found = {role: each.number(read.pop(role).tolist(), numbers) for role, each in labels.items()}
                 given = {role: _ragged(x) for role, x in read.items()}
                 done += count
-                yield build(numbers, "row", given, group, done, names)
+                yield build(numbers, "row", given, found, done, names)
     except BROKEN as error:
         raise _broken(path, error) from error
 

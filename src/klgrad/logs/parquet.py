@@ -10,7 +10,7 @@ from ..errors import MissingExtraError
 from . import columns
 from .chunk import Chunk, Ragged, build
 from .log_errors import LogError
-from .prompt_groups import Groups
+from .prompt_groups import Known, per_row
 from .rowgroups import batches
 from .thrift import UnreadableError
 
@@ -21,7 +21,7 @@ REWRITE = "write the file again: it was cut off, or is not Parquet"
 
 
 def open_log(
-    path: Path, chosen: dict[str, str], chunk_tokens: int
+    path: Path, chosen: dict[str, str], chunk_tokens: int, known: Known
 ) -> tuple[dict[str, str], int, Callable[[], Iterator[Chunk]]]:
     """Columns, number of rows, and the reader."""
     pa, pq = _pyarrow()
@@ -42,7 +42,7 @@ def open_log(
         group = [names["group"]]
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_BUFFER, read_dictionary=group)
     rows = file.metadata.num_rows
-    return names, rows, lambda: _chunks(pa, path, file, names, rows, chunk_tokens)
+    return names, rows, lambda: _chunks(pa, path, file, names, rows, chunk_tokens, known)
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -55,7 +55,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
-    if role == "group":
+    if role in columns.PER_ROW:
         return
     is_list = any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
     inner = kind.value_type if is_list else None
@@ -69,8 +69,10 @@ def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
         )
 
 
-def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, tokens: int) -> Iterator[Chunk]:
-    groups, done = Groups(names.get("group", ""), "row"), 0
+def _chunks(
+    pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, tokens: int, known: Known
+) -> Iterator[Chunk]:
+    labels, done = per_row(names, "row", known), 0
     wanted = list(dict.fromkeys(names.values()))
     try:
         for row_groups, size in batches(pa, path, file.schema, names, tokens):
@@ -78,12 +80,15 @@ def _chunks(pa: Any, path: Path, file: Any, names: dict[str, str], rows: int, to
                 numbers = torch.arange(done, done + batch.num_rows)
                 done += batch.num_rows
                 given = {
-                    role: _ragged(batch.column(name), name, numbers) for role, name in names.items() if role != "group"
+                    role: _ragged(batch.column(name), name, numbers)
+                    for role, name in names.items()
+                    if role not in columns.PER_ROW
                 }
-                group = None
-                if "group" in names:
-                    group = groups.number(_identifiers(pa, batch.column(names["group"]), names["group"]), numbers)
-                yield build(numbers, "row", given, group, done, names)
+                found = {
+                    role: each.number(_identifiers(pa, batch.column(names[role]), names[role]), numbers)
+                    for role, each in labels.items()
+                }
+                yield build(numbers, "row", given, found, done, names)
     except (pa.ArrowException, OSError, UnicodeError, UnreadableError) as error:
         raise LogError(
             f"a complete Parquet file of {rows} rows", f"{path}: {_first_line(error)} after row {done}", REWRITE

@@ -1,4 +1,4 @@
-"""Numbers prompt identifiers of any kind in the order of their first occurrence."""
+"""Numbers prompt identifiers, and other values of rows, in the order of their first occurrence."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from .columns import PER_ROW
 from .log_errors import LogError
 
 LONGEST = 64
@@ -14,12 +15,22 @@ LONGEST = 64
 stored as a digest."""
 
 
-class Groups:
-    """Numbers identifiers. Its memory grows with the number of prompts, not with the number of tokens."""
+Known = dict[str, dict[object, int]]
+"""The numbers of identifiers, by role; several files of one run share them."""
 
-    def __init__(self, name: str, unit: str) -> None:
-        self._name, self._unit = name, unit
-        self._known: dict[object, int] = {}
+
+class Groups:
+    """Numbers identifiers. Its memory grows with the number of prompts, not with the number of tokens.
+
+    Args:
+        name: the column's name.
+        unit: `row` or `line`, for errors.
+        known: the numbers that were given already, to which new ones are added.
+        what: what the column has, for errors.
+    """
+
+    def __init__(self, name: str, unit: str, known: dict[object, int], what: str = "prompt") -> None:
+        self._name, self._unit, self._known, self._what = name, unit, known, what
 
     def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
         """Number identifiers.
@@ -42,7 +53,7 @@ class Groups:
         """The key of an identifier, after checks."""
         if x is None or x != x:
             raise LogError(
-                f"the completion's prompt in `{self._name}` in every row",
+                f"the completion's {self._what} in `{self._name}` in every row",
                 f"{'null' if x is None else 'NaN'} in {self._unit} {row}",
                 "log it for every completion, or leave the column out",
             )
@@ -50,7 +61,7 @@ class Groups:
             return _key(x)
         except (ValueError, RecursionError) as error:
             raise LogError(
-                f"a prompt in `{self._name}` that can be written as JSON",
+                f"a {self._what} in `{self._name}` that can be written as JSON",
                 f"{error} in {self._unit} {row}",
                 "log a number or a hash of the prompt, or leave the column out with --column group=",
             ) from error
@@ -63,3 +74,10 @@ def _key(x: object) -> object:
     if isinstance(x, str) and len(x) > LONGEST:
         return hashlib.blake2b(x.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return x
+
+
+def per_row(names: dict[str, str], unit: str, known: Known) -> dict[str, Groups]:
+    """What numbers the values of each column that has one per completion, by role."""
+    what = {"group": "prompt", "by": "value"}
+    found = [role for role in PER_ROW if role in names]
+    return {role: Groups(names[role], unit, known.setdefault(role, {}), what[role]) for role in found}

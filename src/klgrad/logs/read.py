@@ -7,6 +7,7 @@ from pathlib import Path
 from . import jsonl, npz, parquet
 from .chunk import Chunk
 from .log_errors import LogError
+from .prompt_groups import Known
 
 CHUNK_TOKENS = 2**20
 """The approximate number of tokens in memory, for each column."""
@@ -33,13 +34,14 @@ class Log:
 READERS = {".parquet": parquet.open_log, ".jsonl": jsonl.open_log, ".ndjson": jsonl.open_log, ".npz": npz.open_log}
 
 
-def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKENS) -> Log:
+def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKENS, known: Known | None = None) -> Log:
     """Find the columns of a log.
 
     Args:
         path: the file.
         chosen: role to column name, to override the recognised names.
         chunk_tokens: the approximate number of tokens of a chunk.
+        known: the numbers of prompts in the files before this one, to which those of this file are added.
 
     Returns:
         The log, from which nothing but names and sizes has been read.
@@ -51,7 +53,7 @@ def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKEN
             remedy = f"a pickle can run code, so it is not read: {remedy}"
         raise LogError(f"a file that ends in {', '.join(READERS)}", str(path), remedy)
     if not path.is_file():
-        raise LogError("an existing file", str(path), "check the path; for a folder of shards, give each file")
+        raise LogError("an existing file", str(path), "check the path")
     if path.stat().st_size == 0:
         raise LogError("a log with rows in it", f"{path}, which is empty (0 bytes)", "write the log again")
-    return Log(*READERS[suffix](path, chosen, chunk_tokens))
+    return Log(*READERS[suffix](path, chosen, chunk_tokens, {} if known is None else known))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .columns import PER_ROW
 from .footer import RowGroup, row_groups
 from .levels import longest_row
 from .limits import LONGEST_PROMPT, LONGEST_ROW, MOST_BYTES, too_long_a_prompt, too_many_tokens
@@ -67,7 +68,8 @@ def _most_rows(pa: Any, path: Path, schema: Any, names: dict[str, str], group: R
 
 def _check_prompts(group: RowGroup, names: dict[str, str], first: int) -> None:
     """Refuse long prompts by the size of their column, in which a repeated text counts once."""
-    size = sum(column.size for column in group.columns if column.path == names.get("group"))
-    if size > MOST_BYTES and size > LONGEST_PROMPT * group.rows:
-        place = f"the {group.rows} rows from row {first} on, on average {size // max(group.rows, 1):,} bytes per row"
-        raise too_long_a_prompt(names["group"], size, place)
+    for name in [names[role] for role in PER_ROW if role in names]:
+        size = sum(column.size for column in group.columns if column.path == name)
+        if size > MOST_BYTES and size > LONGEST_PROMPT * group.rows:
+            each = f"on average {size // max(group.rows, 1):,} bytes per row"
+            raise too_long_a_prompt(name, size, f"the {group.rows} rows from row {first} on, {each}")

@@ -22,6 +22,7 @@ MODULES = {
     "rethinking/off-policy": "rethinking.off_policy",
     "comedy/synthetic": "comedy.synthetic",
     "comedy/off-policy": "comedy.off_policy",
+    "comedy/on-policy": "comedy.on_policy",
     "frpo/kl-in-reward": "frpo.kl_in_reward",
     "schulman/table": "schulman.table",
 }

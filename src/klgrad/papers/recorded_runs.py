@@ -64,15 +64,16 @@ def counts(found: dict[str, float]) -> bool:
 
 
 def exceeds_over_seeds(claim: str, found: dict[str, float]) -> Check:
-    """Check that a difference is positive.
+    """Check that a difference is positive; with too few seeds that is not decided.
 
     Example:
         >>> exceeds_over_seeds("it learns more", {"difference": 0.3, "error": 0.1, "seeds": 3})
-        Check(claim='it learns more', measured='by 0.3 ± 0.1, 3.0 standard errors, 3 seeds', holds=True)
+        Check(claim='it learns more', measured='by 0.3 ± 0.1, 3.0 standard errors, 3 seeds', holds=True, decided=True)
     """
     errors = found["difference"] / found["error"] if found["error"] else float("inf") * found["difference"]
     by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
-    return Check(claim, f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seeds", counts(found))
+    measured = f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
+    return Check(claim, measured, counts(found), decided=found["seeds"] >= ENOUGH_SEEDS)
 
 
 def at_update(rows: Iterable[Row], update: int) -> list[Row]:

@@ -65,11 +65,19 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Check:
-    """One sentence of a claim, whether it holds, and the measured value that decided it."""
+    """One sentence of a claim, and the measured value that decides it.
+
+    Attributes:
+        claim: the sentence.
+        measured: the value, in words.
+        holds: whether the sentence holds.
+        decided: False if the measurement is too small to tell; then `holds` is False.
+    """
 
     claim: str
     measured: str
     holds: bool
+    decided: bool = True
 
 
 def exceeds(claim: str, difference: float, error: float) -> Check:
@@ -77,7 +85,7 @@ def exceeds(claim: str, difference: float, error: float) -> Check:
 
     Example:
         >>> exceeds("it grows", difference=1.0, error=0.1)
-        Check(claim='it grows', measured='z = 10.0', holds=True)
+        Check(claim='it grows', measured='z = 10.0', holds=True, decided=True)
     """
     z = _z_score(difference, error)
     return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT)
@@ -88,7 +96,7 @@ def all_exceed(claim: str, differences: Iterable[tuple[float, float]]) -> Check:
 
     Example:
         >>> all_exceed("both grow", [(1.0, 0.1), (1.0, 0.2)])
-        Check(claim='both grow', measured='z = 5.0 or more', holds=True)
+        Check(claim='both grow', measured='z = 5.0 or more', holds=True, decided=True)
     """
     z = min(_z_score(*pair) for pair in differences)
     return Check(claim, f"z = {z:.1f} or more", z > SIGNIFICANT)

@@ -37,9 +37,11 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """`reproduced`, or the sentences that do not hold."""
-        failed = [f"{c.claim} ({c.measured})" for c in self.checks if not c.holds]
-        return "reproduced" if not failed else "differs: " + "; ".join(failed)
+        """`reproduced`, or the sentences that do not hold and those that are not decided."""
+        failed = [f"{c.claim} ({c.measured})" for c in self.checks if not c.holds and c.decided]
+        undecided = [f"{c.claim} ({c.measured})" for c in self.checks if not c.decided]
+        parts = [f"{name}: {'; '.join(found)}" for name, found in (("differs", failed), ("open", undecided)) if found]
+        return ". ".join(parts) or "reproduced"
 
 
 def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:

@@ -66,12 +66,16 @@ class Totals:
 
 
 class Ratios:
-    """Mean, maximum, quantiles and effective sample size of the importance ratios."""
+    """Mean, maximum, quantiles and effective sample size of the importance ratios.
+
+    Args:
+        kept: how many ratios of each kind the quantiles are computed from, at most; None for as many as usual.
+    """
 
     KINDS: tuple[str, ...] = ("token", "prefix", "sequence")
 
-    def __init__(self) -> None:
-        self.kept = {kind: Kept() for kind in self.KINDS}
+    def __init__(self, kept: int | None = None) -> None:
+        self.kept = {kind: Kept() if kept is None else Kept(kept) for kind in self.KINDS}
         self._count = dict.fromkeys(self.KINDS, 0)
         self._sums: dict[str, Tensor] = {}
         self._largest: dict[str, Tensor] = {}

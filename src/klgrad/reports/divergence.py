@@ -5,7 +5,9 @@ sampled the tokens, and from π to an older π (`mismatch_report`, for both). Bo
 and `MismatchSums` report the same on any number of batches.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,8 +28,10 @@ BAND = (0.5, 2.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Report(Mapping[str, float]):
     """Named numbers about one batch or several: estimates with standard errors, and plain scalars.
+
+    It is a mapping of the plain numbers of `metrics()`, so that a logger takes it: `wandb.log(dict(report))`.
 
     The number after ± is one standard error, here and in every table. For confidence intervals use `intervals`, which
     takes the quantile of Student's t distribution instead of 1.96, as few clusters need.
@@ -41,6 +45,8 @@ class Report:
         >>> from klgrad import Rollout, kl_report
         >>> logp = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]])
         >>> report = kl_report(Rollout(logp, logp - 0.5, torch.ones(2, 2)))
+        >>> report["kl/reverse/k1/per_sequence"]
+        1.0
         >>> report.clusters, report.intervals()["kl/reverse/k1/per_sequence"]
         (2, Interval(low=1.0, high=1.0))
     """
@@ -64,6 +70,20 @@ class Report:
         named |= {f"{name}/standard_error": e.standard_error for name, e in self.estimates.items()}
         return {**numbers(named | self.scalars), "kl/clusters": float(self.clusters)}
 
+    @cached_property
+    def _numbers(self) -> dict[str, float]:
+        """The metrics, moved from the device once for all names."""
+        return self.metrics()
+
+    def __getitem__(self, name: str) -> float:
+        return self._numbers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
     def intervals(self, level: float = 0.95) -> dict[str, Interval]:
         """Confidence intervals of the estimates.
 
@@ -86,6 +106,9 @@ class Report:
 class KLSums:
     """`kl_report` over several batches, which must all have the same optional fields.
 
+    Args:
+        ratios: what accumulates the importance ratios, if it is to keep fewer of them than usual.
+
     Examples:
         >>> import torch
         >>> from klgrad import Rollout
@@ -98,8 +121,8 @@ class KLSums:
         0.75 ± 0.14
     """
 
-    def __init__(self) -> None:
-        self.lengths, self.ratios = Lengths(), Ratios()
+    def __init__(self, ratios: Ratios | None = None) -> None:
+        self.lengths, self.ratios = Lengths(), ratios or Ratios()
         self.furthest = torch.zeros(())
         self._totals: Totals | None = None
         self._beyond = torch.zeros(len(CLAMPS), dtype=torch.long)

@@ -3,7 +3,6 @@
 Rooms:
     settings: command line, file and preset to checked settings.
     data: prompts to train and evaluate on, and the rewards that score completions.
-    model: a model's name to a folder that transformers loads.
     run_folder: the files of a run, its lock, and the run that it replaces.
     checkpoint: checkpoints that a run continues from without a difference.
     callbacks: what happens between updates: progress, evaluation, signals, crash checkpoints.

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ..models.embedded import EMBEDDED
+from ..models.resolve import layer_count, resolve
 from ..trl.attention import avoid_cudnn_attention
 from ..trl.sanity import check_prompts
 from .checkpoint.run_trainer import RunTrainer
 from .data.rewards import checked, probe
 from .data.run_data import Data, data_of, reward_count
 from .evaluate import Evaluator
-from .model.embedded import EMBEDDED
-from .model.resolve import layer_count, resolve
 from .settings.run_config import Settings
 from .training_errors import SettingError
 

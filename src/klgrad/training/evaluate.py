@@ -19,6 +19,13 @@ from .data.eval_sets import EvaluationSet
 from .data.rewards import arguments, values_of
 from .rng import apart
 
+SAMPLES = 3
+"""Completions of each set that an evaluation keeps: of its first prompts, so that evaluations can be compared."""
+
+
+def _ignored(count: int) -> None:
+    """The progress of an evaluation that nobody watches."""
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -38,46 +45,65 @@ class Evaluator:
     seed: int
     greedy: bool = False
 
-    def __call__(self, trainer: KLTrainer) -> dict[str, Any]:
+    @property
+    def count(self) -> int:
+        """The number of prompts."""
+        return sum(len(each.rows) for each in self.sets)
+
+    def __call__(self, trainer: KLTrainer, advanced: Callable[[int], None] = _ignored) -> dict[str, Any]:
         """Evaluate the trainer's model.
 
+        Args:
+            trainer: has the model and its reference.
+            advanced: is called after each batch with the number of its prompts, to show progress.
+
         Returns:
-            A dictionary for the history: rewards by set and by domain, the KL to the reference over all prompts, and
-            the mean length.
+            A dictionary for the history: rewards by set and by domain, the KL to the reference over all prompts, the
+            mean length, and some of the completions.
         """
         training = trainer.model.training
         trainer.model.eval()
         try:
             with apart(self.seed + trainer.accelerator.process_index), torch.no_grad():
-                return self._evaluated(trainer)
+                return self._evaluated(trainer, advanced)
         finally:
             trainer.model.train(training)
 
-    def _evaluated(self, trainer: KLTrainer) -> dict[str, Any]:
-        sums, scores, found = KLSums(), {"in": [], "out": []}, {}
+    def _evaluated(self, trainer: KLTrainer, advanced: Callable[[int], None]) -> dict[str, Any]:
+        sums, scores, found, samples = KLSums(), {"in": [], "out": []}, {}, []
         for each in self.sets:
-            rewards = self._scores(trainer, each, sums)
+            rewards, texts = self._scores(trainer, each, sums, advanced)
+            samples += _samples(each, texts, rewards)
             if rewards:
                 scores[each.domain] += rewards
                 found[each.name] = {"domain": each.domain, **_mean(rewards)}
         report = sums.report()
         domains = {name: _mean(values) for name, values in scores.items() if values}
         kl = None if self.greedy else _kl(report)  # greedy completions are not samples of π, so they give no estimate
-        return {"sets": found, "domains": domains, "kl": kl, "length": float(report.scalars["length/mean"])}
+        length = float(report.scalars["length/mean"])
+        return {"sets": found, "domains": domains, "kl": kl, "length": length, "samples": samples}
 
-    def _scores(self, trainer: KLTrainer, each: EvaluationSet, sums: KLSums) -> list[float]:
-        """Rewards of one set, batch by batch; every process evaluates its share of each batch."""
-        accelerator, found = trainer.accelerator, []
+    def _scores(
+        self, trainer: KLTrainer, each: EvaluationSet, sums: KLSums, advanced: Callable[[int], None]
+    ) -> tuple[list[float], list[str]]:
+        """Rewards and first completions of one set, batch by batch; every process evaluates its share of each batch.
+
+        The completions are those of this process: in the main process, of the first prompts.
+        """
+        accelerator, found, texts = trainer.accelerator, [], []
         step = trainer.args.per_device_train_batch_size * accelerator.num_processes
         for start in range(0, len(each.rows), step):
             rows = each.rows[start : start + step]
             own = _share(rows, accelerator)
             prompts, completions = self._sample(trainer, own)
+            if start == 0:
+                texts = decode(trainer, completions[:SAMPLES])
             if self.rewards:
                 values = torch.tensor(self._rewards(trainer, own, completions), device=accelerator.device)
                 found += accelerator.gather(values)[: len(rows)].tolist()
             sums.add(_rollout(trainer, prompts, completions, len(rows)))
-        return found
+            advanced(len(rows))
+        return found, texts
 
     def _sample(self, trainer: KLTrainer, rows: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
         """Generate as the trainer does, with or without vLLM."""
@@ -104,6 +130,12 @@ class Evaluator:
             values = values_of(reward, given)
             total = [a + weight * (0.0 if b is None else b) for a, b in zip(total, values, strict=True)]
         return total
+
+
+def _samples(each: EvaluationSet, texts: list[str], rewards: list[float]) -> list[dict[str, Any]]:
+    """The first completions of a set, with their prompts and rewards; the reward is None without reward functions."""
+    found = zip(each.rows, texts, [*rewards, *[None] * len(texts)], strict=False)
+    return [{"set": each.name, "prompt": row["prompt"], "completion": t, "reward": r} for row, t, r in found]
 
 
 def _kl(report: Report) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import KlgradError
+from ..support.atomic_files import write_whole
 from .build import Models, build, models_of
 from .callbacks.adopt import Adoption
 from .callbacks.crash_checkpoint import CrashCheckpoint
 from .callbacks.progress import Recorder
 from .callbacks.stop import Stopping
-from .checkpoint.integrity import is_over, last_sound, step_of
+from .checkpoint.integrity import is_over, last_sound, remove_all, step_of
 from .checkpoint.run_trainer import RunTrainer
 from .checkpoint.state_files import check_fits
 from .evaluate import Evaluator
@@ -22,10 +23,11 @@ from .library_errors import refusal, refusals_in_one_line, write_failure
 from .library_messages import messages_once
 from .output.dry_run import described
 from .output.figures import Drawn, draw
-from .output.messages import announcement, how_to_continue, no_updates, unloadable
+from .output.messages import announcement, how_to_continue, kept, no_updates, unloadable
+from .output.model_card import FILE as CARD, model_card
 from .output.summary import summarise, table_of
 from .run_folder import record, replace
-from .run_folder.history import FILE as HISTORY, History
+from .run_folder.history import History
 from .run_folder.lock import owned
 from .settings.named_code import resume_command
 from .settings.run_config import Settings
@@ -115,6 +117,7 @@ class _Run:
             self.warn(f"There is no complete checkpoint in {self.folder}; the run starts again with the same settings.")
 
     def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
+        trainer.card = model_card(self.settings, self.models)
         adoption = Adoption(self.settings, self.history, checkpoint)
         if self.main:
             adoption.prepare()
@@ -202,9 +205,11 @@ class _Run:
         summary = {**summarise(self.folder), "updates": updates, "seconds": round(seconds, 1)}
         if self.settings.training.max_steps <= 0:
             summary["num_train_epochs"] = self.settings.training.num_train_epochs
+        write_whole(self.folder / record.MODEL / CARD, model_card(self.settings, self.models, summary))
         record.write_summary(self.folder, summary)
-        draw([Drawn(self.folder.name, self.history.rows())], self.folder / record.FIGURE)
+        if self.settings.run.weights_only:  # after the summary, without which the run is not finished
+            remove_all(self.folder)
+        draw([Drawn(self.folder.name, self.history.rows())], self.folder)
         self.out.print(table_of(summary))
         took = f" in {seconds:.0f} s" if seconds else ", completed before"
-        names = f"{record.MODEL}/, {record.FIGURE}, {record.SUMMARY}, {HISTORY}"
-        self.out.print(Text(f"{updates} updates{took}. In {self.folder}/: {names}"))
+        self.out.print(Text(f"{updates} updates{took}. {kept(self.folder)}"))

@@ -1,14 +1,10 @@
 """Errors of a run. Each message says what was expected, what was received, and the remedy."""
 
-from ..errors import KlgradError
+from ..errors import KlgradError, ModelError as ModelError
 
 
 class SettingError(KlgradError, ValueError):
     """A setting, on the command line or in a file, that cannot be used."""
-
-
-class ModelError(KlgradError, OSError):
-    """A model that cannot be found or loaded."""
 
 
 class DataError(KlgradError, ValueError):

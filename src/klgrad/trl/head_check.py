@@ -7,17 +7,15 @@ that names them differently would get other log-probs, in the KL and in the poli
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ..errors import MeaningError
+from .model_forward import Answer, Question
 from .seam.batch import Completions
-
-if TYPE_CHECKING:
-    from .scorer import Scorer
 
 TOKENS = 64
 """Tokens that are compared, the last ones of one sequence: their logits fit into memory beside any model."""
@@ -27,13 +25,27 @@ SMALLEST = 1e-3
 """Nats by which sums in another order may differ where logits are small."""
 
 
+class Scores(Protocol):
+    """Calls models for exact statistics, as `Scorer` and `KLCallback` do."""
+
+    vocabulary: int | None
+
+    def ask(self, model: Any, batch: Completions, question: Question) -> Answer:
+        """Call a model as training calls it."""
+        ...
+
+    def question(self, batch: Completions) -> Question:
+        """A question about the statistics of completions."""
+        ...
+
+
 class HeadCheck:
     """Compares the head with the model's own logits at the first call, and does nothing later."""
 
     def __init__(self) -> None:
         self._done = False
 
-    def __call__(self, scorer: "Scorer", trainer: GRPOTrainer, model: Any, batch: Completions) -> None:
+    def __call__(self, scorer: Scores, trainer: GRPOTrainer, model: Any, batch: Completions) -> None:
         """Compare on a few tokens, for the policy and for a reference of its own; refuse a head that differs.
 
         The models are called as the loss calls them, on all processes at once, so that DDP, FSDP and DeepSpeed find
@@ -50,8 +62,8 @@ class HeadCheck:
                 raise MeaningError(
                     f"log-probs of {name}'s own logits within {allowed:.2g} nats",
                     f"a difference of {off:.3g} nats, with {type(trainer.accelerator.unwrap_model(each)).__name__}",
-                    "the head is not what kl_estimator='exact' assumes (it may have a scale or a soft cap under "
-                    "another name): choose a sampled estimator, k1 or k1_k3, and report the model",
+                    "the head is not what the exact KL assumes (it may have a scale or a soft cap under another name): "
+                    "choose a sampled estimator, k1 or k1_k3 (KLCallback(exact=False)), and report the model",
                 )
 
 
@@ -64,9 +76,9 @@ def few_tokens(batch: Completions) -> Completions:
 
 
 @torch.no_grad()
-def difference(scorer: "Scorer", trainer: GRPOTrainer, model: Any, few: Completions) -> tuple[Tensor, Tensor]:
+def difference(scorer: Scores, trainer: GRPOTrainer, model: Any, few: Completions) -> tuple[Tensor, Tensor]:
     """The largest difference of log-probs, and how much of it rounding explains."""
-    with _without_dropout(model):
+    with without_dropout(model):
         found: Any = scorer.ask(model, few, replace(scorer.question(few), budget=None)).logp
         with trainer.accelerator.autocast():
             own = model(input_ids=few.ids, attention_mask=few.attention, use_cache=False).logits
@@ -90,7 +102,7 @@ def _widest(trainer: GRPOTrainer, off: Tensor, allowed: Tensor) -> tuple[Tensor,
 
 
 @contextmanager
-def _without_dropout(model: Any) -> Iterator[None]:
+def without_dropout(model: Any) -> Iterator[None]:
     """Two passes of one model differ by dropout; every module gets its mode back afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -11,6 +11,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..core.result import KLResult
 from ..core.rollout import Rollout, checked_at_the_end
 from ..core.term import KLTerm
+from ..models.resolve import resolve_embedded
 from ..trainer_parts.adaptive_beta import AdaptiveCoefficient
 from .checkpointed import Parts
 from .config import KLConfig
@@ -40,7 +41,7 @@ class KLTrainer(GRPOTrainer):
     by TRL's own code, and while TRL adds the KL to its loss, when it stands for our term (`seam/loss.py`).
 
     Args:
-        model: the policy, or its name.
+        model: the policy, or its name; `smollm2` is embedded, and needs no network.
         reward_funcs: one reward function or a list of them, as TRL takes them; None trains by the KL alone.
         args: a `KLConfig`.
         kl: the KL term. Fields of `args` that describe a term must then be at their defaults or agree with it.
@@ -93,7 +94,7 @@ class KLTrainer(GRPOTrainer):
         self._prepared, self._check_start = PreparedAnswer(), StartCheck(self, args)
         self._last_sampled: Sampled | None = None
         self._evaluating = False
-        self._build(model, reward_funcs, args, kwargs)
+        self._build(resolve_embedded(model), reward_funcs, args, kwargs)
         check_built(self, args, self.objective)
         self.scorer = Scorer(self, args, self.objective)
 

@@ -1,6 +1,7 @@
 """Exact statistics inside a model's own forward, where DDP, FSDP and DeepSpeed expect its parameters to be used."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -94,6 +95,20 @@ def add_statistics_forward(model: Any) -> None:
         return Answer(**found._asdict())
 
     model.forward = answering
+
+
+@contextmanager
+def statistics_forward(model: Any) -> Iterator[None]:
+    """`add_statistics_forward` while the context lasts."""
+    before, was_own = model.forward, "forward" in vars(model)
+    add_statistics_forward(model)
+    try:
+        yield
+    finally:
+        if was_own:
+            model.forward = before
+        else:
+            del model.forward
 
 
 def head_of(model: Any, temperature: float, vocabulary: int | None) -> Head:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import KernelInputError, MeaningError
+from ..models.resolve import resolve_embedded
 from .config import KLConfig
 from .seam.models import has_adapters, load_model, model_name, reference_loaded_from
 
@@ -33,8 +34,9 @@ def as_reference(model: Any, args: KLConfig, given: dict[str, Any]) -> Iterator[
     student = load_model(model, args, given.get("quantization_config")) if isinstance(model, str) else model
     if given.get("processing_class") is None:  # TRL would load the teacher's
         given = {**given, "processing_class": _processor(model_name(student), args)}
-    _check_tokenizers(given["processing_class"], args)
-    with reference_loaded_from(args.teacher, student, args):
+    teacher = resolve_embedded(args.teacher)
+    _check_tokenizers(given["processing_class"], teacher, args)
+    with reference_loaded_from(teacher, student, args):
         yield student, given
 
 
@@ -51,12 +53,12 @@ def _processor(name: str, args: KLConfig) -> Any:
     )
 
 
-def _check_tokenizers(processor: Any, args: KLConfig) -> None:
+def _check_tokenizers(processor: Any, teacher: str, args: KLConfig) -> None:
     """Both must have the same tokens under the same numbers; their heads may be padded to different lengths."""
     from transformers import AutoTokenizer
 
     ours = getattr(processor, "tokenizer", processor).get_vocab()
-    theirs = AutoTokenizer.from_pretrained(args.teacher, trust_remote_code=args.trust_remote_code).get_vocab()
+    theirs = AutoTokenizer.from_pretrained(teacher, trust_remote_code=args.trust_remote_code).get_vocab()
     if ours == theirs:
         return
     differing = sorted(ours.items() ^ theirs.items(), key=lambda item: item[1])

@@ -7,9 +7,9 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
-from .. import __version__
 from ..errors import ActivationError
 from .declaration import Declaration
 from .loss import KLLoss
@@ -29,7 +29,7 @@ def status(loss: object) -> Status:
     """
     return {
         "where": f"process {os.getpid()} on {socket.gethostname()}",
-        "version": __version__,
+        "version": version("klgrad"),
         "plugin": PLUGIN in sys.modules,
         "declaration": identity(loss.declaration) if isinstance(loss, KLLoss) else None,
     }
@@ -42,7 +42,7 @@ def identity(declaration: Declaration) -> str:
 
 def expected(declaration: Declaration) -> Status:
     """What the driver expects of every worker."""
-    return {"version": __version__, "plugin": True, "declaration": identity(declaration)}
+    return {"version": version("klgrad"), "plugin": True, "declaration": identity(declaration)}
 
 
 def check_status(wanted: Mapping[str, Any], found: Sequence[Status]) -> None:

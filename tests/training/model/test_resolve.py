@@ -9,8 +9,8 @@ import torch
 from training.small import write_model
 
 from klgrad.errors import MissingExtraError
-from klgrad.training.model import embedded, resolve as models
-from klgrad.training.model.resolve import kept_layers
+from klgrad.models import embedded, resolve as models
+from klgrad.models.resolve import kept_layers
 from klgrad.training.training_errors import ModelError
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]

@@ -181,6 +181,9 @@ def test_another_commands_run_is_not_gone_on_with(tmp_path):
 def test_the_quick_preset_saves_and_evaluates_half_way():
     found = parse("train", ["--quick", *CPU])
     assert (found.training.max_steps, found.training.save_steps, found.run.eval_every) == (10, 5, 5)
+    assert found.run.weights_only
+    assert not parse("train", ["--quick", "--weights_only", "false", *CPU]).run.weights_only
+    assert not parse("train", list(CPU)).run.weights_only
 
 
 def test_resuming_an_empty_folder_is_refused(tmp_path):

@@ -15,6 +15,20 @@ from ..output.summary import estimate, score
 from ..run_folder.history import History, evaluations, kl_of, length_of
 
 EVALUATED = "evaluation"
+WINDOW = 24 * 3600
+"""Seconds over which the speed is estimated. With rich's 30 s there is no estimate where an update takes longer."""
+
+
+def progress_bar(console: Console, *, shown: bool) -> Progress:
+    """A bar with the time that is left, also where an update takes minutes."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not shown, speed_estimate_period=WINDOW)
 
 
 class Recorder(TrainerCallback):
@@ -27,14 +41,7 @@ class Recorder(TrainerCallback):
         self.trainer, self.history, self.evaluator, self.every = trainer, history, evaluator, every
         self.rewards, self.console = trainer.task_rewards, console
         self.main = trainer.accelerator.is_main_process
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self.bar = Progress(*columns, console=console, transient=True, disable=not self.main)
+        self.bar = progress_bar(console, shown=self.main)
         self.task = self.bar.add_task("Training", total=None)
         self._started = time.monotonic()
         self._evaluated = self._last_evaluated(since)
@@ -82,8 +89,11 @@ class Recorder(TrainerCallback):
     def _evaluate(self, step: int) -> None:
         if not self.evaluator.sets:
             return
-        self.bar.update(self.task, description="Evaluating")
-        found = self.evaluator(self.trainer)
+        task = self.bar.add_task("Evaluating", total=self.evaluator.count)
+        try:
+            found = self.evaluator(self.trainer, lambda prompts: self.bar.advance(task, prompts))
+        finally:
+            self.bar.remove_task(task)
         self._evaluated = step
         if self.main:
             self.history.append({"step": step, EVALUATED: found})

@@ -117,6 +117,12 @@ def rotate(output: Path, keep: int | None) -> None:
             sound += 1
 
 
+def remove_all(output: Path) -> None:
+    """Delete every checkpoint, as after a finished run that is not to be made longer."""
+    for path in (*checkpoints(output), *damaged(output)):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def rename_damaged(output: Path, after: Path) -> None:
     """Rename the checkpoints of later steps, which are damaged, so that none of them is taken for the newest."""
     for path in checkpoints(output):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...support.atomic_files import write_whole
 from ...trl import KLTrainer
 from ...trl.seam.checkpoints import checkpoint_folder, load_weights, save_checkpoint, save_in_one_piece
 from ..training_errors import RunError
@@ -20,6 +21,8 @@ class RunTrainer(KLTrainer):
     train_sampler: Any = None
     task_rewards: dict[str, float]
     """Weights of the reward functions by name, without that of the KL."""
+    card: str | None = None
+    """The model card, for `README.md`; None leaves it to TRL, which knows neither the base model's name nor the KL."""
     after_update: Sequence[Callable[[], None]] = ()
     """Called after each update, once it has been logged and, if due, saved."""
 
@@ -70,6 +73,13 @@ class RunTrainer(KLTrainer):
             os.replace(partial, folder)
             shutil.rmtree(old, ignore_errors=True)
         self.accelerator.wait_for_everyone()
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the card to the output folder; called with every checkpoint, and before a push to the hub."""
+        if self.card is None:
+            super().create_model_card(*args, **kwargs)
+        elif self.args.should_save:
+            write_whole(self.folder / "README.md", self.card)
 
     def restore_logged(self) -> None:
         """Set again what `Trainer` has reset between loading the checkpoint and the first step."""

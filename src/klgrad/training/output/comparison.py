@@ -36,9 +36,9 @@ def load(folders: list[Path]) -> list[Compared]:
     return found
 
 
-def picture(runs: list[Compared]) -> bytes:
-    """One figure of all runs, as PNG."""
-    return drawn([Drawn(run.name, run.rows) for run in runs])
+def picture(runs: list[Compared], kind: str = "png") -> bytes:
+    """One figure of all runs, as `png`, `svg` or `pdf`."""
+    return drawn([Drawn(run.name, run.rows) for run in runs], kind)[0]
 
 
 def table(runs: list[Compared]) -> Table:

@@ -10,10 +10,18 @@ from ...errors import MissingExtraError
 from ...support import palette
 from ...support.atomic_files import write_whole
 from ..run_folder.history import evaluations, kl_of, length_of, training
+from ..run_folder.record import FIGURES
 
+DPI = 200
+LOOK: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "klgrad"}
+"""Settings of matplotlib. The salt makes the names in an SVG file the same each time."""
 COLOURS = (palette.BLUE, palette.ORANGE, palette.GREEN, palette.PURPLE, palette.SKY, palette.VERMILION, palette.BLACK)
 Row = dict[str, Any]
 Value = Callable[[Row], float | None]
+
+
+def _none(row: Row) -> None:
+    """No error is known."""
 
 
 @dataclass(frozen=True)
@@ -24,25 +32,41 @@ class Drawn:
     rows: list[Row]
 
 
-def draw(runs: list[Drawn], path: Path) -> None:
-    """Draw the runs to a PNG file."""
-    write_whole(path, drawn(runs))
+def draw(runs: list[Drawn], folder: Path) -> None:
+    """Draw the runs to the figures of a folder."""
+    kinds = [name.rpartition(".")[2] for name in FIGURES]
+    for name, content in zip(FIGURES, drawn(runs, *kinds), strict=True):
+        write_whole(folder / name, content)
 
 
-def drawn(runs: list[Drawn]) -> bytes:
-    """The figure as PNG: thin lines for updates; markers for held-out prompts, filled in the domain, hollow outside."""
+def drawn(runs: list[Drawn], *kinds: str) -> list[bytes]:
+    """The figure in each format: thin lines for updates, markers with bars of one standard error for held-out prompts.
+
+    Args:
+        runs: what to draw; each run has a colour of its own.
+        kinds: `png`, `svg` or `pdf`.
+
+    Returns:
+        The contents of a file of each kind.
+    """
     try:
         import matplotlib
     except ImportError:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
-    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    with matplotlib.rc_context(LOOK):
         figure, axes = _axes()
         for i, run in enumerate(runs):
             _draw_run(axes, run, COLOURS[i % len(COLOURS)])
         _label(axes)
         _legend(figure, runs)
-        content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=120)
+        return [_saved(figure, kind) for kind in kinds]
+
+
+def _saved(figure: Any, kind: str) -> bytes:
+    """The bytes of a file, the same for the same figure: without the date."""
+    content = io.BytesIO()
+    undated = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    figure.savefig(content, format=kind, dpi=DPI, metadata=undated)
     return content.getvalue()
 
 
@@ -58,26 +82,35 @@ def _axes() -> tuple[Any, dict[str, Any]]:
 
 def _draw_run(axes: dict[str, Any], run: Drawn, colour: str) -> None:
     trained, evaluated = training(run.rows), evaluations(run.rows)
-    look = {"color": colour}
+    look: dict[str, Any] = {"color": colour}
     thin = {**look, "linewidth": 0.8, "alpha": 0.6}
     _line(axes["reward"], trained, _step, _task_reward, **thin)
     _line(axes["kl"], trained, _step, kl_of, **thin)
     _line(axes["frontier"], trained, kl_of, _task_reward, **look, linestyle="", marker=".", markersize=3, alpha=0.5)
     _line(axes["length"], trained, _step, length_of, **thin)
-    filled = {**look, "marker": "o", "markersize": 5, "linewidth": 1.2}
+    filled: dict[str, Any] = {**look, "marker": "o", "markersize": 5, "linewidth": 1.2}
     hollow = {**filled, "markerfacecolor": "white", "linestyle": ":"}
     for domain, style in (("in", filled), ("out", hollow)):
-        _line(axes["reward"], evaluated, _step, _domain(domain), **style)
-        _line(axes["frontier"], evaluated, _evaluated_kl, _domain(domain), **style)
-    _line(axes["kl"], evaluated, _step, _evaluated_kl, **filled)
+        reward, reward_error = _domain(domain), _domain(domain, "standard_error")
+        _line(axes["reward"], evaluated, _step, reward, y_error=reward_error, **style)
+        _line(axes["frontier"], evaluated, _evaluated_kl, reward, x_error=_kl_error, y_error=reward_error, **style)
+    _line(axes["kl"], evaluated, _step, _evaluated_kl, y_error=_kl_error, **filled)
     _line(axes["length"], evaluated, _step, lambda row: row["evaluation"]["length"], **filled)
 
 
-def _line(ax: Any, rows: list[Row], x: Value, y: Value, **style: Any) -> None:
-    points = [(x(row), y(row)) for row in rows]
-    points = [point for point in points if None not in point]
-    if points:
-        ax.plot(*zip(*points, strict=True), **style)
+def _line(
+    ax: Any, rows: list[Row], x: Value, y: Value, *, x_error: Value = _none, y_error: Value = _none, **style: Any
+) -> None:
+    """Draw the rows that have both values, with bars for the errors that are known."""
+    known = [row for row in rows if x(row) is not None and y(row) is not None]
+    if not known:
+        return
+    ax.plot([x(row) for row in known], [y(row) for row in known], **style)
+    for name, error in (("xerr", x_error), ("yerr", y_error)):
+        bars = [(x(row), y(row), error(row)) for row in known if error(row) is not None]
+        if bars:
+            across, up, sizes = zip(*bars, strict=True)
+            ax.errorbar(across, up, **{name: sizes}, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2)
 
 
 def _step(row: Row) -> float:
@@ -93,11 +126,18 @@ def _evaluated_kl(row: Row) -> float | None:
     return None if kl is None else kl["per_sequence"]["mean"]
 
 
-def _domain(name: str) -> Value:
-    return lambda row: row["evaluation"]["domains"].get(name, {}).get("reward")
+def _kl_error(row: Row) -> float | None:
+    kl = row["evaluation"]["kl"]
+    return None if kl is None else kl["per_sequence"]["standard_error"]
+
+
+def _domain(name: str, value: str = "reward") -> Value:
+    return lambda row: row["evaluation"]["domains"].get(name, {}).get(value)
 
 
 def _label(axes: dict[str, Any]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     kl = "KL(π‖ref), nats per completion"
     for name, title, x, y in (
         ("reward", "Reward", "update", "mean reward"),
@@ -107,6 +147,9 @@ def _label(axes: dict[str, Any]) -> None:
     ):
         axes[name].set(title=title, xlabel=x, ylabel=y)
         axes[name].grid(alpha=0.25)
+        axes[name].ticklabel_format(style="plain", useOffset=False)  # 0.0002, not 2 with 1e-4 above the axis
+        if x == "update":
+            axes[name].xaxis.set_major_locator(MaxNLocator(integer=True))
         if not axes[name].lines:
             axes[name].text(0.5, 0.5, "no reward in this run", ha="center", va="center", transform=axes[name].transAxes)
     axes["length"].set_ylim(0, 1.05 * axes["length"].get_ylim()[1])
@@ -121,7 +164,7 @@ def _legend(figure: Any, runs: list[Drawn]) -> None:
     mark = {**grey, "marker": "o", "markersize": 5}
     marks = [
         Line2D([], [], **grey, linewidth=0.8, label="training completions"),
-        Line2D([], [], **mark, label="held out"),
+        Line2D([], [], **mark, label="held out, ± one standard error"),
         Line2D([], [], **mark, markerfacecolor="white", linestyle=":", label="held out, out of domain"),
     ]
     legend = figure.legend(handles=names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)

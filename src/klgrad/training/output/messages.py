@@ -6,8 +6,10 @@ from typing import Any
 from rich.text import Text
 
 from ..build import Models
-from ..checkpoint.integrity import last_sound, step_of
+from ..checkpoint.integrity import checkpoints, last_sound, step_of
 from ..checkpoint.run_trainer import RunTrainer
+from ..run_folder import record
+from ..run_folder.history import FILE as HISTORY
 from ..run_folder.replace import lost_by_starting_again
 from ..settings.named_code import resume_command
 from ..settings.run_config import Settings
@@ -32,6 +34,23 @@ def how_to_continue(settings: Settings, folder: Path) -> str:
     more = ["--overwrite"] if lost_by_starting_again(folder) else []
     again = resume_command(settings.command, folder, settings.given, *more)
     return f"Nothing has been saved yet. Start again with: {again}"
+
+
+def kept(folder: Path) -> str:
+    """What a finished run has left in its folder, with sizes."""
+    names = (record.MODEL, *record.FIGURES, record.SUMMARY, HISTORY)
+    found = [f"{name}{_size(folder / name)}" for name in names if (folder / name).exists()]
+    saved = checkpoints(folder)
+    if saved:
+        found.append(f"{len(saved)} checkpoint{'s' * (len(saved) > 1)}{_size(*saved)}")
+    more = "" if saved else ". There is no checkpoint to make the run longer from: --weights_only false keeps them"
+    return f"In {folder}/: {', '.join(found)}{more}"
+
+
+def _size(*paths: Path) -> str:
+    """In MB, for folders."""
+    files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
+    return f" ({sum(file.stat().st_size for file in files) / 1e6:,.1f} MB)" if files else ""
 
 
 def unloadable(checkpoint: Path, error: Exception) -> RunError:

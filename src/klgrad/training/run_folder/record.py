@@ -12,7 +12,8 @@ from ..checkpoint.integrity import checkpoints, step_of
 from ..training_errors import RunError
 from .history import History
 
-RUN, SUMMARY, FIGURE, MODEL = "run.json", "summary.json", "run.png", "model"
+RUN, SUMMARY, MODEL = "run.json", "summary.json", "model"
+FIGURES = ("run.png", "run.svg")
 SECRET = ("hub_token",)
 """Settings that are not written to `run.json`."""
 PACKAGES = ("torch", "trl", "transformers", "accelerate", "datasets", "peft", "vllm")

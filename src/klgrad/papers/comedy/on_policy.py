@@ -1,0 +1,118 @@
+"""Training with biased gradients of the KL becomes unstable, and unbiased configurations are better in and out of the
+domain.
+
+The paper's on-policy experiments, on a smaller model: SmolLM2-135M-Instruct learns sums and differences with k1 or k3
+in the reward, as a loss, or in both places. Advantages are centred in their group and not divided by a standard
+deviation, as in RLOO. In the paper, k3 in the reward collapses at every coefficient and k1 as a loss at large ones. A
+run has collapsed if it ends with fewer right answers than it began with. Design, table and limits: docs/experiments.md.
+"""
+
+from ..recorded_runs import (
+    Row,
+    at_update,
+    difference,
+    exceeds_over_seeds,
+    over_seeds,
+    paths,
+    provenance,
+    rows_of,
+    summaries,
+)
+from ..reward_and_kl import curve_of, runs_of
+from ..study import Check, Experiment, Numbers, Settings
+from .on_policy_figure import draw as draw
+
+EXPERIMENT = Experiment("comedy.csv", "exp_comedy.py")
+LAST = 60
+SMALL, MIDDLE, LARGE = "0.03", "0.1", "1.0"
+COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "entropy_per_token", "length", "skipped_updates")
+NOT_A_KL = ("k1-loss", "k3-reward")
+"""Arms whose expected gradient does not lead to ref; the curve of right answers over the KL is that of the others."""
+HIGHER = {
+    "k3 in the reward ends below its start at β = 0.03": ("correct_in", "start", f"k3-reward {SMALL}"),
+    "k3 in the reward ends below its start at β = 0.1": ("correct_in", "start", f"k3-reward {MIDDLE}"),
+    "k3 in the reward ends below its start at β = 1": ("correct_in", "start", f"k3-reward {LARGE}"),
+    "k1 as loss ends below its start at β = 1": ("correct_in", "start", f"k1-loss {LARGE}"),
+    "k1 in the reward answers more right than k3 as loss at β = 0.03": (
+        "correct_in",
+        f"k1-reward {SMALL}",
+        f"k3-loss {SMALL}",
+    ),
+    "k1 in the reward answers more right than k3 as loss at β = 0.1": (
+        "correct_in",
+        f"k1-reward {MIDDLE}",
+        f"k3-loss {MIDDLE}",
+    ),
+    "out of domain, k1 in the reward answers more right than k3 as loss at β = 0.1": (
+        "correct_out",
+        f"k1-reward {MIDDLE}",
+        f"k3-loss {MIDDLE}",
+    ),
+    "k1 in the reward answers more right at β = 0.03 than at 0.1": (
+        "correct_in",
+        f"k1-reward {SMALL}",
+        f"k1-reward {MIDDLE}",
+    ),
+    "k3 in both places answers more right than k3 as loss at β = 0.1": (
+        "correct_in",
+        f"k3-both {MIDDLE}",
+        f"k3-loss {MIDDLE}",
+    ),
+    "k3 as loss keeps a higher entropy than k1 in the reward at β = 0.1": (
+        "entropy_per_token",
+        f"k3-loss {MIDDLE}",
+        f"k1-reward {MIDDLE}",
+    ),
+    "(ours) k1 as loss answers fewer right at β = 1 than without a KL": ("correct_in", "none 0.0", f"k1-loss {LARGE}"),
+    "(ours) k3 in the reward answers fewer right at β = 1 than without a KL": (
+        "correct_in",
+        "none 0.0",
+        f"k3-reward {LARGE}",
+    ),
+    "(ours) k3 in the reward ends at a higher KL at β = 0.1 than without a KL": (
+        "kl_per_sequence",
+        f"k3-reward {MIDDLE}",
+        "none 0.0",
+    ),
+}
+"""What should be higher, and than what: a column and two settings."""
+
+
+def setting_of(row: Row) -> str:
+    """Arm and coefficient."""
+    return f"{row['arm']} {row['kl_coef']}"
+
+
+def arm_of(row: Row) -> str:
+    """The arm alone, for all coefficients."""
+    return row["arm"]
+
+
+def run(settings: Settings) -> Numbers:
+    """The settings at the last update and over updates, and the curve of right answers over the KL."""
+    rows = rows_of(EXPERIMENT, settings)
+    last = at_update(rows, LAST)
+    return {
+        "made": provenance(rows),
+        "start": {column: _at_start(rows, column) for column in COLUMNS},
+        "end": summaries(last, COLUMNS, setting_of),
+        "paths": paths(rows, "correct_in", setting_of),
+        "runs": runs_of(last, arm_of),
+        "curve": curve_of([row for row in last if row["arm"] not in NOT_A_KL], arm_of),
+    }
+
+
+def _at_start(rows: list[Row], column: str) -> dict[str, float]:
+    """Before training all runs are one model on the same questions, so the error is that of one evaluation."""
+    first = at_update(rows, 0)
+    found = over_seeds(first, column)
+    return {**found, "error": float(first[0].get(f"{column}_se") or 0), "seeds": len({row["seed"] for row in first})}
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """The paper's sentences, each by a difference at the last update."""
+    found = {"start": numbers["start"], **numbers["end"]}
+    return [
+        exceeds_over_seeds(claim, difference(found[high][column], found[low][column]))
+        for claim, (column, high, low) in HIGHER.items()
+    ]

@@ -1,1 +1,0 @@
-"""Find a model by name: on the hub, in a folder, or the embedded one."""

@@ -1,0 +1,68 @@
+"""`klgrad doctor` names what is missing and what mends it. `tests/trainer/test_contract.py` has a patched TRL."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from klgrad.cli import app, doctor
+from klgrad.support.requirements import Requirement, parse, requirements
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """The exit status and the lines of the report, where klgrad needs these lines of metadata."""
+    monkeypatch.setattr(doctor, "_trl", lambda _: None)  # importing TRL takes seconds
+
+    def run(*lines):
+        monkeypatch.setattr(doctor, "requirements", lambda: list(map(parse, lines)))
+        result = CliRunner().invoke(app, ["doctor"])
+        return result.exit_code, [" ".join(line.split()) for line in result.output.splitlines()]
+
+    return run
+
+
+def test_versions_and_devices(found):
+    status, lines = found("torch>=2.6")
+    assert status == 0
+    assert f"torch {torch.__version__}" in lines
+    assert f"CPU threads {torch.get_num_threads()}" in lines
+    assert lines[-1] == "Nothing to mend."
+
+
+def test_an_extra_that_is_missing_is_no_error(found):
+    status, lines = found("torch", "no-such-a>=1; extra == 'gym'", "no-such-b>=2; extra == 'gym'")
+    assert status == 0
+    after = lines[lines.index("Missing, optional") :]
+    assert "no-such-a, no-such-b, for klgrad[gym] pip install 'klgrad[gym]'" in after
+
+
+@pytest.mark.parametrize(
+    ("line", "mends"),
+    [
+        ("no-such-c>=1", "no-such-c pip install klgrad"),
+        ("torch>=99", f"torch {torch.__version__}: >=99 is needed pip install 'torch>=99'"),
+        ("typer<0.1; extra == 'plot'", ": <0.1 is needed by klgrad[plot] pip install 'typer<0.1'"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_with_its_remedy(line, mends, found):
+    status, lines = found(line)
+    assert status == 2
+    assert any(mends in shown for shown in lines[lines.index("To mend") :])
+    assert "Nothing to mend." not in lines
+
+
+def test_the_metadata_is_read():
+    names = {needed.name.lower() for needed in requirements()}
+    assert {"torch", "typer", "rich", "trl"} <= names
+    assert "ruff" not in names
+    (torch_needed,) = [needed for needed in requirements() if needed.name == "torch"]
+    assert torch_needed.is_met
+    assert torch_needed.range.startswith(">=")
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("1.16", True), ("1.16.0+cpu", True), ("1.16.9", True), ("1.17", False), ("1.17.0rc1", False), ("1.9", False)],
+)
+def test_versions_are_compared_as_numbers(version, fits):
+    assert Requirement("trl", ">=1.16,<1.17").allows(version) == fits

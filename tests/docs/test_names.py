@@ -1,0 +1,149 @@
+"""Every name in the README and the docs exists: of the package, of settings and losses, and of files."""
+
+import ast
+import pkgutil
+import re
+from functools import cache
+
+from docs.pages import PAGES, ROOT, fences, inline, name_of
+from docs.test_commands import GROUP
+
+import klgrad
+from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate
+from klgrad.adapters import FRAMEWORKS
+from klgrad.audit import catalogue
+from klgrad.policy_losses import POLICY_LOSSES
+from klgrad.targets import TARGETS
+
+NEED_TRL = ("klgrad.trl", "klgrad.training")
+"""Importing them takes ten seconds, so that their files are read instead."""
+
+SOURCES = ("src", "scripts", "benchmarks", "examples", "docs/figures", "tests")
+FILES = ("Makefile", "pyproject.toml", "mkdocs.yml", "constraints.txt", ".ci/run", "CITATION.cff")
+OWN = ROOT / "tests" / "docs"
+"""Left out of the sources: a name that only these tests have would not exist."""
+
+
+@cache
+def spans():
+    """Inline code, with its page."""
+    return [(span, name_of(path)) for path in PAGES for span in inline(path)]
+
+
+def exists_in_file(name):
+    """Whether a dotted name is a module, or is defined or imported by one."""
+    *parents, last = name.split(".")
+    folder = ROOT / "src" / "/".join(parents)
+    if (folder / last).is_dir() or (folder / f"{last}.py").is_file():
+        return True
+    module = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    return module.is_file() and last in names_in(module)
+
+
+def names_in(module):
+    nodes = ast.parse(module.read_text(encoding="utf-8")).body
+    imported = {alias.asname or alias.name for node in nodes for alias in getattr(node, "names", [])}
+    return imported | {getattr(node, "name", "") for node in nodes}
+
+
+def test_a_dotted_name_exists():
+    pattern = re.compile(r"(?<![\w./])klgrad(?:\.[A-Za-z_]\w*)+")
+    named = {name for path in PAGES for name in pattern.findall(path.read_text(encoding="utf-8"))}
+    assert len(named) > 50
+    assert {name for name in named if name.startswith(NEED_TRL) and not exists_in_file(name)} == set()
+    for name in named:
+        if not name.startswith(NEED_TRL):
+            pkgutil.resolve_name(name)
+
+
+def words_of_the_project():
+    found = set()
+    for path in (path for folder in SOURCES for path in (ROOT / folder).rglob("*") if OWN not in path.parents):
+        if path.suffix in (".py", ".json", ".yaml", ".css", ".html", ".csv"):
+            found |= set(re.findall(r"\w+", f"{path.stem} {path.read_text(encoding='utf-8')}"))
+    return found | {word for file in FILES for word in re.findall(r"\w+", (ROOT / file).read_text(encoding="utf-8"))}
+
+
+ELSEWHERE = {"durations", "FUNCTION", "CITATION", "additional_dependencies"}
+"""Words of inline code that are not in the sources: options of pytest and pre-commit, a placeholder, a file's name."""
+
+
+def test_every_word_of_inline_code_is_in_the_sources():
+    """Catches a name that was changed in the code and not on a page."""
+    known = words_of_the_project() | ELSEWHERE
+    words = ((word, page) for span, page in spans() for word in re.findall(r"[A-Za-z_]\w{2,}", span))
+    assert {(word, page) for word, page in words if word not in known} == set()
+
+
+OF_OTHERS = {
+    "seq-mean-token-sum", "token-mean", "seq-mean-token-mean", "test-fast", "large-batches",
+    "policy-gradient", "policy-gradient-sampler-prefixes", "policy-gradient-uncorrected", "klgrad-audit",
+}  # fmt: skip
+"""Settings of frameworks, verdicts about whole losses, a target of make, and a hook of pre-commit."""
+
+
+def test_a_name_with_hyphens_is_that_of_a_loss_or_a_target():
+    known = {*catalogue(), *TARGETS, *POLICY_LOSSES, *FRAMEWORKS, *OF_OTHERS}
+    named = [(x, page) for x, page in spans() if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", x)]
+    in_tables = "docs/experiments.md"  # which has names of arms, from the recorded runs
+    assert {(x, page) for x, page in named if x not in known and page != in_tables} == set()
+
+
+OF_TRAINING = {
+    "--resume", "--overwrite", "--student_layers", "--quick", "--num_processes", "--max_steps", "--help-all",
+    "--dry-run",
+}  # fmt: skip
+"""Flags that TRL's parser reads; `test_commands` checks those in commands."""
+
+
+def test_an_option_exists():
+    known = {flag for command in GROUP.commands.values() for param in command.params for flag in param.opts}
+    known |= OF_TRAINING | {"--name"}  # "--name value" describes scripts
+    named = {(word, page) for span, page in spans() if span.startswith("--") for word in span.split()}
+    assert {(word, page) for word, page in named if word.startswith("--") and word not in known} == set()
+
+
+def test_a_term_can_be_built():
+    names = {x.__name__: x for x in (KLTerm, ImportanceWeighting, Truncate, Clip, Mask)}
+    terms = {x for x, _ in spans() if re.match(r"^(KLTerm|ImportanceWeighting)\(.*\)$", x) and "..." not in x}
+    assert len(terms) > 20
+    for term in terms:
+        eval(term, names)
+
+
+def fields_of_config():
+    tree = ast.parse((ROOT / "src" / "klgrad" / "trl" / "config.py").read_text(encoding="utf-8"))
+    config = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "KLConfig")
+    return {ast.unparse(node.target) for node in config.body if isinstance(node, ast.AnnAssign)}
+
+
+def test_a_setting_of_the_trainer_exists():
+    """Of the `KLConfig` in inline code and blocks, and of the page on training."""
+    blocks = [fence.code for path in PAGES for fence in fences(path) if fence.language == "python"]
+    calls = re.findall(r"KLConfig\(([^)]*)\)", "\n".join([*(span for span, _ in spans()), *blocks]))
+    named = {name for call in calls for name in re.findall(r"\b(kl_\w+)=", call)}
+    named |= {x for x, page in spans() if page == "docs/train.md" and re.fullmatch(r"kl_[a-z_]+", x)}
+    assert len(named) > 10
+    assert named <= fields_of_config()
+
+
+def test_a_path_exists():
+    pattern = re.compile(r"^(src/klgrad|docs|tests|scripts|benchmarks|examples)/[\w./-]*$")
+    named = {(word, page) for span, page in spans() for word in span.split() if pattern.match(word)}
+    assert {(word, page) for word, page in named if not (ROOT / word).exists()} == set()
+
+
+def test_a_file_that_the_readme_links_to_exists():
+    """The links between pages are checked when the site is built."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        links = re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8"))
+        assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_every_public_name_has_its_place_in_the_api_reference():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    shown = set(re.findall(r"^::: (klgrad[\w.]*)$", text, re.MULTILINE))
+    with_parents = shown | {name.rpartition(".")[0] for name in shown}
+    lacking = [name for name in klgrad.__all__ if f"klgrad.{name}" not in with_parents]
+    assert lacking == ["KlgradError"]
+    assert "klgrad.errors" in shown, "its module has it"

@@ -1,0 +1,126 @@
+"""Folders, patterns, reports by a column, and the page."""
+
+import json
+import re
+
+import pytest
+import torch
+from logs.synthetic import sampled, write
+from tolerances import EXACT
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.logs import LogError, examine
+from klgrad.logs.figures import HEIGHT, WIDTH, figures_of
+
+STEPS = {1: "clean", 10: "temperature"}
+K3 = "kl/reverse/k3/per_token"
+
+
+def run_of(folder, suffix=".parquet", **changes):
+    """Two files of 16 rows, one per step; they have the same prompts."""
+    folder.mkdir(exist_ok=True)
+    found = {}
+    for step, fault in STEPS.items():
+        data = sampled(fault, 0.8, rows=16, tokens=6, seed=step)
+        found[step] = {**data, "step": torch.full((16,), step), **changes}
+        write(folder / f"step-{step:03d}{suffix}", found[step])
+    return found
+
+
+def both(found):
+    return {name: torch.cat([x[name] for x in found.values()]) for name in found[1]}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".npz"])
+def test_a_folder_is_one_log(suffix, tmp_path):
+    found = run_of(tmp_path / "run", suffix)
+    (tmp_path / "run" / "notes.txt").write_text("no log")
+    whole = examine(write(tmp_path / f"whole{suffix}", both(found)))
+    for given in (tmp_path / "run", tmp_path / "run" / f"*{suffix}", sorted((tmp_path / "run").glob(f"*{suffix}"))):
+        report = examine(given)
+        assert (report.rows, report.tokens, report.kl.clusters) == (32, 192, whole.kl.clusters)
+        for name, value in whole.kl.metrics().items():
+            EXACT.check(report.kl.metrics()[name], value)
+        assert report.cause == whole.cause
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".npz"])
+@pytest.mark.parametrize("one_file", [False, True])
+def test_by_step(suffix, one_file, tmp_path):
+    """Each part is the report on its own rows, also where blocks mix the rows of several steps."""
+    found = run_of(tmp_path / "run", suffix)
+    path = write(tmp_path / f"whole{suffix}", both(found)) if one_file else tmp_path / "run"
+    report = examine(path, by="step")
+    assert [(part.label, part.rows, part.tokens) for part in report.parts] == [(1, 16, 96), (10, 16, 96)]
+    for part in report.parts:
+        alone = examine(tmp_path / "run" / f"step-{part.label:03d}{suffix}")
+        for own, expected in ((part.kl, alone.kl), (part.mismatch, alone.mismatch)):
+            for name, value in expected.metrics().items():
+                EXACT.check(own.metrics()[name], value)
+    assert [part.to_dict()["value"] for part in report.parts] == [1, 10]
+    assert "by" in report.to_dict()
+
+
+def test_by_step_with_an_old_policy(tmp_path):
+    """The ratios of the mismatch are then others than those of the KL."""
+    found = run_of(tmp_path / "run", old_logp=sampled(rows=16, tokens=6)["ref_logp"])
+    assert "old_logp" in found[1]
+    part = examine(tmp_path / "run", by="step").parts[0]
+    alone = examine(tmp_path / "run" / "step-001.parquet")
+    for name, value in alone.mismatch.metrics().items():
+        EXACT.check(part.mismatch.metrics()[name], value)
+
+
+def test_other_columns_and_errors_name_the_file(tmp_path):
+    found = run_of(tmp_path / "run")
+    with pytest.raises(LogError, match=r"a column 'stepp' for `by`.*did you mean 'step'"):
+        examine(tmp_path / "run", by="stepp")
+    bad = {**found[10], "logp": found[10]["logp"].clone()}
+    bad["logp"][3, 2] = 1.0
+    write(tmp_path / "run" / "step-010.parquet", bad)
+    with pytest.raises(LogError, match=r"1 at row 3, token 2 of .*step-010\.parquet"):
+        examine(tmp_path / "run")
+    write(tmp_path / "run" / "step-010.parquet", {name: x for name, x in bad.items() if name != "behavior_logp"})
+    with pytest.raises(LogError, match=r"in all files, as in .*step-001\.parquet"):
+        examine(tmp_path / "run")
+
+
+def test_too_many_values_are_refused(tmp_path, monkeypatch):
+    run_of(tmp_path / "run")
+    monkeypatch.setattr("klgrad.logs.by_label.MOST_LABELS", 1)
+    with pytest.raises(LogError, match="at most 1 different values in `step`"):
+        examine(tmp_path / "run", by="step")
+
+
+def test_the_command_prints_the_table_and_writes_the_page(tmp_path):
+    run_of(tmp_path / "<run>")
+    page, out = tmp_path / "page.html", tmp_path / "report.json"
+    given = ["logs", str(tmp_path / "<run>"), "--by", "step", "--html", str(page), "--json", str(out)]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    assert "(2 files): 32 completions, 192 tokens" in result.output
+    assert re.search(r"By step\nstep +completions.*\n1 +16 +6 .*\n10 +16 +6 ", result.output)
+    text = page.read_text()
+    assert text.count("<svg") == text.count("</svg>") == 5
+    assert "<run>" not in text  # escaped
+    assert "&lt;run&gt;" in text
+    assert "http" not in text
+    report = json.loads(out.read_text())
+    assert [part["report"][K3] > 0 for part in report["by"]] == [True, True]
+
+
+def test_figures_are_within_their_frame_and_in_order(tmp_path):
+    run_of(tmp_path / "run")
+    parts = examine(tmp_path / "run", by="step").parts
+    found = figures_of(parts)
+    assert len(found) == 5
+    for figure in found:
+        xs, ys = zip(*((float(x), float(y)) for x, y in figure.dots), strict=True)
+        assert 0 < min(xs) < max(xs) < WIDTH
+        assert all(0 <= y <= HEIGHT for y in ys)
+        assert all(0 <= float(tick.at) <= HEIGHT for tick in figure.up)
+    lower, upper = sorted(parts, key=lambda part: float(part.kl.estimates[K3].mean))
+    pixel = {part.label: float(y) for part, (_, y) in zip(parts, found[0].dots, strict=True)}
+    assert pixel[lower.label] > pixel[upper.label]  # pixels are counted from the top
+    assert figures_of(parts[:1]) == []

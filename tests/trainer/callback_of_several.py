@@ -1,0 +1,55 @@
+"""A short stock run with `KLCallback`, as one process of one or more, on the completions of `one_of_several`."""
+
+import sys
+from pathlib import Path
+
+import tiny
+import torch
+from one_of_several import Dictated
+from trl import GRPOConfig, GRPOTrainer
+
+from klgrad.trl import KLCallback
+
+
+class Stock(GRPOTrainer):
+    """TRL's trainer on the same completions."""
+
+    _generate_single_turn = Dictated._generate_single_turn
+
+
+class Dropped(Stock):
+    """Leaves the KL out of its loss, so that both looks at the gradient are taken."""
+
+    def _compute_loss(self, model, inputs):
+        beta, self.beta = self.beta, 0.0
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.beta = beta
+
+
+def main(output, processes, model, beta):
+    torch.set_num_threads(1)
+    each = tiny.SETTINGS["per_device_train_batch_size"] // processes
+    plain = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 1e9, "num_generations": 8}
+    backend = "gloo" if processes > 1 else None
+    kind = Dropped if beta else Stock
+    how = {"per_device_train_batch_size": each, "ddp_backend": backend, "gradient_accumulation_steps": 2, "beta": beta}
+    made = tiny.trainer(kind, GRPOConfig, output, model=model, **how, **plain)
+    callback = KLCallback(1, log_rollouts=output / "rollouts")
+    made.add_callback(callback)
+    made.train()
+    names = ("kl/reverse/k3/per_token", "kl/reverse/k3/per_token/standard_error", "kl/clusters", "length/mean")
+    kept = {name: tiny.logged(made, name) for name in names}
+    if made.accelerator.is_main_process:
+        found = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in kept.items()}
+        found["moves"] = torch.tensor({None: -1.0, False: 0.0, True: 1.0}[callback.beta_moves_gradient])
+        torch.save({**found, "weights": tiny.weights(made)}, output / "end.pt")
+    if processes > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))

@@ -1,0 +1,348 @@
+"""`KLCallback` reports the KL of a stock run, and changes no bit of it."""
+
+import copy
+import inspect
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from some import first
+from tolerances import SINGLE
+from transformers import Trainer, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.errors import MeaningError
+from klgrad.trl import CallbackWarning, KLCallback, KLConfig, KLTrainer
+from klgrad.trl.callback import kl_callback
+from klgrad.trl.callback.passes import Passes
+from klgrad.trl.callback.reference import Reference, StartWeights
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error::klgrad.trl.CallbackWarning")]
+K3 = "kl/reverse/k3/per_token"
+
+
+def run(output, *callbacks, kind=(GRPOTrainer, GRPOConfig), **settings):
+    make, configure = kind
+    made = tiny.trainer(make, configure, output, **settings)
+    for callback in callbacks:
+        made.add_callback(callback)
+    made.train()
+    return made
+
+
+def lora():
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.1)
+
+
+CASES = {
+    "no KL": ({}, {}, [1, 2, 3]),
+    "TRL's KL": ({"beta": 0.3, "temperature": 0.7}, {"exact": True}, [1, 2, 3]),
+    "several updates": (
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2, "max_steps": 6},
+        {},
+        [1, 5],
+    ),
+    "mixed precision": ({"bf16": True, "beta": 0.3}, {}, [1, 2, 3]),
+    "adapters": ({"peft_config": lora}, {"exact": True}, [1, 2, 3]),
+    "RLOO": ({"kind": (RLOOTrainer, RLOOConfig), "beta": 0.3}, {}, [1, 2, 3]),
+    "KLTrainer": ({"kind": (KLTrainer, KLConfig), "kl_coef": 0.3}, {}, [1, 2, 3]),
+}
+TIMES = re.compile("time|runtime|per_second")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", first(CASES, ("TRL's KL", "several updates", "adapters")))
+def test_the_run_is_the_same_to_the_last_bit(case, tmp_path):
+    settings, options, steps = CASES[case]
+    made = lambda: {name: x() if name == "peft_config" else x for name, x in settings.items()}
+    plain = run(tmp_path / "without", **made())
+    watched = run(tmp_path / "with", KLCallback(1, **options), **made())
+    assert torch.equal(tiny.weights(plain), tiny.weights(watched))
+    for before, after in zip(plain.state.log_history, watched.state.log_history, strict=True):
+        assert before.items() <= {**after, **{name: x for name, x in before.items() if TIMES.search(name)}}.items()
+    assert tiny.logged(watched, "kl/measured_step") == steps
+    values = tiny.logged(watched, K3)
+    assert values[0] == pytest.approx(0, abs=1e-6)  # the policy is its own reference
+    assert min(values[1:]) > 1e-5
+    assert len(tiny.logged(watched, f"{K3}/standard_error")) == len(steps)
+    if options:
+        assert min(tiny.logged(watched, "kl/reverse/exact/per_token")[1:]) > 1e-5
+    assert not vars(watched).keys() & {"_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"}
+
+
+@pytest.mark.slow
+def test_every_form_of_the_reference_gives_the_kl_that_trl_reports(tmp_path):
+    """TRL's `kl` is k3 per token of the same completions; with beta = 0 the same run has none."""
+    start = tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path).model
+    found = run(tmp_path, KLCallback(1, reference=copy.deepcopy(start)), beta=0.3, temperature=0.7, max_steps=2)
+    SINGLE.check(torch.tensor(tiny.logged(found, K3)), torch.tensor(tiny.logged(found, "kl")))
+    given, kept = (
+        run(tmp_path / name, KLCallback(1, reference=model), max_steps=2)
+        for name, model in (("without beta, given", copy.deepcopy(start)), ("without beta, kept", None))
+    )
+    SINGLE.check(torch.tensor(tiny.logged(kept, K3)), torch.tensor(tiny.logged(given, K3)))
+
+
+def moved_trainer(output, **settings):
+    """A trainer whose policy is away from its start weights, and a padded batch."""
+    trainer = tiny.trainer(GRPOTrainer, GRPOConfig, output, **settings)
+    start = StartWeights(trainer.model)
+    with torch.no_grad():
+        for p in trainer.model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    batch = {
+        "prompt_ids": torch.tensor([[0, 4, 5], [7, 8, 9]]),
+        "prompt_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
+        "completion_ids": torch.tensor([[3, 9, 9, 30, 1], [12, 1, 0, 0, 0]]),
+        "completion_mask": mask,
+    }
+    return trainer, start, batch
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_log_probs_and_kls_against_the_whole_vocabulary(exact, tmp_path):
+    trainer, start, batch = moved_trainer(tmp_path, temperature=0.7)
+    before = tiny.weights(trainer)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+
+    @torch.no_grad()
+    def by_hand():
+        trainer.model.eval()
+        logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, 2:-1].double()
+        trainer.model.train()
+        return (logits / 0.7).log_softmax(-1)
+
+    policy = by_hand()
+    with start.loaded(trainer.model):
+        ref = by_hand()
+    (found,) = Passes(trainer, Reference(trainer, None, start), exact)([batch])
+    live = batch["completion_mask"].bool()
+    token = lambda x: x.gather(-1, batch["completion_ids"][..., None])[..., 0][live]
+    SINGLE.check(found["logp"][live], token(policy))
+    SINGLE.check(found["ref_logp"][live], token(ref))
+    if exact:
+        SINGLE.check(found["token_reverse_kl"][live], (policy.exp() * (policy - ref)).sum(-1)[live])
+        SINGLE.check(found["token_forward_kl"][live], (ref.exp() * (ref - policy)).sum(-1)[live])
+    assert torch.equal(tiny.weights(trainer), before)
+    assert trainer.model.training
+    assert "question" not in str(trainer.model.forward)
+
+
+def test_a_failure_while_the_start_weights_are_loaded_restores_the_policy(tmp_path):
+    trainer, start, _ = moved_trainer(tmp_path)
+    before = tiny.weights(trainer)
+    loaded = start.loaded(trainer.model)
+    loaded.__enter__()
+    assert not torch.equal(tiny.weights(trainer), before)
+    assert not loaded.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    assert torch.equal(tiny.weights(trainer), before)
+
+
+class Sampled(GRPOTrainer):
+    """Has log-probs of a sampler that differ from the policy's by a quarter of a nat; one token could not be scored."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        ids, attention = (
+            torch.cat([batch[f"prompt_{name}"], batch[f"completion_{name}"]], 1) for name in ("ids", "mask")
+        )
+        with torch.no_grad():
+            logp = self._get_per_token_logps_and_entropies(
+                self.model, ids, attention, batch["completion_ids"].shape[1]
+            )[0]
+        batch["sampling_per_token_logps"] = logp - 0.25
+        batch["sampling_per_token_logps"][0, 0] = torch.nan
+        return batch
+
+
+@pytest.mark.slow
+def test_the_mismatch_to_the_sampler(tmp_path):
+    found = run(tmp_path, KLCallback(1), kind=(Sampled, GRPOConfig), max_steps=1)
+    tokens = 8 * tiny.logged(found, "length/mean")[0]
+    SINGLE.check(tiny.logged(found, "kl/mismatch/k1/per_token")[0], -0.25 * (tokens - 1) / tokens)
+    assert 0 < tiny.logged(found, "ratio/sequence/effective_sample_size")[0] < 1
+
+
+# Does beta move the gradient?
+
+
+class Dropped(GRPOTrainer):
+    """Scores the reference, and leaves the KL out of the loss."""
+
+    def _compute_loss(self, model, inputs):
+        beta, self.beta = self.beta, 0.0
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.beta = beta
+
+
+class Detached(GRPOTrainer):
+    """Has a KL in its loss, but detaches the reference, so that the first look finds no derivative."""
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(
+            model, {**inputs, "ref_per_token_logps": inputs["ref_per_token_logps"].detach().clone()}
+        )
+
+
+class ValueOnly(Dropped):
+    """Adds the KL without its gradient."""
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs) + self.beta * inputs["ref_per_token_logps"].mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "moves"), [(GRPOTrainer, True), (Detached, True), (Dropped, False), (ValueOnly, False)]
+)
+def test_whether_beta_moves_the_gradient(kind, moves, tmp_path):
+    callback, settings = KLCallback(), {"beta": 0.3, "max_steps": 2, "logging_steps": 2}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CallbackWarning)
+        found = run(tmp_path / "with", callback, kind=(kind, GRPOConfig), **settings)
+    texts = [str(each.message) for each in caught if each.category is CallbackWarning]
+    assert callback.beta_moves_gradient is moves
+    assert tiny.logged(found, "kl/beta_moves_gradient") == [float(moves)]
+    assert len(texts) == (not moves)
+    if not moves:
+        assert "expected a loss whose gradient depends on the reference, as beta=0.3 declares" in texts[0]
+        assert f"from {kind.__name__}.compute_loss; remedy: the KL is left out" in texts[0]
+    if kind is not Dropped:
+        return
+    plain = run(tmp_path / "without", kind=(kind, GRPOConfig), **settings)
+    assert torch.equal(tiny.weights(plain), tiny.weights(found))
+    assert tiny.logged(plain, "entropy") == tiny.logged(found, "entropy")  # the second look leaves no metrics
+
+
+# Failures
+
+
+@pytest.mark.slow
+def test_a_failure_is_reported_and_training_goes_on(tmp_path, monkeypatch):
+    def fail(self, batches):
+        torch.rand(3)
+        raise RuntimeError("out of something")
+
+    plain = run(tmp_path / "without", max_steps=2)  # the second samples with random numbers after the failure
+    monkeypatch.setattr(kl_callback.Passes, "_log_probs", fail)
+    with pytest.warns(CallbackWarning, match="no KL of step 1 is reported: RuntimeError: out of something"):
+        found = run(tmp_path / "with", KLCallback(), max_steps=2)
+    assert torch.equal(tiny.weights(plain), tiny.weights(found))
+    assert not tiny.logged(found, K3)
+
+
+def test_a_trainer_without_completions(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    rows = [{"input_ids": [2, 3, 4], "labels": [2, 3, 4]}] * 4
+    args = TrainingArguments(str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
+    model = AutoModelForCausalLM.from_pretrained(tiny.folder())
+    trainer = Trainer(model=model, args=args, train_dataset=rows, callbacks=[KLCallback()])
+    with pytest.warns(CallbackWarning, match="expected batches with prompt_ids.*received .*labels"):
+        trainer.train()
+
+
+def test_a_callback_that_no_trainer_has(tmp_path):
+    callback, trainer = KLCallback(), tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path)
+    with pytest.warns(CallbackWarning, match=r"expected a trainer that calls this callback; received none.*attach"):
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert callback.attach(trainer) is callback
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert "_prepare_inputs" in vars(trainer)
+    callback.on_train_end(trainer.args, trainer.state, trainer.control)
+    assert "_prepare_inputs" not in vars(trainer)
+
+
+def test_a_second_beginning_observes_once(tmp_path):
+    """As after a training that ended with an error, of which a callback is not told."""
+    callback, trainer = KLCallback(), tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path)
+    callback.attach(trainer)
+    for _ in range(2):
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    callback.on_train_end(trainer.args, trainer.state, trainer.control)
+    assert "_prepare_inputs" not in vars(trainer)
+
+
+# Over several updates and files
+
+
+@pytest.mark.slow
+@pytest.mark.many
+def test_rows_between_two_logs_are_pooled(tmp_path):
+    each = run(tmp_path / "each", KLCallback(1), max_steps=2)
+    both = run(tmp_path / "both", KLCallback(1), max_steps=2, logging_steps=2)
+    assert tiny.logged(both, "kl/clusters") == [4]
+    (mean,) = tiny.logged(both, "kl/reverse/k3/per_sequence")
+    SINGLE.check(mean, sum(tiny.logged(each, "kl/reverse/k3/per_sequence")) / 2)
+
+
+@pytest.mark.slow
+def test_a_run_that_continues_keeps_its_reference_and_its_files(tmp_path):
+    folder = tmp_path / "rollouts"
+    saved = {"save_strategy": "steps", "save_steps": 2}
+    run(tmp_path / "run", KLCallback(1, log_rollouts=folder), max_steps=3, **saved)
+    trainer = tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path / "run", max_steps=4, **saved)
+    with pytest.raises(MeaningError, match="with 3 files of another run, such as step-00000001"):
+        run(tmp_path / "new", KLCallback(1, log_rollouts=folder))
+    trainer.add_callback(KLCallback(1))
+    with pytest.warns(CallbackWarning, match="the policy at step 2, from which the run continues"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    trainer = GRPOTrainer(
+        model=tiny.folder(),
+        reward_funcs=tiny.reward,
+        args=GRPOConfig(str(tmp_path / "run"), **{**tiny.SETTINGS, **saved, "max_steps": 4}),
+        train_dataset=tiny.prompts(),
+        processing_class=tiny.tokenizer(),
+        callbacks=[KLCallback(1, log_rollouts=folder)],
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert [path.name[5:13] for path in sorted(folder.iterdir())] == [f"0000000{i}" for i in range(1, 5)]
+    first = next(row[K3] for row in trainer.state.log_history if row["step"] == 3 and K3 in row)
+    assert first > 1e-3  # to the weights at the start, and not to those of the checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [GRPOTrainer, pytest.param(Sampled, marks=pytest.mark.many)])
+def test_klgrad_logs_reads_the_files_back(kind, tmp_path):
+    from klgrad.logs import examine
+
+    # Used twice, so that the batch has the policy's old log-probs, which must not be taken for a sampler's.
+    callback = KLCallback(1, log_rollouts=tmp_path / "rollouts")
+    found = run(tmp_path / "run", callback, kind=(kind, GRPOConfig), num_iterations=2)
+    report = examine(tmp_path / "rollouts", by="step")
+    assert "old_logp" in report.columns
+    assert ("behavior_logp" in report.columns) == (kind is Sampled)
+    assert [part.label for part in report.parts] == [1, 3]
+    for name in (K3, f"{K3}/standard_error", "kl/reverse/k1/per_sequence", "length/mean"):
+        read = torch.tensor([part.kl.metrics()[name] for part in report.parts])
+        SINGLE.check(read, torch.tensor(tiny.logged(found, name)))
+
+
+@pytest.mark.slow
+def test_the_page_of_the_documentation(tmp_path, monkeypatch):
+    """Its snippet runs, and its command reads what the snippet wrote."""
+    page = (Path(__file__).parents[2] / "docs" / "callback.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^klgrad (logs .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    args = GRPOConfig("run", **{**tiny.SETTINGS, "max_steps": 1})
+    exec(snippet, {"model": tiny.folder(), "reward": tiny.reward, "args": args, "prompts": tiny.prompts()})
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    assert "By step" in result.output
+    assert Path("kl.html").exists()
+    for name, parameter in inspect.signature(KLCallback).parameters.items():
+        assert re.search(rf"\| `{name}` \| `?{parameter.default}`? \|", page)
+    for name in ("kl/measured_step", "kl/beta_moves_gradient", "standard_error"):
+        assert name in page
