@@ -53,6 +53,7 @@ def commands(program, pages=PAGES):
         for line in lines_of_code(path):
             for part in re.split(r" && | \| ", line):
                 if part == program or part.startswith(f"{program} "):
-                    arguments = tuple(shlex.split(part.replace("[", "").replace("]", ""), comments=True)[1:])
+                    plain = part.replace("[", "").replace("]", "").removesuffix("\\")  # continued on the next line
+                    arguments = tuple(shlex.split(plain, comments=True)[1:])
                     found.setdefault(arguments, []).append(name_of(path))
     return found
