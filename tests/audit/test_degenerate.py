@@ -65,8 +65,8 @@ def test_with_random_advantages_a_reference_that_acts_through_them_is_seen():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e-6, 1e6])
-@pytest.mark.parametrize("advantages", ["zero", "random"])
+@pytest.mark.parametrize("scale", first([1e200, 1e-200, 1e-6, 1e6], 2))
+@pytest.mark.parametrize("advantages", first(["zero", "random"], 1))
 def test_a_scale_of_any_size_is_a_scale(scale, advantages):
     result = audited(lambda logp, ref_logp, mask: scale * k2(logp, ref_logp, mask), advantages=advantages)
     assert result.verdict == "reverse-kl-token"
@@ -170,7 +170,7 @@ def composed(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", first(range(24), 8))
+@pytest.mark.parametrize("seed", first(range(24), 4))
 def test_a_random_loss_has_an_answer(seed):
     loss, recipe = composed(seed)
     subject = replace(as_subject(loss, "composed"), exchangeable=True)

@@ -61,7 +61,7 @@ def audited(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", first(VERDICTS, 20))
+@pytest.mark.parametrize("name", first(VERDICTS, 10))
 def test_verdicts(name):
     verdict, scale, _ = VERDICTS[name]
     result = audited(name)

@@ -88,7 +88,7 @@ def broken_claims(package: Path, *names: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("mutation", first(MUTATIONS, 5))
+@pytest.mark.parametrize("mutation", first(MUTATIONS, 3))
 @pytest.mark.slow
 def test_a_fault_breaks_a_claim(mutation, tmp_path):
     file, sound, faulty, name = MUTATIONS[mutation]

@@ -115,6 +115,7 @@ def test_reproduce(tmp_path):
     assert f"Numbers and figures are in {out}/\n" in run("reproduce", "schulman/table", "--quick", "--out", out).stdout
 
 
+@pytest.mark.many
 @pytest.mark.slow
 def test_train(tmp_path, monkeypatch):
     pytest.importorskip("trl")
