@@ -78,8 +78,9 @@ def test_every_word_of_inline_code_is_in_the_sources():
 OF_OTHERS = {
     "seq-mean-token-sum", "token-mean", "seq-mean-token-mean", "test-fast", "large-batches",
     "policy-gradient", "policy-gradient-sampler-prefixes", "policy-gradient-uncorrected", "klgrad-audit",
+    "test-verl-runs",
 }  # fmt: skip
-"""Settings of frameworks, verdicts about whole losses, a target of make, and a hook of pre-commit."""
+"""Settings of frameworks, verdicts about whole losses, targets of make, and a hook of pre-commit."""
 
 
 def test_a_name_with_hyphens_is_that_of_a_loss_or_a_target():
