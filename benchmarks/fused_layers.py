@@ -1,4 +1,4 @@
-"""Liger's fused norms, rotary embeddings and gated layers, which halve the GPU time of element-wise operations."""
+"""Liger's fused norms, rotary embeddings and gated layers: fewer passes over memory than the separate operations."""
 
 import importlib.util
 from typing import Any

@@ -42,9 +42,7 @@ def kl_in_reward() -> str:
     key = lambda name: (name.split()[1] == "divided", name.split()[0] == "none", name)
     for name in sorted(end, key=key):
         arm, division, coef = name.split()
-        cells = [_with_error(end[name][column]) for column in shown]
-        seeds, skipped = end[name]["correct_in"]["seeds"], end[name]["skipped_updates"]["mean"]
-        lines.append(f"| {division} | `{arm}` | {float(coef):g} | {seeds} | {' | '.join(cells)} | {skipped:.2g} |")
+        lines.append(f"| {division} {_setting(arm, coef, end[name], shown)}")
     return "\n".join([*lines, ""])
 
 
@@ -93,9 +91,7 @@ def on_policy() -> str:
     shown = ("kl_per_sequence", "correct_in", "correct_out", "entropy_per_token", "length")
     for name in sorted(end, key=lambda name: (name.split()[0], float(name.split()[1]))):
         arm, coef = name.split()
-        cells = [_with_error(end[name][column]) for column in shown]
-        seeds, skipped = end[name]["correct_in"]["seeds"], end[name]["skipped_updates"]["mean"]
-        lines.append(f"| `{arm}` | {float(coef):g} | {seeds} | {' | '.join(cells)} | {skipped:.2g} |")
+        lines.append(_setting(arm, coef, end[name], shown))
     return "\n".join([*lines, ""])
 
 
@@ -107,6 +103,13 @@ def on_policy_checks() -> str:
         verdict = "holds" if check.holds else "does not hold" if check.decided else "open"
         lines.append(f"| {check.claim} | {check.measured} | {verdict} |")
     return "\n".join([*lines, ""])
+
+
+def _setting(arm: str, coef: str, found: Numbers, shown: tuple[str, ...]) -> str:
+    """The row of an arm at one coefficient."""
+    cells = " | ".join(_with_error(found[column]) for column in shown)
+    seeds, skipped = found["correct_in"]["seeds"], found["skipped_updates"]["mean"]
+    return f"| `{arm}` | {float(coef):g} | {seeds} | {cells} | {skipped:.2g} |"
 
 
 def _with_error(found: dict[str, float]) -> str:

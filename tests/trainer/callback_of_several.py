@@ -17,15 +17,8 @@ class Stock(GRPOTrainer):
     _generate_single_turn = Dictated._generate_single_turn
 
 
-class Dropped(Stock):
-    """Leaves the KL out of its loss, so that both looks at the gradient are taken."""
-
-    def _compute_loss(self, model, inputs):
-        beta, self.beta = self.beta, 0.0
-        try:
-            return super()._compute_loss(model, inputs)
-        finally:
-            self.beta = beta
+class Dropped(tiny.LeavesTheKLOut, Stock):
+    """Without its KL, so that both looks at the gradient are taken."""
 
 
 def main(output, processes, model, beta):

@@ -175,15 +175,8 @@ def test_the_mismatch_to_the_sampler(tmp_path):
 # Does beta move the gradient?
 
 
-class Dropped(GRPOTrainer):
-    """Scores the reference, and leaves the KL out of the loss."""
-
-    def _compute_loss(self, model, inputs):
-        beta, self.beta = self.beta, 0.0
-        try:
-            return super()._compute_loss(model, inputs)
-        finally:
-            self.beta = beta
+class Dropped(tiny.LeavesTheKLOut, GRPOTrainer):
+    """Pays for the KL and trains without it."""
 
 
 class Detached(GRPOTrainer):

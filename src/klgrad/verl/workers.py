@@ -1,6 +1,6 @@
 """verl's actor workers with the declared KL in their loss.
 
-The class itself comes from klgrad, so that a worker that is started again has the KL again, and a node without klgrad
+The class itself comes from klgrad, so that every worker has the KL as soon as it is set up, and a node without klgrad
 cannot start one.
 """
 # pyright: reportMissingImports=false
