@@ -1,0 +1,166 @@
+"""Bias and variance of the gradients whose training runs `exp_discount.py` compares, at fixed weights.
+
+A discount below 1 leaves out part of what a token does to later tokens: a bias. What it includes is estimated from
+sampled futures: a variance. Here many batches of completions are sampled from one student, and each batch gives the
+gradient of every arm. The student is the one that all runs start from, or the one after some updates of the exact
+token-level term. Squared lengths of mean gradients are products of the means over two halves of the batches, whose
+errors are independent, so that they are unbiased; so are the squared biases.
+
+    python benchmarks/exp_gradient.py MODEL
+
+Result: src/klgrad/papers/recorded/gradient.csv.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from distill_runs import COMMON, LAYERS
+from exp_discount import DISCOUNTS, LEAVE_ONE_OUT, RATE, SAMPLED, create_models
+from harness import RECORDED, provenance, write
+from torch import Tensor
+
+from klgrad import KLTerm
+from klgrad.core.rollout import Rollout
+from klgrad.trl.seam.batch import Completions
+from klgrad.trl.seam.generation import generate, padded, tokenize_prompts
+
+GROUP = 8
+ROWS = 256
+TRUE = "exact-1" + LEAVE_ONE_OUT
+"""The arm with the gradient of the sequence-level KL; its mean is what the others' means are compared with."""
+TERMS = {
+    **{f"exact-{d:g}": KLTerm(estimator="exact", discount=d) for d in DISCOUNTS},
+    **{
+        f"exact-{d:g}{LEAVE_ONE_OUT}": KLTerm(estimator="exact", discount=d, baseline="leave_one_out")
+        for d in DISCOUNTS
+        if d
+    },
+    **{f"k1-{d:g}{LEAVE_ONE_OUT}": KLTerm(discount=d, baseline="leave_one_out") for d in SAMPLED},
+}
+"""The arms of `exp_discount.py`."""
+
+
+class Moments:
+    """Mean and spread of vectors of several arms, without keeping the vectors."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, list[Tensor]] = {}
+        self.squares: dict[str, list[float]] = {}
+
+    def add(self, arm: str, vector: Tensor) -> None:
+        """One more vector of an arm; they go to the two halves in turn."""
+        seen = self.squares.setdefault(arm, [])
+        halves = self.sums.setdefault(arm, [torch.zeros_like(vector) for _ in range(2)])
+        halves[len(seen) % 2] += vector
+        seen.append(float(vector.double().square().sum()))
+
+    def variance(self, arm: str) -> float:
+        """The expected squared distance of one vector from the mean."""
+        squares, total = self.squares[arm], sum(self.sums[arm])
+        n = len(squares)
+        return (sum(squares) - float(total.double().square().sum()) / n) / (n - 1)
+
+    def product(self, arm: str, other: str) -> float:
+        """An unbiased estimate of the product of two arms' expected vectors."""
+        (a, b), (c, d) = self._means(arm), self._means(other)
+        return (_dot(a, d) + _dot(b, c)) / 2
+
+    def squared_bias(self, arm: str, true: str) -> float:
+        """An unbiased estimate of the squared distance of two arms' expected vectors; noise may make it negative."""
+        (a, b), (c, d) = self._means(arm), self._means(true)
+        return _dot(a - c, b - d)
+
+    def _means(self, arm: str) -> list[Tensor]:
+        n = len(self.squares[arm])
+        return [half / count for half, count in zip(self.sums[arm], (n - n // 2, n // 2), strict=True)]
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(sum((x.double() * y.double()).sum() for x, y in zip(a.split(1 << 24), b.split(1 << 24), strict=True)))
+
+
+def summary(moments: Moments, true: str) -> Iterator[dict[str, Any]]:
+    """A row for each arm, in units of the squared length of the true gradient."""
+    scale = moments.product(true, true)
+    for arm in moments.sums:
+        own, cross = moments.product(arm, arm), moments.product(arm, true)
+        yield {
+            "arm": arm,
+            "batches": len(moments.squares[arm]),
+            "completions": ROWS,
+            "squared_norm": f"{own:.5g}",
+            "relative_squared_norm": f"{own / scale:.5g}",
+            "relative_squared_bias": f"{moments.squared_bias(arm, true) / scale:.5g}",
+            "relative_variance": f"{moments.variance(arm) / scale:.5g}",
+            "cosine": f"{cross / (own * scale) ** 0.5 if own > 0 else float('nan'):.5g}",
+        }
+
+
+def measure(trainer: Any, prompts: Sequence[list[int]], batches: int, terms: dict[str, KLTerm]) -> Moments:
+    """Gradients of all arms on `batches` batches of `ROWS` completions each."""
+    moments, parameters = Moments(), [p for p in trainer.model.parameters() if p.requires_grad]
+    groups = ROWS // GROUP
+    for i in range(batches):
+        chosen = [prompts[(i * groups + j) % len(prompts)] for j in range(groups)]
+        ids = [list(prompt) for prompt in chosen for _ in range(GROUP)]
+        with torch.no_grad():
+            batch = padded(trainer, ids, generate(trainer, ids))
+        exact = trainer.scorer.exact(trainer.model, Completions.of(batch))
+        mask = batch["completion_mask"].bool()
+        group = torch.arange(groups, device=mask.device).repeat_interleave(GROUP)
+        rollout = Rollout(exact.logp, exact.ref_logp, mask, group=group, token_reverse_kl=exact.reverse_kl)
+        for arm, term in terms.items():
+            loss = term(rollout).per_token.sum() / ROWS
+            found = torch.autograd.grad(loss, parameters, retain_graph=True)
+            moments.add(arm, torch.cat([each.flatten().float() for each in found]))
+        print(f"batch {i + 1} of {batches}", flush=True)
+    return moments
+
+
+def at_weights(given: argparse.Namespace, updates: int) -> list[dict[str, Any]]:
+    """The rows of one student: the start, or the one after some updates of the exact token-level term."""
+    import fused_layers
+    import graph_sampling
+
+    from klgrad.training.build import build, models_of
+    from klgrad.training.settings.parse import parse
+
+    teacher = given.runs / "teacher-fixed-length"
+    chosen = {**COMMON, "num_iterations": 1, "learning_rate": RATE, "seed": 0, "teacher": teacher}
+    chosen |= {"max_steps": max(updates, 1), "model": f"{teacher}:{LAYERS}", "output_dir": given.runs / "gradient"}
+    flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
+    settings = parse("distill", [*flags, "--kl_estimator", "exact", "--kl_reduction", "sequence"])
+    trainer, _ = build(settings, models_of(settings))
+    fused_layers.install(trainer)
+    graph_sampling.install(trainer)
+    if updates:
+        trainer.train()
+    trainer.model.train()
+    prompts = tokenize_prompts(trainer, [row["prompt"] for row in trainer.train_dataset])
+    moments = measure(trainer, prompts, given.batches, TERMS)
+    return [{"update": updates, **row} for row in summary(moments, TRUE)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder of the unpacked model")
+    parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the CSV file")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of unfinished work")
+    parser.add_argument("--batches", type=int, default=64)
+    parser.add_argument("--updates", type=int, nargs="*", default=[0, 20], help="of the students")
+    given = parser.parse_args()
+    create_models(given)
+    rows: list[dict[str, Any]] = []
+    for updates in given.updates:
+        rows += at_weights(given, updates)
+        write([{**row, **provenance()} for row in rows], given.out / "gradient.csv")
+    for row in rows:
+        names = ("relative_squared_bias", "relative_variance", "cosine")
+        print(f"{row['update']:>4} {row['arm']:<28}" + "".join(f"{name} {row[name]:>10}  " for name in names))
+
+
+if __name__ == "__main__":
+    main()
