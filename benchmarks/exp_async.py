@@ -39,11 +39,11 @@ CORRECTED = {
 
 
 def jobs(given: argparse.Namespace) -> list[Job]:
-    """Seed by seed, the oldest completions first, so that an early end leaves the clearest comparison."""
+    """The oldest completions first, then seed by seed, so that an early end leaves the clearest comparison."""
     return [
         _job(given, arm, flags, lag, seed)
-        for seed in SEEDS
         for lag in LAGS
+        for seed in SEEDS
         for arm, flags in (UNCORRECTED | CORRECTED).items()
     ]
 

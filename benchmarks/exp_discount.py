@@ -31,11 +31,18 @@ ARMS = {
     **{f"k1-{d:g}{LEAVE_ONE_OUT}": f"--kl_estimator k1 --kl_discount {d} {BASELINE}" for d in SAMPLED},
 }
 """Without a future the exact KL has no sampled part, so that a baseline would change nothing."""
+FIRST = (
+    "exact-0",
+    *(f"exact-{d:g}{LEAVE_ONE_OUT}" for d in (0.5, 0.9, 1.0)),
+    *(f"k1-{d:g}{LEAVE_ONE_OUT}" for d in (0.0, 1.0)),
+)
+"""The arms that span the range."""
 
 
 def jobs(given: argparse.Namespace) -> list[Job]:
-    """Seed by seed, so that an early end leaves whole comparisons."""
-    return [_job(given, arm, size, seed) for seed in SEEDS for size in BATCHES for arm in ARMS]
+    """The larger batch first, with the arms of `FIRST` before the others; each seed by seed."""
+    parts = [FIRST, [arm for arm in ARMS if arm not in FIRST]]
+    return [_job(given, arm, size, seed) for size in BATCHES for arms in parts for seed in SEEDS for arm in arms]
 
 
 def _job(given: argparse.Namespace, arm: str, size: int, seed: int) -> Job:

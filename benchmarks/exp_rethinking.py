@@ -25,8 +25,8 @@ ARMS = {"none": "", "k1-loss": "--kl_cell k1-loss", "k2-loss": "--kl_cell k2-los
 
 
 def jobs(given: argparse.Namespace) -> list[Job]:
-    """Seed by seed, so that an early end leaves whole comparisons."""
-    return [_job(given, arm, rate, seed) for seed in SEEDS for rate in RATES for arm in ARMS]
+    """Rate by rate and seed by seed, so that an early end leaves whole comparisons."""
+    return [_job(given, arm, rate, seed) for rate in RATES for seed in SEEDS for arm in ARMS]
 
 
 def _job(given: argparse.Namespace, arm: str, rate: float, seed: int) -> Job:

@@ -27,7 +27,7 @@ STALE = {
     "lag-4": {"rollout_lag": 4},
     "reuse-4": {"num_iterations": 4},
 }
-TOP_K_AT = ("fresh", "lag-16", "reuse-16")
+EXTREMES, BETWEEN = ("fresh", "lag-16", "reuse-16"), ("lag-4", "reuse-4")
 ARMS = {
     f"{direction}-{name}": f"--kl_divergence {direction} --kl_level token --kl_reduction sequence {flags}"
     for direction, sampled in (("reverse", "k1"), ("forward", "k3"))
@@ -40,14 +40,10 @@ ARMS = {
 
 
 def jobs(given: argparse.Namespace) -> list[Job]:
-    """Seed by seed, so that an early end leaves whole comparisons."""
-    return [
-        _job(given, arm, stale, seed)
-        for seed in SEEDS
-        for stale in STALE
-        for arm in ARMS
-        if stale in TOP_K_AT or "top" not in arm
-    ]
+    """First exact and sampled at the extremes, then top-k, then what lies between; each seed by seed."""
+    plain = [arm for arm in ARMS if "top" not in arm]
+    parts = [(EXTREMES, plain), (EXTREMES, [arm for arm in ARMS if "top" in arm]), (BETWEEN, plain)]
+    return [_job(given, arm, stale, seed) for ages, arms in parts for seed in SEEDS for stale in ages for arm in arms]
 
 
 def _job(given: argparse.Namespace, arm: str, stale: str, seed: int) -> Job:
