@@ -27,7 +27,7 @@ COMMON = {
 
 
 def train(job: Job, folder: Path) -> list[Row]:
-    """Train one student, and return its evaluations."""
+    """Train one student, and return its evaluations, after every `EVERY` updates or as many as the job says."""
     import fused_layers
     import graph_sampling
 
@@ -39,11 +39,11 @@ def train(job: Job, folder: Path) -> list[Row]:
     fused_layers.install(trainer)
     graph_sampling.install(trainer)
     judge = Judge(trainer, evaluator, on_reference=True)
-    rows: list[Row] = []
+    every, rows = job.settings.get("every", EVERY), []
 
     def evaluate() -> None:
         step = trainer.state.global_step
-        if step % EVERY == 0 and (not rows or rows[-1]["update"] != step):
+        if step % every == 0 and (not rows or rows[-1]["update"] != step):
             rows.append({"update": step, **judge(seed=1000 + step)})
 
     evaluate()

@@ -18,6 +18,7 @@ COMMANDS = {
     "exp_async": "train",
     "exp_frontier": "train",
     "exp_stale_distill": "distill",
+    "exp_reuse": "distill",
     "exp_rethinking": "train",
     "exp_long": "train",
     "exp_discount": "distill",
