@@ -192,7 +192,7 @@ class GraphSampler:
 
     def __init__(self, model: Any, half: torch.dtype | None = None) -> None:
         self.model, self.decoders = model, {}
-        self.half = HalfWeights(model, half)
+        self.dtype, self.half = half, HalfWeights(model, half)
         self.logp: Tensor | None = None
         """Log-probs of the tokens sampled last."""
 
@@ -204,7 +204,9 @@ class GraphSampler:
         ids = torch.nn.functional.pad(input_ids, (short, 0), value=generation_config.pad_token_id)
         mask = torch.nn.functional.pad(attention_mask, (short, 0))
         self.half.refresh()
-        with shared_keys(self.model):
+        # Before training begins the model is not prepared for autocast, which the 16-bit weights need.
+        half = torch.autocast(ids.device.type, self.dtype, enabled=self.dtype is not None)
+        with shared_keys(self.model), half:
             decoder = self._decoder(ids, mask, generation_config)
             decoder.start(ids, mask)
             step = decoder.replay or decoder.step

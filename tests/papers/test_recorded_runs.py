@@ -15,12 +15,17 @@ from klgrad.errors import ExperimentError
 from klgrad.papers import Settings, reproduce
 from klgrad.papers.all_studies import studies
 from klgrad.papers.frpo import kl_in_reward
-from klgrad.papers.recorded_runs import COMMITTED, counts, difference, over_seeds
+from klgrad.papers.recorded_runs import COMMITTED, counts, difference, equal_over_seeds, over_seeds
+from klgrad.papers.reward_and_kl import STEPS, kl_at
 
 STUDIES = studies()
 EXPERIMENTS = [name for name, study in STUDIES.items() if study.experiment]
 ROUNDING = 1e-12
 """Sums of a few float64 numbers of the order of 1."""
+
+
+GRID = 2 * 2 / STEPS
+"""√KL is searched in steps of 2/STEPS, so that a KL of 1 is found to twice that."""
 
 
 def rows(*values, error=0.0):
@@ -47,6 +52,34 @@ def test_a_difference_counts_beyond_two_errors_with_three_seeds(gap, seeds, expe
     found = difference(*(over_seeds(rows(*[value] * seeds, error=own), "x") for value in (gap, 0)))
     assert found["error"] == pytest.approx(1, rel=ROUNDING)
     assert counts(found) is expected
+
+
+@pytest.mark.parametrize(
+    ("gap", "seeds", "holds", "decided"),
+    [
+        (0.5, 3, True, True),
+        (-0.5, 3, True, True),
+        (2.0, 3, False, False),
+        (9.0, 3, False, True),
+        (0.5, 2, False, False),
+    ],
+)
+def test_two_means_are_equal_within_a_margin_or_not_or_it_is_open(gap, seeds, holds, decided):
+    """A margin of 3 and an error of 1: equal below a difference of 1, unequal beyond 5."""
+    found = equal_over_seeds("", {"difference": gap, "error": 1.0, "seeds": seeds}, margin=3.0)
+    assert (found.holds, found.decided) == (holds, decided)
+
+
+@pytest.mark.parametrize(("right", "expected"), [(0.3, 1.0), (0.6, None), (0.05, None)])
+def test_the_kl_of_a_reward_is_not_extrapolated(right, expected):
+    """Right answers of 0.1 + 0.2 √KL, seen from 0.2 to 0.5."""
+    found = kl_at([(0.25, 0.2), (4.0, 0.5)], start=0.1, right=right)
+    assert found is None if expected is None else found == pytest.approx(expected, abs=GRID)
+
+
+def test_a_study_of_several_files_runs_all_their_scripts(tmp_path):
+    found = experiments.commands([STUDIES["tang-munos/fig7"]], Path("benchmarks"), "MODEL", tmp_path)
+    assert [Path(command[1]).name for command in found] == ["exp_comedy.py", "exp_std.py"]
 
 
 def copied(folder: Path, change) -> Settings:

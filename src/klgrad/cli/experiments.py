@@ -50,7 +50,7 @@ def commands(named: Sequence[Study], benchmarks: Path, model: str, folder: Path)
     """The calls of the experiments' scripts, in order."""
     for study in named:
         assert study.experiment is not None
-        script = str(benchmarks / study.experiment.script)
         own = ["--out", str(folder), "--runs", str(folder / study.name)]
-        for part in study.experiment.parts or (None,):
-            yield [sys.executable, script, *([part] if part else []), model, *own]
+        for experiment in (study.experiment, *study.experiment.also):
+            for part in experiment.parts or (None,):
+                yield [sys.executable, str(benchmarks / experiment.script), *([part] if part else []), model, *own]

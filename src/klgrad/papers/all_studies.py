@@ -12,6 +12,7 @@ MODULES = {
     "tang-munos/fig5": "tang_munos.fig5_converged",
     "tang-munos/fig6": "tang_munos.fig6_which_optimum",
     "tang-munos/lambda": "tang_munos.k_lambda",
+    "tang-munos/fig7": "tang_munos.fig7_frontier",
     "tang-munos/fig8": "tang_munos.fig8_language_model",
     "tang-munos/fig8-tabular": "tang_munos.fig8_sequences",
     "rethinking/fig1": "rethinking.fig1_coefficients",

@@ -76,6 +76,19 @@ def exceeds_over_seeds(claim: str, found: dict[str, float]) -> Check:
     return Check(claim, measured, counts(found), decided=found["seeds"] >= ENOUGH_SEEDS)
 
 
+def equal_over_seeds(claim: str, found: dict[str, float], margin: float) -> Check:
+    """Check that a difference is within a margin, by two standard errors; undecided if that depends on them.
+
+    Example:
+        >>> equal_over_seeds("they agree", {"difference": 0.1, "error": 0.1, "seeds": 3}, margin=0.4)
+        Check(claim='they agree', measured='0.1 ± 0.1, margin 0.4, 3 seeds', holds=True, decided=True)
+    """
+    size, error, enough = abs(found["difference"]), ENOUGH_ERRORS * found["error"], found["seeds"] >= ENOUGH_SEEDS
+    within, beyond = enough and size + error < margin, enough and size - error > margin
+    measured = f"{found['difference']:.2g} ± {found['error']:.2g}, margin {margin:.2g}, {found['seeds']:g} seeds"
+    return Check(claim, measured, within, decided=within or beyond)
+
+
 def at_update(rows: Iterable[Row], update: int) -> list[Row]:
     """The rows of one evaluation."""
     return [row for row in rows if int(row["update"]) == update]

@@ -14,6 +14,9 @@ from .recorded_runs import Row
 if TYPE_CHECKING:
     from torch import Tensor
 
+STEPS = 2000
+"""Of the search for a KL, from 0 to the largest one of the points."""
+ROUNDING = 1e-9
 DEGREE = 3
 """Of the polynomial in the root of the KL that is fitted to the right answers of all runs."""
 
@@ -46,6 +49,31 @@ def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> dict[str, Any]:
         "evaluation error": float(own_error.square().mean().sqrt()),
         "off": _distances(kl, right, [name_of(row) for row in last]),
     }
+
+
+def kl_at(points: list[tuple[float, float]], start: float, right: float) -> float | None:
+    """The KL at which an arm reaches a share of right answers; None if its points are all above or all below it.
+
+    Args:
+        points: KL and right answers of its runs, at any coefficient and update.
+        start: right answers before training, at a KL of 0.
+        right: the share to reach.
+
+    The points are fitted by a polynomial of degree 2 in the root of the KL, in which right answers are nearly linear.
+
+    Example:
+        >>> points = [(0.25, 0.2), (1.0, 0.3), (4.0, 0.5)]
+        >>> round(kl_at(points, start=0.1, right=0.25), 6)
+        0.5625
+    """
+    root = torch.tensor([kl**0.5 for kl, _ in points], dtype=torch.float64)
+    gain = torch.tensor([value - start for _, value in points], dtype=torch.float64)
+    slope, bend = torch.linalg.lstsq(torch.stack([root, root**2], -1), gain[:, None]).solution[:, 0].tolist()
+    if min(value for _, value in points) > right:
+        return None
+    at = [float(root.max()) * i / STEPS for i in range(STEPS + 1)]
+    reached = [x for x in at if slope * x + bend * x * x >= right - start - ROUNDING]
+    return reached[0] ** 2 if reached else None
 
 
 def height(weights: list[float], kl: float) -> float:

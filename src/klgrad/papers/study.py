@@ -56,11 +56,13 @@ class Experiment:
         file: the CSV file in `recorded/`.
         script: the script in benchmarks/ that writes it.
         parts: the first argument of each call of the script, in order; empty for one call without.
+        also: further experiments whose files it reads.
     """
 
     file: str
     script: str
     parts: tuple[str, ...] = ()
+    also: tuple["Experiment", ...] = ()
 
 
 @dataclass(frozen=True)
