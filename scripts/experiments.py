@@ -80,6 +80,18 @@ def curve() -> str:
     return "\n".join([*lines, "", words, ""])
 
 
+def frontier() -> str:
+    """The KL at which each arm reaches a share of right answers."""
+    arms = _numbers("tang-munos/fig7")["arms"]
+    shares = list(next(iter(arms.values())))
+    lines = [f"| arm | {' | '.join(f'KL at {float(share):.0%} right answers' for share in shares)} |"]
+    lines.append("|---|" + "---|" * len(shares))
+    for arm, at in arms.items():
+        cells = ["not reached, or passed at once" if at[share] is None else _with_error(at[share]) for share in shares]
+        lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 def on_policy() -> str:
     """Every arm and coefficient of the experiment on the estimators' places, after its last update."""
     lines = [
@@ -95,11 +107,10 @@ def on_policy() -> str:
     return "\n".join([*lines, ""])
 
 
-def on_policy_checks() -> str:
-    """The paper's sentences with their differences."""
-    study = studies()["comedy/on-policy"]
+def checks_of(name: str) -> str:
+    """The sentences of a study's claim with their measured differences."""
     lines = ["| claim | measured | verdict |", "|---|---|---|"]
-    for check in study.check(_numbers("comedy/on-policy")):
+    for check in studies()[name].check(_numbers(name)):
         verdict = "holds" if check.holds else "does not hold" if check.decided else "open"
         lines.append(f"| {check.claim} | {check.measured} | {verdict} |")
     return "\n".join([*lines, ""])

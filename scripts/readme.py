@@ -295,7 +295,9 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "kl in reward": experiments.kl_in_reward,
         "comparisons": experiments.comparisons,
         "on-policy": experiments.on_policy,
-        "on-policy claims": experiments.on_policy_checks,
+        "on-policy claims": lambda: experiments.checks_of("comedy/on-policy"),
+        "frontier": experiments.frontier,
+        "frontier claims": lambda: experiments.checks_of("tang-munos/fig7"),
         "curve": experiments.curve,
     },
     DOCS / "train.md": {

@@ -22,7 +22,7 @@ LABELS = {
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """A mark for each evaluation of each run; bars for the KL that an arm needs."""
     shares = list(next(iter(numbers["arms"].values())))
-    figure.set_size_inches(4.2 + 3.4 * len(shares), 4.4)
+    figure.set_size_inches(4.2 + 4.2 * len(shares), 4.4)
     points, *bars = figure.subplots(1, 1 + len(shares), width_ratios=[1.4] + [1] * len(shares))
     _points(numbers, points)
     for axis, share in zip(bars, shares, strict=True):
@@ -40,12 +40,13 @@ def _points(numbers: Numbers, axis: Any) -> None:
 
 
 def _bars(numbers: Numbers, axis: Any, share: str) -> None:
+    """A bar for each arm that has a value, with its name and number."""
     arms = [arm for arm in LABELS if numbers["arms"][arm][share] is not None]
-    for i, arm in enumerate(arms):
-        found, (label, colour, _) = numbers["arms"][arm][share], LABELS[arm]
-        axis.barh(i, found["mean"], xerr=found["error"], color=colour, alpha=0.75, capsize=3)
-        axis.text(
-            0.03, i, f"{label}: {found['mean']:.2g}", va="center", fontsize=8.5, transform=axis.get_yaxis_transform()
-        )
-    axis.set(yticks=[], xlabel="KL, nats", title=f"KL at {float(share):.0%} right answers")
+    found = [numbers["arms"][arm][share] for arm in arms]
+    far = max(each["mean"] + each["error"] for each in found)
+    for i, (arm, each) in enumerate(zip(arms, found, strict=True)):
+        axis.barh(i, each["mean"], xerr=each["error"], color=LABELS[arm][1], alpha=0.75, capsize=3)
+        axis.text(each["mean"] + each["error"] + 0.03 * far, i, f"{each['mean']:.2f}", va="center", fontsize=9)
+    axis.set_yticks(range(len(arms)), [LABELS[arm][0] for arm in arms])
+    axis.set(xlim=(0, 1.2 * far), xlabel="KL, nats", title=f"KL at {float(share):.0%} right answers")
     axis.invert_yaxis()
