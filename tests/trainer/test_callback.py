@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import MeaningError
 from klgrad.trl import CallbackWarning, KLCallback, KLConfig, KLTrainer
-from klgrad.trl.callback import kl_callback
+from klgrad.trl.callback import kl_callback, passes, reference
 from klgrad.trl.callback.passes import Passes
 from klgrad.trl.callback.reference import Reference, StartWeights
 
@@ -105,6 +105,24 @@ def moved_trainer(output, **settings):
         "completion_mask": mask,
     }
     return trainer, start, batch
+
+
+@pytest.mark.parametrize("free", [0, 2**40])
+def test_free_memory_of_a_gpu_saves_passes_and_copies_and_changes_no_number(free, tmp_path, monkeypatch):
+    trainer, start, batch = moved_trainer(tmp_path)
+    (expected,) = Passes(trainer, Reference(trainer, None, start), exact=False)([batch])
+    before, own = tiny.weights(trainer), trainer.model.get_input_embeddings().weight.data_ptr()
+    for module in (passes, reference):
+        monkeypatch.setattr(module, "free_bytes", lambda _: free)
+    monkeypatch.setattr(passes, "LOGITS", 1)
+    calls, counted = [], trainer.model.register_forward_hook(lambda *_: calls.append(1))
+    (found,) = Passes(trainer, Reference(trainer, None, start), exact=False)([batch])
+    counted.remove()
+    assert len(calls) == (2 if free else 4)  # two completions, by two models
+    for name in ("logp", "ref_logp"):
+        SINGLE.check(found[name], expected[name])
+    assert torch.equal(tiny.weights(trainer), before)
+    assert trainer.model.get_input_embeddings().weight.data_ptr() == own
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -339,3 +357,14 @@ def test_the_page_of_the_documentation(tmp_path, monkeypatch):
         assert re.search(rf"\| `{name}` \| `?{parameter.default}`? \|", page)
     for name in ("kl/measured_step", "kl/beta_moves_gradient", "standard_error"):
         assert name in page
+
+
+def test_weights_are_kept_where_no_memory_can_be_pinned(monkeypatch):
+    def refused(*_, pin_memory=False, **__):
+        raise RuntimeError("cannot pin")
+
+    weights = torch.randn(3, 4)
+    monkeypatch.setattr(torch, "empty", refused)
+    kept = reference._copy_on_cpu(weights, pinned=True)
+    assert torch.equal(kept, weights)
+    assert kept.data_ptr() != weights.data_ptr()

@@ -1,5 +1,6 @@
 """The reference of a run: a given model, the trainer's own, the policy without adapters, or the start weights."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,11 @@ from torch import Tensor
 
 from ...errors import MeaningError
 from ..seam.models import has_adapters, is_split, without_adapters
+from .device_memory import free_bytes
+
+PINNED = 2**32
+"""Bytes of weights up to which their copy is kept in pinned memory, from which a GPU loads them several times faster.
+Pinned memory cannot be swapped out, and each tensor takes a power of 2 of it."""
 
 
 class StartWeights:
@@ -19,21 +25,23 @@ class StartWeights:
     """
 
     def __init__(self, model: Any) -> None:
-        trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-        self._kept: dict[str, Tensor] = {name: p.detach().to("cpu", copy=True) for name, p in trained}
+        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        pinned = any(p.is_cuda for p in trained.values()) and sum(p.nbytes for p in trained.values()) <= PINNED
+        self._kept: dict[str, Tensor] = {name: _copy_on_cpu(p, pinned) for name, p in trained.items()}
 
     @contextmanager
     def loaded(self, model: Any) -> Iterator[None]:
         """While the context lasts, the policy has its start weights; afterwards it has its own again, bit for bit.
 
         The weights are copied in place, so that what refers to their storage (optimizer, DDP) is not affected. The
-        policy's own wait on the CPU meanwhile: the device needs no memory for a second model.
+        policy's own wait on the device meanwhile if half of its free memory is enough, else on the CPU.
         """
         pairs = self._pairs(model)
-        own = [p.data.to("cpu", copy=True) for p, _ in pairs]
+        room = all(2 * size <= free_bytes(device) for device, size in _sizes(pairs).items())
+        own = [p.data.clone() if room else p.data.to("cpu", copy=True) for p, _ in pairs]
         try:
             for p, start in pairs:
-                p.data.copy_(start)
+                p.data.copy_(start, non_blocking=True)
             yield
         finally:
             for (p, _), value in zip(pairs, own, strict=True):
@@ -49,6 +57,21 @@ class StartWeights:
                     "give the reference as a model: KLCallback(reference=model)",
                 )
         return [(now[name], start) for name, start in self._kept.items()]
+
+
+def _copy_on_cpu(x: Tensor, pinned: bool) -> Tensor:
+    try:
+        return torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned).copy_(x)
+    except RuntimeError:  # the system may limit how much memory can be pinned
+        return x.to("cpu", copy=True)
+
+
+def _sizes(pairs: list[tuple[Tensor, Tensor]]) -> dict[torch.device, int]:
+    """Bytes of the parameters on each device."""
+    found: dict[torch.device, int] = defaultdict(int)
+    for p, _ in pairs:
+        found[p.device] += p.nbytes
+    return found
 
 
 def _is_sharded(parameter: Tensor) -> bool:
