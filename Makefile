@@ -14,7 +14,7 @@ TRANSCRIBED := nemo-rl or prime-rl or slime or open-instruct or tinker
 SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench check dist clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench check dist kernels-package clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
@@ -113,6 +113,12 @@ dist: $(CORE)  ## the wheel and the sdist, built twice and compared, in dist/
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m build --outdir build/committed/dist build/committed
 	diff -r dist build/committed/dist
+
+# The library lies in a folder of its own: tests/kernels has its name, and transformers changes its models if it finds it.
+kernels-package: $(DEV)  ## the kernels as a package for Hugging Face's `kernels`, in build/klgrad-kernels, loaded by that library
+	$(BIN)/python scripts/kernels_package.py
+	$(PIP) install --no-deps --upgrade --target build/kernels-library kernels==0.17.2 tomlkit
+	KERNELS_LIBRARY=$(CURDIR)/build/kernels-library $(BIN)/python -m pytest -n 0 tests/kernels/test_package.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-frameworks $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis

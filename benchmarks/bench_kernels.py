@@ -1,13 +1,15 @@
 """The exact KL from hidden states, on a GPU.
 
-    python benchmarks/bench_kernels.py [--out FOLDER] [--rounds N] [--only PART]
+    python benchmarks/bench_kernels.py [--out FOLDER] [--rounds N] [--only PART] [--hidden SIZE ...] [--tiny]
 
 A floor is the time of the matrix products alone, run in the same rounds: 4 projections for methods that keep their
 logits, 6 for methods that recompute them; 3 and 4 for the log-prob alone. Memory is that of one forward and backward
-pass beyond its inputs, including the gradients.
+pass beyond its inputs, including the gradients. `--hidden` chooses among the shapes; `--tiny` runs everything once on
+tiny sizes, on a CPU too, and writes to build/tiny.
 """
 
 import argparse
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,11 @@ from harness import RESULTS, write
 
 from klgrad.kernels import Head, token_statistics
 
-SHAPES = ((4096, 128256), (2048, 151936))
-TOKENS = 8192
+SHAPES = ((4096, 128256), (2048, 151936), (1024, 151936), (896, 151936))
+"""Hidden size and vocabulary of Llama 3.1 8B, Qwen3 1.7B, Qwen3 0.6B and Qwen2.5 0.5B."""
+COMPARED_WITH_ALL = (4096, 2048)
+"""Hidden sizes at which the slow rivals run too."""
+TINY = ((32, 512), (16, 256))
 ROUNDS = 15
 LINEAR_ROUNDS = 3
 """Rounds of the part with up to 131072 tokens."""
@@ -33,13 +38,14 @@ class Case:
 
     def __init__(self, tokens: int, hidden: int, vocabulary: int) -> None:
         torch.manual_seed(0)
-        new = lambda *shape, scale=1.0: (torch.randn(*shape, device="cuda") * scale).bfloat16()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        new = lambda *shape, scale=1.0: (torch.randn(*shape, device=device) * scale).bfloat16()
         self.h, self.w = new(tokens, hidden), new(vocabulary, hidden, scale=2 / hidden**0.5)
         self.h_ref, self.w_ref = self.h + 0.05 * torch.randn_like(self.h), self.w.clone()
         self.h.requires_grad_()
         self.w.requires_grad_()
-        self.y = torch.randint(0, vocabulary, (tokens,), device="cuda")
-        self.up = torch.rand(4, tokens, device="cuda")
+        self.y = torch.randint(0, vocabulary, (tokens,), device=device)
+        self.up = torch.rand(4, tokens, device=device)
 
     def ours(self, paired: bool = True, **how: object) -> None:
         """Forward pass, and backward pass with weights on every output."""
@@ -69,8 +75,8 @@ def floors(case: Case, counts: tuple[int, ...]) -> dict[str, Callable[[], object
     return {f"{count} projections": partial(products, count) for count in counts}
 
 
-def exact(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
-    case = Case(TOKENS, hidden, vocabulary)
+def exact(tokens: int, hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
+    case = Case(tokens, hidden, vocabulary)
     ours = {
         "klgrad lean": partial(case.ours),
         "klgrad fast": partial(case.ours, mode="fast"),
@@ -81,26 +87,28 @@ def exact(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
     found = in_turn(base | {name: case.cleared(step) for name, step in (ours | others).items()}, rounds)
     four = {"klgrad fast", "torch, full logits (KL alone)"}
     chosen = {name: "4 projections" if name in four else "6 projections" for name in found if name not in base}
-    return list(rows("exact KL", found, chosen, tokens=TOKENS, hidden=hidden, vocabulary=vocabulary))
+    return list(rows("exact KL", found, chosen, tokens=tokens, hidden=hidden, vocabulary=vocabulary))
 
 
-def sampled(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
-    case = Case(TOKENS, hidden, vocabulary)
+def sampled(tokens: int, hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
+    case = Case(tokens, hidden, vocabulary)
     ours = {
         "klgrad lean": partial(case.ours, paired=False),
         "klgrad fast": partial(case.ours, paired=False, mode="fast"),
     }
     others = rivals.sampled(case.h, case.w, case.y, case.up[0])
+    if hidden not in COMPARED_WITH_ALL:
+        others = {name: step for name, step in others.items() if not name.startswith(rivals.SLOW)}
     base = floors(case, (3, 4))
     found = in_turn(base | {name: case.cleared(step) for name, step in (ours | others).items()}, rounds)
     chosen = {name: "4 projections" for name in found if name not in base} | {"klgrad fast": "3 projections"}
-    return list(rows("log-prob alone", found, chosen, tokens=TOKENS, hidden=hidden, vocabulary=vocabulary))
+    return list(rows("log-prob alone", found, chosen, tokens=tokens, hidden=hidden, vocabulary=vocabulary))
 
 
-def linear(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
+def linear(fewest: int, hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
     """The same step with more and more tokens."""
     made: list[dict[str, object]] = []
-    for tokens in (8192, 16384, 32768, 65536, 131072):
+    for tokens in (fewest * 2**i for i in range(5)):
         case = Case(tokens, hidden, vocabulary)
         found = in_turn({"klgrad lean": case.cleared(case.ours)}, rounds)
         # Without the gradients, whose memory necessarily grows with the tokens.
@@ -112,30 +120,44 @@ def linear(hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]
     return made
 
 
+PARTS: dict[str, Callable[[int, int, int, int], list[dict[str, object]]]] = {
+    "exact": exact,
+    "sampled": sampled,
+    "linear": linear,
+}
+
+
+def measured(part: str, given: argparse.Namespace) -> list[dict[str, object]]:
+    """The rows of one part, at the chosen shapes."""
+    tokens, shapes = (64, TINY) if given.tiny else (8192, SHAPES)
+    if part == "linear":
+        return PARTS[part](tokens, *shapes[1], LINEAR_ROUNDS)
+    chosen = [shape for shape in shapes if given.hidden is None or shape[0] in given.hidden]
+    return [row for shape in chosen for row in PARTS[part](tokens, *shape, given.rounds)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", choices=("exact", "sampled", "linear"))
+    parser.add_argument("--only", choices=tuple(PARTS))
+    parser.add_argument("--hidden", type=int, nargs="+", choices=[hidden for hidden, _ in SHAPES])
+    parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
-    parts: dict[str, Callable[[int, int, int], list[dict[str, object]]]] = {
-        "exact": exact,
-        "sampled": sampled,
-        "linear": linear,
-    }
-    for name, part in parts.items():
-        if given.only in (None, name):
-            shapes = SHAPES if name != "linear" else SHAPES[1:]
-            made = [
-                row for shape in shapes for row in part(*shape, given.rounds if name != "linear" else LINEAR_ROUNDS)
-            ]
-            write(made, given.out / f"kernels_{name}.csv")
+    out = given.out or (RESULTS.parent.parent / "build" / "tiny" if given.tiny else RESULTS)
+    for part in PARTS:
+        if given.only in (None, part):
+            start = time.perf_counter()
+            made = [row | {"library": rivals.library(str(row["candidate"]))} for row in measured(part, given)]
+            write(made, out / f"kernels_{part}.csv")
             for row in made:
                 size = f"{row['tokens']} x {row['hidden']} x {row['vocabulary']}"
                 print(
-                    f"{row['benchmark']:<16}{size:<24}{row['candidate']:<36}{row['median_ms']:>8} ms "
+                    f"{row['benchmark']:<16}{size:<24}{row['candidate']:<40}{row['median_ms']:>8} ms "
                     f"[{row['p20_ms']}, {row['p80_ms']}]  {row['times_floor']:>6} x  {row['extra_gib']:>6} GiB"
+                    f"  {row['library']}"
                 )
+            print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,8 @@ def main() -> None:
         found = in_turn(candidates, rounds=5)
         tokens = completions * length
         for row in rows("RL step", found, {}, tokens=tokens, hidden=576, vocabulary=step.vocabulary):
+            if row["failure"]:
+                continue
             row["predicted_gib"] = f"{predicted(step, str(row['candidate'])):.2f}" if row["candidate"] in ways else ""
             beyond = float(str(row["extra_gib"])) - found["activations alone"].extra_bytes / 2**30
             row["beyond_activations_gib"] = f"{beyond:.2f}"

@@ -1,7 +1,11 @@
-"""Timing on a GPU. Candidates run in turn, so that clock rate and power limit affect all of them."""
+"""Timing on a GPU. Candidates run in turn, so that clock rate and power limit affect all of them.
+
+Without a GPU the same code runs, for a dry run: times are those of the CPU, and memory is 0.
+"""
 
 import importlib.metadata
 import random
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -18,6 +22,7 @@ class Measured:
 
     milliseconds: list[float] = field(default_factory=list)
     extra_bytes: int = 0
+    failure: str = ""
 
     @property
     def median(self) -> float:
@@ -29,17 +34,18 @@ def in_turn(candidates: dict[str, Step], rounds: int) -> dict[str, Measured]:
     """Run every candidate `rounds` times, after two rounds that do not count, in a new random order each round.
 
     The previous candidate affects the temperature, and so the speed, of the GPU: a fixed order would favour a candidate
-    that follows a light one. A candidate that raises an error is left out, and the error is printed.
+    that follows a light one. A candidate that raises an error has it as its only result, and it is printed.
     """
     found = {name: Measured() for name in candidates}
     shuffle = random.Random(0)
     for turn in range(rounds + 2):
-        for name in shuffle.sample(list(found), len(found)):
+        running = [name for name in found if not found[name].failure]
+        for name in shuffle.sample(running, len(running)):
             try:
                 milliseconds, extra = _once(candidates[name])
             except Exception as error:
-                print(f"  {name} does not run here: {type(error).__name__}: {str(error)[:200]}")
-                del found[name]
+                found[name] = Measured(failure=f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " "))
+                print(f"  {name} does not run here: {found[name].failure}")
                 continue
             if turn >= 2:
                 found[name].milliseconds.append(milliseconds)
@@ -48,6 +54,10 @@ def in_turn(candidates: dict[str, Step], rounds: int) -> dict[str, Measured]:
 
 
 def _once(step: Step) -> tuple[float, int]:
+    if not torch.cuda.is_available():
+        begin = time.perf_counter()
+        step()
+        return 1000 * (time.perf_counter() - begin), 0
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -69,13 +79,23 @@ def rows(
             "benchmark": benchmark,
             "candidate": name,
             **shape,
-            "median_ms": f"{measured.median:.4g}",
-            "p20_ms": f"{quantiles(measured.milliseconds, n=5)[0]:.4g}",
-            "p80_ms": f"{quantiles(measured.milliseconds, n=5)[3]:.4g}",
+            **_numbers(measured, found.get(floor or "")),
             "floor": floor or "",
-            "times_floor": f"{measured.median / found[floor].median:.3f}" if floor in found else "",
-            "extra_gib": f"{measured.extra_bytes / 2**30:.2f}",
-            "gpu": torch.cuda.get_device_name(),
+            "rounds": len(measured.milliseconds),
+            "failure": measured.failure,
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
             "triton": importlib.metadata.version("triton"),
             **provenance(),
         }
+
+
+def _numbers(measured: Measured, floor: Measured | None) -> dict[str, str]:
+    if measured.failure:
+        return dict.fromkeys(("median_ms", "p20_ms", "p80_ms", "times_floor", "extra_gib"), "")
+    return {
+        "median_ms": f"{measured.median:.4g}",
+        "p20_ms": f"{quantiles(measured.milliseconds, n=5)[0]:.4g}",
+        "p80_ms": f"{quantiles(measured.milliseconds, n=5)[3]:.4g}",
+        "times_floor": f"{measured.median / floor.median:.3f}" if floor else "",
+        "extra_gib": f"{measured.extra_bytes / 2**30:.2f}",
+    }

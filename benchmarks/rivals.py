@@ -1,22 +1,47 @@
 """Kernels of other libraries on the same inputs, each called as in its own trainer."""
 
+import importlib.metadata
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 Step = Callable[[], object]
 
+PACKAGES = {"TRL": "trl", "Liger": "liger-kernel", "cut-cross-entropy": "cut-cross-entropy", "verl": "verl"}
+PACKAGES |= {"QuACK": "quack-kernels", "torch": "torch"}
+"""Which distribution has a candidate, by the first word of its name."""
+SLOW = ("cut-cross-entropy", "verl")
+"""Candidates that take several times as long as the others, and are left out at further shapes."""
+
+
+def library(candidate: str) -> str:
+    """The name and version of the library that a candidate comes from; empty for floors and for klgrad."""
+    package = PACKAGES.get(candidate.replace(",", " ").split()[0])
+    if package is None:
+        return ""
+    try:
+        made = f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
+    # Liger chooses its CuTe kernels by itself where the compiler of CuTe is installed.
+    return made + (", CuTe" if find_spec("cutlass") else ", Triton") if package == "liger-kernel" else made
+
 
 def exact(h: Tensor, w: Tensor, h_ref: Tensor, w_ref: Tensor, upstream: Tensor) -> dict[str, Step]:
-    """The exact reverse KL: TRL's distillation kernel, and torch over full logits."""
+    """The exact reverse KL: TRL's distillation kernel, Liger's, and torch over full logits."""
 
     def trl() -> None:
         function = import_module("trl.kernels.chunked_divergence").ChunkedDivergenceFunction
         kl, _ = function.apply(h, w, None, h_ref, w_ref, None, 1.0)
         (kl * upstream).sum().backward()
+
+    def liger() -> None:
+        function = import_module("liger_kernel.transformers.functional").liger_fused_linear_jsd
+        function(h, w, h_ref, w_ref, jsd_beta=1.0).backward()
 
     def eager() -> None:
         log_p = torch.log_softmax((h @ w.T).float(), -1)
@@ -24,7 +49,11 @@ def exact(h: Tensor, w: Tensor, h_ref: Tensor, w_ref: Tensor, upstream: Tensor) 
             log_q = torch.log_softmax((h_ref @ w_ref.T).float(), -1)
         (((log_p.exp() * (log_p - log_q)).sum(-1)) * upstream).sum().backward()
 
-    return {"TRL ChunkedDivergence (KL alone)": trl, "torch, full logits (KL alone)": eager}
+    return {
+        "TRL ChunkedDivergence (KL alone)": trl,
+        "Liger fused linear JSD (mean KL alone)": liger,
+        "torch, full logits (KL alone)": eager,
+    }
 
 
 def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step]:
@@ -49,6 +78,9 @@ def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step
     def verl_triton() -> Tensor:
         return import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy(h, w, y, 1.0, "none")[0]
 
+    def quack() -> Tensor:
+        return -import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy(h, w, y, reduction="sum")
+
     def eager() -> Tensor:
         return torch.log_softmax((h @ w.T).float(), -1).gather(-1, y[:, None])[:, 0]
 
@@ -61,7 +93,9 @@ def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step
         "verl LinearCrossEntropy (Triton)": verl_triton,
         "torch, full logits": eager,
     }
-    return {name: partial(_step, forward, upstream) for name, forward in forwards.items()}
+    steps = {name: partial(_step, forward, upstream) for name, forward in forwards.items()}
+    # Its backward pass takes one weight for all tokens, so it has less to do.
+    return {"QuACK linear cross-entropy (sum alone)": lambda: quack().backward(), **steps}
 
 
 def _step(forward: Callable[[], Tensor], upstream: Tensor) -> None:

@@ -169,7 +169,7 @@ BENCHMARKS = ROOT / "benchmarks" / "results"
 
 
 def kernels() -> str:
-    """The timings of the kernels: one table for each benchmark, with a column for each shape."""
+    """The timings of the kernels: a table for each benchmark and shape."""
     return (
         "\n".join(
             [
@@ -183,23 +183,28 @@ def kernels() -> str:
 
 def _timings(name: str, title: str) -> str:
     rows = _rows(f"kernels_{name}")
-    shapes = list(dict.fromkeys((row["hidden"], row["vocabulary"]) for row in rows))
-    cells = {(row["candidate"], row["hidden"]): _cell(row) for row in rows}
-    lines = [
-        f"| {title} | " + " | ".join(f"hidden {hidden}, vocabulary {size}" for hidden, size in shapes) + " |",
-        "|---|" + "---|" * len(shapes),
-    ]
-    for candidate in dict.fromkeys(row["candidate"] for row in rows):
-        lines.append(f"| {candidate} | " + " | ".join(cells[candidate, hidden] for hidden, _ in shapes) + " |")
+    lines = []
+    for hidden, size in dict.fromkeys((row["hidden"], row["vocabulary"]) for row in rows):
+        lines += [
+            f"| {title}: hidden {hidden}, vocabulary {size} | time | times the floor | memory |",
+            "|---|---|---|---|",
+        ]
+        lines += [_line(row) for row in rows if (row["hidden"], row["vocabulary"]) == (hidden, size)]
+        lines.append("")
     one = rows[0]
-    made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, commit {one['commit']}, {one['date']}"
-    return "\n".join([*lines, "", f"*{made}*", ""])
+    rounds = f"{one['rounds']} rounds, " if one.get("rounds") else ""
+    made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, {rounds}commit {one['commit']}, {one['date']}"
+    libraries = [x for x in dict.fromkeys(row.get("library") or "" for row in rows) if x and not x.startswith("torch ")]
+    return "\n".join([*lines, f"*{'; '.join([made, *libraries])}*", ""])
 
 
-def _cell(row: dict[str, str]) -> str:
-    floor = f", {float(row['times_floor']):.2f} x floor" if row["times_floor"] else ""
-    memory = f", {row['extra_gib']} GiB" if row["floor"] else ""
-    return f"{row['median_ms']} ms{floor}{memory}"
+def _line(row: dict[str, str]) -> str:
+    """One candidate: its numbers, or why it did not run."""
+    if row.get("failure"):
+        return f"| {row['candidate']} | did not run: {row['failure'].replace('|', ' ')} | | |"
+    floor = f"{float(row['times_floor']):.2f}" if row["times_floor"] else ""
+    memory = f"{row['extra_gib']} GiB" if row["floor"] else ""
+    return f"| {row['candidate']} | {row['median_ms']} ms | {floor} | {memory} |"
 
 
 def _linear() -> str:

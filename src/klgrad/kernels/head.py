@@ -111,7 +111,7 @@ class Head:
         Returns:
             The head; its tensors are the model's own parameters.
         """
-        layer, found = output_layer(model), numbers_of(model.config)
+        layer, found = output_layer(model), numbers_of(model)
         weight, bias = layer.weight, getattr(layer, "bias", None)
         if found.vocabulary is not None and found.vocabulary < len(weight):
             weight, bias = weight[: found.vocabulary], None if bias is None else bias[: found.vocabulary]

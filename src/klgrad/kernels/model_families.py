@@ -18,6 +18,13 @@ MULTIPLIED_BY_ITS_DIVISOR = {"hyperclovax"}
 NOT_APPLIED = {"aya_vision", "cohere2_vision", "gemma3", "shieldgemma2", "mpt"}
 """Models whose config has one of these numbers, but whose forward pass does not use it."""
 
+APPLIED_FROM_TEXT_CONFIG = {
+    "cohere_compass", "gemma3n", "gemma4", "gemma4_unified", "granite4_vision", "hyperclovax_vision_v2",
+    "inkling_mm_model", "mistral_large4", "muse_glimmer", "muse_spark",
+}  # fmt: skip
+"""Models with images or audio whose own forward pass applies the numbers of their text config. Others do not, or only
+in some versions of transformers (Granite in LLaVA-NeXT, Granite Speech): they are refused if there is such a number."""
+
 REFUSED = {
     "chameleon": "sets the logits of all image tokens to the lowest number",
     "electra": "transforms the hidden states before its output layer",
@@ -38,9 +45,10 @@ class Numbers(NamedTuple):
     vocabulary: int | None
 
 
-def numbers_of(config: Any) -> Numbers:
-    """Read the numbers from a transformers config."""
-    if getattr(config, "model_type", None) in NOT_APPLIED:
+def numbers_of(model: Any) -> Numbers:
+    """Read the numbers from the config of a transformers model."""
+    config, kind = model.config, getattr(model.config, "model_type", None)
+    if kind in NOT_APPLIED:
         return Numbers(1.0, None, None)
     text = config.get_text_config()
     given = lambda names: [value for name in names if (value := getattr(text, name, None))]
@@ -48,6 +56,8 @@ def numbers_of(config: Any) -> Numbers:
     if text.model_type in MULTIPLIED_BY_ITS_DIVISOR:
         divisor = 1 / divisor
     scale = math.prod(given(MULTIPLIED_BY)) / divisor
+    if text is not config and kind not in APPLIED_FROM_TEXT_CONFIG and (scale != 1 or caps):
+        raise _refusal(model, f"`{kind}` around `{text.model_type}`, whose scale or cap of the logits it may not apply")
     return Numbers(float(scale), caps[0] if caps else None, getattr(text, "unpadded_vocab_size", None))
 
 

@@ -11,9 +11,10 @@ Each file begins with the names that it touches:
 - `generation.py`: samples, tokenizes, pads and shuffles completions;
 - `observe.py`: observes a trainer of any kind from outside, for `KLCallback`;
 - `state.py`: logs metrics, and holds the state that TRL's checkpoints leave out;
+- `distillation.py`: TRL's distillation loss with another divergence;
 - `checkpoints.py`: the files of a checkpoint.
 
-Methods that have to be overridden are overridden in `kl_trainer.py` and `training/checkpoint/run_trainer.py`;
-`contract.OVERRIDES` lists them. A test searches `trl/` and `training/` for private names outside this package and
-that list.
+Methods that have to be overridden are overridden in `kl_trainer.py`, `distillation.py` and
+`training/checkpoint/run_trainer.py`; `contract.OVERRIDES` lists them. A test searches `trl/` and `training/` for
+private names outside this package and that list.
 """

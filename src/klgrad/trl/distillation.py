@@ -1,0 +1,172 @@
+"""`DistillationTrainer`: TRL's trainer of this name, with its divergence computed by the kernels of this package."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.distillation_config import DistillationConfig
+from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillationTrainer
+
+from ..errors import MeaningError
+from ..kernels import Head, check_head, token_statistics
+from .model_forward import head_of
+from .seam.distillation import check_distillation, loss_with
+from .seam.models import base_of
+
+TOKENS = 64
+"""Tokens of the first batch at which heads are compared with the models' own logits."""
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def divergence_loss(
+    hidden: Tensor,
+    head: Head,
+    teacher_hidden: Tensor,
+    teacher_head: Head,
+    mask: Tensor,
+    beta: float,
+    items: Tensor | int | None = None,
+    budget: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of one KL over the live tokens, divided by `items` or by their number.
+
+    Gradient:
+        of KL(student‖teacher) for `beta` 1 and of KL(teacher‖student) for `beta` 0, of each token with its prefix held
+        fixed; to the student's hidden states and head.
+
+    Args:
+        hidden: (B, T, H) of the student, at the positions that predict the completion.
+        head: of the student.
+        teacher_hidden: (B, T, H') of the teacher.
+        teacher_head: of the teacher.
+        mask: (B, T) 1 where a token is live.
+        beta: 0 or 1, as TRL counts.
+        items: the number of tokens to divide by; None for those of this batch.
+        budget: bytes for tiles of logits; None for 2 GiB.
+
+    Returns:
+        The loss, the sum of the student's entropies, and the number of live tokens.
+    """
+    check_beta(beta)
+    targets = torch.zeros_like(mask, dtype=torch.long)  # the KLs do not depend on them
+    found = token_statistics(hidden, head, targets, teacher_hidden, teacher_head, mask=mask, budget=budget)
+    kl = found.reverse_kl if beta == 1 else found.forward_kl
+    assert kl is not None  # there is a teacher
+    count = (mask != 0).sum()
+    total = count.clamp(min=1) if items is None else items.to(kl.device) if isinstance(items, Tensor) else items
+    return kl.sum() / total, found.entropy.sum(), count
+
+
+def check_beta(beta: float) -> None:
+    """Refuse the interpolated divergences: they need the mixture of both models, which the kernels do not compute."""
+    if beta not in (0, 1):
+        raise MeaningError(
+            "beta=1 (the reverse KL, student to teacher) or beta=0 (the forward KL)",
+            f"beta={beta}, a generalized Jensen-Shannon divergence",
+            "choose one of the two, or use trl.DistillationTrainer, which computes it",
+        )
+
+
+class DistillationTrainer(TRLDistillationTrainer):
+    """TRL's `DistillationTrainer` with this package's kernels; loss and gradient are the same, up to rounding.
+
+    The output heads are those of `Head.of`, compared with the models' own logits on the first batch. Generation,
+    masks, reduction and logging are TRL's.
+
+    Args:
+        model: the student, or its name.
+        teacher_model: the teacher, or its name.
+        args: TRL's `DistillationConfig`, with `beta` 0 or 1.
+        kwargs: the further arguments of TRL's trainer.
+
+    Attributes:
+        memory: bytes for tiles of logits, and for logits kept until the backward pass; None for 2 GiB.
+
+    Example:
+        >>> from trl import DistillationConfig
+        >>> from klgrad.trl import DistillationTrainer  # instead of: from trl import DistillationTrainer
+        >>> args = DistillationConfig("runs/mine", beta=1.0, use_cpu=True, bf16=False)
+        >>> trainer = DistillationTrainer(  # doctest: +SKIP
+        ...     "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct", args, train_dataset=prompts
+        ... )
+    """
+
+    model: Any
+    teacher_model: Any
+    memory: int | None = None
+
+    def __init__(
+        self, model: Any, teacher_model: Any = None, args: DistillationConfig | None = None, **kwargs: Any
+    ) -> None:
+        check_distillation()
+        if args is not None:
+            check_beta(args.beta)
+        self._heads_compared = False
+        super().__init__(model, teacher_model, args, **kwargs)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Compare the heads before the first loss."""
+        if not self._heads_compared:
+            self._heads_compared = True
+            ids = _some_tokens(inputs)
+            for each in (model, self.teacher_model):
+                self._compare_head(each, ids)
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _compute_loss(self, unwrapped_student: Any, inputs: Any, num_items_in_batch: Any) -> Any:
+        return loss_with(self._divergence, self, unwrapped_student, inputs, num_items_in_batch)
+
+    def _divergence(
+        self,
+        student_hidden_states: Tensor,
+        teacher_hidden_states: Tensor,
+        *weights: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
+        **numbers: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """In the place of TRL's: heads are read from the models, because TRL does not know every scale and cap."""
+        mask, beta = weights[-2:]
+        student, teacher = (self._head(each) for each in (self.model, self.teacher_model))
+        hidden, teacher_hidden = student_hidden_states, teacher_hidden_states
+        return divergence_loss(
+            hidden, student, teacher_hidden, teacher, mask, float(beta), num_items_in_batch, self.memory
+        )
+
+    def _head(self, model: Any) -> Head:
+        return head_of(self.accelerator.unwrap_model(model), self.temperature, None)
+
+    @torch.no_grad()
+    def _compare_head(self, model: Any, ids: Tensor) -> None:
+        """Raise `KernelInputError` if the head differs from the model's own logits by more than rounding."""
+        seen: list[tuple[Tensor, Head]] = []
+        base = base_of(self.accelerator.unwrap_model(model))
+        # In one pass, so that dropout makes no difference, and inside it, where sharded parameters are whole.
+        hook = base.base_model.register_forward_hook(
+            lambda _, args, output: seen.append((output[0], _copied(self._head(model))))
+        )
+        try:
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        finally:
+            hook.remove()
+        if len(seen) != 1:
+            raise MeaningError(
+                "a model that calls its base model once for its logits",
+                f"{len(seen)} calls by {type(base).__name__}",
+                "use trl.DistillationTrainer, and report the model",
+            )
+        hidden, head = seen[0]
+        # accelerate returns the results of autocast as float32, but they were rounded.
+        check_head(head, hidden, logits.to(HALF.get(str(self.accelerator.mixed_precision), logits.dtype)))
+
+
+def _copied(head: Head) -> Head:
+    return replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
+
+
+def _some_tokens(inputs: Any) -> Tensor:
+    """(1, n) the last live tokens of the first completion, which have no image."""
+    ids = inputs["completion_ids"][0][inputs["completion_mask"][0].bool()][-TOKENS:]
+    return (ids if len(ids) else inputs["completion_ids"][0][-1:])[None]

@@ -1,0 +1,147 @@
+"""The package for Hugging Face's `kernels` library loads without klgrad, and computes the same numbers."""
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+from tolerances import SINGLE
+
+import klgrad.kernels
+from klgrad.kernels import Head, token_statistics
+
+ROOT = Path(__file__).parent.parent.parent
+LIBRARY = os.environ.get("KERNELS_LIBRARY")
+"""A folder with the library, which cannot be in the path of these tests: their own folder is called `kernels`."""
+SCRIPT = ROOT / "scripts" / "kernels_package.py"
+
+LOAD = """
+import importlib.abc, json, sys
+from pathlib import Path
+class WithoutKlgrad(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "klgrad":
+            raise ImportError("the package must not need klgrad")
+sys.meta_path.insert(0, WithoutKlgrad())
+"""
+BY_KERNELS = (
+    LOAD
+    + """
+from kernels import get_local_kernel
+loaded = get_local_kernel(Path(sys.argv[1]))
+"""
+)
+BY_HAND = (
+    LOAD
+    + """
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("_by_its_id", Path(sys.argv[1]) / "build" / "torch-cuda" / "__init__.py")
+loaded = sys.modules["_by_its_id"] = module_from_spec(spec)
+spec.loader.exec_module(loaded)
+"""
+)
+COMPUTE = """
+import torch
+generator = torch.Generator().manual_seed(0)
+new = lambda *shape: torch.randn(*shape, generator=generator)
+hidden, weight = new(6, 8).requires_grad_(), new(300, 8).requires_grad_()
+found = token_statistics(hidden, Head(weight), torch.arange(6), new(6, 8), Head(new(300, 8)))
+(found.logp + found.entropy + 2 * found.reverse_kl + 3 * found.forward_kl).sum().backward()
+result = [x.tolist() for x in (found.reverse_kl, found.forward_kl, found.logp, hidden.grad, weight.grad)]
+"""
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = spec_from_file_location("kernels_package", SCRIPT)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def package(script, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("klgrad-kernels")
+    script.build(folder)
+    return folder
+
+
+def metadata(package):
+    return [json.loads(path.read_text()) for path in sorted(package.glob("build/*/metadata.json"))]
+
+
+def test_all_public_names_are_exported(script):
+    assert script.public_names() == sorted(name for name in vars(klgrad.kernels) if _is_public(name))
+
+
+def _is_public(name):
+    value = getattr(klgrad.kernels, name)
+    return not name.startswith("_") and not isinstance(value, type(klgrad))
+
+
+def test_the_files_are_those_of_the_source(package, script):
+    for variant in (package / "build").iterdir():
+        copies = {path for path in variant.rglob("*.py") if path != variant / "__init__.py"}
+        assert {path.relative_to(variant) for path in copies} == {
+            path.relative_to(script.SOURCE) for path in script.files()
+        }
+        for copy in copies:
+            assert copy.read_bytes() == (script.SOURCE / copy.relative_to(variant)).read_bytes()
+
+
+def test_the_metadata_has_what_the_library_requires(package):
+    for each in metadata(package):
+        assert {"name", "id", "version", "license", "backend", "digest"} <= set(each)
+        assert each["id"].isidentifier()
+        variant = package / "build" / f"torch-{each['backend']['type']}"
+        for name, digest in each["digest"]["files"].items():
+            assert base64.b64encode(hashlib.sha256((variant / name).read_bytes()).digest()).decode() == digest
+    assert len({each["id"] for each in metadata(package)}) == 2
+
+
+def test_another_source_has_another_id(package, script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "INIT", script.INIT + "# changed\n")
+    script.build(tmp_path)
+    assert {each["id"] for each in metadata(tmp_path)}.isdisjoint(each["id"] for each in metadata(package))
+
+
+def computed(package, loading, **environment):
+    source = loading + "token_statistics, Head = loaded.token_statistics, loaded.Head\n" + COMPUTE
+    command = [sys.executable, "-c", source + "print(json.dumps(result))", str(package)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1", **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return [torch.tensor(x) for x in json.loads(done.stdout.splitlines()[-1])]
+
+
+def expected():
+    names = {"token_statistics": token_statistics, "Head": Head}
+    exec(COMPUTE, names)
+    return [torch.tensor(x) for x in names["result"]]
+
+
+def check(found):
+    for mine, known in zip(found, expected(), strict=True):
+        SINGLE.check_vector(mine, known)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_it_computes_the_same_without_klgrad(package, interpreted):
+    """Triton's interpreter runs the kernels that a GPU runs."""
+    if interpreted:
+        pytest.importorskip("triton")
+    check(computed(package, BY_HAND, TRITON_INTERPRET=str(int(interpreted))))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LIBRARY, reason="KERNELS_LIBRARY names no folder: `make kernels-package` sets it")
+def test_the_library_loads_it(package):
+    check(computed(package, BY_KERNELS, PYTHONPATH=str(LIBRARY)))
