@@ -54,6 +54,7 @@ def judge(found, least):
     assert found.count("right") >= least, "so few models were built that this shows little"
 
 
+@pytest.mark.many
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_text_models():
