@@ -102,6 +102,36 @@ def test_verl_loads_it_and_the_trainers_are_registered():
     assert "MeaningError expected trainer.v1.trainer_mode=klgrad_sync with settings under `klgrad`" in said
 
 
+OLDER = """
+from importlib import import_module
+from omegaconf import OmegaConf
+import verl
+
+def assign(name, config):
+    module, _, kind = name.rpartition(".")
+    trainer = object.__new__(getattr(import_module(module), kind))
+    try:
+        trainer.config = OmegaConf.create(config)
+        print(kind, "has", trainer.config)
+    except Exception as error:
+        print(type(error).__name__, error)
+
+for name in ("verl.trainer.ppo.ray_trainer.RayPPOTrainer", "verl.experimental.separation.ray_trainer.SeparateRayPPOTrainer"):
+    assign(name, {"trainer": {}})
+    assign(name, {"trainer": {}, "klgrad": {}})
+"""
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_trainers_that_would_ignore_the_settings_refuse_them():
+    """Those of trainer.use_v1=False and, below the second one, of one step off-policy and fully asynchronous runs."""
+    said = fresh(OLDER)
+    for kind in ("RayPPOTrainer", "SeparateRayPPOTrainer"):
+        assert f"{kind} has {{'trainer': {{}}}}\n" in said, said
+        assert f"with settings under `klgrad`; received {kind}, which trains without them" in said, said
+
+
 @pytest.mark.slow
 @needs_trainers
 def test_trainers_that_do_not_import_stop_their_own_runs_with_the_reason():
