@@ -116,7 +116,8 @@ def assign(name, config):
     except Exception as error:
         print(type(error).__name__, error)
 
-for name in ("verl.trainer.ppo.ray_trainer.RayPPOTrainer", "verl.experimental.separation.ray_trainer.SeparateRayPPOTrainer"):
+for name in ("trainer.ppo.ray_trainer.RayPPOTrainer", "experimental.separation.ray_trainer.SeparateRayPPOTrainer"):
+    name = f"verl.{name}"
     assign(name, {"trainer": {}})
     assign(name, {"trainer": {}, "klgrad": {}})
 """
