@@ -129,9 +129,11 @@ VERL = {
     # divided by the batch's deviation
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=reinforce_plus_plus": WHITENED,
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=gae critic=0": WHITENED,
-    "verl distillation loss_mode=k1 use_policy_gradient=True": UNKNOWN,  # reverse-kl-token, but clamped at ±10
+    "verl distillation loss_mode=k1 use_policy_gradient=True": summed("reverse-kl-token", "unknown"),  # PPO clips
     "verl distillation loss_mode=k2 use_policy_gradient=True": UNKNOWN,  # k2 as a detached coefficient
-    "verl distillation loss_mode=k2 use_policy_gradient=False": UNKNOWN,  # values clamped at ±10
+    "verl distillation loss_mode=k2 use_policy_gradient=False": REVERSE_TOKEN,
+    "verl distillation loss_mode=k1 use_policy_gradient=True loss_max_clamp=10": UNKNOWN,  # log-ratios beyond ±10
+    "verl distillation loss_mode=k2 use_policy_gradient=False loss_max_clamp=10": UNKNOWN,  # values beyond 10
     "verl distillation loss_mode=k3 use_policy_gradient=True": UNKNOWN,
     "verl distillation loss_mode=k3 use_policy_gradient=False": UNKNOWN,
     **{

@@ -21,7 +21,7 @@ def small(**changed: Any) -> dict[str, Any]:
                 "ppo_mini_batch_size": 8,
                 "entropy_coeff": 0,
             },
-            "rollout": {"n": 4, "calculate_log_probs": True, "top_p": 1, "top_k": -1},
+            "rollout": {"n": 4, "calculate_log_probs": True, "temperature": 1.0, "top_p": 1, "top_k": -1},
         },
         "algorithm": {
             "use_kl_in_reward": False,

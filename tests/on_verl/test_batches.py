@@ -30,9 +30,9 @@ def step(rows=6, width=5, *, engine=True, seed=0):
 
 
 def with_padding_row(batch, uid):
-    """verl's padding: a copy of a row's uid, and no live token; its log-probs are those of a meaningless prompt."""
+    """verl's padding: a uid of its own, and no live token; its log-probs are those of a meaningless prompt."""
     row = {name: torch.full_like(x[:1], 0 if name == "response_mask" else -40) for name, x in batch.items()}
-    return {name: torch.cat([batch[name], row[name]]) for name in batch}, [*uid, uid[0]]
+    return {name: torch.cat([batch[name], row[name]]) for name in batch}, [*uid, "pad0"]
 
 
 LOO = KLTerm(baseline="leave_one_out")
@@ -112,6 +112,25 @@ def test_every_estimator_is_logged_with_its_error_and_the_mismatch():
     )
 
 
+def test_the_ratios_of_a_step_are_those_of_the_declared_sampler():
+    """With sampler=old they are 1 before the update; those to the rollout engine would not be those of the term."""
+    rollout = rollout_of_step(*step())
+    found = [step_metrics(term_of({"ratio": "prefix", "sampler": x}), 0.1, rollout) for x in ("rollout", "old")]
+    assert ["ratio/max" in metrics for metrics in found] == [True, False]
+    assert all("kl/mismatch/k3/per_token" in metrics for metrics in found)
+
+
+def test_without_the_trainers_scores_no_ratio_and_no_mismatch_is_logged():
+    """With bypass_mode verl's old log-probs are those of the rollout engine, and every ratio would be 1."""
+    batch, uid = step()
+    batch["old_log_probs"] = batch["rollout_log_probs"]
+    rollout, declaration = rollout_of_step(batch, uid, scored=False), term_of({"ratio": "prefix", "target": 1.0})
+    found = step_metrics(declaration, 0.1, rollout)
+    assert not any("mismatch" in name or name.startswith("ratio/") for name in found)
+    assert math.isfinite(found["kl/reverse/k3/per_token"])
+    EXACT.check(step_kl(declaration, rollout), step_kl(term_of({"target": 1.0}), rollout))
+
+
 @pytest.mark.parametrize("unit", ["sequence", "token"])
 def test_the_kl_of_an_adaptive_beta(unit):
     batch, uid = step(engine=False)
@@ -141,32 +160,50 @@ def test_an_adaptive_beta_needs_the_one_of_the_driver():
     assert loss._beta(data) == 0.25
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
-@pytest.mark.parametrize("reduction", ["policy", "sequence"])
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "token-sum"])
-def test_micro_batches_add_up_to_the_batch(mode, reduction):
-    """verl passes the numbers of the whole mini-batch with each micro-batch; the KL has to use them as it does."""
+def on_micro_batch(declaration, batch, rows, leaf, mode="token-mean"):
+    """`kl_loss` on some rows of a batch, as a worker calls it; verl passes the numbers of the whole mini-batch."""
     from verl.utils import tensordict_utils
 
     from klgrad.adapters.verl import actor
     from klgrad.verl.loss import kl_loss
 
+    part = {name: x[rows] for name, x in batch.items()}
+    ones = torch.ones_like(part["response_mask"])
+    part |= {"prompts": ones[:, :1], "responses": ones, "attention_mask": torch.cat([ones[:, :1], ones], 1)}
+    whole = {"dp_size": 1, "batch_num_tokens": int(batch["response_mask"].sum()), "global_batch_size": len(leaf)}
+    data = tensordict_utils.get_tensordict(part, non_tensor_dict=whole)
+    unpadded = torch.cat([leaf[rows], torch.zeros_like(leaf[rows, :1])], 1).flatten()
+    return kl_loss(declaration, actor(loss_agg_mode=mode), {"log_probs": unpadded}, data)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
+@pytest.mark.parametrize("reduction", ["policy", "sequence"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "token-sum"])
+def test_micro_batches_add_up_to_the_batch(mode, reduction):
     batch, _ = step(rows=6)
-    declaration = term_of({"reduction": reduction})
-    leaf = batch["old_log_probs"].clone().requires_grad_()
-    tokens = int(batch["response_mask"].sum())
+    declaration, leaf = term_of({"reduction": reduction}), batch["old_log_probs"].clone().requires_grad_()
 
     def loss(rows):
-        part = {name: x[rows] for name, x in batch.items()}
-        ones = torch.ones_like(part["response_mask"])
-        part |= {"prompts": ones[:, :1], "responses": ones}
-        part["attention_mask"] = torch.cat([ones[:, :1], ones], 1)
-        whole = {"dp_size": 1, "batch_num_tokens": tokens, "global_batch_size": 6}
-        data = tensordict_utils.get_tensordict(part, non_tensor_dict=whole)
-        unpadded = torch.cat([leaf[rows], torch.zeros_like(leaf[rows, :1])], 1).flatten()
-        return kl_loss(declaration, actor(loss_agg_mode=mode), {"log_probs": unpadded}, data)[0]
+        return on_micro_batch(declaration, batch, rows, leaf, mode)[0]
 
     whole, parts = loss(slice(0, 6)), torch.stack([loss(slice(i, i + 2)) for i in (0, 2, 4)]).sum()
     SINGLE.check(whole.detach(), parts.detach())
     SINGLE.check_vector(*(torch.autograd.grad(x, leaf)[0] for x in (parts, whole)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
+@pytest.mark.parametrize("node", [{}, {"ratio": "prefix"}, {"level": "token", "ratio": "token"}])
+def test_a_micro_batch_of_padding_alone_has_the_metrics_of_the_others(node):
+    """verl raises if a worker has fewer values of a metric than another: see `Metric.aggregate_dp`."""
+    from verl.utils.metric import Metric
+
+    batch, _ = with_padding_row(*step(rows=2))
+    leaf = batch["old_log_probs"].clone().requires_grad_()
+    (_, live), (loss, empty) = (on_micro_batch(term_of(node), batch, rows, leaf) for rows in (slice(0, 2), slice(2, 3)))
+    assert set(live) == set(empty)
+    assert float(loss) == 0
+    assert not torch.autograd.grad(loss, leaf)[0].any()
+    for name, metric in empty.items():
+        assert math.isfinite(Metric.aggregate_dp([live[name], metric]))

@@ -67,8 +67,9 @@ REFUSED = {
         },
         "loss_mode=forward_kl_topk",
     ),
-    "exact": ({"klgrad": {"estimator": "exact"}}, "estimator=exact"),
-    "baseline in the loss": ({"klgrad": {"baseline": "leave_one_out"}}, "micro-batches divide groups"),
+    "exact": ({"klgrad": {"estimator": "exact"}}, "received estimator=exact; remedy: write estimator=k1"),
+    "exact at token level": ({"klgrad": {"estimator": "exact", "level": "token"}}, "remedy: write estimator=k1"),
+    "baseline in the loss": ({"klgrad": {"baseline": "leave_one_out"}}, "remedy: write placement=advantage"),
     "baseline of one": (
         {"klgrad": {"baseline": "leave_one_out", **ADVANTAGE}, "actor_rollout_ref__rollout__n": 1},
         "rollout.n of 2 or more",
@@ -148,6 +149,15 @@ NOTED = {
     "mean of each": ({"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "that of no divergence"),
     "nucleus": ({"actor_rollout_ref__rollout__top_p": 0.9}, "rollout.top_p=0.9"),
     "filtered": ({"algorithm__filter_groups__enable": True}, "filter_groups.enable=True"),
+    "bypass": ({"algorithm__rollout_correction__bypass_mode": True}, "that of the engine's policy"),
+    "temperature of the teacher": (
+        {
+            "klgrad": {"reference": "teacher"},
+            "distillation__enabled": True,
+            "actor_rollout_ref__rollout__temperature": 0.7,
+        },
+        "rollout.temperature=0.7",
+    ),
     "entropy": ({"actor_rollout_ref__actor__entropy_coeff": 0.1}, "entropy_coeff=0.1"),
 }
 
@@ -162,8 +172,17 @@ def test_what_changes_the_meaning_is_said(case):
 
 def test_nothing_is_said_of_settings_that_keep_the_meaning():
     assert notes(small(), declared(small())) == []
-    weighted = small(klgrad=PREFIX, actor_rollout_ref__actor__ppo_epochs=2)
-    assert notes(weighted, declared(weighted)) == []
+    for config in (
+        small(klgrad=PREFIX, actor_rollout_ref__actor__ppo_epochs=2),
+        small(actor_rollout_ref__rollout__temperature=0.7),  # of policy and reference alike
+        small(
+            klgrad={"reference": "teacher"},
+            distillation__enabled=True,
+            distillation__distillation_loss__use_task_rewards=False,
+            actor_rollout_ref__actor__entropy_coeff=0.1,  # belongs to the policy loss, which is dropped
+        ),
+    ):
+        assert notes(config, declared(config)) == []
 
 
 @pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")

@@ -102,6 +102,45 @@ def test_verl_loads_it_and_the_trainers_are_registered():
     assert "MeaningError expected trainer.v1.trainer_mode=klgrad_sync with settings under `klgrad`" in said
 
 
+OLDER = {
+    "RayPPOTrainer": "trainer.ppo.ray_trainer",
+    "OneStepOffRayTrainer": "experimental.one_step_off_policy.ray_trainer",
+    "FullyAsyncTrainer": "experimental.fully_async_policy.fully_async_trainer",
+    "FullyAsyncRollouter": "experimental.fully_async_policy.fully_async_rollouter",
+}
+"""verl's trainers that are not registered, and their modules."""
+
+ASSIGN = """
+from importlib import import_module
+from omegaconf import OmegaConf
+import verl
+
+def assign(kind, config):
+    trainer = object.__new__(kind)
+    try:
+        trainer.config = OmegaConf.create(config)
+        print(kind.__name__, "has", trainer.config)
+    except Exception as error:
+        print(type(error).__name__, error)
+
+for name, module in OLDER.items():
+    kind = getattr(import_module(f"verl.{module}"), name)
+    if hasattr(kind, "__ray_metadata__"):
+        kind = kind.__ray_metadata__.modified_class
+    assign(kind, {"trainer": {}})
+    assign(kind, {"trainer": {}, "klgrad": {}})
+"""
+
+
+@pytest.mark.slow
+@needs_trainers
+def test_trainers_that_would_ignore_the_settings_refuse_them():
+    said = fresh(f"OLDER = {OLDER}\n{ASSIGN}")
+    for name in OLDER:
+        assert f"{name} has {{'trainer': {{}}}}\n" in said, said
+        assert f"with settings under `klgrad`; received {name}, which trains without them" in said, said
+
+
 @pytest.mark.slow
 @needs_trainers
 def test_trainers_that_do_not_import_stop_their_own_runs_with_the_reason():

@@ -95,15 +95,16 @@ def test_verls_own_trainer_without_settings_is_as_before():
 
 @pytest.mark.slow
 @needs_trainers
-def test_a_node_without_klgrad_is_named(monkeypatch):
+@pytest.mark.parametrize("missing", ["klgrad", "klgrad.verl"])
+def test_a_node_without_klgrad_is_named(monkeypatch, missing):
     import ray
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
     def fail(self):
-        raise ray.exceptions.RaySystemError("No module named 'klgrad'")
+        raise ray.exceptions.RaySystemError(f"No module named '{missing}'")
 
     monkeypatch.setattr(PPOTrainerSync, "_setup", fail)
-    with pytest.raises(ActivationError, match="klgrad on every node; received a worker without it"):
+    with pytest.raises(ActivationError, match="on every node; received a worker without it, or with an older one"):
         built("klgrad_sync")._setup()
 
 

@@ -76,6 +76,12 @@ def test_settings_without_the_trainer_stop_the_run(tmp_path):
     assert "expected trainer.v1.trainer_mode=klgrad_sync with settings under `klgrad`" in output
 
 
+def test_settings_with_the_older_trainer_stop_the_run(tmp_path):
+    status, output = main_ppo(tmp_path, "+klgrad.coef=0.1", "trainer.use_v1=false", ONE_STEP)
+    assert status != 0
+    assert "received RayPPOTrainer, which trains without them" in output, output[-3000:]
+
+
 def test_a_driver_without_the_plug_in_stops_the_run(tmp_path):
     status, output = main_ppo(tmp_path, MODE, "+klgrad.coef=0.1", ONE_STEP, VERL_USE_EXTERNAL_PLUGINS="none")
     assert status != 0

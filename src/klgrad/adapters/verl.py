@@ -5,7 +5,8 @@ without padding, with one prompt token each. In the loss (`use_kl_loss`) the adv
 default. In the reward (`use_kl_in_reward`) `apply_kl_penalty` takes the old log-probs and those of the reference and
 computes token-level rewards, `compute_advantage` turns them into advantages, and `ppo_loss` applies them to logp and
 sums over the tokens (`seq-mean-token-sum`); scores are the advantages of the audit on the last token. Distillation
-takes ref_logp as the log-probs of the teacher, and no task reward. Its `forward_kl_topk` needs whole distributions,
+takes ref_logp as the log-probs of the teacher, and no task reward; it has no clamp, as in verl's YAML file, unless the
+name says so. Its `forward_kl_topk` needs whole distributions,
 which a batch of the audit does not have: a separate test checks what it descends, and
 `klgrad advise verl --divergence forward` reports it.
 """
@@ -32,6 +33,9 @@ WHITENED = ("reinforce_plus_plus", "gae critic=0")
 REFUSED = ("k1", False)
 """Distillation by differentiating k1, which has no effect: the configuration of verl rejects it."""
 
+DATACLASS_CLAMP = 10.0
+"""`loss_max_clamp` of verl's `DistillationLossConfig`; its YAML file, which `main_ppo` reads, sets none."""
+
 TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
 
 
@@ -46,6 +50,7 @@ def subjects() -> list[Subject]:
     by_type = [in_loss(kind, SUM) for kind in TYPES]
     in_rewards = [in_reward(*setting) for setting in product(("kl", "low_var_kl"), ADVANTAGES)]
     distilled = [_distilled(*setting) for setting in product(("k1", "k2", "k3"), (True, False)) if setting != REFUSED]
+    distilled += [_distilled("k1", True, clamp=DATACLASS_CLAMP), _distilled("k2", False, clamp=DATACLASS_CLAMP)]
     return [*default, *by_type, *in_rewards, *distilled, *declared_subjects()]
 
 
@@ -99,18 +104,21 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
     return Subject(name, "framework", loss, framework="verl", stacks=not whitened, instead=better)
 
 
-def _distilled(mode: str, policy_gradient: bool) -> Subject:
+def _distilled(mode: str, policy_gradient: bool, clamp: float | None = None) -> Subject:
     from verl.trainer.distillation.losses import distillation_ppo_loss
     from verl.workers.config import DistillationConfig, DistillationLossConfig
 
     def loss(batch: Batch) -> Tensor:
-        chosen = DistillationLossConfig(loss_mode=mode, use_policy_gradient=policy_gradient, use_task_rewards=False)
+        chosen = DistillationLossConfig(
+            loss_mode=mode, use_policy_gradient=policy_gradient, use_task_rewards=False, loss_max_clamp=clamp
+        )
         config = DistillationConfig(distillation_loss=chosen)
         output, data = micro_batch(batch, batch.advantages)
         data["teacher_logprobs"] = teacher_log_probs(batch)
         return distillation_ppo_loss(actor(loss_agg_mode=SUM), config, output, data)[0]
 
-    name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}"
+    clamped = "" if clamp is None else f" loss_max_clamp={clamp:g}"
+    name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}{clamped}"
     return Subject(name, "framework", loss, framework="verl", stacks=True)
 
 

@@ -17,14 +17,15 @@ SAMPLERS = {"rollout": "rollout_log_probs", "old": "old_log_probs"}
 """The key of the log-probs of each `sampler`."""
 
 
-def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[Any]) -> Rollout:
+def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[Any], *, scored: bool = True) -> Rollout:
     """A batch of the driver: the policy before the update is π, the rollout engine is the sampler if it is known.
 
     Args:
         batch: padded (B, T) tensors.
         uid: of each row's prompt.
+        scored: False if `old_log_probs` are those of the rollout engine: a ratio to it would be 1, not measured.
     """
-    behavior = batch.get("rollout_log_probs")
+    behavior = batch.get("rollout_log_probs") if scored else None
     return Rollout(
         batch["old_log_probs"],
         _needed(batch, "ref_log_prob"),

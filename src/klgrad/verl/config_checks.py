@@ -101,6 +101,11 @@ def _correction(config: Any) -> Any:
     return config["algorithm"].get("rollout_correction") or {}
 
 
+def skips_scoring(config: Any) -> bool:
+    """Whether verl takes the rollout engine's log-probs for those of the policy before the update."""
+    return bool(_correction(config).get("bypass_mode"))
+
+
 def _mask(config: Any) -> None:
     if _correction(config).get("rollout_rs"):
         raise MeaningError(
@@ -142,16 +147,15 @@ def _advantage(config: Any, settings: Settings) -> None:
             "sampler=old",
             "write ratio=none: advantages are computed at the old policy, whose ratio to itself is 1",
         )
-    correction = _correction(config)
-    if correction.get("bypass_mode"):
+    if skips_scoring(config):
         raise MeaningError(
             "log-probs of the trainer with placement=advantage",
             "algorithm.rollout_correction.bypass_mode=True",
             "write placement=loss: with this mode the driver has only those of the rollout engine",
         )
-    if correction.get("rollout_is"):
+    if weighted := _correction(config).get("rollout_is"):
         raise MeaningError(
             "no rollout_is with placement=advantage",
-            f"algorithm.rollout_correction.rollout_is={correction['rollout_is']}",
+            f"algorithm.rollout_correction.rollout_is={weighted}",
             f"write placement=loss with {NODE}.ratio: verl multiplies advantages, and the KL in them, by its own ratio",
         )

@@ -89,16 +89,22 @@ def kl_loss(declaration: Declaration, actor: Any, model_output: Any, data: Any) 
         global_batch_size=data["global_batch_size"],
         loss_scale_factor=actor.loss_scale_factor,
     )
-    return kl, _metrics(kl, result)
+    return kl, _metrics(kl, result, weighted=declaration.term.weighting is not None)
 
 
-def _metrics(kl: Tensor, result: KLResult) -> dict[str, Any]:
-    """What is known only in the workers: the loss, and the ratios to the policy as it moves."""
+WITHOUT_TOKENS = {"ratio/share_bounded": 0.0, "ratio/effective_sample_size": 1.0, "ratio/max": 0.0}
+"""The ratios of a micro-batch that has only verl's padding: none is bounded, none is large."""
+
+
+def _metrics(kl: Tensor, result: KLResult, *, weighted: bool) -> dict[str, Any]:
+    """What is known only in the workers: the loss, and the ratios to the policy as it moves.
+
+    verl needs the same metrics from every micro-batch of every worker, also from one that has only padding.
+    """
     from verl.utils.metric import AggregationType, Metric
 
     found = {"klgrad/loss": Metric(AggregationType.SUM, kl.detach())}
-    for name, value in result.diagnostics.items():
-        if name.startswith("ratio/"):
-            how = AggregationType.MAX if name.endswith("max") else AggregationType.MEAN
-            found[f"klgrad/{name}"] = Metric(how, value)
+    for name, empty in WITHOUT_TOKENS.items() if weighted else ():
+        how = AggregationType.MAX if name.endswith("max") else AggregationType.MEAN
+        found[f"klgrad/{name}"] = Metric(how, result.diagnostics.get(name, empty))
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from .config_checks import skips_scoring
 from .declaration import Declaration
 
 Note = Callable[[Any, Declaration], str | None]
@@ -67,7 +68,7 @@ def _other_samples(config: Any, declaration: Declaration) -> str | None:
 
 def _entropy(config: Any, declaration: Declaration) -> str | None:
     bonus = config["actor_rollout_ref"]["actor"]["entropy_coeff"]
-    if not bonus:
+    if not bonus or not declaration.task_rewards:  # without rewards the whole policy loss is dropped
         return None
     return (
         f"entropy_coeff={bonus:g}: verl adds an entropy bonus to the loss, so that the optimum is not that of the "
@@ -75,4 +76,30 @@ def _entropy(config: Any, declaration: Declaration) -> str | None:
     )
 
 
-NOTES: tuple[Note, ...] = (_old_completions, _per_completion, _other_samples, _entropy)
+def _temperature_of_the_teacher(config: Any, declaration: Declaration) -> str | None:
+    temperature = config["actor_rollout_ref"]["rollout"]["temperature"]
+    if not declaration.from_teacher or temperature == 1:
+        return None
+    return (
+        f"rollout.temperature={temperature:g}: verl scores the student at this temperature and the teacher at 1, so "
+        "that the KL is between these two; set rollout.temperature=1 for the KL of the models as they are"
+    )
+
+
+def _bypass(config: Any, declaration: Declaration) -> str | None:
+    if declaration.from_teacher or not skips_scoring(config):
+        return None
+    return (
+        "rollout_correction.bypass_mode=True: the driver has only the log-probs of the rollout engine, so that the KL "
+        "that it logs, and by which it adapts β, is that of the engine's policy; the mismatch is not measured"
+    )
+
+
+NOTES: tuple[Note, ...] = (
+    _old_completions,
+    _per_completion,
+    _other_samples,
+    _entropy,
+    _temperature_of_the_teacher,
+    _bypass,
+)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ..core.importance import ImportanceWeighting
 from ..core.rollout import Rollout
 from ..reports.divergence import kl_report, mismatch_report
 from ..trainer_parts.kl_values import total_reverse_kl
@@ -25,10 +26,20 @@ def step_metrics(declaration: Declaration, beta: float, rollout: Rollout) -> dic
         mismatch = mismatch_report(seen.logp, seen.behavior_logp, seen.mask, group=seen.group).metrics()
         found["mismatch/log_ratio/abs_max"] = mismatch.pop("log_ratio/abs_max")
         found |= mismatch
-    if declaration.term.weighting is not None and seen.behavior_logp is not None:
+    if weighting_of_step(declaration, seen) is not None:
         term = replace(declaration.term, baseline="none")
         found |= {name: float(x) for name, x in term(seen).diagnostics.items()}
     return found
+
+
+def weighting_of_step(declaration: Declaration, rollout: Rollout) -> ImportanceWeighting | None:
+    """The declared importance weights of the policy before the update.
+
+    None where they are all 1: with sampler=old, and where the rollout engine's log-probs stand for the policy's. The
+    workers log how they move.
+    """
+    known = declaration.settings.sampler == "rollout" and rollout.behavior_logp is not None
+    return declaration.term.weighting if known else None
 
 
 def step_kl(declaration: Declaration, rollout: Rollout) -> float | None:
@@ -36,6 +47,5 @@ def step_kl(declaration: Declaration, rollout: Rollout) -> float | None:
     if not bool(rollout.mask.any()):
         return None
     seen = rows(rollout, rollout.mask.any(-1))
-    weighted = declaration.term.weighting if declaration.settings.sampler == "rollout" else None
-    total = float(total_reverse_kl(seen, weighted, exact=False))
+    total = float(total_reverse_kl(seen, weighting_of_step(declaration, seen), exact=False))
     return total / (float(seen.lengths.sum()) if declaration.settings.target_unit == "token" else len(seen.mask))

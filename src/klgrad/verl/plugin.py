@@ -1,7 +1,8 @@
 """The entry point `verl.plugins`: verl imports this module in every process, before anything else of its own.
 
 Importing verl's trainers takes seconds, and most processes do not need them. So the trainers of klgrad are registered
-when `verl.trainer.ppo.v1` is imported, right after it.
+when `verl.trainer.ppo.v1` is imported, right after it; and verl's older trainers refuse settings of klgrad from the
+moment that `verl.trainer.ppo.ray_trainer` is imported.
 
 No other module of klgrad imports this one: that it is imported shows that verl has loaded it.
 """
@@ -11,44 +12,55 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 TRAINERS = "verl.trainer.ppo.v1"
 """verl's module that registers its own trainers."""
 
+OLDER_TRAINERS = "verl.trainer.ppo.ray_trainer"
+"""verl's module with the base of the trainers that are not registered."""
 
-class AfterTrainers(importlib.abc.MetaPathFinder):
-    """Calls `register` once verl's trainers are imported."""
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function once a module is imported.
+
+    Args:
+        module: the name of the module.
+        then: the function.
+    """
+
+    def __init__(self, module: str, then: Callable[[], None]) -> None:
+        self.module, self.then = module, then
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module as the other finders find it, with a loader that calls `register` after it."""
-        if fullname != TRAINERS:
+        """The module as the other finders find it, with a loader that calls the function after it."""
+        if fullname != self.module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = LoaderWithSequel(spec.loader)
+            spec.loader = LoaderWithSequel(spec.loader, self.then)
         return spec
 
 
 class LoaderWithSequel(importlib.abc.Loader):
-    """A loader that calls `register` after it has run a module; everything else is the other loader's."""
+    """A loader that calls a function after it has run a module; everything else is the other loader's."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+        self._loader, self._then = loader, then
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         """As the other loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then register."""
+        """Run the module, then the function."""
         self._loader.exec_module(module)
-        register()
+        self._then()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -62,12 +74,22 @@ def register() -> None:
         importlib.import_module("klgrad.verl.refused_trainers").register(error)
 
 
+def guard() -> None:
+    """Make verl's older trainers refuse settings that they would ignore."""
+    importlib.import_module("klgrad.verl.older_trainers").refuse_settings(sys.modules[OLDER_TRAINERS])
+
+
+AFTER = {TRAINERS: register, OLDER_TRAINERS: guard}
+
+
 def install() -> None:
-    """Prepare the registration; if verl's trainers are imported already, register now."""
-    if TRAINERS in sys.modules:
-        register()
-    elif not any(isinstance(finder, AfterTrainers) for finder in sys.meta_path):
-        sys.meta_path.insert(0, AfterTrainers())
+    """Prepare what is done after each import; do it now for a module that is imported already."""
+    waiting = {finder.module for finder in sys.meta_path if isinstance(finder, AfterImport)}
+    for module, then in AFTER.items():
+        if module in sys.modules:
+            then()
+        elif module not in waiting:
+            sys.meta_path.insert(0, AfterImport(module, then))
 
 
 install()

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from . import state
 from .active import PLUGIN, check_status, expected
 from .advantage import check_one_row_per_session, lowered_advantages
 from .batch import rollout_of_step
+from .config_checks import skips_scoring
 from .declaration import declared
 from .loss import BETA
 from .meaning_notes import notes
@@ -74,10 +76,12 @@ class DeclaredKL(PPOTrainer):
         try:
             super()._setup()
         except ray.exceptions.RayError as error:
-            if "No module named 'klgrad'" not in str(error):
+            if "No module named 'klgrad" not in str(error):  # or 'klgrad.verl', in an older klgrad
                 raise
             raise ActivationError(
-                "klgrad on every node", "a worker without it", "install the driver's version of klgrad there"
+                f"klgrad {version('klgrad')} on every node",
+                "a worker without it, or with an older one",
+                "install the driver's version of klgrad on the node that Ray names above",
             ) from error
         self.check_active()
         logger.warning("klgrad is active in the driver and in every worker: %s", self.declaration)
@@ -96,7 +100,7 @@ class DeclaredKL(PPOTrainer):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=FIELDS)
         response_mask, uid = data["response_mask"], data.pop("uid").tolist()
         padded = data.to_padded_tensor()
-        rollout = rollout_of_step(padded, uid)
+        rollout = rollout_of_step(padded, uid, scored=not skips_scoring(self.config))
         metrics.update(step_metrics(self.declaration, self.beta.value, rollout))
         self._step_kl = step_kl(self.declaration, rollout) if self.beta.target is not None else None
         if not self.declaration.in_advantage:
