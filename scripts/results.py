@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from klgrad.papers.all_studies import studies
+from klgrad.support.figure_files import KINDS
 
 DOCS = Path(__file__).parent.parent / "docs"
 IMAGES = DOCS / "images" / "reproduce"
@@ -48,14 +49,16 @@ def _with_literal_stars(text: str) -> str:
 
 
 def _section(name: str, data: dict, run: Path) -> str:
-    picture = IMAGES / f"{name.replace('/', '-')}.png"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run / f"{name}.png", picture)
+    picture = name.replace("/", "-")
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        shutil.copyfile(run / f"{name}.{kind}", IMAGES / f"{picture}.{kind}")
     doc = (studies()[name].module.__doc__ or "").strip().split("\n\n", 1)[1]
     checks = "".join(f"- {_mark(check)} {check['claim']}: {check['measured']}\n" for check in data["checks"])
     return (
         f"\n## {name}\n\n{data['claim']}\n\n*{data['source']}*\n\n"
-        f"![{name}](images/reproduce/{picture.name})\n\n{checks}\n{' '.join(doc.split())}\n"
+        f"[![{name}](images/reproduce/{picture}.png)](images/reproduce/{picture}.svg)\n\n"
+        f"{checks}\n{' '.join(doc.split())}\n"
     )
 
 
