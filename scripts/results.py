@@ -11,6 +11,8 @@ from klgrad.support.figure_files import KINDS
 
 DOCS = Path(__file__).parent.parent / "docs"
 IMAGES = DOCS / "images" / "reproduce"
+LONGEST_VERDICT = 300
+"""Characters of a verdict in the table."""
 
 HEAD = """# Reproduced results
 
@@ -37,7 +39,7 @@ def main(run: Path) -> None:
     ]
     for name, data in saved.items():
         anchor = name.replace("/", "").replace(".", "")
-        page.append(f"| [{name}](#{anchor}) | {data['claim']} | {data['verdict']} |\n")
+        page.append(f"| [{name}](#{anchor}) | {data['claim']} | {_short(data)} |\n")
     for name, data in saved.items():
         page.append(_section(name, data, run))
     (DOCS / "results.md").write_text(_with_literal_stars("".join(page)), encoding="utf-8")
@@ -60,6 +62,16 @@ def _section(name: str, data: dict, run: Path) -> str:
         f"[![{name}](images/reproduce/{picture}.png)](images/reproduce/{picture}.svg)\n\n"
         f"{checks}\n{' '.join(doc.split())}\n"
     )
+
+
+def _short(data: dict) -> str:
+    """The verdict; in place of a long list of sentences, which would squeeze the other columns, their number."""
+    if len(data["verdict"]) <= LONGEST_VERDICT:
+        return data["verdict"]
+    marks = [_mark(check) for check in data["checks"]]
+    found = {"differs": marks.count("✗"), "open": marks.count("?")}
+    parts = [f"{name}: {count} of {len(marks)} sentences, below" for name, count in found.items() if count]
+    return ". ".join(parts)
 
 
 def _mark(check: dict) -> str:
