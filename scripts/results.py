@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 from klgrad.papers.all_studies import studies
+from klgrad.support.figure_files import KINDS
 
 DOCS = Path(__file__).parent.parent / "docs"
 IMAGES = DOCS / "images" / "reproduce"
+LONGEST_VERDICT = 300
+"""Characters of a verdict in the table."""
 
 HEAD = """# Reproduced results
 
@@ -36,7 +39,7 @@ def main(run: Path) -> None:
     ]
     for name, data in saved.items():
         anchor = name.replace("/", "").replace(".", "")
-        page.append(f"| [{name}](#{anchor}) | {data['claim']} | {data['verdict']} |\n")
+        page.append(f"| [{name}](#{anchor}) | {data['claim']} | {_short(data)} |\n")
     for name, data in saved.items():
         page.append(_section(name, data, run))
     (DOCS / "results.md").write_text(_with_literal_stars("".join(page)), encoding="utf-8")
@@ -48,15 +51,27 @@ def _with_literal_stars(text: str) -> str:
 
 
 def _section(name: str, data: dict, run: Path) -> str:
-    picture = IMAGES / f"{name.replace('/', '-')}.png"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run / f"{name}.png", picture)
+    picture = name.replace("/", "-")
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        shutil.copyfile(run / f"{name}.{kind}", IMAGES / f"{picture}.{kind}")
     doc = (studies()[name].module.__doc__ or "").strip().split("\n\n", 1)[1]
     checks = "".join(f"- {_mark(check)} {check['claim']}: {check['measured']}\n" for check in data["checks"])
     return (
         f"\n## {name}\n\n{data['claim']}\n\n*{data['source']}*\n\n"
-        f"![{name}](images/reproduce/{picture.name})\n\n{checks}\n{' '.join(doc.split())}\n"
+        f"[![{name}](images/reproduce/{picture}.png)](images/reproduce/{picture}.svg)\n\n"
+        f"{checks}\n{' '.join(doc.split())}\n"
     )
+
+
+def _short(data: dict) -> str:
+    """The verdict; in place of a long list of sentences, which would squeeze the other columns, their number."""
+    if len(data["verdict"]) <= LONGEST_VERDICT:
+        return data["verdict"]
+    marks = [_mark(check) for check in data["checks"]]
+    found = {"differs": marks.count("✗"), "open": marks.count("?")}
+    parts = [f"{name}: {count} of {len(marks)} sentences, below" for name, count in found.items() if count]
+    return ". ".join(parts)
 
 
 def _mark(check: dict) -> str:

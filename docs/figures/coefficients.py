@@ -1,7 +1,7 @@
 """Draw the coefficient of each KL loss on the score of a sampled token, against its log-ratio.
 
 Every curve is measured: the loss is called on one token in float32 and differentiated. Run it with
-`make figures`; it writes docs/images/coefficients.png.
+`make figures`; it writes docs/images/coefficients.png and .svg.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from klgrad import KLTerm, Rollout, zoo as cells
+from klgrad.support.figure_files import look, write_figure
 from klgrad.support.palette import style
 
 OUT = Path(__file__).parent.parent / "images" / "coefficients.png"
@@ -39,7 +40,7 @@ def coefficient(loss: Callable[[Rollout], Tensor], log_ratio: Tensor) -> Tensor:
 
 def main() -> None:
     """Draw both panels."""
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(look(11))
     figure, (near, far) = plt.subplots(1, 2, figsize=(11, 4.6), width_ratios=(1, 1.15), constrained_layout=True)
     for axis, low, high in ((near, -4.0, 4.0), (far, -30.0, 8.0)):
         x = torch.linspace(low, high, 1601)
@@ -56,9 +57,8 @@ def main() -> None:
     near.set_title("near the reference", loc="left", fontsize=11)
     far.set_ylim(-33, 10)
     far.set_title("where π has left tokens that ref likes", loc="left", fontsize=11)
-    figure.legend(*far.get_legend_handles_labels(), frameon=False, fontsize=9.5, loc="outside lower center", ncols=3)
-    OUT.parent.mkdir(exist_ok=True)
-    figure.savefig(OUT, dpi=130)
+    figure.legend(*far.get_legend_handles_labels(), fontsize=9.5, loc="outside lower center", ncols=3)
+    write_figure(figure, OUT)
 
 
 if __name__ == "__main__":

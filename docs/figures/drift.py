@@ -1,7 +1,7 @@
 """Draw the drift of each policy loss, and the direction of its update, as the sampler gets staler.
 
 Everything is exact: sums over all completions, in the limit of large batches. Run it with `make figures`; it writes
-docs/images/drift.png.
+docs/images/drift.png and .svg.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from klgrad.audit.whole.cases import WholeCase, whole_cases
 from klgrad.audit.whole.probing import policy_gradients
 from klgrad.audit.whole.updates import Updates, gradient
 from klgrad.policy_losses import get
+from klgrad.support.figure_files import look, write_figure
 from klgrad.support.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 
 OUT = Path(__file__).parent.parent / "images" / "drift.png"
@@ -30,12 +31,13 @@ POLICIES = 8
 """Random policies at each distance, on each problem."""
 
 Style = dict[str, Any]
+# There are more losses than colours: no two losses of the figure have the same colour and the same line.
 DRIFTS: dict[str, Style] = {
     "reinforce": {"color": BLACK},
-    "ppo-clip": {"color": VERMILION},
+    "ppo-clip": {"color": VERMILION, "linestyle": "-."},
     "dppo": {"color": ORANGE},
-    "product-mask": {"color": PURPLE},
-    "icepop": {"color": BLUE},
+    "product-mask": {"color": PURPLE, "linestyle": "-."},
+    "icepop": {"color": BLUE, "linestyle": "-."},
     "geometric-mask": {"color": GREY, "linestyle": "--"},
     "sequence-mis": {"color": SKY, "linestyle": "--"},
     "sequence-tis": {"color": SKY},
@@ -98,7 +100,7 @@ def agreement(name: str, case: WholeCase) -> Tensor:
 def main() -> None:
     """Draw both panels."""
     torch.set_num_threads(1)
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(look(11))
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 6), constrained_layout=True)
     x = [staleness(distance) for distance in DISTANCES]
     for axis, measure, shown in ((left, drift, DRIFTS), (right, agreement, UPDATES)):
@@ -112,9 +114,8 @@ def main() -> None:
     right.set_ylabel("cosine with the policy gradient")
     right.set_title("direction of the update when advantages differ: it should be 1", loc="left", fontsize=11)
     for axis in (left, right):
-        axis.legend(frameon=False, fontsize=9.5, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
-    OUT.parent.mkdir(exist_ok=True)
-    figure.savefig(OUT, dpi=110)
+        axis.legend(fontsize=9.5, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
+    write_figure(figure, OUT)
 
 
 if __name__ == "__main__":

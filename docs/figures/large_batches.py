@@ -1,7 +1,7 @@
 """Draw how far three ways to average a KL loss are from the KL, as the batch grows.
 
 Everything is an exact sum over all batches, averaged over random problems. Run it with `make figures`; it writes
-docs/images/large-batches.png. `numbers` is the generated part of the page.
+docs/images/large-batches.png and .svg. `numbers` is the generated part of the page.
 """
 
 from functools import cache
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from klgrad.enumeration import Problem, autoregressive, target_gradients
+from klgrad.support.figure_files import look, write_figure
 from klgrad.support.palette import BLUE, GREEN, VERMILION
 
 OUT = Path(__file__).parent.parent / "images" / "large-batches.png"
@@ -81,7 +82,7 @@ def _with_error(each: Tensor) -> str:
 
 def main() -> None:
     """Draw one panel."""
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(look(11))
     figure, axis = plt.subplots(figsize=(7, 3.6), constrained_layout=True)
     for way, colour in WAYS.items():
         axis.plot(
@@ -92,8 +93,8 @@ def main() -> None:
     axis.set_xlabel("completions in the batch")
     axis.set_ylabel("distance to the right direction")
     axis.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
-    axis.legend(frameon=False, fontsize=9.5, loc="center right")
-    figure.savefig(OUT, dpi=130)
+    axis.legend(fontsize=9.5, loc="center right")
+    write_figure(figure, OUT)
 
 
 if __name__ == "__main__":

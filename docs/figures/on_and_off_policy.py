@@ -1,7 +1,7 @@
 """Draw how far the expected gradient of a term is from its target as the sampler gets staler.
 
 Everything is an exact sum over all completions, averaged over random problems. Run it with `make figures`; it writes
-docs/images/on-and-off-policy.png. `numbers` is the generated part of the page.
+docs/images/on-and-off-policy.png and .svg. `numbers` is the generated part of the page.
 """
 
 from dataclasses import replace
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate
 from klgrad.enumeration import Problem, autoregressive, target_gradients
+from klgrad.support.figure_files import look, write_figure
 from klgrad.support.palette import BLUE, GREEN, GREY, VERMILION
 from klgrad.targets import TargetName
 
@@ -85,7 +86,7 @@ def numbers() -> str:
 def main() -> None:
     """Draw a panel for each level."""
     torch.set_num_threads(1)
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(look(11))
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, constrained_layout=True)
     x = [staleness(distance) for distance in DISTANCES]
     for axis, (target, terms) in zip(axes, TERMS.items(), strict=True):
@@ -95,10 +96,10 @@ def main() -> None:
             )
         axis.set_title(TITLES[target], loc="left", fontsize=11)
         axis.set_xlabel("staleness: KL(sampler‖π) of a completion, nats")
-        axis.legend(frameon=False, fontsize=9.5)
+        axis.legend(fontsize=9.5)
     axes[0].set_ylabel("distance to the right gradient")
     axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
-    figure.savefig(OUT, dpi=130)
+    write_figure(figure, OUT)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Draw the two directions of the KL: the nearest policy of a narrow family, and the optimum under a reward.
 
-Run it with `make figures`; it writes docs/images/reverse-and-forward.png. `numbers` is the generated part of the page.
+Run it with `make figures`; it writes docs/images/reverse-and-forward.png and .svg. `numbers` is the
+generated part of the page.
 """
 
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from klgrad import forward_optimum, reverse_optimum
+from klgrad.support.figure_files import look, write_figure
 from klgrad.support.palette import BLUE, GREY, ORANGE
 
 OUT = Path(__file__).parent.parent / "images" / "reverse-and-forward.png"
@@ -57,22 +59,23 @@ def numbers() -> str:
 
 def main() -> None:
     """Draw both panels."""
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), width_ratios=(1.3, 1), constrained_layout=True)
+    plt.rcParams.update(look(11))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), width_ratios=(1.1, 1), constrained_layout=True)
     left.fill_between(TOKENS, two_peaks().exp(), color=GREY, alpha=0.35, label="ref")
     left.plot(TOKENS, nearest(reverse=True).exp(), color=BLUE, linewidth=2.5, label="least reverse KL(π‖ref)")
     left.plot(TOKENS, nearest(reverse=False).exp(), color=ORANGE, linewidth=2.5, label="least forward KL(ref‖π)")
     left.set_xlabel("token")
     left.set_ylabel("probability")
     left.set_title("the nearest π that has one peak", loc="left", fontsize=11)
-    left.legend(frameon=False, fontsize=9.5)
+    left.legend(fontsize=9.5)
     bars = {"ref": (REF, GREY), "reverse": (optima()["reverse"], BLUE), "forward": (optima()["forward"], ORANGE)}
     for i, (label, (p, colour)) in enumerate(bars.items()):
-        right.bar(torch.arange(4) + 0.27 * (i - 1), p, width=0.25, color=colour, label=label)
+        placed = right.bar(torch.arange(4) + 0.27 * (i - 1), p, width=0.25, color=colour, label=label)
+        right.bar_label(placed, fmt="{:.2f}", padding=1, fontsize=7)
     right.set_xticks(range(4), ["A", "B", "C", "D, reward 1"])
     right.set_title(f"the optimum under a reward, β = {BETA}", loc="left", fontsize=11)
-    right.legend(frameon=False, fontsize=9.5)
-    figure.savefig(OUT, dpi=130)
+    right.legend(fontsize=9.5)
+    write_figure(figure, OUT)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Draw what the token level leaves out: a policy that can only choose its first token.
 
 Everything is exact: there are four completions. Run it with `make figures`; it writes
-docs/images/token-and-sequence.png. `numbers` is the generated part of the page.
+docs/images/token-and-sequence.png and .svg. `numbers` is the generated part of the page.
 """
 
 from pathlib import Path
@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from klgrad.enumeration import CompletionSpace, Problem, target_gradients
+from klgrad.support.figure_files import look, write_figure
 from klgrad.support.palette import BLUE, GREY, ORANGE
 from klgrad.targets import TargetName
 
@@ -56,10 +57,12 @@ def numbers() -> str:
 
 def main() -> None:
     """Draw both panels."""
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(look(11))
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
     prefixes = ["first token", "after a", "after b"]
-    left.bar(prefixes, problem().prefix_kl().tolist(), color=GREY, width=0.6)
+    bars = left.bar(prefixes, problem().prefix_kl().tolist(), color=GREY, width=0.6)
+    left.bar_label(bars, fmt="{:.2f}", padding=2)
+    left.margins(y=0.12)
     left.set_ylabel("KL(π‖ref) of the next token, nats")
     left.set_title("only after b is π far from ref", loc="left", fontsize=11)
     for target, (label, colour) in LEVELS.items():
@@ -68,8 +71,8 @@ def main() -> None:
     right.set_xlabel("step")
     right.set_ylabel("probability of writing b")
     right.set_title("the sequence level avoids b", loc="left", fontsize=11)
-    right.legend(frameon=False)
-    figure.savefig(OUT, dpi=130)
+    right.legend()
+    write_figure(figure, OUT)
 
 
 if __name__ == "__main__":

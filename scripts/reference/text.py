@@ -40,8 +40,14 @@ def definition(doc: str) -> str:
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
     head = list(head)
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    cells = (" | ".join(map(_cell, row)) for row in rows)
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {row} |" for row in cells)]
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """The text with its bars escaped, except in code: the |l| of a formula would end the cell."""
+    return re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or r"\|", text)
 
 
 def source_of(function: str, module: ModuleType) -> str:

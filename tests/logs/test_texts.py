@@ -67,3 +67,12 @@ def test_a_tiny_dead_zone_is_not_mentioned(dead, mention, tmp_path):
     (advice,) = report(tmp_path, {"logp": logp, "ref_logp": ref}, "k3-loss-clamped").advice
     assert f"%{mention}. Use" in advice
     assert "0.00%" not in advice
+
+
+def test_a_loss_that_was_not_named_is_called_assumed(tmp_path):
+    data = sampled(rows=12, tokens=20)
+    assumed, named = report(tmp_path, data), report(tmp_path, data, "k3-loss")
+    assert any("k3-loss is assumed. Name yours by --cell" in note for note in assumed.notes)
+    assert assumed.advice[0].startswith("If the KL loss of the run is k3-loss: it descends ")
+    assert not any("assumed" in note for note in named.notes)
+    assert named.advice[0].startswith("k3-loss descends ")

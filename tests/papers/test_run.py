@@ -42,7 +42,7 @@ def test_numbers_figure_and_verdict_are_kept(tmp_path):
     assert saved["claim"] == "A claim that is made up for a test."
     assert saved["numbers"] == {"x": [1.0, 2.0]}
     assert saved["checks"] == [{"claim": "it holds", "measured": "1.0", "holds": True, "decided": True}]
-    assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
+    assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png", "made-up.svg"]
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypat
     stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert stopped.exit_code == 130
     assert "to compute the missing results" in stopped.output
-    assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png"]
+    assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png", "made-up.svg"]
     vars(second.module)["run"] = lambda settings: {"x": [3.0]}
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == 0
@@ -109,7 +109,7 @@ def test_ctrl_c_stops_the_workers_and_leaves_whole_files_only(tmp_path):
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert files
     for path in files:
-        assert path.suffix in (".json", ".png"), path
+        assert path.suffix in (".json", ".png", ".svg"), path
         if path.suffix == ".json":
             json.loads(path.read_text())
 

@@ -218,7 +218,7 @@ class ValueOnly(Dropped):
     ("kind", "moves"), [(GRPOTrainer, True), (Detached, True), (Dropped, False), (ValueOnly, False)]
 )
 def test_whether_beta_moves_the_gradient(kind, moves, tmp_path):
-    callback, settings = KLCallback(), {"beta": 0.3, "max_steps": 2, "logging_steps": 2}
+    callback, settings = KLCallback(1), {"beta": 0.3, "max_steps": 2, "logging_steps": 2}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CallbackWarning)
         found = run(tmp_path / "with", callback, kind=(kind, GRPOConfig), **settings)
@@ -247,10 +247,18 @@ def test_a_failure_is_reported_and_training_goes_on(tmp_path, monkeypatch):
 
     plain = run(tmp_path / "without", max_steps=2)  # the second samples with random numbers after the failure
     monkeypatch.setattr(kl_callback.Passes, "_log_probs", fail)
-    with pytest.warns(CallbackWarning, match="no KL of step 1 is reported: RuntimeError: out of something"):
-        found = run(tmp_path / "with", KLCallback(), max_steps=2)
+    with pytest.warns(CallbackWarning, match=r"no KL of step [12] is reported: RuntimeError: out of something"):
+        found = run(tmp_path / "with", KLCallback(1), max_steps=2)
     assert torch.equal(tiny.weights(plain), tiny.weights(found))
     assert not tiny.logged(found, K3)
+
+
+@pytest.mark.slow
+def test_a_run_of_which_only_the_start_is_measured_says_so(tmp_path):
+    text = "more than every=3 updates; received 3, of which only the first is measured.*remedy: write a smaller every"
+    with pytest.warns(CallbackWarning, match=text):
+        run(tmp_path / "short", KLCallback(3), max_steps=3)
+    run(tmp_path / "longer", KLCallback(3), max_steps=4)  # a warning would be an error
 
 
 def test_a_trainer_without_completions(tmp_path):
@@ -259,13 +267,13 @@ def test_a_trainer_without_completions(tmp_path):
     rows = [{"input_ids": [2, 3, 4], "labels": [2, 3, 4]}] * 4
     args = TrainingArguments(str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
     model = AutoModelForCausalLM.from_pretrained(tiny.folder())
-    trainer = Trainer(model=model, args=args, train_dataset=rows, callbacks=[KLCallback()])
+    trainer = Trainer(model=model, args=args, train_dataset=rows, callbacks=[KLCallback(1)])
     with pytest.warns(CallbackWarning, match="expected batches with prompt_ids.*received .*labels"):
         trainer.train()
 
 
 def test_a_callback_that_no_trainer_has(tmp_path):
-    callback, trainer = KLCallback(), tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path)
+    callback, trainer = KLCallback(1), tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path)
     with pytest.warns(CallbackWarning, match=r"expected a trainer that calls this callback; received none.*attach"):
         callback.on_train_begin(trainer.args, trainer.state, trainer.control)
     assert callback.attach(trainer) is callback
@@ -277,7 +285,7 @@ def test_a_callback_that_no_trainer_has(tmp_path):
 
 def test_a_second_beginning_observes_once(tmp_path):
     """As after a training that ended with an error, of which a callback is not told."""
-    callback, trainer = KLCallback(), tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path)
+    callback, trainer = KLCallback(1), tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path)
     callback.attach(trainer)
     for _ in range(2):
         callback.on_train_begin(trainer.args, trainer.state, trainer.control)

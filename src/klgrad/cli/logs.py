@@ -28,7 +28,13 @@ def command(
             help="Parquet, JSONL or NPZ, with per-token log-probs; folders and patterns too.", show_default=False
         ),
     ],
-    cell: Annotated[str, typer.Option(help="The KL loss in use, by its name in `klgrad audit`.")] = "k3-loss",
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            help="The KL loss in use, by its name in `klgrad audit`; k3-loss is assumed without.",
+            show_default=False,
+        ),
+    ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +80,9 @@ def command(
     deliver(console, show(report), (json, lambda: to_json(report)), (html, lambda: to_html(report)))
 
 
-def _examine(files: list[Path], cell: str, chosen: dict[str, str], by: str | None, console: Console) -> LogReport:
+def _examine(
+    files: list[Path], cell: str | None, chosen: dict[str, str], by: str | None, console: Console
+) -> LogReport:
     from ..logs import examine
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())

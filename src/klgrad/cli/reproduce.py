@@ -30,7 +30,7 @@ def command(
         typer.Argument(metavar="[RESULT]...", help="Names as in --list. None: all results.", show_default=False),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every result with its claim, and stop.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for numbers (JSON) and figures (PNG).")] = Path("reproduced"),
+    out: Annotated[Path, typer.Option(help="Folder for numbers (JSON) and figures (PNG, SVG).")] = Path("reproduced"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: all within ten seconds.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of every random number.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Number of results to compute at a time.")] = min(

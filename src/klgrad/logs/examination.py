@@ -1,6 +1,7 @@
 """One pass over a log."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from .log_report import LogReport
 from .prompt_groups import Known
 from .read import CHUNK_TOKENS, Log, open_log
 
+ASSUMED_CELL = "k3-loss"
+"""The KL loss that a run is assumed to have if none is named: that of GRPO as published."""
+
 Progress = Callable[[int, int], None]
 """Called with the position in the file and its end, in a unit of the format; with files, if there are several."""
 
 
 def examine(
     path: Path | Sequence[Path],
-    cell: str = "k3-loss",
+    cell: str | None = None,
     columns: dict[str, str] | None = None,
     *,
     by: str | None = None,
@@ -35,7 +39,7 @@ def examine(
 
     Args:
         path: a Parquet, JSONL or NPZ file with per-token log-probs, or several of them; also a folder, or a pattern.
-        cell: the name, in `klgrad.zoo`, of the KL loss in use.
+        cell: the name, in `klgrad.zoo`, of the KL loss in use; None assumes k3-loss, and the report says so.
         columns: role to column name, to override the recognised names; an empty name leaves an optional role out.
         by: a column with one value per completion, such as the step; the report then has each of its values too.
         progress: called after each chunk.
@@ -63,7 +67,7 @@ def examine(
         >>> print(report.advice[0])
         Nothing to change in reference and KL term; whether trainer and sampler agree is unknown.
     """
-    chosen = cell_of(cell)
+    chosen = cell_of(cell or ASSUMED_CELL)
     given = [path] if isinstance(path, Path) else list(path)
     files, known = files_of(given), Known()
     wanted = {**(columns or {}), **({} if by is None else {"by": by})}
@@ -79,7 +83,8 @@ def examine(
             f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{files[0]}, which has no rows",
             "check that the mask is 1 at the completion's tokens" if rows else "write the log again",
         )
-    return sums.report(describe(given, files), list(known.get("by", {})))
+    report = sums.report(describe(given, files), list(known.get("by", {})))
+    return replace(report, cell_is_assumed=cell is None)
 
 
 def _read(sums: "_Sums", files: list[Path], logs: list[Log]) -> Iterator[tuple[int, int]]:

@@ -43,6 +43,7 @@ class LogReport:
         reference: how well π and ref are aligned.
         padding: rows that look padded.
         parts: the same KLs for each value of the column `by`; empty without one.
+        cell_is_assumed: whether `cell` was not named.
 
     Example:
         >>> import tempfile
@@ -71,6 +72,7 @@ class LogReport:
     reference: Lags
     padding: Padding
     parts: list[Part] = field(default_factory=list)
+    cell_is_assumed: bool = False
 
     @property
     def notes(self) -> list[str]:
@@ -94,6 +96,11 @@ class LogReport:
             )
         elif self._is_stale:
             found.append("The tokens are not sampled from π, and the KLs to the reference are not corrected for this.")
+        if self.cell_is_assumed and not self._is_at_the_reference:
+            found.append(
+                f"The log does not say which KL loss the run has: {self.cell.name} is assumed. Name yours by --cell; "
+                "if β is 0 there is none, and what follows about its coefficients does not apply."
+            )
         return found
 
     @property
@@ -153,15 +160,19 @@ class LogReport:
         dead_zone = self.dead_share >= RARE
         if off < HARDLY and not dead_zone:
             return [
-                f"{self.cell.name} descends {what}. This near to ref, its coefficients differ from those of the "
+                f"{self._named} descends {what}. This near to ref, its coefficients differ from those of the "
                 f"token-level reverse KL by only {off:.1%}; the difference grows when π moves away from ref. "
                 f"{self.cell.instead}"
             ]
         dead = f", and are zero on {self.dead_share:.2%} of the tokens" if dead_zone else ""
         return [
-            f"{self.cell.name} descends {what}: on these tokens its coefficients differ from those of the token-level "
+            f"{self._named} descends {what}: on these tokens its coefficients differ from those of the token-level "
             f"reverse KL by {off:.0%}{dead}. {self.cell.instead}"
         ]
+
+    @property
+    def _named(self) -> str:
+        return f"If the KL loss of the run is {self.cell.name}: it" if self.cell_is_assumed else self.cell.name
 
     def _stale(self) -> list[str]:
         has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")

@@ -1,6 +1,5 @@
 """Compute, judge and draw results. Files are complete or absent; numbers of an earlier run are reused."""
 
-import io
 import json
 import time
 from dataclasses import asdict, dataclass
@@ -9,9 +8,8 @@ from typing import Any
 
 from .. import __version__
 from ..support.atomic_files import finite, write_whole
+from ..support.figure_files import KINDS, look, write_figure
 from .study import Check, Numbers, Settings, Study
-
-DPI = 110
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,13 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
     Args:
         study: the result.
         settings: how much to compute.
-        out: the folder for numbers and figure.
+        out: the folder for numbers and figure, which is written as PNG and as SVG.
         fresh: compute again, even if `out` has numbers of the same settings.
 
     Returns:
         The outcome.
     """
-    data, picture = files_of(study, out)
+    data, *pictures = files_of(study, out)
     requested = {"klgrad": __version__, **asdict(settings)}
     again = fresh or study.experiment is not None  # a file of training runs is read at once, and may have changed
     numbers, seconds = None if again else _kept(data, requested), None
@@ -65,7 +63,8 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         # Judge and draw what JSON stores, so that saved numbers give the same result.
         numbers = json.loads(json.dumps(finite(study.run(settings))))
         seconds = time.perf_counter() - start
-        picture.unlink(missing_ok=True)
+        for picture in pictures:
+            picture.unlink(missing_ok=True)
     made = numbers["made"] if study.experiment else {}
     measured = f"{', '.join(made['date'])}, commit {', '.join(made['commit'])}" if made else ""
     outcome = Outcome(study.name, study.check(numbers), seconds, measured)
@@ -79,14 +78,14 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
     saved |= {"checks": [asdict(check) for check in outcome.checks], "numbers": numbers}
     # Numbers before the figure: a missing figure is drawn again, an outdated one would be kept.
     write_whole(data, json.dumps(saved, indent=1) + "\n")
-    if not picture.exists():
-        write_whole(picture, _draw(study, numbers))
+    if not all(picture.exists() for picture in pictures):
+        _draw(study, numbers, pictures[0])
     return outcome
 
 
-def files_of(study: Study, out: Path) -> tuple[Path, Path]:
-    """The files for the numbers and the figure."""
-    return out / f"{study.name}.json", out / f"{study.name}.png"
+def files_of(study: Study, out: Path) -> list[Path]:
+    """The file for the numbers, and one for each format of the figure."""
+    return [out / f"{study.name}.{kind}" for kind in ("json", *KINDS)]
 
 
 def _kept(data: Path, requested: dict[str, Any]) -> Numbers | None:
@@ -98,14 +97,11 @@ def _kept(data: Path, requested: dict[str, Any]) -> Numbers | None:
         return None
 
 
-def _draw(study: Study, numbers: Numbers) -> bytes:
+def _draw(study: Study, numbers: Numbers, path: Path) -> None:
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}):
+    with rc_context(look(10)):
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
         study.draw(numbers, figure)
-        buffer = io.BytesIO()
-        FigureCanvasAgg(figure).print_figure(buffer, dpi=DPI, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+        write_figure(figure, path)

@@ -40,8 +40,12 @@ SOUND = ("k1-reward", "k1-both", "k3-both")
 
 WEIGHTS = {"none": "no weight", "token": "token ratio", "sequence": "sequence ratio", "prefix": "prefix ratio"}
 
-REPAIRS = {"sequence": ("w_T", "o"), "sequence to go": ("w_T, terms to go", "s"), "prefix": ("w_t, terms to go", "^")}
-"""The exact ones, with their label and marker: the second differs from each of the others in one respect."""
+REPAIRS = {
+    "sequence": ("w_T", "o-"),
+    "sequence to go": ("w_T, terms to go", "s--"),
+    "prefix": ("w_t, terms to go", "^:"),
+}
+"""The exact ones, with their label, marker and line: the second differs from each of the others in one respect."""
 
 Measured = dict[str, list[float]]
 """By configuration and weight, one number a problem."""
@@ -159,8 +163,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         axis.set_title(title, fontsize=10)
         axis.set(ylabel="bias / ‖∇KL‖", ylim=(-0.05 * top, top))
     cost, samples = axes[:, 2]
-    for weight, (text, marker) in REPAIRS.items():
-        cost.plot(x, mean("deviation", f"k1-reward/{weight}"), marker=marker, ms=4, label=text)
+    for weight, (text, line) in REPAIRS.items():
+        colour = style("k1-reward")["color"]
+        cost.plot(x, mean("deviation", f"k1-reward/{weight}"), line, color=colour, ms=4, label=text)
     cost.set_title("k1 in reward, exact weights", fontsize=10)
     cost.set(ylabel="std of one sample / ‖∇KL‖", ylim=(0, None))
     cost.legend(fontsize=8)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ...support.palette import STYLES
+from ...support.palette import BLUE, STYLES
 from ..reward_and_kl import height
 from ..study import Numbers
 
@@ -17,7 +17,7 @@ LABELS = {
     "k3-reward": ("k3 in the reward", STYLES["k3-loss"][0], "-"),
     "k3-loss": ("k3 as loss", STYLES["k3-loss"][0], ":"),
     "k3-both": ("k3 in both", STYLES["k3-loss"][0], "--"),
-    "exact-loss": ("exact as loss", STYLES["k3-reward"][0], ":"),
+    "exact-loss": ("exact as loss", BLUE, ":"),
 }
 """The label of an arm; its colour is its estimator, its line the place of the KL."""
 MARKS = {"-": "o", ":": "s", "--": "^"}

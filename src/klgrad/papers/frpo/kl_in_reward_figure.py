@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 LABELS = {
     "k1-reward": ("k1 in the reward", "k1-reward"),
-    "k1-advantage-leave-one-out": ("k1 in the advantage", "k1-reward-leave-one-out"),
-    "k2-loss": ("k2 as loss", "k3-reward"),
+    "k1-advantage-leave-one-out": ("k1 in the advantage", "k1-advantage"),
+    "k2-loss": ("k2 as loss", "k2-loss"),
     "k3-loss": ("k3 as loss", "k3-loss"),
     "none": ("no KL", "k1-loss"),
 }

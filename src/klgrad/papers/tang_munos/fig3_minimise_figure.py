@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHADES = {1: "#440154", 2: "#3B528B", 4: "#21918C", 16: "#5EC962", 64: "#C8B400"}
-"""The colour of each n, from dark to light."""
+SHADES = {1: "#CBC5E3", 2: "#A29BCB", 4: "#7B6FB0", 16: "#5A3E97", 64: "#2F0066"}
+"""The colour of each n, from light to dark: shades that no estimator has."""
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:

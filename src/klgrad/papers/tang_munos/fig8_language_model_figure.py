@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ...support.palette import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ LAST_PANEL = {
 }
 TITLES = {"may-end": "Completions may end", "fixed-length": "Completions of 32 tokens"}
 STYLES = {
-    "k3-loss": ("token: k3 as loss (GRPO)", "#c0392b", "-"),
-    "k2-loss": ("token: k2 as loss", "#e08e2b", "-"),
-    "exact-token": ("token: exact", "#2e7d32", "-"),
-    "k1-reward": ("sequence: k1 in reward", "#1f4e9c", "--"),
-    "k1-reward-leave-one-out": ("sequence: k1, leave-one-out", "#5b9bd5", "--"),
-    "k1-reward-to-go": ("sequence: k1 to go", "#7b5ea7", "--"),
-    "exact-discount-0.9-leave-one-out": ("sequence: exact, discount 0.9, leave-one-out", "#444444", "--"),
+    "k3-loss": ("token: k3 as loss (GRPO)", ORANGE, "-"),
+    "k2-loss": ("token: k2 as loss", SKY, "-"),
+    "exact-token": ("token: exact", BLACK, "-"),
+    "k1-reward": ("sequence: k1 in reward", GREEN, "--"),
+    "k1-reward-leave-one-out": ("sequence: k1, leave-one-out", BLUE, "--"),
+    "k1-reward-to-go": ("sequence: k1 to go", PURPLE, "--"),
+    "exact-discount-0.9-leave-one-out": ("sequence: exact, discount 0.9, leave-one-out", VERMILION, "--"),
 }
 
 

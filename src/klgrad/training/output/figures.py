@@ -1,6 +1,5 @@
 """Figures of one or several runs: reward, KL, reward against KL, lengths."""
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,10 @@ from typing import Any
 from ...errors import MissingExtraError
 from ...support import palette
 from ...support.atomic_files import write_whole
+from ...support.figure_files import content, look
 from ..run_folder.history import evaluations, kl_of, length_of, training
 from ..run_folder.record import FIGURES
 
-DPI = 200
-LOOK: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "klgrad"}
-"""Settings of matplotlib. The salt makes the names in an SVG file the same each time."""
 COLOURS = (palette.BLUE, palette.ORANGE, palette.GREEN, palette.PURPLE, palette.SKY, palette.VERMILION, palette.BLACK)
 Row = dict[str, Any]
 Value = Callable[[Row], float | None]
@@ -35,8 +32,8 @@ class Drawn:
 def draw(runs: list[Drawn], folder: Path) -> None:
     """Draw the runs to the figures of a folder."""
     kinds = [name.rpartition(".")[2] for name in FIGURES]
-    for name, content in zip(FIGURES, drawn(runs, *kinds), strict=True):
-        write_whole(folder / name, content)
+    for name, picture in zip(FIGURES, drawn(runs, *kinds), strict=True):
+        write_whole(folder / name, picture)
 
 
 def drawn(runs: list[Drawn], *kinds: str) -> list[bytes]:
@@ -53,42 +50,43 @@ def drawn(runs: list[Drawn], *kinds: str) -> list[bytes]:
         import matplotlib
     except ImportError:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
-    with matplotlib.rc_context(LOOK):
+    with matplotlib.rc_context(look(9)):
         figure, axes = _axes()
+        colours = _colours(len(runs))
         for i, run in enumerate(runs):
-            _draw_run(axes, run, COLOURS[i % len(COLOURS)])
+            _draw_run(axes, run, colours[i])
         _label(axes)
         _legend(figure, runs)
-        return [_saved(figure, kind) for kind in kinds]
+        return [content(figure, kind) for kind in kinds]
 
 
-def _saved(figure: Any, kind: str) -> bytes:
-    """The bytes of a file, the same for the same figure: without the date."""
-    content = io.BytesIO()
-    undated = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    figure.savefig(content, format=kind, dpi=DPI, metadata=undated)
-    return content.getvalue()
+def _colours(runs: int) -> list[str]:
+    """A colour for each run, from a colour map if there are more runs than colours of the palette."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if runs <= len(COLOURS):
+        return list(COLOURS[:runs])
+    return [to_hex(colormaps["turbo"](i / (runs - 1))) for i in range(runs)]
 
 
 def _axes() -> tuple[Any, dict[str, Any]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 7.4), layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(2, 2)
     return figure, dict(zip(("reward", "kl", "frontier", "length"), grid.flat, strict=True))
 
 
 def _draw_run(axes: dict[str, Any], run: Drawn, colour: str) -> None:
     trained, evaluated = training(run.rows), evaluations(run.rows)
-    look: dict[str, Any] = {"color": colour}
-    thin = {**look, "linewidth": 0.8, "alpha": 0.6}
+    plain: dict[str, Any] = {"color": colour}
+    thin = {**plain, "linewidth": 0.8, "alpha": 0.6}
     _line(axes["reward"], trained, _step, _task_reward, **thin)
     _line(axes["kl"], trained, _step, kl_of, **thin)
-    _line(axes["frontier"], trained, kl_of, _task_reward, **look, linestyle="", marker=".", markersize=3, alpha=0.5)
+    _line(axes["frontier"], trained, kl_of, _task_reward, **plain, linestyle="", marker=".", markersize=3, alpha=0.5)
     _line(axes["length"], trained, _step, length_of, **thin)
-    filled: dict[str, Any] = {**look, "marker": "o", "markersize": 5, "linewidth": 1.2}
+    filled: dict[str, Any] = {**plain, "marker": "o", "markersize": 5, "linewidth": 1.2}
     hollow = {**filled, "markerfacecolor": "white", "linestyle": ":"}
     for domain, style in (("in", filled), ("out", hollow)):
         reward, reward_error = _domain(domain), _domain(domain, "standard_error")
@@ -147,7 +145,6 @@ def _label(axes: dict[str, Any]) -> None:
     ):
         axes[name].set(title=title, xlabel=x, ylabel=y)
         axes[name].grid(alpha=0.25)
-        axes[name].ticklabel_format(style="plain", useOffset=False)  # 0.0002, not 2 with 1e-4 above the axis
         if x == "update":
             axes[name].xaxis.set_major_locator(MaxNLocator(integer=True))
         if not axes[name].lines:
@@ -158,8 +155,7 @@ def _label(axes: dict[str, Any]) -> None:
 def _legend(figure: Any, runs: list[Drawn]) -> None:
     from matplotlib.lines import Line2D
 
-    colours = zip(COLOURS * len(runs), runs, strict=False)
-    names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour, _ in colours]
+    names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in _colours(len(runs))]
     grey: dict[str, Any] = {"color": palette.GREY}
     mark = {**grey, "marker": "o", "markersize": 5}
     marks = [

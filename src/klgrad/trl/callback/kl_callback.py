@@ -127,6 +127,11 @@ class KLCallback(TrainerCallback):
         check = BetaCheck(trainer)
         if self.check_beta and check.is_due:
             observer.on_loss(lambda *given: self._checked(check, *given))
+        if state.global_step == 0 and 1 < state.max_steps <= self.every:
+            self._warn(
+                f"expected a run of more than every={self.every} updates; received {state.max_steps}, of which only "
+                "the first is measured, before the weights have changed; remedy: write a smaller every"
+            )
 
     def _keep_late(self, reference: Reference, state: Any) -> None:
         """Keep the weights now, for a callback that was added to a trainer that existed already."""

@@ -41,9 +41,10 @@ class RolloutFiles:
         ensure_folder(self.folder)
         later = [path for path in sorted(self.folder.glob("step-*.parquet")) if (step_of(path) or 0) > step]
         if later and step == 0:
+            files = f"{len(later)} file{'s' * (len(later) != 1)}"
             raise MeaningError(
                 "a folder for the log-probs of one run",
-                f"{self.folder}, with {len(later)} files of another run, such as {later[0].name}",
+                f"{self.folder}, with {files} of another run, such as {later[0].name}",
                 "give another folder to log_rollouts, or remove the files",
             )
         for path in later:
