@@ -99,7 +99,7 @@ def test_the_head_of_a_model(model, nested):
     config, fields = CONFIGS[model]
     text = SimpleNamespace(**{"model_type": "some", **config})
     text.get_text_config = lambda: text
-    outer = SimpleNamespace(get_text_config=lambda: text) if nested else text
+    outer = SimpleNamespace(model_type="gemma3n", get_text_config=lambda: text) if nested else text
     layer = torch.nn.Linear(4, 9, bias=False)
     head = Head.of(SimpleNamespace(config=outer, get_output_embeddings=lambda: layer), temperature=0.7)
     expected = Head(layer.weight, temperature=0.7, **fields)
