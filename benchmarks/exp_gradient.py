@@ -59,9 +59,9 @@ class Moments:
 
     def variance(self, arm: str) -> float:
         """The expected squared distance of one vector from the mean."""
-        squares, total = self.squares[arm], sum(self.sums[arm])
+        squares, (first, second) = self.squares[arm], self.sums[arm]
         n = len(squares)
-        return (sum(squares) - float(total.double().square().sum()) / n) / (n - 1)
+        return (sum(squares) - float((first + second).double().square().sum()) / n) / (n - 1)
 
     def product(self, arm: str, other: str) -> float:
         """An unbiased estimate of the product of two arms' expected vectors."""
@@ -139,7 +139,8 @@ def at_weights(given: argparse.Namespace, updates: int) -> list[dict[str, Any]]:
     if updates:
         trainer.train()
     trainer.model.train()
-    prompts = tokenize_prompts(trainer, [row["prompt"] for row in trainer.train_dataset])
+    data: Any = trainer.train_dataset
+    prompts = tokenize_prompts(trainer, [row["prompt"] for row in data])
     moments = measure(trainer, prompts, given.batches, TERMS)
     return [{"update": updates, **row} for row in summary(moments, TRUE)]
 

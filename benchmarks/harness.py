@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import torch
 
@@ -71,7 +72,7 @@ def write(found: list[dict[str, object]], path: Path) -> None:
         writer.writerows(found)
 
 
-def read(path: Path) -> list[dict[str, object]]:
+def read(path: Path) -> list[dict[str, Any]]:
     """The rows of an earlier measurement; none if there was none."""
     if not path.exists():
         return []
