@@ -106,7 +106,8 @@ def main() -> None:
         found += rows("fused forward", timed, {}, tokens=TOKENS, hidden=hidden, vocabulary=vocabulary)
         write(found, chosen.out / "fused_forward.csv")
         for name, measured in timed.items():
-            print(f"{hidden:>5} {name:<60} {measured.median:7.2f} ms", flush=True)
+            text = measured.failure or f"{measured.median:7.2f} ms"
+            print(f"{hidden:>5} {name:<60} {text}", flush=True)
         torch.cuda.empty_cache()
 
 

@@ -95,7 +95,8 @@ def summary(moments: Moments, true: str) -> Iterator[dict[str, Any]]:
             "relative_squared_norm": f"{own / scale:.5g}",
             "relative_squared_bias": f"{moments.squared_bias(arm, true) / scale:.5g}",
             "relative_variance": f"{moments.variance(arm) / scale:.5g}",
-            "cosine": f"{cross / (own * scale) ** 0.5 if own > 0 else float('nan'):.5g}",
+            # Noise may make an estimated square negative.
+            "cosine": f"{cross / (own * scale) ** 0.5 if own > 0 and scale > 0 else float('nan'):.5g}",
         }
 
 

@@ -1,7 +1,7 @@
 """How near does a student come to its teacher with a given number of sampled completions?
 
 Sampling takes most of the time of on-policy distillation, and the exact KL of a token needs no importance weights on
-completions of an earlier student. So every arm has the same 40 batches of 256 completions, and uses each batch for 1,
+completions of an earlier student. So every arm has 40 batches of 256 completions, and uses each batch for 1,
 2, 4 or 8 updates, at several learning rates, which are constant or fall to 0 by a cosine. `sweep` trains every setting
 with one seed, and `seeds` the best setting of each number of uses with two more. The student, the teacher and the
 evaluation are those of `exp_fig8.py`; TRL's trainer with the same completions is in `bench_distill.py`.
@@ -12,6 +12,7 @@ Results: src/klgrad/papers/recorded/reuse_sweep.csv and reuse_seeds.csv.
 """
 
 import argparse
+import math
 import sys
 
 from distill_runs import COMMON, EVERY, LAYERS, UPDATES, train
@@ -37,6 +38,7 @@ def sweep(given: argparse.Namespace) -> list[Job]:
 def seeds(given: argparse.Namespace) -> list[Job]:
     """The setting with the lowest last KL per token, of each number of uses, with two more seeds."""
     last = [row for row in read(given.out / "reuse_sweep.csv") if int(row["update"]) == UPDATES * int(row["uses"])]
+    last = [row for row in last if math.isfinite(float(row["kl_per_token"]))]
     last.sort(key=lambda row: -float(row["kl_per_token"]))
     best = {int(row["uses"]): (float(row["learning_rate"]), row["schedule"]) for row in last}  # the lowest is set last
     return [_job(given, uses, *best[uses], seed) for seed in SEEDS for uses in USES if uses in best]

@@ -1,10 +1,12 @@
 """The generated parts of docs/experiments.md: tables of the experiments on language models, from their studies."""
 
+import re
 from functools import cache
 
 from klgrad.papers import Settings
 from klgrad.papers.all_studies import studies
-from klgrad.papers.recorded_runs import counts
+from klgrad.papers.comedy.on_policy import NOT_A_KL
+from klgrad.papers.recorded_runs import ENOUGH_ERRORS, counts
 from klgrad.papers.study import Numbers
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
 
@@ -63,15 +65,20 @@ def _difference(found: dict[str, float]) -> str:
     return f"**{text}**" if counts(found) else text
 
 
-def curve() -> str:
-    """How far each arm is from the curve of all others, at equal KL."""
-    found = _numbers("frpo/kl-in-reward")["curve"]
-    lines = ["| arm | advantages | distance from the curve of the others | standard errors |", "|---|---|---|---|"]
+def curve(study: str, runs: int) -> str:
+    """How far each arm is from the curve of all others, at equal KL.
+
+    Args:
+        study: the experiment.
+        runs: the number of runs that the curve is fitted to.
+    """
+    found = _numbers(study)["curve"]
+    lines = ["| arm | distance from the curve of the others | standard errors |", "|---|---|---|"]
     for name, off in sorted(found["off"].items()):
-        arm, division = name.split()
+        arm, _, division = name.partition(" ")
         value = f"{off['mean']:+.3f} ± {off['error']:.2g}"
-        lines.append(f"| `{arm}` | {division} | {value} | {off['mean'] / off['error']:+.1f} |")
-    runs = len(_numbers("frpo/kl-in-reward")["runs"])
+        shown = f"`{arm}`, {division}" if division else f"`{arm}`"
+        lines.append(f"| {shown} | {value} | {off['mean'] / off['error']:+.1f} |")
     words = (
         f"The curve explains {found['explained']:.1%} of the variance of right answers over {runs} runs. The runs "
         f"are spread around it by {found['spread']:.3f}; {found['evaluation error']:.3f} is the standard error of one "
@@ -82,14 +89,22 @@ def curve() -> str:
 
 def frontier() -> str:
     """The KL at which each arm reaches a share of right answers."""
-    arms = _numbers("tang-munos/fig7")["arms"]
-    shares = list(next(iter(arms.values())))
-    lines = [f"| arm | {' | '.join(f'KL at {float(share):.0%} right answers' for share in shares)} |"]
-    lines.append("|---|" + "---|" * len(shares))
-    for arm, at in arms.items():
-        cells = ["not reached, or passed at once" if at[share] is None else _with_error(at[share]) for share in shares]
-        lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+    numbers = _numbers("tang-munos/fig7")
+    lines = ["| arm | KL at 25% right answers |", "|---|---|"]
+    for arm, found in numbers["arms"].items():
+        lines.append(f"| `{arm}` | {'no value' if found is None else _with_error(found)} |")
     return "\n".join([*lines, ""])
+
+
+def division_curve() -> str:
+    """The curve of the experiment on the division."""
+    return curve("frpo/kl-in-reward", len(_numbers("frpo/kl-in-reward")["runs"]))
+
+
+def on_policy_curve() -> str:
+    """The curve of the experiment on the estimators' places, without the arms that hold no KL."""
+    runs = _numbers("comedy/on-policy")["runs"]
+    return curve("comedy/on-policy", sum(run["name"] not in NOT_A_KL for run in runs))
 
 
 def on_policy() -> str:
@@ -111,9 +126,15 @@ def checks_of(name: str) -> str:
     """The sentences of a study's claim with their measured differences."""
     lines = ["| claim | measured | verdict |", "|---|---|---|"]
     for check in studies()[name].check(_numbers(name)):
-        verdict = "holds" if check.holds else "does not hold" if check.decided else "open"
+        verdict = "holds" if check.holds else _failed(check.measured) if check.decided else "open"
         lines.append(f"| {check.claim} | {check.measured} | {verdict} |")
     return "\n".join([*lines, ""])
+
+
+def _failed(measured: str) -> str:
+    """What a difference that does not count says: the opposite, or nothing."""
+    errors = re.search(r"(-?[\d.]+) standard errors", measured)
+    return "the opposite holds" if errors and float(errors[1]) < -ENOUGH_ERRORS else "not shown"
 
 
 def _setting(arm: str, coef: str, found: Numbers, shown: tuple[str, ...]) -> str:

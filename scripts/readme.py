@@ -316,7 +316,8 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "on-policy claims": lambda: experiments.checks_of("comedy/on-policy"),
         "frontier": experiments.frontier,
         "frontier claims": lambda: experiments.checks_of("tang-munos/fig7"),
-        "curve": experiments.curve,
+        "curve": experiments.division_curve,
+        "on-policy curve": experiments.on_policy_curve,
     },
     DOCS / "train.md": {
         "distillation": distillation,

@@ -21,7 +21,7 @@ that run. Sentences marked *(ours)* are not from the paper. Statistical sentence
 repeats (more than 4 standard errors), the others by the limit or tolerance shown. `klgrad reproduce NAME` recomputes
 one result. Results about language models ({experiments}) are judged from recorded training runs, by more than 2
 standard errors with three seeds or more: [experiments](experiments.md). A sentence with a question mark, and a verdict
-*open*, has fewer seeds so far. The papers' own misprints are on a page of
+*open*, has too few seeds so far, or an error too large to decide it. The papers' own misprints are on a page of
 their own: [misprints](misprints.md).
 
 """

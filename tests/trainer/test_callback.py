@@ -367,12 +367,28 @@ def test_the_page_of_the_documentation(tmp_path, monkeypatch):
         assert name in page
 
 
-def test_weights_are_kept_where_no_memory_can_be_pinned(monkeypatch):
-    def refused(*_, pin_memory=False, **__):
-        raise RuntimeError("cannot pin")
+@pytest.mark.parametrize("can_pin", [False, True])
+def test_start_weights_are_the_same_in_pinned_memory_or_where_there_is_none(can_pin, monkeypatch):
+    def pin(x):
+        if not can_pin:
+            raise RuntimeError("cannot pin")
+        return x.clone()
 
-    weights = torch.randn(3, 4)
-    monkeypatch.setattr(torch, "empty", refused)
-    kept = reference._copy_on_cpu(weights, pinned=True)
-    assert torch.equal(kept, weights)
-    assert kept.data_ptr() != weights.data_ptr()
+    layer = torch.nn.Linear(3, 4)
+    kept, before = StartWeights(layer), layer.weight.detach().clone()
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    kept.pin()
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    with kept.loaded(layer):
+        assert torch.equal(layer.weight, before)
+    assert torch.equal(layer.weight, before + 1.0)
+
+
+def test_several_processes_make_the_same_number_of_passes_whatever_memory_is_free(tmp_path, monkeypatch):
+    trainer, start, _ = moved_trainer(tmp_path)
+    found = Passes(trainer, Reference(trainer, None, start), exact=False)
+    monkeypatch.setattr(passes, "free_bytes", lambda _: 2**40)
+    assert found._bytes_for_logits(torch.device("cpu")) == passes.MOST_LOGITS
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    assert found._bytes_for_logits(torch.device("cpu")) == passes.LOGITS

@@ -14,9 +14,8 @@ from .recorded_runs import Row
 if TYPE_CHECKING:
     from torch import Tensor
 
-STEPS = 2000
-"""Of the search for a KL, from 0 to the largest one of the points."""
 ROUNDING = 1e-9
+"""Relative, of a root that is the largest one of the points."""
 DEGREE = 3
 """Of the polynomial in the root of the KL that is fitted to the right answers of all runs."""
 
@@ -51,29 +50,45 @@ def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> dict[str, Any]:
     }
 
 
-def kl_at(points: list[tuple[float, float]], start: float, right: float) -> float | None:
-    """The KL at which an arm reaches a share of right answers; None if its points are all above or all below it.
+def rise_of(points: list[tuple[float, float]], start: float) -> tuple[float, float]:
+    """The right answers of an arm as start + a √KL + b KL, fitted to its points; returns a and b.
 
     Args:
-        points: KL and right answers of its runs, at any coefficient and update.
+        points: KL and right answers of its evaluations.
         start: right answers before training, at a KL of 0.
+    """
+    root = torch.tensor([kl**0.5 for kl, _ in points], dtype=torch.float64)
+    gain = torch.tensor([value - start for _, value in points], dtype=torch.float64)
+    slope, bend = torch.linalg.lstsq(torch.stack([root, root**2], -1), gain[:, None]).solution[:, 0].tolist()
+    return slope, bend
+
+
+def kl_at(points: list[tuple[float, float]], start: float, right: float) -> float | None:
+    """The KL at which an arm reaches a share of right answers, by `rise_of`.
+
+    Args:
+        points: KL and right answers of its evaluations.
+        start: right answers before training.
         right: the share to reach.
 
-    The points are fitted by a polynomial of degree 2 in the root of the KL, in which right answers are nearly linear.
+    Returns:
+        None if its points are all above the share, or if the fit does not reach it within their KLs.
 
     Example:
         >>> points = [(0.25, 0.2), (1.0, 0.3), (4.0, 0.5)]
         >>> round(kl_at(points, start=0.1, right=0.25), 6)
         0.5625
     """
-    root = torch.tensor([kl**0.5 for kl, _ in points], dtype=torch.float64)
-    gain = torch.tensor([value - start for _, value in points], dtype=torch.float64)
-    slope, bend = torch.linalg.lstsq(torch.stack([root, root**2], -1), gain[:, None]).solution[:, 0].tolist()
     if min(value for _, value in points) > right:
         return None
-    at = [float(root.max()) * i / STEPS for i in range(STEPS + 1)]
-    reached = [x for x in at if slope * x + bend * x * x >= right - start - ROUNDING]
-    return reached[0] ** 2 if reached else None
+    slope, bend = rise_of(points, start)
+    inside = slope**2 + 4 * bend * (right - start)
+    if inside < 0:
+        return None
+    # The smaller positive root of b x² + a x = gain, in the form that a small b does not spoil.
+    root = 2 * (right - start) / (slope + inside**0.5)
+    far = max(kl for kl, _ in points) ** 0.5
+    return root**2 if 0 <= root <= far * (1 + ROUNDING) else None
 
 
 def height(weights: list[float], kl: float) -> float:

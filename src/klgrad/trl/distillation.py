@@ -11,7 +11,7 @@ from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillat
 from ..errors import MeaningError
 from ..kernels import Head, check_head, token_statistics
 from .model_forward import head_of
-from .seam.distillation import check_distillation, loss_with
+from .seam.distillation import PARAMETERS, check_distillation, loss_with
 from .seam.models import base_of
 
 TOKENS = 64
@@ -78,7 +78,8 @@ class DistillationTrainer(TRLDistillationTrainer):
         model: the student, or its name.
         teacher_model: the teacher, or its name.
         args: TRL's `DistillationConfig`, with `beta` 0 or 1.
-        kwargs: the further arguments of TRL's trainer.
+        others: the further arguments of TRL's trainer, by position.
+        kwargs: the same by name.
 
     Attributes:
         memory: bytes for tiles of logits, and for logits kept until the backward pass; None for 2 GiB.
@@ -97,42 +98,42 @@ class DistillationTrainer(TRLDistillationTrainer):
     memory: int | None = None
 
     def __init__(
-        self, model: Any, teacher_model: Any = None, args: DistillationConfig | None = None, **kwargs: Any
+        self, model: Any, teacher_model: Any = None, args: DistillationConfig | None = None, *others: Any, **kwargs: Any
     ) -> None:
         check_distillation()
         if args is not None:
             check_beta(args.beta)
         self._heads_compared = False
-        super().__init__(model, teacher_model, args, **kwargs)
+        super().__init__(model, teacher_model, args, *others, **kwargs)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compare the heads before the first loss."""
         if not self._heads_compared:
-            self._heads_compared = True
             ids = _some_tokens(inputs)
-            for each in (model, self.teacher_model):
-                self._compare_head(each, ids)
+            # Dropout draws random numbers, which are restored: the run is the one that TRL's trainer makes.
+            with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
+                for each in (model, self.teacher_model):
+                    self._compare_head(each, ids)
+            self._heads_compared = True
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _compute_loss(self, unwrapped_student: Any, inputs: Any, num_items_in_batch: Any) -> Any:
         return loss_with(self._divergence, self, unwrapped_student, inputs, num_items_in_batch)
 
-    def _divergence(
-        self,
-        student_hidden_states: Tensor,
-        teacher_hidden_states: Tensor,
-        *weights: Tensor,
-        num_items_in_batch: Tensor | int | None = None,
-        **numbers: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _divergence(self, *by_position: Any, **by_name: Any) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of TRL's: heads are read from the models, because TRL does not know every scale and cap."""
-        mask, beta = weights[-2:]
-        student, teacher = (self._head(each) for each in (self.model, self.teacher_model))
-        hidden, teacher_hidden = student_hidden_states, teacher_hidden_states
+        given = dict(zip(PARAMETERS, by_position, strict=False)) | by_name
         return divergence_loss(
-            hidden, student, teacher_hidden, teacher, mask, float(beta), num_items_in_batch, self.memory
+            given["student_hidden_states"],
+            self._head(self.model),
+            given["teacher_hidden_states"],
+            self._head(self.teacher_model),
+            given["completion_mask"],
+            float(given["beta"]),
+            given.get("num_items_in_batch"),
+            self.memory,
         )
 
     def _head(self, model: Any) -> Head:

@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -33,18 +34,28 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, module: str, then: Callable[[], None]) -> None:
         self.module, self.then = module, then
+        self._is_asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module as the other finders find it, with a loader that calls the function after it."""
-        if fullname != self.module:
+        if fullname != self.module or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = LoaderWithSequel(spec.loader, self.then)
+            spec.loader = LoaderWithSequel(spec.loader, self._is_imported)
         return spec
+
+    def _is_imported(self) -> None:
+        """Only now is it done: a module may be looked for without being imported, or its import may fail."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self.then()
 
 
 class LoaderWithSequel(importlib.abc.Loader):
@@ -75,8 +86,15 @@ def register() -> None:
 
 
 def guard() -> None:
-    """Make verl's older trainers refuse settings that they would ignore."""
-    importlib.import_module("klgrad.verl.older_trainers").refuse_settings(sys.modules[OLDER_TRAINERS])
+    """Make verl's older trainers refuse settings that they would ignore. A failure must not stop other runs."""
+    try:
+        importlib.import_module("klgrad.verl.older_trainers").refuse_settings(sys.modules[OLDER_TRAINERS])
+    except Exception as error:
+        warnings.warn(
+            f"klgrad: verl's trainers of trainer.use_v1=False do not refuse settings under `klgrad`, and ignore them: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
+        )
 
 
 AFTER = {TRAINERS: register, OLDER_TRAINERS: guard}

@@ -1,5 +1,6 @@
 """The figure of `fig7_frontier`: right answers over the KL, and the KL at equal right answers."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...support.palette import STYLES
@@ -20,13 +21,18 @@ LABELS = {
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
-    """A mark for each evaluation of each run; bars for the KL that an arm needs."""
-    shares = list(next(iter(numbers["arms"].values())))
-    figure.set_size_inches(4.2 + 4.2 * len(shares), 4.4)
-    points, *bars = figure.subplots(1, 1 + len(shares), width_ratios=[1.4] + [1] * len(shares))
+    """A mark for each evaluation of each run; bars for the KL that an arm needs, and for differences at equal KL."""
+    figure.set_size_inches(15, 4.4)
+    points, needed, gaps = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1])
     _points(numbers, points)
-    for axis, share in zip(bars, shares, strict=True):
-        _bars(numbers, axis, share)
+    arms = {arm: found for arm, found in numbers["arms"].items() if found is not None}
+    colours = [LABELS[arm][1] for arm in arms]
+    _bars(needed, [LABELS[arm][0] for arm in arms], [each["mean"] for each in arms.values()], arms.values(), colours)
+    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers, every β")
+    words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
+    found = numbers["gaps"].values()
+    _bars(gaps, words, [each["difference"] for each in found], found, ["#999999"] * len(words))
+    gaps.set(xlabel="difference of right answers", title="at equal KL")
     handles, labels = points.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
 
@@ -39,14 +45,13 @@ def _points(numbers: Numbers, axis: Any) -> None:
     axis.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain", title="every β and evaluation")
 
 
-def _bars(numbers: Numbers, axis: Any, share: str) -> None:
-    """A bar for each arm that has a value, with its name and number."""
-    arms = [arm for arm in LABELS if numbers["arms"][arm][share] is not None]
-    found = [numbers["arms"][arm][share] for arm in arms]
-    far = max(each["mean"] + each["error"] for each in found)
-    for i, (arm, each) in enumerate(zip(arms, found, strict=True)):
-        axis.barh(i, each["mean"], xerr=each["error"], color=LABELS[arm][1], alpha=0.75, capsize=3)
-        axis.text(each["mean"] + each["error"] + 0.03 * far, i, f"{each['mean']:.2f}", va="center", fontsize=9)
-    axis.set_yticks(range(len(arms)), [LABELS[arm][0] for arm in arms])
-    axis.set(xlim=(0, 1.2 * far), xlabel="KL, nats", title=f"KL at {float(share):.0%} right answers")
+def _bars(axis: Any, names: list[str], values: list[float], found: Iterable[Numbers], colours: list[str]) -> None:
+    """A bar for each name, with its error and its number."""
+    errors = [each["error"] for each in found]
+    far = max((abs(value) + error for value, error in zip(values, errors, strict=True)), default=1.0)
+    for i, (value, error, colour) in enumerate(zip(values, errors, colours, strict=True)):
+        axis.barh(i, value, xerr=error, color=colour, alpha=0.75, capsize=3)
+        axis.text(max(value, 0) + error + 0.03 * far, i, f"{value:.2f}", va="center", fontsize=9)
+    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.set_xlim(min(0.0, *values) - 0.02 * far, 1.2 * far)
     axis.invert_yaxis()

@@ -118,6 +118,8 @@ class KLCallback(TrainerCallback):
             self._start = None  # frees the copy
         elif self._start is None:
             self._keep_late(reference, state)
+        if self._start is not None and trainer.accelerator.device.type == "cuda":
+            self._start.pin()
         self._passes = Passes(trainer, reference, self.exact)
         self._window, self._generated_at, self._is_due = Window(), None, False
         observer = self._observer = Observer(trainer)

@@ -22,7 +22,7 @@ from .reference import Reference
 
 LOGITS, MOST_LOGITS = 2**28, 2**31
 """Bytes of logits in memory at once, unless one completion needs more: the first number on a CPU and on a full GPU, up
-to the second where a quarter of the free memory of a GPU is enough. Fewer passes are faster on a GPU."""
+to the second where a quarter of the free memory of a single GPU is enough. Fewer passes are faster on a GPU."""
 
 Columns = dict[str, Any]
 """(B, T) tensors of one micro-batch by role, or None, and (B,) the keys of its prompts under `group`."""
@@ -72,8 +72,7 @@ class Passes:
         base = base_of(self._trainer.accelerator.unwrap_model(model))
         short = {"logits_to_keep": batch.keep + 1} if _has_parameter(base.forward, "logits_to_keep") else {}
         vocabulary = base.config.get_text_config().vocab_size
-        budget = max(LOGITS, min(MOST_LOGITS, free_bytes(batch.ids.device) // 4))
-        rows = max(1, budget // (4 * vocabulary * (batch.keep + 1)))
+        rows = max(1, self._bytes_for_logits(batch.ids.device) // (4 * vocabulary * (batch.keep + 1)))
         found = []
         for ids, attention in zip(batch.ids.split(rows), batch.attention.split(rows), strict=True):
             with self._trainer.accelerator.autocast():
@@ -82,6 +81,12 @@ class Passes:
             # One completion at a time, because float32 logits of all would be a second copy.
             found += [_picked(each.float(), tokens, self.temperature) for each, tokens in rows_of_logits]
         return torch.stack(found)
+
+    def _bytes_for_logits(self, device: torch.device) -> int:
+        """With several processes always the same: a pass may be a collective of all of them, as in FSDP."""
+        if self._trainer.accelerator.num_processes > 1:
+            return LOGITS
+        return max(LOGITS, min(MOST_LOGITS, free_bytes(device) // 4))
 
     # Exact
 

@@ -25,9 +25,14 @@ class StartWeights:
     """
 
     def __init__(self, model: Any) -> None:
-        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-        pinned = any(p.is_cuda for p in trained.values()) and sum(p.nbytes for p in trained.values()) <= PINNED
-        self._kept: dict[str, Tensor] = {name: _copy_on_cpu(p, pinned) for name, p in trained.items()}
+        trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        self._kept: dict[str, Tensor] = {name: p.detach().to("cpu", copy=True) for name, p in trained}
+
+    def pin(self) -> None:
+        """Move a copy of up to `PINNED` bytes into pinned memory, when it is known that a GPU will load it."""
+        if sum(x.nbytes for x in self._kept.values()) <= PINNED:
+            for name in self._kept:
+                self._kept[name] = _pinned(self._kept[name])
 
     @contextmanager
     def loaded(self, model: Any) -> Iterator[None]:
@@ -59,11 +64,11 @@ class StartWeights:
         return [(now[name], start) for name, start in self._kept.items()]
 
 
-def _copy_on_cpu(x: Tensor, pinned: bool) -> Tensor:
+def _pinned(x: Tensor) -> Tensor:
     try:
-        return torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned).copy_(x)
+        return x.pin_memory()
     except RuntimeError:  # the system may limit how much memory can be pinned
-        return x.to("cpu", copy=True)
+        return x
 
 
 def _sizes(pairs: list[tuple[Tensor, Tensor]]) -> dict[torch.device, int]:
