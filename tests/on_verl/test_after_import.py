@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from klgrad.verl.plugin import AfterImport
+from klgrad.verl.after_import import AfterImport
 
 
 @pytest.fixture
