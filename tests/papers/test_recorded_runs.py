@@ -127,6 +127,24 @@ def test_the_curve_finds_an_arm_that_is_off(tmp_path):
     assert max(moved.values()) < 0.01
 
 
+@pytest.mark.parametrize(("arm", "change", "fails"), [("k1-loss", 0.3, "k1 as loss"), ("none", 0.2, "no KL")])
+def test_other_right_answers_at_equal_kl_give_another_verdict(arm, change, fails, tmp_path):
+    for name in ("comedy.csv", "std.csv"):
+        with (COMMITTED / name).open(newline="", encoding="utf-8") as file:
+            kept = list(csv.DictReader(file))
+        for row in kept:
+            if row["arm"] == arm and row["update"] != "0":
+                row["correct_in"] = str(float(row["correct_in"]) + change)
+        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(kept[0]))
+            writer.writeheader()
+            writer.writerows(kept)
+    study = STUDIES["tang-munos/fig7"]
+    before, after = (study.check(study.run(s))[:4] for s in (Settings(), Settings(measured=str(tmp_path))))
+    assert all(check.holds for check in before)
+    assert [check.holds for check in after] == [fails not in check.claim for check in after]
+
+
 @pytest.mark.parametrize("name", first(EXPERIMENTS, ["frpo/kl-in-reward"]))
 def test_recorded_runs_are_read_again_and_dated(name, tmp_path):
     first, again = (reproduce(STUDIES[name], Settings(), tmp_path) for _ in range(2))
