@@ -30,6 +30,7 @@ def train(job: Job, folder: Path) -> list[Row]:
     """Train one student, and return its evaluations, after every `EVERY` updates or as many as the job says."""
     import fused_layers
     import graph_sampling
+    import shared_prompts
 
     from klgrad.training.build import build, models_of
     from klgrad.training.settings.parse import parse
@@ -38,6 +39,7 @@ def train(job: Job, folder: Path) -> list[Row]:
     trainer, evaluator = build(settings, models_of(settings))
     fused_layers.install(trainer)
     graph_sampling.install(trainer)
+    shared_prompts.install(trainer)
     judge = Judge(trainer, evaluator, on_reference=True)
     every, rows = job.settings.get("every", EVERY), []
 

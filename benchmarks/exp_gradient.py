@@ -125,6 +125,7 @@ def at_weights(given: argparse.Namespace, updates: int) -> list[dict[str, Any]]:
     """The rows of one student: the start, or the one after some updates of the exact token-level term."""
     import fused_layers
     import graph_sampling
+    import shared_prompts
 
     from klgrad.training.build import build, models_of
     from klgrad.training.settings.parse import parse
@@ -137,6 +138,7 @@ def at_weights(given: argparse.Namespace, updates: int) -> list[dict[str, Any]]:
     trainer, _ = build(settings, models_of(settings))
     fused_layers.install(trainer)
     graph_sampling.install(trainer)
+    shared_prompts.install(trainer)
     if updates:
         trainer.train()
     trainer.model.train()

@@ -21,8 +21,8 @@ COMMON: dict[str, Any] = {
     "train_size": 8192,
     "eval_size": 256,
     "lr_scheduler_type": "constant",
-    "per_device_train_batch_size": 128,
-    "gradient_accumulation_steps": 2,
+    "per_device_train_batch_size": 256,
+    "gradient_accumulation_steps": 1,
     "num_generations": 8,
     "num_iterations": 1,
     "max_completion_length": 24,
@@ -47,6 +47,7 @@ def train(job: Job, folder: Path) -> list[Row]:
     """Train one policy; a row for each evaluation, with what the updates since the last one had in common."""
     import fused_layers
     import graph_sampling
+    import shared_prompts
     from judge import Judge
 
     from klgrad.training.build import build, models_of
@@ -56,6 +57,7 @@ def train(job: Job, folder: Path) -> list[Row]:
     trainer, evaluator = build(settings, models_of(settings))
     fused_layers.install(trainer)
     graph_sampling.install(trainer)
+    shared_prompts.install(trainer)
     judge, watch = Judge(trainer, evaluator, on_reference=False), EffectiveCoefficient(trainer)
     every, rows = settings.run.eval_every, []
     broken = BrokenUpdates(trainer)
