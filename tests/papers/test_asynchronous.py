@@ -2,7 +2,7 @@
 
 import pytest
 from matplotlib.figure import Figure
-from papers.made_up_runs import run, write
+from papers.made_up_rl_runs import run, write
 
 from klgrad.papers import Settings
 from klgrad.papers.comedy import asynchronous

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from matplotlib.figure import Figure
-from papers.made_up_runs import run, write
+from papers.made_up_rl_runs import run, write
 
 from klgrad.papers import Settings
 from klgrad.papers.rethinking import language_model

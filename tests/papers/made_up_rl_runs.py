@@ -1,4 +1,4 @@
-"""Made-up numbers of training runs, with the columns of the recorded ones."""
+"""Made-up numbers of runs with a reward, with the columns of the recorded ones."""
 
 import csv
 from pathlib import Path
