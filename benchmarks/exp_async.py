@@ -5,7 +5,9 @@ training, and leave open which estimator is right there. Here completions are 2 
 are centred in their group and not divided by a standard deviation, and TRL's clipped policy loss, on the task of
 `rl_runs.py`. The arms: no KL; k1 and k3 in the reward or as loss, uncorrected, as in the paper; and the sequence-level
 reverse KL with prefix or sequence weights, with and without a bound, which is right on old completions (the unbounded
-ones exactly). With fresh completions every weight is 1, and the runs are those of `exp_comedy.py`.
+ones exactly). These pair the score of a token with the terms of this and of later tokens, and k1 in the reward with
+those of all tokens. With fresh completions every weight is 1 and both have the same expected gradient; the runs with
+fresh completions are those of `exp_comedy.py`.
 
     python benchmarks/exp_async.py MODEL
 

@@ -5,6 +5,7 @@ from functools import cache
 
 from klgrad.papers import Settings
 from klgrad.papers.all_studies import studies
+from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.recorded_runs import ENOUGH_ERRORS, counts
 from klgrad.papers.study import Numbers
@@ -65,6 +66,14 @@ def _difference(found: dict[str, float]) -> str:
     return f"**{text}**" if counts(found) else text
 
 
+def _signed(found: dict[str, float] | None) -> str:
+    """A difference of either sign, bold if it counts; empty without runs to compare with."""
+    if found is None:
+        return ""
+    text = f"{found['difference']:+.3f} ± {found['error']:.2g}"
+    return f"**{text}**" if counts({**found, "difference": abs(found["difference"])}) else text
+
+
 def curve(study: str, runs: int) -> str:
     """How far each arm is from the curve of all others, at equal KL.
 
@@ -122,6 +131,57 @@ def on_policy() -> str:
     return "\n".join([*lines, ""])
 
 
+def asynchronous() -> str:
+    """Every arm and lag of the experiment with stale completions, after its last update."""
+    lines = [
+        "| lag | arm | seeds | KL(π‖ref) per completion | right answers | lost by the lag | out of domain | "
+        "entropy per token | tokens | collapsed | stopped | skipped updates |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    numbers = _numbers("comedy/asynchronous")
+    columns = ("kl_per_sequence", "correct_in", "correct_out", "entropy_per_token", "length")
+    for name in sorted(numbers["failures"], key=lambda name: (int(name.split()[1]), ARMS.index(name.split()[0]))):
+        (arm, lag), failed, found = name.split(), numbers["failures"][name], numbers["end"].get(name)
+        ended, skipped = failed["runs"] - failed["stopped"], f"{found['skipped_updates']['mean']:.2g}" if found else ""
+        fates = [str(failed[kind]) for kind in ("collapsed", "stopped")]
+        kl, right, *others = (_with_error(found[column]) if found else "" for column in columns)
+        cells = [kl, right, _signed(numbers["cost"].get(name)), *others, *fates, skipped]
+        lines.append(f"| {lag} | `{arm}` | {ended} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def weighted() -> str:
+    """What importance weights on the KL change, at each lag; bold if it counts by the rule of the experiments."""
+    lines = [
+        "| lag | arm | right answers | right answers at equal KL | out of domain | KL per completion | "
+        "entropy per token |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    shown = ("correct_in", "equal_kl", "correct_out", "kl_per_sequence", "entropy_per_token")
+    for lag, arms in _numbers("comedy/asynchronous")["weighted"].items():
+        for arm, found in arms.items():
+            lines.append(f"| {lag} | `{arm}` | {' | '.join(_signed(found[column]) for column in shown)} |")
+    return "\n".join([*lines, ""])
+
+
+def rethinking() -> str:
+    """Every arm and learning rate of GRPO with a KL as a loss, after its last update."""
+    lines = [
+        "| rate | arm | seeds | KL(π‖ref) per token | per completion | training reward | its noise | right answers | "
+        "out of domain | entropy per token | tokens | stopped | skipped updates |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    numbers = _numbers("rethinking/language-model")
+    shown = ("kl_per_token", "kl_per_sequence", "train_reward", "noise", "correct_in", "correct_out")
+    shown += ("entropy_per_token", "length")
+    for name in sorted(numbers["stopped"], key=lambda name: (float(name.split()[1]), name)):
+        (arm, rate), stopped, found = name.split(), numbers["stopped"][name], numbers["end"].get(name)
+        ended, skipped = (found["noise"]["seeds"], f"{found['skipped_updates']['mean']:.2g}") if found else (0, "")
+        cells = " | ".join(_with_error(found[column]) if found else "" for column in shown)
+        lines.append(f"| {rate} | `{arm}` | {ended} | {cells} | {stopped} | {skipped} |")
+    return "\n".join([*lines, ""])
+
+
 def checks_of(name: str) -> str:
     """The sentences of a study's claim with their measured differences."""
     lines = ["| claim | measured | verdict |", "|---|---|---|"]
@@ -132,7 +192,12 @@ def checks_of(name: str) -> str:
 
 
 def _failed(measured: str) -> str:
-    """What a difference that does not count says: the opposite, or nothing."""
+    """What a difference that does not count says: the opposite, or nothing.
+
+    One that was to be within a margin is decided only if it is beyond it.
+    """
+    if "margin" in measured:
+        return "the opposite holds"
     errors = re.search(r"(-?[\d.]+) standard errors", measured)
     return "the opposite holds" if errors and float(errors[1]) < -ENOUGH_ERRORS else "not shown"
 

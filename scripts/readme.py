@@ -318,6 +318,11 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "frontier claims": lambda: experiments.checks_of("tang-munos/fig7"),
         "curve": experiments.division_curve,
         "on-policy curve": experiments.on_policy_curve,
+        "asynchronous": experiments.asynchronous,
+        "asynchronous claims": lambda: experiments.checks_of("comedy/asynchronous"),
+        "weighted": experiments.weighted,
+        "rethinking": experiments.rethinking,
+        "rethinking claims": lambda: experiments.checks_of("rethinking/language-model"),
     },
     DOCS / "train.md": {
         "distillation": distillation,

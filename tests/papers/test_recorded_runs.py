@@ -16,8 +16,8 @@ from klgrad.errors import ExperimentError
 from klgrad.papers import Settings, reproduce
 from klgrad.papers.all_studies import studies
 from klgrad.papers.frpo import kl_in_reward
-from klgrad.papers.recorded_runs import COMMITTED, counts, difference, equal_over_seeds, over_seeds
-from klgrad.papers.reward_and_kl import kl_at
+from klgrad.papers.recorded_runs import COMMITTED, at_start, counts, difference, equal_over_seeds, over_seeds
+from klgrad.papers.reward_and_kl import gap_at_equal_kl, kl_at
 
 STUDIES = studies()
 EXPERIMENTS = [name for name, study in STUDIES.items() if study.experiment]
@@ -72,6 +72,45 @@ def test_the_kl_of_a_reward_is_not_extrapolated(right, expected):
     """Right answers of 0.1 + 0.2 √KL, seen from 0.2 to 0.5."""
     found = kl_at([(0.25, 0.2), (4.0, 0.5)], start=0.1, right=right)
     assert found is None if expected is None else found == pytest.approx(expected, rel=ROUNDING)
+
+
+def evaluations(slope, *kls, seeds=(0, 1, 2), error=0.0):
+    """Right answers of 0.1 + slope √KL."""
+    return [
+        {"seed": str(s), "kl_per_sequence": kl, "correct_in": 0.1 + slope * kl**0.5, "correct_in_se": error}
+        for s in seeds
+        for kl in kls
+    ]
+
+
+def test_two_arms_are_compared_at_the_largest_kl_that_both_have_had():
+    found = gap_at_equal_kl(evaluations(0.3, 0.5, 2, 4), evaluations(0.2, 0.3, 0.6, 1), start=0.1)
+    assert found == pytest.approx({"difference": 0.1, "error": 0, "seeds": 3, "kl": 1}, rel=1e-9, abs=1e-12)
+
+
+def test_the_error_of_a_comparison_at_equal_kl_has_that_of_the_evaluations():
+    """At the last of three KLs; by hand: its variance is the sum over evaluations of their squared weights there."""
+    kls, error = (1.0, 2.0, 4.0), 0.01
+    powers = torch.tensor([[kl**0.5, kl] for kl in kls], dtype=torch.float64)
+    weights = powers[-1] @ torch.linalg.pinv(powers)
+    expected = error * float(weights.norm()) * 2**0.5 / 3**0.5  # of two arms, and of the mean of three seeds
+    found = gap_at_equal_kl(evaluations(0.3, *kls, error=error), evaluations(0.2, *kls, error=error), start=0.1)
+    assert found is not None
+    assert found["error"] == pytest.approx(expected, rel=0.2)  # 300 repetitions give it to 4%
+
+
+def test_a_comparison_at_equal_kl_leaves_out_seeds_that_one_arm_does_not_have():
+    stopped = [*evaluations(0.2, 1, 2, seeds=(1, 2)), *evaluations(0.2, 1, seeds=(0,))]
+    found = gap_at_equal_kl(evaluations(0.3, 1, 2), stopped, start=0.1)
+    assert found is not None
+    assert found["seeds"] == 2
+    assert gap_at_equal_kl(evaluations(0.3, 1, 2, seeds=(3,)), stopped, start=0.1) is None
+
+
+def test_more_runs_do_not_make_the_error_before_training_smaller():
+    """All runs begin with one model, on the same questions."""
+    first = [{"update": "0", "seed": str(seed), "x": "2", "x_se": "0.3"} for seed in (0, 1, 1)]
+    assert at_start([*first, {"update": "20", "seed": "0", "x": "9"}], "x") == {"mean": 2, "error": 0.3, "seeds": 2}
 
 
 def test_a_study_of_several_files_runs_all_their_scripts(tmp_path):

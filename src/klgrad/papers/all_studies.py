@@ -21,9 +21,11 @@ MODULES = {
     "rethinking/k3-variance": "rethinking.k3_variance",
     "rethinking/gaussian": "rethinking.gaussian",
     "rethinking/off-policy": "rethinking.off_policy",
+    "rethinking/language-model": "rethinking.language_model",
     "comedy/synthetic": "comedy.synthetic",
     "comedy/off-policy": "comedy.off_policy",
     "comedy/on-policy": "comedy.on_policy",
+    "comedy/asynchronous": "comedy.asynchronous",
     "frpo/kl-in-reward": "frpo.kl_in_reward",
     "schulman/table": "schulman.table",
 }

@@ -51,6 +51,16 @@ def over_seeds(rows: Sequence[Row], column: str) -> dict[str, float]:
     return {"mean": fmean(values), "error": max(spread, own), "seeds": n}
 
 
+def at_start(rows: Iterable[Row], column: str) -> dict[str, float]:
+    """One column before training, where all runs are one model on the same questions.
+
+    So the error is that of one evaluation, and it does not become smaller with the number of runs.
+    """
+    first = at_update(rows, 0)
+    found = over_seeds(first, column)
+    return {**found, "error": float(first[0].get(f"{column}_se") or 0), "seeds": len({row["seed"] for row in first})}
+
+
 def difference(higher: dict[str, float], lower: dict[str, float]) -> dict[str, float]:
     """A difference of two means over seeds, its error, and the smaller number of seeds."""
     error = (higher["error"] ** 2 + lower["error"] ** 2) ** 0.5
@@ -74,6 +84,11 @@ def exceeds_over_seeds(claim: str, found: dict[str, float]) -> Check:
     by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
     measured = f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
     return Check(claim, measured, counts(found), decided=found["seeds"] >= ENOUGH_SEEDS)
+
+
+def open_without_runs(claim: str) -> Check:
+    """The sentence of a claim whose runs have not been made, or have not reached their last update."""
+    return Check(claim, "no value: runs are missing", holds=False, decided=False)
 
 
 def equal_over_seeds(claim: str, found: dict[str, float], margin: float) -> Check:

@@ -4,12 +4,13 @@ With a fixed coefficient the runs end at different KLs, and most of the differen
 So arms are also compared by their distance from the curve of all other arms.
 """
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .recorded_runs import Row
+from .recorded_runs import Row, grouped, over_seeds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +19,10 @@ ROUNDING = 1e-9
 """Relative, of a root that is the largest one of the points."""
 DEGREE = 3
 """Of the polynomial in the root of the KL that is fitted to the right answers of all runs."""
+RISE_PARAMETERS = 2
+"""Of the curve of one arm, `rise_of`."""
+RESAMPLED = 100
+"""Repetitions, with other errors of the evaluations, that give the error of a number which a fit gives."""
 
 
 def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[dict[str, Any]]:
@@ -50,6 +55,12 @@ def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> dict[str, Any]:
     }
 
 
+def points_of(rows: list[Row], draw: random.Random | None = None) -> list[tuple[float, float]]:
+    """KL and right answers of evaluations; with `draw`, the latter with another error of the evaluation added."""
+    noise = lambda row: draw.gauss(0.0, float(row["correct_in_se"])) if draw else 0.0
+    return [(float(row["kl_per_sequence"]), float(row["correct_in"]) + noise(row)) for row in rows]
+
+
 def rise_of(points: list[tuple[float, float]], start: float) -> tuple[float, float]:
     """The right answers of an arm as start + a √KL + b KL, fitted to its points; returns a and b.
 
@@ -61,6 +72,48 @@ def rise_of(points: list[tuple[float, float]], start: float) -> tuple[float, flo
     gain = torch.tensor([value - start for _, value in points], dtype=torch.float64)
     slope, bend = torch.linalg.lstsq(torch.stack([root, root**2], -1), gain[:, None]).solution[:, 0].tolist()
     return slope, bend
+
+
+def right_at(points: list[tuple[float, float]], start: float, kl: float) -> float:
+    """The right answers of an arm at a KL, by `rise_of`."""
+    slope, bend = rise_of(points, start)
+    return start + slope * kl**0.5 + bend * kl
+
+
+def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str, float] | None:
+    """Right answers of an arm less those of another, seed by seed, at the largest KL that both have had.
+
+    Both curves begin at a KL of 0, so that neither is extrapolated.
+
+    Args:
+        own: the evaluations of an arm, without those before training.
+        other: those of the arm that it is compared with.
+        start: right answers before training.
+
+    Returns:
+        The difference, its error, the number of seeds that both arms have, and the mean KL; None without such a seed.
+    """
+    runs, others = (grouped(rows, lambda row: row["seed"]) for rows in (own, other))
+    seeds = [s for s in runs if s in others and min(len(runs[s]), len(others[s])) >= RISE_PARAMETERS]
+    if not seeds:
+        return None
+    draw = random.Random(0)
+    found = [_gap(runs[seed], others[seed], start, draw) for seed in seeds]
+    gap = over_seeds(found, "gap")
+    kl = over_seeds(found, "kl")["mean"]
+    return {"difference": gap["mean"], "error": gap["error"], "seeds": gap["seeds"], "kl": kl}
+
+
+def _gap(run: list[Row], other: list[Row], start: float, draw: random.Random) -> Row:
+    """The gap of one seed, as a row with the error of its evaluations."""
+    kl = min(max(at for at, _ in points_of(rows)) for rows in (run, other))
+
+    def gap(draw: random.Random | None = None) -> float:
+        return right_at(points_of(run, draw), start, kl) - right_at(points_of(other, draw), start, kl)
+
+    value = gap()
+    error = (sum((gap(draw) - value) ** 2 for _ in range(RESAMPLED)) / RESAMPLED) ** 0.5
+    return {"gap": str(value), "gap_se": str(error), "kl": str(kl)}
 
 
 def kl_at(points: list[tuple[float, float]], start: float, right: float) -> float | None:

@@ -9,10 +9,10 @@ run has collapsed if it ends with fewer right answers than it began with. Design
 
 from ..recorded_runs import (
     Row,
+    at_start,
     at_update,
     difference,
     exceeds_over_seeds,
-    over_seeds,
     paths,
     provenance,
     rows_of,
@@ -94,19 +94,12 @@ def run(settings: Settings) -> Numbers:
     last = at_update(rows, LAST)
     return {
         "made": provenance(rows),
-        "start": {column: _at_start(rows, column) for column in COLUMNS},
+        "start": {column: at_start(rows, column) for column in COLUMNS},
         "end": summaries(last, COLUMNS, setting_of),
         "paths": paths(rows, "correct_in", setting_of),
         "runs": runs_of(last, arm_of),
         "curve": curve_of([row for row in last if row["arm"] not in NOT_A_KL], arm_of),
     }
-
-
-def _at_start(rows: list[Row], column: str) -> dict[str, float]:
-    """Before training all runs are one model on the same questions, so the error is that of one evaluation."""
-    first = at_update(rows, 0)
-    found = over_seeds(first, column)
-    return {**found, "error": float(first[0].get(f"{column}_se") or 0), "seeds": len({row["seed"] for row in first})}
 
 
 def check(numbers: Numbers) -> list[Check]:

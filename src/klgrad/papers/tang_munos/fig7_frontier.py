@@ -20,7 +20,7 @@ from ..recorded_runs import (
     provenance,
     rows_of,
 )
-from ..reward_and_kl import kl_at, rise_of, runs_of
+from ..reward_and_kl import RESAMPLED, kl_at, points_of, right_at, runs_of
 from ..study import Check, Experiment, Numbers, Settings
 from .fig7_frontier_figure import draw as draw
 
@@ -42,8 +42,6 @@ GAPS = {
 """At equal KL: an arm at a coefficient, after its last update; the arm whose curve it is compared with; the sign."""
 CLOSE = 0.25
 """Two KLs are close if they differ by less than this share."""
-RESAMPLED = 100
-"""Repetitions, with other errors of the evaluations, that give the error of a KL."""
 
 
 def run(settings: Settings) -> Numbers:
@@ -71,20 +69,14 @@ def _seed(row: Row) -> str:
     return row["seed"]
 
 
-def _points(rows: list[Row], draw: random.Random | None = None) -> list[tuple[float, float]]:
-    """KL and right answers; with `draw`, the latter with another error of the evaluation added."""
-    noise = lambda row: draw.gauss(0.0, float(row["correct_in_se"])) if draw else 0.0
-    return [(float(row["kl_per_sequence"]), float(row["correct_in"]) + noise(row)) for row in rows]
-
-
 def _reached(rows: list[Row], start: float) -> dict[str, float] | None:
     """The mean KL over seeds at which right answers reach `SHARE`, with its error; None if a seed has no value."""
     found, draw = [], random.Random(0)
     for own in grouped(rows, _seed).values():
-        value = kl_at(_points(own), start, SHARE)
+        value = kl_at(points_of(own), start, SHARE)
         if value is None:
             return None
-        again = [kl_at(_points(own, draw), start, SHARE) for _ in range(RESAMPLED)]
+        again = [kl_at(points_of(own, draw), start, SHARE) for _ in range(RESAMPLED)]
         off = [(x - value) ** 2 for x in again if x is not None]
         found.append({"kl": str(value), "kl_se": str((sum(off) / len(off)) ** 0.5 if off else 0.0)})
     return over_seeds(found, "kl")
@@ -94,9 +86,7 @@ def _gap(by_arm: dict[str, list[Row]], start: float, arm: str, coef: str, other:
     """Right answers of an arm at its last update, less those of another arm's curve at the same KL and seed."""
     found, curves = [], grouped(by_arm[other], _seed)
     for end in at_update((row for row in by_arm[arm] if row["kl_coef"] == coef), LAST):
-        slope, bend = rise_of(_points(curves[end["seed"]]), start)
-        kl = float(end["kl_per_sequence"])
-        there = start + slope * kl**0.5 + bend * kl
+        there = right_at(points_of(curves[end["seed"]]), start, float(end["kl_per_sequence"]))
         found.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": end["correct_in_se"]})
     made = over_seeds(found, "gap")
     return {"difference": made["mean"], "error": made["error"], "seeds": made["seeds"]}

@@ -1,0 +1,167 @@
+"""With completions that are many updates old, training without a KL is unstable; k1 in the reward and k3 as a loss
+stabilise it, k1 in the reward best, and k1 as a loss and k3 in the reward do not.
+
+The paper's asynchronous experiments, on a smaller model: SmolLM2-135M-Instruct learns sums and differences from
+completions that are 10 or 2 updates old, with a KL at a coefficient of 0.1. Ours is an answer to the question that the
+paper leaves open, whether an estimator that is right on old completions is better there: k1 with the importance ratio
+of the prefix or of the whole completion, bounded by 2 or unbounded, against k1 without weights. Right answers are
+compared at the last update, and at the largest KL that both arms have had. A run has collapsed if it ends with fewer
+right answers than it began with. Runs with fresh completions are those of `on_policy`. Design, table and limits:
+docs/experiments.md.
+"""
+
+from ..recorded_runs import (
+    Row,
+    at_start,
+    at_update,
+    difference,
+    exceeds_over_seeds,
+    grouped,
+    open_without_runs,
+    paths,
+    provenance,
+    rows_of,
+    summaries,
+)
+from ..reward_and_kl import gap_at_equal_kl, runs_of
+from ..study import Check, Experiment, Numbers, Settings
+from .asynchronous_figure import draw as draw
+
+EXPERIMENT = Experiment("async.csv", "exp_async.py", also=(Experiment("comedy.csv", "exp_comedy.py"),))
+"""The second file has the runs with fresh completions."""
+LAST = 60
+LAGS = ("10", "2")
+COEFFICIENTS = ("0.1", "0.0")
+"""That of every KL, and that of the runs without one."""
+COLUMNS = ("correct_in", "correct_out", "kl_per_sequence", "entropy_per_token", "length", "skipped_updates")
+NONE, UNWEIGHTED, K3_LOSS = "none", "k1-reward", "k3-loss"
+UNCORRECTED = (NONE, UNWEIGHTED, "k3-reward", "k1-loss", K3_LOSS)
+CORRECTED = {
+    "k1-prefix-unbounded": "prefix weights",
+    "k1-prefix-bounded": "prefix weights up to 2",
+    "k1-sequence-unbounded": "sequence weights",
+    "k1-sequence-bounded": "sequence weights up to 2",
+}
+"""Arms whose KL has importance weights; with fresh completions each has the expected gradient of `UNWEIGHTED`."""
+ARMS = (*UNCORRECTED, *CORRECTED)
+CLAIMED = {
+    "without a KL, training ends below its start": ("start", "none 10"),
+    "k3 in the reward ends below its start": ("start", "k3-reward 10"),
+    "k1 as loss ends below its start": ("start", "k1-loss 10"),
+    "k1 in the reward ends above its start": ("k1-reward 10", "start"),
+    "k3 as loss ends above its start": ("k3-loss 10", "start"),
+    "k1 in the reward answers more right than no KL": ("k1-reward 10", "none 10"),
+    "k3 as loss answers more right than no KL": ("k3-loss 10", "none 10"),
+    "k1 in the reward answers more right than k3 as loss": ("k1-reward 10", "k3-loss 10"),
+    "(ours) without a KL, fresh completions give more right answers": ("none 0", "none 10"),
+}
+"""At a lag of 10: the setting that should answer more right, and the other."""
+STEADIER = {
+    "(ours) the lag costs k1 in the reward fewer right answers than no KL": UNWEIGHTED,
+    "(ours) the lag costs k3 as loss fewer right answers than no KL": K3_LOSS,
+}
+"""At a lag of 10: the arm that should lose less than `NONE`, compared with its own runs on fresh completions."""
+
+
+def setting_of(row: Row) -> str:
+    """Arm and lag."""
+    return f"{row['arm']} {row['lag']}"
+
+
+def run(settings: Settings) -> Numbers:
+    """Every arm and lag at the last update and over updates, what the lag costs, and what the weights change."""
+    rows = _rows(settings)
+    last = at_update(rows, LAST)
+    start = {column: at_start(rows, column) for column in COLUMNS}
+    end = summaries(last, COLUMNS, setting_of)
+    trained = grouped((row for row in rows if row["update"] != "0"), setting_of)
+    return {
+        "made": provenance(rows),
+        "start": start,
+        "end": end,
+        "failures": _failures(rows),
+        "cost": {name: _cost(end, name) for name in end if not name.endswith(" 0")},
+        "weighted": {lag: _weighted(end, trained, lag, start["correct_in"]["mean"]) for lag in LAGS},
+        "paths": paths(rows, "correct_in", setting_of),
+        "runs": runs_of(last, setting_of),
+    }
+
+
+def _rows(settings: Settings) -> list[Row]:
+    """The runs with old completions, and those with fresh ones at the same coefficient."""
+    rows = rows_of(EXPERIMENT, settings)
+    for other in EXPERIMENT.also:
+        rows += [{**row, "lag": "0"} for row in rows_of(other, settings)]
+    return [row for row in rows if row["arm"] in ARMS and row["kl_coef"] in COEFFICIENTS]
+
+
+def _failures(rows: list[Row]) -> dict[str, dict[str, int]]:
+    """For each setting its runs, those that collapsed, and those whose weights were not finite before the last update.
+
+    The rows of such a run end early, and it has no part in any mean.
+    """
+    found = {}
+    for name, group in grouped(rows, setting_of).items():
+        runs = list(grouped(group, lambda row: row["seed"]).values())
+        ended = [each for each in runs if at_update(each, LAST)]
+        right = lambda each, update: float(at_update(each, update)[0]["correct_in"])
+        collapsed = sum(right(each, LAST) < right(each, 0) for each in ended)
+        found[name] = {"runs": len(runs), "collapsed": collapsed, "stopped": len(runs) - len(ended)}
+    return found
+
+
+def _cost(end: Numbers, name: str) -> dict[str, float] | None:
+    """The right answers that a lag costs an arm: those with fresh completions, less those with old ones."""
+    arm = name.split()[0]
+    fresh = end.get(f"{UNWEIGHTED if arm in CORRECTED else arm} 0")
+    return difference(fresh["correct_in"], end[name]["correct_in"]) if fresh else None
+
+
+def _weighted(end: Numbers, trained: dict[str, list[Row]], lag: str, start: float) -> Numbers:
+    """For each arm with weights its difference from `UNWEIGHTED` in every column, and in right answers at equal KL."""
+    found, other = {}, f"{UNWEIGHTED} {lag}"
+    for name, arm in ((f"{arm} {lag}", arm) for arm in CORRECTED):
+        if name in end and other in end:
+            found[arm] = {column: difference(end[name][column], end[other][column]) for column in COLUMNS}
+            found[arm]["equal_kl"] = gap_at_equal_kl(trained[name], trained[other], start)
+    return found
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """The paper's sentences at a lag of 10, and ours; a sentence whose runs are missing is open."""
+    return [*_of_the_paper(numbers), *_of_the_cost(numbers["cost"]), *_of_the_weights(numbers["weighted"])]
+
+
+def _of_the_paper(numbers: Numbers) -> list[Check]:
+    found = {"start": numbers["start"], **numbers["end"]}
+    made = {}
+    for claim, (higher, lower) in CLAIMED.items():
+        sides = [found[side]["correct_in"] for side in (higher, lower) if side in found]
+        made[f"{claim}, lag 10"] = difference(*sides) if len(sides) == 2 else None
+    return _judged(made)
+
+
+def _of_the_cost(cost: Numbers) -> list[Check]:
+    made = {}
+    for claim, arm in STEADIER.items():
+        none, own = cost.get(f"{NONE} 10"), cost.get(f"{arm} 10")
+        made[f"{claim}, lag 10"] = difference(_as_mean(none), _as_mean(own)) if none and own else None
+    return _judged(made)
+
+
+def _as_mean(found: dict[str, float]) -> dict[str, float]:
+    return {**found, "mean": found["difference"]}
+
+
+def _of_the_weights(weighted: Numbers) -> list[Check]:
+    made = {}
+    for measure, words in (("correct_in", ""), ("equal_kl", "at equal KL, ")):
+        for lag, arms in weighted.items():
+            for arm, label in CORRECTED.items():
+                claim = f"(ours) {words}k1 with {label} answers more right than k1 without, lag {lag}"
+                made[claim] = arms.get(arm, {}).get(measure)
+    return _judged(made)
+
+
+def _judged(made: dict[str, dict[str, float] | None]) -> list[Check]:
+    return [exceeds_over_seeds(name, found) if found else open_without_runs(name) for name, found in made.items()]

@@ -1,0 +1,127 @@
+"""In GRPO, k1 as a loss trains like no KL at all; k2 as a loss keeps the policy nearer to ref than k3 as a loss, and
+trains more steadily.
+
+Figures 2 to 5 of the paper, on a smaller model: SmolLM2-135M-Instruct learns sums and differences with GRPO's own
+reductions (advantages divided by the group's standard deviation, a mean over the tokens of a completion), at two
+learning rates. The paper's gap between the log-probs of policy and ref is the KL per token, here summed over the
+vocabulary. Steadiness is the noise of the training reward: its standard deviation from update to update, without its
+trend. Design, table and limits: docs/experiments.md.
+"""
+
+from collections.abc import Callable
+
+from ..recorded_runs import (
+    Row,
+    at_start,
+    at_update,
+    counts,
+    difference,
+    equal_over_seeds,
+    exceeds_over_seeds,
+    grouped,
+    open_without_runs,
+    paths,
+    provenance,
+    rows_of,
+    summaries,
+)
+from ..study import Check, Experiment, Numbers, Settings
+from .language_model_figure import PANELS, draw as draw
+
+EXPERIMENT = Experiment("rethinking.csv", "exp_rethinking.py")
+LAST, EVERY = 60, 20
+"""Updates of a run, and between its evaluations."""
+RATES = ("1e-05", "3e-05")
+HELD_OUT = ("kl_per_token", "kl_per_sequence", "correct_in", "correct_out", "entropy_per_token", "length")
+COLUMNS = (*HELD_OUT, "train_reward", "noise", "skipped_updates")
+NONE, K1, K2, K3 = "none", "k1-loss", "k2-loss", "k3-loss"
+GAP = "kl_per_token"
+"""The paper's gap of log-probs."""
+SAME_REWARD = 0.05
+"""Two training rewards are the same if they differ by less than this."""
+SAME_KL = 0.5
+"""A KL is that of no KL if it differs by less than this share of what k2 as a loss changes: it is nearer to no KL. The
+error of that change is not counted."""
+HIGHER = {
+    "k2 as loss ends nearer to ref than no KL": (GAP, NONE, K2),
+    "k3 as loss ends nearer to ref than no KL": (GAP, NONE, K3),
+    "k2 as loss ends nearer to ref than k3 as loss": (GAP, K3, K2),
+    "k3 as loss has a noisier reward than k2 as loss": ("noise", K3, K2),
+    "k2 as loss keeps a higher entropy than k3 as loss": ("entropy_per_token", K2, K3),
+}
+"""What should be higher, and than what: a column and two arms."""
+
+
+def setting_of(row: Row) -> str:
+    """Arm and learning rate."""
+    return f"{row['arm']} {float(row['learning_rate']):g}"
+
+
+def run(settings: Settings) -> Numbers:
+    """Every arm and rate at the last update, and what the figure shows over updates."""
+    rows = [_with_error(row) for row in rows_of(EXPERIMENT, settings)]
+    last = [{**row, **_noise(rows, row)} for row in at_update(rows, LAST)]
+    measured = lambda column: [row for row in rows if row[column]]  # nothing is trained before the first evaluation
+    return {
+        "made": provenance(rows),
+        "start": {column: at_start(rows, column) for column in HELD_OUT},
+        "end": summaries(last, COLUMNS, setting_of),
+        "stopped": {name: _stopped(group) for name, group in grouped(rows, setting_of).items()},
+        "paths": {column: paths(measured(column), column, setting_of) for column in PANELS},
+    }
+
+
+def _with_error(row: Row) -> Row:
+    """The row with the standard error of its training reward, a mean over the updates since the last evaluation."""
+    noise = row["train_reward_noise"]
+    return {**row, "train_reward_se": str(float(noise) / EVERY**0.5) if noise else ""}
+
+
+def _noise(rows: list[Row], last: Row) -> Row:
+    """The noise of a whole run, with its standard error.
+
+    A standard deviation from n differences of neighbours has the relative error √(3/4n) if the noise is normal.
+    """
+    own = [row for row in rows if row["job"] == last["job"] and row["train_reward_noise"]]
+    noise = (sum(float(row["train_reward_noise"]) ** 2 for row in own) / len(own)) ** 0.5
+    differences = len(own) * (EVERY - 1)
+    return {"noise": str(noise), "noise_se": str(noise * (3 / (4 * differences)) ** 0.5)}
+
+
+def _stopped(rows: list[Row]) -> int:
+    """The number of runs whose weights were not finite before the last update; they have no part in any mean."""
+    return len({row["job"] for row in rows}) - len(at_update(rows, LAST))
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """The paper's sentences at each learning rate; a sentence whose runs are missing is open."""
+    return [check for rate in RATES for check in _at_rate(numbers["end"], rate)]
+
+
+def _at_rate(end: Numbers, rate: str) -> list[Check]:
+    gap = lambda column, *arms: _difference(end, column, *(f"{arm} {rate}" for arm in arms))
+    reward = f"k1 as loss ends with the training reward of no KL, rate {rate}"
+    far = f"k1 as loss changes the KL by less than half of what k2 as loss does, rate {rate}"
+    found = [_same(reward, gap("train_reward", K1, NONE), SAME_REWARD), _same(far, gap(GAP, K1, NONE), _margin(gap))]
+    for claim, sides in HIGHER.items():
+        name, difference = f"{claim}, rate {rate}", gap(*sides)
+        found.append(exceeds_over_seeds(name, difference) if difference else open_without_runs(name))
+    return found
+
+
+def _difference(end: Numbers, column: str, higher: str, lower: str) -> dict[str, float] | None:
+    return difference(end[higher][column], end[lower][column]) if higher in end and lower in end else None
+
+
+def _margin(gap: Callable[..., dict[str, float] | None]) -> float | None:
+    """How far from no KL still counts as no KL; None if k2 as a loss has no effect to compare with."""
+    effect = gap(GAP, NONE, K2)
+    return SAME_KL * effect["difference"] if effect and counts(effect) else None
+
+
+def _same(claim: str, found: dict[str, float] | None, margin: float | None) -> Check:
+    if found is None:
+        return open_without_runs(claim)
+    if margin is None:
+        return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
+    return equal_over_seeds(claim, found, margin)

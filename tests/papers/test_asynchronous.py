@@ -1,0 +1,136 @@
+"""The study of stale completions, on made-up runs: what it concludes, and from which rows."""
+
+import pytest
+from matplotlib.figure import Figure
+from papers.made_up_rl_runs import run, write
+
+from klgrad.papers import Settings
+from klgrad.papers.comedy import asynchronous
+
+AS_CLAIMED = {"none": -0.05, "k3-reward": -0.06, "k1-loss": -0.04, "k1-reward": 0.2, "k3-loss": 0.1} | dict.fromkeys(
+    asynchronous.CORRECTED, 0.3
+)
+"""Gains in right answers at a lag of 10 that make every sentence hold; with fresh completions every gain is 0.4."""
+SEEDS = (0, 1, 2)
+K1_REWARD = ("k1-reward 10", "k1-reward 2")
+ROUNDING = 1e-9
+"""Sums and fits of a few float64 numbers of the order of 1."""
+
+
+def label(arm, lag, seed, coef=0.1):
+    return {"arm": arm, "lag": lag, "kl_coef": 0.0 if arm == "none" else coef, "learning_rate": 1e-05, "seed": seed}
+
+
+def fresh(arm, seed, gain=0.4, coef=0.1):
+    own = {name: value for name, value in label(arm, 0, seed, coef).items() if name != "lag"}
+    return run(own, gain, kl=4.0)
+
+
+def numbers(folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda rows: rows):
+    """The study's numbers: two lags with the same gains, without the settings that are left out."""
+    gains = AS_CLAIMED | (gains or {})
+    stale = [
+        row
+        for lag in (10, 2)
+        for arm, gain in gains.items()
+        for seed in seeds
+        if f"{arm} {lag}" not in left_out
+        for row in run(label(arm, lag, seed), gain, kl=kl)
+    ]
+    write(folder / "async.csv", changed(stale))
+    others = [row for arm in asynchronous.UNCORRECTED for seed in SEEDS for row in fresh(arm, seed)]
+    others += [row for seed in SEEDS for row in fresh("k1-reward", seed, gain=-0.09, coef=1.0)]
+    write(folder / "comedy.csv", others)
+    return asynchronous.run(Settings(measured=str(folder)))
+
+
+def verdicts(found):
+    return {check.claim: check for check in asynchronous.check(found)}
+
+
+def failing(found):
+    return {name for name, check in verdicts(found).items() if not check.holds}
+
+
+def test_every_sentence_holds_on_numbers_that_are_as_claimed(tmp_path):
+    found = verdicts(numbers(tmp_path))
+    assert all(check.holds for check in found.values()), [name for name, check in found.items() if not check.holds]
+    assert len(found) == len(asynchronous.CLAIMED) + len(asynchronous.STEADIER) + 2 * 2 * len(asynchronous.CORRECTED)
+
+
+@pytest.mark.parametrize(
+    ("arm", "gain", "fails"),
+    [
+        ("none", 0.4, ("without a KL", "than no KL")),
+        ("k3-reward", 0.3, ("k3 in the reward ends",)),
+        ("k1-loss", 0.3, ("k1 as loss ends",)),
+        ("k3-loss", -0.05, ("k3 as loss ends", "k3 as loss answers more right than no KL", "costs k3 as loss")),
+        ("k1-reward", 0.5, ("k1 without",)),
+        ("k1-prefix-unbounded", 0.1, ("k1 with prefix weights answers",)),
+        ("k1-sequence-bounded", 0.1, ("k1 with sequence weights up to 2 answers",)),
+    ],
+)
+def test_other_right_answers_of_one_arm_change_its_sentences_and_no_others(arm, gain, fails, tmp_path):
+    found = verdicts(numbers(tmp_path, {arm: gain}))
+    expected = {name for name in found if any(part in name for part in fails)}
+    assert expected
+    assert {name for name, check in found.items() if not check.holds} == expected
+
+
+def test_nothing_is_decided_with_two_seeds(tmp_path):
+    found = verdicts(numbers(tmp_path, seeds=(0, 1)))
+    assert not any(check.holds or check.decided for check in found.values())
+
+
+@pytest.mark.parametrize(("arm", "open_sentences"), [("none", 6), ("k1-sequence-bounded", 2), ("k1-reward", 12)])
+def test_a_missing_arm_leaves_its_sentences_open(arm, open_sentences, tmp_path):
+    found = verdicts(numbers(tmp_path, left_out=(f"{arm} 10",)))
+    missing = {name for name, check in found.items() if not check.decided}
+    assert len(missing) == open_sentences
+    assert all(check.holds for name, check in found.items() if name not in missing)
+    assert {found[name].measured for name in missing} == {"no value: runs are missing"}
+
+
+def test_one_lag_alone_is_judged(tmp_path):
+    found = verdicts(numbers(tmp_path, left_out=[f"{arm} 2" for arm in asynchronous.ARMS]))
+    assert {name for name, check in found.items() if not check.decided} == {name for name in found if "lag 2" in name}
+
+
+def test_the_weights_are_compared_at_equal_kl(tmp_path):
+    """As many right answers at four times the KL are fewer at an equal KL."""
+
+    def farther(rows):
+        own = [row for row in rows if row["arm"] == "k1-prefix-bounded"]
+        for row in own:
+            row["kl_per_sequence"] *= 4
+        return rows
+
+    found = numbers(tmp_path, {"k1-prefix-bounded": 0.25}, changed=farther)
+    assert failing(found) == {name for name in verdicts(found) if "at equal KL, k1 with prefix weights up to 2" in name}
+    gap = found["weighted"]["10"]["k1-prefix-bounded"]["equal_kl"]
+    assert gap["difference"] == pytest.approx(0.125 - 0.2, rel=ROUNDING)  # half of the gain, at a quarter of the KL
+    assert gap["kl"] == pytest.approx(2.0, rel=ROUNDING)
+
+
+def test_the_cost_of_a_lag_is_against_fresh_completions_at_the_same_coefficient(tmp_path):
+    cost = numbers(tmp_path)["cost"]
+    assert cost["k1-reward 10"]["difference"] == pytest.approx(0.2, rel=ROUNDING)
+    assert cost["k1-prefix-bounded 10"]["difference"] == pytest.approx(0.1, rel=ROUNDING)
+    assert cost["none 2"]["difference"] == pytest.approx(0.45, rel=ROUNDING)
+
+
+def test_runs_that_collapse_or_stop_are_counted_and_the_stopped_are_in_no_mean(tmp_path):
+    stopped = lambda rows: [row for row in rows if row["job"] != "none_10_0.0_1e-05_1" or row["update"] < 60]
+    found = numbers(tmp_path, changed=stopped)
+    assert found["failures"]["none 10"] == {"runs": 3, "collapsed": 2, "stopped": 1}
+    assert found["failures"]["k1-reward 10"] == {"runs": 3, "collapsed": 0, "stopped": 0}
+    assert found["end"]["none 10"]["correct_in"]["seeds"] == 2
+    assert not verdicts(found)["without a KL, training ends below its start, lag 10"].decided
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left_out", [(), ("none 10", "k1-prefix-bounded 2"), K1_REWARD])
+def test_the_figure_shows_the_arms_that_there_are(left_out, tmp_path):
+    figure = Figure()
+    asynchronous.draw(numbers(tmp_path, left_out=left_out), figure)
+    assert len(figure.legends[0].get_texts()) == len(asynchronous.ARMS) - all(name in left_out for name in K1_REWARD)
