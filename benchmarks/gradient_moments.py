@@ -39,8 +39,8 @@ class Products:
     def without(self, block: int) -> "Products":
         """The same of all other blocks."""
         kept = [i for i in range(len(self.counts)) if i != block]
-        rows = [x[kept][:, kept] for x in (self.own, self.cross, self.true)]
-        return Products(*rows, self.squares[kept], self.counts[kept])
+        own, cross, true = (x[kept][:, kept] for x in (self.own, self.cross, self.true))
+        return Products(own, cross, true, self.squares[kept], self.counts[kept])
 
     def between(self, products: Tensor) -> float:
         """An unbiased estimate of the product of two expected vectors; noise may make that of a square negative."""
@@ -74,8 +74,8 @@ class Moments:
         used = min(BLOCKS, len(squares))
         a, t = self.sums[arm][:used], self.sums[true][:used]
         by_block = [squares[i::BLOCKS] for i in range(used)]
-        found = [torch.tensor(x, dtype=torch.float64) for x in (list(map(sum, by_block)), list(map(len, by_block)))]
-        return Products(_gram(a, a), _gram(a, t), _gram(t, t), *found)
+        total, count = (torch.tensor([f(x) for x in by_block], dtype=torch.float64) for f in (sum, len))
+        return Products(_gram(a, a), _gram(a, t), _gram(t, t), total, count)
 
 
 def _gram(a: Tensor, b: Tensor) -> Tensor:
