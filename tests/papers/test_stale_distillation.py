@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from papers.made_up_runs import evaluations, judged, write
+from papers.made_up_runs import ERROR, evaluations, judged, write
 
 from klgrad.papers import reproduce
 from klgrad.papers.asyncopd import stale_distillation as study
@@ -83,6 +83,20 @@ def test_a_diverged_student_counts_as_a_missing_seed(tmp_path):
     lost["kl_per_token"] = math.nan
     found = verdicts(tmp_path, made)
     assert found[f"{study.SUFFERS}, on the student's completions"] == "open"
+
+
+def test_a_cost_in_right_answers_is_what_staleness_loses(tmp_path):
+    made = rows()
+    for row in made:
+        row["correct"] = 0.06 if (row["stale"], row["update"]) == ("lag-16", 40) else row["correct"]
+    cost = study.run(write(tmp_path, stale_distill=made))["costs"]["correct"]["reverse-exact lag-16"]
+    assert cost["difference"] == pytest.approx(0.04, rel=1e-9)
+
+
+def test_the_start_has_one_value_for_each_seed(tmp_path):
+    """All runs of a seed begin as one model, so that more runs do not make its error smaller."""
+    start = study.run(write(tmp_path, stale_distill=rows()))["start"]["kl_per_token"]
+    assert start == {"mean": 4.0, "error": pytest.approx(ERROR / 3**0.5, rel=1e-9), "seeds": 3}
 
 
 def test_right_answers_have_the_error_of_their_questions(tmp_path):

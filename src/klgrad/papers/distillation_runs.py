@@ -1,7 +1,7 @@
 """Recorded runs that distil a student by a KL alone: their measures, and sentences about runs that may be missing.
 
-The error of right answers is that of so many questions, if the seeds agree more closely. The KL on the teacher's
-completions has the error over seeds alone: all students are evaluated on the same completions.
+Each seed has questions of its own. The error of right answers is that of so many questions, if the seeds agree more
+closely. The KL on the teacher's completions has the error over seeds alone.
 """
 
 import math
@@ -32,12 +32,9 @@ def _binomial_error(share: float) -> str:
 
 
 def at_start(rows: Iterable[Row], column: str) -> Found | None:
-    """A column before training. All runs are one model on the same questions: the error is that of one evaluation."""
-    first = at_update(rows, 0)
-    if not first:
-        return None
-    own = max(float(row.get(f"{column}_se") or 0) for row in first)
-    return {**over_seeds(first, column), "error": own, "seeds": len({row["seed"] for row in first})}
+    """A column before training, where all runs of a seed are one model on the same questions."""
+    by_seed = {row["seed"]: row for row in at_update(rows, 0)}
+    return over_seeds(list(by_seed.values()), column) if by_seed else None
 
 
 def difference_of(high: Found | None, low: Found | None) -> Found | None:
