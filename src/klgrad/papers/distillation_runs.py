@@ -50,8 +50,9 @@ def excess_of(found: Found, base: Found) -> Found:
     """By which share of the second mean the first is higher.
 
     Example:
-        >>> excess_of({"mean": 1.2, "error": 0.0, "seeds": 3}, {"mean": 0.8, "error": 0.08, "seeds": 3})["error"]
-        0.15
+        >>> found = excess_of({"mean": 1.2, "error": 0.0, "seeds": 3}, {"mean": 0.8, "error": 0.08, "seeds": 3})
+        >>> {name: round(value, 3) for name, value in found.items()}
+        {'difference': 0.5, 'error': 0.15, 'seeds': 3}
     """
     ratio = found["mean"] / base["mean"]
     error = ratio * math.hypot(found["error"] / found["mean"], base["error"] / base["mean"])
