@@ -317,6 +317,13 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "frontier": experiments.frontier,
         "frontier claims": lambda: experiments.checks_of("tang-munos/fig7"),
         "curve": experiments.division_curve,
+        "stale distillation": experiments.stale_distillation,
+        "stale costs": experiments.stale_costs,
+        "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
+        "discount": experiments.discount,
+        "discount comparisons": experiments.discount_comparisons,
+        "gradients": experiments.gradients,
+        "discount claims": lambda: experiments.checks_of("klgrad/discount"),
         "on-policy curve": experiments.on_policy_curve,
     },
     DOCS / "train.md": {

@@ -25,6 +25,8 @@ MODULES = {
     "comedy/off-policy": "comedy.off_policy",
     "comedy/on-policy": "comedy.on_policy",
     "frpo/kl-in-reward": "frpo.kl_in_reward",
+    "asyncopd/stale-distillation": "asyncopd.stale_distillation",
+    "klgrad/discount": "own.discount",
     "schulman/table": "schulman.table",
 }
 
