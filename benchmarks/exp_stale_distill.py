@@ -3,9 +3,10 @@
 AsyncOPD (2606.24143) reports that the forward KL is robust to stale completions and that the reverse KL is not, unless
 it is recomputed under the current student. Here completions are 0, 4 or 16 updates old, or fresh and used for 1, 4 or
 16 updates. The arms are both directions, exact over the vocabulary or, for the oldest completions, over the teacher's
-64 most likely tokens and the sampled one, which are recomputed under the current student and need no weights; and
-sampled, without weights: k1 for the reverse KL, k3 for the forward KL. The learning rate is one at which the exact
-token-level term of `exp_fig8.py` ends within 5% of its best.
+64 most likely tokens and the sampled one. Both are recomputed under the current student; the former needs no weights,
+and in the latter the sampled token has its importance ratio. The other arms are sampled, without weights: k1 for the
+reverse KL, k3 for the forward KL. The learning rate is one at which the exact token-level term of `exp_fig8.py` ends
+within 5% of its best.
 
     python benchmarks/exp_stale_distill.py MODEL
 

@@ -7,9 +7,14 @@ from klgrad.papers import Settings
 from klgrad.papers.all_studies import studies
 from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
+from klgrad.papers.distillation_runs import COLUMNS as DISTILLED, OWN, RIGHT, TEACHERS
+from klgrad.papers.own.discount_gradients import BATCH, BIAS, COSINE, STUDENTS, VARIANCE, squared_error
 from klgrad.papers.recorded_runs import ENOUGH_ERRORS, counts
 from klgrad.papers.study import Numbers
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
+
+AGES = ("lag-4", "lag-16", "reuse-4", "reuse-16")
+"""Completions that are that many updates old, or that are used for so many updates."""
 
 
 @cache
@@ -31,6 +36,74 @@ def fig8() -> str:
         cells = [_with_error(numbers["arms"][name][column][last]) for column in FIG8_COLUMNS]
         lines.append(f"| {lengths} | `{arm}` | {numbers['rates'][name]} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def stale_distillation() -> str:
+    """Every arm and age of the completions of the experiment on stale distillation, after its last update."""
+    lines = [
+        "| arm | completions | seeds | KL(student‖teacher) per token | KL(teacher‖student) per token | right answers | "
+        "entropy per token | tokens |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    end, ages = _numbers("asyncopd/stale-distillation")["end"], ("fresh", *AGES)
+    for name in sorted(end, key=lambda name: (name.split()[0], ages.index(name.split()[1]))):
+        arm, stale = name.split()
+        lines.append(f"| `{arm}` | {stale} | {_distilled(end[name])} |")
+    return "\n".join([*lines, ""])
+
+
+def stale_costs() -> str:
+    """What stale completions cost each arm of that experiment; bold if it counts by the rule of the experiments."""
+    lines = [f"| measure | arm | {' | '.join(AGES)} |", "|---|---|" + "---|" * len(AGES)]
+    measures = {OWN: "KL(student‖teacher)", TEACHERS: "KL(teacher‖student)", RIGHT: "right answers"}
+    for column, found in _numbers("asyncopd/stale-distillation")["costs"].items():
+        for arm in sorted({setting.split()[0] for setting in found}):
+            cells = [_difference(found[f"{arm} {age}"]) if f"{arm} {age}" in found else "" for age in AGES]
+            lines.append(f"| {measures[column]} | `{arm}` | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def discount() -> str:
+    """Every arm and size of the batch of the experiment on the discount, after its last update."""
+    lines = [
+        "| completions | arm | seeds | KL(student‖teacher) per token | KL(teacher‖student) per token | right answers | "
+        "entropy per token | tokens |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    end = _numbers("klgrad/discount")["end"]
+    for name in sorted(end, key=lambda name: (-int(name.split()[0]), name)):
+        size, arm = name.split()
+        lines.append(f"| {size} | `{arm}` | {_distilled(end[name])} |")
+    return "\n".join([*lines, ""])
+
+
+def discount_comparisons() -> str:
+    """The differences by which that experiment is judged, at both sizes; bold if they count."""
+    lines = ["| difference | 256 completions | 64 completions |", "|---|---|---|"]
+    for claim, at in _numbers("klgrad/discount")["comparisons"].items():
+        cells = [_difference(found) if found else "no runs" for found in at.values()]
+        lines.append(f"| {claim} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def gradients() -> str:
+    """Bias and variance of the gradient of one batch, for each arm of that experiment at both students."""
+    lines = [
+        "| student | arm | squared bias | variance | their sum | cosine of the mean gradient | batches |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for update, arms in _numbers("klgrad/discount")["gradients"].items():
+        for arm, found in sorted(arms.items()):
+            shown = [_with_error(found[name]) for name in (BIAS, VARIANCE, COSINE)]
+            known = None not in (found[BIAS]["mean"], found[VARIANCE]["mean"])
+            shown.insert(2, f"{squared_error(found, BATCH):.3g}" if known else "no value")
+            lines.append(f"| {STUDENTS[update]} | `{arm}` | {' | '.join(shown)} | {found['batches']} |")
+    return "\n".join([*lines, ""])
+
+
+def _distilled(found: Numbers) -> str:
+    """The cells of one distilled student: seeds, and its measures."""
+    return " | ".join([str(found[OWN]["seeds"]), *(_with_error(found[column]) for column in DISTILLED)])
 
 
 def kl_in_reward() -> str:
@@ -61,7 +134,7 @@ def comparisons() -> str:
 
 
 def _difference(found: dict[str, float]) -> str:
-    errors = found["difference"] / found["error"]
+    errors = found["difference"] / found["error"] if found["error"] else float("nan")
     text = f"{found['difference']:.3f} ± {found['error']:.2g} ({errors:.1f}; {found['seeds']} seeds)"
     return f"**{text}**" if counts(found) else text
 
@@ -192,11 +265,8 @@ def checks_of(name: str) -> str:
 
 
 def _failed(measured: str) -> str:
-    """What a difference that does not count says: the opposite, or nothing.
-
-    One that was to be within a margin is decided only if it is beyond it.
-    """
-    if "margin" in measured:
+    """What a difference that does not count says: the opposite, or nothing."""
+    if re.search(r", (limit|margin) ", measured):  # beyond it by two standard errors, or it would be open
         return "the opposite holds"
     errors = re.search(r"(-?[\d.]+) standard errors", measured)
     return "the opposite holds" if errors and float(errors[1]) < -ENOUGH_ERRORS else "not shown"
@@ -210,4 +280,4 @@ def _setting(arm: str, coef: str, found: Numbers, shown: tuple[str, ...]) -> str
 
 
 def _with_error(found: dict[str, float]) -> str:
-    return f"{found['mean']:.3g} ± {found['error']:.2g}"
+    return "no value" if None in found.values() else f"{found['mean']:.3g} ± {found['error']:.2g}"

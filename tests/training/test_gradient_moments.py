@@ -1,11 +1,15 @@
 """The bias and the variance of gradients that `benchmarks/exp_gradient.py` reports, on vectors with known moments."""
 
+import argparse
 import importlib
+import math
 import sys
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import torch
+from training.small import write_model
 
 pytest.importorskip("trl")
 
@@ -13,54 +17,105 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 VECTORS = 4_000
 ERROR = 5 / VECTORS**0.5
 """Means over so many vectors of unit variance are within five of their standard errors."""
+TRIALS = 300
 
 
 @pytest.fixture
-def module(monkeypatch):
+def load(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    return importlib.import_module("exp_gradient")
+    return importlib.import_module
 
 
 @pytest.fixture
-def moments(module):
-    """The expected vectors are (1, 0) for `true` and (1, 2) for `biased`; the variances are 0 and 1 + 4."""
-    draw, found = torch.Generator().manual_seed(0), module.Moments()
-    for _ in range(VECTORS):
-        noise = torch.randn(2, generator=draw, dtype=torch.float64) * torch.tensor([1.0, 2.0], dtype=torch.float64)
+def module(load):
+    return load("gradient_moments")
+
+
+def vectors(module, count, draw, *, mean=(1.0, 2.0), spread=(1.0, 2.0)):
+    """The expected vector of `true` is (1, 0) and has no noise; that of `biased` is `mean`."""
+    found = module.Moments()
+    for _ in range(count):
+        noise = torch.randn(2, generator=draw, dtype=torch.float64) * torch.tensor(spread, dtype=torch.float64)
         found.add("true", torch.tensor([1.0, 0.0], dtype=torch.float64))
-        found.add("biased", torch.tensor([1.0, 2.0], dtype=torch.float64) + noise)
+        found.add("biased", torch.tensor(mean, dtype=torch.float64) + noise)
     return found
 
 
-def test_variance_is_that_of_one_vector(moments):
-    assert moments.variance("true") == pytest.approx(0.0, abs=1e-9)
-    assert moments.variance("biased") == pytest.approx(5.0, rel=2 * ERROR)
+def test_moments_are_relative_to_the_true_arm(module):
+    moments = vectors(module, VECTORS, torch.Generator().manual_seed(0))
+    found = module.relative_moments(moments.products("biased", "true"))
+    assert found["relative_squared_norm"] == pytest.approx(5.0, abs=20 * ERROR)
+    assert found["relative_squared_bias"] == pytest.approx(4.0, abs=20 * ERROR)
+    assert found["relative_variance"] == pytest.approx(5.0, rel=2 * ERROR)
+    assert found["cosine"] == pytest.approx(5**-0.5, abs=2 * ERROR)
 
 
-def test_squared_bias_and_products_have_no_part_of_the_variance(module):
-    """With two vectors only, the variance would dominate a squared mean: its average over many trials has none."""
-    draw, squared, norm = torch.Generator().manual_seed(0), [], []
-    for _ in range(1000):
-        found = module.Moments()
-        for _ in range(2):
-            found.add("true", torch.zeros(1, dtype=torch.float64))
-            found.add("noisy", 0.5 + torch.randn(1, generator=draw, dtype=torch.float64))
-        squared.append(found.squared_bias("noisy", "true"))
-        norm.append(found.product("noisy", "noisy"))
-    # Each product has a standard deviation of 1.23 (that of x y with means 0.5 and variances 1).
-    tolerance = 5 * 1.23 / 1000**0.5
-    assert sum(squared) / 1000 == pytest.approx(0.25, abs=tolerance)
-    assert sum(norm) / 1000 == pytest.approx(0.25, abs=tolerance)
+def test_the_true_arm_has_no_bias_and_no_error_of_it(module):
+    moments = vectors(module, 30, torch.Generator().manual_seed(0))
+    found = module.with_errors(moments.products("biased", "biased"))
+    assert (found["relative_squared_bias"], found["relative_squared_bias_se"]) == (0.0, 0.0)
+    assert (found["cosine"], found["cosine_se"]) == (1.0, 0.0)
 
 
-def test_summary_is_relative_to_the_true_gradient(module, moments):
-    rows = {row["arm"]: row for row in module.summary(moments, "true")}
-    assert float(rows["biased"]["relative_squared_bias"]) == pytest.approx(4.0, abs=20 * ERROR)
-    assert float(rows["biased"]["relative_variance"]) == pytest.approx(5.0, rel=2 * ERROR)
-    assert float(rows["biased"]["cosine"]) == pytest.approx(5**-0.5, abs=2 * ERROR)
-    assert float(rows["true"]["cosine"]) == 1.0
-    assert rows["biased"]["batches"] == VECTORS
+@pytest.mark.parametrize("count", [2, 3, 9, 20])
+def test_squares_have_no_part_of_the_variance(module, count):
+    """With few vectors the variance would dominate a squared mean: the average over many trials has none."""
+    draw, norm, bias, variance = torch.Generator().manual_seed(0), [], [], []
+    for _ in range(TRIALS):
+        made = vectors(module, count, draw, mean=(0.5, 0.0), spread=(1.0, 0.0)).products("biased", "true")
+        norm.append(made.between(made.own))
+        bias.append(module.relative_moments(made)["relative_squared_bias"])
+        variance.append(made.variance())
+    for values, expected in ((norm, 0.25), (bias, 0.25), (variance, 1.0)):
+        assert fmean(values) == pytest.approx(expected, abs=5 * stdev(values) / TRIALS**0.5)
 
 
-def test_the_arms_are_those_of_the_training_runs(module):
-    assert set(module.TERMS) == set(importlib.import_module("exp_discount").ARMS)
+def test_blocks_of_unequal_size_count_by_their_vectors(module):
+    """Constant vectors have the same square in every weighting, and no variance."""
+    for count in (9, 11, 17):
+        made = vectors(module, count, torch.Generator(), spread=(0.0, 0.0)).products("biased", "true")
+        assert made.between(made.own) == pytest.approx(5.0, rel=1e-12)
+        assert made.variance() == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_standard_errors_are_the_spread_over_repetitions(module):
+    """Their mean square over trials estimates the variance over trials; for 300 trials that is within a quarter."""
+    draw, trials = torch.Generator().manual_seed(0), []
+    for _ in range(TRIALS):
+        trials.append(module.with_errors(vectors(module, 64, draw).products("biased", "true")))
+    for name in ("relative_squared_norm", "relative_squared_bias", "relative_variance", "cosine"):
+        spread = stdev([each[name] for each in trials])
+        claimed = fmean([each[f"{name}_se"] ** 2 for each in trials]) ** 0.5
+        assert claimed == pytest.approx(spread, rel=0.25), name
+
+
+def test_two_blocks_have_no_standard_error(module):
+    made = module.with_errors(vectors(module, 2, torch.Generator().manual_seed(0)).products("biased", "true"))
+    assert math.isnan(made["relative_variance_se"])
+
+
+def test_the_arms_are_those_of_the_training_runs(load):
+    assert set(load("exp_gradient").TERMS) == set(load("exp_discount").ARMS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::klgrad.trl.MeaningWarning")
+def test_a_tiny_model_is_measured_on_a_cpu(load, tmp_path, monkeypatch):
+    experiment, discount = load("exp_gradient"), load("exp_discount")
+    write_model(tmp_path / "teacher-fixed-length", layers=3)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for module in (experiment, discount):
+        monkeypatch.setattr(module, "LAYERS", 2)
+    few = {"per_device_train_batch_size": 16, "max_completion_length": 4, "bf16": "false", "use_cpu": "true"}
+    monkeypatch.setattr(experiment, "COMMON", {**experiment.COMMON, **few})
+    monkeypatch.setattr(experiment, "ROWS", 16)
+    rows = {
+        (row["update"], row["arm"]): row
+        for updates in (0, 1)
+        for row in experiment.at_weights(argparse.Namespace(runs=tmp_path, batches=4), updates)
+    }
+    assert len(rows) == 2 * len(experiment.TERMS)
+    assert all(row["batches"] == 4 and float(row["relative_variance_se"]) > 0 for row in rows.values())
+    # Without a future, nothing of the exact gradient is sampled but the prefixes.
+    assert float(rows[0, "exact-0"]["relative_variance"]) < float(rows[0, "k1-0-leave-one-out"]["relative_variance"])

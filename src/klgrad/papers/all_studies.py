@@ -27,6 +27,8 @@ MODULES = {
     "comedy/on-policy": "comedy.on_policy",
     "comedy/asynchronous": "comedy.asynchronous",
     "frpo/kl-in-reward": "frpo.kl_in_reward",
+    "asyncopd/stale-distillation": "asyncopd.stale_distillation",
+    "klgrad/discount": "own.discount",
     "schulman/table": "schulman.table",
 }
 

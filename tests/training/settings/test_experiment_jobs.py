@@ -9,6 +9,10 @@ import pytest
 
 pytest.importorskip("trl")
 
+from klgrad.papers.asyncopd import stale_distillation, stale_distillation_figure
+from klgrad.papers.distillation_runs import LAST, QUESTIONS
+from klgrad.papers.own import discount, discount_gradients
+from klgrad.training.data.run_data import data_of
 from klgrad.training.settings.parse import parse
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -36,3 +40,27 @@ def test_every_job_is_accepted(name, monkeypatch, tmp_path):
             parse(
                 COMMANDS[name], [*job.flags, "--output_dir", str(tmp_path / "run"), "--bf16", "false"]
             )  # raises otherwise
+
+
+def test_the_studies_know_the_arms_of_the_experiments(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    stale, discounted, gradient = map(importlib.import_module, ("exp_stale_distill", "exp_discount", "exp_gradient"))
+    assert set(stale_distillation_figure.ARMS) == set(stale.ARMS)
+    named = {arm for arms in stale_distillation.COSTS_MORE.values() for arm in arms}
+    assert named | {arm for arm, _ in stale_distillation.COSTS_LITTLE.values()} <= set(stale.ARMS)
+    assert {stale_distillation.FRESH, stale_distillation.LATE, stale_distillation.REUSED} <= set(stale.STALE)
+    assert {arm for _, *arms in discount.NEARER.values() for arm in arms} <= set(discounted.ARMS)
+    pairs = (*discount_gradients.BASELINES, *discount_gradients.SAMPLED)
+    assert {*discount_gradients.RISING, *(arm for pair in pairs for arm in pair)} == set(discounted.ARMS)
+    assert {discount.LARGE, discount.SMALL} == set(map(str, discounted.BATCHES))
+    assert gradient.ROWS == discount_gradients.BATCH
+    assert importlib.import_module("distill_runs").UPDATES == LAST
+
+
+def test_the_questions_of_an_evaluation(monkeypatch, tmp_path):
+    """Right answers of an evaluation are judged by the number of its questions."""
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    job = importlib.import_module("exp_stale_distill").jobs(argparse.Namespace(model=tmp_path, runs=tmp_path))[0]
+    settings = parse("distill", [*job.flags, "--output_dir", str(tmp_path / "run"), "--bf16", "false"])
+    found = data_of(settings.run, settings.training.seed, conversational=True)
+    assert sum(len(each.rows) for each in found.evaluation) == QUESTIONS

@@ -1,0 +1,1 @@
+"""Questions of our own; no paper makes these claims."""

@@ -1,0 +1,135 @@
+"""What the study of the discount concludes from made-up runs and gradients, and from too few of them."""
+
+import pytest
+from papers.made_up_runs import MADE, evaluations, judged, write
+
+from klgrad.papers import reproduce
+from klgrad.papers.own import discount as study
+from klgrad.papers.own.discount_gradients import MOMENTS, one_minus_cosine, squared_error
+from klgrad.papers.study import Study
+
+BASELINE = "-leave-one-out"
+ARMS = (
+    *(f"exact-{d}" for d in ("0", "0.5", "0.75", "0.9", "1")),
+    *(f"exact-{d}{BASELINE}" for d in ("0.5", "0.75", "0.9", "1")),
+    *(f"k1-{d}{BASELINE}" for d in ("0", "0.9", "1")),
+)
+
+
+def parts(arm):
+    """Discount, whether it has no baseline, and whether it is k1."""
+    kind, discount = arm.split("-")[:2]
+    return float(discount), arm.count("-") == 1, kind == "k1"
+
+
+def runs(sign=1.0, **how):
+    """The own KL falls up to a discount of 0.9 and has a cost of sampling; the teacher's rises with the discount."""
+    found = []
+    for arm in ARMS:
+        discount, plain, sampled = parts(arm)
+        for size in (256, 64):
+            gain = 0.3 * min(discount, 0.9) - 0.1 * (discount == 1) - 0.1 * discount * plain - 0.2 * sampled
+            gain -= 0.1 * discount * (size == 64)
+            label = {"arm": arm, "completions": size}
+            found += evaluations(label, 1 - sign * gain, 3 + sign * 2 * discount, **how)
+    return found
+
+
+def gradients(variance=1.0, bias=1.0, **changed):
+    """Bias falls and variance grows with the discount; k1 and a missing baseline add variance."""
+    found = []
+    for update in (0, 20):
+        for arm in ARMS:
+            discount, plain, sampled = parts(arm)
+            spread = 0.1 + variance * (0.2 * discount + 0.3 * discount * plain + 0.5 * sampled)
+            squared = bias * 0.5 * (1 - discount) ** 2
+            moments = dict(zip(MOMENTS, (squared, spread, 1 - squared, 1 - squared / 2), strict=True))
+            errors = {f"{name}_se": 0.0001 for name in MOMENTS}
+            found.append({"update": update, "arm": arm, "batches": 64, **moments, **errors, **MADE, **changed})
+    return found
+
+
+def verdicts(folder, **files):
+    return judged(study, write(folder, **files))
+
+
+def about_gradients(found):
+    return {claim: verdict for claim, verdict in found.items() if claim.startswith(("at the start", "after 20"))}
+
+
+def about_runs(found):
+    return {claim: verdict for claim, verdict in found.items() if claim not in about_gradients(found)}
+
+
+def test_runs_and_gradients_as_claimed(tmp_path):
+    found = verdicts(tmp_path, discount=runs(), gradient=gradients())
+    assert set(about_runs(found).values()) == {"holds"}
+    assert (len(about_runs(found)), len(about_gradients(found))) == (13, 10)
+    assert set(list(about_gradients(found).values())[:8]) == {"holds"}
+
+
+def test_the_opposite_runs_give_the_opposite_verdict(tmp_path):
+    found = verdicts(tmp_path, discount=runs(sign=-1.0), gradient=gradients())
+    assert set(about_runs(found).values()) == {"differs"}
+
+
+def test_the_opposite_gradients_give_the_opposite_verdict(tmp_path):
+    found = verdicts(tmp_path, discount=runs(), gradient=gradients(variance=-0.1, bias=-1.0))
+    assert set(list(about_gradients(found).values())[:8]) == {"differs"}
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1, "holds"), (-1, "differs")])
+def test_a_gradient_predicts_the_runs_if_its_error_orders_them(tmp_path, sign, expected):
+    """Here the KL at the end is a function of the squared error, or of its negative."""
+    moments = {row["arm"]: {m: {"mean": row[m]} for m in MOMENTS} for row in gradients()}
+    made = []
+    for arm in ARMS:
+        for size in (256, 64):
+            own = 1 + 0.2 * sign * squared_error(moments[arm], size)
+            made += evaluations({"arm": arm, "completions": size}, own, 3.0, noise=0.0001)
+    for row in made:
+        row["kl_per_token_se"] = 0.0
+    found = verdicts(tmp_path, discount=made, gradient=gradients())
+    assert next(verdict for claim, verdict in found.items() if "squared bias + variance" in claim) == expected
+
+
+def test_a_smaller_batch_has_a_larger_variance_and_the_same_bias():
+    values = dict(zip(MOMENTS, (0.5, 0.25, 1.0, 0.8), strict=True))
+    moments = {name: {"mean": value} for name, value in values.items()}
+    assert (squared_error(moments, 256), squared_error(moments, 64)) == (0.75, 1.5)
+    assert one_minus_cosine(moments, 64) == pytest.approx(1 - 0.8 / 2**0.5, rel=1e-12)
+
+
+def test_nothing_about_runs_is_decided_with_two_seeds(tmp_path):
+    found = verdicts(tmp_path, discount=runs(seeds=2), gradient=gradients())
+    assert set(about_runs(found).values()) == {"open"}
+    assert list(about_gradients(found).values())[8:] == ["open", "open"]
+
+
+def test_missing_arms_leave_their_sentences_open(tmp_path):
+    kept = [row for row in runs() if not (row["arm"].startswith("k1") or row["completions"] == 64)]
+    found = verdicts(tmp_path, discount=kept, gradient=[row for row in gradients() if row["update"] == 0])
+    assert {claim for claim, verdict in about_runs(found).items() if verdict == "open"} == {
+        claim for claim in about_runs(found) if "k1" in claim or "of 64" in claim
+    }
+    assert {v for claim, v in found.items() if claim.startswith("after 20")} == {"open"}
+
+
+@pytest.mark.parametrize("change", [{"relative_variance_se": ""}, {"relative_variance_se": "nan"}])
+def test_a_moment_without_an_error_decides_nothing(tmp_path, change):
+    found = about_gradients(verdicts(tmp_path, discount=runs(), gradient=gradients(**change)))
+    assert {claim for claim, v in list(found.items())[:8] if v == "open"} == {c for c in found if "variance at" in c or
+        "larger variance" in c or "variance grows" in c}  # fmt: skip
+
+
+def test_gradients_may_be_missing(tmp_path):
+    assert set(about_gradients(verdicts(tmp_path, discount=runs())).values()) == {"open"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [ARMS, ["exact-0"]])
+def test_the_figure_is_drawn_with_all_runs_and_with_few(tmp_path, kept):
+    files = {"discount": runs(), "gradient": gradients()}
+    settings = write(tmp_path, **{name: [row for row in rows if row["arm"] in kept] for name, rows in files.items()})
+    reproduce(Study("discount", study), settings, tmp_path)
+    assert (tmp_path / "discount.png").read_bytes().startswith(b"\x89PNG")

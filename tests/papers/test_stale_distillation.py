@@ -1,0 +1,113 @@
+"""What the study of stale distillation concludes from made-up runs, and from too few of them."""
+
+import math
+
+import pytest
+from papers.made_up_runs import ERROR, evaluations, judged, write
+
+from klgrad.papers import reproduce
+from klgrad.papers.asyncopd import stale_distillation as study
+from klgrad.papers.study import Study
+
+FRESH = {
+    "reverse-exact": (0.8, 2.7),
+    "reverse-top-64": (0.8, 2.7),
+    "reverse-sampled": (1.1, 4.0),
+    "forward-exact": (1.2, 1.5),
+    "forward-top-64": (1.2, 1.5),
+    "forward-sampled": (1.6, 3.0),
+}
+AS_CLAIMED = {"reverse-exact": 1.05, "reverse-top-64": 1.05, "reverse-sampled": 1.6, "forward-sampled": 1.3}
+"""By which factor a lag of 16 raises the KLs; 1.01 for the others."""
+
+
+def rows(factors=None, scale=None, **how):
+    found = []
+    for arm, kls in FRESH.items():
+        late = (AS_CLAIMED if factors is None else factors).get(arm, 1.01)
+        for stale, factor in (("fresh", 1), ("lag-16", late), ("reuse-16", late)):
+            own, teachers = (kl * factor * (scale or {}).get(arm, 1) for kl in kls)
+            found += evaluations({"arm": arm, "stale": stale}, own, teachers, **how)
+    return found
+
+
+def verdicts(folder, made):
+    return judged(study, write(folder, stale_distill=made))
+
+
+def test_runs_as_the_paper_claims_them(tmp_path):
+    found = verdicts(tmp_path, rows())
+    exact = "(ours) a lag of 16 costs the exact reverse KL more than the exact forward KL"
+    assert {verdict for claim, verdict in found.items() if not claim.startswith(exact)} == {"holds"}
+    assert len(found) == 22
+
+
+def test_the_opposite_runs_give_the_opposite_verdict(tmp_path):
+    found = verdicts(tmp_path, rows({"reverse-sampled": 0.9, "reverse-exact": 1.2, "forward-exact": 1.3}))
+    assert {verdict for claim, verdict in found.items() if not claim.startswith("(ours)")} == {"differs"}
+    little = [verdict for claim, verdict in found.items() if "less than a tenth" in claim]
+    assert little == ["differs"] * 8
+
+
+def test_a_cost_is_a_share_of_the_kl_with_fresh_completions(tmp_path):
+    """Else an arm that ends at a larger KL would seem to lose more by the same staleness."""
+    every = dict.fromkeys(FRESH, 1.2)
+    plain, scaled = (
+        study.run(write(tmp_path, stale_distill=rows(every, scale)))["costs"]["kl_per_token"]
+        for scale in (None, {"reverse-sampled": 3.0})
+    )
+    assert plain["reverse-sampled lag-16"]["difference"] == pytest.approx(0.2, rel=1e-9)
+    assert scaled["reverse-sampled lag-16"]["difference"] == pytest.approx(0.2, rel=1e-9)
+
+
+def test_a_setting_that_ends_farther_than_it_began_is_found(tmp_path):
+    found = verdicts(tmp_path, rows({**AS_CLAIMED, "forward-sampled": 4.0}))
+    nearer = {claim: verdict for claim, verdict in found.items() if claim.startswith(study.NEARER)}
+    assert list(nearer.values()) == ["differs", "differs"]
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_nothing_is_decided_with_fewer_than_three_seeds(tmp_path, seeds):
+    assert set(verdicts(tmp_path, rows(seeds=seeds)).values()) == {"open"}
+
+
+def test_a_missing_arm_leaves_its_sentences_open(tmp_path):
+    found = verdicts(tmp_path, [row for row in rows() if row["arm"] != "reverse-sampled"])
+    still_open = {claim for claim, verdict in found.items() if verdict == "open"}
+    assert still_open == {claim for claim in found if "sampled reverse" in claim}
+
+
+def test_a_diverged_student_counts_as_a_missing_seed(tmp_path):
+    made = rows()
+    lost = next(r for r in made if (r["arm"], r["stale"], r["update"]) == ("reverse-sampled", "lag-16", 40))
+    lost["kl_per_token"] = math.nan
+    found = verdicts(tmp_path, made)
+    assert found[f"{study.SUFFERS}, on the student's completions"] == "open"
+
+
+def test_a_cost_in_right_answers_is_what_staleness_loses(tmp_path):
+    made = rows()
+    for row in made:
+        row["correct"] = 0.06 if (row["stale"], row["update"]) == ("lag-16", 40) else row["correct"]
+    cost = study.run(write(tmp_path, stale_distill=made))["costs"]["correct"]["reverse-exact lag-16"]
+    assert cost["difference"] == pytest.approx(0.04, rel=1e-9)
+
+
+def test_the_start_has_one_value_for_each_seed(tmp_path):
+    """All runs of a seed begin as one model, so that more runs do not make its error smaller."""
+    start = study.run(write(tmp_path, stale_distill=rows()))["start"]["kl_per_token"]
+    assert start == {"mean": 4.0, "error": pytest.approx(ERROR / 3**0.5, rel=1e-9), "seeds": 3}
+
+
+def test_right_answers_have_the_error_of_their_questions(tmp_path):
+    """The three seeds agree, but 182 questions have an error of their own."""
+    end = study.run(write(tmp_path, stale_distill=rows()))["end"]["forward-exact fresh"]
+    assert end["correct"]["error"] == pytest.approx((0.1 * 0.9 / 182 / 3) ** 0.5, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [FRESH, ["forward-exact"]])
+def test_the_figure_is_drawn_with_all_runs_and_with_few(tmp_path, kept):
+    settings = write(tmp_path, stale_distill=[row for row in rows() if row["arm"] in kept])
+    reproduce(Study("stale", study), settings, tmp_path)
+    assert (tmp_path / "stale.png").read_bytes().startswith(b"\x89PNG")
