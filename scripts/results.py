@@ -17,12 +17,12 @@ LONGEST_VERDICT = 300
 HEAD = """# Reproduced results
 
 `make results` (`klgrad reproduce`, seed {seed}) writes this page: every number in a verdict or a check was measured in
-that run. Sentences marked *(ours)* are not from the paper. Statistical sentences are checked by their z-score over
-repeats (more than 4 standard errors), the others by the limit or tolerance shown. `klgrad reproduce NAME` recomputes
-one result. Results about language models ({experiments}) are judged from recorded training runs, by more than 2
-standard errors with three seeds or more: [experiments](experiments.md). A sentence with a question mark, and a verdict
-*open*, has too few seeds so far, or an error too large to decide it. The papers' own misprints are on a page of
-their own: [misprints](misprints.md).
+that run. Sentences marked *(ours)* are not from the paper, and the verdict on its claim does not depend on them.
+Statistical sentences are checked by their z-score over repeats (more than 4 standard errors), the others by the limit
+or tolerance shown. `klgrad reproduce NAME` recomputes one result. Results about language models ({experiments}) are
+judged from recorded training runs, by more than 2 standard errors with three seeds or more:
+[experiments](experiments.md). A sentence with a question mark, and a verdict *open*, has too few seeds so far, or an
+error too large to decide it. The papers' own misprints are on a page of their own: [misprints](misprints.md).
 
 """
 
@@ -68,7 +68,8 @@ def _short(data: dict) -> str:
     """The verdict; in place of a long list of sentences, which would squeeze the other columns, their number."""
     if len(data["verdict"]) <= LONGEST_VERDICT:
         return data["verdict"]
-    marks = [_mark(check) for check in data["checks"]]
+    theirs = [check for check in data["checks"] if not check["claim"].startswith("(ours)")] or data["checks"]
+    marks = [_mark(check) for check in theirs]
     found = {"differs": marks.count("✗"), "open": marks.count("?")}
     parts = [f"{name}: {count} of {len(marks)} sentences, below" for name, count in found.items() if count]
     return ". ".join(parts)

@@ -115,7 +115,7 @@ def test_more_runs_do_not_make_the_error_before_training_smaller():
 
 def test_a_study_of_several_files_runs_all_their_scripts(tmp_path):
     found = experiments.commands([STUDIES["tang-munos/fig7"]], Path("benchmarks"), "MODEL", tmp_path)
-    assert [Path(command[1]).name for command in found] == ["exp_comedy.py", "exp_std.py"]
+    assert [Path(command[1]).name for command in found] == ["exp_comedy.py", "exp_std.py", "exp_frontier.py"]
 
 
 def copied(folder: Path, change) -> Settings:
@@ -168,7 +168,7 @@ def test_the_curve_finds_an_arm_that_is_off(tmp_path):
 
 @pytest.mark.parametrize(("arm", "change", "fails"), [("k1-loss", 0.3, "k1 as loss"), ("none", 0.2, "no KL")])
 def test_other_right_answers_at_equal_kl_give_another_verdict(arm, change, fails, tmp_path):
-    for name in ("comedy.csv", "std.csv"):
+    for name in ("comedy.csv", "std.csv", "frontier.csv"):
         with (COMMITTED / name).open(newline="", encoding="utf-8") as file:
             kept = list(csv.DictReader(file))
         for row in kept:

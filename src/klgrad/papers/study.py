@@ -81,6 +81,11 @@ class Check:
     holds: bool
     decided: bool = True
 
+    @property
+    def ours(self) -> bool:
+        """Whether the sentence is not from the paper, as it says itself."""
+        return self.claim.startswith("(ours)")
+
 
 def exceeds(claim: str, difference: float, error: float) -> Check:
     """Check that a difference over repeats is positive, by its z-score.

@@ -29,15 +29,20 @@ class Outcome:
     measured: str = ""
 
     @property
+    def decisive(self) -> list[Check]:
+        """The paper's sentences; all sentences if none is from a paper."""
+        return [check for check in self.checks if not check.ours] or self.checks
+
+    @property
     def reproduced(self) -> bool:
-        """Whether every sentence holds."""
-        return all(check.holds for check in self.checks)
+        """Whether every decisive sentence holds."""
+        return all(check.holds for check in self.decisive)
 
     @property
     def verdict(self) -> str:
-        """`reproduced`, or the sentences that do not hold and those that are not decided."""
-        failed = [f"{c.claim} ({c.measured})" for c in self.checks if not c.holds and c.decided]
-        undecided = [f"{c.claim} ({c.measured})" for c in self.checks if not c.decided]
+        """`reproduced`, or the decisive sentences that do not hold and those that are not decided."""
+        failed = [f"{c.claim} ({c.measured})" for c in self.decisive if not c.holds and c.decided]
+        undecided = [f"{c.claim} ({c.measured})" for c in self.decisive if not c.decided]
         parts = [f"{name}: {'; '.join(found)}" for name, found in (("differs", failed), ("open", undecided)) if found]
         return ". ".join(parts) or "reproduced"
 

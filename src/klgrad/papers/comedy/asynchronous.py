@@ -128,8 +128,11 @@ def _weighted(end: Numbers, trained: dict[str, list[Row]], lag: str, start: floa
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences at a lag of 10, and ours; a sentence whose runs are missing is open."""
-    return [*_of_the_paper(numbers), *_of_the_cost(numbers["cost"]), *_of_the_weights(numbers["weighted"])]
+    """The paper's sentences at a lag of 10, and ours; a sentence whose runs are missing is open.
+
+    What the weights change is a question, to which the paper has no sentence: its numbers are in the tables.
+    """
+    return [*_of_the_paper(numbers), *_of_the_cost(numbers["cost"])]
 
 
 def _of_the_paper(numbers: Numbers) -> list[Check]:
@@ -151,16 +154,6 @@ def _of_the_cost(cost: Numbers) -> list[Check]:
 
 def _as_mean(found: dict[str, float]) -> dict[str, float]:
     return {**found, "mean": found["difference"]}
-
-
-def _of_the_weights(weighted: Numbers) -> list[Check]:
-    made = {}
-    for measure, words in (("correct_in", ""), ("equal_kl", "at equal KL, ")):
-        for lag, arms in weighted.items():
-            for arm, label in CORRECTED.items():
-                claim = f"(ours) {words}k1 with {label} answers more right than k1 without, lag {lag}"
-                made[claim] = arms.get(arm, {}).get(measure)
-    return _judged(made)
 
 
 def _judged(made: dict[str, dict[str, float] | None]) -> list[Check]:

@@ -38,7 +38,11 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         _lines(axis, at, "relative_squared_bias", ":", "")
         axis.set(title=f"{title}:\nvariance (lines), squared bias (dotted)", ylabel="relative to the squared true one")
     for axis in axes:
-        axis.set(xlabel="discount", xticks=range(len(DISCOUNTS)), xticklabels=DISCOUNTS, yscale="log")
+        axis.set(xlabel="discount", xticks=range(len(DISCOUNTS)), xticklabels=DISCOUNTS)
+        if any(len(line.get_xdata()) for line in axis.lines):  # an empty axis cannot be logarithmic
+            axis.set(yscale="log")
+        else:
+            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
         axis.title.set_fontsize(10)
     figure.legend(*axes[0].get_legend_handles_labels(), ncols=6, loc="outside lower center", fontsize=8.5)
 

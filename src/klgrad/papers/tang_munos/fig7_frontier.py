@@ -24,20 +24,30 @@ from ..reward_and_kl import RESAMPLED, kl_at, points_of, right_at, runs_of
 from ..study import Check, Experiment, Numbers, Settings
 from .fig7_frontier_figure import draw as draw
 
-EXPERIMENT = Experiment("comedy.csv", "exp_comedy.py", also=(Experiment("std.csv", "exp_std.py"),))
+EXPERIMENT = Experiment(
+    "comedy.csv",
+    "exp_comedy.py",
+    also=(Experiment("std.csv", "exp_std.py"), Experiment("frontier.csv", "exp_frontier.py")),
+)
 """Of the second file only k2 as a loss is read, which the first does not have."""
 LAST = 60
 SHARE = 0.25
 """Of right answers: the KL at which arms reach it is compared. Runs without a KL have passed it at their first
 evaluation, so with them, and with k1 as a loss, right answers are compared at equal KL."""
 NONE, UNSOUND, SOUND, K3, EXACT, K2 = "none", "k1-loss", "k1-reward", "k3-loss", "exact-loss", "k2-loss"
-ARMS = (NONE, UNSOUND, SOUND, K3, EXACT, K2)
+DISCOUNTED = "exact-discount-0.9"
+ARMS = (NONE, UNSOUND, SOUND, K3, EXACT, K2, DISCOUNTED)
+LIMITED = (SOUND, EXACT, DISCOUNTED, K3, K2)
+"""The arms that hold the policy, which reach `SHARE` at different KLs."""
 SMALL, LARGE = "0.03", "1.0"
 GAPS = {
     "k1 in the reward at β = 0.03 answers more right than no KL": (SOUND, SMALL, NONE, 1),
     "the exact KL as loss at β = 0.03 answers more right than no KL": (EXACT, SMALL, NONE, 1),
     "k1 as loss at β = 1 answers fewer right than k1 in the reward": (UNSOUND, LARGE, SOUND, -1),
     "k1 as loss at β = 1 answers fewer right than the exact KL as loss": (UNSOUND, LARGE, EXACT, -1),
+    "a discounted future at β = 0.03 answers more right than no KL": (DISCOUNTED, SMALL, NONE, 1),
+    "a discounted future at β = 0.03 answers more right than k1 in the reward": (DISCOUNTED, SMALL, SOUND, 1),
+    "a discounted future at β = 0.03 answers more right than the exact KL as loss": (DISCOUNTED, SMALL, EXACT, 1),
 }
 """At equal KL: an arm at a coefficient, after its last update; the arm whose curve it is compared with; the sign."""
 CLOSE = 0.25
@@ -48,17 +58,22 @@ def run(settings: Settings) -> Numbers:
     """The KL at a share of right answers by arm, right answers at equal KL, and all points."""
     rows = [row for row in rows_of(EXPERIMENT, settings) if row["arm"] in ARMS]
     for other in EXPERIMENT.also:
-        rows += [row for row in rows_of(other, settings) if row["arm"] == K2 and row["division"] == "undivided"]
+        rows += [row for row in rows_of(other, settings) if _belongs(row)]
     start = over_seeds(at_update(rows, 0), "correct_in")["mean"]
     trained = [row for row in rows if row["update"] != "0"]
     by_arm = grouped(trained, _arm)
     return {
         "made": provenance(rows),
         "start": start,
-        "arms": {arm: _reached(by_arm[arm], start) for arm in (SOUND, EXACT, K3, K2)},
+        "arms": {arm: _reached(by_arm[arm], start) for arm in LIMITED},
         "gaps": {name: _gap(by_arm, start, *sides) for name, sides in GAPS.items()},
         "points": runs_of(trained, _arm),
     }
+
+
+def _belongs(row: Row) -> bool:
+    """Of the runs that compare the division by a standard deviation, only k2 as a loss without it."""
+    return row["arm"] in ARMS if "division" not in row else (row["arm"], row["division"]) == (K2, "undivided")
 
 
 def _arm(row: Row) -> str:
@@ -93,10 +108,16 @@ def _gap(by_arm: dict[str, list[Row]], start: float, arm: str, coef: str, other:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences."""
-    found = [exceeds_over_seeds(f"at equal KL, {claim}", gap) for claim, gap in numbers["gaps"].items()]
+    """The paper's sentences, and ours on the exact KL with a discounted future."""
+    found = [exceeds_over_seeds(f"{_whose(claim)}at equal KL, {claim}", gap) for claim, gap in numbers["gaps"].items()]
+    arms, sound = numbers["arms"], numbers["arms"][SOUND]
     claim = "k3 as loss and k1 in the reward need the same KL for 25% right answers, within a quarter"
-    k3, sound = numbers["arms"][K3], numbers["arms"][SOUND]
-    if k3 is None or sound is None:
-        return [*found, Check(claim, "no value: not every seed reaches it", holds=False, decided=False)]
-    return [*found, equal_over_seeds(claim, difference(k3, sound), CLOSE * sound["mean"])]
+    if arms[K3] is None or sound is None:
+        found.append(Check(claim, "no value: not every seed reaches it", holds=False, decided=False))
+    else:
+        found.append(equal_over_seeds(claim, difference(arms[K3], sound), CLOSE * sound["mean"]))
+    return found
+
+
+def _whose(claim: str) -> str:
+    return "(ours) " if "discounted" in claim else ""

@@ -15,6 +15,7 @@ LABELS = {
     "k1-reward": ("k1 in the reward", STYLES["k1-reward"][0], "o"),
     "k2-loss": ("k2 as loss", STYLES["k1-reward-leave-one-out"][0], "D"),
     "exact-loss": ("exact as loss", STYLES["k3-reward"][0], "v"),
+    "exact-discount-0.9": ("exact, discounted future", STYLES["to-go"][0], "P"),
     "k3-loss": ("k3 as loss", STYLES["k3-loss"][0], "^"),
 }
 """Label, colour and mark of an arm."""
