@@ -45,7 +45,7 @@ def _liger_kernels(candidate: str) -> str:
     if candidate not in LIGER_PRIMITIVES:
         return "Triton"
     import_module("liger_kernel.functional")  # declares where the choices are
-    chosen = import_module("liger_kernel.backends").resolve_impl(LIGER_PRIMITIVES[candidate]).impl_name
+    chosen: str = import_module("liger_kernel.backends").resolve_impl(LIGER_PRIMITIVES[candidate]).impl_name
     return {"nvidia-cutedsl": "CuTe", "nvidia-triton": "Triton"}.get(chosen, chosen)
 
 
