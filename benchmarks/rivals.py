@@ -83,6 +83,7 @@ def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step
         return module.ChunkedLogProbFunction.apply(h, w, None, y, 1.0, chunk, None, 1.0, ())[0]
 
     def liger() -> Tensor:
+        # Always in Triton: its kernel in CuTe (LIGER_KERNEL_IMPL=cutedsl) is for compute capability 10.0 alone.
         function = import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
         return -function(h, w, y, reduction="none")
 
