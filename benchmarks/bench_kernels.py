@@ -1,22 +1,24 @@
 """The exact KL from hidden states, on a GPU.
 
-    python benchmarks/bench_kernels.py [--out FOLDER] [--rounds N] [--only PART] [--hidden SIZE ...] [--tiny]
+    python benchmarks/bench_kernels.py [--out FOLDER] [--rounds N] [--only PART] [--hidden SIZE ...]
+                                       [--rivals NAME ...] [--tiny]
 
 A floor is the time of the matrix products alone, run in the same rounds: 4 projections for methods that keep their
 logits, 6 for methods that recompute them; 3 and 4 for the log-prob alone. Memory is that of one forward and backward
-pass beyond its inputs, including the gradients. `--hidden` chooses among the shapes; `--tiny` runs everything once on
-tiny sizes, on a CPU too, and writes to build/tiny.
+pass beyond its inputs, including the gradients. `--hidden` chooses among the shapes, and `--rivals` among the rivals by
+the beginnings of their names. The rows are written after each shape. `--tiny` runs everything once on tiny sizes, on a
+CPU too, and writes to build/tiny.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 import rivals
 import torch
-from gpu import in_turn, rows
+from gpu import Measured, in_turn, rows
 from harness import RESULTS, write
 
 from klgrad.kernels import Head, token_statistics
@@ -31,6 +33,10 @@ LINEAR_ROUNDS = 3
 """Rounds of the part with up to 131072 tokens."""
 NOTHING_KEPT = 768 << 20
 """A budget in bytes that is just enough for tiles of 16384 entries, and keeps nothing."""
+
+
+Names = list[str] | None
+"""Beginnings of the names of rivals; None for all of them."""
 
 
 class Case:
@@ -64,6 +70,10 @@ class Case:
         return run
 
 
+def chosen(others: dict[str, rivals.Step], names: Names) -> dict[str, rivals.Step]:
+    return {name: step for name, step in others.items() if names is None or name.startswith(tuple(names))}
+
+
 def floors(case: Case, counts: tuple[int, ...]) -> dict[str, Callable[[], object]]:
     h, w, w_ref = case.h.detach(), case.w.detach(), case.w_ref
     out = torch.empty(len(h), len(w), dtype=h.dtype, device=h.device)
@@ -75,38 +85,43 @@ def floors(case: Case, counts: tuple[int, ...]) -> dict[str, Callable[[], object
     return {f"{count} projections": partial(products, count) for count in counts}
 
 
-def exact(tokens: int, hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
+def floor_of(found: dict[str, Measured], base: Iterable[str], fewer: str, more: str) -> dict[str, str]:
+    """The floor of each candidate: the smaller number of projections where each logit is computed once."""
+    once = ("klgrad fast", *rivals.ONE_PASS)
+    return {name: fewer if name.startswith(once) else more for name in found if name not in base}
+
+
+def exact(tokens: int, hidden: int, vocabulary: int, rounds: int, names: Names) -> list[dict[str, object]]:
     case = Case(tokens, hidden, vocabulary)
     ours = {
         "klgrad lean": partial(case.ours),
         "klgrad fast": partial(case.ours, mode="fast"),
         "klgrad, 0.75 GiB, nothing kept": partial(case.ours, budget=NOTHING_KEPT),
     }
-    others = rivals.exact(case.h, case.w, case.h_ref, case.w_ref, case.up[0])
+    others = chosen(rivals.exact(case.h, case.w, case.h_ref, case.w_ref, case.up[0]), names)
     base = floors(case, (4, 6))
     found = in_turn(base | {name: case.cleared(step) for name, step in (ours | others).items()}, rounds)
-    four = {"klgrad fast", "torch, full logits (KL alone)"}
-    chosen = {name: "4 projections" if name in four else "6 projections" for name in found if name not in base}
-    return list(rows("exact KL", found, chosen, tokens=tokens, hidden=hidden, vocabulary=vocabulary))
+    floor = floor_of(found, base, "4 projections", "6 projections")
+    return list(rows("exact KL", found, floor, tokens=tokens, hidden=hidden, vocabulary=vocabulary))
 
 
-def sampled(tokens: int, hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
+def sampled(tokens: int, hidden: int, vocabulary: int, rounds: int, names: Names) -> list[dict[str, object]]:
     case = Case(tokens, hidden, vocabulary)
     ours = {
         "klgrad lean": partial(case.ours, paired=False),
         "klgrad fast": partial(case.ours, paired=False, mode="fast"),
     }
-    others = rivals.sampled(case.h, case.w, case.y, case.up[0])
+    others = chosen(rivals.sampled(case.h, case.w, case.y, case.up[0]), names)
     if hidden not in COMPARED_WITH_ALL:
         others = {name: step for name, step in others.items() if not name.startswith(rivals.SLOW)}
     base = floors(case, (3, 4))
     found = in_turn(base | {name: case.cleared(step) for name, step in (ours | others).items()}, rounds)
-    chosen = {name: "4 projections" for name in found if name not in base} | {"klgrad fast": "3 projections"}
-    return list(rows("log-prob alone", found, chosen, tokens=tokens, hidden=hidden, vocabulary=vocabulary))
+    floor = floor_of(found, base, "3 projections", "4 projections")
+    return list(rows("log-prob alone", found, floor, tokens=tokens, hidden=hidden, vocabulary=vocabulary))
 
 
-def linear(fewest: int, hidden: int, vocabulary: int, rounds: int) -> list[dict[str, object]]:
-    """The same step with more and more tokens."""
+def linear(fewest: int, hidden: int, vocabulary: int, rounds: int, names: Names) -> list[dict[str, object]]:
+    """The same step with more and more tokens; it has no rivals."""
     made: list[dict[str, object]] = []
     for tokens in (fewest * 2**i for i in range(5)):
         case = Case(tokens, hidden, vocabulary)
@@ -120,20 +135,34 @@ def linear(fewest: int, hidden: int, vocabulary: int, rounds: int) -> list[dict[
     return made
 
 
-PARTS: dict[str, Callable[[int, int, int, int], list[dict[str, object]]]] = {
+PARTS: dict[str, Callable[[int, int, int, int, Names], list[dict[str, object]]]] = {
     "exact": exact,
     "sampled": sampled,
     "linear": linear,
 }
 
 
-def measured(part: str, given: argparse.Namespace) -> list[dict[str, object]]:
-    """The rows of one part, at the chosen shapes."""
+def measured(part: str, given: argparse.Namespace) -> Iterator[list[dict[str, object]]]:
+    """The rows of one part, shape by shape."""
     tokens, shapes = (64, TINY) if given.tiny else (8192, SHAPES)
     if part == "linear":
-        return PARTS[part](tokens, *shapes[1], LINEAR_ROUNDS)
-    chosen = [shape for shape in shapes if given.hidden is None or shape[0] in given.hidden]
-    return [row for shape in chosen for row in PARTS[part](tokens, *shape, given.rounds)]
+        shapes, rounds = shapes[1:2], LINEAR_ROUNDS
+    else:
+        shapes, rounds = [shape for shape in shapes if given.hidden is None or shape[0] in given.hidden], given.rounds
+    for shape in shapes:
+        made = PARTS[part](tokens, *shape, rounds, given.rivals)
+        yield [row | {"library": rivals.library(str(row["candidate"]))} for row in made]
+
+
+def show(made: list[dict[str, object]]) -> None:
+    for row in made:
+        size = f"{row['tokens']} x {row['hidden']} x {row['vocabulary']}"
+        print(
+            f"{row['benchmark']:<16}{size:<24}{row['candidate']:<46}{row['median_ms']:>8} ms "
+            f"[{row['p20_ms']}, {row['p80_ms']}]  {row['times_floor']:>6} x  {row['extra_gib']:>6} GiB"
+            f"  {row['library']}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -142,21 +171,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=tuple(PARTS))
     parser.add_argument("--hidden", type=int, nargs="+", choices=[hidden for hidden, _ in SHAPES])
+    parser.add_argument("--rivals", nargs="+")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     out = given.out or (RESULTS.parent.parent / "build" / "tiny" if given.tiny else RESULTS)
     for part in PARTS:
         if given.only in (None, part):
             start = time.perf_counter()
-            made = [row | {"library": rivals.library(str(row["candidate"]))} for row in measured(part, given)]
-            write(made, out / f"kernels_{part}.csv")
-            for row in made:
-                size = f"{row['tokens']} x {row['hidden']} x {row['vocabulary']}"
-                print(
-                    f"{row['benchmark']:<16}{size:<24}{row['candidate']:<40}{row['median_ms']:>8} ms "
-                    f"[{row['p20_ms']}, {row['p80_ms']}]  {row['times_floor']:>6} x  {row['extra_gib']:>6} GiB"
-                    f"  {row['library']}"
-                )
+            made: list[dict[str, object]] = []
+            for found in measured(part, given):
+                show(found)
+                made += found
+                # After each shape, so that a run that is stopped early has rows too.
+                write(made, out / f"kernels_{part}.csv")
             print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
 
 

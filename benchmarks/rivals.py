@@ -4,7 +4,6 @@ import importlib.metadata
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -16,6 +15,14 @@ PACKAGES |= {"QuACK": "quack-kernels", "torch": "torch"}
 """Which distribution has a candidate, by the first word of its name."""
 SLOW = ("cut-cross-entropy", "verl")
 """Candidates that take several times as long as the others, and are left out at further shapes."""
+ONE_PASS = ("QuACK", "Liger fused linear JSD", "torch")
+"""Candidates that compute each logit once: they keep the logits, or compute gradients in the forward pass."""
+LIGER_PRIMITIVES = {
+    "Liger fused linear JSD (mean KL alone)": "jsd_loss_and_grad",
+    "Liger fused linear cross-entropy, dispatched": "fused_linear_cross_entropy",
+}
+"""Candidates of which Liger chooses the kernel when it runs, by the name of the choice."""
+SCALED = "Liger fused linear scaled cross-entropy"
 
 
 def library(candidate: str) -> str:
@@ -27,8 +34,19 @@ def library(candidate: str) -> str:
         made = f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:
         return package
-    # Liger chooses its CuTe kernels by itself where the compiler of CuTe is installed.
-    return made + (", CuTe" if find_spec("cutlass") else ", Triton") if package == "liger-kernel" else made
+    return f"{made}, {_liger_kernels(candidate)}" if package == "liger-kernel" else made
+
+
+def _liger_kernels(candidate: str) -> str:
+    """What the kernels of a candidate of Liger are written in, by Liger's own choice on this machine."""
+    if candidate == SCALED:
+        hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+        return "CuTe" if hopper else "torch"
+    if candidate not in LIGER_PRIMITIVES:
+        return "Triton"
+    import_module("liger_kernel.functional")  # declares where the choices are
+    chosen: str = import_module("liger_kernel.backends").resolve_impl(LIGER_PRIMITIVES[candidate]).impl_name
+    return {"nvidia-cutedsl": "CuTe", "nvidia-triton": "Triton"}.get(chosen, chosen)
 
 
 def exact(h: Tensor, w: Tensor, h_ref: Tensor, w_ref: Tensor, upstream: Tensor) -> dict[str, Step]:
@@ -65,8 +83,15 @@ def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step
         return module.ChunkedLogProbFunction.apply(h, w, None, y, 1.0, chunk, None, 1.0, ())[0]
 
     def liger() -> Tensor:
+        # Always in Triton: its kernel in CuTe (LIGER_KERNEL_IMPL=cutedsl) is for compute capability 10.0 alone.
         function = import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
         return -function(h, w, y, reduction="none")
+
+    def liger_dispatched() -> Tensor:
+        return -import_module("liger_kernel.functional").fused_linear_cross_entropy(h, w, y, reduction="none")[0]
+
+    def liger_scaled() -> Tensor:
+        return -import_module("liger_kernel.ops").LigerFusedLinearScaledCrossEntropyFunction.apply(h, w, y)
 
     def cce(filter_eps: str | None) -> Tensor:
         function = import_module("cut_cross_entropy").linear_cross_entropy
@@ -87,6 +112,8 @@ def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step
     forwards = {
         "TRL ChunkedLogProb": trl,
         "Liger fused linear cross-entropy": liger,
+        "Liger fused linear cross-entropy, dispatched": liger_dispatched,
+        SCALED: liger_scaled,
         "cut-cross-entropy": partial(cce, "high"),
         "cut-cross-entropy, no filter": partial(cce, None),
         "verl FusedLinearForPPO": verl_torch,
@@ -94,7 +121,7 @@ def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step
         "torch, full logits": eager,
     }
     steps = {name: partial(_step, forward, upstream) for name, forward in forwards.items()}
-    # Its backward pass takes one weight for all tokens, so it has less to do.
+    # It has one weight for all tokens, so that gradients are computed in the forward pass.
     return {"QuACK linear cross-entropy (sum alone)": lambda: quack().backward(), **steps}
 
 

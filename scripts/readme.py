@@ -122,6 +122,7 @@ SHOWN_SETTINGS = (
     "trl grpo loss_type=grpo importance_sampling_level=sequence use_bias_correction_kl=True",
     "trl grpo loss_type=dr_grpo use_vllm=True",
     "trl rloo normalize_advantages=False",
+    "trl distillation beta=1.0",
     "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean",
     "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
     "verl use_kl_in_reward kl_penalty=kl adv_estimator=grpo",

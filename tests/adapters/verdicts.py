@@ -68,6 +68,10 @@ TRL = {
     # Cov_μ(Σl, Σs), the gradient of Var_μ(Σl) / 2: the squared log-ratio and, as the leave-one-out mean is no baseline
     # off-policy, a drift.
     "trl rloo normalize_advantages=False use_vllm=True": summed("reverse-kl-sequence", "sum-of-targets"),
+    # The divergence over the vocabulary at each prefix of a completion: those of the sampler, if π did not sample it.
+    "trl distillation beta=1.0": CORRECTED,
+    "trl distillation beta=0.5": UNKNOWN,  # the Jensen-Shannon divergence, which is no target of the audit
+    "trl distillation beta=0.0": summed("forward-kl-token", "forward-kl-token-sampler"),
 }
 LIGER = grpo("liger", ("dapo", "grpo", "dr_grpo"))
 OPENRLHF = {

@@ -1,4 +1,4 @@
-"""TRL: its own `GRPOTrainer` and `RLOOTrainer`, from sampled completions to the loss.
+"""TRL: its own `GRPOTrainer`, `RLOOTrainer` and `DistillationTrainer`, from sampled completions to the loss.
 
 A real trainer is built for each setting, with models that return given log-probs (`trl_model`). The reference returns
 `ref_logp`. The policy returns `behavior_logp` when a batch is scored, since that policy sampled it, and `logp` in the
@@ -16,15 +16,14 @@ of sapo and vespo, the bounds of vLLM's ratio, and `importance_sampling_level` w
 `reward_clip_range` is applied before the KL; its `epsilon` has an effect off-policy only, where its KL is stale anyway.
 `temperature` divides the logits of both models, so the KL is that of the policies at that temperature (tested).
 An entropy bonus has a gradient of its own; `sync_ref_model` moves the reference between updates.
+
+`DistillationTrainer` is described in `trl_distillation`.
 """
 # pyright: reportPrivateImportUsage=false
 # (the package exports its names lazily, which type checkers do not see)
 
-import logging
-import os
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import cache
 from itertools import product
@@ -36,17 +35,31 @@ from torch import Tensor
 from .. import zoo
 from ..audit import Subject
 from ..audit.batch import Batch
+from .trl_distillation import distillation_stage_of
 from .trl_exact import give_exact_kl
-from .trl_model import WORDS, completion, in_float64, prompt, saved_model, tokenizer, with_given_log_probs
+from .trl_model import (
+    WORDS,
+    at_leaves,
+    completion,
+    in_float64,
+    prompt,
+    saved_model,
+    tokenizer,
+    with_given_log_probs,
+)
+from .trl_surroundings import offline, one_thread, quietly, restore_accelerate
 
 BETA = 1.0
+
+DISTILLATION_BETAS = (1.0, 0.5, 0.0)
+"""What `DistillationTrainer`'s β selects: reverse KL, which is its default; Jensen-Shannon divergence; forward KL."""
 
 TOKEN_MEANS = ("dapo", "bnpo", "cispo", "vespo")
 """Loss types that average over the tokens of the batch: a mean over groups only if all groups have as many tokens."""
 
 
 def subjects() -> list[Subject]:
-    """GRPO: all combinations of what interacts with the KL, then other settings one at a time. RLOO: one at a time."""
+    """GRPO: all combinations of what interacts with the KL. Then all other settings, one at a time."""
     ratios = (("token", True), ("token", False), ("sequence", True))
     in_full = [
         grpo(loss_type=kind, importance_sampling_level=level, use_bias_correction_kl=correction)
@@ -64,6 +77,7 @@ def subjects() -> list[Subject]:
         rloo(normalize_advantages=True),
         rloo(normalize_advantages=False, mask_truncated_completions=True),
         rloo(normalize_advantages=False, use_vllm=True),
+        *(distillation(beta=beta) for beta in DISTILLATION_BETAS),
     ]
 
 
@@ -78,6 +92,11 @@ def rloo(**settings: Any) -> Subject:
     return _subject("rloo", settings, stacks=not settings["normalize_advantages"])
 
 
+def distillation(**settings: Any) -> Subject:
+    """A `DistillationTrainer` whose teacher is the reference, with these settings, and TRL's defaults otherwise."""
+    return _subject("distillation", settings, stacks=True)
+
+
 def declared(**settings: Any) -> Subject:
     """This package's `KLTrainer` on TRL, at β = 1, with these settings."""
     normalised = settings.get("scale_rewards") == "batch" or "multi_objective_aggregation" in settings
@@ -90,13 +109,16 @@ def declared(**settings: Any) -> Subject:
 
 def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
     def loss(batch: Batch) -> Tensor:
-        return stage_of(kind, batch.group_size, tuple(settings.items())).loss(batch)
+        chosen = tuple(settings.items())
+        if kind == "distillation":
+            return distillation_stage_of(chosen).loss(batch)
+        return stage_of(kind, batch.group_size, chosen).loss(batch)
 
     def mean_over_groups(batch: Batch) -> Tensor:
         parts = _by_token_count(batch)
         return torch.stack([loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
 
-    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in TOKEN_MEANS
+    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in TOKEN_MEANS  # distillation too
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
     return Subject(
         name,
@@ -137,7 +159,7 @@ class Stage:
         """Score the groups of completions and compute the loss, by the methods of the trainer."""
         from trl.kernels import chunked_logprob
 
-        _restore_accelerate()
+        restore_accelerate()
         self._take(batch)
         with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
             self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
@@ -147,10 +169,7 @@ class Stage:
             scored = self.trainer._generate_and_score_completions(rows)
             self.policy.logp = batch.logp
             loss = self.trainer._compute_loss(self.trainer.model, scored)
-            # Differentiate here, so that the backward pass of the head also runs in float64.
-            gradients = torch.autograd.grad(loss, batch.leaves, allow_unused=True)
-        parts = [(g * (x - x.detach())).sum() for g, x in zip(gradients, batch.leaves, strict=True) if g is not None]
-        return loss.detach() + torch.stack(parts).sum()
+            return at_leaves(loss, batch.leaves)
 
     def _take(self, batch: Batch) -> None:
         rows, columns = batch.logp.shape
@@ -165,15 +184,6 @@ class Stage:
 
     def _generate(self, *_: Any, **__: Any) -> Any:
         return (self.completions, self.sampled_logp) if self.reports_logp else self.completions
-
-
-def _restore_accelerate() -> None:
-    """Set up accelerate's state where a later configuration of transformers has reset it: all trainers share it."""
-    from accelerate import Accelerator
-    from accelerate.state import is_initialized
-
-    if not is_initialized():
-        Accelerator(cpu=True)
 
 
 @cache
@@ -191,7 +201,7 @@ def build(
     trainer_class, config_class = _classes(kind)
     if kind != "klgrad":
         settings = {"beta": BETA, **settings}
-    with _quietly(), offline(), one_thread():
+    with quietly(), offline(), one_thread():
         folder = saved_model(words)
         config = config_class(
             output_dir=folder,
@@ -226,50 +236,3 @@ def _classes(kind: str) -> tuple[Any, Any]:
 
         return KLTrainer, KLConfig
     return {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}[kind]
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Switch off access to the hub: everything is loaded from a local folder.
-
-    This sets the constant that the hub's client checks. The client reads the environment variable only when it is
-    imported, and setting that would affect child processes.
-    """
-    from huggingface_hub import constants
-
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Switch off the threads of the tokenizer, which do not help for short prompts, unless the user has set them."""
-    name = "TOKENIZERS_PARALLELISM"
-    chosen = name in os.environ
-    os.environ.setdefault(name, "false")
-    try:
-        yield
-    finally:
-        if not chosen:
-            del os.environ[name]
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Switch off progress bars, and warnings and logs about settings that are only audited."""
-    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
-
-    shown, disabled = is_progress_bar_enabled(), logging.root.manager.disable
-    disable_progress_bar()
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-        if shown:
-            enable_progress_bar()

@@ -4,17 +4,18 @@ TRL computes log-probs from a causal language model by its own code: it pads, pa
 shifts, projects the hidden states by the head in tiles, divides by the temperature and picks the sampled token. All of
 that runs here, on a `LlamaForCausalLM` whose transformer is a `GivenLogProbs` and whose head is the identity, so that
 hidden states are logits. `GivenLogProbs` reads the token ids only: the prompt spells the index of a row in a table of
-log-probs, and each token of the completion gets the log-prob at its position in that row.
+log-probs, and each token of the completion gets the log-prob at its position in that row. `GivenLogits` does the same
+with a table of logits over the vocabulary of the audited problem.
 """
 
 import atexit
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,11 +37,8 @@ def completion(length: int, *, ended: bool) -> list[int]:
     return [WORD] * (length - 1) + [END if ended else WORD]
 
 
-class GivenLogProbs(torch.nn.Module):
-    """Replaces a transformer: the next token has the given log-prob, and one other token the remaining probability."""
-
-    logp: Tensor
-    """(B, T), one row for each prompt, with or without gradient."""
+class GivenTable(torch.nn.Module):
+    """Replaces a transformer: reads a row index off the prompt, and returns the hidden states of that row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,21 +50,55 @@ class GivenLogProbs(torch.nn.Module):
         assert bool((input_ids[:, question] == QUESTION).all()), "prompts that are not padded on the left"
         digits = (input_ids[:, :question] - ZERO).clamp(min=0)
         row = digits @ torch.tensor([10**power for power in reversed(range(question))])
-        following = input_ids[:, question + 1 :]
+        logits = self.logits_of(row, input_ids[:, question + 1 :])
+        return SimpleNamespace(last_hidden_state=torch.nn.functional.pad(logits, (0, 0, question, 1)))
+
+    def logits_of(self, row: Tensor, following: Tensor) -> Tensor:
+        """(B,) row indices and (B, T) ids of completions to (B, T, V) logits."""
+        raise NotImplementedError
+
+
+class GivenLogProbs(GivenTable):
+    """The next token has the given log-prob, and one other token the remaining probability."""
+
+    logp: Tensor
+    """(B, T), one row for each prompt, with or without gradient."""
+
+    def logits_of(self, row: Tensor, following: Tensor) -> Tensor:
+        """Two entries of each token's logits are possible."""
         logp = self.logp[row, : following.shape[1]]
         against_else = logp - torch.log(-torch.expm1(logp))
         logits = logp.new_full((*logp.shape, len(WORDS)), IMPOSSIBLE)
         logits[..., ELSE] = 0.0
-        logits = logits.scatter(-1, following[..., None], against_else[..., None])
-        return SimpleNamespace(last_hidden_state=torch.nn.functional.pad(logits, (0, 0, question, 1)))
+        return logits.scatter(-1, following[..., None], against_else[..., None])
+
+
+class GivenLogits(GivenTable):
+    """The first words have the given logits, and the others probability 0."""
+
+    logits: Tensor
+    """(B, T, V), one row for each prompt, with or without gradient; V is at most the number of words."""
+
+    def logits_of(self, row: Tensor, following: Tensor) -> Tensor:
+        """Which token was sampled does not matter."""
+        given = self.logits[row, : following.shape[1]]
+        return torch.nn.functional.pad(given, (0, len(WORDS) - given.shape[-1]), value=IMPOSSIBLE)
+
+
+Given = TypeVar("Given", bound=GivenTable)
+
+
+def with_table(model: Any, table: Given) -> Given:
+    """Replace the transformer of a causal language model by a table, and its head by the identity."""
+    model.model = table
+    model.lm_head = torch.nn.Linear(len(WORDS), len(WORDS), bias=False).requires_grad_(False)
+    torch.nn.init.eye_(model.lm_head.weight)
+    return table
 
 
 def with_given_log_probs(model: Any) -> GivenLogProbs:
     """Replace the transformer of a causal language model by a `GivenLogProbs`, and its head by the identity."""
-    model.model = GivenLogProbs()
-    model.lm_head = torch.nn.Linear(len(WORDS), len(WORDS), bias=False).requires_grad_(False)
-    torch.nn.init.eye_(model.lm_head.weight)
-    return model.model
+    return with_table(model, GivenLogProbs())
 
 
 class _WideTorch:
@@ -93,6 +125,13 @@ def in_float64(*modules: ModuleType) -> Iterator[None]:
             module.torch = torch  # type: ignore[attr-defined]
         del torch.Tensor.float  # restores the method of the base class
         torch.set_default_dtype(default)
+
+
+def at_leaves(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    """A loss with the same value and gradients, differentiated here: within `in_float64`, so is TRL's backward pass."""
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    parts = [(g * (x - x.detach())).sum() for g, x in zip(gradients, leaves, strict=True) if g is not None]
+    return loss.detach() + torch.stack(parts).sum()
 
 
 @cache

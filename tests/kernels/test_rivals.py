@@ -1,0 +1,88 @@
+"""The rivals of the kernel benchmark: each is compared with the matrix products that it needs."""
+
+import csv
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PROJECTIONS = {
+    # In the forward and backward pass of the exact KL, and of the log-prob alone; by reading their source.
+    "klgrad lean": (6, 4),
+    "klgrad fast": (4, 3),
+    "klgrad, 0.75 GiB, nothing kept": (6, None),
+    "TRL ChunkedDivergence (KL alone)": (6, None),
+    "Liger fused linear JSD (mean KL alone)": (4, None),
+    "torch, full logits (KL alone)": (4, None),
+    "QuACK linear cross-entropy (sum alone)": (None, 3),
+    "TRL ChunkedLogProb": (None, 4),
+    "Liger fused linear cross-entropy": (None, 4),
+    "Liger fused linear cross-entropy, dispatched": (None, 4),
+    "Liger fused linear scaled cross-entropy": (None, 4),
+    "cut-cross-entropy": (None, 4),
+    "cut-cross-entropy, no filter": (None, 4),
+    "verl FusedLinearForPPO": (None, 4),
+    "verl LinearCrossEntropy (Triton)": (None, 4),
+    "torch, full logits": (None, 3),
+}
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    return importlib.import_module("bench_kernels")
+
+
+def candidates(bench, part):
+    case = bench.Case(8, 4, 16)
+    if part == "exact":
+        return bench.rivals.exact(case.h, case.w, case.h_ref, case.w_ref, case.up[0])
+    return bench.rivals.sampled(case.h, case.w, case.y, case.up[0])
+
+
+@pytest.mark.parametrize(("part", "column", "counts"), [("exact", 0, (4, 6)), ("sampled", 1, (3, 4))])
+def test_every_candidate_has_the_floor_of_its_products(bench, part, column, counts):
+    names = [name for name, projections in PROJECTIONS.items() if projections[column]]
+    assert {name for name in names if not name.startswith("klgrad")} == set(candidates(bench, part))
+    fewer, more = (f"{count} projections" for count in counts)
+    floors = bench.floor_of(dict.fromkeys([fewer, more, *names]), (fewer, more), fewer, more)
+    assert floors == {name: f"{PROJECTIONS[name][column]} projections" for name in names}
+
+
+@pytest.mark.parametrize(("part", "column"), [("exact", 0), ("sampled", 1)])
+def test_the_recorded_ratios_are_to_those_floors(part, column):
+    with (BENCHMARKS / "results" / f"kernels_{part}.csv").open(newline="", encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    median = {(r["hidden"], r["candidate"], r["commit"]): r["median_ms"] for r in rows}
+    for row in rows:
+        if not row["floor"]:
+            continue
+        assert row["floor"] == f"{PROJECTIONS[row['candidate']][column]} projections", row["candidate"]
+        below = median.get((row["hidden"], row["floor"], row["commit"]))
+        if row["median_ms"] and below:  # the floor of an older row may not be recorded
+            ratio = float(row["median_ms"]) / float(below)
+            assert abs(float(row["times_floor"]) - ratio) < 2e-3 * ratio, row
+
+
+def test_rivals_are_chosen_by_the_beginnings_of_their_names(bench):
+    sampled = candidates(bench, "sampled")
+    assert bench.chosen(sampled, None) == sampled
+    assert set(bench.chosen(sampled, ["QuACK", "Liger fused linear scaled"])) == {
+        "QuACK linear cross-entropy (sum alone)",
+        "Liger fused linear scaled cross-entropy",
+    }
+
+
+def test_a_row_says_which_kernels_liger_chose(bench, monkeypatch):
+    pytest.importorskip("liger_kernel")
+    library = bench.rivals.library
+    assert library("Liger fused linear cross-entropy").endswith(", Triton")
+    for hopper, kernels in ((False, "torch"), (True, "CuTe")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda hopper=hopper: hopper)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+        assert library("Liger fused linear scaled cross-entropy").endswith(f", {kernels}")
+    assert library("4 projections") == ""
