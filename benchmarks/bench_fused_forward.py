@@ -1,8 +1,9 @@
-"""Time `fused_forward.py` against the forward pass in use: `python benchmarks/bench_fused_forward.py [--out DIR]`.
+"""Time forward passes in registers against the one in use: `python benchmarks/bench_fused_forward.py [--out DIR]`.
 
-First the sums of the kernel are compared with float64 at sizes that are no multiples of its tiles. Then candidates run
-in turn: the library's products alone, with 16-bit and with float32 results; the statistics pass over tiles that are
-there; the whole forward pass; and the kernel with more and more of its work. It needs a Hopper GPU.
+First the sums of the kernels of `fused_forward.py` and `paired_forward.py` are compared with float64 at sizes that are
+no multiples of their tiles. Then candidates run in turn: the library's products alone, with 16-bit and with float32
+results; the statistics pass over tiles that are there; the whole forward pass; the first kernel with more and more of
+its work; and the second one, alone and as a whole forward pass. It needs a Hopper GPU.
 """
 
 import argparse
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import fused_forward as fused
+import merged_states
+import paired_forward as paired
 import torch
 from gpu import in_turn, rows
 from harness import RESULTS, write
@@ -22,10 +25,11 @@ from klgrad.kernels.tile import Tile
 
 SHAPES = ((4096, 128256), (2048, 151936), (1024, 151936), (896, 151936))
 TOKENS, STRIP, WIDTH = 8192, 4096, 16384
-ODD = ((300, 200, 136, 1000), (1111, 1024, 1024, 4224))
-"""Tokens, hidden sizes and vocabulary of the comparison with float64."""
+ODD = ((300, 200, 136, 1000), (1111, 1024, 1024, 4224), (256, 64, 64, 38400))
+"""Tokens, hidden sizes and vocabulary of the comparison with float64. The last has more tiles than steps of a tile."""
 LARGEST_ERROR = 5e-5
 """Relative, of the norm of a field: float32 sums of 128 entries, and products of bf16 numbers added in float32."""
+PAIRED = {"128 columns": paired.NARROW, "192 columns": paired.WIDE}
 LEVELS = {"maxima of rows alone": 0, "and the reference's tile stored and read": 2, "and all sums": 3}
 
 
@@ -36,25 +40,56 @@ def tensors(tokens: int, hidden: int, ref_hidden: int, vocabulary: int) -> tuple
     return h, w, new(tokens, ref_hidden), new(vocabulary, ref_hidden, scale=3 / ref_hidden**0.5)
 
 
-def room(tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+def room(tokens: int, vocabulary: int, columns: int = fused.COLUMNS) -> tuple[Tensor, Tensor]:
     """States, filled with NaN so that what is not written shows, and the scratch area."""
-    states = torch.full((fused.FIELDS, -(-vocabulary // fused.COLUMNS), tokens), torch.nan, device="cuda")
+    states = torch.full((fused.FIELDS, -(-vocabulary // columns), tokens), torch.nan, device="cuda")
     return states, torch.empty(fused.PROGRAMS * fused.ROWS * fused.COLUMNS, device="cuda")
 
 
 def check() -> None:
-    """Compare every field with float64; raise if one differs."""
+    """Compare every field of every kernel with float64; raise if one differs."""
     for tokens, hidden, ref_hidden, vocabulary in ODD:
-        given, (states, scratch) = tensors(tokens, hidden, ref_hidden, vocabulary), room(tokens, vocabulary)
+        given = tensors(tokens, hidden, ref_hidden, vocabulary)
+        states, scratch = room(tokens, vocabulary)
         fused.launch(*given, states, scratch, level=3)
-        z, z_ref = given[0].double() @ given[1].double().T, given[2].double() @ given[3].double().T
-        cuts = range(0, vocabulary, fused.COLUMNS)
-        each = [state.of_logits(*(x[:, i : i + fused.COLUMNS] for x in (z, z_ref)))[2] for i in cuts]
-        expected = torch.stack(each, 1)[: fused.FIELDS]
-        error = (states - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
-        print(f"{tokens} x {hidden}/{ref_hidden} x {vocabulary}: largest relative error {float(error.max()):.1e}")
-        if not bool((error < LARGEST_ERROR).all()):
-            raise SystemExit(f"expected errors below {LARGEST_ERROR}; received {error.tolist()}")
+        compare("fused", given, states, fused.COLUMNS)
+        for name, shape in PAIRED.items():
+            states, _ = room(tokens, vocabulary, shape.columns)
+            paired.launch(*given, states, shape)
+            compare(f"paired, {name}", given, states, shape.columns)
+
+
+def compare(name: str, given: tuple[Tensor, Tensor, Tensor, Tensor], states: Tensor, columns: int) -> None:
+    """Compare the states of a kernel with those of float64 logits."""
+    z, z_ref = given[0].double() @ given[1].double().T, given[2].double() @ given[3].double().T
+    cuts = range(0, z.shape[1], columns)
+    each = [state.of_logits(*(x[:, i : i + columns] for x in (z, z_ref)))[2] for i in cuts]
+    expected = torch.stack(each, 1)[: fused.FIELDS]
+    error = (states - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+    print(f"{name}, {' x '.join(map(str, z.shape))}: largest relative error {float(error.max()):.1e}")
+    if not bool((error < LARGEST_ERROR).all()):
+        raise SystemExit(f"expected errors below {LARGEST_ERROR}; received {error.tolist()}")
+
+
+def whole(given: tuple[Tensor, Tensor, Tensor, Tensor], y: Tensor, shape: paired.Shape) -> Any:
+    """The forward pass with the kernel of `paired_forward.py`: all that the one in use returns."""
+    h, w, h_ref, w_ref = given
+    states, _ = room(len(h), len(w), shape.columns)
+    picked = torch.empty(2, len(h), device="cuda")
+
+    def step() -> object:
+        paired.launch(*given, states, shape)
+        merged_states.pick(h, w, y, picked[0])
+        merged_states.pick(h_ref, w_ref, y, picked[1])
+        return state.finish(state.merge(merged_states.merge(states)))
+
+    return step
+
+
+def alone(given: tuple[Tensor, Tensor, Tensor, Tensor], shape: paired.Shape) -> Any:
+    """The kernel of `paired_forward.py`, without what follows it."""
+    states, _ = room(len(given[0]), len(given[1]), shape.columns)
+    return lambda: paired.launch(*given, states, shape)
 
 
 def candidates(given: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, Any]:
@@ -89,6 +124,8 @@ def candidates(given: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, Any]:
         "used: statistics alone": statistics,
         "used: whole forward pass": lambda: token_statistics(h, Head(w), y, h_ref, Head(w_ref)),
         **with_less,
+        **{f"both in registers, {name}: kernel": alone(given, shape) for name, shape in PAIRED.items()},
+        **{f"both in registers, {name}: whole forward pass": whole(given, y, shape) for name, shape in PAIRED.items()},
     }
 
 
