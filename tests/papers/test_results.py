@@ -25,6 +25,45 @@ DIFFERS = {
         "k1 in the reward answers more right than k3 as loss at β = 0.03",
         "out of domain, k1 in the reward answers more right than k3 as loss at β = 0.1",
     },
+    "comedy/asynchronous": {
+        "without a KL, training ends below its start, lag 10",
+        "k3 in the reward ends below its start, lag 10",
+        "k1 in the reward answers more right than no KL, lag 10",
+        "k3 as loss answers more right than no KL, lag 10",
+        "k1 in the reward answers more right than k3 as loss, lag 10",
+        *(
+            f"(ours) the lag costs {arm} fewer right answers than no KL, lag 10"
+            for arm in ("k1 in the reward", "k3 as loss")
+        ),
+    },
+    "rethinking/language-model": {
+        f"{claim}, rate {rate}"
+        for rate in ("1e-05", "3e-05")
+        for claim in (
+            "k2 as loss ends nearer to ref than k3 as loss",
+            "k3 as loss has a noisier reward than k2 as loss",
+            "k2 as loss keeps a higher entropy than k3 as loss",
+        )
+    },
+    "asyncopd/stale-distillation": {
+        *(
+            f"{claim}, on the {whose} completions"
+            for whose in ("student's", "teacher's")
+            for claim in (
+                "a lag of 16 costs the sampled reverse KL more than the exact forward KL",
+                "a lag of 16 costs the sampled reverse KL more than the top-64 forward KL",
+                "(ours) a lag of 16 costs the exact reverse KL more than the exact forward KL",
+                "(ours) a lag of 16 costs the sampled reverse KL more than the sampled forward KL",
+                "(ours) a lag of 16 costs the exact reverse KL less than a tenth",
+                "(ours) a lag of 16 costs the exact forward KL less than a tenth",
+                "(ours) 16 updates with each batch cost the exact forward KL less than a tenth",
+            )
+        ),
+        "a lag of 16 costs the sampled reverse KL more than the exact, recomputed one, on the student's completions",
+        "a lag of 16 costs the top-64 reverse KL more than the top-64 forward KL, on the teacher's completions",
+        "(ours) a lag of 16 costs the top-64 reverse KL more than the exact one, on the teacher's completions",
+    },
+    "klgrad/discount": {"without a future, the exact KL ends nearer than k1, on the student's completions"},
 }
 """Sentences of a claim that do not reproduce, as the results page says; any other must hold."""
 
