@@ -48,14 +48,10 @@ def verdicts(found):
     return {check.claim: check for check in asynchronous.check(found)}
 
 
-def failing(found):
-    return {name for name, check in verdicts(found).items() if not check.holds}
-
-
 def test_every_sentence_holds_on_numbers_that_are_as_claimed(tmp_path):
     found = verdicts(numbers(tmp_path))
     assert all(check.holds for check in found.values()), [name for name, check in found.items() if not check.holds]
-    assert len(found) == len(asynchronous.CLAIMED) + len(asynchronous.STEADIER) + 2 * 2 * len(asynchronous.CORRECTED)
+    assert len(found) == len(asynchronous.CLAIMED) + len(asynchronous.STEADIER)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +61,7 @@ def test_every_sentence_holds_on_numbers_that_are_as_claimed(tmp_path):
         ("k3-reward", 0.3, ("k3 in the reward ends",)),
         ("k1-loss", 0.3, ("k1 as loss ends",)),
         ("k3-loss", -0.05, ("k3 as loss ends", "k3 as loss answers more right than no KL", "costs k3 as loss")),
-        ("k1-reward", 0.5, ("k1 without",)),
-        ("k1-prefix-unbounded", 0.1, ("k1 with prefix weights answers",)),
-        ("k1-sequence-bounded", 0.1, ("k1 with sequence weights up to 2 answers",)),
+        ("k1-reward", 0.05, ("k1 in the reward answers more right than k3 as loss",)),
     ],
 )
 def test_other_right_answers_of_one_arm_change_its_sentences_and_no_others(arm, gain, fails, tmp_path):
@@ -82,18 +76,27 @@ def test_nothing_is_decided_with_two_seeds(tmp_path):
     assert not any(check.holds or check.decided for check in found.values())
 
 
-@pytest.mark.parametrize(("arm", "open_sentences"), [("none", 6), ("k1-sequence-bounded", 2), ("k1-reward", 12)])
+@pytest.mark.parametrize(("arm", "open_sentences"), [("none", 6), ("k1-sequence-bounded", 0), ("k1-reward", 4)])
 def test_a_missing_arm_leaves_its_sentences_open(arm, open_sentences, tmp_path):
     found = verdicts(numbers(tmp_path, left_out=(f"{arm} 10",)))
     missing = {name for name, check in found.items() if not check.decided}
     assert len(missing) == open_sentences
     assert all(check.holds for name, check in found.items() if name not in missing)
-    assert {found[name].measured for name in missing} == {"no value: runs are missing"}
+    assert {found[name].measured for name in missing} <= {"no value: runs are missing"}
 
 
 def test_one_lag_alone_is_judged(tmp_path):
-    found = verdicts(numbers(tmp_path, left_out=[f"{arm} 2" for arm in asynchronous.ARMS]))
-    assert {name for name, check in found.items() if not check.decided} == {name for name in found if "lag 2" in name}
+    found = numbers(tmp_path, left_out=[f"{arm} 2" for arm in asynchronous.ARMS])
+    assert all(check.decided for check in verdicts(found).values())
+    assert found["weighted"]["2"] == {}
+
+
+def test_an_arm_with_weights_is_compared_with_k1_in_the_reward_at_its_lag(tmp_path):
+    found = numbers(tmp_path, {"k1-prefix-unbounded": 0.1, "k1-reward": 0.25}, left_out=["k1-sequence-bounded 2"])
+    for lag, arms in found["weighted"].items():
+        assert arms["k1-prefix-unbounded"]["correct_in"]["difference"] == pytest.approx(-0.15, rel=ROUNDING)
+        assert arms["k1-prefix-bounded"]["correct_in"]["difference"] == pytest.approx(0.05, rel=ROUNDING)
+        assert ("k1-sequence-bounded" in arms) == (lag == "10")
 
 
 def test_the_weights_are_compared_at_equal_kl(tmp_path):
@@ -106,7 +109,6 @@ def test_the_weights_are_compared_at_equal_kl(tmp_path):
         return rows
 
     found = numbers(tmp_path, {"k1-prefix-bounded": 0.25}, changed=farther)
-    assert failing(found) == {name for name in verdicts(found) if "at equal KL, k1 with prefix weights up to 2" in name}
     gap = found["weighted"]["10"]["k1-prefix-bounded"]["equal_kl"]
     assert gap["difference"] == pytest.approx(0.125 - 0.2, rel=ROUNDING)  # half of the gain, at a quarter of the KL
     assert gap["kl"] == pytest.approx(2.0, rel=ROUNDING)

@@ -77,6 +77,13 @@ def test_a_sentence_with_too_few_seeds_is_open_and_not_refuted():
     assert not Outcome("name", [checks[0], checks[2]], None).reproduced
 
 
+def test_a_verdict_on_a_papers_claim_leaves_out_sentences_that_are_ours():
+    theirs, ours = Check("a", "1", holds=True), Check("(ours) b", "2", holds=False)
+    assert Outcome("name", [theirs, ours], None).verdict == "reproduced"
+    assert Outcome("name", [theirs, ours], None).reproduced
+    assert Outcome("name", [ours], None).verdict == "differs: (ours) b (2)"
+
+
 @pytest.mark.slow
 def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
     first, second = study(), study(fails=KeyboardInterrupt())
