@@ -33,6 +33,8 @@ UNCORRECTED = {
     "k1-loss": "--kl_cell k1-loss",
     "k3-loss": "--kl_cell k3-loss",
 }
+CONTROL = {"k1-unweighted": "--kl_baseline leave_one_out"}
+"""The arms with weights, without them: a token is paired with its own and later terms, as there."""
 CORRECTED = {
     f"k1-{ratio}-{name}": f"--kl_baseline leave_one_out --kl_ratio {ratio} --kl_ratio_bound {bound}"
     for ratio in ("prefix", "sequence")
@@ -46,7 +48,7 @@ def jobs(given: argparse.Namespace) -> list[Job]:
         _job(given, arm, flags, lag, seed)
         for lag in LAGS
         for seed in SEEDS
-        for arm, flags in (UNCORRECTED | CORRECTED).items()
+        for arm, flags in (UNCORRECTED | CORRECTED | CONTROL).items()
     ]
 
 
@@ -55,7 +57,7 @@ def _job(given: argparse.Namespace, arm: str, flags: str, lag: int, seed: int) -
     label = {"arm": arm, "lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
     own = {"rollout_lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
     own |= {"max_steps": UPDATES, "eval_every": EVERY}
-    uncorrected = " --rollout_lag_uncorrected true" if arm in UNCORRECTED else ""
+    uncorrected = " --rollout_lag_uncorrected true" if arm in UNCORRECTED | CONTROL else ""
     return job(label, flags + uncorrected, given.model, scale_rewards="none", **own)
 
 

@@ -3,22 +3,27 @@
 With discount 0 a token is only responsible for its own KL, with discount 1 for the KL of all later tokens as well. The
 more of the future is included, the smaller the bias of the sequence-level gradient and the larger its variance. Here
 the exact KL with five discounts, with and without a per-step leave-one-out baseline, and k1 with three, at batches of
-256 and of 64 completions, with completions of fixed length, so that no arm lowers its KL by ending early. The rest is
-as in `exp_fig8.py`.
+256 and of 64 completions, with completions of fixed length, so that no arm lowers its KL by ending early. `sweep`
+trains every arm with one seed at three learning rates, and `seeds` trains it with three seeds at the rate with the
+lowest KL on the student's completions. The rest is as in `exp_fig8.py`.
 
-    python benchmarks/exp_discount.py MODEL
+    python benchmarks/exp_discount.py sweep MODEL
+    python benchmarks/exp_discount.py seeds MODEL
 
-Result: src/klgrad/papers/recorded/discount.csv.
+Results: src/klgrad/papers/recorded/discount_sweep.csv and discount.csv.
 """
 
 import argparse
+import math
+import sys
 
-from distill_runs import COMMON, LAYERS, train
+from distill_runs import COMMON, LAYERS, UPDATES, train
 from exp_fig8 import fixed_length
 from experiment import command
+from harness import read
 from packed import Job
 
-RATE = 1e-4
+RATES = (6e-4, 3e-4, 1e-4)
 SEEDS = (0, 1, 2)
 BATCHES = (256, 64)
 GROUP = 8
@@ -39,19 +44,38 @@ FIRST = (
 """The arms that span the range."""
 
 
-def jobs(given: argparse.Namespace) -> list[Job]:
-    """The larger batch first, with the arms of `FIRST` before the others; each seed by seed."""
-    parts = [FIRST, [arm for arm in ARMS if arm not in FIRST]]
-    return [_job(given, arm, size, seed) for size in BATCHES for arms in parts for seed in SEEDS for arm in arms]
+def sweep(given: argparse.Namespace) -> list[Job]:
+    """The larger batch first, with the arms of `FIRST` before the others; each at every rate."""
+    return [_job(given, arm, size, rate, 0) for size in BATCHES for arm in _ordered() for rate in RATES]
 
 
-def _job(given: argparse.Namespace, arm: str, size: int, seed: int) -> Job:
+def seeds(given: argparse.Namespace) -> list[Job]:
+    """Every arm at its best rate, seed by seed."""
+    best = best_rates(read(given.out / "discount_sweep.csv"))
+    known = [(arm, size) for size in BATCHES for arm in _ordered() if (arm, size) in best]
+    return [_job(given, arm, size, best[arm, size], seed) for seed in SEEDS for arm, size in known]
+
+
+def best_rates(rows: list[dict[str, str]]) -> dict[tuple[str, int], float]:
+    """The rate with the lowest last KL per token of the student's completions, for each arm and batch."""
+    last = [row for row in rows if int(row["update"]) == UPDATES and math.isfinite(float(row["kl_per_token"]))]
+    last.sort(key=lambda row: -float(row["kl_per_token"]))
+    return {
+        (row["arm"], int(row["completions"])): float(row["learning_rate"]) for row in last
+    }  # the lowest is set last
+
+
+def _ordered() -> list[str]:
+    return [*FIRST, *(arm for arm in ARMS if arm not in FIRST)]
+
+
+def _job(given: argparse.Namespace, arm: str, size: int, rate: float, seed: int) -> Job:
     teacher = given.runs / "teacher-fixed-length"
-    label = {"arm": arm, "completions": size, "learning_rate": f"{RATE:g}", "seed": seed}
+    label = {"arm": arm, "completions": size, "learning_rate": f"{rate:g}", "seed": seed}
     chosen = {**COMMON, "per_device_train_batch_size": size, "num_generations": GROUP, "num_iterations": 1}
-    chosen |= {"learning_rate": RATE, "seed": seed, "teacher": teacher, "model": f"{teacher}:{LAYERS}"}
+    chosen |= {"learning_rate": rate, "seed": seed, "teacher": teacher, "model": f"{teacher}:{LAYERS}"}
     flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
-    name = f"{arm}_{size}_{RATE:g}_{seed}"
+    name = f"{arm}_{size}_{rate:g}_{seed}"
     return Job(name, {"job": name, **label}, [*flags, *ARMS[arm].split(), "--kl_reduction", "sequence"])
 
 
@@ -63,5 +87,10 @@ def create_models(given: argparse.Namespace) -> None:
     resolve(f"{fixed_length(given.model, given.runs)}:{LAYERS}")
 
 
+jobs = sweep
+"""What `--help` and the tests of settings see."""
+FILES = {"sweep": "discount_sweep.csv", "seeds": "discount.csv"}
+
 if __name__ == "__main__":
-    command(__doc__, jobs, train, "discount.csv", create_models)
+    part = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in FILES else "sweep"
+    command(__doc__, {"sweep": sweep, "seeds": seeds}[part], train, FILES[part], create_models)

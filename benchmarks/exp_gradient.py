@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from distill_runs import COMMON, LAYERS
-from exp_discount import DISCOUNTS, LEAVE_ONE_OUT, RATE, SAMPLED, create_models
+from exp_discount import DISCOUNTS, LEAVE_ONE_OUT, SAMPLED, create_models
 from gradient_moments import Moments, with_errors
 from harness import RECORDED, provenance, write
 
@@ -28,6 +28,8 @@ from klgrad.core.rollout import Rollout
 from klgrad.trl.seam.batch import Completions
 from klgrad.trl.seam.generation import generate, padded, tokenize_prompts
 
+RATE = 1e-4
+"""Of the updates that make the second student."""
 GROUP = 8
 ROWS = 256
 TRUE = "exact-1" + LEAVE_ONE_OUT

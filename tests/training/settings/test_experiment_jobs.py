@@ -64,3 +64,16 @@ def test_the_questions_of_an_evaluation(monkeypatch, tmp_path):
     settings = parse("distill", [*job.flags, "--output_dir", str(tmp_path / "run"), "--bf16", "false"])
     found = data_of(settings.run, settings.training.seed, conversational=True)
     assert sum(len(each.rows) for each in found.evaluation) == QUESTIONS
+
+
+def test_the_seeds_of_a_discount_have_its_best_rate(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    discounted, harness = map(importlib.import_module, ("exp_discount", "harness"))
+    kls = {("6e-4", 40): 2.0, ("3e-4", 40): 0.5, ("1e-4", 40): 0.7, ("1e-4", 30): 0.1, ("9e-4", 40): float("nan")}
+    rows = [
+        {"arm": "exact-0", "completions": 64, "learning_rate": rate, "update": update, "kl_per_token": kl}
+        for (rate, update), kl in kls.items()
+    ]
+    harness.write(rows, tmp_path / "discount_sweep.csv")
+    jobs = discounted.seeds(argparse.Namespace(model=tmp_path, runs=tmp_path, out=tmp_path))
+    assert [job.name for job in jobs] == [f"exact-0_64_0.0003_{seed}" for seed in (0, 1, 2)]

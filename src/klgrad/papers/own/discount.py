@@ -25,7 +25,7 @@ from ..study import Check, Experiment, Numbers, Settings
 from .discount_figure import draw as draw
 from .discount_gradients import GRADIENTS, gradient_checks, gradients_of, prediction_checks
 
-EXPERIMENT = Experiment("discount.csv", "exp_discount.py", also=(GRADIENTS,))
+EXPERIMENT = Experiment("discount.csv", "exp_discount.py", ("sweep", "seeds"), also=(GRADIENTS,))
 LARGE, SMALL = "256", "64"
 """Completions of a batch. The first is where most sentences are judged."""
 TOKEN, HALF, MOST, WHOLE = "exact-0", *(f"exact-{d}-leave-one-out" for d in ("0.5", "0.9", "1"))
