@@ -1,4 +1,4 @@
-"""The generated parts of docs/experiments.md: tables of the experiments on language models, from their studies."""
+"""The generated parts of docs/experiments: tables of the experiments on language models, from their studies."""
 
 import re
 from functools import cache

@@ -38,6 +38,7 @@ from klgrad.zoo import CELLS
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
+EXPERIMENTS = DOCS / "experiments"
 
 SHOWN = {
     "k1-loss": "k1 as a loss",
@@ -309,26 +310,40 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "policy losses": policy_losses,
         "framework policy losses": framework_policy_losses,
     },
-    DOCS / "experiments.md": {
+    EXPERIMENTS / "distillation-far.md": {
         "fig8": experiments.fig8,
+    },
+    EXPERIMENTS / "division.md": {
         "kl in reward": experiments.kl_in_reward,
         "comparisons": experiments.comparisons,
+        "curve": experiments.division_curve,
+    },
+    EXPERIMENTS / "places.md": {
         "on-policy": experiments.on_policy,
         "on-policy claims": lambda: experiments.checks_of("comedy/on-policy"),
+        "on-policy curve": experiments.on_policy_curve,
+    },
+    EXPERIMENTS / "reward-at-equal-kl.md": {
         "frontier": experiments.frontier,
         "frontier claims": lambda: experiments.checks_of("tang-munos/fig7"),
-        "curve": experiments.division_curve,
+    },
+    EXPERIMENTS / "stale-distillation.md": {
         "stale distillation": experiments.stale_distillation,
         "stale costs": experiments.stale_costs,
         "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
+    },
+    EXPERIMENTS / "discount.md": {
         "discount": experiments.discount,
         "discount comparisons": experiments.discount_comparisons,
         "gradients": experiments.gradients,
         "discount claims": lambda: experiments.checks_of("klgrad/discount"),
-        "on-policy curve": experiments.on_policy_curve,
+    },
+    EXPERIMENTS / "stale-completions.md": {
         "asynchronous": experiments.asynchronous,
         "asynchronous claims": lambda: experiments.checks_of("comedy/asynchronous"),
         "weighted": experiments.weighted,
+    },
+    EXPERIMENTS / "grpo-losses.md": {
         "rethinking": experiments.rethinking,
         "rethinking claims": lambda: experiments.checks_of("rethinking/language-model"),
     },
