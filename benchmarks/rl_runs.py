@@ -1,7 +1,7 @@
 """Reinforcement learning with a KL term on a task with room: what the experiments that compare placements share.
 
 The task: sums and differences of two numbers of one or two digits (10,000 pairs), "Reply with just the number"; the
-reward is 1 for the right number. SmolLM2-135M-Instruct starts near .11. Held out: 512 questions of the same kind, and
+reward is 1 for the right number. SmolLM2-135M-Instruct starts near .05. Held out: 512 questions of the same kind, and
 768 of three other kinds (the largest of three numbers, word problems, three summands). The matched setting is
 `loss_type=dr_grpo` (summed over tokens, divided by a constant) for the policy loss and for every KL term, so that
 `kl_coef` has one meaning.

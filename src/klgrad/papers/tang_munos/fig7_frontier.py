@@ -7,6 +7,7 @@ are compared by the KL per completion at which they reach a share of right answe
 and 60 updates. Design, table and limits: docs/experiments.md.
 """
 
+import math
 import random
 
 from ..recorded_runs import (
@@ -99,10 +100,14 @@ def _reached(rows: list[Row], start: float) -> dict[str, float] | None:
 
 def _gap(by_arm: dict[str, list[Row]], start: float, arm: str, coef: str, other: str, sign: int) -> dict[str, float]:
     """Right answers of an arm at its last update, less those of another arm's curve at the same KL and seed."""
-    found, curves = [], grouped(by_arm[other], _seed)
+    found, curves, draw = [], grouped(by_arm[other], _seed), random.Random(0)
     for end in at_update((row for row in by_arm[arm] if row["kl_coef"] == coef), LAST):
-        there = right_at(points_of(curves[end["seed"]]), start, float(end["kl_per_sequence"]))
-        found.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": end["correct_in_se"]})
+        curve, kl = curves[end["seed"]], float(end["kl_per_sequence"])
+        there = right_at(points_of(curve), start, kl)
+        again = [right_at(points_of(curve, draw), start, kl) for _ in range(RESAMPLED)]
+        of_curve = (sum((x - there) ** 2 for x in again) / RESAMPLED) ** 0.5
+        error = math.hypot(float(end["correct_in_se"]), of_curve)
+        found.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": str(error)})
     made = over_seeds(found, "gap")
     return {"difference": made["mean"], "error": made["error"], "seeds": made["seeds"]}
 
