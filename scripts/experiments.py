@@ -9,7 +9,7 @@ from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.distillation_runs import COLUMNS as DISTILLED, OWN, RIGHT, TEACHERS
 from klgrad.papers.own.discount_gradients import BATCH, BIAS, COSINE, STUDENTS, VARIANCE, squared_error
-from klgrad.papers.recorded_runs import ENOUGH_ERRORS, counts
+from klgrad.papers.recorded_runs import ENOUGH_ERRORS, ENOUGH_SEEDS, counts
 from klgrad.papers.study import Check, Numbers
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
 
@@ -238,9 +238,17 @@ def weighted() -> str:
     for lag, arms in numbers["weighted"].items():
         other = numbers["compared_with"][lag]
         for arm, found in arms.items():
-            cells = " | ".join(_signed(found[column]) for column in shown)
+            cells = " | ".join((_at_equal_kl if column == "equal_kl" else _signed)(found[column]) for column in shown)
             lines.append(f"| {lag} | `{arm}` | `{other}` | {cells} |")
     return "\n".join([*lines, ""])
+
+
+def _at_equal_kl(found: dict[str, float] | None) -> str:
+    """A difference with its number of seeds if they are too few: runs whose KL falls have no part in it."""
+    if found is None:
+        return "no value"
+    few = f" ({found['seeds']} seed{'s' * (found['seeds'] != 1)})" if found["seeds"] < ENOUGH_SEEDS else ""
+    return _signed(found) + few
 
 
 def rethinking() -> str:

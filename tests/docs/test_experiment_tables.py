@@ -41,13 +41,17 @@ def test_the_table_of_weights_names_what_they_are_compared_with(script, monkeypa
     experiments = script("experiments")
     columns = ("correct_in", "equal_kl", "correct_out", "kl_per_sequence", "entropy_per_token")
     arms = {"k1-prefix-bounded": dict.fromkeys(columns)}
-    found = {"weighted": {"10": arms, "2": arms}, "compared_with": {"10": "k1-unweighted", "2": "k1-reward"}}
+    few = {
+        "k1-prefix-bounded": {**arms["k1-prefix-bounded"], "equal_kl": {"difference": 1.0, "error": 0.1, "seeds": 2}}
+    }
+    found = {"weighted": {"10": arms, "2": few}, "compared_with": {"10": "k1-unweighted", "2": "k1-reward"}}
     monkeypatch.setattr(experiments, "_numbers", lambda _: found)
     lines = experiments.weighted().splitlines()
     assert [line.split(" | ")[:3] for line in lines[2:]] == [
         ["| 10", "`k1-prefix-bounded`", "`k1-unweighted`"],
         ["| 2", "`k1-prefix-bounded`", "`k1-reward`"],
     ]
+    assert [line.split(" | ")[4] for line in lines[2:]] == ["no value", "+1.000 ± 0.1 (2 seeds)"]
     assert {line.count("|") for line in lines} == {9}
 
 
