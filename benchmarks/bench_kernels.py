@@ -6,8 +6,8 @@
 A floor is the time of the matrix products alone, run in the same rounds: 4 projections for methods that keep their
 logits, 6 for methods that recompute them; 3 and 4 for the log-prob alone. Memory is that of one forward and backward
 pass beyond its inputs, including the gradients. `--hidden` chooses among the shapes, and `--rivals` among the rivals by
-the beginnings of their names. The rows are written after each shape. `--tiny` runs everything once on tiny sizes, on a
-CPU too, and writes to build/tiny.
+the beginnings of their names; rows of an earlier run that are not measured again are then kept. The rows are written
+after each shape. `--tiny` runs everything once on tiny sizes, on a CPU too, and writes to build/tiny.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 import rivals
 import torch
 from gpu import Measured, in_turn, rows
-from harness import RESULTS, write
+from harness import RESULTS, read, write
 
 from klgrad.kernels import Head, token_statistics
 
@@ -154,6 +154,13 @@ def measured(part: str, given: argparse.Namespace) -> Iterator[list[dict[str, ob
         yield [row | {"library": rivals.library(str(row["candidate"]))} for row in made]
 
 
+def merged(earlier: list[dict[str, object]], made: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The earlier rows in their order, each replaced if it was measured again, and then the new ones."""
+    # Read from a file, a size is a string.
+    key = lambda row: (row["candidate"], *(str(row[size]) for size in ("tokens", "hidden", "vocabulary")))
+    return list(({key(row): row for row in earlier} | {key(row): row for row in made}).values())
+
+
 def show(made: list[dict[str, object]]) -> None:
     for row in made:
         size = f"{row['tokens']} x {row['hidden']} x {row['vocabulary']}"
@@ -178,12 +185,13 @@ def main() -> None:
     for part in PARTS:
         if given.only in (None, part):
             start = time.perf_counter()
-            made: list[dict[str, object]] = []
+            made, file = [], out / f"kernels_{part}.csv"
+            earlier = read(file) if given.hidden or given.rivals else []
             for found in measured(part, given):
                 show(found)
                 made += found
                 # After each shape, so that a run that is stopped early has rows too.
-                write(made, out / f"kernels_{part}.csv")
+                write(merged(earlier, made), file)
             print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
 
 

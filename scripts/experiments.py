@@ -9,8 +9,8 @@ from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.distillation_runs import COLUMNS as DISTILLED, OWN, RIGHT, TEACHERS
 from klgrad.papers.own.discount_gradients import BATCH, BIAS, COSINE, STUDENTS, VARIANCE, squared_error
-from klgrad.papers.recorded_runs import ENOUGH_ERRORS, counts
-from klgrad.papers.study import Numbers
+from klgrad.papers.recorded_runs import ENOUGH_ERRORS, ENOUGH_SEEDS, counts
+from klgrad.papers.study import Check, Numbers
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
 
 AGES = ("lag-4", "lag-16", "reuse-4", "reuse-16")
@@ -92,7 +92,10 @@ def gradients() -> str:
         "| student | arm | squared bias | variance | their sum | cosine of the mean gradient | batches |",
         "|---|---|---|---|---|---|---|",
     ]
-    for update, arms in _numbers("klgrad/discount")["gradients"].items():
+    found = _numbers("klgrad/discount")["gradients"]
+    if not found:
+        return "Not measured yet.\n"
+    for update, arms in found.items():
         for arm, found in sorted(arms.items()):
             shown = [_with_error(found[name]) for name in (BIAS, VARIANCE, COSINE)]
             known = None not in (found[BIAS]["mean"], found[VARIANCE]["mean"])
@@ -226,15 +229,26 @@ def asynchronous() -> str:
 def weighted() -> str:
     """What importance weights on the KL change, at each lag; bold if it counts by the rule of the experiments."""
     lines = [
-        "| lag | arm | right answers | right answers at equal KL | out of domain | KL per completion | "
+        "| lag | arm | less | right answers | right answers at equal KL | out of domain | KL per completion | "
         "entropy per token |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     shown = ("correct_in", "equal_kl", "correct_out", "kl_per_sequence", "entropy_per_token")
-    for lag, arms in _numbers("comedy/asynchronous")["weighted"].items():
+    numbers = _numbers("comedy/asynchronous")
+    for lag, arms in numbers["weighted"].items():
+        other = numbers["compared_with"][lag]
         for arm, found in arms.items():
-            lines.append(f"| {lag} | `{arm}` | {' | '.join(_signed(found[column]) for column in shown)} |")
+            cells = " | ".join((_at_equal_kl if column == "equal_kl" else _signed)(found[column]) for column in shown)
+            lines.append(f"| {lag} | `{arm}` | `{other}` | {cells} |")
     return "\n".join([*lines, ""])
+
+
+def _at_equal_kl(found: dict[str, float] | None) -> str:
+    """A difference with its number of seeds if they are too few: runs whose KL falls have no part in it."""
+    if found is None:
+        return "no value"
+    few = f" ({found['seeds']} seed{'s' * (found['seeds'] != 1)})" if found["seeds"] < ENOUGH_SEEDS else ""
+    return _signed(found) + few
 
 
 def rethinking() -> str:
@@ -256,11 +270,20 @@ def rethinking() -> str:
 
 
 def checks_of(name: str) -> str:
-    """The sentences of a study's claim with their measured differences."""
-    lines = ["| claim | measured | verdict |", "|---|---|---|"]
-    for check in studies()[name].check(_numbers(name)):
+    """The sentences of a study's claim with their measured differences, and how many wait for runs."""
+    return checks_table(studies()[name].check(_numbers(name)))
+
+
+def checks_table(checks: list[Check]) -> str:
+    """A row for each sentence, and a line for those without runs or measurements."""
+    shown = [check for check in checks if not check.waits]
+    lines = ["| claim | measured | verdict |", "|---|---|---|"] if shown else []
+    for check in shown:
         verdict = "holds" if check.holds else _failed(check.measured) if check.decided else "open"
         lines.append(f"| {check.claim} | {check.measured} | {verdict} |")
+    if count := len(checks) - len(shown):
+        words = "sentence waits" if count == 1 else "sentences wait"
+        lines += ["", f"{count} more {words} for runs."] if shown else [f"{count} {words} for runs."]
     return "\n".join([*lines, ""])
 
 

@@ -4,9 +4,12 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from klgrad.papers.all_studies import studies
+from klgrad.papers.study import Check
+from klgrad.papers.study_runner import Outcome
 from klgrad.support.figure_files import KINDS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -68,8 +71,8 @@ def _short(data: dict) -> str:
     """The verdict; in place of a long list of sentences, which would squeeze the other columns, their number."""
     if len(data["verdict"]) <= LONGEST_VERDICT:
         return data["verdict"]
-    theirs = [check for check in data["checks"] if not check["claim"].startswith("(ours)")] or data["checks"]
-    marks = [_mark(check) for check in theirs]
+    outcome = Outcome(data["result"], [Check(**check) for check in data["checks"]], seconds=None)
+    marks = [_mark(asdict(check)) for check in outcome.decisive]
     found = {"differs": marks.count("✗"), "open": marks.count("?")}
     parts = [f"{name}: {count} of {len(marks)} sentences, below" for name, count in found.items() if count]
     return ". ".join(parts)

@@ -77,6 +77,28 @@ def test_rivals_are_chosen_by_the_beginnings_of_their_names(bench):
     }
 
 
+def test_a_run_of_some_rivals_or_shapes_keeps_the_other_rows(bench, monkeypatch, tmp_path):
+    """A new row replaces its earlier one in place; a run of everything replaces the file."""
+    row = lambda candidate, hidden, ms: {
+        "benchmark": "exact KL", "candidate": candidate, "tokens": 64, "hidden": hidden, "vocabulary": 512,
+        "median_ms": ms, "p20_ms": ms, "p80_ms": ms, "times_floor": "", "extra_gib": "", "library": "",
+    }  # fmt: skip
+    file = tmp_path / "kernels_exact.csv"
+    bench.write([row("4 projections", 4096, 1), row("Liger", 4096, 2), row("Liger", 2048, 3)], file)
+    monkeypatch.setattr(bench, "measured", lambda *_: iter([[row("Liger", 4096, 9)], [row("QuACK", 4096, 8)]]))
+    rows = lambda: [(r["candidate"], r["hidden"], r["median_ms"]) for r in bench.read(file)]
+    run = lambda *flags: (
+        monkeypatch.setattr(sys, "argv", ["bench", "--only", "exact", "--out", str(tmp_path), *flags]) or bench.main()
+    )
+    for flags in (["--rivals", "Liger", "QuACK"], ["--hidden", "4096"]):
+        run(*flags)
+        assert rows() == [
+            ("4 projections", "4096", "1"), ("Liger", "4096", "9"), ("Liger", "2048", "3"), ("QuACK", "4096", "8")
+        ]  # fmt: skip
+    run()
+    assert rows() == [("Liger", "4096", "9"), ("QuACK", "4096", "8")]
+
+
 def test_a_row_says_which_kernels_liger_chose(bench, monkeypatch):
     pytest.importorskip("liger_kernel")
     library = bench.rivals.library

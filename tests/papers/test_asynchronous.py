@@ -99,6 +99,25 @@ def test_an_arm_with_weights_is_compared_with_k1_in_the_reward_at_its_lag(tmp_pa
         assert ("k1-sequence-bounded" in arms) == (lag == "10")
 
 
+def test_the_arms_with_weights_are_compared_with_the_same_term_without_where_it_has_runs(tmp_path):
+    gains = {"k1-reward": 0.2, asynchronous.CONTROL: 0.25}
+    found = numbers(tmp_path, gains, left_out=[f"{asynchronous.CONTROL} 2"])
+    assert found["compared_with"] == {"10": "k1-unweighted", "2": "k1-reward"}
+    gaps = {lag: arms["k1-prefix-bounded"] for lag, arms in found["weighted"].items()}
+    assert gaps["10"]["correct_in"]["difference"] == pytest.approx(0.05, rel=ROUNDING)
+    assert gaps["10"]["equal_kl"]["difference"] == pytest.approx(0.05, rel=ROUNDING)
+    assert gaps["2"]["correct_in"]["difference"] == pytest.approx(0.1, rel=ROUNDING)
+    assert found["cost"]["k1-unweighted 10"]["difference"] == pytest.approx(0.15, rel=ROUNDING)
+    assert asynchronous.CONTROL not in found["weighted"]["10"]
+
+
+def test_the_start_is_that_of_the_runs_with_old_completions(tmp_path):
+    """The same model was evaluated again for them."""
+    shifted = lambda rows: [{**row, "correct_in": row["correct_in"] + 0.05} for row in rows]
+    start = numbers(tmp_path, changed=shifted)["start"]["correct_in"]
+    assert (start["mean"], start["seeds"]) == (pytest.approx(0.15, rel=ROUNDING), 3)
+
+
 def test_the_weights_are_compared_at_equal_kl(tmp_path):
     """As many right answers at four times the KL are fewer at an equal KL."""
 
@@ -131,8 +150,19 @@ def test_runs_that_collapse_or_stop_are_counted_and_the_stopped_are_in_no_mean(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left_out", [(), ("none 10", "k1-prefix-bounded 2"), K1_REWARD])
-def test_the_figure_shows_the_arms_that_there_are(left_out, tmp_path):
+@pytest.mark.parametrize(
+    ("left_out", "compared_with"),
+    [
+        ((), "k1, no weights"),
+        (("none 10", "k1-prefix-bounded 2"), "k1, no weights"),
+        (K1_REWARD, "k1, no weights"),
+        (("k1-unweighted 10", "k1-unweighted 2"), "k1 in the reward"),
+        (("k1-unweighted 2",), "\nk1, no weights (lag 10), k1 in the reward (lag 2)"),
+    ],
+)
+def test_the_figure_shows_the_arms_that_there_are(left_out, compared_with, tmp_path):
     figure = Figure()
-    asynchronous.draw(numbers(tmp_path, left_out=left_out), figure)
-    assert len(figure.legends[0].get_texts()) == len(asynchronous.ARMS) - all(name in left_out for name in K1_REWARD)
+    asynchronous.draw(numbers(tmp_path, {asynchronous.CONTROL: 0.2}, left_out=left_out), figure)
+    absent = [arm for arm in asynchronous.ARMS if {f"{arm} 10", f"{arm} 2"} <= set(left_out)]
+    assert len(figure.legends[0].get_texts()) == len(asynchronous.ARMS) - len(absent)
+    assert figure.axes[3].get_xlabel() == f"right answers, less those of {compared_with}"

@@ -1,8 +1,11 @@
 """What the study of the discount concludes from made-up runs and gradients, and from too few of them."""
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from papers.made_up_runs import MADE, evaluations, judged, write
 
+from klgrad.errors import ExperimentError
 from klgrad.papers import reproduce
 from klgrad.papers.own import discount as study
 from klgrad.papers.own.discount_gradients import MOMENTS, one_minus_cosine, squared_error
@@ -124,6 +127,41 @@ def test_a_moment_without_an_error_decides_nothing(tmp_path, change):
 
 def test_gradients_may_be_missing(tmp_path):
     assert set(about_gradients(verdicts(tmp_path, discount=runs())).values()) == {"open"}
+
+
+def test_runs_at_several_rates_are_not_pooled(tmp_path):
+    """The name of a setting has no learning rate: the file has one for each arm."""
+    made = [{**row, "learning_rate": rate} for rate in ("1e-4", "3e-4") for row in runs()]
+    with pytest.raises(ExperimentError, match="2 rows of the setting '256 exact-0' with seed 0"):
+        study.run(write(tmp_path, discount=made))
+
+
+def drawn(folder, **files):
+    figure = Figure()
+    study.draw(study.run(write(folder, **files)), figure)
+    return figure
+
+
+@pytest.mark.slow
+def test_the_legend_names_what_has_runs_or_gradients(tmp_path):
+    kept = [row for row in runs() if row["completions"] == 256 and row["arm"] in ("exact-0", "exact-1")]
+    names = lambda figure: [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names(drawn(tmp_path, discount=kept)) == ["exact, 256 completions"]
+    with_gradients = drawn(tmp_path, discount=kept, gradient=gradients())
+    assert names(with_gradients) == ["exact, 256 completions", "exact, leave-one-out", "k1, leave-one-out"]
+
+
+@pytest.mark.slow
+def test_gradients_that_were_not_measured_have_no_panel(tmp_path):
+    assert len(drawn(tmp_path, discount=runs()).axes) == 2
+    assert len(drawn(tmp_path, discount=runs(), gradient=[r for r in gradients() if r["update"] == 0]).axes) == 3
+
+
+@pytest.mark.slow
+def test_no_line_is_drawn_through_a_discount_without_runs(tmp_path):
+    kept = [row for row in runs() if row["completions"] == 256 and row["arm"] in ("exact-0", "exact-0.5", "exact-1")]
+    line = drawn(tmp_path, discount=kept).axes[0].lines[0]
+    assert np.isfinite(np.asarray(line.get_ydata(), dtype=float)).tolist() == [True, True, False, False, True]
 
 
 @pytest.mark.slow

@@ -16,7 +16,17 @@ from klgrad.errors import ExperimentError
 from klgrad.papers import Settings, reproduce
 from klgrad.papers.all_studies import studies
 from klgrad.papers.frpo import kl_in_reward
-from klgrad.papers.recorded_runs import COMMITTED, at_start, counts, difference, equal_over_seeds, over_seeds
+from klgrad.papers.recorded_runs import (
+    COMMITTED,
+    at_start,
+    counts,
+    difference,
+    difference_if_run,
+    equal_over_seeds,
+    over_seeds,
+    paths,
+    summaries,
+)
 from klgrad.papers.reward_and_kl import gap_at_equal_kl, kl_at
 
 STUDIES = studies()
@@ -77,9 +87,15 @@ def test_the_kl_of_a_reward_is_not_extrapolated(right, expected):
 def evaluations(slope, *kls, seeds=(0, 1, 2), error=0.0):
     """Right answers of 0.1 + slope √KL."""
     return [
-        {"seed": str(s), "kl_per_sequence": kl, "correct_in": 0.1 + slope * kl**0.5, "correct_in_se": error}
+        {
+            "seed": str(s),
+            "update": str(20 + 20 * i),
+            "kl_per_sequence": kl,
+            "correct_in": 0.1 + slope * kl**0.5,
+            "correct_in_se": error,
+        }
         for s in seeds
-        for kl in kls
+        for i, kl in enumerate(kls)
     ]
 
 
@@ -107,10 +123,45 @@ def test_a_comparison_at_equal_kl_leaves_out_seeds_that_one_arm_does_not_have():
     assert gap_at_equal_kl(evaluations(0.3, 1, 2, seeds=(3,)), stopped, start=0.1) is None
 
 
+@pytest.mark.parametrize("kls", [(1, 4, 2), (4, 1, 0.5), (1, 2, 2)])
+def test_a_run_whose_kl_does_not_rise_has_no_value_at_equal_kl(kls):
+    """Its right answers are no function of its KL."""
+    rising, other = evaluations(0.3, 1, 2, 4), evaluations(0.2, 1, 2, 4, seeds=(1, 2))
+    mixed = [*evaluations(0.3, *kls, seeds=(0, 1)), *evaluations(0.3, 1, 2, 4, seeds=(2,))]
+    for one, another in ((mixed, other), (other, mixed)):
+        found = gap_at_equal_kl(one[::-1], another, start=0.1)  # whatever the order of the rows
+        assert found is not None
+        assert found["seeds"] == 1
+    assert gap_at_equal_kl(evaluations(0.3, *kls), rising, start=0.1) is None
+
+
 def test_more_runs_do_not_make_the_error_before_training_smaller():
-    """All runs begin with one model, on the same questions."""
-    first = [{"update": "0", "seed": str(seed), "x": "2", "x_se": "0.3"} for seed in (0, 1, 1)]
-    assert at_start([*first, {"update": "20", "seed": "0", "x": "9"}], "x") == {"mean": 2, "error": 0.3, "seeds": 2}
+    """All runs of a seed begin with one model on the same questions, and each seed has questions of its own."""
+    first = [{"update": "0", "seed": str(seed), "x": str(seed), "x_se": "0.3"} for seed in (1, 3, 3, 3)]
+    found = at_start([*first, {"update": "20", "seed": "1", "x": "9"}], "x")
+    assert found == {"mean": 2, "error": pytest.approx(1, rel=ROUNDING), "seeds": 2}
+    alike = [{**row, "x": "2"} for row in first]
+    assert at_start(alike, "x") == {"mean": 2, "error": pytest.approx(0.3 / 2**0.5, rel=ROUNDING), "seeds": 2}
+
+
+@pytest.mark.parametrize("mean", [lambda rows, of: summaries(rows, ["x"], of), lambda rows, of: paths(rows, "x", of)])
+def test_runs_that_differ_in_something_else_than_their_seed_are_not_pooled(mean):
+    same = {"arm": "a", "update": "60", "x": "1"}
+    rates = [{**same, "seed": seed, "rate": rate} for seed in ("0", "1") for rate in ("1e-4", "3e-4")]
+    assert len(mean(rates, lambda row: f"{row['arm']} {row['rate']}")) == 2
+    message = (
+        "expected one row for each setting, seed and update; received 2 rows of the setting 'a' with seed 0; remedy"
+    )
+    with pytest.raises(ExperimentError, match=message):
+        mean(rates, lambda row: row["arm"])
+
+
+def test_a_difference_of_differences():
+    of = lambda gap, seeds: {"difference": gap, "error": 3.0, "seeds": seeds}
+    mean = {"mean": 5.0, "error": 4.0, "seeds": 2}
+    assert difference(of(4.0, 3), mean) == {"difference": -1, "error": 5, "seeds": 2}
+    assert difference_if_run(of(4.0, 3), mean) == difference(of(4.0, 3), mean)
+    assert difference_if_run(None, mean) is difference_if_run(mean, None) is None
 
 
 def test_a_study_of_several_files_runs_all_their_scripts(tmp_path):

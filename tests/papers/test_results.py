@@ -66,6 +66,8 @@ DIFFERS = {
         "a lag of 16 costs the sampled reverse KL more than the exact, recomputed one, on the student's completions",
         "a lag of 16 costs the top-64 reverse KL more than the top-64 forward KL, on the teacher's completions",
         "(ours) a lag of 16 costs the top-64 reverse KL more than the exact one, on the teacher's completions",
+        "(ours) with stale completions every arm ends nearer to the teacher than it began, "
+        "on the teacher's completions",
     },
     "klgrad/discount": {"without a future, the exact KL ends nearer than k1, on the student's completions"},
 }

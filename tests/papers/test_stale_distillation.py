@@ -68,6 +68,18 @@ def test_a_setting_that_ends_farther_than_it_began_is_found(tmp_path):
     assert list(nearer.values()) == ["differs", "differs"]
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.3, "holds"), (4.0, "differs")])
+def test_settings_with_fewer_seeds_have_no_part_in_whether_all_end_nearer(tmp_path, factor, verdict):
+    """One that ends farther has two seeds and does not count; their number is in the measured text."""
+    made = rows({**AS_CLAIMED, "forward-sampled": 4.0, "reverse-sampled": factor})
+    made = [row for row in made if (row["arm"], row["seed"]) != ("forward-sampled", 2)]
+    settings = write(tmp_path, stale_distill=made)
+    nearer = {claim: found for claim, found in judged(study, settings).items() if claim.startswith(study.NEARER)}
+    assert list(nearer.values()) == [verdict, verdict]
+    texts = [check.measured for check in study.check(study.run(settings)) if check.claim in nearer]
+    assert all(text.endswith("3 seeds; without 2 of 12 settings, with fewer seeds") for text in texts)
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_nothing_is_decided_with_fewer_than_three_seeds(tmp_path, seeds):
     assert set(verdicts(tmp_path, rows(seeds=seeds)).values()) == {"open"}

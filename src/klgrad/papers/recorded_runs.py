@@ -4,14 +4,18 @@ Such a run takes minutes on a GPU, so a study reads the committed file. `klgrad 
 """
 
 import csv
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from .study import Check, Experiment, Settings
+from ..errors import ExperimentError
+from .study import MISSING, Check, Experiment, Settings
 
 Row = dict[str, str]
+Found = dict[str, float]
+"""A mean or a difference over seeds, with its error and the number of seeds."""
 
 CHECKOUT = Path(__file__).parents[3]
 """The root of the repository, for a package that is not installed from a wheel."""
@@ -34,7 +38,7 @@ def provenance(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {name: sorted({row[name] for row in rows}) for name in ("torch", "klgrad", "commit", "date")}
 
 
-def over_seeds(rows: Sequence[Row], column: str) -> dict[str, float]:
+def over_seeds(rows: Sequence[Row], column: str) -> Found:
     """Mean, standard error and number of seeds of one column.
 
     The error is the larger of two: that of the mean over seeds, and that of the evaluations (column `<column>_se`, if
@@ -51,29 +55,34 @@ def over_seeds(rows: Sequence[Row], column: str) -> dict[str, float]:
     return {"mean": fmean(values), "error": max(spread, own), "seeds": n}
 
 
-def at_start(rows: Iterable[Row], column: str) -> dict[str, float]:
-    """One column before training, where all runs are one model on the same questions.
+def at_start(rows: Iterable[Row], column: str) -> Found:
+    """One column before training, over seeds.
 
-    So the error is that of one evaluation, and it does not become smaller with the number of runs.
+    All runs of a seed begin as one model on the same questions, so each seed has one value, that of its first run. Each
+    seed has questions of its own.
     """
-    first = at_update(rows, 0)
-    found = over_seeds(first, column)
-    return {**found, "error": float(first[0].get(f"{column}_se") or 0), "seeds": len({row["seed"] for row in first})}
+    by_seed = grouped(at_update(rows, 0), lambda row: row["seed"])
+    return over_seeds([runs[0] for runs in by_seed.values()], column)
 
 
-def difference(higher: dict[str, float], lower: dict[str, float]) -> dict[str, float]:
-    """A difference of two means over seeds, its error, and the smaller number of seeds."""
-    error = (higher["error"] ** 2 + lower["error"] ** 2) ** 0.5
-    seeds = min(higher["seeds"], lower["seeds"])
-    return {"difference": higher["mean"] - lower["mean"], "error": error, "seeds": seeds}
+def difference(higher: Found, lower: Found) -> Found:
+    """A difference of two means or of two differences over seeds, its error, and the smaller number of seeds."""
+    high, low = (found["mean"] if "mean" in found else found["difference"] for found in (higher, lower))
+    error = math.hypot(higher["error"], lower["error"])
+    return {"difference": high - low, "error": error, "seeds": min(higher["seeds"], lower["seeds"])}
 
 
-def counts(found: dict[str, float]) -> bool:
+def difference_if_run(higher: Found | None, lower: Found | None) -> Found | None:
+    """`difference`; None if one of the two is missing."""
+    return None if higher is None or lower is None else difference(higher, lower)
+
+
+def counts(found: Found) -> bool:
     """Whether a difference is positive by the rule of these experiments."""
     return found["seeds"] >= ENOUGH_SEEDS and found["difference"] > ENOUGH_ERRORS * found["error"]
 
 
-def exceeds_over_seeds(claim: str, found: dict[str, float]) -> Check:
+def exceeds_over_seeds(claim: str, found: Found) -> Check:
     """Check that a difference is positive; with too few seeds that is not decided.
 
     Example:
@@ -88,20 +97,44 @@ def exceeds_over_seeds(claim: str, found: dict[str, float]) -> Check:
 
 def open_without_runs(claim: str) -> Check:
     """The sentence of a claim whose runs have not been made, or have not reached their last update."""
-    return Check(claim, "no value: runs are missing", holds=False, decided=False)
+    return open_without("runs", claim)
 
 
-def equal_over_seeds(claim: str, found: dict[str, float], margin: float) -> Check:
+def open_without(what: str, claim: str) -> Check:
+    """The sentence of a claim for which runs or measurements are missing."""
+    return Check(claim, f"no value: {what} {MISSING}", holds=False, decided=False)
+
+
+def exceeds_if_run(claim: str, found: Found | None) -> Check:
+    """Check that a difference is positive; open if runs are missing."""
+    return open_without_runs(claim) if found is None else exceeds_over_seeds(claim, found)
+
+
+def equal_over_seeds(claim: str, found: Found, margin: float) -> Check:
     """Check that a difference is within a margin, by two standard errors; undecided if that depends on them.
 
     Example:
         >>> equal_over_seeds("they agree", {"difference": 0.1, "error": 0.1, "seeds": 3}, margin=0.4)
         Check(claim='they agree', measured='0.1 ± 0.1, margin 0.4, 3 seeds', holds=True, decided=True)
     """
-    size, error, enough = abs(found["difference"]), ENOUGH_ERRORS * found["error"], found["seeds"] >= ENOUGH_SEEDS
-    within, beyond = enough and size + error < margin, enough and size - error > margin
-    measured = f"{found['difference']:.2g} ± {found['error']:.2g}, margin {margin:.2g}, {found['seeds']:g} seeds"
-    return Check(claim, measured, within, decided=within or beyond)
+    return _below(claim, abs(found["difference"]), found, "margin", margin)
+
+
+def below_if_run(claim: str, found: Found | None, limit: float) -> Check:
+    """Check that a difference is below a limit, by two standard errors; open if that depends on them, or without runs.
+
+    Example:
+        >>> below_if_run("it costs little", {"difference": 0.1, "error": 0.1, "seeds": 3}, limit=0.4)
+        Check(claim='it costs little', measured='0.1 ± 0.1, limit 0.4, 3 seeds', holds=True, decided=True)
+    """
+    return open_without_runs(claim) if found is None else _below(claim, found["difference"], found, "limit", limit)
+
+
+def _below(claim: str, value: float, found: Found, word: str, limit: float) -> Check:
+    error, enough = ENOUGH_ERRORS * found["error"], found["seeds"] >= ENOUGH_SEEDS
+    below, above = enough and value + error < limit, enough and value - error > limit
+    measured = f"{found['difference']:.2g} ± {found['error']:.2g}, {word} {limit:.2g}, {found['seeds']:g} seeds"
+    return Check(claim, measured, below, decided=below or above)
 
 
 def at_update(rows: Iterable[Row], update: int) -> list[Row]:
@@ -117,18 +150,37 @@ def grouped(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, lis
     return dict(found)
 
 
+def by_setting(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, list[Row]]:
+    """The rows of one evaluation by setting.
+
+    Raises:
+        ExperimentError: a setting has two rows of one seed. Its mean would be one over runs that differ in something
+            that its name does not have, such as the learning rate, and their number would be taken for one of seeds.
+    """
+    found = grouped(rows, name_of)
+    for name, group in found.items():
+        seed, number = Counter(row["seed"] for row in group).most_common(1)[0]
+        if number > 1:
+            raise ExperimentError(
+                "one row for each setting, seed and update",
+                f"{number} rows of the setting {name!r} with seed {seed}",
+                "remove repeated runs from the file, or distinguish them in the study's name of a setting",
+            )
+    return found
+
+
 def summaries(
     rows: Iterable[Row], columns: Sequence[str], name_of: Callable[[Row], str]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """`over_seeds` of several columns, by name."""
-    return {name: {c: over_seeds(group, c) for c in columns} for name, group in grouped(rows, name_of).items()}
+) -> dict[str, dict[str, Found]]:
+    """`over_seeds` of several columns of one evaluation, by setting."""
+    return {name: {c: over_seeds(group, c) for c in columns} for name, group in by_setting(rows, name_of).items()}
 
 
 def paths(rows: Sequence[Row], column: str, name_of: Callable[[Row], str]) -> dict[str, dict[str, list[float]]]:
-    """Mean and standard error of a column over updates, by name."""
+    """Mean and standard error of a column over updates, by setting."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"updates": [], "mean": [], "error": []})
     for update in sorted({int(row["update"]) for row in rows}):
-        for name, group in grouped(at_update(rows, update), name_of).items():
+        for name, group in by_setting(at_update(rows, update), name_of).items():
             here = over_seeds(group, column)
             found[name]["updates"].append(update)
             found[name]["mean"].append(here["mean"])

@@ -6,6 +6,7 @@ So arms are also compared by their distance from the curve of all other arms.
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,7 +84,8 @@ def right_at(points: list[tuple[float, float]], start: float, kl: float) -> floa
 def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str, float] | None:
     """Right answers of an arm less those of another, seed by seed, at the largest KL that both have had.
 
-    Both curves begin at a KL of 0, so that neither is extrapolated.
+    Both curves begin at a KL of 0, so that neither is extrapolated. A run whose KL does not rise from each evaluation
+    to the next is left out: its right answers are no function of its KL.
 
     Args:
         own: the evaluations of an arm, without those before training.
@@ -93,8 +95,8 @@ def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str,
     Returns:
         The difference, its error, the number of seeds that both arms have, and the mean KL; None without such a seed.
     """
-    runs, others = (grouped(rows, lambda row: row["seed"]) for rows in (own, other))
-    seeds = [s for s in runs if s in others and min(len(runs[s]), len(others[s])) >= RISE_PARAMETERS]
+    runs, others = (_away_from_ref(rows) for rows in (own, other))
+    seeds = [seed for seed in runs if seed in others]
     if not seeds:
         return None
     draw = random.Random(0)
@@ -102,6 +104,16 @@ def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str,
     gap = over_seeds(found, "gap")
     kl = over_seeds(found, "kl")["mean"]
     return {"difference": gap["mean"], "error": gap["error"], "seeds": gap["seeds"], "kl": kl}
+
+
+def _away_from_ref(rows: list[Row]) -> dict[str, list[Row]]:
+    """The runs by seed that have enough evaluations for `rise_of`, and a higher KL at each than at the one before."""
+    found = {}
+    for seed, run in grouped(rows, lambda row: row["seed"]).items():
+        kls = [float(row["kl_per_sequence"]) for row in sorted(run, key=lambda row: int(row["update"]))]
+        if len(run) >= RISE_PARAMETERS and all(before < after for before, after in pairwise(kls)):
+            found[seed] = run
+    return found
 
 
 def _gap(run: list[Row], other: list[Row], start: float, draw: random.Random) -> Row:

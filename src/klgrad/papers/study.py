@@ -25,6 +25,8 @@ That is a chance of one in thirty thousand, with about sixty comparisons in all.
 """
 
 
+MISSING = "are missing"
+"""How the measured text of a sentence ends that is open because runs or measurements have not been made."""
 MARGIN = 0.25
 """The smallest gain, in the logarithm, that would count as an improvement."""
 
@@ -85,6 +87,11 @@ class Check:
     def ours(self) -> bool:
         """Whether the sentence is not from the paper, as it says itself."""
         return self.claim.startswith("(ours)")
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is open because runs or measurements have not been made, as it says itself."""
+        return not self.decided and self.measured.endswith(MISSING)
 
 
 def exceeds(claim: str, difference: float, error: float) -> Check:

@@ -10,8 +10,11 @@ import pytest
 pytest.importorskip("trl")
 
 from klgrad.papers.asyncopd import stale_distillation, stale_distillation_figure
+from klgrad.papers.comedy import asynchronous, asynchronous_figure
 from klgrad.papers.distillation_runs import LAST, QUESTIONS
 from klgrad.papers.own import discount, discount_gradients
+from klgrad.papers.rethinking import language_model, language_model_figure
+from klgrad.papers.tang_munos import fig7_frontier
 from klgrad.training.data.run_data import data_of
 from klgrad.training.settings.parse import parse
 
@@ -55,6 +58,22 @@ def test_the_studies_know_the_arms_of_the_experiments(monkeypatch):
     assert {discount.LARGE, discount.SMALL} == set(map(str, discounted.BATCHES))
     assert gradient.ROWS == discount_gradients.BATCH
     assert importlib.import_module("distill_runs").UPDATES == LAST
+
+
+def test_the_studies_know_the_arms_of_the_experiments_with_a_reward(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    stale, rethought, frontier = map(importlib.import_module, ("exp_async", "exp_rethinking", "exp_frontier"))
+    assert set(asynchronous.ARMS) == {*stale.UNCORRECTED, *stale.CONTROL, *stale.CORRECTED}
+    assert set(asynchronous.ARMS) == set(asynchronous_figure.LABELS)
+    assert (set(asynchronous.CORRECTED), {asynchronous.CONTROL}) == (set(stale.CORRECTED), set(stale.CONTROL))
+    assert (set(asynchronous.LAGS), asynchronous.LAST) == (set(map(str, stale.LAGS)), stale.UPDATES)
+    assert set(asynchronous.COEFFICIENTS) == {str(stale.COEF), "0.0"}
+    assert set(language_model_figure.LABELS) == set(rethought.ARMS)
+    assert {arm for _, *arms in language_model.HIGHER.values() for arm in arms} <= set(rethought.ARMS)
+    assert set(language_model.RATES) == {f"{rate:g}" for rate in rethought.RATES}
+    assert (language_model.LAST, language_model.EVERY) == (rethought.UPDATES, rethought.EVERY)
+    assert set(frontier.ARMS) <= set(fig7_frontier.ARMS)
+    assert fig7_frontier.LAST == frontier.UPDATES
 
 
 def test_the_questions_of_an_evaluation(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ...support.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from ..figure_parts import band
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def _over_updates(paths: dict[str, Any], axis: Any) -> None:
             if (path := paths.get(f"{arm} {stale}")) is None:
                 continue
             axis.plot(path["updates"], path["mean"], line, color=colour, lw=1.6)
-            low, high = ([m + s * e for m, e in zip(path["mean"], path["error"], strict=True)] for s in (-1, 1))
-            axis.fill_between(path["updates"], low, high, color=colour, alpha=0.13, lw=0)
+            band(axis, path["updates"], path, colour)
     axis.set_xlabel("updates")
 
 

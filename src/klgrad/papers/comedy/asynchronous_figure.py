@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ...support.palette import BLUE, PURPLE, STYLES
+from ...support.palette import BLUE, GREY, PURPLE, STYLES
+from ..figure_parts import band
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ LABELS = {
     "k1-loss": ("k1 as loss", K1, ":"),
     "k3-reward": ("k3 in the reward", K3, "-"),
     "k3-loss": ("k3 as loss", K3, ":"),
+    "k1-unweighted": ("k1, no weights", GREY, "-"),
     "k1-prefix-unbounded": ("k1, prefix weights", BLUE, "-"),
     "k1-prefix-bounded": ("k1, prefix weights up to 2", BLUE, "--"),
     "k1-sequence-unbounded": ("k1, sequence weights", PURPLE, "-"),
@@ -50,8 +52,7 @@ def _updates(numbers: Numbers, axis: Any, lag: str) -> None:
         if path is None:
             continue
         axis.plot(path["updates"], path["mean"], line, color=colour, label=label)
-        low, high = ([m + s * e for m, e in zip(path["mean"], path["error"], strict=True)] for s in (-1, 1))
-        axis.fill_between(path["updates"], low, high, color=colour, alpha=0.13, lw=0)
+        band(axis, path["updates"], path, colour)
     axis.axhline(numbers["start"]["correct_in"]["mean"], color="grey", lw=1)
     axis.set(xlabel="updates", title=f"completions {lag} updates old", xticks=[0, 20, 40, 60])
 
@@ -64,7 +65,10 @@ def _over_kl(numbers: Numbers, axis: Any) -> None:
             _, colour, line = LABELS[arm]
             face = colour if line == "-" else "none"
             axis.plot(run["kl"], run["correct_in"], MARKS[lag], ms=5, color=colour, mfc=face, zorder=3)
-    axis.set(xlabel="KL(π‖ref) per completion, nats")
+    # Linear up to 1 nat, so that runs near ref and runs far from it can both be told apart.
+    axis.set_xscale("symlog", linthresh=1)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set(xlabel="KL(π‖ref) per completion, nats", xlim=(0, None))
     axis.set_title("circles: lag 2; squares: lag 10; open: as loss, or bounded", fontsize=9)
 
 
@@ -81,5 +85,13 @@ def _weights(numbers: Numbers, axis: Any) -> None:
     axis.axvline(0, color="grey", lw=1)
     axis.set_yticks(range(len(names)), [LABELS[name][0].replace(" weights", "\nweights") for name in names], fontsize=9)
     axis.invert_yaxis()
-    axis.set_xlabel("right answers, less those of k1 in the reward")
+    axis.set_xlabel(f"right answers, less those of {_others(numbers['compared_with'])}")
     axis.set_title("filled: at the last update; open: at equal KL", fontsize=9)
+
+
+def _others(compared_with: dict[str, str]) -> str:
+    """What the arms with weights are compared with, by lag if it differs."""
+    names = {lag: LABELS[arm][0] for lag, arm in compared_with.items()}
+    if len(set(names.values())) == 1:
+        return next(iter(names.values()))
+    return "\n" + ", ".join(f"{name} (lag {lag})" for lag, name in names.items())

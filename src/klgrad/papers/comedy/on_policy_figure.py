@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ...support.palette import BLUE, STYLES
+from ..figure_parts import band
 from ..reward_and_kl import height
 from ..study import Numbers
 
@@ -42,8 +43,7 @@ def _updates(numbers: Numbers, axis: Any, coefficient: str) -> None:
         if path is None:
             continue
         axis.plot(path["updates"], path["mean"], line, color=colour, label=label)
-        low, high = ([m + s * e for m, e in zip(path["mean"], path["error"], strict=True)] for s in (-1, 1))
-        axis.fill_between(path["updates"], low, high, color=colour, alpha=0.13, lw=0)
+        band(axis, path["updates"], path, colour)
     axis.set(xlabel="updates", title=f"β = {float(coefficient):g}", xticks=[0, 20, 40, 60])
 
 

@@ -12,10 +12,10 @@ has three seeds. Design, table and limits: docs/experiments.md.
 
 from ..recorded_runs import (
     Row,
+    at_start,
     at_update,
     difference,
     exceeds_over_seeds,
-    over_seeds,
     paths,
     provenance,
     rows_of,
@@ -86,7 +86,7 @@ def run(settings: Settings) -> Numbers:
     end = summaries(last, (*COLUMNS, "effective"), setting_of)
     return {
         "made": provenance(rows),
-        "start": {c: over_seeds(at_update(rows, 0), c) for c in COLUMNS[:2]},
+        "start": {c: at_start(rows, c) for c in COLUMNS[:2]},
         "end": end,
         "paths": paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", name_of),
         "comparisons": {claim: _at_every_coefficient(end, *sides) for claim, sides in COMPARISONS.items()},

@@ -9,18 +9,8 @@ start, and those after 20 updates. They are relative to the squared length of th
 tables and limits: docs/experiments.md.
 """
 
-from ..distillation_runs import (
-    COLUMNS,
-    LAST,
-    OWN,
-    TEACHERS,
-    Found,
-    at_start,
-    difference_of,
-    exceeds_if_run,
-    finite_rows,
-)
-from ..recorded_runs import Row, at_update, provenance, summaries
+from ..distillation_runs import COLUMNS, LAST, OWN, TEACHERS, finite_rows
+from ..recorded_runs import Found, Row, at_start, at_update, difference_if_run, exceeds_if_run, provenance, summaries
 from ..study import Check, Experiment, Numbers, Settings
 from .discount_figure import draw as draw
 from .discount_gradients import GRADIENTS, gradient_checks, gradients_of, prediction_checks
@@ -73,7 +63,7 @@ def setting_of(row: Row) -> str:
 
 def _ahead(end: Numbers, size: str, measure: str, farther: str, nearer: str) -> Found | None:
     sides = [end[name][measure] if name in end else None for name in (f"{size} {farther}", f"{size} {nearer}")]
-    return difference_of(*sides)
+    return difference_if_run(*sides)
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -81,6 +71,7 @@ def check(numbers: Numbers) -> list[Check]:
     compared = numbers["comparisons"]
     found = [exceeds_if_run(claim, at[LARGE]) for claim, at in compared.items()]
     found += [exceeds_if_run(f"with batches of 64, {claim}", compared[claim][SMALL]) for claim in AT_BOTH_SIZES]
-    found.append(exceeds_if_run(GAINS_LESS, difference_of(*(compared[AT_BOTH_SIZES[0]][s] for s in (LARGE, SMALL)))))
+    gains = (compared[AT_BOTH_SIZES[0]][size] for size in (LARGE, SMALL))
+    found.append(exceeds_if_run(GAINS_LESS, difference_if_run(*gains)))
     ends = {name: columns[OWN] for name, columns in numbers["end"].items()}
     return [*found, *gradient_checks(numbers["gradients"]), *prediction_checks(numbers["gradients"], ends)]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, pairwise
 
-from ..recorded_runs import Row, counts, difference, grouped, rows_of
+from ..recorded_runs import Row, counts, difference, grouped, open_without, rows_of
 from ..study import Check, Experiment, Numbers, Settings, all_exceed
 
 GRADIENTS = Experiment("gradient.csv", "exp_gradient.py")
@@ -68,7 +68,7 @@ def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str,
     for pair in pairs:
         sides = [at[arm][moment] for arm in pair if arm in at]
         if len(sides) < 2 or any(None in side.values() for side in sides):
-            return Check(claim, "no value: measurements are missing", holds=False, decided=False)
+            return open_without("measurements", claim)
         # As if independent; the arms share their batches, so the error of a difference is usually smaller.
         gaps.append((sides[0]["mean"] - sides[1]["mean"], math.hypot(sides[0]["error"], sides[1]["error"])))
     return all_exceed(claim, gaps)
@@ -83,10 +83,14 @@ def prediction_checks(gradients: Numbers, ends: dict[str, dict[str, float]]) -> 
     """
     losses = {"the squared bias + variance": squared_error, "the angle to the true gradient": one_minus_cosine}
     for name, loss in losses.items():
-        right, pairs = _ordered(gradients.get("0", {}), ends, loss)
-        enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
         claim = f"at the start, {name} of a batch's gradient orders the KLs at the end, on the student's completions"
-        yield Check(claim, measured, enough and right >= PREDICTED * pairs, decided=enough)
+        yield _predicted(claim, gradients["0"], ends, loss) if "0" in gradients else open_without("measurements", claim)
+
+
+def _predicted(claim: str, at: Numbers, ends: dict[str, dict[str, float]], loss: Loss) -> Check:
+    right, pairs = _ordered(at, ends, loss)
+    enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
+    return Check(claim, measured, enough and right >= PREDICTED * pairs, decided=enough)
 
 
 def squared_error(moments: Numbers, size: int) -> float:

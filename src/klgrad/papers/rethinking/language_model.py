@@ -17,7 +17,7 @@ from ..recorded_runs import (
     counts,
     difference,
     equal_over_seeds,
-    exceeds_over_seeds,
+    exceeds_if_run,
     grouped,
     open_without_runs,
     paths,
@@ -104,8 +104,7 @@ def _at_rate(end: Numbers, rate: str) -> list[Check]:
     far = f"k1 as loss changes the KL by less than half of what k2 as loss does, rate {rate}"
     found = [_same(reward, gap("train_reward", K1, NONE), SAME_REWARD), _same(far, gap(GAP, K1, NONE), _margin(gap))]
     for claim, sides in HIGHER.items():
-        name, difference = f"{claim}, rate {rate}", gap(*sides)
-        found.append(exceeds_over_seeds(name, difference) if difference else open_without_runs(name))
+        found.append(exceeds_if_run(f"{claim}, rate {rate}", gap(*sides)))
     return found
 
 

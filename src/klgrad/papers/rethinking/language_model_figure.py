@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ...support.palette import STYLES
+from ..figure_parts import band
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -48,5 +49,4 @@ def _updates(axis: Any, paths: Numbers, rate: str) -> None:
         if path is None:
             continue
         axis.plot(path["updates"], path["mean"], color=colour, linestyle=line, label=label)
-        low, high = ([m + s * e for m, e in zip(path["mean"], path["error"], strict=True)] for s in (-1, 1))
-        axis.fill_between(path["updates"], low, high, color=colour, alpha=0.15, lw=0)
+        band(axis, path["updates"], path, colour, alpha=0.15)

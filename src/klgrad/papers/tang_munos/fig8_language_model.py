@@ -8,9 +8,7 @@ on the teacher's completions the sequence-level students are farther from the te
 and limits: docs/experiments.md.
 """
 
-from collections import defaultdict
-
-from ..recorded_runs import Row, at_update, difference, exceeds_over_seeds, over_seeds, provenance, rows_of
+from ..recorded_runs import Row, at_update, difference, exceeds_over_seeds, provenance, rows_of, summaries
 from ..study import Check, Experiment, Numbers, Settings
 from .fig8_language_model_figure import draw as draw
 
@@ -37,17 +35,19 @@ FARTHER = "(ours) on the teacher's completions the best sequence-level student i
 def run(settings: Settings) -> Numbers:
     """Every arm over updates."""
     rows = rows_of(EXPERIMENT, settings)
-    arms: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        arms[f"{row['lengths']} {row['arm']}"].append(row)
     updates = sorted({int(row["update"]) for row in rows})
-    at = lambda group, column: [over_seeds(at_update(group, update), column) for update in updates]
+    at = [summaries(at_update(rows, update), COLUMNS, setting_of) for update in updates]
     return {
         "made": provenance(rows),
         "updates": updates,
-        "rates": {name: group[0]["learning_rate"] for name, group in arms.items()},
-        "arms": {name: {column: at(group, column) for column in COLUMNS} for name, group in arms.items()},
+        "rates": {setting_of(row): row["learning_rate"] for row in rows},
+        "arms": {name: {column: [found[name][column] for found in at] for column in COLUMNS} for name in at[0]},
     }
+
+
+def setting_of(row: Row) -> str:
+    """Kind of length, and arm."""
+    return f"{row['lengths']} {row['arm']}"
 
 
 def check(numbers: Numbers) -> list[Check]:

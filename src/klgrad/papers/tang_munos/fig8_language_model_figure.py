@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ...support.palette import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from ..figure_parts import band
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         for axis, (measure, label) in zip(across, (PANELS | LAST_PANEL[lengths]).items(), strict=True):
             for arm, (name, color, line) in STYLES.items():
                 found = numbers["arms"][f"{lengths} {arm}"][measure]
-                axis.plot(numbers["updates"], [x["mean"] for x in found], line, color=color, label=name, lw=1.8)
-                low, high = ([x["mean"] + sign * x["error"] for x in found] for sign in (-1, 1))
-                axis.fill_between(numbers["updates"], low, high, color=color, alpha=0.15, lw=0)
+                path = {column: [x[column] for x in found] for column in ("mean", "error")}
+                axis.plot(numbers["updates"], path["mean"], line, color=color, label=name, lw=1.8)
+                band(axis, numbers["updates"], path, color, alpha=0.15)
             axis.set_title(f"{title}: {label}", fontsize=10)
             axis.set_xlabel("updates")
             axis.grid(alpha=0.25)

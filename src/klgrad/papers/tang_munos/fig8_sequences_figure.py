@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ...support.palette import STYLES
+from ..figure_parts import band
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
                 axis.legend(*axes[0][0].get_legend_handles_labels(), loc="center", fontsize=10)
                 continue
             for name in LABELS:
-                _band(axis, numbers["steps"], numbers["descents"][lengths]["arms"][name][measure], name)
+                _curve(axis, numbers["steps"], numbers["descents"][lengths]["arms"][name][measure], name)
             axis.set_title(f"{title}: {label}", fontsize=9)
             axis.set(xlabel="steps of the run", ylabel="tokens" if measure == "length" else "nats", yscale="log")
             axis.grid(alpha=0.25)
@@ -46,9 +47,8 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             axis.tick_params(which="both", labelsize=8)
 
 
-def _band(axis: "Axes", steps: list[int], seen: dict[str, list[float]], name: str) -> None:
+def _curve(axis: "Axes", steps: list[int], seen: dict[str, list[float]], name: str) -> None:
     """A curve with its standard error."""
     colour, line = STYLES[name]
-    low, high = ([m + sign * e for m, e in zip(seen["mean"], seen["error"], strict=True)] for sign in (-1, 1))
     axis.plot(steps, seen["mean"], color=colour, linestyle=line, label=LABELS[name], lw=1.6)
-    axis.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
+    band(axis, steps, seen, colour, alpha=0.15)

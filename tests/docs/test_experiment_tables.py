@@ -1,0 +1,64 @@
+"""The generated tables of the experiments, from made-up numbers: what they leave out, and what they say instead."""
+
+import importlib
+import sys
+from dataclasses import asdict
+
+import pytest
+from docs.pages import ROOT
+
+from klgrad.papers.recorded_runs import exceeds_over_seeds, open_without, open_without_runs
+from klgrad.papers.study import Check
+
+HOLDS = exceeds_over_seeds("it holds", {"difference": 1.0, "error": 0.1, "seeds": 3})
+TOO_FEW = exceeds_over_seeds("it has two seeds", {"difference": 1.0, "error": 0.1, "seeds": 2})
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    return importlib.import_module
+
+
+def test_sentences_without_runs_are_one_line(script):
+    table = script("experiments").checks_table
+    lines = table([HOLDS, open_without_runs("a"), TOO_FEW, open_without("measurements", "b")]).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| it holds", "| it has two seeds"]
+    assert lines[3].endswith("| open |")
+    assert lines[4:] == ["", "2 more sentences wait for runs."]
+    assert table([HOLDS, open_without_runs("a")]).endswith("|\n\n1 more sentence waits for runs.\n")
+    assert table([open_without_runs("a"), open_without_runs("b")]) == "2 sentences wait for runs.\n"
+    assert table([HOLDS]).count("\n") == 3
+
+
+def test_gradients_that_were_not_measured(script, monkeypatch):
+    experiments = script("experiments")
+    monkeypatch.setattr(experiments, "_numbers", lambda _: {"gradients": {}})
+    assert experiments.gradients() == "Not measured yet.\n"
+
+
+def test_the_table_of_weights_names_what_they_are_compared_with(script, monkeypatch):
+    experiments = script("experiments")
+    columns = ("correct_in", "equal_kl", "correct_out", "kl_per_sequence", "entropy_per_token")
+    arms = {"k1-prefix-bounded": dict.fromkeys(columns)}
+    few = {
+        "k1-prefix-bounded": {**arms["k1-prefix-bounded"], "equal_kl": {"difference": 1.0, "error": 0.1, "seeds": 2}}
+    }
+    found = {"weighted": {"10": arms, "2": few}, "compared_with": {"10": "k1-unweighted", "2": "k1-reward"}}
+    monkeypatch.setattr(experiments, "_numbers", lambda _: found)
+    lines = experiments.weighted().splitlines()
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [
+        ["| 10", "`k1-prefix-bounded`", "`k1-unweighted`"],
+        ["| 2", "`k1-prefix-bounded`", "`k1-reward`"],
+    ]
+    assert [line.split(" | ")[4] for line in lines[2:]] == ["no value", "+1.000 ± 0.1 (2 seeds)"]
+    assert {line.count("|") for line in lines} == {9}
+
+
+def test_a_long_verdict_counts_the_sentences_that_decide_it(script):
+    """Those of the paper; all of them if none is from a paper."""
+    checks = [Check("a", "1", holds=False), Check("b", "1", holds=True), Check("(ours) c", "1", holds=False)]
+    saved = lambda checks: {"result": "x", "verdict": "y" * 999, "checks": [asdict(check) for check in checks]}
+    short = script("results")._short
+    assert short(saved(checks)) == "differs: 1 of 2 sentences, below"
+    assert short(saved(checks[2:])) == "differs: 1 of 1 sentences, below"
