@@ -26,5 +26,5 @@ def test_the_evaluations_of_both_arms_are_in_the_error_of_their_gap(arm, tmp_pat
             writer.writerows(rows)
     claim = "k1 in the reward at β = 0.03 answers more right than no KL"
     before, after = (fig7_frontier.run(s)["gaps"][claim] for s in (Settings(), Settings(measured=str(tmp_path))))
-    assert after["difference"] == before["difference"]
+    assert after["difference"] == pytest.approx(before["difference"], rel=1e-9)  # fits differ in their last digits
     assert after["error"] > 2 * before["error"]
