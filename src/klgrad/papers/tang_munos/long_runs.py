@@ -182,7 +182,7 @@ def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
     if other == NONE:
         claim = f"(ours) at equal KL, {WORDS[one]} answers more right than no KL"
         return _judged(claim, gap, exceeds_over_seeds)
-    claim = f"(ours) at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within a twentieth"
+    claim = f"(ours) at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within 0.05"
     return _judged(claim, gap, lambda name, found: equal_over_seeds(name, found, MARGIN))
 
 

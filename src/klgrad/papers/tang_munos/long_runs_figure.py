@@ -49,4 +49,4 @@ def _over_kl(numbers: Numbers, axis: Any) -> None:
     for arm, (_, colour, mark) in LABELS.items():
         own = [point for point in numbers["points"] if point["name"] == arm]
         axis.plot([p["kl"] for p in own], [p["correct_in"] for p in own], mark, ms=4, color=colour, mfc="none", lw=0)
-    axis.set(xlabel="KL(π‖ref) per completion, nats", title="right answers over the KL, every evaluation")
+    axis.set(xlabel="KL(π‖ref) per completion, nats", title="right answers over the KL")
