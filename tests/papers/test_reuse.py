@@ -68,7 +68,7 @@ def test_the_end_is_counted_in_batches_and_not_in_updates(tmp_path):
     ("arm", "end", "fails"),
     [
         (("klgrad", 8), 0.95, ("8 uses",)),
-        (("klgrad", 4), 0.72, ("4 uses end nearer than 2", "half of the completions are nearer than 1", "4 uses answer")),
+        (("klgrad", 4), 0.72, ("4 uses end nearer than 2", "completions are nearer than 1", "4 uses answer")),
         (("klgrad", 1), 1.0, ("1 use ends as near",)),
         (("trl-jsd", 1), 0.55, ("2 uses end nearer than TRL", "4 uses end nearer than TRL", "TRL's trainer with all",
                                 "4 uses answer more right than TRL")),
