@@ -4,8 +4,10 @@ A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model
 number of completions in every arm, and judged on held-out prompts by exact KLs (`Judge`).
 """
 
+import time
 from pathlib import Path
 
+import torch
 from judge import Judge
 from packed import Job, Row
 
@@ -27,7 +29,11 @@ COMMON = {
 
 
 def train(job: Job, folder: Path) -> list[Row]:
-    """Train one student, and return its evaluations, after every `EVERY` updates or as many as the job says."""
+    """Train one student, and return its evaluations, after every `EVERY` updates or as many as the job says.
+
+    Their `seconds` are those of training so far, without evaluations. Jobs that share a GPU slow each other down, so
+    they compare only with those of jobs that ran beside as many others.
+    """
     import fused_layers
     import graph_sampling
     import shared_prompts
@@ -41,14 +47,35 @@ def train(job: Job, folder: Path) -> list[Row]:
     graph_sampling.install(trainer)
     shared_prompts.install(trainer)
     judge = Judge(trainer, evaluator, on_reference=True)
-    every, rows = job.settings.get("every", EVERY), []
+    every, rows, clock = job.settings.get("every", EVERY), [], TrainingClock()
 
     def evaluate() -> None:
         step = trainer.state.global_step
         if step % every == 0 and (not rows or rows[-1]["update"] != step):
-            rows.append({"update": step, **judge(seed=1000 + step)})
+            clock.stop()
+            rows.append({"update": step, "seconds": round(clock.seconds, 2), **judge(seed=1000 + step)})
+            clock.start()
 
     evaluate()
     trainer.after_update = [evaluate]
     trainer.train()
     return rows
+
+
+class TrainingClock:
+    """Counts the seconds between `start` and `stop`; it has not started."""
+
+    def __init__(self) -> None:
+        self.seconds, self._since = 0.0, None
+
+    def start(self) -> None:
+        """Go on counting."""
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Stop counting, when the GPU has finished what was asked of it."""
+        if self._since is None:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds, self._since = self.seconds + time.perf_counter() - self._since, None

@@ -3,18 +3,21 @@
 Sampling takes most of the time of on-policy distillation, and the exact KL of a token needs no importance weights on
 completions of an earlier student. So every arm has 40 batches of 256 completions, and uses each batch for 1,
 2, 4 or 8 updates, at several learning rates, which are constant or fall to 0 by a cosine. `sweep` trains every setting
-with one seed, and `seeds` the best setting of each number of uses with two more. The student, the teacher and the
-evaluation are those of `exp_fig8.py`; TRL's trainer with the same completions is in `bench_distill.py`.
+with one seed, and `seeds` the best setting of each number of uses with two more. `trl` and `trl-seeds` do the same with
+TRL's own trainer, which uses each batch once, for three divergences. The student, the teacher and the evaluation are
+those of `exp_fig8.py` in all parts.
 
     python benchmarks/exp_reuse.py sweep MODEL
 
-Results: src/klgrad/papers/recorded/reuse_sweep.csv and reuse_seeds.csv.
+Results: src/klgrad/papers/recorded/reuse_sweep.csv, reuse_seeds.csv and reuse_trl.csv.
 """
 
 import argparse
 import math
 import sys
+from typing import Any
 
+import trl_distill_runs
 from distill_runs import COMMON, EVERY, LAYERS, UPDATES, train
 from exp_stale_distill import create_student
 from experiment import command
@@ -37,27 +40,60 @@ def sweep(given: argparse.Namespace) -> list[Job]:
 
 def seeds(given: argparse.Namespace) -> list[Job]:
     """The setting with the lowest last KL per token, of each number of uses, with two more seeds."""
-    last = [row for row in read(given.out / "reuse_sweep.csv") if int(row["update"]) == UPDATES * int(row["uses"])]
-    last = [row for row in last if math.isfinite(float(row["kl_per_token"]))]
-    last.sort(key=lambda row: -float(row["kl_per_token"]))
-    best = {int(row["uses"]): (float(row["learning_rate"]), row["schedule"]) for row in last}  # the lowest is set last
+    best = {int(uses): setting for uses, setting in _best(given, "reuse_sweep.csv", "uses").items()}
     return [_job(given, uses, *best[uses], seed) for seed in SEEDS for uses in USES if uses in best]
+
+
+def trl_sweep(given: argparse.Namespace) -> list[Job]:
+    """Every setting of TRL's trainer with one seed."""
+    trainers = trl_distill_runs.BETAS
+    return [_trl_job(given, name, rate, schedule, 0) for rate in RATES for schedule in SCHEDULES for name in trainers]
+
+
+def trl_seeds(given: argparse.Namespace) -> list[Job]:
+    """The best setting of each of its divergences, by the same rule, with two more seeds."""
+    best = _best(given, "reuse_trl.csv", "trainer")
+    return [_trl_job(given, name, *best[name], seed) for seed in SEEDS for name in best]
+
+
+def _best(given: argparse.Namespace, file: str, kind: str) -> dict[str, tuple[float, str]]:
+    """Rate and schedule with the lowest last KL per token, of each kind, from the first seed."""
+    last = [row for row in read(given.out / file) if int(row["update"]) == UPDATES * int(row["uses"])]
+    last = [row for row in last if row["seed"] == "0" and math.isfinite(float(row["kl_per_token"]))]
+    last.sort(key=lambda row: -float(row["kl_per_token"]))
+    return {row[kind]: (float(row["learning_rate"]), row["schedule"]) for row in last}  # the lowest is set last
 
 
 def _job(given: argparse.Namespace, uses: int, rate: float, schedule: str, seed: int) -> Job:
     label = {"uses": uses, "learning_rate": f"{rate:g}", "schedule": schedule, "seed": seed, "every": EVERY * uses}
-    chosen = {**COMMON, "max_steps": UPDATES * uses, "num_iterations": uses, "num_generations": OF_A_PROMPT}
-    chosen |= {"learning_rate": rate, "lr_scheduler_type": schedule, "seed": seed}
-    chosen |= {"teacher": given.model, "model": f"{given.model}:{LAYERS}"}
-    flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
     name = f"{uses}_{rate:g}_{schedule}_{seed}"
-    return Job(name, {"job": name, **label}, [*flags, *TERM.split()])
+    return Job(name, {"job": name, **label}, _flags(given, uses, rate, schedule, seed))
+
+
+def _trl_job(given: argparse.Namespace, trainer: str, rate: float, schedule: str, seed: int) -> Job:
+    """The flags are those of the arm that uses each batch once; `trl_distill_runs` takes from them what TRL has."""
+    label = {"trainer": trainer, "uses": 1, "learning_rate": f"{rate:g}", "schedule": schedule, "seed": seed}
+    name = f"{trainer}_{rate:g}_{schedule}_{seed}"
+    return Job(name, {"job": name, **label, "every": EVERY}, _flags(given, 1, rate, schedule, seed))
+
+
+def _flags(given: argparse.Namespace, uses: int, rate: float, schedule: str, seed: int) -> list[str]:
+    chosen: dict[str, Any] = {**COMMON, "max_steps": UPDATES * uses, "num_iterations": uses}
+    chosen |= {"num_generations": OF_A_PROMPT, "learning_rate": rate, "lr_scheduler_type": schedule, "seed": seed}
+    chosen |= {"teacher": given.model, "model": f"{given.model}:{LAYERS}"}
+    return [*(str(x) for name, value in chosen.items() for x in (f"--{name}", value)), *TERM.split()]
 
 
 jobs = sweep
 """What `--help` and the tests of settings see."""
+PARTS = {
+    "sweep": (sweep, train, "reuse_sweep.csv"),
+    "seeds": (seeds, train, "reuse_seeds.csv"),
+    "trl": (trl_sweep, trl_distill_runs.train, "reuse_trl.csv"),
+    "trl-seeds": (trl_seeds, trl_distill_runs.train, "reuse_trl.csv"),
+}
 
 if __name__ == "__main__":
-    parts = {"sweep": sweep, "seeds": seeds}
-    part = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in parts else "sweep"
-    command(__doc__, parts[part], train, f"reuse_{part}.csv", create_student)
+    part = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in PARTS else "sweep"
+    made, work, file = PARTS[part]
+    command(__doc__, made, work, file, create_student)

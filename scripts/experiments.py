@@ -12,6 +12,7 @@ from klgrad.papers.own.discount_gradients import BATCH, BIAS, COSINE, STUDENTS, 
 from klgrad.papers.recorded_runs import ENOUGH_ERRORS, ENOUGH_SEEDS, counts
 from klgrad.papers.study import Check, Numbers
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
+from klgrad.papers.tang_munos.long_runs import LAST as LONG_LAST, WORDS as LONG_ARMS
 
 AGES = ("lag-4", "lag-16", "reuse-4", "reuse-16")
 """Completions that are that many updates old, or that are used for so many updates."""
@@ -267,6 +268,79 @@ def rethinking() -> str:
         cells = " | ".join(_with_error(found[column]) if found else "" for column in shown)
         lines.append(f"| {rate} | `{arm}` | {ended} | {cells} | {stopped} | {skipped} |")
     return "\n".join([*lines, ""])
+
+
+def long_runs() -> str:
+    """Every arm of the long runs early and at the end, with the growth of its KL between the last two evaluations."""
+    lines = [
+        "| arm | updates | seeds | KL(π‖ref) per completion | its growth from 270 to 300 | right answers | "
+        "out of domain | entropy per token | tokens | collapsed | stopped | skipped updates |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    numbers = _numbers("tang-munos/long-runs")
+    columns = ("kl_per_sequence", "correct_in", "correct_out", "entropy_per_token", "length")
+    for arm, update in ((arm, update) for arm in LONG_ARMS if arm in numbers["failures"] for update in numbers["at"]):
+        if (found := numbers["at"][update].get(arm)) is None:
+            continue
+        kl, *others = (_with_error(found[column]) for column in columns)
+        last, failed = update == str(LONG_LAST), numbers["failures"][arm]
+        growth, fates = ("", ["", ""]) if not last else (_signed(numbers["growth"].get(arm)), _fates(failed))
+        cells = [kl, growth, *others, *fates, f"{found['skipped_updates']['mean']:.2g}"]
+        lines.append(f"| `{arm}` | {update} | {found['correct_in']['seeds']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _fates(failed: dict[str, int]) -> list[str]:
+    return [str(failed[kind]) for kind in ("collapsed", "stopped")]
+
+
+def long_pairs() -> str:
+    """The difference of any two arms of the long runs, early, at the end and at equal KL; bold if it counts."""
+    lines = [
+        "| difference | right answers at 60 | at 300 | KL at 60 | at 300 | right answers at equal KL |",
+        "|---|---|---|---|---|---|",
+    ]
+    numbers = _numbers("tang-munos/long-runs")
+    for pair, columns in numbers["pairs"].items():
+        one, other = pair.split()
+        cells = [_signed(found) for at in columns.values() for found in at.values()]
+        cells.append(_signed(numbers["equal_kl"][pair]))
+        lines.append(f"| `{one}` less `{other}` | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def reuse() -> str:
+    """Every arm of the experiment on reused completions at its best setting, after its last update."""
+    lines = [
+        "| trainer | uses | rate | schedule | seconds | seeds | KL(student‖teacher) per token | "
+        "KL(teacher‖student) per token | right answers | entropy per token | tokens |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    numbers = _numbers("klgrad/reuse")
+    for arm, found in sorted(numbers["end"].items()):
+        (trainer, uses), (rate, schedule) = arm.split(), numbers["settings"][arm].split()
+        seconds = "" if found["seconds"] is None else _with_error(found["seconds"])
+        lines.append(f"| `{trainer}` | {uses} | {rate} | {schedule} | {seconds} | {_distilled(found)} |")
+    return "\n".join([*lines, ""])
+
+
+def reuse_sweep() -> str:
+    """The last KL on the student's completions of every setting with the first seed; the best of an arm in bold."""
+    numbers = _numbers("klgrad/reuse")
+    columns = sorted({setting for found in numbers["sweep"].values() for setting in found}, key=_by_rate)
+    lines = [f"| trainer | uses | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    for arm, found in sorted(numbers["sweep"].items()):
+        shown = {setting: f"{kl:.3f}" for setting, kl in found.items()}
+        best = numbers["settings"][arm]
+        cells = [f"**{shown[best]}**" if setting == best else shown.get(setting, "") for setting in columns]
+        trainer, uses = arm.split()
+        lines.append(f"| `{trainer}` | {uses} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _by_rate(setting: str) -> tuple[str, float]:
+    rate, schedule = setting.split()
+    return schedule, float(rate)
 
 
 def checks_of(name: str) -> str:

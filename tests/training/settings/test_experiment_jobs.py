@@ -12,9 +12,10 @@ pytest.importorskip("trl")
 from klgrad.papers.asyncopd import stale_distillation, stale_distillation_figure
 from klgrad.papers.comedy import asynchronous, asynchronous_figure
 from klgrad.papers.distillation_runs import LAST, QUESTIONS
-from klgrad.papers.own import discount, discount_gradients
+from klgrad.papers.own import discount, discount_gradients, reuse, reuse_figure
+from klgrad.papers.recorded_runs import ENOUGH_SEEDS
 from klgrad.papers.rethinking import language_model, language_model_figure
-from klgrad.papers.tang_munos import fig7_frontier
+from klgrad.papers.tang_munos import fig7_frontier, long_runs, long_runs_figure
 from klgrad.training.data.run_data import data_of
 from klgrad.training.settings.parse import parse
 
@@ -74,6 +75,28 @@ def test_the_studies_know_the_arms_of_the_experiments_with_a_reward(monkeypatch)
     assert (language_model.LAST, language_model.EVERY) == (rethought.UPDATES, rethought.EVERY)
     assert set(frontier.ARMS) <= set(fig7_frontier.ARMS)
     assert fig7_frontier.LAST == frontier.UPDATES
+
+
+def test_the_study_of_long_runs_knows_its_arms_and_evaluations(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    script = importlib.import_module("exp_long")
+    assert set(long_runs.WORDS) == set(long_runs_figure.LABELS) == set(script.ARMS)
+    evaluated = range(0, script.UPDATES + 1, script.EVERY)
+    assert long_runs.EARLY in evaluated
+    assert list(evaluated)[-2:] == [long_runs.BEFORE_LAST, long_runs.LAST]
+    assert len(script.SEEDS) >= ENOUGH_SEEDS
+
+
+def test_the_study_of_reuse_knows_its_arms_and_evaluations(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    script, runs = map(importlib.import_module, ("exp_reuse", "distill_runs"))
+    given = argparse.Namespace(model=tmp_path)
+    jobs = [*script.sweep(given), *script.trl_sweep(given)]
+    assert {reuse.arm_of({key: str(x) for key, x in job.settings.items()}) for job in jobs} == set(reuse_figure.ARMS)
+    assert len({job.name for job in jobs}) == len(jobs)
+    assert runs.UPDATES == reuse.BATCHES
+    assert reuse.HALF in range(0, runs.UPDATES, runs.EVERY)
+    assert runs.COMMON["per_device_train_batch_size"] == reuse_figure.COMPLETIONS
 
 
 def test_the_questions_of_an_evaluation(monkeypatch, tmp_path):

@@ -1,0 +1,193 @@
+"""With the same sampled completions, several updates with each batch bring a student nearer to its teacher than one
+update, and than TRL's own trainer at its best settings.
+
+The exact KL of a token needs no importance weights on completions of an earlier student, so a batch can be used again.
+A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with 40 batches of 256 completions,
+each used for 1, 2, 4 or 8 updates. TRL's trainer uses a batch once; it has the same student, prompts and evaluation,
+with three divergences. Every arm has the rate and the schedule that were best with its first seed, by the KL on the
+student's completions. Design, tables and limits: docs/experiments.md.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..distillation_runs import COLUMNS, OWN, RIGHT, TEACHERS, excess_of, finite_rows
+from ..recorded_runs import (
+    Found,
+    Row,
+    at_start,
+    below_if_run,
+    difference_if_run,
+    equal_over_seeds,
+    exceeds_if_run,
+    grouped,
+    over_seeds,
+    provenance,
+)
+from ..study import Check, Experiment, Numbers, Settings
+from .reuse_figure import draw as draw
+
+SCRIPT = "exp_reuse.py"
+TRL = Experiment("reuse_trl.csv", SCRIPT, ("trl", "trl-seeds"))
+EXPERIMENT = Experiment(
+    "reuse_sweep.csv", SCRIPT, ("sweep",), also=(Experiment("reuse_seeds.csv", SCRIPT, ("seeds",)), TRL)
+)
+BATCHES, HALF = 40, 20
+"""Of completions: those of a whole run, and those at which a run is compared with whole ones."""
+FIRST_SEED = "0"
+ONCE, TWICE, FOUR, EIGHT = (f"klgrad {uses}" for uses in (1, 2, 4, 8))
+MEASURES = {OWN: "on the student's completions", TEACHERS: "on the teacher's completions"}
+NEARER = {
+    "2 uses end nearer than 1": (ONCE, TWICE),
+    "4 uses end nearer than 1": (ONCE, FOUR),
+    "8 uses end nearer than 1": (ONCE, EIGHT),
+    "4 uses end nearer than 2": (TWICE, FOUR),
+    "8 uses end nearer than 4": (FOUR, EIGHT),
+}
+"""The arm that should end farther from the teacher, and the one that should end nearer."""
+REUSED = {"2": TWICE, "4": FOUR, "8": EIGHT}
+CLOSE = 0.1
+"""Two KLs are close if they differ by less than this share."""
+TWICE_AS_LONG = 1.0
+"""More, as a share."""
+
+
+def run(settings: Settings) -> Numbers:
+    """Every setting of the first seed, and every arm at its best setting: at the end, halfway and over batches."""
+    rows = _rows(settings)
+    best = {arm: setting for arm, group in grouped(rows, arm_of).items() if (setting := _best(group))}
+    kept = [row for row in rows if setting_of(row) == best.get(arm_of(row))]
+    arms = grouped(kept, arm_of)
+    return {
+        "made": provenance(rows),
+        "start": {column: at_start(rows, column) for column in COLUMNS},
+        "settings": best,
+        "sweep": _sweep(rows),
+        "end": _at(arms, BATCHES),
+        "half": _at(arms, HALF),
+        "paths": {arm: _path(group) for arm, group in arms.items()},
+    }
+
+
+def _rows(settings: Settings) -> list[Row]:
+    """The evaluations of all files that are there; those of TRL's trainer may not have been made."""
+    found = finite_rows(EXPERIMENT, settings)
+    for other in EXPERIMENT.also:
+        try:
+            found += finite_rows(other, settings)
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def arm_of(row: Row) -> str:
+    """Whose trainer it is, with the divergence for TRL's, and the uses of each batch."""
+    return f"{row.get('trainer') or 'klgrad'} {row['uses']}"
+
+
+def setting_of(row: Row) -> str:
+    """Learning rate and schedule."""
+    return f"{row['learning_rate']} {row['schedule']}"
+
+
+def batches_of(row: Row) -> int:
+    """How many batches of completions were sampled up to this evaluation."""
+    return int(row["update"]) // int(row["uses"])
+
+
+def _best(rows: list[Row]) -> str | None:
+    """The setting that ends nearest with the first seed; None if no run of that seed has ended."""
+    ended = [row for row in rows if row["seed"] == FIRST_SEED and batches_of(row) == BATCHES]
+    return setting_of(min(ended, key=lambda row: float(row[OWN]))) if ended else None
+
+
+def _sweep(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """The last KL on the student's completions with the first seed, by arm and setting."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["seed"] == FIRST_SEED and batches_of(row) == BATCHES:
+            found.setdefault(arm_of(row), {})[setting_of(row)] = float(row[OWN])
+    return found
+
+
+def _at(arms: dict[str, list[Row]], batches: int) -> Numbers:
+    """All columns of every arm after so many batches, with the seconds of training."""
+    found = {}
+    for arm, group in arms.items():
+        if here := [row for row in group if batches_of(row) == batches]:
+            found[arm] = {column: over_seeds(here, column) for column in COLUMNS} | {"seconds": _seconds(here)}
+    return found
+
+
+def _seconds(rows: list[Row]) -> Found | None:
+    """None if a run was not timed."""
+    return over_seeds(rows, "seconds") if all(row.get("seconds") for row in rows) else None
+
+
+def _path(rows: list[Row]) -> dict[str, list[Any]]:
+    """Both KLs of an arm over the batches, with its updates and mean seconds."""
+    found: dict[str, list[Any]] = {name: [] for name in ("batches", "updates", "seconds", OWN, TEACHERS)}
+    for batches in sorted({batches_of(row) for row in rows}):
+        here = [row for row in rows if batches_of(row) == batches]
+        seconds = _seconds(here)
+        found["batches"].append(batches)
+        found["updates"].append(int(here[0]["update"]))
+        found["seconds"].append(seconds["mean"] if seconds else None)
+        for column in (OWN, TEACHERS):
+            found[column].append(over_seeds(here, column))
+    return found
+
+
+def nearest_of_trl(end: Numbers, column: str) -> str | None:
+    """The arm of TRL's trainer with the lowest mean; None without runs of it."""
+    trl = [arm for arm in end if arm.startswith("trl")]
+    return min(trl, key=lambda arm: end[arm][column]["mean"]) if trl else None
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """Sentences by completions, by both KLs; then by right answers, by half of the completions, and by seconds."""
+    found = [each for measure, words in MEASURES.items() for each in _by_one_kl(numbers["end"], measure, words)]
+    return [*found, *_right_answers(numbers["end"]), *_with_half(numbers), *_by_seconds(numbers["end"])]
+
+
+def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
+    at = lambda arm: _of(end, arm, measure)
+    for claim, (farther, nearer) in NEARER.items():
+        yield exceeds_if_run(f"{claim}, {words}", difference_if_run(at(farther), at(nearer)))
+    trl = at(nearest_of_trl(end, measure))
+    for uses, arm in REUSED.items():
+        yield exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", difference_if_run(trl, at(arm)))
+    claim = f"1 use ends as near as TRL's reverse KL, within a tenth, {words}"
+    once, same = at(ONCE), at("trl-reverse 1")
+    if once and same:
+        yield equal_over_seeds(claim, excess_of(once, same), CLOSE)
+    else:
+        yield exceeds_if_run(claim, None)
+
+
+def _right_answers(end: Numbers) -> Iterator[Check]:
+    four, once = _of(end, FOUR, RIGHT), _of(end, ONCE, RIGHT)
+    trl = [found for arm in end if arm.startswith("trl") and (found := _of(end, arm, RIGHT))]
+    yield exceeds_if_run("4 uses answer more right than 1", difference_if_run(four, once))
+    most = max(trl, key=lambda found: found["mean"]) if trl else None
+    yield exceeds_if_run("4 uses answer more right than TRL's trainer", difference_if_run(four, most))
+
+
+def _with_half(numbers: Numbers) -> Iterator[Check]:
+    half, end = _of(numbers["half"], FOUR, OWN), numbers["end"]
+    others = {"1 use": ONCE, "TRL's trainer": nearest_of_trl(end, OWN)}
+    for words, arm in others.items():
+        claim = f"4 uses of half of the completions are nearer than {words} with all, {MEASURES[OWN]}"
+        yield exceeds_if_run(claim, difference_if_run(_of(end, arm, OWN), half))
+
+
+def _by_seconds(end: Numbers) -> Iterator[Check]:
+    four, once, trl = (_of(end, arm, "seconds") for arm in (FOUR, ONCE, nearest_of_trl(end, OWN)))
+    longer = excess_of(four, once) if four and once else None
+    yield below_if_run("4 uses take less than twice the seconds of 1", longer, TWICE_AS_LONG)
+    yield exceeds_if_run("4 uses take fewer seconds than TRL's trainer", difference_if_run(trl, four))
+
+
+def _of(found: Numbers, arm: str | None, column: str) -> Found | None:
+    """A column of an arm; None for an arm without runs, and for seconds that were not taken."""
+    return found[arm][column] if arm in found else None

@@ -1,0 +1,55 @@
+"""The figure of `reuse`: both KLs over completions, over updates and over seconds."""
+
+from typing import TYPE_CHECKING, Any
+
+from ...support.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
+from ..study import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMPLETIONS = 256
+"""Of one batch."""
+ARMS = {
+    "klgrad 1": ("1 use", SKY, "-"),
+    "klgrad 2": ("2 uses", BLUE, "-"),
+    "klgrad 4": ("4 uses", GREEN, "-"),
+    "klgrad 8": ("8 uses", ORANGE, "-"),
+    "trl-reverse 1": ("TRL, reverse KL", BLACK, "--"),
+    "trl-jsd 1": ("TRL, JSD", PURPLE, "--"),
+    "trl-forward 1": ("TRL, forward KL", GREY, "--"),
+}
+"""Label, colour and line of an arm."""
+ROWS = {
+    "kl_per_token": "KL(student‖teacher) per token,\non the student's completions, nats",
+    "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions, nats",
+}
+OVER = {"batches": "sampled completions", "updates": "updates", "seconds": "seconds of training, on a shared GPU"}
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Means over seeds after the first evaluation, with bars of one standard error; what has no runs is left out."""
+    figure.set_size_inches(14, 8.4)
+    axes = figure.subplots(len(ROWS), len(OVER), sharey="row", sharex="col")
+    for (column, label), row in zip(ROWS.items(), axes, strict=True):
+        for (over, _), axis in zip(OVER.items(), row, strict=True):
+            _lines(numbers["paths"], column, over, axis)
+        row[0].set(ylabel=label, yscale="log")
+        for formatter in (row[0].yaxis.set_major_formatter, row[0].yaxis.set_minor_formatter):
+            formatter("{x:g}")
+        row[0].tick_params(which="both", labelsize=8)
+    for axis, name in zip(axes[-1], OVER.values(), strict=True):
+        axis.set_xlabel(name)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=len(ARMS), loc="outside lower center", fontsize=8.5)
+
+
+def _lines(paths: dict[str, Any], column: str, over: str, axis: Any) -> None:
+    """Without the evaluation before training, whose KL is several times as large."""
+    for arm, (label, colour, line) in ARMS.items():
+        if (path := paths.get(arm)) is None or None in path[over]:
+            continue
+        x = [value * (COMPLETIONS if over == "batches" else 1) for value in path[over][1:]]
+        mean, error = ([each[name] for each in path[column][1:]] for name in ("mean", "error"))
+        axis.errorbar(x, mean, yerr=error, fmt=line, marker="o", ms=4, color=colour, label=label, lw=1.4, capsize=2)
+    if not axis.lines:
+        axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")

@@ -1,0 +1,136 @@
+"""The study of long runs, on made-up runs: what it concludes, and from which rows."""
+
+import json
+
+import pytest
+from papers.made_up_rl_runs import run, write
+
+from klgrad.papers import Settings, reproduce
+from klgrad.papers.study import Study
+from klgrad.papers.tang_munos import long_runs as study
+
+UPDATES = tuple(range(0, 301, 30))
+ENDS = {"k3-loss": (0.1, 2.0), "k1-reward": (0.1, 4.0), "k2-loss": (0.1, 3.0), "none": (0.08, 9.0)}
+"""Right answers rise with the root of the KL, by this factor, and the KL evenly to this."""
+GROWS = "(ours) the KL of k3 as loss still grows from 270 to 300 updates"
+SETTLED = "(ours) the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
+ORDER = "(ours) the order of right answers at 60 updates holds at 300"
+ORDER_OF_KL = "(ours) the order of KL at 60 updates holds at 300"
+ROUNDING = 1e-9
+"""Sums and fits of a few float64 numbers of the order of 1."""
+
+
+def made(ends=None, seeds=(0, 1, 2), left_out=()):
+    found = []
+    for arm, (slope, kl) in (ENDS | (ends or {})).items():
+        for seed in seeds if arm not in left_out else ():
+            label = {"arm": arm, "kl_coef": 0.0 if arm == "none" else 0.03, "learning_rate": 1e-05, "seed": seed}
+            found += run(label, slope * kl**0.5, kl, UPDATES)
+    return found
+
+
+def numbers(folder, rows):
+    write(folder / "long.csv", rows)
+    return json.loads(json.dumps(study.run(Settings(measured=str(folder)))))
+
+
+def verdicts(folder, rows):
+    checks = study.check(numbers(folder, rows))
+    return {check.claim: "holds" if check.holds else "differs" if check.decided else "open" for check in checks}
+
+
+def changed(rows, arm, updates, **factors):
+    """The rows, with columns of one arm times a factor at some updates."""
+    at = lambda row: row["arm"] == arm and row["update"] in updates
+    return [{**row, **{name: row[name] * x for name, x in factors.items()}} if at(row) else row for row in rows]
+
+
+def settled(rows):
+    return changed(rows, "k3-loss", (270,), kl_per_sequence=300 / 270 / 1.01)
+
+
+def test_runs_for_which_every_sentence_holds(tmp_path):
+    found = verdicts(tmp_path, settled(made()))
+    assert set(found.values()) == {"holds"}, {claim for claim in found if found[claim] != "holds"}
+    assert len(found) == 18
+
+
+def test_a_kl_that_grows_with_the_updates_has_not_settled(tmp_path):
+    found = verdicts(tmp_path, made())
+    assert (found[GROWS], found[SETTLED]) == ("holds", "differs")
+    growth = numbers(tmp_path, made())["growth"]["k3-loss"]
+    assert growth["difference"] == pytest.approx(1 / 9, rel=ROUNDING)
+
+
+def test_a_kl_that_stays_does_not_grow(tmp_path):
+    found = verdicts(tmp_path, changed(made(), "k3-loss", (270,), kl_per_sequence=300 / 270))
+    assert (found[GROWS], found[SETTLED]) == ("differs", "holds")
+
+
+@pytest.mark.parametrize(
+    ("column", "late"), [("correct_in", ORDER), ("kl_per_sequence", ORDER_OF_KL)], ids=["right", "KL"]
+)
+def test_an_arm_that_falls_behind_late_breaks_the_order_of_its_measure_alone(column, late, tmp_path):
+    found = verdicts(tmp_path, changed(made(), "none", (300,), **{column: 0.2}))
+    assert {claim: found[claim] for claim in (ORDER, ORDER_OF_KL)} == {
+        claim: "differs" if claim == late else "holds" for claim in (ORDER, ORDER_OF_KL)
+    }
+
+
+def test_pairs_that_do_not_differ_early_have_no_order(tmp_path):
+    same = dict.fromkeys(ENDS, (0.1, 2.0))
+    found = verdicts(tmp_path, changed(made(same), "none", (300,), correct_in=2))
+    assert (found[ORDER], found[ORDER_OF_KL]) == ("open", "open")
+
+
+def test_an_arm_that_ends_below_its_start_has_collapsed(tmp_path):
+    rows = changed(made(), "k2-loss", (300,), correct_in=0.2)
+    found, failures = verdicts(tmp_path, rows), numbers(tmp_path, rows)["failures"]
+    assert {arm: each["collapsed"] for arm, each in failures.items()} == {arm: 3 * (arm == "k2-loss") for arm in ENDS}
+    ends = {claim: verdict for claim, verdict in found.items() if "ends above its start" in claim}
+    assert ends == {claim: "differs" if "k2" in claim else "holds" for claim in ends}
+    assert found["(ours) k2 as loss answers more right at 300 updates than at 60"] == "differs"
+
+
+def test_a_run_that_stopped_has_collapsed(tmp_path):
+    rows = [row for row in made() if not (row["arm"] == "none" and row["seed"] == 0 and row["update"] > 120)]
+    found, failed = verdicts(tmp_path, rows), numbers(tmp_path, rows)["failures"]["none"]
+    assert failed == {"runs": 3, "collapsed": 0, "stopped": 1}
+    assert found["(ours) no KL ends above its start"] == "differs"
+    assert found[ORDER] == "open"  # two seeds are left
+
+
+def test_an_evaluation_that_is_not_finite_is_as_one_that_was_not_made(tmp_path):
+    rows = changed(made(), "k3-loss", (300,), kl_per_sequence=float("nan"))
+    assert numbers(tmp_path, rows)["failures"]["k3-loss"]["stopped"] == 3
+
+
+def test_right_answers_at_equal_kl(tmp_path):
+    """The slopes of k3 and k1 differ by 0.04, and both have had a KL of 2."""
+    rows = made({"k3-loss": (0.14, 2.0)})
+    gap = numbers(tmp_path, rows)["equal_kl"]["k3-loss k1-reward"]
+    assert gap["difference"] == pytest.approx(0.04 * 2**0.5, rel=ROUNDING)
+    assert gap["kl"] == pytest.approx(2, rel=ROUNDING)
+    equal = {claim: verdict for claim, verdict in verdicts(tmp_path, rows).items() if "equally" in claim}
+    assert equal == {claim: "differs" if "k3" in claim else "holds" for claim in equal}
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_nothing_is_decided_with_fewer_than_three_seeds(seeds, tmp_path):
+    assert set(verdicts(tmp_path, made(seeds=seeds)).values()) == {"open"}
+
+
+@pytest.mark.parametrize("arm", ENDS)
+def test_a_missing_arm_leaves_its_sentences_open(arm, tmp_path):
+    found = verdicts(tmp_path, settled(made(left_out=(arm,))))
+    expected = {claim for claim in found if study.WORDS[arm] in claim or "order" in claim}
+    assert {claim for claim, verdict in found.items() if verdict == "open"} == expected
+    assert {verdict for claim, verdict in found.items() if claim not in expected} == {"holds"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left_out", [(), ("k3-loss", "k2-loss")])
+def test_the_figure_is_drawn_with_all_arms_and_with_some(left_out, tmp_path):
+    write(tmp_path / "long.csv", made(left_out=left_out))
+    reproduce(Study("long", study), Settings(measured=str(tmp_path)), tmp_path)
+    assert (tmp_path / "long.png").read_bytes().startswith(b"\x89PNG")

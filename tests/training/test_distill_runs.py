@@ -1,0 +1,87 @@
+"""The runs of `benchmarks/exp_reuse.py`, by klgrad's trainer and by TRL's own: one student, one evaluation."""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from training.small import write_model
+
+pytest.importorskip("trl")
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SMALL = {
+    "per_device_train_batch_size": 8, "max_completion_length": 5, "max_steps": 4, "learning_rate": 3e-3,
+    "train_size": 32, "eval_size": 4, "use_cpu": "true", "bf16": "false",
+}  # fmt: skip
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    return importlib.import_module
+
+
+@pytest.fixture
+def runs(load, monkeypatch, tmp_path):
+    """The evaluations of a tiny student by a trainer's name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(load("exp_reuse"), "LAYERS", 2)
+    packed, given = load("packed"), argparse.Namespace(model=write_model(tmp_path / "model"))
+    changed = [str(x) for name, value in SMALL.items() for x in (f"--{name}", value)]
+
+    def made(trainer):
+        job = next(job for job in load("exp_reuse").trl_sweep(given) if job.settings["trainer"] == "trl-reverse")
+        small = packed.Job(job.name, {**job.settings, "trainer": trainer, "every": 2}, [*job.flags, *changed])
+        train = load("distill_runs" if trainer == "klgrad" else "trl_distill_runs").train
+        return train(small, tmp_path / trainer)
+
+    return made
+
+
+@pytest.mark.slow
+def test_both_trainers_begin_with_one_student_and_one_evaluation(runs):
+    own, trl = runs("klgrad"), runs("trl-reverse")
+    assert [[row["update"] for row in rows] for rows in (own, trl)] == [[0, 2, 4]] * 2
+    measures = own[0].keys() - {"seconds"}
+    assert {name: own[0][name] for name in measures} == {name: trl[0][name] for name in measures}
+    for rows in (own, trl):
+        assert 0 == rows[0]["seconds"] < rows[1]["seconds"] < rows[2]["seconds"]
+
+
+@pytest.mark.slow
+def test_the_evaluation_is_that_of_the_student_that_trl_trains(runs):
+    """KL(teacher‖student) is TRL's objective here, and has the same completions at every evaluation."""
+    start, *_, end = (row["forward_kl_per_token"] for row in runs("trl-forward"))
+    assert end < 0.99 * start
+
+
+def test_the_clock_counts_training_alone(load, monkeypatch):
+    now = iter([1.0, 3.5, 10.0, 11.0])
+    clock = load("distill_runs").TrainingClock()
+    monkeypatch.setattr(load("distill_runs").time, "perf_counter", lambda: next(now))
+    clock.stop()  # before the first evaluation nothing was trained
+    for _ in range(2):
+        clock.start()
+        clock.stop()
+    assert clock.seconds == 3.5
+
+
+@pytest.mark.parametrize(
+    ("part", "file", "kind", "names"),
+    [("seeds", "reuse_sweep.csv", "uses", ("4", "1")), ("trl_seeds", "reuse_trl.csv", "trainer", ("trl-reverse",))],
+)
+def test_more_seeds_have_the_best_rate_and_schedule_of_the_first(part, file, kind, names, load, tmp_path):
+    rows = []
+    for name in names:
+        uses = int(name) if kind == "uses" else 1
+        best = {"uses": uses, kind: name, "learning_rate": "0.0003", "schedule": "cosine", "seed": 0}
+        end = {"update": 40 * uses, "kl_per_token": 0.5}
+        other = {**best, "learning_rate": "0.001"}
+        rows += [{**best, **end}, {**best, "schedule": "constant", **end, "kl_per_token": 0.6}]
+        rows += [{**other, **end, "update": 10, "kl_per_token": 0.1}, {**other, **end, "kl_per_token": float("nan")}]
+        rows += [{**other, **end, "seed": 1, "kl_per_token": 0.1}]
+    load("harness").write(rows, tmp_path / file)
+    jobs = getattr(load("exp_reuse"), part)(argparse.Namespace(model=tmp_path, out=tmp_path))
+    assert [job.name for job in jobs] == [f"{name}_0.0003_cosine_{seed}" for seed in (1, 2) for name in names]
