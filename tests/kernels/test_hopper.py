@@ -5,7 +5,9 @@ kernels, and `test_gpu.py` runs them.
 """
 
 import importlib.util
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ if importlib.util.find_spec("triton.experimental") is None:
 from kernels import on_torch
 
 from klgrad.kernels import Head, plan, state, tile, weights
-from klgrad.kernels.hopper import choice, formula
+from klgrad.kernels.hopper import choice, formula, launch
 from klgrad.kernels.hopper.choice import Fused
 from klgrad.kernels.tile import LARGEST_KEPT, Kept
 
@@ -230,3 +232,24 @@ def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
         assert each.tile_bytes + each.kept_bytes <= plan.LEAN_BUDGET
     numbers, marks = 2 * 2 * plans[1].kept, 3 * 4 * plans[1].kept // tile.MARKED
     assert plans[1].kept_bytes == 8192 * (numbers + marks)
+
+
+def test_kernels_start_on_the_device_of_the_tensors(monkeypatch):
+    """Triton starts kernels on the current device, which may be another one."""
+    current, started = [], []
+
+    @contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, **options: started.append((current[-1], grid))
+
+    second = torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
+    launch._start(Kernel(), SimpleNamespace(hidden=SimpleNamespace(device=second)))
+    assert started == [(second, (132,))]

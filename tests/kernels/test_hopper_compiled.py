@@ -3,7 +3,6 @@
 A GPU checks their numbers: `test_gpu.py`.
 """
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -12,72 +11,78 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+
+from klgrad.kernels.hopper.models import Models
+from klgrad.kernels.tile import Kept
+
+triton = pytest.importorskip("triton")
+GPUTarget = pytest.importorskip("triton.backends.compiler").GPUTarget
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),  # Triton 3.9 announces a default of 3.10
 ]
 SHARED_MEMORY, REGISTERS = 227 * 1024, 64 * 1024
 """Of a multiprocessor of compute capability 9.0."""
 SPILLED = {"sums": 0, "sums, kept": 64, "gradient": 32}
 """Most bytes of a thread's stack with Triton 3.9; Triton 3.6 needs none."""
-POINTERS = {"targets": "*i64", "states": "*fp32", "picked": "*fp32", "numbers": "*fp32"}
-FLOATS = ("factor", "ref_factor", "tiny", "limit")
 
 
-def variant(name):
-    """The kernel, the types of its descriptors, and its constants."""
-    from klgrad.kernels.hopper import gradient, ring, sums
+class AbsentGPU:
+    """What Triton asks its driver before it compiles."""
 
-    given = {"WIDTH": ring.PART, "CONSUMER": ring.CONSUMER, "PRODUCER": ring.PRODUCER}
-    operands = {"h": ("bf16", ring.ROWS, ring.DEPTH), "w": ("bf16", ring.COLUMNS, ring.DEPTH)}
-    operands |= {f"{x}_ref": operands[x] for x in ("h", "w")}
-    out = lambda dtype: (dtype, ring.ROWS // 2, ring.COLUMNS)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_active_torch_device = staticmethod(lambda: torch.device("cpu"))
+    is_active = staticmethod(lambda: True)
+
+
+def start(name, tokens=300, vocabulary=1001):
+    """Call the function that starts a kernel."""
+    from klgrad.kernels.hopper import launch
+
+    new = lambda *shape, dtype=torch.bfloat16: torch.zeros(*shape, dtype=dtype)
+    operands = (new(tokens, 200), new(vocabulary, 200), new(tokens, 64), new(vocabulary, 64))
+    models = Models(*operands, (1.0, 0.7), new(tokens, dtype=torch.long), 0)
     if name == "gradient":
-        return gradient.gradient_kernel, operands | {"out": out("bf16")}, given | {"STAGES": gradient.STAGES}
-    if name == "sums":
-        return sums.sums_kernel, operands, given | {"larger": None, "apart": None, "STAGES": sums.STAGES, "KEEP": False}
-    kept = {"larger": out("fp16"), "apart": out("fp16")}
-    return sums.sums_kernel, operands | kept, given | {"STAGES": sums.KEEPING_STAGES, "KEEP": True}
+        launch.gradient(models, new(7, tokens, dtype=torch.float32), new(tokens, 1024)[:, :vocabulary])
+        return
+    room = lambda: new(tokens, 1008, dtype=torch.float16)[:, :vocabulary]
+    states, picked = new(9, 8, tokens, dtype=torch.float32), new(2, tokens, dtype=torch.float32)
+    launch.sums(models, states, picked, Kept(room(), room()) if name == "sums, kept" else None)
 
 
 @pytest.fixture(scope="module", params=SPILLED)
 def compiled(request, tmp_path_factory):
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon._runtime import GluonASTSource
-
     from klgrad.kernels.hopper import launch
 
-    kernel, descriptors, constants = variant(request.param)
-    kinds = POINTERS | dict.fromkeys(FLOATS, "fp32")
-    kinds |= {name: f"tensordesc<{d}[{m}, {n}],{launch.SHARED!r}>" for name, (d, m, n) in descriptors.items()}
-    names = [p.name for p in kernel.params]
-    signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
-    given = {(names.index(name),): value for name, value in constants.items()}
+    made = []
+    compile_only = lambda kernel, models, *given: made.append(kernel.warmup(*given, num_warps=4, grid=(132,)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        source = GluonASTSource(fn=kernel, signature=signature, constexprs=given)
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    return SimpleNamespace(asm=made.asm, metadata=made.metadata, constants=constants, name=request.param)
+        patch.setattr(launch, "_start", compile_only)
+        patch.setattr(triton.runtime.driver, "_active", AbsentGPU())  # reset_active() needs a GPU
+        start(request.param)
+    return SimpleNamespace(asm=made[0].asm, metadata=made[0].metadata, name=request.param)
 
 
 def test_it_fits_into_a_multiprocessor(compiled):
+    from klgrad.kernels.hopper import ring
+
     assert compiled.metadata.shared <= SHARED_MEMORY
     ptx = compiled.asm["ptx"]
     threads, at_start = (int(re.search(rf"\.{word} (\d+)", ptx)[1]) for word in ("reqntid", "maxnreg"))
     assert threads * at_start <= REGISTERS
     # One request for more than the groups have together, and setmaxnreg waits for ever.
-    consumer, producer = compiled.constants["CONSUMER"], compiled.constants["PRODUCER"]
+    consumer, producer = ring.CONSUMER, ring.PRODUCER
     asked = {int(x) for x in re.findall(r"setmaxnreg\.\S+\s+(\d+);", ptx)}
     assert {consumer, producer} <= asked
     assert 128 * (2 * consumer + producer) <= threads * at_start
 
 
 def test_next_to_nothing_is_spilled(compiled, tmp_path):
-    import triton
-
     file = tmp_path / "kernel.cubin"
     file.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
