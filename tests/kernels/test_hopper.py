@@ -210,14 +210,20 @@ def test_reference_of_another_dtype_falls_back(monkeypatch):
 
 
 def test_only_compute_capability_9_0(monkeypatch):
-    on_torch.install(monkeypatch, Fused.EVERYTHING)
-    monkeypatch.undo()
     for capability, expected in (((9, 0), True), ((8, 0), False), ((10, 0), False), ((9, 1), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         choice._runs.cache_clear()
         assert choice._runs(torch.device("cuda:0")) is expected
-    choice._runs.cache_clear()
     assert not choice._runs(torch.device("cpu"))
+    choice._runs.cache_clear()
+
+
+def test_not_on_amd(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    choice._runs.cache_clear()
+    assert not choice._runs(torch.device("cuda:0"))
+    choice._runs.cache_clear()
 
 
 def test_they_are_not_used_yet():

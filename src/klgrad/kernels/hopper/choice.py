@@ -2,6 +2,7 @@
 
 from enum import IntEnum
 from functools import cache
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -67,13 +68,15 @@ def _readable(operands: list[Tensor]) -> bool:
 @cache
 def _runs(device: torch.device) -> bool:
     """Whether the device has the instructions, and Triton a compiler for them."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0) and _importable()
+    if device.type != "cuda" or torch.version.hip is not None:  # some AMD GPUs say that they are 9.0 too
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0) and _importable()
 
 
 @cache
 def _importable() -> bool:
     try:
-        from . import launch
+        import_module(".launch", __package__)
     except (ImportError, AttributeError):  # no Triton, or one without the names of Gluon that are used
         return False
-    return launch is not None
+    return True
