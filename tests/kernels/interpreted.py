@@ -260,8 +260,8 @@ FAULTS = {
     ),
     "the series everywhere": ("near = tl.abs(d) < NEAR", "near = tl.abs(d) < 1e9", lambda: test_statistics("plain")),
     "the mark of the kernel's slice": (
-        "(columns // MARKED).to(tl.int64)",
-        "(columns * 0).to(tl.int64)",
+        "mark.to(tl.int64)",
+        "(mark * 0).to(tl.int64)",
         marked,
     ),
     "bans not counted": ("tl.where(d > BANNED, p, 0.0)", "0 * p", lambda: test_statistics("reference bans")),

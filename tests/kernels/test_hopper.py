@@ -7,6 +7,7 @@ kernels, and `test_gpu.py` runs them.
 import importlib.util
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +96,41 @@ def test_the_gradient_is_that_of_the_weights(output):
     gap = (z - z_ref - shift, z_ref - (finished.logsumexp[:, None] - shift))
     truth = weights.at_logits(numbers, log_p, gap, hit, None)
     SINGLE.check_vector(formula.logit_gradient.fn(z, z_ref, hit, numbers[:, :, None]), truth)
+
+
+FAULTS = {
+    "one series for both KLs": (
+        "forward = (square - reverse) - reverse * d",
+        "forward = square - reverse",
+        lambda: test_terms_are_those_of_a_state(0.4),
+    ),
+    "the series everywhere": (
+        "near = gl.abs(d) < 0.5",
+        "near = gl.abs(d) < 1e9",
+        lambda: test_terms_are_those_of_a_state(4.0),
+    ),
+    "differences kept whole": ("d - mean, d)", "d, d)", lambda: test_the_kept_pair_is_that_of_kept(0.4)),
+    "a above zero": ("gl.minimum(a, 0.0)", "a", lambda: test_a_maximum_above_zero_by_rounding_is_kept_as_zero()),
+    "no shift": ("(z - z_ref) - shift", "(z - z_ref)", lambda: test_the_gradient_is_that_of_the_weights("reverse_kl")),
+    "no target": ("gl.where(hit, w_logp, 0.0)", "0.0", lambda: test_the_gradient_is_that_of_the_weights("logp")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.usefixtures("on_cpu")
+def test_a_fault_is_caught(fault, tmp_path, monkeypatch):
+    sound, faulty, check = FAULTS[fault]
+    text = Path(formula.__file__).read_text(encoding="utf-8")
+    assert text.count(sound) == 1, "formula.py no longer has the line that this fault replaces"
+    (tmp_path / "faulty.py").write_text(text.replace(sound, faulty), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("faulty", tmp_path / "faulty.py")
+    broken = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(broken)
+    monkeypatch.setattr(broken, "gl", on_torch.GL)
+    monkeypatch.setattr(broken, "exp", torch.exp)
+    monkeypatch.setitem(globals(), "formula", broken)
+    with pytest.raises(AssertionError):
+        check()
 
 
 OPTIONS = {

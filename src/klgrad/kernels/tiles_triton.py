@@ -356,7 +356,11 @@ def _gradient_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    columns = part * SLICE + tl.arange(0, SLICE)
+    if MARKED > 0:  # one row for each mark, so that a thread loads few of them
+        within = tl.arange(0, SLICE // MARKED)
+        columns = part * SLICE + within[:, None] * MARKED + tl.arange(0, MARKED)[None, :]
+    else:
+        columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
     numbers = rows_ptr + row
     place = tl.load(places_ptr + row) if PLACES else row
@@ -371,10 +375,11 @@ def _gradient_kernel(
 
     if KEPT:
         if MARKED > 0:
-            state = states_ptr + (columns // MARKED).to(tl.int64) * slice_stride + row
-            top = tl.load(state, mask=live, other=0.0)
-            ref_top = tl.load(state + field_stride, mask=live, other=0.0)
-            mean = tl.load(state + 2 * field_stride, mask=live, other=0.0)
+            mark = part * (SLICE // MARKED) + within
+            state = states_ptr + mark.to(tl.int64) * slice_stride + row
+            top = tl.load(state, mask=mark * MARKED < width, other=0.0)[:, None]
+            ref_top = tl.load(state + field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
+            mean = tl.load(state + 2 * field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
         else:
             state = states_ptr + (first + part) * slice_stride + row
             top = tl.load(state)
