@@ -15,14 +15,15 @@ import torch
 from kernels.cases import agree, budget, check_gradient_of, confident, make
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-pytest.importorskip("triton")
-if importlib.util.find_spec("triton.experimental") is None:
-    pytest.skip("this Triton has no Gluon", allow_module_level=True)
+from klgrad.kernels import Head, plan, state, tile, weights
+from klgrad.kernels.hopper import choice
+
+if not choice._importable():
+    pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
 
 from kernels import on_torch
 
-from klgrad.kernels import Head, plan, state, tile, weights
-from klgrad.kernels.hopper import choice, formula, launch
+from klgrad.kernels.hopper import formula, launch
 from klgrad.kernels.hopper.choice import Fused
 from klgrad.kernels.tile import LARGEST_KEPT, Kept
 
