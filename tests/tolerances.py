@@ -40,6 +40,9 @@ SAME_STEPS = Tol(
 GPU_STEP = Tol(1e-4, 1e-7, "float32 on a GPU and on a CPU: a dozen products, each summed in another order")
 BFLOAT16 = Tol(5e-3, 1e-6, "a gradient rounded to bfloat16 twice, towards the logits and after the product: 2^-9 each")
 FLOAT16 = Tol(1e-3, 1e-6, "a gradient rounded to float16 twice: 2^-12 each")
+TENSOR_CORES = Tol(
+    5e-5, 1e-6, "products of 16-bit numbers that a tensor core adds up in float32, and sums over 128 entries"
+)
 KEPT = Tol(1e-2, 0.0, "logits kept in 16 bits, and a gradient rounded to bfloat16 twice: in all below one percent")
 NEAR_KL = Tol(1e-2, 0.0, "a KL of 1e-8 between float32 logits of size 1, each rounded at 1e-7: a percent at worst")
 FAR = Tol(1e-3, 0.0, "a KL of about 10 as the difference of two float32 numbers as large as the vocabulary")

@@ -5,6 +5,7 @@ Not collected by itself: `test_triton.py` runs it in a process of its own, where
 
 import importlib
 import os
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -19,6 +20,7 @@ from klgrad.kernels import (
     from_logits,
     reference,
     state,
+    tile as tiles,
     tiles_torch,
     tiles_triton,
     weights,
@@ -142,6 +144,28 @@ def test_gradient_overwrites_the_kept_logits(name):
     SINGLE.check_vector(found, truth)
 
 
+@pytest.mark.parametrize("width", [16, 19, 5])
+def test_gradient_from_logits_with_marks(width, monkeypatch):
+    """Kept logits that are relative to slices narrower than those of the kernel."""
+    narrow = 4
+    monkeypatch.setattr(tiles_triton, "MARKED", narrow)
+    monkeypatch.setattr(tiles, "MARKED", narrow)
+    one = tile(width=width)
+    room = lambda *shape: torch.full(shape, torch.nan)
+    kept = Kept(room(TOKENS, width), room(TOKENS, width), room(3, -(-width // narrow), TOKENS))
+    for columns in (range(i, min(i + narrow, width)) for i in range(0, width, narrow)):
+        a, b, sums = state.of_logits(one.raw[:, list(columns)], one.ref_raw[:, list(columns)])
+        part, mean = kept.cut(slice(0, TOKENS), columns), state.mean_difference(sums)
+        part.store(a, b, mean[:, None])
+        part.marks[:, 0] = torch.stack([sums[0], sums[3], mean])
+    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
+    rows = weights.per_token(finished, weights.Upstream(*ROWS.values()))
+    found, also = (torch.full((TOKENS, width), torch.nan) for _ in range(2))
+    for backend, out in ((tiles_triton, found), (tiles_torch, also)):
+        backend.gradient(replace(one, raw=None, ref_raw=None), rows, torch.empty(11, 0, TOKENS), 0, kept, out)
+        SINGLE.check_vector(out, gradient(tiles_torch, one, ROWS))
+
+
 @pytest.mark.parametrize("keep", [None, torch.float16], ids=["recomputed", "kept"])
 def test_gradient_in_half_precision(keep):
     one = tile(**TILES["both capped"])
@@ -210,6 +234,11 @@ def test_from_masked_logits():
     assert (gradient[~kept] == 0).all()
 
 
+def marked():
+    with pytest.MonkeyPatch.context() as patch:
+        test_gradient_from_logits_with_marks(16, patch)
+
+
 FAULTS = {
     "a masked row read": (
         "slice_stride + row\n    place = tl.load(places_ptr + row) if PLACES else row",
@@ -230,6 +259,11 @@ FAULTS = {
         lambda: test_nan_is_not_treated_as_a_ban({"bias": True}),
     ),
     "the series everywhere": ("near = tl.abs(d) < NEAR", "near = tl.abs(d) < 1e9", lambda: test_statistics("plain")),
+    "the mark of the kernel's slice": (
+        "mark.to(tl.int64)",
+        "(mark * 0).to(tl.int64)",
+        marked,
+    ),
     "bans not counted": ("tl.where(d > BANNED, p, 0.0)", "0 * p", lambda: test_statistics("reference bans")),
 }
 

@@ -8,6 +8,8 @@ from kernels.cases import agree, budget, check_gradient_of, compare, confident, 
 from tolerances import BFLOAT16, KEPT, SINGLE
 
 from klgrad.kernels import autograd as function, from_logits, reference
+from klgrad.kernels.hopper import choice
+from klgrad.kernels.hopper.choice import Fused
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +24,16 @@ MODES = {
 }
 
 
+@pytest.fixture(params=[Fused.NOTHING, Fused.EVERYTHING], ids=lambda fused: fused.name)
+def fused(request, monkeypatch):
+    """The kernels of Triton alone, and those for Hopper wherever they are possible."""
+    if request.param and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("there is no GPU of compute capability 9.0")
+    monkeypatch.setattr(choice, "USED", request.param)
+
+
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("doubt", [0.1, 0.01, 2e-3, 1e-4])
 def test_confident_tokens_far_from_the_reference(doubt, mode):
     """Policy probability 1 - doubt, a KL of about 11: an error below one percent, however much is kept."""
@@ -33,6 +44,7 @@ def test_confident_tokens_far_from_the_reference(doubt, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("fused")
 def test_confident_and_other_tokens_in_one_batch(mode):
     """Each kind of token by itself, so that the larger gradients do not hide the errors of the smaller ones."""
     sure, other = confident(1e-3, tokens=64, vocabulary=5000, size=64), make((64,), 5000, 64, entries=0)
@@ -43,9 +55,16 @@ def test_confident_and_other_tokens_in_one_batch(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"bias": True, "ref_bias": True}, {"policy": {"softcap": 4.0, "temperature": 0.7}}, {"paired": False}],
+    [
+        {},
+        {"entries": 0},
+        {"bias": True, "ref_bias": True},
+        {"policy": {"softcap": 4.0, "temperature": 0.7}},
+        {"paired": False},
+    ],
     ids=str,
 )
 def test_values_and_gradients(settings, mode):

@@ -22,9 +22,9 @@ MUTATIONS = {
     "temperature forgotten in the slope": (
         "head.py", "slope = self.scale / self.temperature", "slope = self.scale", checks.kept_with_cap),
     "kept differences without the tops": (
-        "tiles_torch.py", " + (top - states[3, first, :, None]) - shift", " - shift", checks.kept),
+        "tiles_torch.py", " + (top - ref_top) - shift", " - shift", checks.kept),
     "kept differences without the shift": (
-        "tiles_torch.py", ":, None]) - shift\n            pair", ":, None])\n            pair", checks.kept),
+        "tiles_torch.py", "ref_top) - shift\n            pair", "ref_top)\n            pair", checks.kept),
     "kept logits without their top": (
         "tiles_torch.py", "z = a + top", "z = a", checks.kept),
     "kept differences without their mean": (

@@ -45,6 +45,7 @@ VARIANTS = {
     "finite": {"FINITE": True, "BIAS": False, "REF_BIAS": False},
     "policy alone": {"PAIRED": False},
     "recomputed": {"KEPT": False, "KEEP": False},
+    "marks": {"MARKED": 128},
 }
 
 
@@ -63,7 +64,7 @@ def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     function = getattr(tiles_triton, kernel)
     limits = {"LIMIT": tile.LARGEST_KEPT, "TINY": 6e-5, "LOWEST": state.LOWEST, "BANNED": state.BANNED, "NEAR": 0.5}
-    given = {**SWITCHES, **limits, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE}
+    given = {**SWITCHES, **limits, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE, "MARKED": 0}
     names = [p.name for p in function.params]
     constants = {name: value for name, value in (given | VARIANTS[variant]).items() if name in names}
     kinds = {

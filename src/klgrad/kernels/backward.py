@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .forward import Scan
+from .hopper import passes
 from .inputs import Inputs
 from .project import add_product, product
 from .tile import Tile
@@ -60,14 +61,18 @@ def _chunk(inputs: Inputs, rows: slice, seen: Scan, numbers: Tensor, others: Ten
     parts = len(recomputed) + (seen.kept is not None)
     to_hidden = None if total.hidden is None else total.hidden[rows]
     hidden_sum = to_hidden if to_hidden is None or parts == 1 else inputs.new(*to_hidden.shape)
-    buffers = inputs.buffers() if recomputed else []
+    fused = inputs.fused
+    buffers = inputs.buffers() if any(t.start < fused.start for t in recomputed) else []
     room = inputs.new(count, plan.columns if recomputed else 0, dtype=inputs.weight.dtype)
-    first, fresh = 0, True
+    first, fresh, raw_numbers = 0, True, passes.scaled(inputs, numbers) if fused else numbers
     for columns in inputs.tiles:
-        for strip in plan.strips(rows.start, rows.stop):
-            local = slice(strip.start - rows.start, strip.stop - rows.start)
-            _to_logits(inputs, strip, columns, seen, first, numbers, others, buffers, room[local])
-        first += inputs.job.backend.slices(len(columns))
+        if columns.start >= max(kept, fused.start):
+            passes.gradient(inputs, rows, columns, raw_numbers, room[:, : len(columns)])
+        else:
+            for strip in plan.strips(rows.start, rows.stop):
+                local = slice(strip.start - rows.start, strip.stop - rows.start)
+                _to_logits(inputs, strip, columns, seen, first, numbers, others, buffers, room[local])
+            first += inputs.job.backend.slices(len(columns))
         if columns.start >= kept:
             _multiply(inputs, rows, columns, room[:, : len(columns)], hidden_sum, fresh, total)
             fresh = False

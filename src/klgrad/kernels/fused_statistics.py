@@ -9,6 +9,7 @@ from ..core.rollout import Rollout
 from . import validate as check
 from .autograd import StatisticsFunction, backend_for, uncompiled
 from .head import Head, Transform
+from .hopper.choice import Fused, fused_for
 from .inputs import Job
 from .parallel import shard_of
 from .plan import Mode, make_plan
@@ -133,23 +134,32 @@ def token_statistics(
     index = None if mask is None else live.flatten().nonzero()[:, 0]
     flat = lambda x: live_rows(x, index, live.ndim)
     policy = head_tensors(flat(hidden), head)
-    reference: tuple[Tensor | None, ...] = (None, None, None)
+    reference: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
     if ref_hidden is not None and ref_head is not None:
-        reference = tuple(None if x is None else x.detach() for x in head_tensors(flat(ref_hidden), ref_head))
+        x, weight, bias = head_tensors(flat(ref_hidden), ref_head)
+        reference = x.detach(), weight.detach(), None if bias is None else bias.detach()
     wanted, others = flat(targets).long().contiguous(), _entries(entries, flat, targets)
     shard = shard_of(len(policy[1]), group, hidden.device)
+    transforms = head.transform, ref_head.transform if ref_head is not None else Transform()
+    fused = fused_for(policy, reference, transforms, others.shape[1])
     plan = make_plan(
-        max(len(wanted), 1), len(policy[1]), policy[0].dtype, paired=ref_hidden is not None, mode=mode, budget=budget
+        max(len(wanted), 1),
+        len(policy[1]),
+        policy[0].dtype,
+        paired=ref_hidden is not None,
+        mode=mode,
+        budget=budget,
+        fused=fused == Fused.EVERYTHING,
     )
     own = lambda x: x if shard.start == 0 else x - shard.start
     job = Job(
         own(wanted),
         own(others),
         plan,
-        head.transform,
-        ref_head.transform if ref_head is not None else Transform(),
+        *transforms,
         shard,
         backend_for(policy[0]),
+        fused,
     )
     with torch.autocast(hidden.device.type, enabled=False):
         found = StatisticsFunction.apply(*policy, *reference, job)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .head import Transform
+from .hopper.choice import Fused
 from .parallel import Shard
 from .plan import Plan
 from .project import project
@@ -25,6 +26,7 @@ class Job:
         ref_transform: of the reference's logits.
         shard: the part of the vocabulary of this process.
         backend: the module that computes tiles, `tiles_torch` or `tiles_triton`.
+        fused: which entries the kernels for Hopper compute; the backend computes the others.
     """
 
     targets: Tensor
@@ -34,6 +36,7 @@ class Job:
     ref_transform: Transform
     shard: Shard
     backend: ModuleType
+    fused: Fused = Fused.NOTHING
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,13 @@ class Inputs:
     def tiles(self) -> list[range]:
         """The tiles of the vocabulary."""
         return self.job.plan.tiles(len(self.weight))
+
+    @property
+    def fused(self) -> range:
+        """The vocabulary entries that the kernels for Hopper compute."""
+        vocabulary, plan = len(self.weight), self.job.plan
+        starts = {Fused.NOTHING: vocabulary, Fused.RECOMPUTED: plan.kept, Fused.EVERYTHING: 0}
+        return range(starts[self.job.fused], vocabulary)
 
     @property
     def chunks(self) -> list[slice]:

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 
 from ..errors import KernelInputError
-from .tile import kept_dtype
+from .tile import MARKED, kept_dtype
 
 Mode = Literal["lean", "fast"]
 MODES = get_args(Mode)
@@ -67,7 +67,14 @@ def _cut(start: int, stop: int, step: int) -> list[slice]:
 
 
 def make_plan(
-    tokens: int, vocabulary: int, dtype: torch.dtype, *, paired: bool, mode: Mode = "lean", budget: int | None = None
+    tokens: int,
+    vocabulary: int,
+    dtype: torch.dtype,
+    *,
+    paired: bool,
+    mode: Mode = "lean",
+    budget: int | None = None,
+    fused: bool = False,
 ) -> Plan:
     """Choose tiles that fit into the budget.
 
@@ -80,6 +87,7 @@ def make_plan(
         paired: whether there is a reference.
         mode: the default of the budget: `lean` is 2 GiB, `fast` is no limit.
         budget: bytes for tiles and kept logits together.
+        fused: whether logits are computed inside the kernels, so that tiles hold the gradient alone.
 
     Returns:
         The plan.
@@ -98,7 +106,8 @@ def make_plan(
     models = 2 if paired else 1
     accumulate = torch.float64.itemsize if dtype == torch.float64 else torch.float32.itemsize
     rows, strip = min(tokens, ROWS), min(tokens, STRIP)
-    per_column = models * accumulate * strip + dtype.itemsize * rows  # logits, and the gradient of the policy's logits
+    logits = 0 if fused else models * accumulate * strip
+    per_column = logits + dtype.itemsize * rows  # with the gradient of the policy's logits
     limit = LEAN_BUDGET if budget is None and mode == "lean" else budget
     columns = min(-(-vocabulary // GRANULE) * GRANULE, WIDTH)
     if limit is not None:
@@ -106,9 +115,12 @@ def make_plan(
         _check_room(columns, per_column, limit)
     per_kept = models * kept_dtype(dtype).itemsize * tokens
     kept = vocabulary
+    # A slice's marks are three float32 numbers of a token.
+    marks = 3 * torch.float32.itemsize * tokens * (GRANULE // MARKED) if fused else 0
     if limit is not None:
-        kept = min(vocabulary, (limit - columns * per_column) // per_kept // GRANULE * GRANULE)
-    return Plan(rows, strip, columns, kept, columns * per_column, kept * per_kept)
+        kept = min(vocabulary, (limit - columns * per_column) // (GRANULE * per_kept + marks) * GRANULE)
+    kept_bytes = kept * per_kept + -(-kept // GRANULE) * marks
+    return Plan(rows, strip, columns, kept, columns * per_column, kept_bytes)
 
 
 def _check_room(columns: int, per_column: int, limit: int) -> None:

@@ -53,6 +53,8 @@ class Tile:
 
 LARGEST_KEPT = 60000.0
 """Kept values are clamped to this, so that float16 stays finite: such an entry has no probability."""
+MARKED = 128
+"""Entries of a slice, where kept logits have marks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +75,13 @@ class Kept:
     Attributes:
         larger: (N, columns) a or -b, from the larger one of a and b. The backward pass overwrites it with the gradient.
         apart: (N, columns) d or d minus its mean; None without a reference, where `larger` is always a.
+        marks: (3, slices, N) max z, max z_ref and the mean of d over slices of `MARKED` entries; None if the slices are
+            those of the backend's states.
     """
 
     larger: Tensor
     apart: Tensor | None
+    marks: Tensor | None = None
 
     def store(self, a: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
         """Round and store; `mean` is the (N, 1) mean of d over the slice."""
@@ -107,7 +112,9 @@ class Kept:
         if columns.start >= self.larger.shape[1]:
             return None
         part = (rows, slice(columns.start, columns.stop))
-        return Kept(self.larger[part], None if self.apart is None else self.apart[part])
+        slices = slice(columns.start // MARKED, -(-columns.stop // MARKED))
+        marks = None if self.marks is None else self.marks[:, slices, rows]
+        return Kept(self.larger[part], None if self.apart is None else self.apart[part], marks)
 
 
 def kept_dtype(inputs: torch.dtype) -> torch.dtype:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from . import state, weights
+from . import state, tile as tiles, weights
 from .head import Transform
 from .tile import Kept, Tile
 
@@ -29,12 +29,11 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         if z_ref is not None:
             pair = z - z_ref - shift, z_ref - (logsumexp - shift)
     else:
-        top = states[0, first, :, None]
-        mean = None if kept.apart is None else state.mean_difference(states[:, first])[:, None]
+        top, ref_top, mean = _marks(tile, states, first, kept)
         a, d = kept.load(rows.dtype, mean)
         z = a + top
         if d is not None:
-            delta = d + (top - states[3, first, :, None]) - shift
+            delta = d + (top - ref_top) - shift
             pair = delta, z - logsumexp - delta
     columns = torch.arange(tile.start, tile.start + tile.width, device=z.device)
     hit = columns == tile.targets[:, None]
@@ -44,6 +43,15 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         out.copy_(gradient)
     else:
         out.index_copy_(0, tile.places, gradient)
+
+
+def _marks(tile: Tile, states: Tensor, first: int, kept: Kept) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Both maxima and the mean of d that the kept logits of a tile are relative to; the last is None for one model."""
+    if kept.marks is not None:
+        top, ref_top, mean = kept.marks.repeat_interleave(tiles.MARKED, 1)[:, : tile.width].mT
+        return top, ref_top, mean
+    own = states[:, first, :, None]
+    return own[0], own[-1] if kept.apart is None else own[3], None if kept.apart is None else state.mean_difference(own)
 
 
 def slices(width: int) -> int:

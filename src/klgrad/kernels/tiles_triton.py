@@ -4,6 +4,7 @@ The formulas are those of `state.py` and `weights.py`; tests compare the two.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false
 # (Triton compiles the kernels; they are not run as Python)
 
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from .head import Transform
 from .state import BANNED, LOWEST, NEAR
-from .tile import LARGEST_KEPT, Kept, Tile
+from .tile import LARGEST_KEPT, MARKED, Kept, Tile
 
 SLICE = 2048
 WARPS = 4
@@ -73,6 +74,8 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
     source = _present(tile.raw, rows) if kept is None else kept.larger
     ref_source = _present(tile.ref_raw if kept is None else kept.apart, rows)
     extra = _present(tile.extra, rows)
+    marks = None if kept is None else kept.marks
+    states, first = (states, first) if marks is None else (marks, 0)
     _launch(
         _gradient_kernel,
         tile,
@@ -97,6 +100,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         REF_SOFTCAP=tile.ref_transform.softcap is not None,
         EXTRA=tile.extra is not None,
         KEPT=kept is not None,
+        MARKED=0 if marks is None else MARKED,
         PLACES=tile.places is not None,
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
@@ -343,6 +347,7 @@ def _gradient_kernel(
     REF_SOFTCAP: tl.constexpr,
     EXTRA: tl.constexpr,
     KEPT: tl.constexpr,
+    MARKED: tl.constexpr,
     PLACES: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
@@ -351,7 +356,11 @@ def _gradient_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    columns = part * SLICE + tl.arange(0, SLICE)
+    if MARKED > 0:  # one row for each mark, so that a thread loads few of them
+        within = tl.arange(0, SLICE // MARKED)
+        columns = part * SLICE + within[:, None] * MARKED + tl.arange(0, MARKED)[None, :]
+    else:
+        columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
     numbers = rows_ptr + row
     place = tl.load(places_ptr + row) if PLACES else row
@@ -365,12 +374,21 @@ def _gradient_kernel(
     target = tl.load(targets_ptr + row) - start
 
     if KEPT:
-        state = states_ptr + (first + part) * slice_stride + row
-        top = tl.load(state)
+        if MARKED > 0:
+            mark = part * (SLICE // MARKED) + within
+            state = states_ptr + mark.to(tl.int64) * slice_stride + row
+            top = tl.load(state, mask=mark * MARKED < width, other=0.0)[:, None]
+            ref_top = tl.load(state + field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
+            mean = tl.load(state + 2 * field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
+        else:
+            state = states_ptr + (first + part) * slice_stride + row
+            top = tl.load(state)
+            if PAIRED:
+                ref_top = tl.load(state + 3 * field_stride)
+                mean = tl.load(state + 5 * field_stride) / tl.load(state + field_stride)
         a = tl.load(source_ptr + row * source_stride + columns, mask=live, other=0.0).to(tl.float32)
         if PAIRED:  # the same as Kept.load
             own = a <= 0
-            mean = tl.load(state + 5 * field_stride) / tl.load(state + field_stride)
             d = tl.load(ref_source_ptr + row * ref_source_stride + columns, mask=live, other=0.0).to(tl.float32)
             d = tl.where(own, d + mean, d)
             a = tl.where(own, a, d - a)
@@ -389,7 +407,7 @@ def _gradient_kernel(
     gradient = tl.where(columns == target, w_logp, 0.0)
     if PAIRED:
         if KEPT:
-            delta = d + (top - tl.load(state + 3 * field_stride) - shift)
+            delta = d + (top - ref_top - shift)
             log_q = log_p - delta
         else:
             z_ref = _logits(

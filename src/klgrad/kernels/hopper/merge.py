@@ -1,6 +1,6 @@
-"""What a forward pass in registers needs beside its kernel, in Triton: merged states, and the logits of the targets."""
+"""Merge the states of a token's many tiles of 128 entries into a few, in Triton."""
 
-# A compiler reads these functions, not Python.
+# Triton compiles the kernel; it is not run as Python.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import torch
@@ -8,23 +8,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..state import FIELDS, LOWEST, NEAR
+
+GROUPS, TOKENS, PARTS = 8, 32, 16
+"""States of a token that are left; tokens of a program; states that it reads at a time."""
+
 
 @triton.jit
-def _merge_kernel(states, out, parts, per_program, tokens, P: tl.constexpr, R: tl.constexpr):
-    """`klgrad.kernels.state.merge` without its last two fields, over `per_program` parts: maxima first, then sums."""
+def _merge_kernel(
+    states, out, parts, per_program, tokens, P: tl.constexpr, R: tl.constexpr, LOWEST: tl.constexpr, NEAR: tl.constexpr
+):
     rows = tl.program_id(0) * R + tl.arange(0, R)
     inside = rows < tokens
     first = tl.program_id(1) * per_program
     last = tl.minimum(first + per_program, parts)
     field = parts.to(tl.int64) * tokens
-    high = tl.full((R,), -1e30, tl.float32)
-    ref_high = tl.full((R,), -1e30, tl.float32)
+    high = tl.full((R,), LOWEST, tl.float32)
+    ref_high = tl.full((R,), LOWEST, tl.float32)
     for i in range(first, last, P):
         part = i + tl.arange(0, P)
         live = (part < last)[:, None] & inside[None, :]
         at = states + part.to(tl.int64)[:, None] * tokens + rows[None, :]
-        high = tl.maximum(high, tl.max(tl.load(at, mask=live, other=-1e30), 0))
-        ref_high = tl.maximum(ref_high, tl.max(tl.load(at + 3 * field, mask=live, other=-1e30), 0))
+        high = tl.maximum(high, tl.max(tl.load(at, mask=live, other=LOWEST), 0))
+        ref_high = tl.maximum(ref_high, tl.max(tl.load(at + 3 * field, mask=live, other=LOWEST), 0))
     mass_sum = tl.zeros((R,), tl.float32)
     energy_sum = tl.zeros((R,), tl.float32)
     ref_mass_sum = tl.zeros((R,), tl.float32)
@@ -36,8 +42,8 @@ def _merge_kernel(states, out, parts, per_program, tokens, P: tl.constexpr, R: t
         part = i + tl.arange(0, P)
         live = (part < last)[:, None] & inside[None, :]
         at = states + part.to(tl.int64)[:, None] * tokens + rows[None, :]
-        drop = tl.load(at, mask=live, other=-1e30) - high[None, :]
-        ref_drop = tl.load(at + 3 * field, mask=live, other=-1e30) - ref_high[None, :]
+        drop = tl.load(at, mask=live, other=LOWEST) - high[None, :]
+        ref_drop = tl.load(at + 3 * field, mask=live, other=LOWEST) - ref_high[None, :]
         mass = tl.load(at + field, mask=live, other=0.0)
         energy = tl.load(at + 2 * field, mask=live, other=0.0)
         ref_mass = tl.load(at + 4 * field, mask=live, other=0.0)
@@ -49,7 +55,7 @@ def _merge_kernel(states, out, parts, per_program, tokens, P: tl.constexpr, R: t
         square = d * d
         even = square * (1 / 2 + square * (1 / 24 + square * (1 / 720)))
         odd = square * d * (1 / 6 + square * (1 / 120 + square * (1 / 5040)))
-        near = tl.abs(d) < 0.5
+        near = tl.abs(d) < NEAR
         reverse = tl.where(near, p * (even - odd), q - p + p * d)
         forward = tl.where(near, q * (even + odd), p - q - q * d)
         mass_sum += tl.sum(p * mass, 0)
@@ -74,28 +80,14 @@ def _merge_kernel(states, out, parts, per_program, tokens, P: tl.constexpr, R: t
     tl.store(to + 8 * step, forward_sum, mask=inside)
 
 
-def merge(states: Tensor, groups: int = 8, rows: int = 32) -> Tensor:
-    """Merge (9, parts, N) states into (11, groups, N), for `klgrad.kernels.state.merge`; no entry is banned."""
-    _, parts, tokens = states.shape
-    out = torch.zeros(11, groups, tokens, device=states.device)
-    grid = (triton.cdiv(tokens, rows), groups)
-    _merge_kernel[grid](states, out, parts, triton.cdiv(parts, groups), tokens, 16, rows)
+def merge(states: Tensor) -> Tensor:
+    """Merge (9, parts, N) states, in which no entry is banned, into at most GROUPS, (FIELDS, groups, N)."""
+    fields, parts, tokens = states.shape
+    if parts <= GROUPS:
+        return torch.cat([states, states.new_zeros(FIELDS - fields, parts, tokens)])
+    per_group = triton.cdiv(parts, GROUPS)
+    groups = triton.cdiv(parts, per_group)  # no group is empty
+    out = states.new_zeros(FIELDS, groups, tokens)
+    grid = (triton.cdiv(tokens, TOKENS), groups)
+    _merge_kernel[grid](states, out, parts, per_group, tokens, PARTS, TOKENS, LOWEST, NEAR[torch.float32])
     return out
-
-
-@triton.jit
-def _pick_kernel(h, w, targets, out, hidden, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    target = tl.load(targets + row)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for k in range(0, hidden, BLOCK):
-        c = k + tl.arange(0, BLOCK)
-        x = tl.load(h + row * hidden + c, mask=c < hidden, other=0.0).to(tl.float32)
-        y = tl.load(w + target * hidden + c, mask=c < hidden, other=0.0).to(tl.float32)
-        total += x * y
-    tl.store(out + row, tl.sum(total))
-
-
-def pick(h: Tensor, w: Tensor, targets: Tensor, out: Tensor) -> None:
-    """Logits of the targets, (N,) float32, into `out`."""
-    _pick_kernel[(len(h),)](h, w, targets, out, h.shape[1], 1024)

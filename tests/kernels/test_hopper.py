@@ -1,0 +1,298 @@
+"""The kernels for Hopper: their formulas against torch, what is done around them, and when they are used.
+
+The formulas run on a CPU, with torch's products in place of the kernels'. `test_hopper_compiled.py` compiles the
+kernels, and `test_gpu.py` runs them.
+"""
+
+import importlib.util
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from kernels.cases import agree, budget, check_gradient_of, confident, make
+from tolerances import BFLOAT16, KEPT, SINGLE
+
+from klgrad.kernels import Head, plan, state, tile, weights
+from klgrad.kernels.hopper import choice
+
+if not choice._importable():
+    pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
+
+from kernels import on_torch
+
+from klgrad.kernels.hopper import formula, launch
+from klgrad.kernels.hopper.choice import Fused
+from klgrad.kernels.tile import LARGEST_KEPT, Kept
+
+BOTH = (Fused.RECOMPUTED, Fused.EVERYTHING)
+NARROW = 8
+"""Entries of a slice in these tests."""
+
+
+@pytest.fixture
+def narrow(monkeypatch, small_tiles):
+    monkeypatch.setattr(tile, "MARKED", NARROW)
+
+
+def pair(apart: float, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    z, noise = 3 * torch.randn(2, 40, 128, generator=generator, dtype=torch.float64)
+    return z.to(dtype), (z + apart * noise).to(dtype)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    on_torch.install(monkeypatch, Fused.EVERYTHING)
+
+
+@pytest.mark.parametrize("apart", [1e-3, 0.05, 0.4, 4.0])
+@pytest.mark.usefixtures("on_cpu")
+def test_terms_are_those_of_a_state(apart):
+    a, b, truth = state.of_logits(*(x.double() for x in pair(apart)))
+    mass, energy, ref_mass, gap, ref_gap, reverse, forward = (
+        x.double().sum(1) for x in formula.terms.fn(a.float(), b.float())
+    )
+    expected = state.State(*truth)
+    for found, name in ((mass, "mass"), (energy, "energy"), (ref_mass, "ref_mass"), (gap, "gap")):
+        SINGLE.check(found, getattr(expected, name))
+    SINGLE.check(-ref_gap, expected.ref_gap)
+    # From float32 numbers, d has an error of 1e-6: compare with the same numbers in float64.
+    rounded = state.excesses(a.float().double(), b.float().double())
+    for found, exact in zip((reverse, forward), rounded, strict=True):
+        torch.testing.assert_close(found, exact.sum(1), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("apart", [1e-3, 0.4, 4.0])
+@pytest.mark.usefixtures("on_cpu")
+def test_the_kept_pair_is_that_of_kept(apart):
+    a, b, sums = state.of_logits(*pair(apart))
+    mean = state.mean_difference(sums)[:, None]
+    truth = Kept(*torch.empty(2, *a.shape, dtype=torch.float16))
+    truth.store(a, b, mean)
+    larger, distance = formula.kept_pair.fn(a, b, mean, truth.tiny, LARGEST_KEPT)
+    assert torch.equal(larger.half(), truth.larger)
+    assert torch.equal(distance.half(), truth.apart)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_maximum_above_zero_by_rounding_is_kept_as_zero():
+    """A positive number would be read as that of the reference."""
+    a, b = torch.tensor([[1e-6, -3.0]]), torch.tensor([[-2.0, 0.0]])
+    larger, _ = formula.kept_pair.fn(a, b, torch.zeros(1, 1), 6e-5, LARGEST_KEPT)
+    assert larger[0, 0] <= 0 < larger[0, 1]
+
+
+@pytest.mark.parametrize("output", ["logp", "reverse_kl", "forward_kl", "entropy"])
+@pytest.mark.usefixtures("on_cpu")
+def test_the_gradient_is_that_of_the_weights(output):
+    z, z_ref = pair(0.7)
+    finished = state.finish(state.of_logits(z, z_ref)[2])
+    upstream = {name: torch.zeros(len(z)) for name in weights.Upstream._fields} | {output: torch.linspace(-1, 2, 40)}
+    numbers = weights.per_token(finished, weights.Upstream(**upstream))
+    log_p, shift = z - finished.logsumexp[:, None], finished.shift[:, None]
+    hit = torch.arange(128) == torch.arange(40)[:, None]
+    gap = (z - z_ref - shift, z_ref - (finished.logsumexp[:, None] - shift))
+    truth = weights.at_logits(numbers, log_p, gap, hit, None)
+    SINGLE.check_vector(formula.logit_gradient.fn(z, z_ref, hit, numbers[:, :, None]), truth)
+
+
+FAULTS = {
+    "one series for both KLs": (
+        "forward = (square - reverse) - reverse * d",
+        "forward = square - reverse",
+        lambda: test_terms_are_those_of_a_state(0.4),
+    ),
+    "the series everywhere": (
+        "near = gl.abs(d) < 0.5",
+        "near = gl.abs(d) < 1e9",
+        lambda: test_terms_are_those_of_a_state(4.0),
+    ),
+    "differences kept whole": ("d - mean, d)", "d, d)", lambda: test_the_kept_pair_is_that_of_kept(0.4)),
+    "a above zero": ("gl.minimum(a, 0.0)", "a", lambda: test_a_maximum_above_zero_by_rounding_is_kept_as_zero()),
+    "no shift": ("(z - z_ref) - shift", "(z - z_ref)", lambda: test_the_gradient_is_that_of_the_weights("reverse_kl")),
+    "no target": ("gl.where(hit, w_logp, 0.0)", "0.0", lambda: test_the_gradient_is_that_of_the_weights("logp")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.usefixtures("on_cpu")
+def test_a_fault_is_caught(fault, tmp_path, monkeypatch):
+    sound, faulty, check = FAULTS[fault]
+    text = Path(formula.__file__).read_text(encoding="utf-8")
+    assert text.count(sound) == 1, "formula.py no longer has the line that this fault replaces"
+    (tmp_path / "faulty.py").write_text(text.replace(sound, faulty), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("faulty", tmp_path / "faulty.py")
+    broken = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(broken)
+    monkeypatch.setattr(broken, "gl", on_torch.GL)
+    monkeypatch.setattr(broken, "exp", torch.exp)
+    monkeypatch.setitem(globals(), "formula", broken)
+    with pytest.raises(AssertionError):
+        check()
+
+
+OPTIONS = {
+    "fast": lambda case: {"mode": "fast"},
+    "lean": lambda case: {},
+    "nothing kept": lambda case: {"budget": budget(case, kept=0)},
+    "something kept": lambda case: {"budget": budget(case, kept=24)},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("fused", BOTH)
+@pytest.mark.parametrize("vocabulary", [5, 50, 64])
+@pytest.mark.usefixtures("narrow")
+def test_values_and_gradients(fused, option, vocabulary, monkeypatch):
+    """Over several chunks, blocks and tiles."""
+    calls = []
+    on_torch.install(monkeypatch, fused, calls)
+    case = make((12,), vocabulary, 16, 24, entries=0, dtype=torch.bfloat16, policy={"temperature": 0.7, "scale": 1.3})
+    agree(case, SINGLE, BFLOAT16, **OPTIONS[option](case))
+    # Where all logits are kept by the backend, there is nothing left to do.
+    everything_kept = option in ("fast", "lean") or (vocabulary == 5 and option == "something kept")
+    names = {name for name, _ in calls}
+    assert ("sums" in names) == (fused == Fused.EVERYTHING or not everything_kept)
+    assert ("gradient" in names) == (not everything_kept)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("fused", BOTH)
+@pytest.mark.usefixtures("narrow")
+def test_confident_tokens(fused, option, monkeypatch):
+    on_torch.install(monkeypatch, fused)
+    case = confident(1e-3, tokens=8, vocabulary=104)
+    for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
+        check_gradient_of(name, case, KEPT, **OPTIONS[option](case))
+
+
+@pytest.mark.parametrize("fused", BOTH)
+@pytest.mark.usefixtures("narrow")
+def test_a_second_backward_pass_recomputes_what_was_kept(fused, monkeypatch):
+    """Each entry by the products that the forward pass used for it."""
+    calls = []
+    on_torch.install(monkeypatch, fused, calls)
+    case = make((12,), 50, entries=0, dtype=torch.bfloat16).require_grad()
+    total = case.statistics(budget=budget(case, kept=24)).reverse_kl.sum()
+    first = torch.autograd.grad(total, case.leaves, retain_graph=True)
+    calls.clear()
+    for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
+        KEPT.check_vector(again.double(), before.double())
+    kept = plan.make_plan(12, 50, torch.bfloat16, paired=True, budget=budget(case, kept=24)).kept
+    assert kept > 0
+    assert min(start for _, start in calls) == {Fused.RECOMPUTED: kept, Fused.EVERYTHING: 0}[fused]
+
+
+@pytest.mark.parametrize("fused", BOTH)
+@pytest.mark.usefixtures("narrow")
+def test_masks(fused, monkeypatch):
+    on_torch.install(monkeypatch, fused)
+    case = make((12,), 50, entries=0, dtype=torch.bfloat16)
+    live = torch.arange(12) % 3 != 1
+    found = case.statistics(mask=live)
+    truth = case.to(torch.float64).specification()
+    SINGLE.check(found.reverse_kl[live], truth.reverse_kl[live])
+    SINGLE.check(found.logp[live], truth.logp[live])
+    assert (found.reverse_kl[~live] == 0).all()
+
+
+def strided(case):
+    """Hidden states in every second column."""
+    wide = torch.zeros(*case.hidden.shape[:-1], 2 * case.hidden.shape[-1], dtype=case.hidden.dtype)
+    wide[..., ::2] = case.hidden
+    return replace(case, hidden=wide[..., ::2])
+
+
+def odd_address(case):
+    """A head that begins 2 bytes after a multiple of 16."""
+    flat = torch.zeros(case.head.weight.numel() + 1, dtype=case.hidden.dtype)
+    flat[1:] = case.head.weight.flatten()
+    return replace(case, head=Head(flat[1:].view(case.head.weight.shape)))
+
+
+FALLS_BACK = {
+    "bias": lambda: make((6,), entries=0, dtype=torch.bfloat16, bias=True),
+    "reference's bias": lambda: make((6,), entries=0, dtype=torch.bfloat16, ref_bias=True),
+    "soft-cap": lambda: make((6,), entries=0, dtype=torch.bfloat16, policy={"softcap": 4.0}),
+    "reference's soft-cap": lambda: make((6,), entries=0, dtype=torch.bfloat16, ref={"softcap": 4.0}),
+    "further entries": lambda: make((6,), entries=3, dtype=torch.bfloat16),
+    "no reference": lambda: make((6,), entries=0, dtype=torch.bfloat16, paired=False),
+    "float32": lambda: make((6,), entries=0, dtype=torch.float32),
+    "hidden size 20": lambda: make((6,), size=20, entries=0, dtype=torch.bfloat16),
+    "reference's hidden size 20": lambda: make((6,), ref_size=20, entries=0, dtype=torch.bfloat16),
+    "strided": lambda: strided(make((6,), entries=0, dtype=torch.bfloat16)),
+    "address": lambda: odd_address(make((6,), entries=0, dtype=torch.bfloat16)),
+    "no token": lambda: make((0,), entries=0, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", FALLS_BACK)
+def test_what_the_kernels_do_not_do_falls_back(name, monkeypatch):
+    calls = []
+    on_torch.install(monkeypatch, Fused.EVERYTHING, calls)
+    case = FALLS_BACK[name]().require_grad()
+    case.statistics().logp.sum().backward()
+    assert not calls
+
+
+def test_reference_of_another_dtype_falls_back(monkeypatch):
+    calls = []
+    on_torch.install(monkeypatch, Fused.EVERYTHING, calls)
+    case, other = (make((6,), entries=0, dtype=dtype) for dtype in (torch.bfloat16, torch.float16))
+    replace(case, ref_hidden=other.ref_hidden, ref_head=other.ref_head).statistics()
+    assert not calls
+
+
+def test_only_compute_capability_9_0(monkeypatch):
+    for capability, expected in (((9, 0), True), ((8, 0), False), ((10, 0), False), ((9, 1), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        choice._runs.cache_clear()
+        assert choice._runs(torch.device("cuda:0")) is expected
+    assert not choice._runs(torch.device("cpu"))
+    choice._runs.cache_clear()
+
+
+def test_not_on_amd(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    choice._runs.cache_clear()
+    assert not choice._runs(torch.device("cuda:0"))
+    choice._runs.cache_clear()
+
+
+def test_they_are_not_used_yet():
+    """They are switched on after they have run on a GPU."""
+    assert choice.USED == Fused.NOTHING
+
+
+def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
+    plans = [plan.make_plan(8192, 131072, torch.bfloat16, paired=True, fused=fused) for fused in (False, True)]
+    assert plans[1].kept > plans[0].kept
+    for each in plans:
+        assert each.tile_bytes + each.kept_bytes <= plan.LEAN_BUDGET
+    numbers, marks = 2 * 2 * plans[1].kept, 3 * 4 * plans[1].kept // tile.MARKED
+    assert plans[1].kept_bytes == 8192 * (numbers + marks)
+
+
+def test_kernels_start_on_the_device_of_the_tensors(monkeypatch):
+    """Triton starts kernels on the current device, which may be another one."""
+    current, started = [], []
+
+    @contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, **options: started.append((current[-1], grid))
+
+    second = torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
+    launch._start(Kernel(), SimpleNamespace(hidden=SimpleNamespace(device=second)))
+    assert started == [(second, (132,))]

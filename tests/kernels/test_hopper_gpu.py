@@ -1,0 +1,211 @@
+"""The kernels for Hopper on a Hopper GPU, against float64: each by itself, and as parts of both passes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernels.cases import agree, budget, check_gradient_of, confident, make, weighted_sum
+from tolerances import BFLOAT16, FLOAT16, KEPT, SINGLE, TENSOR_CORES
+
+from klgrad.kernels import plan, state, weights
+from klgrad.kernels.hopper import choice
+from klgrad.kernels.hopper.choice import Fused
+from klgrad.kernels.hopper.models import Models
+from klgrad.kernels.tile import MARKED, Kept
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="there is no GPU of compute capability 9.0",
+    ),
+]
+ODD = ((300, 200, 136, 1000), (1111, 1024, 1024, 4224), (256, 64, 64, 38400), (1, 8, 8, 130), (129, 72, 64, 1001))
+"""Tokens, hidden sizes and vocabulary. The third has more tiles than steps of a tile."""
+FACTORS = (1.25, 0.8)
+MODES = {
+    "fast": lambda case: {"mode": "fast"},
+    "nothing kept": lambda case: {"budget": budget(case, kept=0)},
+    "some kept": lambda case: {"budget": budget(case, kept=2048)},
+}
+
+
+@pytest.fixture(params=[Fused.RECOMPUTED, Fused.EVERYTHING], ids=lambda fused: fused.name)
+def fused(request, monkeypatch):
+    monkeypatch.setattr(choice, "USED", request.param)
+    return request.param
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The kernels that are started."""
+    from klgrad.kernels.hopper import launch
+
+    started, start = [], launch._start
+
+    def noted(kernel, *given):
+        started.append(kernel.fn.__name__)
+        start(kernel, *given)
+
+    monkeypatch.setattr(launch, "_start", noted)
+    return started
+
+
+def models(tokens, hidden, ref_hidden, vocabulary, start=0, dtype=torch.bfloat16):
+    generator = torch.Generator("cuda").manual_seed(0)
+    new = lambda *size, scale=1.0: (torch.randn(*size, generator=generator, device="cuda") * scale).to(dtype)
+    own = new(tokens, hidden), new(vocabulary, hidden, scale=3 / hidden**0.5)
+    other = new(tokens, ref_hidden), new(vocabulary, ref_hidden, scale=3 / ref_hidden**0.5)
+    targets = torch.randint(start - 5, start + vocabulary + 5, (tokens,), generator=generator, device="cuda")
+    return Models(*own, *other, FACTORS, targets, start)
+
+
+def logits(given: Models):
+    pairs = ((given.hidden, given.weight), (given.ref_hidden, given.ref_weight))
+    return [h.double() @ w.double().T * f for (h, w), f in zip(pairs, given.factors, strict=True)]
+
+
+@pytest.mark.parametrize("size", ODD, ids=str)
+@pytest.mark.parametrize("keep", [False, True], ids=["", "kept"])
+def test_states_and_kept_logits(size, keep):
+    """Uninitialised memory has NaN, so that what is not written shows; what must not be written has another number."""
+    from klgrad.kernels.hopper import launch
+
+    given, (tokens, *_, vocabulary) = models(*size, start=640), size
+    states = torch.full((9, -(-vocabulary // MARKED), tokens), torch.nan, device="cuda")
+    picked = torch.zeros(2, tokens, device="cuda")
+    wide = torch.full((2, tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.float16, device="cuda")
+    kept = Kept(wide[0, :tokens, :vocabulary], wide[1, :tokens, :vocabulary]) if keep else None
+    launch.sums(given, states, picked, kept)
+    z, z_ref = logits(given)
+    cuts = [slice(i, i + MARKED) for i in range(0, vocabulary, MARKED)]
+    parts = [state.of_logits(z[:, cut], z_ref[:, cut]) for cut in cuts]
+    for found, truth in zip(states, torch.stack([sums for *_, sums in parts], 1), strict=False):
+        TENSOR_CORES.check_vector(found.double(), truth)
+    local = given.targets - given.start
+    here = (local >= 0) & (local < vocabulary)
+    for found, truth in zip(picked, (z, z_ref), strict=True):
+        wanted = truth.gather(1, local.clamp(0, vocabulary - 1)[:, None])[:, 0]
+        TENSOR_CORES.check_vector(found.double(), torch.where(here, wanted, 0.0))
+    if kept is None:
+        return
+    assert (wide[:, tokens:] == 7).all()
+    assert (wide[:, :, vocabulary:] == 7).all()
+    for cut, mine, (a, b, _) in zip(cuts, states.unbind(1), parts, strict=True):
+        part, mean = Kept(kept.larger[:, cut], kept.apart[:, cut]), (mine[5] / mine[1])[:, None].double()
+        found_a, found_d = part.load(torch.float64, mean)
+        KEPT.check_vector(found_a, a)
+        KEPT.check_vector(found_d, a - b)
+
+
+@pytest.mark.parametrize("size", ODD, ids=str)
+def test_gradient_of_the_logits(size):
+    from klgrad.kernels.hopper import launch
+
+    given, (tokens, *_, vocabulary) = models(*size, start=640), size
+    z, z_ref = logits(given)
+    finished = state.finish(state.of_logits(z, z_ref)[2])
+    upstream = weights.Upstream(*torch.randn(4, tokens, dtype=torch.float64, device="cuda"))
+    numbers = weights.per_token(finished, upstream)
+    lse, shift = finished.logsumexp[:, None], finished.shift[:, None]
+    hit = given.start + torch.arange(vocabulary, device="cuda") == given.targets[:, None]
+    truth = weights.at_logits(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
+    wide = torch.full((tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.bfloat16, device="cuda")
+    launch.gradient(given, numbers.float(), wide[:tokens, :vocabulary])
+    BFLOAT16.check_vector(wide[:tokens, :vocabulary].double(), truth)
+    assert (wide[tokens:] == 7).all()
+    assert (wide[:, vocabulary:] == 7).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shape": (300,), "vocabulary": 9000, "size": 128, "ref_size": 72},
+        {"shape": (3, 43), "vocabulary": 4001, "size": 200, "policy": {"temperature": 0.7, "scale": 1.3}},
+        {"shape": (1,), "vocabulary": 2100, "size": 8},
+    ],
+    ids=str,
+)
+def test_values_and_gradients(settings, mode, fused, calls):
+    case = make(entries=0, **settings).to(torch.bfloat16, "cuda")
+    agree(case, SINGLE, BFLOAT16, **MODES[mode](case))
+    assert bool(calls) == (fused == Fused.EVERYTHING or mode != "fast")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_float16(mode, monkeypatch, calls):
+    monkeypatch.setattr(choice, "USED", Fused.EVERYTHING)
+    case = make((300,), 9000, 128, entries=0).to(torch.float16, "cuda")
+    agree(case, SINGLE, KEPT if mode == "fast" else FLOAT16, **MODES[mode](case))
+    assert calls
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_confident_tokens_over_several_chunks(mode, fused, monkeypatch):
+    monkeypatch.setattr(plan, "ROWS", 128)
+    case = confident(1e-4, tokens=300, vocabulary=5000, size=256, device="cuda")
+    for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
+        check_gradient_of(name, case, KEPT, **MODES[mode](case))
+
+
+def test_masks(fused, calls):
+    case = make((300,), 9000, 128, entries=0).to(torch.bfloat16, "cuda")
+    live = torch.arange(300, device="cuda") % 3 != 1
+    targets = torch.where(live, case.targets, -100)
+    truth = case.to(torch.float64).specification()
+    found = replace(case, targets=targets).statistics(mask=live, budget=budget(case, kept=1024))
+    for name in ("logp", "ref_logp", "reverse_kl", "forward_kl", "entropy"):
+        SINGLE.check(getattr(found, name)[live], getattr(truth, name)[live])
+        assert (getattr(found, name)[~live] == 0).all()
+    assert calls
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"bias": True}, {"ref_bias": True}, {"policy": {"softcap": 4.0}}, {"ref": {"softcap": 4.0}}, {"size": 100}],
+    ids=str,
+)
+def test_what_the_kernels_do_not_do(settings, fused, calls):
+    case = make(**{"shape": (100,), "vocabulary": 3000, "size": 64, "entries": 0} | settings).to(torch.bfloat16, "cuda")
+    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=0))
+    assert not calls
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_runs_are_equal(mode, fused):
+    case = make((300,), 9000, 128, entries=0).to(torch.bfloat16, "cuda").require_grad()
+    runs = []
+    for _ in range(2):
+        found = case.statistics(**MODES[mode](case))
+        runs.append([*found[:5], *torch.autograd.grad(weighted_sum(found), case.leaves)])
+    for first, second in zip(*runs, strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("mode", ["lean", "fast"])
+def test_memory_is_within_the_plan(mode, monkeypatch, calls):
+    """Beyond the plan: the gradients, a sum in float32 of that of the hidden states, and a few numbers per token."""
+    monkeypatch.setattr(choice, "USED", Fused.EVERYTHING)
+    tokens, size, vocabulary = 8192, 256, 100_000
+    case = make((8,), 16, size, entries=0).to(torch.bfloat16, "cuda")
+    new = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    head, ref_head = (replace(case.head, weight=new(vocabulary, size) / 16) for _ in range(2))
+    targets = torch.zeros(tokens, dtype=torch.long, device="cuda")
+    case = replace(case, hidden=new(tokens, size), head=head, targets=targets)
+    case = replace(case, ref_hidden=new(tokens, size), ref_head=ref_head).require_grad()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    case.statistics(mode=mode, validate=False).reverse_kl.sum().backward()
+    used = torch.cuda.max_memory_allocated() - before
+    made = plan.make_plan(tokens, vocabulary, torch.bfloat16, paired=True, mode=mode, fused=True)
+    gradients = 2 * size * (tokens + vocabulary) + 4 * size * tokens
+    assert calls
+    assert used <= made.tile_bytes + made.kept_bytes + gradients + (32 << 20)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second GPU")
+def test_tensors_of_another_device_than_the_current_one(fused):
+    case = make((100,), 3000, 64, entries=0).to(torch.bfloat16, "cuda:1")
+    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=1024))
