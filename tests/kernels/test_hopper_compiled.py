@@ -23,7 +23,7 @@ triton = pytest.importorskip("triton")
 GPUTarget = pytest.importorskip("triton.backends.compiler").GPUTarget
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.many,
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),  # Triton 3.9 announces a default of 3.10
 ]
 SHARED_MEMORY, REGISTERS = 227 * 1024, 64 * 1024

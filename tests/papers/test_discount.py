@@ -165,6 +165,7 @@ def test_no_line_is_drawn_through_a_discount_without_runs(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.parametrize("kept", [ARMS, ["exact-0"]])
 def test_the_figure_is_drawn_with_all_runs_and_with_few(tmp_path, kept):
     files = {"discount": runs(), "gradient": gradients()}

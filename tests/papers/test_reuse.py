@@ -128,6 +128,7 @@ def test_a_diverged_student_is_not_the_best_and_counts_as_a_missing_seed(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.parametrize("left_out", [(), ("reuse_trl", "reuse_seeds")])
 def test_the_figure_is_drawn_with_all_runs_and_with_few(left_out, tmp_path):
     made = {name: rows for name, rows in files().items() if name not in left_out}

@@ -120,6 +120,7 @@ def test_right_answers_have_the_error_of_their_questions(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.parametrize("kept", [FRESH, ["forward-exact"]])
 def test_the_figure_is_drawn_with_all_runs_and_with_few(tmp_path, kept):
     settings = write(tmp_path, stale_distill=[row for row in rows() if row["arm"] in kept])
