@@ -166,7 +166,7 @@ def check_gradient_of(name: str, case: Case, tolerance: Tol, **options) -> None:
 
 
 def budget(case: Case, *, kept: int) -> int:
-    """Bytes for tiles of one granule, and for `kept` entries of every token that are kept until backward."""
+    """Bytes for a tile of one granule and `kept` entries of every token; part of it can become a wider tile."""
     tokens, paired = case.targets.numel(), case.ref_head is not None
     plenty = plan.make_plan(tokens, case.head.vocabulary, case.hidden.dtype, paired=paired, mode="fast")
     per_column = plenty.tile_bytes // plenty.columns

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from klgrad.kernels import state, tile
 from klgrad.kernels.hopper import choice, formula, launch
-from klgrad.kernels.hopper.choice import Fused
 from klgrad.kernels.hopper.models import Models
 from klgrad.kernels.tile import LARGEST_KEPT, Kept
 
@@ -58,9 +57,8 @@ def merge(states: Tensor) -> Tensor:
     return state.merge(torch.cat([states, torch.zeros_like(states[:2])]))[:, None]
 
 
-def install(monkeypatch, fused: Fused, calls: list[tuple[str, int]] | None = None) -> None:
+def install(monkeypatch, calls: list[tuple[str, int]] | None = None) -> None:
     """Use these functions on a CPU, and note in `calls` which of them are called, with the first entry of each."""
-    monkeypatch.setattr(choice, "USED", fused)
     monkeypatch.setattr(choice, "_runs", lambda device: True)
     monkeypatch.setattr(formula, "gl", GL)
     monkeypatch.setattr(formula, "exp", torch.exp)

@@ -9,7 +9,6 @@ from tolerances import BFLOAT16, KEPT, SINGLE
 
 from klgrad.kernels import autograd as function, from_logits, reference
 from klgrad.kernels.hopper import choice
-from klgrad.kernels.hopper.choice import Fused
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +23,7 @@ MODES = {
 }
 
 
-@pytest.fixture(params=[Fused.NOTHING, Fused.EVERYTHING], ids=lambda fused: fused.name)
+@pytest.fixture(params=[False, True], ids=["every GPU", "Hopper"])
 def fused(request, monkeypatch):
     """The kernels of Triton alone, and those for Hopper wherever they are possible."""
     if request.param and torch.cuda.get_device_capability() != (9, 0):

@@ -24,10 +24,8 @@ if not choice._importable():
 from kernels import on_torch
 
 from klgrad.kernels.hopper import formula, launch
-from klgrad.kernels.hopper.choice import Fused
 from klgrad.kernels.tile import LARGEST_KEPT, Kept
 
-BOTH = (Fused.RECOMPUTED, Fused.EVERYTHING)
 NARROW = 8
 """Entries of a slice in these tests."""
 
@@ -45,7 +43,7 @@ def pair(apart: float, dtype=torch.float32):
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    on_torch.install(monkeypatch, Fused.EVERYTHING)
+    on_torch.install(monkeypatch)
 
 
 @pytest.mark.parametrize("apart", [1e-3, 0.05, 0.4, 4.0])
@@ -143,53 +141,45 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("fused", BOTH)
 @pytest.mark.parametrize("vocabulary", [5, 50, 64])
 @pytest.mark.usefixtures("narrow")
-def test_values_and_gradients(fused, option, vocabulary, monkeypatch):
+def test_values_and_gradients(option, vocabulary, monkeypatch):
     """Over several chunks, blocks and tiles."""
     calls = []
-    on_torch.install(monkeypatch, fused, calls)
+    on_torch.install(monkeypatch, calls)
     case = make((12,), vocabulary, 16, 24, entries=0, dtype=torch.bfloat16, policy={"temperature": 0.7, "scale": 1.3})
     agree(case, SINGLE, BFLOAT16, **OPTIONS[option](case))
-    # Where all logits are kept by the backend, there is nothing left to do.
     everything_kept = option in ("fast", "lean") or (vocabulary == 5 and option == "something kept")
     names = {name for name, _ in calls}
-    assert ("sums" in names) == (fused == Fused.EVERYTHING or not everything_kept)
-    assert ("gradient" in names) == (not everything_kept)
+    assert names == {"sums"} if everything_kept else {"sums", "gradient"}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("fused", BOTH)
 @pytest.mark.usefixtures("narrow")
-def test_confident_tokens(fused, option, monkeypatch):
-    on_torch.install(monkeypatch, fused)
+def test_confident_tokens(option, monkeypatch):
+    on_torch.install(monkeypatch)
     case = confident(1e-3, tokens=8, vocabulary=104)
     for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
         check_gradient_of(name, case, KEPT, **OPTIONS[option](case))
 
 
-@pytest.mark.parametrize("fused", BOTH)
 @pytest.mark.usefixtures("narrow")
-def test_a_second_backward_pass_recomputes_what_was_kept(fused, monkeypatch):
-    """Each entry by the products that the forward pass used for it."""
+def test_a_second_backward_pass_recomputes_what_was_kept(monkeypatch):
+    """By the products that the forward pass used."""
     calls = []
-    on_torch.install(monkeypatch, fused, calls)
+    on_torch.install(monkeypatch, calls)
     case = make((12,), 50, entries=0, dtype=torch.bfloat16).require_grad()
     total = case.statistics(budget=budget(case, kept=24)).reverse_kl.sum()
     first = torch.autograd.grad(total, case.leaves, retain_graph=True)
     calls.clear()
     for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
         KEPT.check_vector(again.double(), before.double())
-    kept = plan.make_plan(12, 50, torch.bfloat16, paired=True, budget=budget(case, kept=24)).kept
-    assert kept > 0
-    assert min(start for _, start in calls) == {Fused.RECOMPUTED: kept, Fused.EVERYTHING: 0}[fused]
+    assert ("gradient", 0) in calls
 
 
-@pytest.mark.parametrize("fused", BOTH)
 @pytest.mark.usefixtures("narrow")
-def test_masks(fused, monkeypatch):
-    on_torch.install(monkeypatch, fused)
+def test_masks(monkeypatch):
+    on_torch.install(monkeypatch)
     case = make((12,), 50, entries=0, dtype=torch.bfloat16)
     live = torch.arange(12) % 3 != 1
     found = case.statistics(mask=live)
@@ -232,7 +222,7 @@ FALLS_BACK = {
 @pytest.mark.parametrize("name", FALLS_BACK)
 def test_what_the_kernels_do_not_do_falls_back(name, monkeypatch):
     calls = []
-    on_torch.install(monkeypatch, Fused.EVERYTHING, calls)
+    on_torch.install(monkeypatch, calls)
     case = FALLS_BACK[name]().require_grad()
     case.statistics().logp.sum().backward()
     assert not calls
@@ -240,7 +230,7 @@ def test_what_the_kernels_do_not_do_falls_back(name, monkeypatch):
 
 def test_reference_of_another_dtype_falls_back(monkeypatch):
     calls = []
-    on_torch.install(monkeypatch, Fused.EVERYTHING, calls)
+    on_torch.install(monkeypatch, calls)
     case, other = (make((6,), entries=0, dtype=dtype) for dtype in (torch.bfloat16, torch.float16))
     replace(case, ref_hidden=other.ref_hidden, ref_head=other.ref_head).statistics()
     assert not calls
@@ -263,9 +253,12 @@ def test_not_on_amd(monkeypatch):
     choice._runs.cache_clear()
 
 
-def test_they_are_not_used_yet():
-    """They are switched on after they have run on a GPU."""
-    assert choice.USED == Fused.NOTHING
+def test_they_can_be_switched_off(monkeypatch):
+    calls = []
+    on_torch.install(monkeypatch, calls)
+    monkeypatch.setattr(choice, "USED", False)
+    make((6,), entries=0, dtype=torch.bfloat16).statistics()
+    assert not calls
 
 
 def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():

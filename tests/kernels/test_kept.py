@@ -4,8 +4,9 @@ import pytest
 import torch
 from kernels.cases import budget, check_gradient_of, confident
 from tolerances import BFLOAT16, EXACT, KEPT
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from klgrad.kernels import state
+from klgrad.kernels import autograd as function, forward, state
 from klgrad.kernels.tile import Kept
 
 OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
@@ -24,7 +25,7 @@ def test_confident_tokens_far_from_the_reference(doubt):
         check_gradient_of(name, case, KEPT, mode="fast")
 
 
-@pytest.mark.parametrize("kept", [0, 16, 104])
+@pytest.mark.parametrize("kept", [0, 24, 104])
 @pytest.mark.usefixtures("small_tiles")
 def test_confident_tokens_over_many_slices(kept):
     """Most slices do not contain the confident entry; some are recomputed."""
@@ -84,3 +85,26 @@ def test_the_policy_alone():
     found, none = kept.load(torch.float32, None)
     assert none is None
     EXACT.check(found, torch.tensor([[0.0, -1.5, -3e4, -6e4]]))
+
+
+@pytest.mark.parametrize("kept", [24, 104])
+@pytest.mark.usefixtures("small_tiles")
+def test_half_of_what_was_kept_is_freed_before_the_gradients_need_memory(kept, monkeypatch):
+    """The backward pass overwrites the first of an entry's two numbers with its gradient, and reads the second once."""
+    storages, freed = [], []
+    room, rest = forward._room, function.gradients
+
+    def noted(inputs):
+        made = room(inputs)
+        storages.extend(StorageWeakRef(x.untyped_storage()) for x in (made.larger, made.apart))
+        return made
+
+    def looked_at(*given):
+        freed.extend(storage.expired() for storage in storages)
+        return rest(*given)
+
+    monkeypatch.setattr(forward, "_room", noted)
+    monkeypatch.setattr(function, "gradients", looked_at)
+    case = confident(1e-3, tokens=8, vocabulary=104).require_grad()
+    case.statistics(budget=budget(case, kept=kept)).reverse_kl.sum().backward()
+    assert freed == [False, True]

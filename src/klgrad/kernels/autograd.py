@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import tiles_torch, validate as check, weights
-from .backward import gradients
+from .backward import gradients, over_kept
 from .forward import scan
 from .inputs import Inputs, Job
 from .state import log_prob
@@ -74,5 +74,7 @@ class StatisticsFunction(torch.autograd.Function):
         given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
         elsewhere = None if others is None else others.sum(-1).to(none.dtype)
         numbers = weights.per_token(seen.finished, weights.Upstream(*given), elsewhere)
-        found = gradients(inputs, seen, numbers, others, ctx.needs_input_grad)
+        kept = over_kept(inputs, seen, numbers, others)
+        seen = ctx.seen  # only the gradient is left of what was kept
+        found = gradients(inputs, seen, numbers, others, kept, ctx.needs_input_grad)
         return found.hidden, found.weight, found.bias, None, None, None, None

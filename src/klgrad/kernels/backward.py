@@ -1,5 +1,10 @@
-"""The second pass over the tiles: gradients of the policy's hidden states, weight and bias."""
+"""The second pass over the tiles: gradients of the policy's hidden states, weight and bias.
 
+It has two steps, `over_kept` and `gradients`, so that half of what was kept can be freed before the gradients need
+memory.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +14,7 @@ from .forward import Scan
 from .hopper import passes
 from .inputs import Inputs
 from .project import add_product, product
-from .tile import Tile
+from .tile import Kept, Tile
 
 
 @dataclass(eq=False)
@@ -21,16 +26,44 @@ class Gradients:
     bias: Tensor | None
 
 
+def over_kept(inputs: Inputs, seen: Scan, numbers: Tensor, others: Tensor | None) -> Tensor | None:
+    """Overwrite the kept logits with the gradient of the raw logits, which is returned; None if there are none.
+
+    Args:
+        inputs: of the forward pass.
+        seen: results of the forward pass.
+        numbers: the weights of the outputs, as `weights.per_token` returns them.
+        others: (N, k) weights of the log-probs of other entries, or None.
+    """
+    if seen.kept is None:
+        return None
+    first, plan = 0, inputs.job.plan
+    for columns in [t for t in inputs.tiles if t.start < plan.kept]:
+        for rows in plan.strips(0, len(inputs.hidden)):
+            own = seen.kept.cut(rows, columns)
+            assert own is not None  # a tile is kept completely or not at all
+            tile, out = inputs.tile(rows, columns), own.larger.view(inputs.weight.dtype)
+            _to_logits(inputs, tile, rows, seen, first, numbers, others, own, out)
+        first += inputs.job.backend.slices(len(columns))
+    return seen.kept.larger.view(inputs.weight.dtype)
+
+
 def gradients(
-    inputs: Inputs, seen: Scan, numbers: Tensor, others: Tensor | None, needed: tuple[bool, ...]
+    inputs: Inputs,
+    seen: Scan,
+    numbers: Tensor,
+    others: Tensor | None,
+    kept: Tensor | None,
+    needed: tuple[bool, ...],
 ) -> Gradients:
     """Compute the gradients of a weighted sum of the outputs.
 
     Args:
         inputs: of the forward pass.
-        seen: results of the forward pass; its kept logits are overwritten.
+        seen: results of the forward pass, without kept logits.
         numbers: the weights of the outputs, as `weights.per_token` returns them.
         others: (N, k) weights of the log-probs of other entries, or None.
+        kept: (N, entries) the gradient at the first entries, as `over_kept` returns it; the rest is computed here.
         needed: which of hidden states, weight and bias need a gradient.
 
     Returns:
@@ -45,7 +78,7 @@ def gradients(
         torch.zeros_like(inputs.bias, dtype=inputs.dtype) if needed[2] and inputs.bias is not None else None,
     )
     for rows in inputs.chunks:
-        _chunk(inputs, rows, seen, numbers, others, total)
+        _chunk(inputs, rows, seen, numbers, others, None if kept is None else kept[rows], total)
     return Gradients(
         None if total.hidden is None else inputs.job.shard.total(total.hidden),
         None if total.weight is None else total.weight.to(inputs.weight.dtype),
@@ -53,54 +86,66 @@ def gradients(
     )
 
 
-def _chunk(inputs: Inputs, rows: slice, seen: Scan, numbers: Tensor, others: Tensor | None, total: Gradients) -> None:
+def _chunk(
+    inputs: Inputs,
+    rows: slice,
+    seen: Scan,
+    numbers: Tensor,
+    others: Tensor | None,
+    kept: Tensor | None,
+    total: Gradients,
+) -> None:
     """One chunk of tokens: one product for all kept tiles, and one for each other tile."""
-    plan, count = inputs.job.plan, rows.stop - rows.start
-    kept = 0 if seen.kept is None else plan.kept
-    recomputed = [t for t in inputs.tiles if t.start >= kept]
-    parts = len(recomputed) + (seen.kept is not None)
+    done = 0 if kept is None else kept.shape[1]
+    recomputed = [t for t in inputs.tiles if t.start >= done]
+    parts = len(recomputed) + (kept is not None)
     to_hidden = None if total.hidden is None else total.hidden[rows]
     hidden_sum = to_hidden if to_hidden is None or parts == 1 else inputs.new(*to_hidden.shape)
-    fused = inputs.fused
-    buffers = inputs.buffers() if any(t.start < fused.start for t in recomputed) else []
-    room = inputs.new(count, plan.columns if recomputed else 0, dtype=inputs.weight.dtype)
-    first, fresh, raw_numbers = 0, True, passes.scaled(inputs, numbers) if fused else numbers
-    for columns in inputs.tiles:
-        if columns.start >= max(kept, fused.start):
-            passes.gradient(inputs, rows, columns, raw_numbers, room[:, : len(columns)])
-        else:
-            for strip in plan.strips(rows.start, rows.stop):
-                local = slice(strip.start - rows.start, strip.stop - rows.start)
-                _to_logits(inputs, strip, columns, seen, first, numbers, others, buffers, room[local])
-            first += inputs.job.backend.slices(len(columns))
-        if columns.start >= kept:
-            _multiply(inputs, rows, columns, room[:, : len(columns)], hidden_sum, fresh, total)
-            fresh = False
-    if seen.kept is not None:  # the kept part is one matrix, so one product is enough
-        whole = seen.kept.larger[rows].view(inputs.weight.dtype)
-        _multiply(inputs, rows, range(kept), whole, hidden_sum, fresh, total)
+    if kept is not None:  # the kept part is one matrix, so one product is enough
+        _multiply(inputs, rows, range(done), kept, hidden_sum, True, total)
+    for columns, out in _recomputed(inputs, rows, recomputed, seen, numbers, others):
+        _multiply(inputs, rows, columns, out, hidden_sum, columns.start == 0, total)
     if to_hidden is not None and hidden_sum is not None and hidden_sum is not to_hidden:
         to_hidden.copy_(hidden_sum)
 
 
+def _recomputed(
+    inputs: Inputs, rows: slice, tiles: list[range], seen: Scan, numbers: Tensor, others: Tensor | None
+) -> Iterator[tuple[range, Tensor]]:
+    """Compute the logits of some tiles again, and yield each with their gradient, which the next one overwrites."""
+    if not tiles:
+        return
+    plan, fused = inputs.job.plan, inputs.job.fused
+    room = inputs.new(rows.stop - rows.start, plan.columns, dtype=inputs.weight.dtype)
+    buffers = [] if fused else inputs.buffers()
+    raw_numbers = passes.scaled(inputs, numbers) if fused else numbers
+    for columns in tiles:
+        out = room[:, : len(columns)]
+        if fused:
+            passes.gradient(inputs, rows, columns, raw_numbers, out)
+        else:
+            for strip in plan.strips(rows.start, rows.stop):
+                local = out[strip.start - rows.start : strip.stop - rows.start]
+                tile = inputs.projected(strip, columns, buffers)
+                _to_logits(inputs, tile, strip, seen, 0, numbers, others, None, local)
+        yield columns, out
+
+
 def _to_logits(
     inputs: Inputs,
+    tile: Tile,
     rows: slice,
-    columns: range,
     seen: Scan,
     first: int,
     numbers: Tensor,
     others: Tensor | None,
-    buffers: list[Tensor],
-    room: Tensor,
+    kept: Kept | None,
+    out: Tensor,
 ) -> None:
-    """Write the gradient of one tile's raw logits into `room`, or over the kept logits."""
-    own = seen.kept.cut(rows, columns) if seen.kept else None
-    tile = inputs.tile(rows, columns) if own else inputs.projected(rows, columns, buffers)
+    """Write the gradient of one tile's raw logits; `first` is the number of its first slice, for kept logits."""
     if others is not None:
         tile = replace(tile, extra=_scattered(inputs, tile, inputs.job.others[rows], others[rows]))
-    out = own.larger.view(inputs.weight.dtype) if own else room[:, : len(columns)]
-    inputs.job.backend.gradient(tile, numbers[:, rows], seen.states[:, :, rows], first, own, out)
+    inputs.job.backend.gradient(tile, numbers[:, rows], seen.states[:, :, rows], first, kept, out)
 
 
 def _multiply(

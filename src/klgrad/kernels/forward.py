@@ -7,7 +7,6 @@ from torch import Tensor
 
 from . import state, tile as tiles
 from .hopper import passes
-from .hopper.choice import Fused
 from .inputs import Inputs
 from .state import Finished
 from .tile import Kept, Tile, kept_dtype
@@ -21,7 +20,7 @@ class Scan:
         finished: log-sum-exps, KLs, entropies.
         picked: (2, N) logits of the targets, by the policy and by the reference.
         others: (N, k) logits of other entries, by the policy.
-        states: (FIELDS, slices, N) of this process' part of the vocabulary, where the backend computes it.
+        states: (FIELDS, slices, N) of this process' part of the vocabulary, some of them merged if the job is fused.
         kept: logits of the first `plan.kept` entries, or None.
     """
 
@@ -34,14 +33,22 @@ class Scan:
 
 def scan(inputs: Inputs) -> Scan:
     """Run one pass over every tile."""
-    job, tokens, fused = inputs.job, len(inputs.hidden), inputs.fused
-    own_tiles = [columns for columns in inputs.tiles if columns.start < fused.start]
-    fields = state.FIELDS if inputs.paired else state.POLICY_FIELDS
-    states = inputs.new(fields, sum(job.backend.slices(len(t)) for t in own_tiles), tokens)
+    job, tokens = inputs.job, len(inputs.hidden)
     picked = torch.zeros_like(inputs.new(2, tokens))
     others = torch.zeros_like(inputs.new(tokens, job.others.shape[1]))
-    kept, buffers, first = _room(inputs), inputs.buffers() if own_tiles else [], 0
-    for columns in own_tiles:
+    kept = _room(inputs)
+    states = passes.states_of(inputs, picked, kept) if job.fused else _states_of(inputs, picked, others, kept)
+    finished = state.finish(job.shard.merge(state.merge(states)))
+    return Scan(finished, job.shard.total(picked), job.shard.total(others), states, kept)
+
+
+def _states_of(inputs: Inputs, picked: Tensor, others: Tensor, kept: Kept | None) -> Tensor:
+    """Compute the states of all slices, and write the logits of the wanted entries and those that are kept."""
+    job, tokens = inputs.job, len(inputs.hidden)
+    fields = state.FIELDS if inputs.paired else state.POLICY_FIELDS
+    states = inputs.new(fields, sum(job.backend.slices(len(t)) for t in inputs.tiles), tokens)
+    buffers, first = inputs.buffers(), 0
+    for columns in inputs.tiles:
         for rows in job.plan.strips(0, tokens):
             tile = inputs.projected(rows, columns, buffers)
             own = kept.cut(rows, columns) if kept else None
@@ -49,10 +56,7 @@ def scan(inputs: Inputs) -> Scan:
             if others.shape[1]:
                 _pick(tile, job.others[rows], others[rows])
         first += job.backend.slices(len(columns))
-    del buffers  # the states of the other entries take their place
-    every = states if not fused else torch.cat([states, passes.states_of(inputs, picked, kept)], 1)
-    finished = state.finish(job.shard.merge(state.merge(every)))
-    return Scan(finished, job.shard.total(picked), job.shard.total(others), states, kept)
+    return states
 
 
 def _room(inputs: Inputs) -> Kept | None:
@@ -60,10 +64,10 @@ def _room(inputs: Inputs) -> Kept | None:
     if not columns:
         return None
     tokens, dtype = len(inputs.hidden), kept_dtype(inputs.hidden.dtype)
-    if inputs.job.fused != Fused.EVERYTHING:
+    if not inputs.job.fused:
         new = lambda: inputs.new(tokens, columns, dtype=dtype)
         return Kept(new(), new() if inputs.paired else None)
-    # The copy engine stores rows of a multiple of 16 bytes.
+    # The copy engine stores multiples of 16 bytes: what a row has beyond its last entry is overwritten.
     new = lambda: inputs.new(tokens, -(-columns // 8) * 8, dtype=dtype)[:, :columns]
     return Kept(new(), new(), inputs.new(3, -(-columns // tiles.MARKED), tokens))
 

@@ -9,7 +9,7 @@ from ..core.rollout import Rollout
 from . import validate as check
 from .autograd import StatisticsFunction, backend_for, uncompiled
 from .head import Head, Transform
-from .hopper.choice import Fused, fused_for
+from .hopper.choice import fused_for
 from .inputs import Job
 from .parallel import shard_of
 from .plan import Mode, make_plan
@@ -149,7 +149,7 @@ def token_statistics(
         paired=ref_hidden is not None,
         mode=mode,
         budget=budget,
-        fused=fused == Fused.EVERYTHING,
+        fused=fused,
     )
     own = lambda x: x if shard.start == 0 else x - shard.start
     job = Job(

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from .head import Transform
-from .hopper.choice import Fused
 from .parallel import Shard
 from .plan import Plan
 from .project import project
@@ -26,7 +25,7 @@ class Job:
         ref_transform: of the reference's logits.
         shard: the part of the vocabulary of this process.
         backend: the module that computes tiles, `tiles_torch` or `tiles_triton`.
-        fused: which entries the kernels for Hopper compute; the backend computes the others.
+        fused: whether the kernels for Hopper compute the logits, and not the backend.
     """
 
     targets: Tensor
@@ -36,7 +35,7 @@ class Job:
     ref_transform: Transform
     shard: Shard
     backend: ModuleType
-    fused: Fused = Fused.NOTHING
+    fused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +64,6 @@ class Inputs:
     def tiles(self) -> list[range]:
         """The tiles of the vocabulary."""
         return self.job.plan.tiles(len(self.weight))
-
-    @property
-    def fused(self) -> range:
-        """The vocabulary entries that the kernels for Hopper compute."""
-        vocabulary, plan = len(self.weight), self.job.plan
-        starts = {Fused.NOTHING: vocabulary, Fused.RECOMPUTED: plan.kept, Fused.EVERYTHING: 0}
-        return range(starts[self.job.fused], vocabulary)
 
     @property
     def chunks(self) -> list[slice]:

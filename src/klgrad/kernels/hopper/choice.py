@@ -1,6 +1,5 @@
-"""Which part of a computation the kernels for Hopper do."""
+"""Whether the kernels for Hopper do a computation."""
 
-from enum import IntEnum
 from functools import cache
 from importlib import import_module
 
@@ -10,23 +9,8 @@ from torch import Tensor
 from ..head import Transform
 from ..project import HALVES
 
-
-class Fused(IntEnum):
-    """The entries whose logits are computed inside a kernel. One kernel or the other does both passes over an entry.
-
-    The two kinds of products round differently, and the gradient at a confident token is proportional to 1 - p: with
-    logits of one kind and log-sum-exps of the other it would be wrong by much more than its rounding.
-    """
-
-    NOTHING = 0
-    RECOMPUTED = 1
-    """Those that are not kept until the backward pass."""
-    EVERYTHING = 2
-    """Kept logits are stored from the registers."""
-
-
-USED = Fused.NOTHING
-"""What is used where it can be. The kernels have compiled for compute capability 9.0, but have not run on a GPU yet."""
+USED = True
+"""Whether the kernels are used where they can be; without them the same GPU runs those of all other GPUs."""
 FACTORS = (1e-6, 1e6)
 """Bounds of scale / temperature: beyond them the mark of a missing entry could be infinite."""
 
@@ -34,8 +18,11 @@ Model = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Hidden states, weight and bias."""
 
 
-def fused_for(policy: Model, reference: Model, transforms: tuple[Transform, Transform], entries: int) -> Fused:
-    """`USED` if the kernels can do this computation, else NOTHING.
+def fused_for(policy: Model, reference: Model, transforms: tuple[Transform, Transform], entries: int) -> bool:
+    """Whether the kernels do this computation; they do all of it or none.
+
+    The two kinds of products round differently, and the gradient at a confident token is proportional to 1 - p: with
+    logits of one kind and log-sum-exps of the other it would be wrong by much more than its rounding.
 
     Args:
         policy: hidden states, weight and bias of the policy, in one dtype.
@@ -43,13 +30,11 @@ def fused_for(policy: Model, reference: Model, transforms: tuple[Transform, Tran
         transforms: of the logits of policy and reference.
         entries: number of further entries whose log-probs are computed; the kernels compute none.
     """
-    if USED == Fused.NOTHING or entries or not all(map(_simple, transforms)):
-        return Fused.NOTHING
+    if not USED or entries or not all(map(_simple, transforms)):
+        return False
     operands = [x for x in (*policy[:2], *reference[:2]) if x is not None]
     biased = policy[2] is not None or reference[2] is not None
-    if len(operands) < 4 or biased or not _readable(operands) or not _runs(operands[0].device):
-        return Fused.NOTHING
-    return USED
+    return len(operands) == 4 and not biased and _readable(operands) and _runs(operands[0].device)
 
 
 def _simple(transform: Transform) -> bool:

@@ -1,4 +1,4 @@
-"""Both passes over the entries that the kernels for Hopper do."""
+"""Both passes by the kernels for Hopper."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ STATE_BYTES = 9 * 4
 
 
 def states_of(inputs: Inputs, picked: Tensor, kept: Kept | None) -> Tensor:
-    """Compute a few states of every token, (FIELDS, groups, N), over the entries of `inputs.fused`.
+    """Compute a few states of every token, (FIELDS, groups, N), over all entries.
 
     Args:
         inputs: both models.
@@ -29,11 +29,11 @@ def states_of(inputs: Inputs, picked: Tensor, kept: Kept | None) -> Tensor:
 
 def _blocks(inputs: Inputs, kept: Kept | None) -> list[range]:
     """Entries of which all tokens of a chunk have states that fit into the memory of the tiles; all kept, or none."""
-    fused, plan = inputs.fused, inputs.job.plan
+    plan = inputs.job.plan
     step = max(plan.tile_bytes // (STATE_BYTES * plan.rows), 1) * tile.MARKED
-    middle = fused.start if kept is None else max(kept.larger.shape[1], fused.start)
+    middle = 0 if kept is None else kept.larger.shape[1]
     cut = lambda start, stop: [range(i, min(i + step, stop)) for i in range(start, stop, step)]
-    return cut(fused.start, middle) + cut(middle, fused.stop)
+    return cut(0, middle) + cut(middle, len(inputs.weight))
 
 
 def _block(inputs: Inputs, rows: slice, columns: range, picked: Tensor, kept: Kept | None) -> Tensor:
