@@ -1,14 +1,14 @@
 """The exact KL from hidden states, on a GPU.
 
     python benchmarks/bench_kernels.py [--out FOLDER] [--rounds N] [--only PART] [--hidden SIZE ...]
-                                       [--rivals NAME ...] [--fused PART ...] [--tiny]
+                                       [--rivals NAME ...] [--tiny]
 
 A floor is the time of the matrix products alone, run in the same rounds: 4 projections for methods that keep their
 logits, 6 for methods that recompute them; 3 and 4 for the log-prob alone. Memory is that of one forward and backward
 pass beyond its inputs, including the gradients. `--hidden` chooses among the shapes, and `--rivals` among the rivals by
-the beginnings of their names; rows of an earlier run that are not measured again are then kept. `--fused` times our
-exact KL once for each choice of what the kernels for Hopper compute: nothing, recomputed, everything. The rows are
-written after each shape. `--tiny` runs everything once on tiny sizes, on a CPU too, and writes to build/tiny.
+the beginnings of their names; rows of an earlier run that are not measured again are then kept. On a Hopper GPU, our
+exact KL is also timed with the kernels that other GPUs use. The rows are written after each shape. `--tiny` runs
+everything once on tiny sizes, on a CPU too, and writes to build/tiny.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from harness import RESULTS, read, write
 
 from klgrad.kernels import Head, token_statistics
 from klgrad.kernels.hopper import choice
-from klgrad.kernels.hopper.choice import Fused
 
 SHAPES = ((4096, 128256), (2048, 151936), (1024, 151936), (896, 151936))
 """Hidden size and vocabulary of Llama 3.1 8B, Qwen3 1.7B, Qwen3 0.6B and Qwen2.5 0.5B."""
@@ -34,9 +33,9 @@ TINY = ((32, 512), (16, 256))
 ROUNDS = 15
 LINEAR_ROUNDS = 3
 """Rounds of the part with up to 131072 tokens."""
-NOTHING_KEPT = 768 << 20
-"""A budget in bytes that is just enough for tiles of 16384 entries, and keeps nothing."""
-
+SMALL = 768 << 20
+"""A budget in bytes. The kernels of other GPUs need it for tiles of 16384 entries, and then keep nothing."""
+ELSEWHERE = "kernels of other GPUs"
 
 Names = list[str] | None
 """Beginnings of the names of rivals; None for all of them."""
@@ -94,42 +93,28 @@ def floor_of(found: dict[str, Measured], base: Iterable[str], fewer: str, more: 
     return {name: fewer if name.startswith(once) else more for name in found if name not in base}
 
 
-def fused_as(fused: Fused, step: Callable[[], object]) -> Callable[[], object]:
-    """The step, with this much computed by the kernels for Hopper."""
+def without_hopper(step: Callable[[], object]) -> Callable[[], object]:
+    """The step without the kernels for Hopper."""
 
     def run() -> None:
-        before, choice.USED = choice.USED, fused
+        choice.USED = False
         try:
             step()
         finally:
-            choice.USED = before
+            choice.USED = True
 
     return run
 
 
-def by_fused(steps: dict[str, rivals.Step], names: Names) -> dict[str, rivals.Step]:
-    """The steps once for each choice, with its name; unchanged if none is given."""
-    if names is None:
-        return steps
-    # With everything fused there are no tiles of logits, and the memory of these keeps some.
-    label = lambda step, name: step.replace(", nothing kept", "") if name == "everything" else step
-    return {
-        f"{label(step, name)}, fused {name}": fused_as(Fused[name.upper()], steps[step])
-        for step in steps
-        for name in names
-    }
-
-
-def exact(
-    tokens: int, hidden: int, vocabulary: int, rounds: int, names: Names, fused: Names = None
-) -> list[dict[str, object]]:
+def exact(tokens: int, hidden: int, vocabulary: int, rounds: int, names: Names) -> list[dict[str, object]]:
     case = Case(tokens, hidden, vocabulary)
     ours: dict[str, rivals.Step] = {
         "klgrad lean": partial(case.ours),
         "klgrad fast": partial(case.ours, mode="fast"),
-        "klgrad, 0.75 GiB, nothing kept": partial(case.ours, budget=NOTHING_KEPT),
+        "klgrad, 0.75 GiB": partial(case.ours, budget=SMALL),
     }
-    ours = by_fused(ours, fused)
+    if choice.runs_on(case.h.device):
+        ours |= {f"{name}, {ELSEWHERE}": without_hopper(step) for name, step in ours.items()}
     others = chosen(rivals.exact(case.h, case.w, case.h_ref, case.w_ref, case.up[0]), names)
     base = floors(case, (4, 6))
     found = in_turn(base | {name: case.cleared(step) for name, step in (ours | others).items()}, rounds)
@@ -182,8 +167,7 @@ def measured(part: str, given: argparse.Namespace) -> Iterator[list[dict[str, ob
     else:
         shapes, rounds = [shape for shape in shapes if given.hidden is None or shape[0] in given.hidden], given.rounds
     for shape in shapes:
-        run = partial(exact, fused=given.fused) if part == "exact" else PARTS[part]
-        made = run(tokens, *shape, rounds, given.rivals)
+        made = PARTS[part](tokens, *shape, rounds, given.rivals)
         yield [row | {"library": rivals.library(str(row["candidate"]))} for row in made]
 
 
@@ -212,7 +196,6 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(PARTS))
     parser.add_argument("--hidden", type=int, nargs="+", choices=[hidden for hidden, _ in SHAPES])
     parser.add_argument("--rivals", nargs="+")
-    parser.add_argument("--fused", nargs="+", choices=[each.name.lower() for each in Fused])
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     out = given.out or (RESULTS.parent.parent / "build" / "tiny" if given.tiny else RESULTS)

@@ -217,19 +217,6 @@ def _linear() -> str:
     return "\n".join([*lines, ""])
 
 
-def fused_forward() -> str:
-    """The forward pass in use and the one with logits in registers, by hidden size."""
-    rows = _rows("fused_forward")
-    sizes = list(dict.fromkeys(row["hidden"] for row in rows))
-    lines = [f"| forward pass | {' | '.join(f'hidden {size}' for size in sizes)} |", "|---|" + "---|" * len(sizes)]
-    for name in dict.fromkeys(row["candidate"] for row in rows):
-        own = {row["hidden"]: row["median_ms"] for row in rows if row["candidate"] == name}
-        lines.append(f"| {name} | {' | '.join(own[size] for size in sizes)} |")
-    one = rows[0]
-    made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, commit {one['commit']}, {one['date']}"
-    return "\n".join([*lines, "", f"*{made}*", ""])
-
-
 def step() -> str:
     """The memory of a whole RL step, counted and measured."""
     rows = [row for row in _rows("step") if row["predicted_gib"]]
@@ -305,7 +292,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "concepts" / "reverse-and-forward.md": {"numbers": reverse_and_forward.numbers},
     DOCS / "concepts" / "on-and-off-policy.md": {"numbers": on_and_off_policy.numbers},
     DOCS / "concepts" / "large-batches.md": {"numbers": large_batches.numbers},
-    DOCS / "kernels.md": {"kernels": kernels, "fused forward": fused_forward, "step": step},
+    DOCS / "kernels.md": {"kernels": kernels, "step": step},
     DOCS / "policy-losses.md": {
         "policy losses": policy_losses,
         "framework policy losses": framework_policy_losses,

@@ -59,7 +59,7 @@ def merge(states: Tensor) -> Tensor:
 
 def install(monkeypatch, calls: list[tuple[str, int]] | None = None) -> None:
     """Use these functions on a CPU, and note in `calls` which of them are called, with the first entry of each."""
-    monkeypatch.setattr(choice, "_runs", lambda device: True)
+    monkeypatch.setattr(choice, "runs_on", lambda device: True)
     monkeypatch.setattr(formula, "gl", GL)
     monkeypatch.setattr(formula, "exp", torch.exp)
     monkeypatch.setattr(launch, "merge", merge)

@@ -239,18 +239,18 @@ def test_reference_of_another_dtype_falls_back(monkeypatch):
 def test_only_compute_capability_9_0(monkeypatch):
     for capability, expected in (((9, 0), True), ((8, 0), False), ((10, 0), False), ((9, 1), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        choice._runs.cache_clear()
-        assert choice._runs(torch.device("cuda:0")) is expected
-    assert not choice._runs(torch.device("cpu"))
-    choice._runs.cache_clear()
+        choice.runs_on.cache_clear()
+        assert choice.runs_on(torch.device("cuda:0")) is expected
+    assert not choice.runs_on(torch.device("cpu"))
+    choice.runs_on.cache_clear()
 
 
 def test_not_on_amd(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    choice._runs.cache_clear()
-    assert not choice._runs(torch.device("cuda:0"))
-    choice._runs.cache_clear()
+    choice.runs_on.cache_clear()
+    assert not choice.runs_on(torch.device("cuda:0"))
+    choice.runs_on.cache_clear()
 
 
 def test_they_can_be_switched_off(monkeypatch):

@@ -13,7 +13,10 @@ PROJECTIONS = {
     # In the forward and backward pass of the exact KL, and of the log-prob alone; by reading their source.
     "klgrad lean": (6, 4),
     "klgrad fast": (4, 3),
-    "klgrad, 0.75 GiB, nothing kept": (6, None),
+    "klgrad, 0.75 GiB": (6, None),
+    "klgrad lean, kernels of other GPUs": (6, None),
+    "klgrad fast, kernels of other GPUs": (4, None),
+    "klgrad, 0.75 GiB, kernels of other GPUs": (6, None),
     "TRL ChunkedDivergence (KL alone)": (6, None),
     "Liger fused linear JSD (mean KL alone)": (4, None),
     "torch, full logits (KL alone)": (4, None),
@@ -108,3 +111,11 @@ def test_a_row_says_which_kernels_liger_chose(bench, monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
         assert library("Liger fused linear scaled cross-entropy").endswith(f", {kernels}")
     assert library("4 projections") == ""
+
+
+def test_a_profile_names_what_each_kernel_does(bench):
+    kind_of = importlib.import_module("profile_kernels").kind_of
+    hopper, elsewhere = kind_of("gradient_kernel"), kind_of("_gradient_kernel")
+    assert hopper != elsewhere
+    assert kind_of("nvjet_tst_128x256") == kind_of("sm90_xmma_gemm_bf16") == "matrix products"
+    assert kind_of("vectorized_elementwise") == "the rest"

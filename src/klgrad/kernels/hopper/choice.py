@@ -34,7 +34,7 @@ def fused_for(policy: Model, reference: Model, transforms: tuple[Transform, Tran
         return False
     operands = [x for x in (*policy[:2], *reference[:2]) if x is not None]
     biased = policy[2] is not None or reference[2] is not None
-    return len(operands) == 4 and not biased and _readable(operands) and _runs(operands[0].device)
+    return len(operands) == 4 and not biased and _readable(operands) and runs_on(operands[0].device)
 
 
 def _simple(transform: Transform) -> bool:
@@ -51,7 +51,7 @@ def _readable(operands: list[Tensor]) -> bool:
 
 
 @cache
-def _runs(device: torch.device) -> bool:
+def runs_on(device: torch.device) -> bool:
     """Whether the device has the instructions, and Triton a compiler for them."""
     if device.type != "cuda" or torch.version.hip is not None:  # some AMD GPUs say that they are 9.0 too
         return False
