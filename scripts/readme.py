@@ -347,6 +347,16 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "rethinking": experiments.rethinking,
         "rethinking claims": lambda: experiments.checks_of("rethinking/language-model"),
     },
+    EXPERIMENTS / "long-runs.md": {
+        "long runs": experiments.long_runs,
+        "long pairs": experiments.long_pairs,
+        "long claims": lambda: experiments.checks_of("tang-munos/long-runs"),
+    },
+    EXPERIMENTS / "reuse.md": {
+        "reuse": experiments.reuse,
+        "reuse sweep": experiments.reuse_sweep,
+        "reuse claims": lambda: experiments.checks_of("klgrad/reuse"),
+    },
     DOCS / "train.md": {
         "distillation": distillation,
         "trainer cost": trainer_cost,
