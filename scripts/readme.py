@@ -333,6 +333,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
     },
     EXPERIMENTS / "discount.md": {
+        "discount rates": experiments.discount_rates,
         "discount": experiments.discount,
         "discount comparisons": experiments.discount_comparisons,
         "gradients": experiments.gradients,
