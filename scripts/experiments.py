@@ -9,6 +9,7 @@ from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.distillation_runs import COLUMNS as DISTILLED, OWN, RIGHT, TEACHERS
 from klgrad.papers.own.discount_gradients import BATCH, BIAS, COSINE, STUDENTS, VARIANCE, squared_error
+from klgrad.papers.own.reuse import PER_COMPLETION
 from klgrad.papers.recorded_runs import ENOUGH_ERRORS, ENOUGH_SEEDS, counts
 from klgrad.papers.study import Check, Numbers
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
@@ -84,6 +85,24 @@ def discount_comparisons() -> str:
     for claim, at in _numbers("klgrad/discount")["comparisons"].items():
         cells = [_difference(found) if found else "no runs" for found in at.values()]
         lines.append(f"| {claim} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def discount_rates() -> str:
+    """The best of three rates of each arm and size of the batch, with the KLs at all three; one seed."""
+    runs = _numbers("klgrad/discount")["rates"]
+    rates = sorted({run["learning_rate"] for run in runs}, key=float)
+    lines = [
+        "| completions | arm | best rate | KL(student‖teacher) per token | KL(teacher‖student) per token | "
+        f"right answers | entropy per token | {' | '.join(f'both KLs at {rate}' for rate in rates)} |",
+        "|---|---|---|---|---|---|---|" + "---|" * len(rates),
+    ]
+    for best in sorted((run for run in runs if run["best"]), key=lambda run: (-int(run["completions"]), run["arm"])):
+        same = {run["learning_rate"]: run for run in runs if all(run[n] == best[n] for n in ("completions", "arm"))}
+        cells = [f"{best[OWN]:.3f} ± {best[f'{OWN}_se']:.2g}"]
+        cells += [f"{best[name]:.3g}" for name in (TEACHERS, RIGHT, "entropy_per_token")]
+        cells += [f"{same[r][OWN]:.3f}, {same[r][TEACHERS]:.3g}" if r in same else "no run" for r in rates]
+        lines.append(f"| {best['completions']} | `{best['arm']}` | {best['learning_rate']} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
@@ -313,14 +332,16 @@ def reuse() -> str:
     """Every arm of the experiment on reused completions at its best setting, after its last update."""
     lines = [
         "| trainer | uses | rate | schedule | seconds | seeds | KL(student‖teacher) per token | "
-        "KL(teacher‖student) per token | right answers | entropy per token | tokens |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "KL(teacher‖student) per token | right answers | entropy per token | tokens | "
+        "KL(student‖teacher) per completion |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     numbers = _numbers("klgrad/reuse")
     for arm, found in sorted(numbers["end"].items()):
         (trainer, uses), (rate, schedule) = arm.split(), numbers["settings"][arm].split()
         seconds = "" if found["seconds"] is None else _with_error(found["seconds"])
-        lines.append(f"| `{trainer}` | {uses} | {rate} | {schedule} | {seconds} | {_distilled(found)} |")
+        cells = f"{seconds} | {_distilled(found)} | {_with_error(found[PER_COMPLETION])}"
+        lines.append(f"| `{trainer}` | {uses} | {rate} | {schedule} | {cells} |")
     return "\n".join([*lines, ""])
 
 
@@ -332,7 +353,7 @@ def reuse_sweep() -> str:
     for arm, found in sorted(numbers["sweep"].items()):
         shown = {setting: f"{kl:.3f}" for setting, kl in found.items()}
         best = numbers["settings"][arm]
-        cells = [f"**{shown[best]}**" if setting == best else shown.get(setting, "") for setting in columns]
+        cells = [f"**{shown[best]}**" if setting == best else shown.get(setting, "no run") for setting in columns]
         trainer, uses = arm.split()
         lines.append(f"| `{trainer}` | {uses} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
@@ -377,4 +398,8 @@ def _setting(arm: str, coef: str, found: Numbers, shown: tuple[str, ...]) -> str
 
 
 def _with_error(found: dict[str, float]) -> str:
-    return "no value" if None in found.values() else f"{found['mean']:.3g} ± {found['error']:.2g}"
+    """A mean and its error; one seed without an error of its evaluation has none."""
+    if None in found.values():
+        return "no value"
+    known = found["error"] or found.get("seeds") != 1
+    return f"{found['mean']:.3g}" + (f" ± {found['error']:.2g}" if known else "")

@@ -320,6 +320,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
     },
     EXPERIMENTS / "discount.md": {
+        "discount rates": experiments.discount_rates,
         "discount": experiments.discount,
         "discount comparisons": experiments.discount_comparisons,
         "gradients": experiments.gradients,
@@ -333,6 +334,16 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     EXPERIMENTS / "grpo-losses.md": {
         "rethinking": experiments.rethinking,
         "rethinking claims": lambda: experiments.checks_of("rethinking/language-model"),
+    },
+    EXPERIMENTS / "long-runs.md": {
+        "long runs": experiments.long_runs,
+        "long pairs": experiments.long_pairs,
+        "long claims": lambda: experiments.checks_of("tang-munos/long-runs"),
+    },
+    EXPERIMENTS / "reuse.md": {
+        "reuse": experiments.reuse,
+        "reuse sweep": experiments.reuse_sweep,
+        "reuse claims": lambda: experiments.checks_of("klgrad/reuse"),
     },
     DOCS / "train.md": {
         "distillation": distillation,

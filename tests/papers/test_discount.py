@@ -38,6 +38,17 @@ def runs(sign=1.0, **how):
     return found
 
 
+def swept():
+    """One seed of two arms at two rates, at three for the larger batch: the middle one is best by the own KL alone."""
+    found = []
+    for size, rates in ((64, ("1e-4", "3e-4")), (256, ("1e-4", "3e-4", "6e-4"))):
+        for arm in ("exact-0", "exact-0.9-leave-one-out"):
+            for rate, own in zip(rates, (1.0, 0.8, 0.9), strict=False):
+                label = {"arm": arm, "completions": size, "learning_rate": rate, "distinct": 182.0}
+                found += evaluations(label, own, 4 / own, seeds=1, noise=0.0)
+    return found
+
+
 def gradients(variance=1.0, bias=1.0, **changed):
     """Bias falls and variance grows with the discount; k1 and a missing baseline add variance."""
     found = []
@@ -136,6 +147,16 @@ def test_runs_at_several_rates_are_not_pooled(tmp_path):
         study.run(write(tmp_path, discount=made))
 
 
+def test_a_sweep_of_rates_changes_no_verdict_and_marks_the_best_rate_of_each_arm(tmp_path):
+    settings = write(tmp_path, discount=runs(), discount_sweep=swept())
+    numbers = study.run(settings)
+    best = [(run["completions"], run["arm"], run["learning_rate"]) for run in numbers["rates"] if run["best"]]
+    arms = ("exact-0", "exact-0.9-leave-one-out")
+    assert best == [(size, arm, "3e-4") for size in ("64", "256") for arm in arms]
+    assert len(numbers["rates"]) == 10
+    assert study.check(numbers) == study.check({**numbers, "rates": []})
+
+
 def drawn(folder, **files):
     figure = Figure()
     study.draw(study.run(write(folder, **files)), figure)
@@ -154,6 +175,9 @@ def test_the_legend_names_what_has_runs_or_gradients(tmp_path):
 @pytest.mark.slow
 def test_gradients_that_were_not_measured_have_no_panel(tmp_path):
     assert len(drawn(tmp_path, discount=runs()).axes) == 2
+    swept_too = drawn(tmp_path, discount=runs(), discount_sweep=swept())
+    (tmp_path / "discount_sweep.csv").unlink()
+    assert len(swept_too.axes) == 3
     assert len(drawn(tmp_path, discount=runs(), gradient=[r for r in gradients() if r["update"] == 0]).axes) == 3
 
 

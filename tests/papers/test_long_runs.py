@@ -121,6 +121,15 @@ def test_right_answers_at_equal_kl(tmp_path):
     assert equal == {claim: "differs" if "k3" in claim else "holds" for claim in equal}
 
 
+def test_a_run_whose_kl_falls_for_a_while_is_compared_at_equal_kl_without_those_evaluations(tmp_path):
+    whole = numbers(tmp_path, made())["equal_kl"]
+    rows = changed(made(), "k3-loss", (120, 210), kl_per_sequence=0.1, correct_in=0.0)
+    fallen = numbers(tmp_path, rows)["equal_kl"]
+    for pair, gap in fallen.items():
+        assert gap["seeds"] == 3
+        assert gap["difference"] == pytest.approx(whole[pair]["difference"], rel=ROUNDING)
+
+
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_nothing_is_decided_with_fewer_than_three_seeds(seeds, tmp_path):
     assert set(verdicts(tmp_path, made(seeds=seeds)).values()) == {"open"}

@@ -22,6 +22,13 @@ DIFFERS = {
         "leave-one-out ends nearer than vanilla over sequences",
         "cumulative ends nearer than vanilla over sequences",
     },
+    "tang-munos/long-runs": {
+        *(
+            f"(ours) at equal KL, k3 as loss and {other} answer equally many right, within 0.05"
+            for other in ("k1 in the reward", "k2 as loss")
+        ),
+        "(ours) the KL of k3 as loss still grows from 270 to 300 updates",
+    },
     "tang-munos/fig8-tabular": {"k3 as a token loss makes little progress"},
     "comedy/on-policy": {
         *(f"k3 in the reward ends below its start at β = {beta}" for beta in ("0.03", "0.1", "1")),
@@ -70,6 +77,11 @@ DIFFERS = {
         "on the teacher's completions",
     },
     "klgrad/discount": {"without a future, the exact KL ends nearer than k1, on the student's completions"},
+    "klgrad/reuse": {
+        *(f"4 uses end nearer than {uses}, on the teacher's completions" for uses in (1, 2)),
+        "4 uses answer more right than 1",
+        "4 uses of half of the completions are nearer than 1 use with all, on the student's completions",
+    },
 }
 """Sentences of a claim that do not reproduce, as the results page says; any other must hold."""
 

@@ -26,6 +26,7 @@ def run(trainer, uses, seed, end, setting=BEST, speed=1.0):
         kl = end * (1 + ERROR * (seed - 1)) * (1.1 if batches == 20 else 1)
         found = {"kl_per_token": kl, "forward_kl_per_token": 2 * kl, "correct": 0.6 - 0.4 * kl}
         more = {"kl_per_token_se": ERROR / 2, "entropy_per_token": 3.0, "length": 32.0, "seconds": batches * seconds}
+        more |= {"kl_per_sequence": 32 * kl, "kl_per_sequence_se": 16 * ERROR}
         yield {**label, "update": batches * uses, **(found if batches else START), **more, **MADE}
 
 

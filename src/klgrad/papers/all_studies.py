@@ -15,6 +15,7 @@ MODULES = {
     "tang-munos/fig7": "tang_munos.fig7_frontier",
     "tang-munos/fig8": "tang_munos.fig8_language_model",
     "tang-munos/fig8-tabular": "tang_munos.fig8_sequences",
+    "tang-munos/long-runs": "tang_munos.long_runs",
     "rethinking/fig1": "rethinking.fig1_coefficients",
     "rethinking/theorem-5.1": "rethinking.theorem_5_1",
     "rethinking/k3-bias": "rethinking.k3_bias",
@@ -29,6 +30,7 @@ MODULES = {
     "frpo/kl-in-reward": "frpo.kl_in_reward",
     "asyncopd/stale-distillation": "asyncopd.stale_distillation",
     "klgrad/discount": "own.discount",
+    "klgrad/reuse": "own.reuse",
     "schulman/table": "schulman.table",
 }
 

@@ -133,7 +133,8 @@ def below_if_run(claim: str, found: Found | None, limit: float) -> Check:
 def _below(claim: str, value: float, found: Found, word: str, limit: float) -> Check:
     error, enough = ENOUGH_ERRORS * found["error"], found["seeds"] >= ENOUGH_SEEDS
     below, above = enough and value + error < limit, enough and value - error > limit
-    measured = f"{found['difference']:.2g} ± {found['error']:.2g}, {word} {limit:.2g}, {found['seeds']:g} seeds"
+    seeds = f"{found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
+    measured = f"{found['difference']:.2g} ± {found['error']:.2g}, {word} {limit:.2g}, {seeds}"
     return Check(claim, measured, below, decided=below or above)
 
 

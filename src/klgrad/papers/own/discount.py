@@ -5,8 +5,9 @@ With discount 0 a token is responsible for its own KL only, with discount 1 for 
 discount below 1 adds a bias and takes away variance. A student with 20 of SmolLM2-135M's 30 layers is trained towards
 the whole model, with completions of fixed length, by the exact KL with five discounts, with and without a leave-one-out
 baseline, and by k1 with three. Bias and variance of the same gradients are measured at fixed weights: those of the
-start, and those after 20 updates. They are relative to the squared length of the sequence-level gradient. Design,
-tables and limits: docs/experiments.md.
+start, and those after 20 updates. They are relative to the squared length of the sequence-level gradient. All
+sentences are judged at one learning rate; a sweep of three rates with one seed is shown and not judged. Design, tables
+and limits: docs/experiments.md.
 """
 
 from ..distillation_runs import COLUMNS, LAST, OWN, TEACHERS, finite_rows
@@ -14,6 +15,7 @@ from ..recorded_runs import Found, Row, at_start, at_update, difference_if_run, 
 from ..study import Check, Experiment, Numbers, Settings
 from .discount_figure import draw as draw
 from .discount_gradients import GRADIENTS, gradient_checks, gradients_of, prediction_checks
+from .discount_rates import rates_of
 
 EXPERIMENT = Experiment("discount.csv", "exp_discount.py", ("sweep", "seeds"), also=(GRADIENTS,))
 LARGE, SMALL = "256", "64"
@@ -41,18 +43,20 @@ GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted b
 
 
 def run(settings: Settings) -> Numbers:
-    """Every arm at both sizes of a batch, their comparisons, and the moments of the gradients."""
+    """Every arm at both sizes of a batch, their comparisons, the moments of the gradients, and the sweep of rates."""
     rows = finite_rows(EXPERIMENT, settings)
     gradients, measured = gradients_of(settings)
+    rates, swept = rates_of(settings)
     end = summaries(at_update(rows, LAST), COLUMNS, setting_of)
     return {
-        "made": provenance([*rows, *measured]),
+        "made": provenance([*rows, *measured, *swept]),
         "start": {column: at_start(rows, column) for column in COLUMNS},
         "end": end,
         "comparisons": {
             claim: {size: _ahead(end, size, *by) for size in (LARGE, SMALL)} for claim, by in NEARER.items()
         },
         "gradients": gradients,
+        "rates": rates,
     }
 
 

@@ -1,9 +1,11 @@
-"""The figure of `discount`: both KLs over the discount, and bias and variance of the gradient over the discount."""
+"""The figure of `discount`: both KLs over the discount, bias and variance of the gradient over the discount, and one KL
+over the other for every run of the sweep of rates.
+"""
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from ...support.palette import BLACK, BLUE, GREEN
+from ...support.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -22,15 +24,22 @@ PANELS = {
     "kl_per_token": "KL(student‖teacher) per token,\non the student's completions",
     "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions",
 }
+COLOURS = dict(zip(DISCOUNTS, (BLACK, GREEN, BLUE, ORANGE, VERMILION), strict=True))
+"""Of a discount, in the panel of the sweep."""
+MARKS = {("exact", "256"): "o", ("exact", "64"): "s", ("k1", "256"): "^", ("k1", "64"): "v"}
+"""Of an estimator with a size of the batch, in that panel."""
 STUDENTS = {"0": "gradient at the start", "20": "gradient after 20 updates"}
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Means over seeds and over batches, with bars of one standard error; what has no runs is left out."""
     students = [update for update in STUDENTS if numbers["gradients"].get(update)]
-    count = len(PANELS) + len(students)
-    figure.set_size_inches(4 * count, 4.6)
-    axes = figure.subplots(1, count)
+    swept = bool(numbers["rates"])
+    count = len(PANELS) + len(students) + swept
+    figure.set_size_inches(4 * count + swept, 4.6)
+    axes = list(figure.subplots(1, count))
+    if swept:
+        _rates(axes.pop(), numbers["rates"], numbers["start"])
     for axis, (measure, title) in zip(axes, PANELS.items(), strict=False):
         for size, line in SIZES.items():
             end = {arm.partition(" ")[2]: x for arm, x in numbers["end"].items() if arm.startswith(f"{size} ")}
@@ -44,12 +53,42 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     for axis in axes:
         axis.set(xlabel="discount", xticks=X, xticklabels=DISCOUNTS)
         if axis.lines:  # an empty axis cannot be logarithmic
-            axis.set(yscale="log")
+            _logarithmic(axis)
         axis.title.set_fontsize(10)
     named = _named(axes)
     figure.legend(
         named.values(), named.keys(), ncols=min(len(named), count + 2), loc="outside lower center", fontsize=8.5
     )
+
+
+def _logarithmic(axis: Any) -> None:
+    axis.set(yscale="log")
+    for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+        formatter("{x:g}")
+    axis.tick_params(axis="y", which="both", labelsize=8)
+
+
+def _rates(axis: Any, rates: list[Numbers], start: Numbers) -> None:
+    """Both KLs of every run of the sweep; the best rate of an arm is filled."""
+    own, teachers = PANELS
+    for run in rates:
+        kind, discount = run["arm"].split("-")[:2]
+        face = COLOURS[discount] if run["best"] else "none"
+        look = {"marker": MARKS[kind, run["completions"]], "color": COLOURS[discount], "mfc": face, "ms": 6, "lw": 0}
+        axis.plot(run[own], run[teachers], **look)
+    _logarithmic(axis)
+    axis.axhline(start[teachers]["mean"], color=GREY, lw=1, ls=":")
+    axis.text(1, start[teachers]["mean"], "before training", transform=axis.get_yaxis_transform(), fontsize=8,
+              ha="right", va="bottom", color=GREY)  # fmt: skip
+    discounts = {run["arm"].split("-")[1] for run in rates}
+    shown = {f"discount {d}": {"marker": "o", "color": COLOURS[d]} for d in DISCOUNTS if d in discounts}
+    shown |= {f"{kind}, {size}": {"marker": mark, "color": GREY} for (kind, size), mark in MARKS.items()}
+    for label, look in shown.items():
+        axis.plot([], [], lw=0, ms=5, label=label, **look)
+    axis.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.93))
+    axis.set(title="one seed, three rates (filled: the best);\nboth KLs per token", xlabel="on the student's, nats")
+    axis.set_ylabel("on the teacher's, nats")
+    axis.title.set_fontsize(10)
 
 
 def _named(axes: Any) -> dict[str, Any]:

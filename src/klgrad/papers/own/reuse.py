@@ -5,13 +5,14 @@ The exact KL of a token needs no importance weights on completions of an earlier
 A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with 40 batches of 256 completions,
 each used for 1, 2, 4 or 8 updates. TRL's trainer uses a batch once; it has the same student, prompts and evaluation,
 with three divergences. Every arm has the rate and the schedule that were best with its first seed, by the KL on the
-student's completions. Design, tables and limits: docs/experiments.md.
+student's completions. Of TRL's settings a part has been run, and of its seeds few. Design, tables and limits:
+docs/experiments.md.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from ..distillation_runs import COLUMNS, OWN, RIGHT, TEACHERS, excess_of, finite_rows
+from ..distillation_runs import COLUMNS as DISTILLED, OWN, RIGHT, TEACHERS, excess_of, finite_rows
 from ..recorded_runs import (
     Found,
     Row,
@@ -32,6 +33,9 @@ TRL = Experiment("reuse_trl.csv", SCRIPT, ("trl", "trl-seeds"))
 EXPERIMENT = Experiment(
     "reuse_sweep.csv", SCRIPT, ("sweep",), also=(Experiment("reuse_seeds.csv", SCRIPT, ("seeds",)), TRL)
 )
+PER_COMPLETION = "kl_per_sequence"
+"""KL(student‖teacher) of whole completions: students differ in the length of theirs."""
+COLUMNS = (*DISTILLED, PER_COMPLETION)
 BATCHES, HALF = 40, 20
 """Of completions: those of a whole run, and those at which a run is compared with whole ones."""
 FIRST_SEED = "0"

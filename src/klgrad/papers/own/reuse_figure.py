@@ -37,10 +37,15 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         row[0].set(ylabel=label, yscale="log")
         for formatter in (row[0].yaxis.set_major_formatter, row[0].yaxis.set_minor_formatter):
             formatter("{x:g}")
-        row[0].tick_params(which="both", labelsize=8)
+        for axis in row:
+            axis.tick_params(which="both", labelsize=8)
     for axis, name in zip(axes[-1], OVER.values(), strict=True):
         axis.set_xlabel(name)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=len(ARMS), loc="outside lower center", fontsize=8.5)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center", fontsize=9)
+
+
+def _seeds(count: float) -> str:
+    return f"{count:g} seed{'s' * (count != 1)}"
 
 
 def _lines(paths: dict[str, Any], column: str, over: str, axis: Any) -> None:
@@ -50,6 +55,7 @@ def _lines(paths: dict[str, Any], column: str, over: str, axis: Any) -> None:
             continue
         x = [value * (COMPLETIONS if over == "batches" else 1) for value in path[over][1:]]
         mean, error = ([each[name] for each in path[column][1:]] for name in ("mean", "error"))
-        axis.errorbar(x, mean, yerr=error, fmt=line, marker="o", ms=4, color=colour, label=label, lw=1.4, capsize=2)
+        look = {"fmt": line, "marker": "o", "ms": 4, "color": colour, "lw": 1.4, "capsize": 2}
+        axis.errorbar(x, mean, yerr=error, label=f"{label} ({_seeds(path[column][-1]['seeds'])})", **look)
     if not axis.lines:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")

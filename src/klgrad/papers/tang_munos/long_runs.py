@@ -101,7 +101,23 @@ def _differences(at: Numbers, one: str, other: str) -> Numbers:
 
 def _gap(by_arm: dict[str, list[Row]], pair: tuple[str, str], start: float) -> Found | None:
     one, other = (by_arm.get(arm, []) for arm in pair)
-    return gap_at_equal_kl(one, other, start)
+    return gap_at_equal_kl(_risen(one), _risen(other), start)
+
+
+def _risen(rows: list[Row]) -> list[Row]:
+    """The evaluations with a higher KL than all earlier ones of their run.
+
+    In a long run the KL rises at first and then goes up and down, with the right answers. `gap_at_equal_kl` would leave
+    out such a run as a whole.
+    """
+    found = []
+    for own in grouped(rows, seed_of).values():
+        highest = 0.0
+        for row in sorted(own, key=lambda row: int(row["update"])):
+            if float(row[KL]) > highest:
+                highest = float(row[KL])
+                found.append(row)
+    return found
 
 
 def _growth(rows: Sequence[Row]) -> Found | None:

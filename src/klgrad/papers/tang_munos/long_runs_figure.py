@@ -15,6 +15,7 @@ LABELS = {
     "none": ("no KL", BLACK, "x"),
 }
 """Label, colour and mark of an arm."""
+LEGEND = "lines: means of three seeds, bands: one\nstandard error; marks: one evaluation of one run"
 PANELS = {
     "correct_in": "right answers, in domain",
     "kl_per_sequence": "KL(π‖ref) per completion, nats",
@@ -25,28 +26,31 @@ PANELS = {
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Means over seeds with bands of one standard error, and a mark for each evaluation of each run."""
-    figure.set_size_inches(17, 4.2)
-    *panels, last = figure.subplots(1, len(PANELS) + 1)
+    figure.set_size_inches(11, 6.4)
+    *panels, last, rest = figure.subplots(2, 3).flat
     for (column, title), axis in zip(PANELS.items(), panels, strict=True):
         _over_updates(numbers["paths"][column], axis)
         axis.set(xlabel="updates", title=title)
     _over_kl(numbers, last)
     for axis in (*panels, last):
         axis.title.set_fontsize(10)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
+    rest.axis("off")
+    if numbers["points"]:
+        rest.legend(*last.get_legend_handles_labels(), loc="center", title=LEGEND, fontsize=10, title_fontsize=9)
 
 
 def _over_updates(paths: dict[str, Any], axis: Any) -> None:
-    for arm, (label, colour, _) in LABELS.items():
+    for arm, (_, colour, _) in LABELS.items():
         if (path := paths.get(arm)) is None:
             continue
-        axis.plot(path["updates"], path["mean"], color=colour, label=label, lw=1.6)
+        axis.plot(path["updates"], path["mean"], color=colour, lw=1.6)
         low, high = ([m + s * e for m, e in zip(path["mean"], path["error"], strict=True)] for s in (-1, 1))
         axis.fill_between(path["updates"], low, high, color=colour, alpha=0.13, lw=0)
 
 
 def _over_kl(numbers: Numbers, axis: Any) -> None:
-    for arm, (_, colour, mark) in LABELS.items():
-        own = [point for point in numbers["points"] if point["name"] == arm]
-        axis.plot([p["kl"] for p in own], [p["correct_in"] for p in own], mark, ms=4, color=colour, mfc="none", lw=0)
+    for arm, (label, colour, mark) in LABELS.items():
+        if own := [point for point in numbers["points"] if point["name"] == arm]:
+            look = {"ms": 4, "color": colour, "mfc": "none", "lw": 0, "label": label}
+            axis.plot([p["kl"] for p in own], [p["correct_in"] for p in own], mark, **look)
     axis.set(xlabel="KL(π‖ref) per completion, nats", title="right answers over the KL")
