@@ -10,7 +10,13 @@ from klgrad.papers.study import Study
 from klgrad.papers.tang_munos import long_runs as study
 
 UPDATES = tuple(range(0, 301, 30))
-ENDS = {"k3-loss": (0.1, 2.0), "k1-reward": (0.1, 4.0), "k2-loss": (0.1, 3.0), "none": (0.08, 9.0)}
+ENDS = {
+    "k3-loss": (0.1, 2.0),
+    "k1-reward": (0.1, 4.0),
+    "k2-loss": (0.1, 3.0),
+    "none": (0.08, 9.0),
+    "k1-reward-near": (0.1, 2.5),
+}
 """Right answers rise with the root of the KL, by this factor, and the KL evenly to this."""
 GROWS = "(ours) the KL of k3 as loss still grows from 270 to 300 updates"
 SETTLED = "(ours) the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
@@ -58,7 +64,7 @@ def settled(rows):
 def test_runs_for_which_every_sentence_holds(tmp_path):
     found = verdicts(tmp_path, settled(made()))
     assert set(found.values()) == {"holds"}, {claim for claim in found if found[claim] != "holds"}
-    assert len(found) == 18
+    assert len(found) == 21
 
 
 def test_a_kl_that_grows_with_the_updates_has_not_settled(tmp_path):
@@ -138,7 +144,7 @@ def test_nothing_is_decided_with_fewer_than_three_seeds(seeds, tmp_path):
 @pytest.mark.parametrize("arm", ENDS)
 def test_a_missing_arm_leaves_its_sentences_open(arm, tmp_path):
     found = verdicts(tmp_path, settled(made(left_out=(arm,))))
-    expected = {claim for claim in found if study.WORDS[arm] in claim or "order" in claim}
+    expected = {claim for claim in found if study.WORDS[arm] in claim or ("order" in claim and arm != study.NEAR)}
     assert {claim for claim, verdict in found.items() if verdict == "open"} == expected
     assert {verdict for claim, verdict in found.items() if claim not in expected} == {"holds"}
 

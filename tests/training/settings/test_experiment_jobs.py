@@ -91,7 +91,7 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     script, runs = map(importlib.import_module, ("exp_reuse", "distill_runs"))
     given = argparse.Namespace(model=tmp_path)
-    jobs = [*script.sweep(given), *script.trl_sweep(given)]
+    jobs = [*script.sweep(given), *script.prompts(given), *script.trl_sweep(given)]
     assert {reuse.arm_of({key: str(x) for key, x in job.settings.items()}) for job in jobs} == set(reuse_figure.ARMS)
     assert len({job.name for job in jobs}) == len(jobs)
     assert runs.UPDATES == reuse.BATCHES

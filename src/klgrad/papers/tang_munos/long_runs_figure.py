@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ...support.palette import BLACK, STYLES
+from ...support.palette import BLACK, PURPLE, STYLES
 from ..study import Numbers
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ LABELS = {
     "k1-reward": ("k1 in the reward", STYLES["k1-reward"][0], "o"),
     "k2-loss": ("k2 as loss", STYLES["k1-reward-leave-one-out"][0], "D"),
     "none": ("no KL", BLACK, "x"),
+    "k1-reward-near": ("k1 in the reward, β = 0.07", PURPLE, "s"),
 }
 """Label, colour and mark of an arm."""
 LEGEND = "lines: means of three seeds, bands: one\nstandard error; marks: one evaluation of one run"
