@@ -196,7 +196,9 @@ def _timings(name: str, title: str) -> str:
     one = rows[0]
     rounds = f"{one['rounds']} rounds, " if one.get("rounds") else ""
     made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, {rounds}commit {one['commit']}, {one['date']}"
-    libraries = [x for x in dict.fromkeys(row.get("library") or "" for row in rows) if x and not x.startswith("torch ")]
+    libraries = [
+        x for x in dict.fromkeys(row.get("library") or "" for row in rows) if x and not re.fullmatch(r"torch \S+", x)
+    ]
     return "\n".join([*lines, f"*{'; '.join([made, *libraries])}*", ""])
 
 

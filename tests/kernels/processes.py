@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from kernels.cases import SMALL_TILES, Case, make, weighted_sum
@@ -10,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from klgrad.kernels import plan
+from klgrad.kernels.hopper import choice
 
 WORLD = 2
 CUTS = {"unequal": (13, 37), "the first small": (3, 47)}
@@ -20,10 +22,15 @@ def the_case() -> Case:
     return make((2, 4), 50, bias=True, ref_bias=True, policy={"softcap": 3.0, "temperature": 0.8})
 
 
+def simple_case() -> Case:
+    """A problem that the kernels for Hopper do, for one process."""
+    return make((2, 4), 50, 16, entries=0, dtype=torch.bfloat16)
+
+
 def part_of(case: Case, cut: tuple[int, int], rank: int) -> Case:
     """The same hidden states, and this rank's rows of both heads."""
     mine = slice(0, cut[0]) if rank == 0 else slice(cut[0], None)
-    own = lambda h: replace(h, weight=h.weight[mine].clone(), bias=h.bias[mine].clone())
+    own = lambda h: replace(h, weight=h.weight[mine].clone(), bias=None if h.bias is None else h.bias[mine].clone())
     return replace(case, head=own(case.head), ref_head=own(case.ref_head))
 
 
@@ -34,7 +41,8 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD, timeout=limit)
     for name, value in SMALL_TILES.items():
         setattr(plan, name, value)
-    torch.save({"split": split_vocabulary(rank), "sharded": sharded_parameters(rank)}, f"{folder}/{rank}.pt")
+    made = {"split": split_vocabulary(rank), "sharded": sharded_parameters(rank), "hopper": split_on_hopper(rank)}
+    torch.save(made, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -43,7 +51,7 @@ def outcome(case: Case, **options) -> dict:
     case.require_grad()
     found = case.statistics(**options)
     gradients = torch.autograd.grad(weighted_sum(found), case.leaves)
-    return {"values": [x.detach() for x in found], "gradients": gradients}
+    return {"values": [x.detach() for x in found if x is not None], "gradients": gradients}
 
 
 def split_vocabulary(rank: int) -> dict:
@@ -58,6 +66,19 @@ def split_vocabulary(rank: int) -> dict:
     except ValueError as error:
         results["stray"] = str(error)
     return results
+
+
+def split_on_hopper(rank: int) -> dict:
+    """A split vocabulary with the formulas of the kernels for Hopper; nothing where Triton has no Gluon."""
+    if not choice._importable():
+        return {}
+    from kernels import on_torch
+
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        on_torch.install(patch, calls)
+        found = outcome(part_of(simple_case(), CUTS["unequal"], rank), group=dist.group.WORLD)
+    return found | {"calls": len(calls)}
 
 
 def tokens_of(case: Case, rank: int) -> Case:

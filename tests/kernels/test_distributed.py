@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from kernels.processes import CUTS, WORLD, outcome, the_case, tokens_of, work
-from tolerances import EXACT
+from kernels.processes import CUTS, WORLD, outcome, simple_case, the_case, tokens_of, work
+from tolerances import BFLOAT16, EXACT, SINGLE
+
+from klgrad.kernels.hopper import choice
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,6 +34,17 @@ def test_a_split_vocabulary_gives_what_one_process_gives(ranks):
             parts = [one["gradients"][i] for one in found]
             assert [len(x) for x in parts] == list(cut)
             EXACT.check(torch.cat(parts), truth["gradients"][i])
+
+
+@pytest.mark.skipif(not choice._importable(), reason="there is no Triton with the parts of Gluon that are used")
+def test_a_split_vocabulary_with_the_formulas_for_hopper(ranks):
+    truth, found = outcome(simple_case().to(torch.float64)), [rank["hopper"] for rank in ranks]
+    for one in found:
+        assert one["calls"]
+        for x, y in zip(one["values"][:5], truth["values"][:5], strict=True):
+            SINGLE.check(x.double(), y)
+        BFLOAT16.check_vector(one["gradients"][0].double(), truth["gradients"][0])
+    BFLOAT16.check_vector(torch.cat([one["gradients"][1] for one in found]).double(), truth["gradients"][1])
 
 
 def test_a_target_beyond_all_parts_is_refused(ranks):

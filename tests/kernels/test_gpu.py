@@ -24,7 +24,7 @@ MODES = {
 
 
 @pytest.fixture(params=[False, True], ids=["every GPU", "Hopper"])
-def fused(request, monkeypatch):
+def kernels(request, monkeypatch):
     """The kernels of Triton alone, and those for Hopper wherever they are possible."""
     if request.param and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("there is no GPU of compute capability 9.0")
@@ -32,7 +32,7 @@ def fused(request, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("fused")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("doubt", [0.1, 0.01, 2e-3, 1e-4])
 def test_confident_tokens_far_from_the_reference(doubt, mode):
     """Policy probability 1 - doubt, a KL of about 11: an error below one percent, however much is kept."""
@@ -43,7 +43,7 @@ def test_confident_tokens_far_from_the_reference(doubt, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("fused")
+@pytest.mark.usefixtures("kernels")
 def test_confident_and_other_tokens_in_one_batch(mode):
     """Each kind of token by itself, so that the larger gradients do not hide the errors of the smaller ones."""
     sure, other = confident(1e-3, tokens=64, vocabulary=5000, size=64), make((64,), 5000, 64, entries=0)
@@ -54,7 +54,6 @@ def test_confident_and_other_tokens_in_one_batch(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize(
     "settings",
     [

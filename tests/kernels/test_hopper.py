@@ -1,9 +1,10 @@
 """The kernels for Hopper: their formulas against torch, what is done around them, and when they are used.
 
 The formulas run on a CPU, with torch's products in place of the kernels'. `test_hopper_compiled.py` compiles the
-kernels, and `test_gpu.py` runs them.
+kernels, and `test_hopper_gpu.py` and `test_gpu.py` run them.
 """
 
+import importlib
 import importlib.util
 from contextlib import contextmanager
 from dataclasses import replace
@@ -151,7 +152,7 @@ def test_values_and_gradients(option, vocabulary, monkeypatch):
     agree(case, SINGLE, BFLOAT16, **OPTIONS[option](case))
     everything_kept = option in ("fast", "lean") or (vocabulary == 5 and option == "something kept")
     names = {name for name, _ in calls}
-    assert names == {"sums"} if everything_kept else {"sums", "gradient"}
+    assert names == ({"sums"} if everything_kept else {"sums", "gradient"})
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -171,6 +172,7 @@ def test_a_second_backward_pass_recomputes_what_was_kept(monkeypatch):
     case = make((12,), 50, entries=0, dtype=torch.bfloat16).require_grad()
     total = case.statistics(budget=budget(case, kept=24)).reverse_kl.sum()
     first = torch.autograd.grad(total, case.leaves, retain_graph=True)
+    assert ("gradient", 0) not in calls  # its logits were kept
     calls.clear()
     for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
         KEPT.check_vector(again.double(), before.double())
@@ -253,6 +255,18 @@ def test_not_on_amd(monkeypatch):
     choice.runs_on.cache_clear()
 
 
+def test_a_triton_with_other_arguments_is_not_used(monkeypatch):
+    """As Triton 3.5."""
+    language = importlib.import_module("triton.experimental.gluon.language")
+    old = lambda default_args, default_partition, worker_args, worker_partitions, worker_num_warps, worker_num_regs: (
+        None
+    )
+    monkeypatch.setattr(language, "warp_specialize", old)
+    choice._importable.cache_clear()
+    assert not choice._importable()
+    choice._importable.cache_clear()
+
+
 def test_they_can_be_switched_off(monkeypatch):
     calls = []
     on_torch.install(monkeypatch, calls)
@@ -262,7 +276,7 @@ def test_they_can_be_switched_off(monkeypatch):
 
 
 def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
-    plans = [plan.make_plan(8192, 131072, torch.bfloat16, paired=True, fused=fused) for fused in (False, True)]
+    plans = [plan.make_plan(8192, 131072, torch.bfloat16, paired=True, hopper=hopper) for hopper in (False, True)]
     assert plans[1].kept > plans[0].kept
     for each in plans:
         assert each.tile_bytes + each.kept_bytes <= plan.LEAN_BUDGET

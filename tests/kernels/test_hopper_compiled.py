@@ -1,6 +1,6 @@
 """The kernels for Hopper, compiled for an absent GPU, and the merging of their states by Triton's interpreter.
 
-A GPU checks their numbers: `test_gpu.py`.
+On a GPU, `test_hopper_gpu.py` and `test_gpu.py` check their numbers.
 """
 
 import os

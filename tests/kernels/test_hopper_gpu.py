@@ -179,11 +179,14 @@ def test_two_runs_are_equal(mode):
 
 @pytest.mark.parametrize("mode", ["lean", "fast"])
 def test_memory_is_within_the_plan(mode, calls):
-    """Beyond the plan: the gradients, a sum in float32 of that of the hidden states, and a few numbers per token."""
-    tokens, size, vocabulary = 8192, 256, 100_000
+    """Beyond the plan: a few numbers per token, and the gradients if they need more than what is freed before them.
+
+    The gradients are larger than the tiles, so that they show where nothing is freed.
+    """
+    tokens, size, vocabulary = 8192, 2048, 100_000
     case = make((8,), 16, size, entries=0).to(torch.bfloat16, "cuda")
     new = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-    head, ref_head = (replace(case.head, weight=new(vocabulary, size) / 16) for _ in range(2))
+    head, ref_head = (replace(case.head, weight=new(vocabulary, size) / 45) for _ in range(2))
     targets = torch.zeros(tokens, dtype=torch.long, device="cuda")
     case = replace(case, hidden=new(tokens, size), head=head, targets=targets)
     case = replace(case, ref_hidden=new(tokens, size), ref_head=ref_head).require_grad()
@@ -192,10 +195,11 @@ def test_memory_is_within_the_plan(mode, calls):
     before = torch.cuda.memory_allocated()
     case.statistics(mode=mode, validate=False).reverse_kl.sum().backward()
     used = torch.cuda.max_memory_allocated() - before
-    made = plan.make_plan(tokens, vocabulary, torch.bfloat16, paired=True, mode=mode, fused=True)
+    made = plan.make_plan(tokens, vocabulary, torch.bfloat16, paired=True, mode=mode, hopper=True)
     gradients = 2 * size * (tokens + vocabulary) + 4 * size * tokens
     assert calls
-    assert used <= made.tile_bytes + made.kept_bytes + gradients + (32 << 20)
+    freed = torch.float16.itemsize * tokens * made.kept
+    assert used <= made.tile_bytes + made.kept_bytes + max(gradients - freed, 0) + (32 << 20)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second GPU")

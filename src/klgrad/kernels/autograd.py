@@ -75,6 +75,6 @@ class StatisticsFunction(torch.autograd.Function):
         elsewhere = None if others is None else others.sum(-1).to(none.dtype)
         numbers = weights.per_token(seen.finished, weights.Upstream(*given), elsewhere)
         kept = over_kept(inputs, seen, numbers, others)
-        seen = ctx.seen  # only the gradient is left of what was kept
+        seen = ctx.seen  # the last reference to the other half of what was kept is gone, and its memory free
         found = gradients(inputs, seen, numbers, others, kept, ctx.needs_input_grad)
         return found.hidden, found.weight, found.bias, None, None, None, None

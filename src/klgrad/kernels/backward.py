@@ -1,7 +1,7 @@
 """The second pass over the tiles: gradients of the policy's hidden states, weight and bias.
 
-It has two steps, `over_kept` and `gradients`, so that half of what was kept can be freed before the gradients need
-memory.
+It has two steps, `over_kept` and `gradients`. Between them half of what was kept of two models is freed, and the
+gradients can use that memory.
 """
 
 from collections.abc import Iterator
@@ -112,16 +112,16 @@ def _chunk(
 def _recomputed(
     inputs: Inputs, rows: slice, tiles: list[range], seen: Scan, numbers: Tensor, others: Tensor | None
 ) -> Iterator[tuple[range, Tensor]]:
-    """Compute the logits of some tiles again, and yield each with their gradient, which the next one overwrites."""
+    """Compute the logits of some tiles again, and yield each tile with its gradient; the next one overwrites it."""
     if not tiles:
         return
-    plan, fused = inputs.job.plan, inputs.job.fused
+    plan, hopper = inputs.job.plan, inputs.job.hopper
     room = inputs.new(rows.stop - rows.start, plan.columns, dtype=inputs.weight.dtype)
-    buffers = [] if fused else inputs.buffers()
-    raw_numbers = passes.scaled(inputs, numbers) if fused else numbers
+    buffers = [] if hopper else inputs.buffers()
+    raw_numbers = passes.scaled(inputs, numbers) if hopper else numbers
     for columns in tiles:
         out = room[:, : len(columns)]
-        if fused:
+        if hopper:
             passes.gradient(inputs, rows, columns, raw_numbers, out)
         else:
             for strip in plan.strips(rows.start, rows.stop):

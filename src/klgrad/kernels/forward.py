@@ -20,7 +20,7 @@ class Scan:
         finished: log-sum-exps, KLs, entropies.
         picked: (2, N) logits of the targets, by the policy and by the reference.
         others: (N, k) logits of other entries, by the policy.
-        states: (FIELDS, slices, N) of this process' part of the vocabulary, some of them merged if the job is fused.
+        states: (FIELDS, slices, N) of this process' part of the vocabulary; on Hopper some are merged.
         kept: logits of the first `plan.kept` entries, or None.
     """
 
@@ -37,7 +37,7 @@ def scan(inputs: Inputs) -> Scan:
     picked = torch.zeros_like(inputs.new(2, tokens))
     others = torch.zeros_like(inputs.new(tokens, job.others.shape[1]))
     kept = _room(inputs)
-    states = passes.states_of(inputs, picked, kept) if job.fused else _states_of(inputs, picked, others, kept)
+    states = passes.states_of(inputs, picked, kept) if job.hopper else _states_of(inputs, picked, others, kept)
     finished = state.finish(job.shard.merge(state.merge(states)))
     return Scan(finished, job.shard.total(picked), job.shard.total(others), states, kept)
 
@@ -64,7 +64,7 @@ def _room(inputs: Inputs) -> Kept | None:
     if not columns:
         return None
     tokens, dtype = len(inputs.hidden), kept_dtype(inputs.hidden.dtype)
-    if not inputs.job.fused:
+    if not inputs.job.hopper:
         new = lambda: inputs.new(tokens, columns, dtype=dtype)
         return Kept(new(), new() if inputs.paired else None)
     # The copy engine stores multiples of 16 bytes: what a row has beyond its last entry is overwritten.

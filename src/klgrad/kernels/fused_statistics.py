@@ -9,7 +9,7 @@ from ..core.rollout import Rollout
 from . import validate as check
 from .autograd import StatisticsFunction, backend_for, uncompiled
 from .head import Head, Transform
-from .hopper.choice import fused_for
+from .hopper.choice import used_for
 from .inputs import Job
 from .parallel import shard_of
 from .plan import Mode, make_plan
@@ -141,7 +141,7 @@ def token_statistics(
     wanted, others = flat(targets).long().contiguous(), _entries(entries, flat, targets)
     shard = shard_of(len(policy[1]), group, hidden.device)
     transforms = head.transform, ref_head.transform if ref_head is not None else Transform()
-    fused = fused_for(policy, reference, transforms, others.shape[1])
+    hopper = used_for(policy, reference, transforms, others.shape[1])
     plan = make_plan(
         max(len(wanted), 1),
         len(policy[1]),
@@ -149,7 +149,7 @@ def token_statistics(
         paired=ref_hidden is not None,
         mode=mode,
         budget=budget,
-        fused=fused,
+        hopper=hopper,
     )
     own = lambda x: x if shard.start == 0 else x - shard.start
     job = Job(
@@ -159,7 +159,7 @@ def token_statistics(
         *transforms,
         shard,
         backend_for(policy[0]),
-        fused,
+        hopper,
     )
     with torch.autocast(hidden.device.type, enabled=False):
         found = StatisticsFunction.apply(*policy, *reference, job)

@@ -25,7 +25,7 @@ class Job:
         ref_transform: of the reference's logits.
         shard: the part of the vocabulary of this process.
         backend: the module that computes tiles, `tiles_torch` or `tiles_triton`.
-        fused: whether the kernels for Hopper compute the logits, and not the backend.
+        hopper: whether the kernels for Hopper compute the logits, and not the backend.
     """
 
     targets: Tensor
@@ -35,7 +35,7 @@ class Job:
     ref_transform: Transform
     shard: Shard
     backend: ModuleType
-    fused: bool = False
+    hopper: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,7 +74,7 @@ def make_plan(
     paired: bool,
     mode: Mode = "lean",
     budget: int | None = None,
-    fused: bool = False,
+    hopper: bool = False,
 ) -> Plan:
     """Choose tiles that fit into the budget.
 
@@ -87,7 +87,7 @@ def make_plan(
         paired: whether there is a reference.
         mode: the default of the budget: `lean` is 2 GiB, `fast` is no limit.
         budget: bytes for tiles and kept logits together.
-        fused: whether logits are computed inside the kernels, so that tiles hold the gradient alone.
+        hopper: whether the kernels for Hopper compute the logits, so that tiles hold the gradient alone.
 
     Returns:
         The plan.
@@ -106,7 +106,7 @@ def make_plan(
     models = 2 if paired else 1
     accumulate = torch.float64.itemsize if dtype == torch.float64 else torch.float32.itemsize
     rows, strip = min(tokens, ROWS), min(tokens, STRIP)
-    logits = 0 if fused else models * accumulate * strip
+    logits = 0 if hopper else models * accumulate * strip
     per_column = logits + dtype.itemsize * rows  # with the gradient of the policy's logits
     limit = LEAN_BUDGET if budget is None and mode == "lean" else budget
     columns = min(-(-vocabulary // GRANULE) * GRANULE, WIDTH)
@@ -116,7 +116,7 @@ def make_plan(
     per_kept = models * kept_dtype(dtype).itemsize * tokens
     kept = vocabulary
     # A slice's marks are three float32 numbers of a token.
-    marks = 3 * torch.float32.itemsize * tokens * (GRANULE // MARKED) if fused else 0
+    marks = 3 * torch.float32.itemsize * tokens * (GRANULE // MARKED) if hopper else 0
     if limit is not None:
         kept = min(vocabulary, (limit - columns * per_column) // (GRANULE * per_kept + marks) * GRANULE)
     kept_bytes = kept * per_kept + -(-kept // GRANULE) * marks

@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib import import_module
+from inspect import signature
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from ..head import Transform
 from ..project import HALVES
 
 USED = True
-"""Whether the kernels are used where they can be; without them the same GPU runs those of all other GPUs."""
+"""If False, a Hopper GPU uses the kernels of the other GPUs."""
 FACTORS = (1e-6, 1e6)
 """Bounds of scale / temperature: beyond them the mark of a missing entry could be infinite."""
 
@@ -18,7 +19,7 @@ Model = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Hidden states, weight and bias."""
 
 
-def fused_for(policy: Model, reference: Model, transforms: tuple[Transform, Transform], entries: int) -> bool:
+def used_for(policy: Model, reference: Model, transforms: tuple[Transform, Transform], entries: int) -> bool:
     """Whether the kernels do this computation; they do all of it or none.
 
     The two kinds of products round differently, and the gradient at a confident token is proportional to 1 - p: with
@@ -62,6 +63,8 @@ def runs_on(device: torch.device) -> bool:
 def _importable() -> bool:
     try:
         import_module(".launch", __package__)
+        language = import_module("triton.experimental.gluon.language")
     except (ImportError, AttributeError):  # no Triton, or one without the names of Gluon that are used
         return False
-    return True
+    # Triton 3.5 has the same names, and other arguments.
+    return "functions_and_args" in signature(language.warp_specialize).parameters

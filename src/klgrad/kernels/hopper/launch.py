@@ -79,7 +79,7 @@ def _operands(models: Models) -> list[Any]:
 
 
 def _out(x: Tensor | None) -> Any:
-    """What one consumer stores, in multiples of 16 bytes: a row must have as many beyond its last entry."""
+    """What one consumer stores. Stores end at a multiple of 16 bytes, so each row needs memory up to there."""
     assert x is not None
     return TensorDescriptor.from_tensor(x, [ROWS // 2, COLUMNS], SHARED)
 

@@ -8,8 +8,8 @@ from ..inputs import Inputs
 from ..tile import Kept
 from .models import Models
 
-STATE_BYTES = 9 * 4
-"""Of a token's state of one tile."""
+FIELDS = 9
+"""Of a token's state of one tile, in float32: those of `state.State` without the last two, for banned entries."""
 
 
 def states_of(inputs: Inputs, picked: Tensor, kept: Kept | None) -> Tensor:
@@ -30,7 +30,7 @@ def states_of(inputs: Inputs, picked: Tensor, kept: Kept | None) -> Tensor:
 def _blocks(inputs: Inputs, kept: Kept | None) -> list[range]:
     """Entries of which all tokens of a chunk have states that fit into the memory of the tiles; all kept, or none."""
     plan = inputs.job.plan
-    step = max(plan.tile_bytes // (STATE_BYTES * plan.rows), 1) * tile.MARKED
+    step = max(plan.tile_bytes // (FIELDS * torch.float32.itemsize * plan.rows), 1) * tile.MARKED
     middle = 0 if kept is None else kept.larger.shape[1]
     cut = lambda start, stop: [range(i, min(i + step, stop)) for i in range(start, stop, step)]
     return cut(0, middle) + cut(middle, len(inputs.weight))
@@ -39,7 +39,7 @@ def _blocks(inputs: Inputs, kept: Kept | None) -> list[range]:
 def _block(inputs: Inputs, rows: slice, columns: range, picked: Tensor, kept: Kept | None) -> Tensor:
     from . import launch
 
-    states = inputs.new(9, -(-len(columns) // tile.MARKED), rows.stop - rows.start)
+    states = inputs.new(FIELDS, -(-len(columns) // tile.MARKED), rows.stop - rows.start)
     own = kept.cut(rows, columns) if kept else None
     launch.sums(_models(inputs, rows, columns), states, picked, own)
     if own is not None and own.marks is not None:
@@ -62,7 +62,7 @@ def scaled(inputs: Inputs, numbers: Tensor) -> Tensor:
 
 
 def _models(inputs: Inputs, rows: slice, columns: range) -> Models:
-    assert inputs.ref_hidden is not None  # `fused_for` requires a reference
+    assert inputs.ref_hidden is not None  # `used_for` requires a reference
     assert inputs.ref_weight is not None
     part = slice(columns.start, columns.stop)
     transforms = (inputs.job.transform, inputs.job.ref_transform)

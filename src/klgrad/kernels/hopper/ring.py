@@ -140,7 +140,7 @@ def columns_of(x, first):
 def put(x, room, target, row, column, PENDING: gl.constexpr):
     """Store a tile through shared memory, of which PENDING stores may still read other parts.
 
-    What is outside of the target is not written.
+    Rows outside of the target are not written; the last store of a row ends at a multiple of 16 bytes.
     """
     tma.store_wait(PENDING)
     room.store(gl.convert_layout(x, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, x.shape[1], 16])))

@@ -14,8 +14,6 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from . import formula
 from .ring import by_row, columns_of, halves, new_ring, place, produce, product, put, side_by_side
 
-FIELDS = 9
-"""Those of `state.State` without the last two, for banned entries: a product has none."""
 STAGES, KEEPING_STAGES = 7, 5
 """Steps of the ring; the tiles of kept numbers take the shared memory of two."""
 
