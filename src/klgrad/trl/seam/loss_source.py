@@ -4,6 +4,8 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from functools import cache
+from types import CodeType
 from typing import Any
 
 from .version import ContractError
@@ -74,8 +76,14 @@ def _later_uses(tree: ast.AST, line: int) -> list[str]:
 
 def _parsed(method: Callable[..., Any]) -> ast.AST:
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
+        return _tree(inspect.unwrap(method).__code__)
     except (OSError, SyntaxError) as error:
         raise ContractError(
             f"the source of {method.__qualname__}", f"{error}", "install TRL with its .py files, which pip does"
         ) from error
+
+
+@cache
+def _tree(code: CodeType) -> ast.AST:
+    """Kept, because every trainer that is built reads the same methods."""
+    return ast.parse(textwrap.dedent(inspect.getsource(code)))
