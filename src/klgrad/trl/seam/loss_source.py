@@ -76,7 +76,8 @@ def _later_uses(tree: ast.AST, line: int) -> list[str]:
 
 def _parsed(method: Callable[..., Any]) -> ast.AST:
     try:
-        return _tree(inspect.unwrap(method).__code__)
+        function = inspect.unwrap(method)
+        return _tree(function, function.__code__)
     except (OSError, SyntaxError) as error:
         raise ContractError(
             f"the source of {method.__qualname__}", f"{error}", "install TRL with its .py files, which pip does"
@@ -84,6 +85,6 @@ def _parsed(method: Callable[..., Any]) -> ast.AST:
 
 
 @cache
-def _tree(code: CodeType) -> ast.AST:
-    """Kept, because every trainer that is built reads the same methods."""
-    return ast.parse(textwrap.dedent(inspect.getsource(code)))
+def _tree(function: Callable[..., Any], _code: CodeType) -> ast.AST:
+    """Kept, because every trainer that is built reads the same methods; not beyond a change of a function's code."""
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
