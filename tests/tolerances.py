@@ -46,3 +46,4 @@ TENSOR_CORES = Tol(
 KEPT = Tol(1e-2, 0.0, "logits kept in 16 bits, and a gradient rounded to bfloat16 twice: in all below one percent")
 NEAR_KL = Tol(1e-2, 0.0, "a KL of 1e-8 between float32 logits of size 1, each rounded at 1e-7: a percent at worst")
 FAR = Tol(1e-3, 0.0, "a KL of about 10 as the difference of two float32 numbers as large as the vocabulary")
+DRAWN_AGAIN = Tol(0.05, 0.0, "a standard error from 2,000 repetitions is known to 1.6%")

@@ -1,6 +1,7 @@
 """What the arguments of a loss receive, what may be returned, and what an error says."""
 
 import functools
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -125,6 +126,27 @@ def test_a_default_that_is_no_tensor_stays(batch):
     assert received(loss, batch, rollout_log_probs=None) is batch.logp
     bound = functools.partial(loss, rollout_log_probs=None)
     assert received(bound, batch) is batch.logp
+
+
+def test_a_group_may_be_modified_in_place():
+    """Each tensor of it, also by what has a gradient; the batch and the other groups stay as they were."""
+    problem = autoregressive(2, 2, ends=False, seed=3, away_from_ref=1.0)
+    batch = from_problem(problem, torch.tensor([[0, 1], [2, 3]]), torch.arange(4, dtype=torch.float64))
+    before = batch.copy()
+    one, other = batch.groups()
+    rows = slice(2, 4)
+    with torch.enable_grad():
+        for name in ("logp", "ref_logp", "advantages", "token_reverse_kl"):
+            getattr(one, name).add_(2 * one.old_logp * one.logp)
+        one.group.add_(1)
+        one.logp.sum().backward()
+    for field in fields(Batch):
+        expected = torch.zeros(2, dtype=torch.long) if field.name == "group" else getattr(before, field.name)[rows]
+        assert torch.equal(getattr(other, field.name), expected)
+        assert torch.equal(getattr(batch, field.name), getattr(before, field.name))
+    assert batch.logp.grad is not None
+    EXACT.check(batch.logp.grad[:2], 1 + 2 * before.old_logp[:2])
+    assert not batch.logp.grad[2:].any()
 
 
 def test_results(batch: Batch):

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 from papers.made_up_rl_runs import run, write
 
-from klgrad.papers import Settings, reward_and_kl
+from klgrad.papers import Settings
 from klgrad.papers.comedy import asynchronous
 
 AS_CLAIMED = {"none": -0.05, "k3-reward": -0.06, "k1-loss": -0.04, "k1-reward": 0.2, "k3-loss": 0.1} | dict.fromkeys(
@@ -15,12 +15,6 @@ SEEDS = (0, 1, 2)
 K1_REWARD = ("k1-reward 10", "k1-reward 2")
 ROUNDING = 1e-9
 """Sums and fits of a few float64 numbers of the order of 1."""
-
-
-@pytest.fixture(autouse=True)
-def few_repetitions(monkeypatch):
-    """No sentence here depends on how exactly an error at equal KL is known, and its fits take most of the time."""
-    monkeypatch.setattr(reward_and_kl, "RESAMPLED", 5)
 
 
 def label(arm, lag, seed, coef=0.1):

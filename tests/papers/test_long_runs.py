@@ -5,7 +5,7 @@ import json
 import pytest
 from papers.made_up_rl_runs import run, write
 
-from klgrad.papers import Settings, reproduce, reward_and_kl
+from klgrad.papers import Settings, reproduce
 from klgrad.papers.study import Study
 from klgrad.papers.tang_munos import long_runs as study
 
@@ -24,12 +24,6 @@ ORDER = "(ours) the order of right answers at 60 updates holds at 300"
 ORDER_OF_KL = "(ours) the order of KL at 60 updates holds at 300"
 ROUNDING = 1e-9
 """Sums and fits of a few float64 numbers of the order of 1."""
-
-
-@pytest.fixture(autouse=True)
-def few_repetitions(monkeypatch):
-    """No sentence here depends on how exactly an error at equal KL is known, and its fits take most of the time."""
-    monkeypatch.setattr(reward_and_kl, "RESAMPLED", 5)
 
 
 def made(ends=None, seeds=(0, 1, 2), left_out=()):

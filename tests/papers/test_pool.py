@@ -1,5 +1,6 @@
 """Worker processes: what they inherit, and that none outlives the command."""
 
+import json
 import os
 import signal
 import subprocess
@@ -76,11 +77,16 @@ def test_no_worker_outlives_the_command(number, moment, tmp_path):
         else:
             wait_for(lambda: list(tmp_path.rglob("*.json")), 120)
         os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
-        _, errors = process.communicate(timeout=60)
+        shown, errors = process.communicate(timeout=60)
         wait_for(lambda: not session(process.pid), 30)
         if number == signal.SIGINT:
             assert process.returncode == 130
             assert errors == ""
+            assert "to compute the missing results" in shown
+        for path in (p for p in tmp_path.rglob("*") if p.is_file() and number == signal.SIGINT):
+            assert path.suffix in (".json", ".png", ".svg"), path
+            if path.suffix == ".json":
+                json.loads(path.read_text())
     finally:
         for name in session(process.pid):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Studies that read recorded runs: what counts as a difference, what they conclude, and how `--run` repeats them."""
 
 import csv
+import random
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from some import first
+from tolerances import DRAWN_AGAIN, EXACT
 from typer.testing import CliRunner
 
 from klgrad.cli import app, experiments
@@ -27,12 +29,14 @@ from klgrad.papers.recorded_runs import (
     paths,
     summaries,
 )
-from klgrad.papers.reward_and_kl import gap_at_equal_kl, kl_at
+from klgrad.papers.reward_and_kl import error_of_kl_at, gap_at_equal_kl, kl_at, points_of, right_at
 
 STUDIES = studies()
 EXPERIMENTS = [name for name, study in STUDIES.items() if study.experiment]
 ROUNDING = 1e-12
 """Sums of a few float64 numbers of the order of 1."""
+DRAWN = 2000
+"""Repetitions, each with other errors of the evaluations: they give a standard error to 1.6%, 1/√(2 · 2000)."""
 
 
 def rows(*values, error=0.0):
@@ -108,11 +112,48 @@ def test_the_error_of_a_comparison_at_equal_kl_has_that_of_the_evaluations():
     """At the last of three KLs; by hand: its variance is the sum over evaluations of their squared weights there."""
     kls, error = (1.0, 2.0, 4.0), 0.01
     powers = torch.tensor([[kl**0.5, kl] for kl in kls], dtype=torch.float64)
-    weights = powers[-1] @ torch.linalg.pinv(powers)
+    weights = powers[-1] @ torch.linalg.inv(powers.T @ powers) @ powers.T
     expected = error * float(weights.norm()) * 2**0.5 / 3**0.5  # of two arms, and of the mean of three seeds
     found = gap_at_equal_kl(evaluations(0.3, *kls, error=error), evaluations(0.2, *kls, error=error), start=0.1)
     assert found is not None
-    assert found["error"] == pytest.approx(expected, rel=0.2)  # 300 repetitions give it to 4%
+    EXACT.check(found["error"], expected)
+
+
+def noisy(slope, *kls_and_errors):
+    """One run, whose evaluations differ in their error."""
+    kls, errors = zip(*kls_and_errors, strict=True)
+    rows = evaluations(slope, *kls, seeds=(0,))
+    return [{**row, "correct_in_se": error} for row, error in zip(rows, errors, strict=True)]
+
+
+def spread(value, *arms):
+    """The root mean square by which a number changes if the evaluations of arms are drawn again with their errors."""
+    draw, before = random.Random(0), value(*arms)
+    again = lambda row: {**row, "correct_in": draw.gauss(row["correct_in"], row["correct_in_se"])}
+    after = [value(*([again(row) for row in arm] for arm in arms)) for _ in range(DRAWN)]
+    return (sum((x - before) ** 2 for x in after) / DRAWN) ** 0.5
+
+
+def test_the_error_of_a_comparison_at_equal_kl_is_the_spread_over_evaluations_that_are_drawn_again():
+    arms = noisy(0.3, (1.0, 0.03), (2.0, 0.01), (5.0, 0.02)), noisy(0.2, (0.5, 0.01), (1.5, 0.04), (4.0, 0.03))
+    gap = lambda *arms: right_at(points_of(arms[0]), 0.1, 4.0) - right_at(points_of(arms[1]), 0.1, 4.0)
+    found = gap_at_equal_kl(*arms, start=0.1)
+    assert found is not None
+    DRAWN_AGAIN.check(spread(gap, *arms), found["error"])
+
+
+def test_the_error_of_the_kl_of_a_reward_is_the_spread_over_evaluations_that_are_drawn_again():
+    run = noisy(0.2, (0.25, 0.003), (1.0, 0.001), (4.0, 0.002))
+    run[-1]["correct_in"] += 0.1  # so that the curve bends
+    kl = lambda run: kl_at(points_of(run), 0.1, right=0.35)
+    DRAWN_AGAIN.check(spread(kl, run), error_of_kl_at(run, 0.1, kl(run)))
+
+
+def test_the_kl_of_a_reward_that_a_curve_only_touches_is_not_known():
+    """Right answers of 0.1 + 0.25 √KL - 0.125 KL, whose top is at a KL of 1."""
+    run = noisy(0.0, (0.25, 0.01), (1.0, 0.01))
+    run[0]["correct_in"], run[1]["correct_in"] = 0.1 + 0.25 / 2 - 0.125 / 4, 0.1 + 0.25 - 0.125
+    assert error_of_kl_at(run, 0.1, 1.0) > 1e6
 
 
 def test_a_comparison_at_equal_kl_leaves_out_seeds_that_one_arm_does_not_have():

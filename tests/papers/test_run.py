@@ -101,6 +101,7 @@ def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.many  # test_pool.py has a signal to all processes; here one to the first alone
 def test_ctrl_c_stops_the_workers_and_leaves_whole_files_only(tmp_path):
     """For real: a process, a signal, and what is on the disk afterwards."""
     run = [sys.executable, "-m", "klgrad", "reproduce", "--out", str(tmp_path), "--jobs", "2"]

@@ -58,8 +58,12 @@ def main(output, processes, zero3=None, **settings):
         torch.distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
-    given = dict(pair.split("=") for pair in sys.argv[4:])
+def from_arguments(output, processes, model, *settings):
+    given = dict(pair.split("=") for pair in settings)
     if "num_generations" in given:
         given["num_generations"] = int(given["num_generations"])
-    main(Path(sys.argv[1]), int(sys.argv[2]), model=sys.argv[3], kl_coef=0.3, **given)
+    main(Path(output), int(processes), model=model, kl_coef=0.3, **given)
+
+
+if __name__ == "__main__":
+    from_arguments(*sys.argv[1:])

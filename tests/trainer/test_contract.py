@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.seam import version
+from klgrad.trl.seam import loss_source, version
 from klgrad.trl.seam.batch import Completions
 from klgrad.trl.seam.contract import check_contract
 from klgrad.trl.seam.forward import ForwardPass, PreparedAnswer
@@ -167,11 +167,20 @@ def test_a_method_that_is_gone_is_refused(monkeypatch):
         check()
 
 
+def test_a_function_whose_code_was_replaced_is_read_again(monkeypatch):
+    check()
+    loss = inspect.unwrap(GRPOTrainer._compute_loss)
+    monkeypatch.setattr(loss, "__code__", inspect.unwrap(GRPOTrainer._generate).__code__)
+    with pytest.raises(ContractError, match="`beta` used"):
+        loss_source.check_loss(GRPOTrainer._compute_loss)
+
+
 def test_a_source_that_cannot_be_read_is_refused(monkeypatch):
     def unreadable(_):
         raise OSError("could not get source code")
 
     monkeypatch.setattr(inspect, "getsource", unreadable)
+    loss_source._tree.cache_clear()
     with pytest.raises(ContractError, match=r"the source of .*could not get source code"):
         check()
 

@@ -12,6 +12,7 @@ import torch
 from training.conftest import contents
 from training.small import SMALL, arguments
 
+from klgrad.cli import main
 from klgrad.errors import OutputError
 from klgrad.training.checkpoint.integrity import fault, last_sound
 from klgrad.training.library_errors import write_failure
@@ -69,14 +70,15 @@ def test_a_disk_that_fills_up_keeps_the_checkpoints_that_are_whole(small_disk, r
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_in_one_line_and_status_2(small_disk, model):
+def test_a_full_disk_ends_in_one_line_and_status_2(small_disk, model, monkeypatch, capsys):
     given = arguments(**{**SMALL, **QUIET, "model": model, "output_dir": small_disk[0] / "run"})
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "klgrad", "train", *given]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("RunError: expected a disk")
+    monkeypatch.setattr(sys, "argv", ["klgrad", "train", *given])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.strip().splitlines()[-1].startswith("RunError: expected a disk")
 
 
 # Every writer that a run has, where no file system can be mounted

@@ -68,11 +68,12 @@ class Batch:
 
     def groups(self) -> Iterator["Batch"]:
         """A copy of each group as a separate batch, through which gradients flow back to the leaves of this one."""
-        alone = torch.zeros(self.group_size, dtype=torch.long)
-        names = [f.name for f in fields(self) if f.name != "group"]
-        parts = [getattr(self, name).split(self.group_size) for name in names]
-        for part in zip(*parts, strict=True):
-            yield Batch(group=alone, **dict(zip(names, part, strict=True))).copy()
+        # One copy of each tensor, in which no two groups share a number. Unlike views by `split`, those by
+        # `unsafe_split` may be modified in place, as a loss may do.
+        alike = replace(self, group=torch.zeros_like(self.group))
+        parts = {f.name: torch.unsafe_split(getattr(alike, f.name).clone(), self.group_size) for f in fields(self)}
+        for part in zip(*parts.values(), strict=True):
+            yield Batch(*part)
 
     def at_reference(self) -> "Batch":
         """The same batch with the reference set to the policy, so that every KL is zero."""

@@ -4,7 +4,7 @@ With a fixed coefficient the runs end at different KLs, and most of the differen
 So arms are also compared by their distance from the curve of all other arms.
 """
 
-import random
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,6 @@ DEGREE = 3
 """Of the polynomial in the root of the KL that is fitted to the right answers of all runs."""
 RISE_PARAMETERS = 2
 """Of the curve of one arm, `rise_of`."""
-RESAMPLED = 100
-"""Repetitions, with other errors of the evaluations, that give the error of a number which a fit gives."""
 
 
 def runs_of(last: list[Row], name_of: Callable[[Row], str]) -> list[dict[str, Any]]:
@@ -56,10 +54,9 @@ def curve_of(last: list[Row], name_of: Callable[[Row], str]) -> dict[str, Any]:
     }
 
 
-def points_of(rows: list[Row], draw: random.Random | None = None) -> list[tuple[float, float]]:
-    """KL and right answers of evaluations; with `draw`, the latter with another error of the evaluation added."""
-    noise = lambda row: draw.gauss(0.0, float(row["correct_in_se"])) if draw else 0.0
-    return [(float(row["kl_per_sequence"]), float(row["correct_in"]) + noise(row)) for row in rows]
+def points_of(rows: list[Row]) -> list[tuple[float, float]]:
+    """KL and right answers of evaluations."""
+    return [(float(row["kl_per_sequence"]), float(row["correct_in"])) for row in rows]
 
 
 def rise_of(points: list[tuple[float, float]], start: float) -> tuple[float, float]:
@@ -69,9 +66,8 @@ def rise_of(points: list[tuple[float, float]], start: float) -> tuple[float, flo
         points: KL and right answers of its evaluations.
         start: right answers before training, at a KL of 0.
     """
-    root = torch.tensor([kl**0.5 for kl, _ in points], dtype=torch.float64)
     gain = torch.tensor([value - start for _, value in points], dtype=torch.float64)
-    slope, bend = torch.linalg.lstsq(torch.stack([root, root**2], -1), gain[:, None]).solution[:, 0].tolist()
+    slope, bend = torch.linalg.lstsq(_rising([kl for kl, _ in points]), gain[:, None]).solution[:, 0].tolist()
     return slope, bend
 
 
@@ -79,6 +75,17 @@ def right_at(points: list[tuple[float, float]], start: float, kl: float) -> floa
     """The right answers of an arm at a KL, by `rise_of`."""
     slope, bend = rise_of(points, start)
     return start + slope * kl**0.5 + bend * kl
+
+
+def error_at(rows: list[Row], kl: float) -> float:
+    """The standard error of `right_at` that comes from the errors of an arm's evaluations.
+
+    A fit by least squares is linear in the right answers it is fitted to, so this is exact: the root of the summed
+    squares of each evaluation's error times its weight in the fit at that KL. The KLs are taken as known.
+    """
+    own = torch.tensor([float(row["correct_in_se"]) for row in rows], dtype=torch.float64)
+    fit = torch.linalg.pinv(_rising([float(row["kl_per_sequence"]) for row in rows]))
+    return float((_rising([kl]) @ fit * own).norm())
 
 
 def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str, float] | None:
@@ -99,8 +106,7 @@ def gap_at_equal_kl(own: list[Row], other: list[Row], start: float) -> dict[str,
     seeds = [seed for seed in runs if seed in others]
     if not seeds:
         return None
-    draw = random.Random(0)
-    found = [_gap(runs[seed], others[seed], start, draw) for seed in seeds]
+    found = [_gap(runs[seed], others[seed], start) for seed in seeds]
     gap = over_seeds(found, "gap")
     kl = over_seeds(found, "kl")["mean"]
     return {"difference": gap["mean"], "error": gap["error"], "seeds": gap["seeds"], "kl": kl}
@@ -116,16 +122,12 @@ def _away_from_ref(rows: list[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _gap(run: list[Row], other: list[Row], start: float, draw: random.Random) -> Row:
+def _gap(run: list[Row], other: list[Row], start: float) -> Row:
     """The gap of one seed, as a row with the error of its evaluations."""
     kl = min(max(at for at, _ in points_of(rows)) for rows in (run, other))
-
-    def gap(draw: random.Random | None = None) -> float:
-        return right_at(points_of(run, draw), start, kl) - right_at(points_of(other, draw), start, kl)
-
-    value = gap()
-    error = (sum((gap(draw) - value) ** 2 for _ in range(RESAMPLED)) / RESAMPLED) ** 0.5
-    return {"gap": str(value), "gap_se": str(error), "kl": str(kl)}
+    gap = right_at(points_of(run), start, kl) - right_at(points_of(other), start, kl)
+    error = math.hypot(error_at(run, kl), error_at(other, kl))
+    return {"gap": str(gap), "gap_se": str(error), "kl": str(kl)}
 
 
 def kl_at(points: list[tuple[float, float]], start: float, right: float) -> float | None:
@@ -156,6 +158,21 @@ def kl_at(points: list[tuple[float, float]], start: float, right: float) -> floa
     return root**2 if 0 <= root <= far * (1 + ROUNDING) else None
 
 
+def error_of_kl_at(rows: list[Row], start: float, kl: float) -> float:
+    """The standard error of `kl_at`, to first order in the errors of an arm's evaluations.
+
+    It is that of the right answers at this KL, divided by how fast they rise with the KL there.
+
+    Args:
+        rows: the evaluations of the arm.
+        start: right answers before training.
+        kl: what `kl_at` returns for them.
+    """
+    slope, bend = rise_of(points_of(rows), start)
+    rise = slope + 2 * bend * kl**0.5  # with √KL; with the KL it is this divided by 2 √KL
+    return error_at(rows, kl) * 2 * kl**0.5 / rise if rise > 0 else math.inf
+
+
 def height(weights: list[float], kl: float) -> float:
     """The curve's right answers at a KL."""
     return sum(weight * kl ** (power / 2) for power, weight in enumerate(weights))
@@ -168,6 +185,12 @@ def _distances(kl: "Tensor", right: "Tensor", names: list[str]) -> dict[str, dic
         distance = right[own] - _powers(kl[own]) @ _fit(kl[~own], right[~own])
         off[name] = {"mean": float(distance.mean()), "error": float(distance.std() / len(distance) ** 0.5)}
     return off
+
+
+def _rising(kls: list[float]) -> "Tensor":
+    """What `rise_of` fits with: √KL and KL, one row for each."""
+    root = torch.tensor(kls, dtype=torch.float64).sqrt()
+    return torch.stack([root, root**2], -1)
 
 
 def _powers(kl: "Tensor") -> "Tensor":

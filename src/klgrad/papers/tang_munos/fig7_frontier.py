@@ -8,7 +8,6 @@ and 60 updates. Design, table and limits: docs/experiments.md.
 """
 
 import math
-import random
 
 from ..recorded_runs import (
     Row,
@@ -21,7 +20,7 @@ from ..recorded_runs import (
     provenance,
     rows_of,
 )
-from ..reward_and_kl import RESAMPLED, kl_at, points_of, right_at, runs_of
+from ..reward_and_kl import error_at, error_of_kl_at, kl_at, points_of, right_at, runs_of
 from ..study import Check, Experiment, Numbers, Settings
 from .fig7_frontier_figure import draw as draw
 
@@ -87,26 +86,22 @@ def _seed(row: Row) -> str:
 
 def _reached(rows: list[Row], start: float) -> dict[str, float] | None:
     """The mean KL over seeds at which right answers reach `SHARE`, with its error; None if a seed has no value."""
-    found, draw = [], random.Random(0)
+    found = []
     for own in grouped(rows, _seed).values():
         value = kl_at(points_of(own), start, SHARE)
         if value is None:
             return None
-        again = [kl_at(points_of(own, draw), start, SHARE) for _ in range(RESAMPLED)]
-        off = [(x - value) ** 2 for x in again if x is not None]
-        found.append({"kl": str(value), "kl_se": str((sum(off) / len(off)) ** 0.5 if off else 0.0)})
+        found.append({"kl": str(value), "kl_se": str(error_of_kl_at(own, start, value))})
     return over_seeds(found, "kl")
 
 
 def _gap(by_arm: dict[str, list[Row]], start: float, arm: str, coef: str, other: str, sign: int) -> dict[str, float]:
     """Right answers of an arm at its last update, less those of another arm's curve at the same KL and seed."""
-    found, curves, draw = [], grouped(by_arm[other], _seed), random.Random(0)
+    found, curves = [], grouped(by_arm[other], _seed)
     for end in at_update((row for row in by_arm[arm] if row["kl_coef"] == coef), LAST):
         curve, kl = curves[end["seed"]], float(end["kl_per_sequence"])
         there = right_at(points_of(curve), start, kl)
-        again = [right_at(points_of(curve, draw), start, kl) for _ in range(RESAMPLED)]
-        of_curve = (sum((x - there) ** 2 for x in again) / RESAMPLED) ** 0.5
-        error = math.hypot(float(end["correct_in_se"]), of_curve)
+        error = math.hypot(float(end["correct_in_se"]), error_at(curve, kl))
         found.append({"gap": str(sign * (float(end["correct_in"]) - there)), "gap_se": str(error)})
     made = over_seeds(found, "gap")
     return {"difference": made["mean"], "error": made["error"], "seeds": made["seeds"]}

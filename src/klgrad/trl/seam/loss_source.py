@@ -4,6 +4,8 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from functools import cache
+from types import CodeType
 from typing import Any
 
 from .version import ContractError
@@ -74,8 +76,15 @@ def _later_uses(tree: ast.AST, line: int) -> list[str]:
 
 def _parsed(method: Callable[..., Any]) -> ast.AST:
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(method))))
+        function = inspect.unwrap(method)
+        return _tree(function, function.__code__)
     except (OSError, SyntaxError) as error:
         raise ContractError(
             f"the source of {method.__qualname__}", f"{error}", "install TRL with its .py files, which pip does"
         ) from error
+
+
+@cache
+def _tree(function: Callable[..., Any], _code: CodeType) -> ast.AST:
+    """Kept, because every trainer that is built reads the same methods; not beyond a change of a function's code."""
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))

@@ -1,0 +1,10 @@
+"""Figures of few dots, which take a third of the time; tests/support has those of the resolution that is written."""
+
+import pytest
+
+from klgrad.support import figure_files
+
+
+@pytest.fixture(autouse=True)
+def _few_dots(monkeypatch):
+    monkeypatch.setattr(figure_files, "DPI", 30)
