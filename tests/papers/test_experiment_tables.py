@@ -39,7 +39,7 @@ def cells(table):
 
 
 def test_long_runs(tables, tmp_path):
-    write_one(tmp_path / "long.csv", changed(made(left_out=("k2-loss",)), "none", (300,), correct_in=0.2))
+    write_one(tmp_path / "long.csv", changed(made(left_out=("k2-loss", "k1-reward-near")), "none", (300,), correct_in=0.2))
     module = tables(long_runs.run(Settings(measured=str(tmp_path))))
     rows = cells(module.long_runs())
     assert [(row[0], row[1]) for row in rows] == [
@@ -49,7 +49,7 @@ def test_long_runs(tables, tmp_path):
     assert rows[1][4].startswith("**+0.111 ±")
     assert rows[1][3].startswith("2 ± ")
     pairs = {row[0]: row[1:] for row in cells(module.long_pairs())}
-    assert len(pairs) == 6
+    assert len(pairs) == 7
     assert set(pairs["`k3-loss` less `k2-loss`"]) == {""}
     assert pairs["`k3-loss` less `k1-reward`"][3].startswith("**-2.000 ±")
 
