@@ -60,9 +60,12 @@ def trl_seeds(given: argparse.Namespace) -> list[Job]:
 
 
 def prompts(given: argparse.Namespace) -> list[Job]:
-    """One use of each batch, with larger groups, at two constant rates."""
-    rates, every = (3e-4, 6e-4), (*SEEDS, 0)
-    return [_job(given, 1, rate, "constant", seed, LARGER_GROUP) for seed in every for rate in rates]
+    """One use of each batch at constant rates: larger groups, and more seeds of a setting of `sweep`."""
+    larger = [(rate, seed, LARGER_GROUP) for seed in (*SEEDS, 0) for rate in (6e-4, 3e-4)]
+    return [
+        _job(given, 1, rate, "constant", seed, size)
+        for rate, seed, size in (*larger, *((6e-4, seed, OF_A_PROMPT) for seed in SEEDS))
+    ]
 
 
 def _best(given: argparse.Namespace, file: str, kind: str) -> dict[str, tuple[float, str]]:

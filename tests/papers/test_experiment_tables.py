@@ -39,7 +39,9 @@ def cells(table):
 
 
 def test_long_runs(tables, tmp_path):
-    write_one(tmp_path / "long.csv", changed(made(left_out=("k2-loss", "k1-reward-near")), "none", (300,), correct_in=0.2))
+    write_one(
+        tmp_path / "long.csv", changed(made(left_out=("k2-loss", "k1-reward-near")), "none", (300,), correct_in=0.2)
+    )
     module = tables(long_runs.run(Settings(measured=str(tmp_path))))
     rows = cells(module.long_runs())
     assert [(row[0], row[1]) for row in rows] == [

@@ -33,7 +33,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axes = figure.subplots(len(ROWS), len(OVER), sharey="row", sharex="col")
     for (column, label), row in zip(ROWS.items(), axes, strict=True):
         for (over, _), axis in zip(OVER.items(), row, strict=True):
-            _lines(numbers["paths"], column, over, axis)
+            _lines(numbers, column, over, axis)
         row[0].set(ylabel=label, yscale="log")
         for formatter in (row[0].yaxis.set_major_formatter, row[0].yaxis.set_minor_formatter):
             formatter("{x:g}")
@@ -41,21 +41,22 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             axis.tick_params(which="both", labelsize=8)
     for axis, name in zip(axes[-1], OVER.values(), strict=True):
         axis.set_xlabel(name)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center", fontsize=9)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center", fontsize=8.5)
 
 
 def _seeds(count: float) -> str:
     return f"{count:g} seed{'s' * (count != 1)}"
 
 
-def _lines(paths: dict[str, Any], column: str, over: str, axis: Any) -> None:
+def _lines(numbers: Numbers, column: str, over: str, axis: Any) -> None:
     """Without the evaluation before training, whose KL is several times as large."""
     for arm, (label, colour, line) in ARMS.items():
-        if (path := paths.get(arm)) is None or None in path[over]:
+        if (path := numbers["paths"].get(arm)) is None or None in path[over]:
             continue
         x = [value * (COMPLETIONS if over == "batches" else 1) for value in path[over][1:]]
         mean, error = ([each[name] for each in path[column][1:]] for name in ("mean", "error"))
         look = {"fmt": line, "marker": "o", "ms": 4, "color": colour, "lw": 1.4, "capsize": 2}
-        axis.errorbar(x, mean, yerr=error, label=f"{label} ({_seeds(path[column][-1]['seeds'])})", **look)
+        name = f"{label}, {numbers['settings'][arm]} ({_seeds(path[column][-1]['seeds'])})"
+        axis.errorbar(x, mean, yerr=error, label=name, **look)
     if not axis.lines:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
