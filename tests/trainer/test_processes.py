@@ -45,7 +45,7 @@ def run(output, processes, settings, script=SCRIPT):
     return torch.load(output / "end.pt", weights_only=True)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # a trainer warns of what a process of its own would only print
 @pytest.mark.parametrize("case", first(CASES, ("exact",)))
 def test_two_processes_are_one(case, tmp_path):
     (tmp_path / "1").mkdir()
