@@ -1,20 +1,19 @@
 """How near does a student come to its teacher with a given number of sampled completions?
 
 Sampling takes most of the time of on-policy distillation, and the exact KL of a token needs no importance weights on
-completions of an earlier student. So every arm has 40 batches of 256 completions, and uses each batch for 1,
-2, 4 or 8 updates, at several learning rates, which are constant or fall to 0 by a cosine. `sweep` trains every setting
-with one seed, and `seeds` the best setting of each number of uses with two more. `trl` and `trl-seeds` do the same with
-TRL's own trainer, which uses each batch once, for three divergences. `prompts` uses each batch once, with fewer prompts
-and more completions of each. The student, the teacher and the evaluation are those of `exp_fig8.py` in all parts.
+completions of an earlier student. So every arm has 10,240 completions, in 40 batches of 256, and uses each batch for 1,
+2, 4 or 8 updates, at several learning rates, which are constant or fall to 0 by a cosine. More updates also come from
+smaller batches: other arms have 160 batches of 64, each used once or twice. `sweep` trains every setting with one seed,
+and `seeds` the best setting of each arm with three others. `trl` and `trl-seeds` do the same with TRL's own trainer,
+which uses each batch once, for three divergences. The student, the teacher and the evaluation are those of
+`exp_fig8.py` in all parts.
 
     python benchmarks/exp_reuse.py sweep MODEL
 
-Results: src/klgrad/papers/recorded/reuse_sweep.csv, reuse_seeds.csv, reuse_trl.csv and
-reuse_prompts.csv.
+Results: src/klgrad/papers/recorded/reuse_sweep.csv, reuse_seeds.csv and reuse_trl.csv.
 """
 
 import argparse
-import math
 import sys
 from typing import Any
 
@@ -25,77 +24,80 @@ from experiment import command
 from harness import read
 from packed import Job
 
+from klgrad.papers.own import reuse
+
 USES = (4, 2, 8, 1)
-RATES = (6e-4, 3e-4, 1e-3)
-SCHEDULES = ("cosine", "constant")
-SEEDS = (1, 2)
+SETTINGS = tuple((rate, schedule) for rate in ("0.0006", "0.0003", "0.001") for schedule in ("cosine", "constant"))
+"""Learning rate and schedule."""
+SEEDS = (1, 2, 3)
+"""Of the best settings; the settings are chosen by seed 0."""
 TERM = "--kl_estimator exact --kl_level token --kl_reduction sequence"
 OF_A_PROMPT = 2
 """Completions; the term needs no groups."""
-LARGER_GROUP = 8
-"""As in `exp_fig8.py`, where the same term came nearer with one use of a batch."""
+WHOLE, SMALL = 256, 64
+"""Completions of a batch."""
+USES_OF_SMALL = (1, 2)
+SETTINGS_OF_SMALL = (("0.0006", "constant"), ("0.0003", "constant"))
+"""Fewer: these arms have as many updates as those that use a batch of `WHOLE` 4 or 8 times, which take as long."""
+TRL_OF_SMALL = ("trl-reverse", "trl-forward")
+
+Setting = tuple[str, str]
 
 
 def sweep(given: argparse.Namespace) -> list[Job]:
     """Every setting with one seed."""
-    return [_job(given, uses, rate, schedule, 0) for rate in RATES for schedule in SCHEDULES for uses in USES]
+    large = [(uses, WHOLE, setting) for setting in SETTINGS for uses in USES]
+    small = [(uses, SMALL, setting) for setting in SETTINGS_OF_SMALL for uses in USES_OF_SMALL]
+    return [_job(given, *each, 0) for each in (*large, *small)]
 
 
 def seeds(given: argparse.Namespace) -> list[Job]:
-    """The setting with the lowest last KL per token, of each number of uses, with two more seeds."""
-    best = {int(uses): setting for uses, setting in _best(given, "reuse_sweep.csv", "uses").items()}
-    return [_job(given, uses, *best[uses], seed) for seed in SEEDS for uses in USES if uses in best]
+    """The best setting of each number of uses and size of a batch, with more seeds."""
+    best = reuse.best_settings(read(given.out / "reuse_sweep.csv"))
+    arms = [*((uses, WHOLE) for uses in USES), *((uses, SMALL) for uses in USES_OF_SMALL)]
+    chosen = [(*arm, best[name]) for arm in arms if (name := reuse.named("klgrad", *arm)) in best]
+    return [_job(given, uses, size, setting, seed) for seed in SEEDS for uses, size, setting in chosen]
 
 
 def trl_sweep(given: argparse.Namespace) -> list[Job]:
     """Every setting of TRL's trainer with one seed."""
-    trainers = trl_distill_runs.BETAS
-    return [_trl_job(given, name, rate, schedule, 0) for rate in RATES for schedule in SCHEDULES for name in trainers]
+    large = [(name, WHOLE, setting) for setting in SETTINGS for name in trl_distill_runs.BETAS]
+    small = [(name, SMALL, setting) for setting in SETTINGS_OF_SMALL for name in TRL_OF_SMALL]
+    return [_trl_job(given, *each, 0) for each in (*large, *small)]
 
 
 def trl_seeds(given: argparse.Namespace) -> list[Job]:
-    """The best setting of each of its divergences, by the same rule, with two more seeds."""
-    best = _best(given, "reuse_trl.csv", "trainer")
-    return [_trl_job(given, name, *best[name], seed) for seed in SEEDS for name in best]
+    """The best setting of each of its divergences and sizes of a batch, with more seeds."""
+    best = reuse.best_settings(read(given.out / "reuse_trl.csv"))
+    arms = [*((name, WHOLE) for name in trl_distill_runs.BETAS), *((name, SMALL) for name in TRL_OF_SMALL)]
+    chosen = [(name, size, best[arm]) for name, size in arms if (arm := reuse.named(name, 1, size)) in best]
+    return [_trl_job(given, name, size, setting, seed) for seed in SEEDS for name, size, setting in chosen]
 
 
-def prompts(given: argparse.Namespace) -> list[Job]:
-    """One use of each batch at constant rates: larger groups, and more seeds of a setting of `sweep`."""
-    larger = [(rate, seed, LARGER_GROUP) for seed in (*SEEDS, 0) for rate in (6e-4, 3e-4)]
-    return [
-        _job(given, 1, rate, "constant", seed, size)
-        for rate, seed, size in (*larger, *((6e-4, seed, OF_A_PROMPT) for seed in SEEDS))
-    ]
+def _job(given: argparse.Namespace, uses: int, size: int, setting: Setting, seed: int) -> Job:
+    rate, schedule = setting
+    label = {"uses": uses, "learning_rate": rate, "schedule": schedule, "seed": seed, "completions": size}
+    name = _named(uses, *setting, seed, size)
+    every = EVERY * uses * WHOLE // size
+    return Job(name, {"job": name, **label, "every": every}, _flags(given, uses, size, setting, seed))
 
 
-def _best(given: argparse.Namespace, file: str, kind: str) -> dict[str, tuple[float, str]]:
-    """Rate and schedule with the lowest last KL per token, of each kind, from the first seed."""
-    last = [row for row in read(given.out / file) if int(row["update"]) == UPDATES * int(row["uses"])]
-    last = [row for row in last if row["seed"] == "0" and math.isfinite(float(row["kl_per_token"]))]
-    last.sort(key=lambda row: -float(row["kl_per_token"]))
-    return {row[kind]: (float(row["learning_rate"]), row["schedule"]) for row in last}  # the lowest is set last
-
-
-def _job(
-    given: argparse.Namespace, uses: int, rate: float, schedule: str, seed: int, of_a_prompt: int = OF_A_PROMPT
-) -> Job:
-    label = {"uses": uses, "learning_rate": f"{rate:g}", "schedule": schedule, "seed": seed, "every": EVERY * uses}
-    name = f"{uses}_{rate:g}_{schedule}_{seed}"
-    if of_a_prompt != OF_A_PROMPT:
-        label, name = {**label, "of_a_prompt": of_a_prompt}, f"{name}_{of_a_prompt}"
-    return Job(name, {"job": name, **label}, _flags(given, uses, rate, schedule, seed, of_a_prompt))
-
-
-def _trl_job(given: argparse.Namespace, trainer: str, rate: float, schedule: str, seed: int) -> Job:
+def _trl_job(given: argparse.Namespace, trainer: str, size: int, setting: Setting, seed: int) -> Job:
     """The flags are those of the arm that uses each batch once; `trl_distill_runs` takes from them what TRL has."""
-    label = {"trainer": trainer, "uses": 1, "learning_rate": f"{rate:g}", "schedule": schedule, "seed": seed}
-    name = f"{trainer}_{rate:g}_{schedule}_{seed}"
-    return Job(name, {"job": name, **label, "every": EVERY}, _flags(given, 1, rate, schedule, seed, OF_A_PROMPT))
+    job = _job(given, 1, size, setting, seed)
+    name = _named(trainer, *setting, seed, size)
+    return Job(name, {**job.settings, "job": name, "trainer": trainer}, job.flags)
 
 
-def _flags(given: argparse.Namespace, uses: int, rate: float, schedule: str, seed: int, of_a_prompt: int) -> list[str]:
-    chosen: dict[str, Any] = {**COMMON, "max_steps": UPDATES * uses, "num_iterations": uses}
-    chosen |= {"num_generations": of_a_prompt, "learning_rate": rate, "lr_scheduler_type": schedule, "seed": seed}
+def _named(*parts: str | int) -> str:
+    """The size of a batch stands last, and only if it is another than `WHOLE`: runs were recorded before it varied."""
+    return "_".join(map(str, parts[:-1] if parts[-1] == WHOLE else parts))
+
+
+def _flags(given: argparse.Namespace, uses: int, size: int, setting: Setting, seed: int) -> list[str]:
+    chosen: dict[str, Any] = {**COMMON, "max_steps": UPDATES * uses * WHOLE // size, "num_iterations": uses}
+    chosen |= {"per_device_train_batch_size": size, "num_generations": OF_A_PROMPT, "seed": seed}
+    chosen |= {"learning_rate": setting[0], "lr_scheduler_type": setting[1]}
     chosen |= {"teacher": given.model, "model": f"{given.model}:{LAYERS}"}
     return [*(str(x) for name, value in chosen.items() for x in (f"--{name}", value)), *TERM.split()]
 
@@ -105,7 +107,6 @@ jobs = sweep
 PARTS = {
     "sweep": (sweep, train, "reuse_sweep.csv"),
     "seeds": (seeds, train, "reuse_seeds.csv"),
-    "prompts": (prompts, train, "reuse_prompts.csv"),
     "trl": (trl_sweep, trl_distill_runs.train, "reuse_trl.csv"),
     "trl-seeds": (trl_seeds, trl_distill_runs.train, "reuse_trl.csv"),
 }

@@ -5,6 +5,8 @@ closely. The KL on the teacher's completions has the error over seeds alone.
 """
 
 import math
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from .recorded_runs import Found, Row, rows_of
 from .study import Experiment, Settings
@@ -15,6 +17,10 @@ OWN, TEACHERS, RIGHT = "kl_per_token", "forward_kl_per_token", "correct"
 COLUMNS = (OWN, TEACHERS, RIGHT, "entropy_per_token", "length")
 QUESTIONS = 182
 """Held-out questions of one evaluation."""
+FIRST_SEED = "0"
+"""The seed by whose runs the settings of an arm are chosen; the arm is judged by others."""
+
+Name = TypeVar("Name")
 
 
 def finite_rows(experiment: Experiment, settings: Settings) -> list[Row]:
@@ -25,6 +31,21 @@ def finite_rows(experiment: Experiment, settings: Settings) -> list[Row]:
 
 def _binomial_error(share: float) -> str:
     return str((share * (1 - share) / QUESTIONS) ** 0.5)
+
+
+def nearest(ends: Iterable[Row], name_of: Callable[[Row], Name]) -> dict[Name, Row]:
+    """Of each name, the run of the first seed that ends nearest to the teacher on its own completions.
+
+    Args:
+        ends: the last evaluations of runs; those of other seeds and of students that diverged are passed over.
+        name_of: what the runs are grouped by.
+    """
+    found: dict[Name, Row] = {}
+    for row in ends:
+        if row["seed"] == FIRST_SEED and math.isfinite(float(row[OWN])):
+            best = found.setdefault(name_of(row), row)
+            found[name_of(row)] = min(best, row, key=lambda each: float(each[OWN]))
+    return found
 
 
 def excess_of(found: Found, base: Found) -> Found:

@@ -1,6 +1,8 @@
 """The sweep of learning rates behind `discount`: one seed, so that no sentence is judged by it."""
 
-from ..distillation_runs import LAST, OWN, RIGHT, TEACHERS, finite_rows
+from collections.abc import Iterable
+
+from ..distillation_runs import LAST, OWN, RIGHT, TEACHERS, finite_rows, nearest
 from ..recorded_runs import Row, at_update
 from ..study import Experiment, Numbers, Settings
 
@@ -14,19 +16,18 @@ def rates_of(settings: Settings) -> tuple[list[Numbers], list[Row]]:
         rows = finite_rows(SWEEP, settings)
     except FileNotFoundError:
         return [], []
-    last = at_update(rows, LAST)
-    nearest = {id(min(group, key=_own)) for group in _by_arm(last)}
-    return [_run(row, id(row) in nearest) for row in last], rows
+    best = best_rates(rows)
+    return [_run(row, best[arm_of(row)] == row["learning_rate"]) for row in at_update(rows, LAST)], rows
 
 
-def _by_arm(rows: list[Row]) -> list[list[Row]]:
-    """The runs of each arm and size of a batch, which differ in their rates."""
-    names = [(row["completions"], row["arm"]) for row in rows]
-    return [[row for row, each in zip(rows, names, strict=True) if each == name] for name in dict.fromkeys(names)]
+def best_rates(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
+    """The rate at which each size of a batch and arm ends nearest, by the KL on the student's completions."""
+    return {name: row["learning_rate"] for name, row in nearest(at_update(rows, LAST), arm_of).items()}
 
 
-def _own(row: Row) -> float:
-    return float(row[OWN])
+def arm_of(row: Row) -> tuple[str, str]:
+    """Size of the batch, and arm."""
+    return row["completions"], row["arm"]
 
 
 def _run(row: Row, best: bool) -> Numbers:

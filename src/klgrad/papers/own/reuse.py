@@ -3,16 +3,16 @@ update, and than TRL's own trainer at its best settings.
 
 The exact KL of a token needs no importance weights on completions of an earlier student, so a batch can be used again.
 A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with 40 batches of 256 completions,
-each used for 1, 2, 4 or 8 updates. TRL's trainer uses a batch once; it has the same student, prompts and evaluation,
-with three divergences. Every arm has the rate and the schedule that were best with its first seed, by the KL on the
-student's completions. Of TRL's settings a part has been run, and of its seeds few. Design, tables and limits:
-docs/experiments.md.
+each used for 1, 2, 4 or 8 updates, or with 160 batches of 64, each used once or twice. TRL's trainer uses a batch once;
+it has the same student, prompts and evaluation, with three divergences. The rate and the schedule of every arm are
+those that were best with one seed, by the KL on the student's completions, and it is judged by three others. Design,
+tables and limits: docs/experiments.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..distillation_runs import COLUMNS as DISTILLED, OWN, RIGHT, TEACHERS, excess_of, finite_rows
+from ..distillation_runs import COLUMNS as DISTILLED, FIRST_SEED, OWN, RIGHT, TEACHERS, excess_of, finite_rows, nearest
 from ..recorded_runs import (
     Found,
     Row,
@@ -36,10 +36,19 @@ EXPERIMENT = Experiment(
 PER_COMPLETION = "kl_per_sequence"
 """KL(student‖teacher) of whole completions: students differ in the length of theirs."""
 COLUMNS = (*DISTILLED, PER_COMPLETION)
-BATCHES, HALF = 40, 20
-"""Of completions: those of a whole run, and those at which a run is compared with whole ones."""
-FIRST_SEED = "0"
-ONCE, TWICE, FOUR, EIGHT = (f"klgrad {uses}" for uses in (1, 2, 4, 8))
+ALL, HALF = 10240, 5120
+"""Sampled completions: those of a whole run, and those at which a run is compared with whole ones."""
+WHOLE_BATCH = "256"
+"""Completions of a batch, where a row does not have its size."""
+
+
+def named(trainer: str, uses: int | str, size: int | str) -> str:
+    """The name of an arm: whose trainer, with the divergence for TRL's; uses of each batch; completions of a batch."""
+    return f"{trainer} {uses} {size}"
+
+
+ONCE, TWICE, FOUR, EIGHT = (named("klgrad", uses, WHOLE_BATCH) for uses in (1, 2, 4, 8))
+SMALL_ONCE, SMALL_TWICE = (named("klgrad", uses, 64) for uses in (1, 2))
 MEASURES = {OWN: "on the student's completions", TEACHERS: "on the teacher's completions"}
 NEARER = {
     "2 uses end nearer than 1": (ONCE, TWICE),
@@ -47,6 +56,9 @@ NEARER = {
     "8 uses end nearer than 1": (ONCE, EIGHT),
     "4 uses end nearer than 2": (TWICE, FOUR),
     "8 uses end nearer than 4": (FOUR, EIGHT),
+    "1 use of batches of 64 ends nearer than 1 of batches of 256": (ONCE, SMALL_ONCE),
+    "4 uses of batches of 256 end nearer than 1 of batches of 64, with as many updates": (SMALL_ONCE, FOUR),
+    "8 uses of batches of 256 end nearer than 2 of batches of 64, with as many updates": (SMALL_TWICE, EIGHT),
 }
 """The arm that should end farther from the teacher, and the one that should end nearer."""
 REUSED = {"2": TWICE, "4": FOUR, "8": EIGHT}
@@ -57,17 +69,17 @@ TWICE_AS_LONG = 1.0
 
 
 def run(settings: Settings) -> Numbers:
-    """Every setting of the first seed, and every arm at its best setting: at the end, halfway and over batches."""
+    """Every setting with the first seed, and every arm at its best setting with the others, over completions."""
     rows = _rows(settings)
-    best = {arm: setting for arm, group in grouped(rows, arm_of).items() if (setting := _best(group))}
-    kept = [row for row in rows if setting_of(row) == best.get(arm_of(row))]
-    arms = grouped(kept, arm_of)
+    best = best_settings(rows)
+    chosen = [row for row in rows if row["seed"] != FIRST_SEED and best.get(arm_of(row)) == setting_of(row)]
+    arms = grouped(chosen, arm_of)
     return {
         "made": provenance(rows),
         "start": {column: at_start(rows, column) for column in COLUMNS},
-        "settings": best,
+        "settings": {arm: " ".join(setting) for arm, setting in best.items()},
         "sweep": _sweep(rows),
-        "end": _at(arms, BATCHES),
+        "end": _at(arms, ALL),
         "half": _at(arms, HALF),
         "paths": {arm: _path(group) for arm, group in arms.items()},
     }
@@ -85,40 +97,44 @@ def _rows(settings: Settings) -> list[Row]:
 
 
 def arm_of(row: Row) -> str:
-    """Whose trainer it is, with the divergence for TRL's, and the uses of each batch."""
-    return f"{row.get('trainer') or 'klgrad'} {row['uses']}"
+    """The name of a row's arm."""
+    return named(row.get("trainer") or "klgrad", row["uses"], _size(row))
 
 
-def setting_of(row: Row) -> str:
+def _size(row: Row) -> str:
+    return row.get("completions") or WHOLE_BATCH
+
+
+def setting_of(row: Row) -> tuple[str, str]:
     """Learning rate and schedule."""
-    return f"{row['learning_rate']} {row['schedule']}"
+    return row["learning_rate"], row["schedule"]
 
 
-def batches_of(row: Row) -> int:
-    """How many batches of completions were sampled up to this evaluation."""
-    return int(row["update"]) // int(row["uses"])
+def completions_of(row: Row) -> int:
+    """How many completions were sampled up to this evaluation."""
+    return int(row["update"]) // int(row["uses"]) * int(_size(row))
 
 
-def _best(rows: list[Row]) -> str | None:
-    """The setting that ends nearest with the first seed; None if no run of that seed has ended."""
-    ended = [row for row in rows if row["seed"] == FIRST_SEED and batches_of(row) == BATCHES]
-    return setting_of(min(ended, key=lambda row: float(row[OWN]))) if ended else None
+def best_settings(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
+    """The setting with which each arm ends nearest, by its runs of the first seed that have ended."""
+    ended = (row for row in rows if completions_of(row) == ALL)
+    return {arm: setting_of(row) for arm, row in nearest(ended, arm_of).items()}
 
 
 def _sweep(rows: list[Row]) -> dict[str, dict[str, float]]:
     """The last KL on the student's completions with the first seed, by arm and setting."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
-        if row["seed"] == FIRST_SEED and batches_of(row) == BATCHES:
-            found.setdefault(arm_of(row), {})[setting_of(row)] = float(row[OWN])
+        if row["seed"] == FIRST_SEED and completions_of(row) == ALL:
+            found.setdefault(arm_of(row), {})[" ".join(setting_of(row))] = float(row[OWN])
     return found
 
 
-def _at(arms: dict[str, list[Row]], batches: int) -> Numbers:
-    """All columns of every arm after so many batches, with the seconds of training."""
+def _at(arms: dict[str, list[Row]], completions: int) -> Numbers:
+    """All columns of every arm after so many completions, with the seconds of training."""
     found = {}
     for arm, group in arms.items():
-        if here := [row for row in group if batches_of(row) == batches]:
+        if here := [row for row in group if completions_of(row) == completions]:
             found[arm] = {column: over_seeds(here, column) for column in COLUMNS} | {"seconds": _seconds(here)}
     return found
 
@@ -129,12 +145,12 @@ def _seconds(rows: list[Row]) -> Found | None:
 
 
 def _path(rows: list[Row]) -> dict[str, list[Any]]:
-    """Both KLs of an arm over the batches, with its updates and mean seconds."""
-    found: dict[str, list[Any]] = {name: [] for name in ("batches", "updates", "seconds", OWN, TEACHERS)}
-    for batches in sorted({batches_of(row) for row in rows}):
-        here = [row for row in rows if batches_of(row) == batches]
+    """Both KLs of an arm over the completions, with its updates and mean seconds."""
+    found: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", "seconds", OWN, TEACHERS)}
+    for completions in sorted({completions_of(row) for row in rows}):
+        here = [row for row in rows if completions_of(row) == completions]
         seconds = _seconds(here)
-        found["batches"].append(batches)
+        found["completions"].append(completions)
         found["updates"].append(int(here[0]["update"]))
         found["seconds"].append(seconds["mean"] if seconds else None)
         for column in (OWN, TEACHERS):
@@ -162,7 +178,7 @@ def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
     for uses, arm in REUSED.items():
         yield exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", difference_if_run(trl, at(arm)))
     claim = f"1 use ends as near as TRL's reverse KL, within a tenth, {words}"
-    once, same = at(ONCE), at("trl-reverse 1")
+    once, same = at(ONCE), at(named("trl-reverse", 1, WHOLE_BATCH))
     if once and same:
         yield equal_over_seeds(claim, excess_of(once, same), CLOSE)
     else:

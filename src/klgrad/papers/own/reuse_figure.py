@@ -8,23 +8,25 @@ from ..study import Numbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COMPLETIONS = 256
-"""Of one batch."""
 ARMS = {
-    "klgrad 1": ("1 use", SKY, "-"),
-    "klgrad 2": ("2 uses", BLUE, "-"),
-    "klgrad 4": ("4 uses", GREEN, "-"),
-    "klgrad 8": ("8 uses", ORANGE, "-"),
-    "trl-reverse 1": ("TRL, reverse KL", BLACK, "--"),
-    "trl-jsd 1": ("TRL, JSD", PURPLE, "--"),
-    "trl-forward 1": ("TRL, forward KL", GREY, "--"),
+    "klgrad 1 256": ("1 use", SKY, "-"),
+    "klgrad 2 256": ("2 uses", BLUE, "-"),
+    "klgrad 4 256": ("4 uses", GREEN, "-"),
+    "klgrad 8 256": ("8 uses", ORANGE, "-"),
+    "klgrad 1 64": ("1 use, batches of 64", SKY, ":"),
+    "klgrad 2 64": ("2 uses, batches of 64", BLUE, ":"),
+    "trl-reverse 1 256": ("TRL, reverse KL", BLACK, "--"),
+    "trl-jsd 1 256": ("TRL, JSD", PURPLE, "--"),
+    "trl-forward 1 256": ("TRL, forward KL", GREY, "--"),
+    "trl-reverse 1 64": ("TRL, reverse KL, batches of 64", BLACK, ":"),
+    "trl-forward 1 64": ("TRL, forward KL, batches of 64", GREY, ":"),
 }
 """Label, colour and line of an arm."""
 ROWS = {
     "kl_per_token": "KL(student‖teacher) per token,\non the student's completions, nats",
     "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions, nats",
 }
-OVER = {"batches": "sampled completions", "updates": "updates", "seconds": "seconds of training, on a shared GPU"}
+OVER = {"completions": "sampled completions", "updates": "updates", "seconds": "seconds of training, on a shared GPU"}
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
@@ -53,7 +55,7 @@ def _lines(numbers: Numbers, column: str, over: str, axis: Any) -> None:
     for arm, (label, colour, line) in ARMS.items():
         if (path := numbers["paths"].get(arm)) is None or None in path[over]:
             continue
-        x = [value * (COMPLETIONS if over == "batches" else 1) for value in path[over][1:]]
+        x = path[over][1:]
         mean, error = ([each[name] for each in path[column][1:]] for name in ("mean", "error"))
         look = {"fmt": line, "marker": "o", "ms": 4, "color": colour, "lw": 1.4, "capsize": 2}
         name = f"{label}, {numbers['settings'][arm]} ({_seeds(path[column][-1]['seeds'])})"
