@@ -34,6 +34,9 @@ GROUP = 8
 ROWS = 256
 TRUE = "exact-1" + LEAVE_ONE_OUT
 """The arm with the gradient of the sequence-level KL; its mean is what the others' means are compared with."""
+SAME = 0.02
+"""Largest relative distance of one gradient from itself: the first backward pass has logits of 16 bits, later ones
+compute them again, and both round to bf16, which changes a gradient by less than a hundredth of its length."""
 TERMS = {
     **{f"exact-{d:g}": KLTerm(estimator="exact", discount=d) for d in DISCOUNTS},
     **{
@@ -69,16 +72,34 @@ def measure(trainer: Any, prompts: Sequence[list[int]], batches: int, terms: dic
         group = torch.arange(groups, device=mask.device).repeat_interleave(GROUP)
         rollout = Rollout(exact.logp, exact.ref_logp, mask, group=group, token_reverse_kl=exact.reverse_kl)
         for arm, term in terms.items():
-            loss = term(rollout).per_token.sum() / ROWS
-            found = torch.autograd.grad(loss, parameters, retain_graph=True)
-            moments.add(arm, torch.cat([each.flatten().float() for each in found]))
+            moments.add(arm, _gradient(term, rollout, parameters))
+        if i == 0:
+            first = next(iter(terms))
+            _check_same(moments.sums[first][0], _gradient(terms[first], rollout, parameters))
         print(f"batch {i + 1} of {batches}", flush=True)
     return moments
 
 
+def _gradient(term: KLTerm, rollout: Rollout, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+    found = torch.autograd.grad(term(rollout).per_token.sum() / ROWS, parameters, retain_graph=True)
+    return torch.cat([each.flatten().float() for each in found])
+
+
+def _check_same(first: torch.Tensor, again: torch.Tensor) -> None:
+    """Check that a gradient is the same in a later backward pass of the same graph.
+
+    It is not with layers whose backward pass overwrites what the forward pass saved, as Liger's gated layers do.
+    """
+    off = float((again - first).norm() / first.norm())
+    if not off < SAME:
+        raise RuntimeError(
+            f"Expected the same gradient from a later backward pass of one graph, within {SAME}. Received one that is "
+            f"{off:.2g} of its length away. Use layers that leave saved tensors as they are."
+        )
+
+
 def at_weights(given: argparse.Namespace, updates: int) -> list[dict[str, Any]]:
     """The rows of one student: the start, or the one after some updates of the exact token-level term."""
-    import fused_layers
     import graph_sampling
     import shared_prompts
 
@@ -91,7 +112,6 @@ def at_weights(given: argparse.Namespace, updates: int) -> list[dict[str, Any]]:
     flags = [str(x) for name, value in chosen.items() for x in (f"--{name}", value)]
     settings = parse("distill", [*flags, "--kl_estimator", "exact", "--kl_reduction", "sequence"])
     trainer, _ = build(settings, models_of(settings))
-    fused_layers.install(trainer)
     graph_sampling.install(trainer)
     shared_prompts.install(trainer)
     if updates:

@@ -5,8 +5,8 @@ completions of an earlier student. So every arm has 10,240 completions, in 40 ba
 2, 4 or 8 updates, at several learning rates, which are constant or fall to 0 by a cosine. More updates also come from
 smaller batches: other arms have 160 batches of 64, each used once or twice. `sweep` trains every setting with one seed,
 and `seeds` the best setting of each arm with three others. `trl` and `trl-seeds` do the same with TRL's own trainer,
-which uses each batch once, for three divergences. The student, the teacher and the evaluation are those of
-`exp_fig8.py` in all parts.
+which uses each batch once, for three divergences, and for one of them with batches of 64 too. The student, the teacher
+and the evaluation are those of `exp_fig8.py` in all parts.
 
     python benchmarks/exp_reuse.py sweep MODEL
 
@@ -39,7 +39,8 @@ WHOLE, SMALL = 256, 64
 USES_OF_SMALL = (1, 2)
 SETTINGS_OF_SMALL = (("0.0006", "constant"), ("0.0003", "constant"))
 """Fewer: these arms have as many updates as those that use a batch of `WHOLE` 4 or 8 times, which take as long."""
-TRL_OF_SMALL = ("trl-reverse", "trl-forward")
+TRL_OF_SMALL = (("trl-reverse", ("0.0006", "constant")),)
+"""At the setting that is best for it with batches of `WHOLE`."""
 
 Setting = tuple[str, str]
 
@@ -62,14 +63,14 @@ def seeds(given: argparse.Namespace) -> list[Job]:
 def trl_sweep(given: argparse.Namespace) -> list[Job]:
     """Every setting of TRL's trainer with one seed."""
     large = [(name, WHOLE, setting) for setting in SETTINGS for name in trl_distill_runs.BETAS]
-    small = [(name, SMALL, setting) for setting in SETTINGS_OF_SMALL for name in TRL_OF_SMALL]
+    small = [(name, SMALL, setting) for name, setting in TRL_OF_SMALL]
     return [_trl_job(given, *each, 0) for each in (*large, *small)]
 
 
 def trl_seeds(given: argparse.Namespace) -> list[Job]:
     """The best setting of each of its divergences and sizes of a batch, with more seeds."""
     best = reuse.best_settings(read(given.out / "reuse_trl.csv"))
-    arms = [*((name, WHOLE) for name in trl_distill_runs.BETAS), *((name, SMALL) for name in TRL_OF_SMALL)]
+    arms = [*((name, WHOLE) for name in trl_distill_runs.BETAS), *((name, SMALL) for name, _ in TRL_OF_SMALL)]
     chosen = [(name, size, best[arm]) for name, size in arms if (arm := reuse.named(name, 1, size)) in best]
     return [_trl_job(given, name, size, setting, seed) for seed in SEEDS for name, size, setting in chosen]
 
