@@ -55,7 +55,7 @@ def seeds(given: argparse.Namespace) -> list[Job]:
     """Every arm at its best rate, seed by seed."""
     best = best_rates(read(given.out / "discount_sweep.csv"))
     known = [(arm, size) for size in BATCHES for arm in _ordered() if (str(size), arm) in best]
-    return [_job(given, arm, size, float(best[str(size), arm]), seed) for seed in SEEDS for arm, size in known]
+    return [_job(given, arm, size, best[str(size), arm], seed) for seed in SEEDS for arm, size in known]
 
 
 def _ordered() -> list[str]:

@@ -1,6 +1,7 @@
 """The generated parts of docs/experiments: tables of the experiments on language models, from their studies."""
 
 import re
+from collections.abc import Mapping
 from functools import cache
 
 from klgrad.papers import Settings
@@ -8,6 +9,7 @@ from klgrad.papers.all_studies import studies
 from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.distillation_runs import COLUMNS as DISTILLED, OWN, RIGHT, TEACHERS
+from klgrad.papers.own.discount import ONE_RATE
 from klgrad.papers.own.discount_gradients import BATCH, BIAS, COSINE, STUDENTS, VARIANCE, squared_error
 from klgrad.papers.own.reuse import PER_COMPLETION
 from klgrad.papers.recorded_runs import ENOUGH_ERRORS, ENOUGH_SEEDS, counts
@@ -17,6 +19,8 @@ from klgrad.papers.tang_munos.long_runs import LAST as LONG_LAST, WORDS as LONG_
 
 AGES = ("lag-4", "lag-16", "reuse-4", "reuse-16")
 """Completions that are that many updates old, or that are used for so many updates."""
+REUSED = "trainer | uses | completions of a batch"
+"""The columns that an arm of the experiment on reused completions has in its name."""
 
 
 @cache
@@ -66,16 +70,28 @@ def stale_costs() -> str:
 
 
 def discount() -> str:
-    """Every arm and size of the batch of the experiment on the discount, after its last update."""
+    """Every arm and size of the batch of the experiment on the discount at its best rate, after its last update."""
+    numbers = _numbers("klgrad/discount")
+    best = {f"{run['completions']} {run['arm']}": run["learning_rate"] for run in numbers["rates"] if run["best"]}
+    return _discounted(numbers["end"], best)
+
+
+def discount_one_rate() -> str:
+    """The arms of that experiment which have runs at one rate for all, after their last update."""
+    ends = _numbers("klgrad/discount")["one_rate"]
+    return _discounted(ends, dict.fromkeys(ends, ONE_RATE))
+
+
+def _discounted(ends: Numbers, rates: Mapping[str, str | float]) -> str:
+    """A row for each size of the batch and arm, with its rate."""
     lines = [
-        "| completions | arm | seeds | KL(student‖teacher) per token | KL(teacher‖student) per token | right answers | "
-        "entropy per token | tokens |",
-        "|---|---|---|---|---|---|---|---|",
+        "| completions | arm | rate | seeds | KL(student‖teacher) per token | KL(teacher‖student) per token | "
+        "right answers | entropy per token | tokens |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    end = _numbers("klgrad/discount")["end"]
-    for name in sorted(end, key=lambda name: (-int(name.split()[0]), name)):
+    for name in sorted(ends, key=lambda name: (-int(name.split()[0]), name)):
         size, arm = name.split()
-        lines.append(f"| {size} | `{arm}` | {_distilled(end[name])} |")
+        lines.append(f"| {size} | `{arm}` | {float(rates[name]):g} | {_distilled(ends[name])} |")
     return "\n".join([*lines, ""])
 
 
@@ -331,17 +347,17 @@ def long_pairs() -> str:
 def reuse() -> str:
     """Every arm of the experiment on reused completions at its best setting, after its last update."""
     lines = [
-        "| trainer | uses | rate | schedule | seconds | seeds | KL(student‖teacher) per token | "
+        f"| {REUSED} | rate | schedule | seconds | seeds | KL(student‖teacher) per token | "
         "KL(teacher‖student) per token | right answers | entropy per token | tokens | "
         "KL(student‖teacher) per completion |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     numbers = _numbers("klgrad/reuse")
-    for arm, found in sorted(numbers["end"].items()):
-        (trainer, uses), (rate, schedule) = arm.split(), numbers["settings"][arm].split()
+    for arm in sorted(numbers["end"], key=_by_trainer):
+        found, (rate, schedule) = numbers["end"][arm], numbers["settings"][arm].split()
         seconds = "" if found["seconds"] is None else _with_error(found["seconds"])
         cells = f"{seconds} | {_distilled(found)} | {_with_error(found[PER_COMPLETION])}"
-        lines.append(f"| `{trainer}` | {uses} | {rate} | {schedule} | {cells} |")
+        lines.append(f"| {_reused(arm)} | {rate} | {schedule} | {cells} |")
     return "\n".join([*lines, ""])
 
 
@@ -349,14 +365,25 @@ def reuse_sweep() -> str:
     """The last KL on the student's completions of every setting with the first seed; the best of an arm in bold."""
     numbers = _numbers("klgrad/reuse")
     columns = sorted({setting for found in numbers["sweep"].values() for setting in found}, key=_by_rate)
-    lines = [f"| trainer | uses | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
-    for arm, found in sorted(numbers["sweep"].items()):
-        shown = {setting: f"{kl:.3f}" for setting, kl in found.items()}
+    lines = [f"| {REUSED} | {' | '.join(columns)} |", "|---|---|---|" + "---|" * len(columns)]
+    for arm in sorted(numbers["sweep"], key=_by_trainer):
+        shown = {setting: f"{kl:.3f}" for setting, kl in numbers["sweep"][arm].items()}
         best = numbers["settings"][arm]
         cells = [f"**{shown[best]}**" if setting == best else shown.get(setting, "no run") for setting in columns]
-        trainer, uses = arm.split()
-        lines.append(f"| `{trainer}` | {uses} | {' | '.join(cells)} |")
+        lines.append(f"| {_reused(arm)} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _reused(arm: str) -> str:
+    """The cells of an arm under `REUSED`."""
+    trainer, uses, size = arm.split()
+    return f"`{trainer}` | {uses} | {size}"
+
+
+def _by_trainer(arm: str) -> tuple[bool, int, int, str]:
+    """Our trainer before TRL's, then the larger batch, then fewer uses."""
+    trainer, uses, size = arm.split()
+    return trainer != "klgrad", -int(size), int(uses), trainer
 
 
 def _by_rate(setting: str) -> tuple[str, float]:

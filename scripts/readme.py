@@ -324,6 +324,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     EXPERIMENTS / "discount.md": {
         "discount rates": experiments.discount_rates,
         "discount": experiments.discount,
+        "discount at one rate": experiments.discount_one_rate,
         "discount comparisons": experiments.discount_comparisons,
         "gradients": experiments.gradients,
         "discount claims": lambda: experiments.checks_of("klgrad/discount"),

@@ -11,10 +11,10 @@ START = {"kl_per_token": 4.0, "forward_kl_per_token": 8.0, "correct": 0.0}
 ERROR = 0.01
 
 
-def evaluations(label, own, teachers, right=0.1, seeds=3, noise=ERROR):
-    """Runs of one setting, evaluated before training and after 40 updates; seeds differ by `noise`."""
-    for seed in range(seeds):
-        off = 1 + noise * (seed - 1)
+def evaluations(label, own, teachers, right=0.1, seeds=3, noise=ERROR, first=0):
+    """Runs of one setting, evaluated before training and after 40 updates; seeds count from `first`, and differ."""
+    for seed in range(first, first + seeds):
+        off = 1 + noise * (seed - first - 1)
         end = {"kl_per_token": own * off, "forward_kl_per_token": teachers * off, "correct": right}
         for update, found in ((0, START), (40, end)):
             more = {"kl_per_token_se": ERROR, "entropy_per_token": 3.0, "length": 32.0}

@@ -1,10 +1,13 @@
 """What the study of the discount concludes from made-up runs and gradients, and from too few of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from papers.made_up_runs import MADE, evaluations, judged, write
 
+from klgrad.cli.experiments import commands
 from klgrad.errors import ExperimentError
 from klgrad.papers import reproduce
 from klgrad.papers.own import discount as study
@@ -25,24 +28,25 @@ def parts(arm):
     return float(discount), arm.count("-") == 1, kind == "k1"
 
 
-def runs(sign=1.0, **how):
+def runs(sign=1.0, rate="0.0003", **how):
     """The own KL falls up to a discount of 0.9 and has a cost of sampling; the teacher's rises with the discount."""
+    how = {"first": 1, **how}
     found = []
     for arm in ARMS:
         discount, plain, sampled = parts(arm)
         for size in (256, 64):
             gain = 0.3 * min(discount, 0.9) - 0.1 * (discount == 1) - 0.1 * discount * plain - 0.2 * sampled
             gain -= 0.1 * discount * (size == 64)
-            label = {"arm": arm, "completions": size}
+            label = {"arm": arm, "completions": size, "learning_rate": rate}
             found += evaluations(label, 1 - sign * gain, 3 + sign * 2 * discount, **how)
     return found
 
 
 def swept():
-    """One seed of two arms at two rates, at three for the larger batch: the middle one is best by the own KL alone."""
+    """One seed of every arm at two rates, at three for the larger batch: the middle one is best by the own KL alone."""
     found = []
     for size, rates in ((64, ("1e-4", "3e-4")), (256, ("1e-4", "3e-4", "6e-4"))):
-        for arm in ("exact-0", "exact-0.9-leave-one-out"):
+        for arm in ARMS:
             for rate, own in zip(rates, (1.0, 0.8, 0.9), strict=False):
                 label = {"arm": arm, "completions": size, "learning_rate": rate, "distinct": 182.0}
                 found += evaluations(label, own, 4 / own, seeds=1, noise=0.0)
@@ -63,8 +67,18 @@ def gradients(variance=1.0, bias=1.0, **changed):
     return found
 
 
+def written(folder, **files):
+    """The settings that read these files; the runs and the sweep are as above if they are not given."""
+    return write(folder, **{"discount": runs(), "discount_sweep": swept(), **files})
+
+
+def ends(folder, **files):
+    """The means by which the arms are judged."""
+    return study.run(written(folder, **files))["end"]
+
+
 def verdicts(folder, **files):
-    return judged(study, write(folder, **files))
+    return judged(study, written(folder, **files))
 
 
 def about_gradients(found):
@@ -76,7 +90,7 @@ def about_runs(found):
 
 
 def test_runs_and_gradients_as_claimed(tmp_path):
-    found = verdicts(tmp_path, discount=runs(), gradient=gradients())
+    found = verdicts(tmp_path, gradient=gradients())
     assert set(about_runs(found).values()) == {"holds"}
     assert (len(about_runs(found)), len(about_gradients(found))) == (13, 10)
     assert set(list(about_gradients(found).values())[:8]) == {"holds"}
@@ -88,7 +102,7 @@ def test_the_opposite_runs_give_the_opposite_verdict(tmp_path):
 
 
 def test_the_opposite_gradients_give_the_opposite_verdict(tmp_path):
-    found = verdicts(tmp_path, discount=runs(), gradient=gradients(variance=-0.1, bias=-1.0))
+    found = verdicts(tmp_path, gradient=gradients(variance=-0.1, bias=-1.0))
     assert set(list(about_gradients(found).values())[:8]) == {"differs"}
 
 
@@ -100,7 +114,8 @@ def test_a_gradient_predicts_the_runs_if_its_error_orders_them(tmp_path, sign, e
     for arm in ARMS:
         for size in (256, 64):
             own = 1 + 0.2 * sign * squared_error(moments[arm], size)
-            made += evaluations({"arm": arm, "completions": size}, own, 3.0, noise=0.0001)
+            label = {"arm": arm, "completions": size, "learning_rate": "0.0003"}
+            made += evaluations(label, own, 3.0, noise=0.0001, first=1)
     for row in made:
         row["kl_per_token_se"] = 0.0
     found = verdicts(tmp_path, discount=made, gradient=gradients())
@@ -131,35 +146,76 @@ def test_missing_arms_leave_their_sentences_open(tmp_path):
 
 @pytest.mark.parametrize("change", [{"relative_variance_se": ""}, {"relative_variance_se": "nan"}])
 def test_a_moment_without_an_error_decides_nothing(tmp_path, change):
-    found = about_gradients(verdicts(tmp_path, discount=runs(), gradient=gradients(**change)))
+    found = about_gradients(verdicts(tmp_path, gradient=gradients(**change)))
     assert {claim for claim, v in list(found.items())[:8] if v == "open"} == {c for c in found if "variance at" in c or
         "larger variance" in c or "variance grows" in c}  # fmt: skip
 
 
 def test_gradients_may_be_missing(tmp_path):
-    assert set(about_gradients(verdicts(tmp_path, discount=runs())).values()) == {"open"}
+    assert set(about_gradients(verdicts(tmp_path)).values()) == {"open"}
 
 
-def test_runs_at_several_rates_are_not_pooled(tmp_path):
-    """The name of a setting has no learning rate: the file has one for each arm."""
-    made = [{**row, "learning_rate": rate} for rate in ("1e-4", "3e-4") for row in runs()]
-    with pytest.raises(ExperimentError, match="2 rows of the setting '256 exact-0' with seed 0"):
-        study.run(write(tmp_path, discount=made))
+def test_runs_of_the_seed_that_chose_the_rate_do_not_count(tmp_path):
+    more = runs(sign=-1.0, seeds=1, first=0)
+    assert ends(tmp_path, discount=[*more, *runs()]) == ends(tmp_path)
+    assert set(about_runs(verdicts(tmp_path, discount=[*more, *runs(seeds=2)])).values()) == {"open"}
 
 
-def test_a_sweep_of_rates_changes_no_verdict_and_marks_the_best_rate_of_each_arm(tmp_path):
-    settings = write(tmp_path, discount=runs(), discount_sweep=swept())
-    numbers = study.run(settings)
+def test_runs_at_another_rate_than_the_best_do_not_count(tmp_path):
+    others = [row for rate in ("0.0001", "6e-4") for row in runs(sign=-1.0, rate=rate)]
+    assert ends(tmp_path, discount=[*others, *runs()]) == ends(tmp_path)
+    assert ends(tmp_path, discount=others) == {}
+    assert set(about_runs(verdicts(tmp_path, discount=others)).values()) == {"open"}
+
+
+def test_each_arm_and_size_has_a_best_rate_of_its_own(tmp_path):
+    """Here the rate that is best for the others is far off for one arm with batches of 64."""
+    one, made = ("64", "exact-0.9-leave-one-out"), swept()
+    for row in made:
+        if (str(row["completions"]), row["arm"]) == one and row["learning_rate"] == "3e-4" and row["update"]:
+            row["kl_per_token"] = 9.0
+    found = ends(tmp_path, discount_sweep=made, discount=[*runs(), *runs(sign=-1.0, rate="1e-4")])
+    at_others, at_its_own = (ends(tmp_path, discount=runs(sign)) for sign in (1.0, -1.0))
+    assert found == {**at_others, " ".join(one): at_its_own[" ".join(one)]} != at_others
+
+
+def test_all_seeds_at_one_rate_are_shown_and_change_no_verdict(tmp_path):
+    at_one = [*runs(sign=-1.0, rate="1e-4", first=0, seeds=2), *runs(sign=-1.0, rate="0.0001", first=2, seeds=2)]
+    numbers = study.run(written(tmp_path, discount=[*at_one, *runs()]))
+    assert set(numbers["one_rate"]) == set(numbers["end"])
+    assert {found["kl_per_token"]["seeds"] for found in numbers["one_rate"].values()} == {4}
+    assert numbers["one_rate"]["256 exact-0.5"]["kl_per_token"]["mean"] == pytest.approx(1.1 * (1 - 0.005), rel=1e-9)
+    assert study.check(numbers) == study.check({**numbers, "one_rate": {}})
+
+
+def test_a_repeated_run_is_an_error(tmp_path):
+    with pytest.raises(ExperimentError, match="2 rows of the setting '256 exact-0' with seed 1"):
+        study.run(written(tmp_path, discount=[*runs(), *runs(rate="3e-4")]))
+
+
+def test_the_sweep_marks_the_best_rate_of_each_arm_and_is_not_judged(tmp_path):
+    numbers = study.run(written(tmp_path))
     best = [(run["completions"], run["arm"], run["learning_rate"]) for run in numbers["rates"] if run["best"]]
-    arms = ("exact-0", "exact-0.9-leave-one-out")
-    assert best == [(size, arm, "3e-4") for size in ("64", "256") for arm in arms]
-    assert len(numbers["rates"]) == 10
+    assert best == [(size, arm, "3e-4") for size in ("64", "256") for arm in ARMS]
+    assert len(numbers["rates"]) == 5 * len(ARMS)
     assert study.check(numbers) == study.check({**numbers, "rates": []})
+
+
+def test_the_sweep_is_needed(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"discount_sweep\.csv"):
+        study.run(write(tmp_path, discount=runs()))
+
+
+def test_run_makes_the_sweep_before_the_seeds_and_each_once(tmp_path):
+    found = commands([Study("discount", study)], Path("benchmarks"), "MODEL", tmp_path)
+    calls = [(Path(command[1]).name, *command[2:-4]) for command in found]
+    own = [("exp_discount.py", part, "MODEL") for part in ("sweep", "seeds")]
+    assert calls == [*own, ("exp_gradient.py", "MODEL")]
 
 
 def drawn(folder, **files):
     figure = Figure()
-    study.draw(study.run(write(folder, **files)), figure)
+    study.draw(study.run(written(folder, **files)), figure)
     return figure
 
 
@@ -174,11 +230,15 @@ def test_the_legend_names_what_has_runs_or_gradients(tmp_path):
 
 @pytest.mark.slow
 def test_gradients_that_were_not_measured_have_no_panel(tmp_path):
-    assert len(drawn(tmp_path, discount=runs()).axes) == 2
-    swept_too = drawn(tmp_path, discount=runs(), discount_sweep=swept())
-    (tmp_path / "discount_sweep.csv").unlink()
-    assert len(swept_too.axes) == 3
-    assert len(drawn(tmp_path, discount=runs(), gradient=[r for r in gradients() if r["update"] == 0]).axes) == 3
+    assert len(drawn(tmp_path).axes) == 3
+    assert len(drawn(tmp_path, gradient=[row for row in gradients() if row["update"] == 0]).axes) == 4
+
+
+@pytest.mark.slow
+def test_panels_without_runs_at_the_best_rates_say_so(tmp_path):
+    texts = lambda figure: [[text.get_text() for text in axis.texts] for axis in figure.axes[:2]]
+    assert texts(drawn(tmp_path, discount=runs(rate="1e-4"))) == [["not measured"]] * 2
+    assert texts(drawn(tmp_path)) == [[], []]
 
 
 @pytest.mark.slow
@@ -192,7 +252,7 @@ def test_no_line_is_drawn_through_a_discount_without_runs(tmp_path):
 @pytest.mark.many
 @pytest.mark.parametrize("kept", [ARMS, ["exact-0"]])
 def test_the_figure_is_drawn_with_all_runs_and_with_few(tmp_path, kept):
-    files = {"discount": runs(), "gradient": gradients()}
+    files = {"discount": runs(), "discount_sweep": swept(), "gradient": gradients()}
     settings = write(tmp_path, **{name: [row for row in rows if row["arm"] in kept] for name, rows in files.items()})
     reproduce(Study("discount", study), settings, tmp_path)
     assert (tmp_path / "discount.png").read_bytes().startswith(b"\x89PNG")

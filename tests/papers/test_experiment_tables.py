@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from papers.made_up_rl_runs import write as write_one
 from papers.made_up_runs import write
-from papers.test_discount import runs, swept
+from papers.test_discount import runs, written
 from papers.test_long_runs import changed, made
 from papers.test_reuse import files
 
@@ -56,32 +56,63 @@ def test_long_runs(tables, tmp_path):
     assert pairs["`k3-loss` less `k1-reward`"][3].startswith("**-2.000 ±")
 
 
+def by_arm(table):
+    """The cells of a table on reused completions by trainer, uses and completions of a batch."""
+    return {tuple(row[:3]): row[3:] for row in cells(table)}
+
+
 def test_reuse(tables, tmp_path):
-    rows = files(seeds=(0, 1))
+    rows = files(seeds=(0, 1, 2))
     for row in rows["reuse_trl"]:
         row["seconds"] = ""
     module = tables(reuse.run(write(tmp_path, **rows)))
-    ends = {(row[0], row[1]): row[2:] for row in cells(module.reuse())}
-    assert len(ends) == 7
-    assert ends["`klgrad`", "4"][:4] == ["0.0006", "cosine", "64 ± 0", "2"]
-    assert ends["`klgrad`", "4"][-1].startswith("19.1 ± ")
-    assert ends["`trl-jsd`", "1"][2] == ""
-    sweep = {(row[0], row[1]): row[2:] for row in cells(module.reuse_sweep())}
-    assert sweep["`klgrad`", "4"] == ["0.772", "**0.594**"]
+    ends, sweep = by_arm(module.reuse()), by_arm(module.reuse_sweep())
+    assert ends["`klgrad`", "4", "256"][:4] == ["0.0006", "cosine", "64 ± 0", "2"]
+    assert ends["`klgrad`", "4", "256"][-1].startswith("19.1 ± ")
+    assert ends["`trl-jsd`", "1", "256"][2] == ""
+    assert sweep["`klgrad`", "4", "256"] == ["0.764", "**0.588**"]
+    assert sweep["`klgrad`", "1", "64"] == ["0.917", "**0.706**"]
+
+
+def test_arms_of_reuse_are_in_order(tables, tmp_path):
+    """Our trainer first, then larger batches, then fewer uses."""
+    rows = {name: list(reversed(found)) for name, found in files().items()}
+    module = tables(reuse.run(write(tmp_path, **rows)))
+    ours = [("`klgrad`", uses, size) for size, some in (("256", "1248"), ("64", "12")) for uses in some]
+    theirs = [(f"`trl-{kind}`", "1", "256") for kind in ("forward", "jsd", "reverse")]
+    in_order = [*ours, *theirs, ("`trl-reverse`", "1", "64")]
+    assert list(by_arm(module.reuse())) == list(by_arm(module.reuse_sweep())) == in_order
 
 
 def test_settings_that_were_not_run_say_so_and_one_seed_has_no_error_over_seeds(tables, tmp_path):
-    rows = files(seeds=(0,))
+    rows = files(seeds=(0, 2))
     rows["reuse_trl"] = [row for row in rows["reuse_trl"] if row["schedule"] == "cosine"]
     module = tables(reuse.run(write(tmp_path, **rows)))
-    sweep = {(row[0], row[1]): row[2:] for row in cells(module.reuse_sweep())}
-    assert sweep["`trl-jsd`", "1"] == ["no run", "**0.891**"]
-    ends = {(row[0], row[1]): row[2:] for row in cells(module.reuse())}
-    assert ends["`klgrad`", "1"][4:6] == ["0.792 ± 0.005", "1.58"]
+    assert by_arm(module.reuse_sweep())["`trl-jsd`", "1", "256"] == ["no run", "**0.882**"]
+    assert by_arm(module.reuse())["`klgrad`", "1", "256"][4:6] == ["0.8 ± 0.005", "1.6"]
+
+
+def test_an_arm_with_the_first_seed_alone_is_in_the_sweep_alone(tables, tmp_path):
+    rows = files()
+    rows["reuse_seeds"] = [row for row in rows["reuse_seeds"] if row["uses"] != 8]
+    module = tables(reuse.run(write(tmp_path, **rows)))
+    assert set(by_arm(module.reuse_sweep())) - set(by_arm(module.reuse())) == {("`klgrad`", "8", "256")}
+
+
+def test_the_discount_at_the_best_rates_and_at_one_rate(tables, tmp_path):
+    """Runs at one rate have the first seed, and are of the larger batch alone."""
+    at_one = [row for row in runs(rate="1e-4", seeds=2, first=0) if row["completions"] == 256]
+    module = tables(discount.run(written(tmp_path, discount=[*at_one, *runs()])))
+    best, one = ({tuple(row[:2]): row[2:] for row in cells(t())} for t in (module.discount, module.discount_one_rate))
+    assert best["256", "`exact-0`"][:3] == ["0.0003", "3", "1 ± 0.0058"]
+    assert {row[0] for row in best.values()} == {"0.0003"}
+    assert one["256", "`exact-0`"][:3] == ["0.0001", "2", "0.995 ± 0.0071"]
+    assert set(one) == {arm for arm in best if arm[0] == "256"}
+    assert list(best)[: len(one)] == list(one), "the larger batch comes first"
 
 
 def test_the_best_rate_of_an_arm_is_beside_all_its_rates(tables, tmp_path):
-    module = tables(discount.run(write(tmp_path, discount=runs(), discount_sweep=swept())))
+    module = tables(discount.run(written(tmp_path)))
     found = {(row[0], row[1]): row[2:] for row in cells(module.discount_rates())}
     assert next(iter(found)) == ("256", "`exact-0`")
     assert found["64", "`exact-0`"] == ["3e-4", "0.800 ± 0.01", "5", "0.1", "3", "1.000, 4", "0.800, 5", "no run"]

@@ -3,42 +3,52 @@
 import math
 
 import pytest
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from papers.made_up_runs import ERROR, MADE, START, judged, write
 
 from klgrad.papers import Settings, reproduce
 from klgrad.papers.own import reuse as study
 from klgrad.papers.study import Study
+from klgrad.support.figure_files import look
 
 BEST = ("0.0006", "cosine")
-ENDS = {("klgrad", 1): 0.8, ("klgrad", 2): 0.7, ("klgrad", 4): 0.6, ("klgrad", 8): 0.5}
-ENDS |= {("trl-reverse", 1): 0.82, ("trl-jsd", 1): 0.9, ("trl-forward", 1): 0.85}
-"""KL(student‖teacher) after the last update; KL(teacher‖student) is twice that, right answers fall with it."""
-EVERY_SENTENCE = 24
+ENDS = {("klgrad", 1, 256): 0.8, ("klgrad", 2, 256): 0.7, ("klgrad", 4, 256): 0.6, ("klgrad", 8, 256): 0.5}
+ENDS |= {("klgrad", 1, 64): 0.72, ("klgrad", 2, 64): 0.65}
+ENDS |= {("trl-reverse", 1, 256): 0.82, ("trl-jsd", 1, 256): 0.9, ("trl-forward", 1, 256): 0.85}
+ENDS |= {("trl-reverse", 1, 64): 0.81}
+"""KL(student‖teacher) after the last update, by trainer, uses and completions of a batch; KL(teacher‖student) is twice
+that, right answers fall with it."""
+EVERY_SENTENCE = 30
 
 
-def run(trainer, uses, seed, end, setting=BEST, speed=1.0):
-    """The evaluations of one run: after half of the batches the KL is a tenth higher than at the end."""
-    rate, schedule = setting
+def run(arm, seed, end, setting=BEST):
+    """The evaluations of one run: after half of the completions the KL is a tenth higher than at the end.
+
+    Rows of the larger batch do not have its size, as some that are recorded.
+    """
+    (trainer, uses, size), (rate, schedule) = arm, setting
     label = {"trainer": trainer} if trainer != "klgrad" else {}
-    label |= {"uses": uses, "learning_rate": rate, "schedule": schedule, "seed": seed, "every": 10 * uses}
-    seconds = speed * (2.0 if trainer != "klgrad" else 1 + 0.2 * (uses - 1))
-    for batches in (0, 20, 40):
-        kl = end * (1 + ERROR * (seed - 1)) * (1.1 if batches == 20 else 1)
+    label |= {"uses": uses, "learning_rate": rate, "schedule": schedule, "seed": seed}
+    label |= {"completions": size} if size != 256 else {}
+    seconds = 2.0 if trainer != "klgrad" else 1 + 0.2 * (uses - 1)
+    for share in (0, 0.5, 1):
+        kl = end * (1 + ERROR * (seed - 2)) * (1.1 if share == 0.5 else 1)
         found = {"kl_per_token": kl, "forward_kl_per_token": 2 * kl, "correct": 0.6 - 0.4 * kl}
-        more = {"kl_per_token_se": ERROR / 2, "entropy_per_token": 3.0, "length": 32.0, "seconds": batches * seconds}
+        more = {"kl_per_token_se": ERROR / 2, "entropy_per_token": 3.0, "length": 32.0, "seconds": 40 * share * seconds}
         more |= {"kl_per_sequence": 32 * kl, "kl_per_sequence_se": 16 * ERROR}
-        yield {**label, "update": batches * uses, **(found if batches else START), **more, **MADE}
+        yield {**label, "update": int(share * uses * 10240 / size), **(found if share else START), **more, **MADE}
 
 
-def files(ends=None, seeds=(0, 1, 2), **how):
+def files(ends=None, seeds=(0, 1, 2, 3)):
     """Rows by file: every arm with a second setting that is worse, whose other seeds are not run."""
     found = {"reuse_sweep": [], "reuse_seeds": [], "reuse_trl": []}
-    for (trainer, uses), end in (ENDS | (ends or {})).items():
+    for arm, end in (ENDS | (ends or {})).items():
+        first, others = ("reuse_sweep", "reuse_seeds") if arm[0] == "klgrad" else ("reuse_trl", "reuse_trl")
         for seed in seeds:
-            name = "reuse_trl" if trainer != "klgrad" else "reuse_seeds" if seed else "reuse_sweep"
-            found[name] += run(trainer, uses, seed, end, **how)
-        name = "reuse_trl" if trainer != "klgrad" else "reuse_sweep"
-        found[name] += run(trainer, uses, 0, 1.3 * end, ("0.001", "constant"))
+            found[others if seed else first] += run(arm, seed, end)
+        found[first] += run(arm, 0, 1.3 * end, ("0.001", "constant"))
     return {name: rows for name, rows in found.items() if rows}
 
 
@@ -55,24 +65,66 @@ def test_runs_as_the_claim_has_them(tmp_path):
 def test_an_arm_has_the_setting_that_was_best_with_the_first_seed(tmp_path):
     numbers = study.run(write(tmp_path, **files()))
     assert set(numbers["settings"].values()) == {" ".join(BEST)}
+    assert set(numbers["settings"]) == set(numbers["end"])
+    assert numbers["sweep"]["klgrad 4 256"]["0.001 constant"] == pytest.approx(1.3 * 0.6 * (1 - 2 * ERROR), rel=1e-9)
+
+
+def test_an_arm_is_not_judged_by_the_seed_that_chose_its_setting(tmp_path):
+    """A first seed that ends far below the others leaves the means as they are."""
+    made = files()
+    for row in (*made["reuse_sweep"], *made["reuse_trl"]):
+        row["kl_per_token"] *= 0.1 if (row["seed"], row["learning_rate"]) == (0, BEST[0]) else 1
+    numbers = study.run(write(tmp_path, **made))
+    for (trainer, uses, size), end in ENDS.items():
+        found = numbers["end"][f"{trainer} {uses} {size}"]["kl_per_token"]
+        assert (found["mean"], found["seeds"]) == (pytest.approx(end, rel=1e-9), 3)
+
+
+def test_runs_of_another_setting_do_not_count(tmp_path):
+    made = files()
+    for arm, end in ENDS.items():
+        for seed in (1, 2, 3):
+            made["reuse_trl"] += run(arm, seed, 0.1 * end, ("0.001", "constant"))
+    assert verdicts(tmp_path, made) == verdicts(tmp_path, files())
+    numbers = study.run(write(tmp_path, **made))
     assert {found["kl_per_token"]["seeds"] for found in numbers["end"].values()} == {3}
-    assert numbers["sweep"]["klgrad 4"]["0.001 constant"] == pytest.approx(1.3 * 0.6 * (1 - ERROR), rel=1e-9)
 
 
-def test_the_end_is_counted_in_batches_and_not_in_updates(tmp_path):
-    path = study.run(write(tmp_path, **files()))["paths"]["klgrad 8"]
-    assert (path["batches"], path["updates"]) == ([0, 20, 40], [0, 160, 320])
-    assert path["kl_per_token"][-1]["mean"] == pytest.approx(0.5, rel=1e-9)
+@pytest.mark.parametrize(
+    ("arm", "updates"),
+    [("klgrad 8 256", 320), ("klgrad 1 64", 160), ("klgrad 2 64", 320), ("trl-reverse 1 64", 160)],
+)
+def test_runs_are_compared_by_completions_and_not_by_batches_or_updates(arm, updates, tmp_path):
+    numbers = study.run(write(tmp_path, **files()))
+    path, (trainer, uses, size) = numbers["paths"][arm], arm.split()
+    assert (path["completions"], path["updates"]) == ([0, 5120, 10240], [0, updates // 2, updates])
+    end = ENDS[trainer, int(uses), int(size)]
+    assert numbers["half"][arm]["kl_per_token"]["mean"] == pytest.approx(1.1 * end, rel=1e-9)
+    assert numbers["end"][arm]["kl_per_token"]["mean"] == pytest.approx(end, rel=1e-9)
+
+
+def test_a_run_that_has_not_used_all_completions_has_not_ended(tmp_path):
+    """After 40 updates with batches of 64 a run has a quarter of the completions."""
+    made = files()
+    early = [{**row, "update": 40, "kl_per_token": 0.1} for row in made["reuse_sweep"] if row["update"] == 160]
+    made["reuse_sweep"] += [{**row, "learning_rate": "0.0003"} for row in early if row.get("completions") == 64]
+    assert set(study.run(write(tmp_path, **made))["settings"].values()) == {" ".join(BEST)}
 
 
 @pytest.mark.parametrize(
     ("arm", "end", "fails"),
     [
-        (("klgrad", 8), 0.95, ("8 uses",)),
-        (("klgrad", 4), 0.72, ("4 uses end nearer than 2", "completions are nearer than 1", "4 uses answer")),
-        (("klgrad", 1), 1.0, ("1 use ends as near",)),
-        (("trl-jsd", 1), 0.55, ("2 uses end nearer than TRL", "4 uses end nearer than TRL", "TRL's trainer with all",
-                                "4 uses answer more right than TRL")),
+        (("klgrad", 8, 256), 0.95, ("8 uses",)),
+        (("klgrad", 4, 256), 0.72, ("4 uses end nearer than 2", "completions are nearer than 1", "4 uses answer",
+                                    "4 uses of batches of 256")),
+        (("klgrad", 1, 256), 1.0, ("1 use ends as near",)),
+        (("klgrad", 1, 64), 0.9, ("1 use of batches of 64",)),
+        (("klgrad", 1, 64), 0.55, ("4 uses of batches of 256",)),
+        (("klgrad", 2, 64), 0.45, ("8 uses of batches of 256",)),
+        (("trl-jsd", 1, 256), 0.55, ("2 uses end nearer than TRL", "4 uses end nearer than TRL",
+                                     "TRL's trainer with all", "4 uses answer more right than TRL")),
+        (("trl-reverse", 1, 64), 0.55, ("2 uses end nearer than TRL", "4 uses end nearer than TRL",
+                                        "TRL's trainer with all", "4 uses answer more right than TRL")),
     ],
 )  # fmt: skip
 def test_another_end_of_one_arm_changes_its_sentences_and_no_others(arm, end, fails, tmp_path):
@@ -106,8 +158,16 @@ def test_without_runs_of_trl_only_sentences_about_it_are_open(tmp_path):
     assert {claim for claim, verdict in found.items() if verdict != "holds"} == {c for c in found if "TRL" in c}
 
 
-@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
-def test_nothing_is_decided_with_fewer_than_three_seeds(seeds, tmp_path):
+def test_without_batches_of_64_only_sentences_about_them_are_open(tmp_path):
+    made = {name: [row for row in rows if "completions" not in row] for name, rows in files().items()}
+    found = verdicts(tmp_path, made)
+    still_open = {claim for claim, verdict in found.items() if verdict != "holds"}
+    assert still_open == {claim for claim in found if "batches of 64" in claim}
+    assert len(still_open) == 6
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 1, 2)])
+def test_nothing_is_decided_with_fewer_than_three_seeds_beside_the_first(seeds, tmp_path):
     assert set(verdicts(tmp_path, files(seeds=seeds)).values()) == {"open"}
 
 
@@ -118,14 +178,41 @@ def test_an_arm_without_a_first_seed_has_no_setting(tmp_path):
     assert {claim for claim, verdict in found.items() if verdict == "open"} == {c for c in found if "8 uses" in c}
 
 
-def test_a_diverged_student_is_not_the_best_and_counts_as_a_missing_seed(tmp_path):
-    made = files()
-    for row in made["reuse_sweep"]:
-        if row["uses"] == 8 and row["learning_rate"] == BEST[0] and row["update"] == 320:
+def diverged(rows, **label):
+    """The rows; a run of the best setting with this label has diverged at its end."""
+    for row in rows:
+        if all(row[name] == value for name, value in {"learning_rate": BEST[0], "update": 320, **label}.items()):
             row["kl_per_token"] = math.nan
+    return rows
+
+
+def test_a_setting_whose_student_diverged_is_not_the_best(tmp_path):
+    made = files()
+    diverged(made["reuse_sweep"], uses=8)
     numbers = study.run(write(tmp_path, **made))
-    assert numbers["settings"]["klgrad 8"] == "0.001 constant"
-    assert numbers["end"]["klgrad 8"]["kl_per_token"]["seeds"] == 1
+    assert numbers["settings"]["klgrad 8 256"] == "0.001 constant"
+    assert "klgrad 8 256" not in numbers["end"], "only the first seed has that setting"
+
+
+def test_a_diverged_student_counts_as_a_missing_seed(tmp_path):
+    made = files()
+    diverged(made["reuse_seeds"], uses=8, seed=2)
+    assert study.run(write(tmp_path, **made))["end"]["klgrad 8 256"]["kl_per_token"]["seeds"] == 2
+
+
+@pytest.mark.slow
+def test_the_legend_of_all_arms_is_inside_the_figure_and_below_the_axes(tmp_path):
+    numbers = study.run(write(tmp_path, **files()))
+    numbers["settings"] = dict.fromkeys(numbers["settings"], "0.0006 constant")  # the longest words
+    with rc_context(look(10)):
+        figure = Figure(layout="constrained")
+        study.draw(numbers, figure)
+        FigureCanvasAgg(figure).draw()
+        legend = figure.legends[0].get_window_extent()
+        axes = [axis.get_tightbbox() for axis in figure.axes]
+    assert len(figure.legends[0].get_texts()) == len(ENDS)
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
+    assert 0 <= legend.y0 < legend.y1 <= min(axis.y0 for axis in axes if axis)
 
 
 @pytest.mark.slow

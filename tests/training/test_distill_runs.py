@@ -16,6 +16,9 @@ SMALL = {
     "train_size": 32, "eval_size": 4, "use_cpu": "true", "bf16": "false",
 }  # fmt: skip
 
+SCHEDULES = {256: "cosine", 64: "constant"}
+"""The best ones of made-up runs, by completions of a batch."""
+
 
 @pytest.fixture
 def load(monkeypatch):
@@ -69,19 +72,26 @@ def test_the_clock_counts_training_alone(load, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("part", "file", "kind", "names"),
-    [("seeds", "reuse_sweep.csv", "uses", ("4", "1")), ("trl_seeds", "reuse_trl.csv", "trainer", ("trl-reverse",))],
+    ("part", "file", "kind", "arms"),
+    [
+        ("seeds", "reuse_sweep.csv", "uses", [("4", 256), ("1", 256), ("1", 64), ("2", 64)]),
+        ("trl_seeds", "reuse_trl.csv", "trainer", [("trl-reverse", 256), ("trl-reverse", 64)]),
+    ],
 )
-def test_more_seeds_have_the_best_rate_and_schedule_of_the_first(part, file, kind, names, load, tmp_path):
+def test_more_seeds_have_the_best_rate_and_schedule_of_the_first(part, file, kind, arms, load, tmp_path):
+    """With batches of 64 the best schedule is another; after 40 updates those runs have not ended."""
     rows = []
-    for name in names:
+    for name, size in arms:
         uses = int(name) if kind == "uses" else 1
-        best = {"uses": uses, kind: name, "learning_rate": "0.0003", "schedule": "cosine", "seed": 0}
-        end = {"update": 40 * uses, "kl_per_token": 0.5}
+        best = {"uses": uses, kind: name, "learning_rate": "0.0003", "schedule": SCHEDULES[size], "seed": 0}
+        best |= {"completions": size} if size != 256 else {}
+        end = {"update": 10240 // size * uses, "kl_per_token": 0.5}
         other = {**best, "learning_rate": "0.001"}
-        rows += [{**best, **end}, {**best, "schedule": "constant", **end, "kl_per_token": 0.6}]
-        rows += [{**other, **end, "update": 10, "kl_per_token": 0.1}, {**other, **end, "kl_per_token": float("nan")}]
-        rows += [{**other, **end, "seed": 1, "kl_per_token": 0.1}]
+        rows += [{**best, **end}, {**best, "schedule": "linear", **end, "kl_per_token": 0.6}]
+        rows += [{**other, **end, "update": end["update"] // 4, "kl_per_token": 0.1}]
+        rows += [{**other, **end, "kl_per_token": float("nan")}, {**other, **end, "seed": 1, "kl_per_token": 0.1}]
     load("harness").write(rows, tmp_path / file)
     jobs = getattr(load("exp_reuse"), part)(argparse.Namespace(model=tmp_path, out=tmp_path))
-    assert [job.name for job in jobs] == [f"{name}_0.0003_cosine_{seed}" for seed in (1, 2) for name in names]
+    named = [(seed, name, size) for seed in (1, 2, 3) for name, size in arms]
+    ends = {256: "", 64: "_64"}
+    assert [job.name for job in jobs] == [f"{n}_0.0003_{SCHEDULES[size]}_{seed}{ends[size]}" for seed, n, size in named]

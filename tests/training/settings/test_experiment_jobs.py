@@ -91,12 +91,18 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     script, runs = map(importlib.import_module, ("exp_reuse", "distill_runs"))
     given = argparse.Namespace(model=tmp_path)
-    jobs = [*script.sweep(given), *script.prompts(given), *script.trl_sweep(given)]
-    assert {reuse.arm_of({key: str(x) for key, x in job.settings.items()}) for job in jobs} == set(reuse_figure.ARMS)
+    jobs = [*script.sweep(given), *script.trl_sweep(given)]
     assert len({job.name for job in jobs}) == len(jobs)
-    assert runs.UPDATES == reuse.BATCHES
-    assert reuse.HALF in range(0, runs.UPDATES, runs.EVERY)
-    assert runs.COMMON["per_device_train_batch_size"] == reuse_figure.COMPLETIONS
+    labels = [{key: str(x) for key, x in job.settings.items()} for job in jobs]
+    assert {reuse.arm_of(label) for label in labels} == set(reuse_figure.ARMS)
+    assert {arm for pair in reuse.NEARER.values() for arm in pair} <= set(reuse_figure.ARMS)
+    assert runs.COMMON["per_device_train_batch_size"] == script.WHOLE == int(reuse.WHOLE_BATCH)
+    for job, label in zip(jobs, labels, strict=True):
+        flag = lambda name, flags=job.flags: flags[flags.index(f"--{name}") + 1]
+        assert (flag("per_device_train_batch_size"), flag("num_iterations")) == (label["completions"], label["uses"])
+        updates = range(0, int(flag("max_steps")) + 1, job.settings["every"])
+        evaluated = [reuse.completions_of({**label, "update": str(update)}) for update in updates]
+        assert evaluated == [0, reuse.HALF // 2, reuse.HALF, reuse.HALF + reuse.HALF // 2, reuse.ALL], job.name
 
 
 def test_the_questions_of_an_evaluation(monkeypatch, tmp_path):
@@ -111,11 +117,13 @@ def test_the_questions_of_an_evaluation(monkeypatch, tmp_path):
 def test_the_seeds_of_a_discount_have_its_best_rate(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     discounted, harness = map(importlib.import_module, ("exp_discount", "harness"))
-    kls = {("6e-4", 40): 2.0, ("3e-4", 40): 0.5, ("1e-4", 40): 0.7, ("1e-4", 30): 0.1, ("9e-4", 40): float("nan")}
+    kls = {("6e-4", 40, 0): 2.0, ("3e-4", 40, 0): 0.5, ("1e-4", 40, 0): 0.7}
+    kls |= {("1e-4", 30, 0): 0.1, ("9e-4", 40, 0): float("nan"), ("6e-4", 40, 1): 0.1}
+    same = {"arm": "exact-0", "completions": 64}
     rows = [
-        {"arm": "exact-0", "completions": 64, "learning_rate": rate, "update": update, "kl_per_token": kl}
-        for (rate, update), kl in kls.items()
+        {**same, "learning_rate": rate, "update": update, "seed": seed, "kl_per_token": kl}
+        for (rate, update, seed), kl in kls.items()
     ]
     harness.write(rows, tmp_path / "discount_sweep.csv")
     jobs = discounted.seeds(argparse.Namespace(model=tmp_path, runs=tmp_path, out=tmp_path))
-    assert [job.name for job in jobs] == [f"exact-0_64_0.0003_{seed}" for seed in (0, 1, 2)]
+    assert [job.name for job in jobs] == [f"exact-0_64_0.0003_{seed}" for seed in (1, 2, 3)]

@@ -5,19 +5,26 @@ With discount 0 a token is responsible for its own KL only, with discount 1 for 
 discount below 1 adds a bias and takes away variance. A student with 20 of SmolLM2-135M's 30 layers is trained towards
 the whole model, with completions of fixed length, by the exact KL with five discounts, with and without a leave-one-out
 baseline, and by k1 with three. Bias and variance of the same gradients are measured at fixed weights: those of the
-start, and those after 20 updates. They are relative to the squared length of the sequence-level gradient. All
-sentences are judged at one learning rate; a sweep of three rates with one seed is shown and not judged. Design, tables
-and limits: docs/experiments.md.
+start, and those after 20 updates. They are relative to the squared length of the sequence-level gradient. The learning
+rate of every arm and size of a batch is the best of three with one seed, by the KL on the student's completions, and
+the arm is judged at that rate by three other seeds. Runs with one rate for all arms are shown and not judged. Design,
+tables and limits: docs/experiments.md.
 """
 
-from ..distillation_runs import COLUMNS, LAST, OWN, TEACHERS, finite_rows
+from dataclasses import replace
+
+from ..distillation_runs import COLUMNS, FIRST_SEED, LAST, OWN, TEACHERS, finite_rows
 from ..recorded_runs import Found, Row, at_start, at_update, difference_if_run, exceeds_if_run, provenance, summaries
 from ..study import Check, Experiment, Numbers, Settings
 from .discount_figure import draw as draw
 from .discount_gradients import GRADIENTS, gradient_checks, gradients_of, prediction_checks
-from .discount_rates import rates_of
+from .discount_rates import SWEEP, arm_of, at_all_rates, best_rates, rate_of
 
-EXPERIMENT = Experiment("discount.csv", "exp_discount.py", ("sweep", "seeds"), also=(GRADIENTS,))
+SEEDS = Experiment("discount.csv", SWEEP.script, ("seeds",))
+EXPERIMENT = replace(SWEEP, also=(SEEDS, GRADIENTS))
+"""The sweep first: the seeds have the rates that it finds."""
+ONE_RATE = 0.0001
+"""Of the runs with one rate for all arms, which are shown beside those at the best rates."""
 LARGE, SMALL = "256", "64"
 """Completions of a batch. The first is where most sentences are judged."""
 TOKEN, HALF, MOST, WHOLE = "exact-0", *(f"exact-{d}-leave-one-out" for d in ("0.5", "0.9", "1"))
@@ -43,26 +50,28 @@ GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted b
 
 
 def run(settings: Settings) -> Numbers:
-    """Every arm at both sizes of a batch, their comparisons, the moments of the gradients, and the sweep of rates."""
-    rows = finite_rows(EXPERIMENT, settings)
+    """Every arm at its best rate and at one rate for all, comparisons, moments of gradients, and the sweep of rates."""
+    swept, rows = (finite_rows(experiment, settings) for experiment in (SWEEP, SEEDS))
     gradients, measured = gradients_of(settings)
-    rates, swept = rates_of(settings)
-    end = summaries(at_update(rows, LAST), COLUMNS, setting_of)
+    best, last = best_rates(swept), at_update(rows, LAST)
+    judged = (row for row in last if row["seed"] != FIRST_SEED and rate_of(row) == best.get(arm_of(row)))
+    end = summaries(judged, COLUMNS, setting_of)
     return {
         "made": provenance([*rows, *measured, *swept]),
         "start": {column: at_start(rows, column) for column in COLUMNS},
         "end": end,
+        "one_rate": summaries((row for row in last if rate_of(row) == ONE_RATE), COLUMNS, setting_of),
         "comparisons": {
             claim: {size: _ahead(end, size, *by) for size in (LARGE, SMALL)} for claim, by in NEARER.items()
         },
         "gradients": gradients,
-        "rates": rates,
+        "rates": at_all_rates(swept),
     }
 
 
 def setting_of(row: Row) -> str:
     """Size of the batch, and arm."""
-    return f"{row['completions']} {row['arm']}"
+    return " ".join(arm_of(row))
 
 
 def _ahead(end: Numbers, size: str, measure: str, farther: str, nearer: str) -> Found | None:

@@ -1,5 +1,5 @@
-"""The figure of `discount`: both KLs over the discount, bias and variance of the gradient over the discount, and one KL
-over the other for every run of the sweep of rates.
+"""The figure of `discount`: both KLs over the discount, each arm at its best rate; bias and variance of the gradient
+over the discount; and one KL over the other for every run of the sweep of rates.
 """
 
 import math
@@ -44,7 +44,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         for size, line in SIZES.items():
             end = {arm.partition(" ")[2]: x for arm, x in numbers["end"].items() if arm.startswith(f"{size} ")}
             _lines(axis, end, measure, line, f", {size} completions")
-        axis.set(title=title, ylabel="nats")
+        axis.set(title=title, ylabel="nats, each arm at its best rate")
     for axis, update in zip(axes[len(PANELS) :], students, strict=True):
         _lines(axis, numbers["gradients"][update], "relative_variance", "-", "")
         _lines(axis, numbers["gradients"][update], "relative_squared_bias", ":", None)
@@ -52,17 +52,20 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         axis.set(title=title, ylabel="relative to the squared true one")
     for axis in axes:
         axis.set(xlabel="discount", xticks=X, xticklabels=DISCOUNTS)
-        if axis.lines:  # an empty axis cannot be logarithmic
+        if axis.lines:
             _logarithmic(axis)
+        else:  # an empty axis cannot be logarithmic
+            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
         axis.title.set_fontsize(10)
-    named = _named(axes)
-    figure.legend(
-        named.values(), named.keys(), ncols=min(len(named), count + 2), loc="outside lower center", fontsize=8.5
-    )
+    named, columns = _named(axes), len(KINDS) * (len(SIZES) if students else 1)  # six are too wide for three panels
+    figure.legend(named.values(), named.keys(), ncols=columns, loc="outside lower center", fontsize=8.5)
 
 
 def _logarithmic(axis: Any) -> None:
     axis.set(yscale="log")
+    low, high = axis.get_ylim()
+    if high > 10 * low:  # labels of all minor ticks would overlap
+        axis.yaxis.get_minor_locator().set_params(subs=(2, 5))
     for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
         formatter("{x:g}")
     axis.tick_params(axis="y", which="both", labelsize=8)
@@ -85,7 +88,7 @@ def _rates(axis: Any, rates: list[Numbers], start: Numbers) -> None:
     shown |= {f"{kind}, {size}": {"marker": mark, "color": GREY} for (kind, size), mark in MARKS.items()}
     for label, look in shown.items():
         axis.plot([], [], lw=0, ms=5, label=label, **look)
-    axis.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.93))
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points, which may be anywhere
     axis.set(title="one seed, three rates (filled: the best);\nboth KLs per token", xlabel="on the student's, nats")
     axis.set_ylabel("on the teacher's, nats")
     axis.title.set_fontsize(10)

@@ -1,28 +1,30 @@
-"""The sweep of learning rates behind `discount`: one seed, so that no sentence is judged by it."""
+"""The sweep of learning rates of `discount`, with one seed: it chooses the rate at which each arm is judged."""
 
 from collections.abc import Iterable
 
-from ..distillation_runs import LAST, OWN, RIGHT, TEACHERS, finite_rows, nearest
+from ..distillation_runs import LAST, OWN, RIGHT, TEACHERS, nearest
 from ..recorded_runs import Row, at_update
-from ..study import Experiment, Numbers, Settings
+from ..study import Experiment, Numbers
 
 SWEEP = Experiment("discount_sweep.csv", "exp_discount.py", ("sweep",))
 SHOWN = (OWN, f"{OWN}_se", TEACHERS, RIGHT, "entropy_per_token", "distinct")
 
 
-def rates_of(settings: Settings) -> tuple[list[Numbers], list[Row]]:
-    """Every run of the sweep after its last update, and all its rows; both empty if the sweep has not been run."""
-    try:
-        rows = finite_rows(SWEEP, settings)
-    except FileNotFoundError:
-        return [], []
-    best = best_rates(rows)
-    return [_run(row, best[arm_of(row)] == row["learning_rate"]) for row in at_update(rows, LAST)], rows
+def at_all_rates(rows: Iterable[Row]) -> list[Numbers]:
+    """Every run of the sweep after its last update."""
+    last = at_update(rows, LAST)
+    best = best_rates(last)
+    return [_run(row, best.get(arm_of(row)) == rate_of(row)) for row in last]
 
 
-def best_rates(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
+def best_rates(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
     """The rate at which each size of a batch and arm ends nearest, by the KL on the student's completions."""
-    return {name: row["learning_rate"] for name, row in nearest(at_update(rows, LAST), arm_of).items()}
+    return {name: rate_of(row) for name, row in nearest(at_update(rows, LAST), arm_of).items()}
+
+
+def rate_of(row: Row) -> float:
+    """The learning rate as a number: a file may have 0.0001 or 1e-4."""
+    return float(row["learning_rate"])
 
 
 def arm_of(row: Row) -> tuple[str, str]:

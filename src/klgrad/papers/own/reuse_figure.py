@@ -19,7 +19,6 @@ ARMS = {
     "trl-jsd 1 256": ("TRL, JSD", PURPLE, "--"),
     "trl-forward 1 256": ("TRL, forward KL", GREY, "--"),
     "trl-reverse 1 64": ("TRL, reverse KL, batches of 64", BLACK, ":"),
-    "trl-forward 1 64": ("TRL, forward KL, batches of 64", GREY, ":"),
 }
 """Label, colour and line of an arm."""
 ROWS = {
@@ -43,7 +42,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             axis.tick_params(which="both", labelsize=8)
     for axis, name in zip(axes[-1], OVER.values(), strict=True):
         axis.set_xlabel(name)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center", fontsize=8.5)
+    # Handles so long that dots differ from dashes; four columns of the longest labels just fit.
+    look = {"ncols": 4, "fontsize": 8.5, "handlelength": 3, "columnspacing": 1.2}
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", **look)
 
 
 def _seeds(count: float) -> str:
