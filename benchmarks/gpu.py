@@ -5,6 +5,7 @@ Without a GPU the same code runs, for a dry run: times are those of the CPU, and
 
 import importlib.metadata
 import random
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -44,13 +45,19 @@ def in_turn(candidates: dict[str, Step], rounds: int) -> dict[str, Measured]:
             try:
                 milliseconds, extra = _once(candidates[name])
             except Exception as error:
-                found[name] = Measured(failure=f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " "))
+                found[name] = Measured(failure=_in_a_line(error))
                 print(f"  {name} does not run here: {found[name].failure}")
                 continue
             if turn >= 2:
                 found[name].milliseconds.append(milliseconds)
                 found[name].extra_bytes = max(found[name].extra_bytes, extra)
     return found
+
+
+def _in_a_line(error: Exception) -> str:
+    """What was raised, without addresses, which say nothing to a reader."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", f"{type(error).__name__}: {error}")
+    return text[:200].replace("\n", " ")
 
 
 def _once(step: Step) -> tuple[float, int]:

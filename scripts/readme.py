@@ -219,6 +219,26 @@ def _linear() -> str:
     return "\n".join([*lines, ""])
 
 
+def profile() -> str:
+    """Kernel times of our exact KL by kind and hidden size, their sums, and the time of a step beside them."""
+    spent: dict[str, dict[str, dict[str, float]]] = {}
+    for row in _rows("kernels_profile"):
+        spent.setdefault(row["candidate"], {}).setdefault(row["kernels"], {})[row["hidden"]] = float(row["ms"])
+    sizes = list(dict.fromkeys(row["hidden"] for row in _rows("kernels_profile")))
+    steps = {(row["candidate"], row["hidden"]): float(row["median_ms"] or "nan") for row in _rows("kernels_exact")}
+    lines = ["| | kernels | " + " | ".join(f"hidden {size}" for size in sizes) + " |", "|---|---|" + "---|" * len(sizes)]
+    cells = lambda of: " | ".join(f"{of(size):.2f} ms" for size in sizes)
+    for name in ("4 projections", "klgrad lean", "klgrad fast"):
+        kinds = spent[name]
+        total = lambda size, kinds=kinds: sum(found[size] for found in kinds.values())
+        if name.startswith("klgrad"):
+            lines += [f"| {name} | {kind} | {cells(found.__getitem__)} |" for kind, found in kinds.items()]
+        lines.append(f"| {name} | all kernels | {cells(total)} |")
+        step_of = lambda size, name=name: steps[name, size]
+        lines.append(f"| {name} | a step of the table above | {cells(step_of)} |")
+    return "\n".join([*lines, ""])
+
+
 def step() -> str:
     """The memory of a whole RL step, counted and measured."""
     rows = [row for row in _rows("step") if row["predicted_gib"]]
@@ -294,7 +314,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "concepts" / "reverse-and-forward.md": {"numbers": reverse_and_forward.numbers},
     DOCS / "concepts" / "on-and-off-policy.md": {"numbers": on_and_off_policy.numbers},
     DOCS / "concepts" / "large-batches.md": {"numbers": large_batches.numbers},
-    DOCS / "kernels.md": {"kernels": kernels, "step": step},
+    DOCS / "kernels.md": {"kernels": kernels, "profile": profile, "step": step},
     DOCS / "policy-losses.md": {
         "policy losses": policy_losses,
         "framework policy losses": framework_policy_losses,

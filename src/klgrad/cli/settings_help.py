@@ -68,7 +68,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row("rollout_lag", "Train on completions this many updates old", "0"),
     ),
     "Training (settings of TRL)": (
-        Row("max_steps", "Updates; takes precedence over the epochs", "60", "80"),
+        Row("max_steps", "Updates; takes precedence over the epochs", "60", "320"),
         Row("num_train_epochs", "Passes over the prompts", "3.0"),
         Row("learning_rate", "Initial learning rate", "5e-06", "0.0006"),
         Row("per_device_train_batch_size", "Completions in one forward pass", "64"),
@@ -77,7 +77,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row("max_completion_length", "Longest completion, in tokens", "32"),
         Row("temperature", "Of sampling", "1.0"),
         Row("loss_type", "How the policy loss is averaged", "dapo"),
-        Row("num_iterations", "Updates on each batch of completions", "1", "2"),
+        Row("num_iterations", "Updates on each batch of completions", "1", "8"),
         Row("use_vllm", "Generate with vLLM"),
         Row("report_to", "all, none, or names such as wandb", "none"),
         Row("save_steps", "Updates between checkpoints", "50"),

@@ -42,15 +42,21 @@ def test_distillation_is_only_the_kl():
     assert found.policy.model_name_or_path is None
 
 
-def test_distillation_uses_completions_twice_where_that_needs_no_weights():
+def test_distillation_uses_completions_again_where_that_needs_no_weights():
     """As long as the KL is the preset's: over the vocabulary, of each token."""
     found = parse("distill", [*CPU])
-    assert found.training.num_iterations == 2
+    assert (found.training.num_iterations, found.training.lr_scheduler_type) == (8, "cosine")
     assert formula(found).startswith("∇ KL(π‖ref) of the next token, at the prefixes of μ = E_μ[ Σ_t ∇KL_t ]")
-    assert formula(found).endswith("; μ is what sampled the completions (num_iterations=2)")
+    assert formula(found).endswith("; μ is what sampled the completions (num_iterations=8)")
     for same in (["--kl_discount", "0"], ["--kl_level", "token"], ["--kl_coef", "2"], ["--kl_estimator", "exact"]):
         again = parse("distill", [*same, *CPU]).training
-        assert (again.num_iterations, again.learning_rate, again.max_steps) == (2, 6e-4, 80)
+        assert (again.num_iterations, again.learning_rate, again.max_steps) == (8, 6e-4, 320)
+
+
+@pytest.mark.parametrize("uses", [2, 4])
+def test_fewer_uses_of_each_batch_leave_the_number_of_completions(uses):
+    found = parse("distill", ["--num_iterations", str(uses), *CPU]).training
+    assert (found.num_iterations, found.max_steps) == (uses, 40 * uses)
 
 
 @pytest.mark.parametrize(

@@ -105,17 +105,18 @@ def _named(axes: Any) -> dict[str, Any]:
 
 
 def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None) -> None:
-    """A line for each kind of arm, with gaps at discounts without a value; without a suffix it is not in the legend."""
+    """A line for each kind of arm, over the discounts that were run; without a suffix it is not in the legend."""
     for pattern, (label, colour, mark) in KINDS.items():
         # Without a future the exact arm has no baseline: it begins both lines of the exact arms.
         names = ["exact-0" if d == "0" and pattern.startswith("exact") else pattern.format(d) for d in DISCOUNTS]
-        found = [arms[name][measure] if name in arms else {} for name in names]
+        run = {x: name for x, name in zip(X, names, strict=True) if name in arms}
+        found = [arms[name][measure] for name in run.values()]
         # A logarithmic axis has no place for an estimated square that noise made negative.
         mean = [each["mean"] if (each.get("mean") or 0) > 0 else math.nan for each in found]
-        own = [m for m, name in zip(mean, names, strict=True) if name != "exact-0" or pattern == "exact-{}"]
+        own = [m for m, name in zip(mean, run.values(), strict=True) if name != "exact-0" or pattern == "exact-{}"]
         if not all(math.isnan(m) for m in own):
             # The earlier kind in front: the arm without a future is of the first.
             order = 3 - list(KINDS).index(pattern) / len(KINDS)
             look = {"fmt": f"{mark}{line}", "color": colour, "ms": 5, "lw": 1.4, "zorder": order}
             label = None if suffix is None else label + suffix
-            axis.errorbar(X, mean, yerr=[each.get("error") or 0 for each in found], label=label, **look)
+            axis.errorbar(list(run), mean, yerr=[each.get("error") or 0 for each in found], label=label, **look)

@@ -10,6 +10,7 @@ tables and limits: docs/experiments.md.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any
 
 from ..distillation_runs import COLUMNS as DISTILLED, FIRST_SEED, OWN, RIGHT, TEACHERS, excess_of, finite_rows, nearest
@@ -194,10 +195,11 @@ def _right_answers(end: Numbers) -> Iterator[Check]:
 
 
 def _with_half(numbers: Numbers) -> Iterator[Check]:
-    half, end = _of(numbers["half"], FOUR, OWN), numbers["end"]
+    end = numbers["end"]
     others = {"1 use": ONCE, "TRL's trainer": nearest_of_trl(end, OWN)}
-    for words, arm in others.items():
-        claim = f"4 uses of half of the completions are nearer than {words} with all, {MEASURES[OWN]}"
+    for (words, arm), uses in product(others.items(), ("4", "8")):
+        claim = f"{uses} uses of half of the completions are nearer than {words} with all, {MEASURES[OWN]}"
+        half = _of(numbers["half"], REUSED[uses], OWN)
         yield exceeds_if_run(claim, difference_if_run(_of(end, arm, OWN), half))
 
 

@@ -50,18 +50,32 @@ DISTILL: dict[str, Any] = {
 }
 """For `klgrad distill`, where the KL is the whole objective."""
 
-STUDENT: dict[str, Any] = {"learning_rate": 3e-4, "max_steps": 40}
+BATCHES = 40
+"""Of completions, which a student of the embedded model samples, however often each is used."""
+
+STUDENT: dict[str, Any] = {"learning_rate": 3e-4, "max_steps": BATCHES}
 """A student with two thirds of the layers is far from its teacher, and needs a high learning rate."""
 
-REUSED: dict[str, Any] = {"num_iterations": 2, "learning_rate": 6e-4, "max_steps": 80}
-"""The same number of completions, with two updates each.
+REUSED: dict[str, Any] = {
+    "num_iterations": 8,
+    "learning_rate": 6e-4,
+    "lr_scheduler_type": "cosine",
+}
+"""The same number of completions, with eight updates each: the nearest of what docs/experiments/reuse.md compares.
 
 Summed over the vocabulary, the KL of a token needs no importance weights on completions of an earlier policy.
 """
 
 QUICK_STUDENT: dict[str, Any] = {"learning_rate": 1e-4, "max_steps": 8, "save_steps": 4, "eval_every": 4}
 
-QUICK_REUSED: dict[str, Any] = {**REUSED, "learning_rate": 2e-4, "max_steps": 12, "save_steps": 6, "eval_every": 6}
+QUICK_REUSED: dict[str, Any] = {
+    "num_iterations": 2,
+    "learning_rate": 2e-4,
+    "max_steps": 12,
+    "save_steps": 6,
+    "eval_every": 6,
+}
+"""Few batches: eight updates with each would leave one or two."""
 
 UNGROUPED: dict[str, Any] = {"num_generations": 2}
 """Without a reward nothing is compared within a group: use more prompts, with the fewest completions TRL allows."""
@@ -107,7 +121,13 @@ def _distilling(found: dict[str, Any], given: dict[str, Any], embedded: bool) ->
     reused = embedded and _reusable({**found, **given})
     if given.get("quick"):
         return found | (QUICK_REUSED if reused else QUICK_STUDENT)
-    return found | (REUSED if reused else STUDENT if embedded else {})
+    return found | (_reused(given) if reused else STUDENT if embedded else {})
+
+
+def _reused(given: dict[str, Any]) -> dict[str, Any]:
+    """With updates for all batches. A number of uses that is not valid is reported later."""
+    uses = given.get("num_iterations")
+    return {**REUSED, "max_steps": BATCHES * (uses if isinstance(uses, int) else REUSED["num_iterations"])}
 
 
 def _reusable(chosen: dict[str, Any]) -> bool:
