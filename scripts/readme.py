@@ -226,7 +226,10 @@ def profile() -> str:
         spent.setdefault(row["candidate"], {}).setdefault(row["kernels"], {})[row["hidden"]] = float(row["ms"])
     sizes = list(dict.fromkeys(row["hidden"] for row in _rows("kernels_profile")))
     steps = {(row["candidate"], row["hidden"]): float(row["median_ms"] or "nan") for row in _rows("kernels_exact")}
-    lines = ["| | kernels | " + " | ".join(f"hidden {size}" for size in sizes) + " |", "|---|---|" + "---|" * len(sizes)]
+    lines = [
+        "| | kernels | " + " | ".join(f"hidden {size}" for size in sizes) + " |",
+        "|---|---|" + "---|" * len(sizes),
+    ]
     cells = lambda of: " | ".join(f"{of(size):.2f} ms" for size in sizes)
     for name in ("4 projections", "klgrad lean", "klgrad fast"):
         kinds = spent[name]

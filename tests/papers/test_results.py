@@ -76,11 +76,30 @@ DIFFERS = {
         "(ours) with stale completions every arm ends nearer to the teacher than it began, "
         "on the teacher's completions",
     },
-    "klgrad/discount": {"without a future, the exact KL ends nearer than k1, on the student's completions"},
+    "klgrad/discount": {
+        "a future discounted by 0.5 ends nearer than none, on the student's completions",
+        "the whole future ends nearer than none, on the student's completions",
+        "with the whole future, the exact KL ends nearer than k1, on the student's completions",
+        "a batch of 64 gains less than one of 256 by a future discounted by 0.9, on the student's completions",
+        "at the start, the variance grows with the discount",
+        "at the start, the squared bias falls with the discount",
+        *(
+            f"at the start, {loss} of a batch's gradient orders the KLs at the end, on the student's completions"
+            for loss in ("the squared bias + variance", "the angle to the true gradient")
+        ),
+    },
     "klgrad/reuse": {
+        "2 uses end nearer than TRL's trainer, on the student's completions",
         *(f"4 uses end nearer than {uses}, on the teacher's completions" for uses in (1, 2)),
+        *(
+            f"4 uses of batches of 256 end nearer than 1 of batches of 64, with as many updates, {whose} completions"
+            for whose in ("on the student's", "on the teacher's")
+        ),
         "4 uses answer more right than 1",
-        "4 uses of half of the completions are nearer than 1 use with all, on the student's completions",
+        *(
+            f"{uses} of half of the completions are nearer than TRL's trainer with all, on the student's completions"
+            for uses in ("4 uses", "8 uses")
+        ),
     },
 }
 """Sentences of a claim that do not reproduce, as the results page says; any other must hold."""

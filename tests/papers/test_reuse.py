@@ -115,8 +115,8 @@ def test_a_run_that_has_not_used_all_completions_has_not_ended(tmp_path):
     ("arm", "end", "fails"),
     [
         (("klgrad", 8, 256), 0.95, ("8 uses",)),
-        (("klgrad", 4, 256), 0.72, ("4 uses end nearer than 2", "4 uses of half of the completions are nearer than 1", "4 uses answer",
-                                    "4 uses of batches of 256")),
+        (("klgrad", 4, 256), 0.72, ("4 uses end nearer than 2", "4 uses of half of the completions are nearer than 1",
+                                    "4 uses answer", "4 uses of batches of 256")),
         (("klgrad", 1, 256), 1.0, ("1 use ends as near",)),
         (("klgrad", 1, 64), 0.9, ("1 use of batches of 64",)),
         (("klgrad", 1, 64), 0.55, ("4 uses of batches of 256",)),

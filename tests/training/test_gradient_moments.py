@@ -119,3 +119,34 @@ def test_a_tiny_model_is_measured_on_a_cpu(load, tmp_path, monkeypatch):
     assert all(row["batches"] == 4 and float(row["relative_variance_se"]) > 0 for row in rows.values())
     # Without a future, nothing of the exact gradient is sampled but the prefixes.
     assert float(rows[0, "exact-0"]["relative_variance"]) < float(rows[0, "k1-0-leave-one-out"]["relative_variance"])
+
+
+class Overwriting(torch.autograd.Function):
+    """x², whose backward pass puts its result where the forward pass saved x, as some fused layers do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.saved = x.detach().clone()
+        return x * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return ctx.saved.mul_(2 * upstream)
+
+
+@pytest.mark.parametrize(("square", "same"), [(torch.square, True), (Overwriting.apply, False)])
+def test_a_layer_that_overwrites_what_it_saved_is_found(load, square, same):
+    check = load("exp_gradient")._check_same
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    loss = square(x).sum()
+    passes = [torch.autograd.grad(loss, x, retain_graph=True)[0].clone() for _ in range(2)]
+    if same:
+        check(*passes)
+    else:
+        with pytest.raises(RuntimeError, match=r"Expected the same gradient.* 1 of its length away"):
+            check(*passes)
+
+
+def test_rounding_to_sixteen_bits_is_no_difference(load):
+    vector = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    load("exp_gradient")._check_same(vector, vector.bfloat16().float())
