@@ -77,6 +77,35 @@ def test_the_run_is_the_same_to_the_last_bit(case, tmp_path):
     assert not vars(watched).keys() & {"_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"}
 
 
+class Overwriting(torch.autograd.Function):
+    """The identity, whose backward pass destroys what the forward pass saved, as Liger's gated layers do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.saved = torch.ones_like(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        found = ctx.saved * upstream
+        ctx.saved.zero_()
+        return found
+
+
+@pytest.mark.slow
+def test_the_run_is_the_same_with_layers_that_overwrite_what_they_saved(tmp_path):
+    ended = []
+    for callbacks in ([], [KLCallback(1)]):
+        made = tiny.trainer(GRPOTrainer, GRPOConfig, tmp_path / str(len(callbacks)), beta=0.3, max_steps=2)
+        for layer in made.model.model.layers:
+            layer.mlp.register_forward_hook(lambda _, given, out: Overwriting.apply(out))
+        for callback in callbacks:
+            made.add_callback(callback)
+        made.train()
+        ended.append(tiny.weights(made))
+    assert torch.equal(*ended)
+
+
 @pytest.mark.slow
 def test_every_form_of_the_reference_gives_the_kl_that_trl_reports(tmp_path):
     """TRL's `kl` is k3 per token of the same completions; with beta = 0 the same run has none."""

@@ -4,7 +4,8 @@ With beta > 0 a trainer loads a reference and scores every completion by it. A s
 trains without an error, and without a KL.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -30,10 +31,13 @@ NOISE = 10.0
 class BetaCheck:
     """Wraps the training loss until there is a verdict.
 
-    The first look costs no forward pass and changes no bit of the loss: the reference's log-probs r are given to it as
-    a leaf of the graph, and ∂²L/∂r∂θ is computed, which is zero if and only if ∂L/∂θ does not depend on r near its
-    values. (∂L/∂θ itself would not do: where π = ref the KL has the gradient 0.) A loss that detaches r has no such
-    derivative; so before a verdict against it, on the next micro-batch, ∂L/∂θ is computed with r and with r - 1.
+    The first look costs one forward pass: the reference's log-probs r are given to the loss as a leaf of the graph, and
+    ∂²L/∂r∂θ is computed, which is zero if and only if ∂L/∂θ does not depend on r near its values. (∂L/∂θ itself would
+    not do: where π = ref the KL has the gradient 0.) A loss that detaches r has no such derivative; so before a verdict
+    against it, on the next micro-batch, ∂L/∂θ is computed with r and with r - 1.
+
+    The training has a graph of its own: some layers, such as Liger's, overwrite in a backward pass what another pass of
+    the same graph needs.
 
     Args:
         trainer: the trainer.
@@ -59,13 +63,14 @@ class BetaCheck:
             self.verdict = "does not move"  # the loss has nothing to compute a KL from
             return loss(model, batch)
         self._looks += 1
-        if self._looks == 1:
-            return self._first_look(loss, model, batch)
+        look = self._first_look if self._looks == 1 else self._second_look
         try:
-            found = self._second_look(loss, model, batch)
+            found = look(loss, model, batch)
         except Exception:  # too little memory, for example: the training goes on
             found = "unknown"
-        self.verdict = self._agreed(found)
+        found = self._agreed(found)
+        if self._looks > 1 or found == "moves":
+            self.verdict = found
         return loss(model, batch)
 
     def message(self) -> str:
@@ -78,26 +83,29 @@ class BetaCheck:
             "saves the reference's memory and time. KLCallback(check_beta=False) silences this"
         )
 
-    def _first_look(self, loss: Loss, model: Any, batch: Batch) -> Tensor:
+    def _first_look(self, loss: Loss, model: Any, batch: Batch) -> Verdict:
         ref_logp = scored.reference_log_probs(batch).detach().clone().requires_grad_()
-        value = loss(model, scored.with_reference_log_probs(batch, ref_logp))
-        if self._agreed(_depends(value, ref_logp, probes(model))) == "moves":
-            self.verdict = "moves"
-        return value
+        with self._apart(model):
+            return _depends(loss(model, scored.with_reference_log_probs(batch, ref_logp)), ref_logp, probes(model))
 
     def _second_look(self, loss: Loss, model: Any, batch: Batch) -> Verdict:
         ref_logp, parameters = scored.reference_log_probs(batch), probes(model)
 
         def gradient(shift: float) -> list[Tensor | None]:
             moved = scored.with_reference_log_probs(batch, ref_logp - shift)
-            device = self._trainer.accelerator.device
-            # The same random numbers each time, so that dropout makes no difference.
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            with self._apart(model):
                 return list(torch.autograd.grad(loss(model, moved), parameters, allow_unused=True))
 
-        with loss_leaves_no_trace(self._trainer), self._trainer.accelerator.no_sync(model):
-            here, again, away = gradient(0.0), gradient(0.0), gradient(SHIFT)
+        here, again, away = gradient(0.0), gradient(0.0), gradient(SHIFT)
         return "moves" if _distance(here, away) > NOISE * _distance(here, again) else "does not move"
+
+    @contextmanager
+    def _apart(self, model: Any) -> Iterator[None]:
+        """For a loss that is not trained on: it leaves no trace, and each has the same random numbers, for dropout."""
+        accelerator = self._trainer.accelerator
+        devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+        with loss_leaves_no_trace(self._trainer), accelerator.no_sync(model), torch.random.fork_rng(devices=devices):
+            yield
 
     def _agreed(self, own: Verdict) -> Verdict:
         """The verdict of all processes, which must take the same way: one that sees a dependence is enough."""
