@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder of the unpacked model")
     parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the CSV file")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of unfinished work")
-    parser.add_argument("--batches", type=int, default=64)
+    parser.add_argument("--batches", type=int, default=32)
     parser.add_argument("--updates", type=int, nargs="*", default=[0, 20], help="of the students")
     given = parser.parse_args()
     create_models(given)

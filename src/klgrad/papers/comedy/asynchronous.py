@@ -4,10 +4,10 @@ stabilise it, k1 in the reward best, and k1 as a loss and k3 in the reward do no
 The paper's asynchronous experiments, on a smaller model: SmolLM2-135M-Instruct learns sums and differences from
 completions that are 10 or 2 updates old, with a KL at a coefficient of 0.1. Ours is an answer to the question that the
 paper leaves open, whether an estimator that is right on old completions is better there: k1 with the importance ratio
-of the prefix or of the whole completion, bounded by 2 or unbounded, against the same term without weights, or, at a lag
-at which that has no runs, against k1 in the reward. Right answers are compared at the last update, and at the largest
-KL that both arms have had. A run has collapsed if it ends with fewer right answers than it began with. Runs with fresh
-completions are those of `on_policy`. Design, table and limits: docs/experiments.md.
+of the prefix or of the whole completion, bounded by 2 or unbounded, against the same term without weights. Right
+answers are compared at the last update, and at the largest KL that both arms have had. A run has collapsed if it ends
+with fewer right answers than it began with. Runs with fresh completions are those of `on_policy`. Design, table and
+limits: docs/experiments.md.
 """
 
 from ..recorded_runs import (
