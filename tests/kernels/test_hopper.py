@@ -16,7 +16,7 @@ import torch
 from kernels.cases import agree, budget, check_gradient_of, confident, make
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import Head, plan, state, tile, weights
+from klgrad.kernels import Head, fused_statistics, plan, state, tile, tiles_torch, weights
 from klgrad.kernels.hopper import choice
 
 if not choice._importable():
@@ -162,6 +162,31 @@ def test_confident_tokens(option, monkeypatch):
     case = confident(1e-3, tokens=8, vocabulary=104)
     for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
         check_gradient_of(name, case, KEPT, **OPTIONS[option](case))
+
+
+@pytest.mark.parametrize("kept", [24, 50])
+@pytest.mark.usefixtures("narrow")
+def test_one_launch_for_all_kept_logits(kept, monkeypatch):
+    """It does what launches for each tile and strip would do."""
+    launches = []
+
+    def gradient(whole, rows, states, first, kept, out):
+        launches.append((len(whole.targets), whole.width))
+        by_tile = Kept(kept.larger.clone(), kept.apart.clone(), kept.marks)
+        for columns in (range(i, min(i + 16, whole.width)) for i in range(0, whole.width, 16)):
+            for strip in (slice(i, i + 3) for i in range(0, len(whole.targets), 3)):
+                own, part = by_tile.cut(strip, columns), replace(whole, start=columns.start, width=len(columns))
+                part = replace(part, targets=whole.targets[strip])
+                tiles_torch.gradient(part, rows[:, strip], states, 0, own, own.larger.view(out.dtype))
+        tiles_torch.gradient(whole, rows, states, first, kept, out)
+        assert torch.equal(by_tile.larger, kept.larger)
+
+    on_torch.install(monkeypatch)
+    backend = SimpleNamespace(gradient=gradient, slices=tiles_torch.slices)
+    monkeypatch.setattr(fused_statistics, "backend_for", lambda hidden: backend)
+    case = make((12,), 50, entries=0, dtype=torch.bfloat16)
+    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=60 if kept == 50 else kept))
+    assert launches == [(12, kept)]
 
 
 @pytest.mark.usefixtures("narrow")
