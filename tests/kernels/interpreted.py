@@ -151,12 +151,12 @@ def marked(monkeypatch, one, larger, apart, narrow=4):
     """The logits of a tile, kept relative to slices narrower than those of the kernel; and its gradient from them."""
     monkeypatch.setattr(tiles_triton, "MARKED", narrow)
     monkeypatch.setattr(tiles, "MARKED", narrow)
-    kept = Kept(larger, apart, torch.full((3, -(-one.width // narrow), TOKENS), torch.nan))
+    kept = Kept(larger, apart, torch.full((3, TOKENS, -(-one.width // narrow)), torch.nan))
     for columns in (range(i, min(i + narrow, one.width)) for i in range(0, one.width, narrow)):
         a, b, sums = state.of_logits(one.raw[:, list(columns)], one.ref_raw[:, list(columns)])
         part, mean = kept.cut(slice(0, TOKENS), columns), state.mean_difference(sums)
         part.store(a, b, mean[:, None])
-        part.marks[:, 0] = torch.stack([sums[0], sums[3], mean])
+        part.marks[:, :, 0] = torch.stack([sums[0], sums[3], mean])
     finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
     rows = weights.per_token(finished, weights.Upstream(*ROWS.values()))
     return kept, lambda backend, out: backend.gradient(
@@ -302,8 +302,8 @@ FAULTS = {
     ),
     "the series everywhere": ("near = tl.abs(d) < NEAR", "near = tl.abs(d) < 1e9", lambda: test_statistics("plain")),
     "the mark of the kernel's slice": (
-        "mark.to(tl.int64)",
-        "(mark * 0).to(tl.int64)",
+        "row * state_stride + mark",
+        "row * state_stride + 0 * mark",
         lambda: patched(test_gradient_from_logits_with_marks, 16),
     ),
     "offsets of 32 bits": (

@@ -16,7 +16,7 @@ import torch
 from kernels.cases import agree, budget, check_gradient_of, confident, make
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import Head, fused_statistics, plan, state, tile, tiles_torch, weights
+from klgrad.kernels import Head, forward, fused_statistics, plan, state, tile, tiles_torch, weights
 from klgrad.kernels.hopper import choice
 
 if not choice._importable():
@@ -307,6 +307,18 @@ def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
         assert each.tile_bytes + each.kept_bytes <= plan.LEAN_BUDGET
     numbers, marks = 2 * 2 * plans[1].kept, 3 * 4 * plans[1].kept // tile.MARKED
     assert plans[1].kept_bytes == 8192 * (numbers + marks)
+
+
+def test_what_is_kept_has_the_size_of_the_plan(monkeypatch):
+    """The marks of a token are side by side."""
+    rooms, room = [], forward._room
+    monkeypatch.setattr(forward, "_room", lambda inputs: rooms.append((room(inputs), inputs.job.plan)) or rooms[-1][0])
+    on_torch.install(monkeypatch)
+    make((12,), 2048, entries=0, dtype=torch.bfloat16).statistics(mode="fast")
+    [(kept, made)] = rooms
+    assert kept.marks.shape == (3, 12, 16)
+    assert kept.marks.is_contiguous()
+    assert made.kept_bytes == sum(x.nbytes for x in (kept.larger, kept.apart, kept.marks))
 
 
 def test_kernels_start_on_the_device_of_the_tensors(monkeypatch):

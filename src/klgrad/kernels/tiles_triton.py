@@ -329,7 +329,7 @@ def _gradient_kernel(
     extra_stride,
     rows_stride,
     field_stride,
-    slice_stride,
+    state_stride,
     out_stride,
     start,
     width,
@@ -376,12 +376,12 @@ def _gradient_kernel(
     if KEPT:
         if MARKED > 0:
             mark = part * (SLICE // MARKED) + within
-            state = states_ptr + mark.to(tl.int64) * slice_stride + row
+            state = states_ptr + row * state_stride + mark  # a row of marks is a token, and a row of states a slice
             top = tl.load(state, mask=mark * MARKED < width, other=0.0)[:, None]
             ref_top = tl.load(state + field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
             mean = tl.load(state + 2 * field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
         else:
-            state = states_ptr + (first + part) * slice_stride + row
+            state = states_ptr + (first + part) * state_stride + row
             top = tl.load(state)
             if PAIRED:
                 ref_top = tl.load(state + 3 * field_stride)

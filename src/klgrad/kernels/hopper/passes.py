@@ -43,8 +43,8 @@ def _block(inputs: Inputs, rows: slice, columns: range, picked: Tensor, kept: Ke
     own = kept.cut(rows, columns) if kept else None
     launch.sums(_models(inputs, rows, columns), states, picked, own)
     if own is not None and own.marks is not None:
-        own.marks[0], own.marks[1] = states[0], states[3]
-        torch.div(states[5], states[1], out=own.marks[2])
+        own.marks[0], own.marks[1] = states[0].T, states[3].T
+        torch.div(states[5].T, states[1].T, out=own.marks[2])
     return launch.merge(states)
 
 
