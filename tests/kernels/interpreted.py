@@ -166,12 +166,15 @@ def marked(monkeypatch, one, larger, apart, narrow=4):
 
 @pytest.mark.parametrize("width", [16, 19, 5])
 def test_gradient_from_logits_with_marks(width, monkeypatch):
-    one = tile(width=width)
-    _, gradient_of = marked(monkeypatch, one, *torch.full((2, TOKENS, width), torch.nan))
+    """Rows have room up to a multiple of 8 entries; nothing is written beyond."""
+    monkeypatch.setattr(tiles_triton, "SLICE", 16)
+    one, room = tile(width=width), -(-width // 8) * 8
+    _, gradient_of = marked(monkeypatch, one, *torch.full((2, TOKENS, room), torch.nan)[..., :width])
     for backend in (tiles_triton, tiles_torch):
-        out = torch.full((TOKENS, width), torch.nan)
-        gradient_of(backend, out)
-        SINGLE.check_vector(out, gradient(tiles_torch, one, ROWS))
+        wide = torch.full((TOKENS, room + 8), 7.0)
+        gradient_of(backend, wide[:, :width])
+        SINGLE.check_vector(wide[:, :width], gradient(tiles_torch, one, ROWS))
+        assert (wide[:, room:] == 7).all()
 
 
 def test_rows_of_more_than_two_billion_entries_in_all(tmp_path, monkeypatch):

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from klgrad.kernels.head import Transform
 from klgrad.kernels.hopper import choice
 from klgrad.kernels.hopper.models import Models
-from klgrad.kernels.tile import Kept
+from klgrad.kernels.tile import MARKED, Kept, Tile
 
 if not choice._importable():
     pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
@@ -85,13 +86,38 @@ def test_it_fits_into_a_multiprocessor(compiled):
     assert 128 * (2 * consumer + producer) <= threads * at_start
 
 
-def test_next_to_nothing_is_spilled(compiled, tmp_path):
-    file = tmp_path / "kernel.cubin"
+def stack(compiled, folder):
+    """Bytes that a thread spills."""
+    file = folder / "kernel.cubin"
     file.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     usage = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", usage)[1])
+
+
+def test_next_to_nothing_is_spilled(compiled, tmp_path):
     allowed = 0 if triton.__version__.startswith("3.6.") else SPILLED[compiled.name]
-    assert int(re.search(r"STACK:(\d+)", usage)[1]) <= allowed
+    assert stack(compiled, tmp_path) <= allowed
+
+
+@pytest.mark.parametrize("vocabulary", [4096, 4001])
+def test_kept_logits_are_read_and_overwritten_16_bytes_at_a_time(vocabulary, monkeypatch, tmp_path):
+    """The kernel that reads marks, as it is started; also for a vocabulary that 16 does not divide."""
+    from klgrad.kernels import tiles_triton
+
+    made = []
+    compile_only = lambda kernel, tile, *given, **how: made.append(kernel.warmup(*given, **how, num_warps=4, grid=(1,)))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tiles_triton, "_launch", compile_only)
+    monkeypatch.setattr(triton.runtime.driver, "_active", AbsentGPU())
+    room = lambda: torch.zeros(300, -(-vocabulary // 8) * 8, dtype=torch.float16)[:, :vocabulary]
+    kept = Kept(room(), room(), torch.zeros(3, 300, -(-vocabulary // MARKED)))
+    one = Tile(0, vocabulary, torch.zeros(300).long(), None, None, None, None, Transform(), Transform())
+    tiles_triton.gradient(one, torch.zeros(7, 300), torch.zeros(11, 8, 300), 0, kept, kept.larger.view(torch.bfloat16))
+    accesses = re.findall(r"(?:ld|st)\.global\S*\.(?:v\d\.)?b16|(?:ld|st)\.global\S*\.v4\.b32", made[0].asm["ptx"])
+    assert len(accesses) == 3 * tiles_triton.SLICE // (4 * 32 * 8)  # two numbers read and one written, by 4 warps
+    assert all(access.endswith("v4.b32") for access in accesses)
+    assert stack(made[0], tmp_path) == 0
 
 
 def test_a_loop_gives_back_the_stage_of_the_step_before(compiled):
