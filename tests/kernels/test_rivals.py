@@ -169,7 +169,8 @@ def test_a_row_says_which_kernels_liger_chose(bench, monkeypatch):
 
 
 def test_a_profile_names_what_each_kernel_does(bench):
-    kind_of = importlib.import_module("profile_kernels").kind_of
+    profile = importlib.import_module("profile_kernels")
+    kind_of = profile.kind_of
     from klgrad.kernels import tiles_triton
     from klgrad.kernels.hopper import gradient, merge, sums
 
@@ -178,3 +179,5 @@ def test_a_profile_names_what_each_kernel_does(bench):
     assert len({kind_of(kernel.fn.__name__) for kernel in ours} - {"matrix products", "the rest"}) == len(ours)
     assert kind_of("nvjet_tst_128x256") == kind_of("sm90_xmma_gemm_bf16") == "matrix products"
     assert kind_of("vectorized_elementwise") == "the rest"
+    found = profile.by_kind([("nvjet", 2.0), ("gemm", 1.0), ("sums_kernel", 4.0)], 7.5)
+    assert found == {"matrix products": 3.0, kind_of("sums_kernel"): 4.0, "between kernels": 0.5}
