@@ -2,13 +2,14 @@
 
     python benchmarks/profile_kernels.py [--out FOLDER] [--repeats N] [--hidden SIZE ...]
 
-Kernel times are those of the profiler, in a warm process; the time between kernels is not in them. The matrix products
-of 4 projections are profiled in the same process. Rows: benchmarks/results/kernels_profile.csv.
+Kernel times are those of the profiler, in a warm process. "Between kernels" is the rest of the time of a step, in which
+the GPU waits; the profiler adds to it. Inputs are not checked. The matrix products of 4 projections are profiled in the
+same process. Rows: benchmarks/results/kernels_profile.csv.
 """
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ KINDS = {
 }
 """By a part of the kernel's name; the first that fits."""
 REST = "the rest"
+BETWEEN = "between kernels"
 
 
 def kind_of(kernel: str) -> str:
@@ -41,18 +43,27 @@ def kind_of(kernel: str) -> str:
 
 
 def profiled(step: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Milliseconds of each kind of kernel in one step."""
+    """Milliseconds of each kind of kernel in one step, and between them."""
     for _ in range(WARM):
         step()
     torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        start.record()
         for _ in range(repeats):
             step()
+        end.record()
         torch.cuda.synchronize()
+    spent = [(event.key, event.self_device_time_total / 1000 / repeats) for event in seen.key_averages()]
+    return by_kind(spent, start.elapsed_time(end) / repeats)
+
+
+def by_kind(kernels: Iterable[tuple[str, float]], elapsed: float) -> dict[str, float]:
+    """The sum of each kind of kernel, and what is left of the elapsed time."""
     found: dict[str, float] = defaultdict(float)
-    for event in seen.key_averages():
-        found[kind_of(event.key)] += event.self_device_time_total / 1000 / repeats
-    return dict(found)
+    for name, spent in kernels:
+        found[kind_of(name)] += spent
+    return {**found, BETWEEN: elapsed - sum(found.values())}
 
 
 def steps(case: Case) -> dict[str, Callable[[], object]]:

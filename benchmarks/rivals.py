@@ -1,6 +1,7 @@
 """Kernels of other libraries on the same inputs, each called as in its own trainer."""
 
 import importlib.metadata
+import os
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -23,6 +24,9 @@ LIGER_PRIMITIVES = {
 }
 """Candidates of which Liger chooses the kernel when it runs, by the name of the choice."""
 SCALED = "Liger fused linear scaled cross-entropy"
+CHECK = "LIGER_SCALED_CE_SM90_VALIDATE_TARGETS"
+"""Whether that candidate checks its targets, for which it waits for the GPU. The others do not, and neither do ours."""
+os.environ.setdefault(CHECK, "0")
 
 
 def library(candidate: str) -> str:

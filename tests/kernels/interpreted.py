@@ -6,6 +6,8 @@ Not collected by itself: `test_triton.py` runs it in a process of its own, where
 import importlib
 import os
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
@@ -26,6 +28,7 @@ from klgrad.kernels import (
     weights,
 )
 from klgrad.kernels.head import Transform
+from klgrad.kernels.hopper import choice
 from klgrad.kernels.tile import Kept, Tile
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -144,26 +147,47 @@ def test_gradient_overwrites_the_kept_logits(name):
     SINGLE.check_vector(found, truth)
 
 
-@pytest.mark.parametrize("width", [16, 19, 5])
-def test_gradient_from_logits_with_marks(width, monkeypatch):
-    """Kept logits that are relative to slices narrower than those of the kernel."""
-    narrow = 4
+def marked(monkeypatch, one, larger, apart, narrow=4):
+    """The logits of a tile, kept relative to slices narrower than those of the kernel; and its gradient from them."""
     monkeypatch.setattr(tiles_triton, "MARKED", narrow)
     monkeypatch.setattr(tiles, "MARKED", narrow)
-    one = tile(width=width)
-    room = lambda *shape: torch.full(shape, torch.nan)
-    kept = Kept(room(TOKENS, width), room(TOKENS, width), room(3, -(-width // narrow), TOKENS))
-    for columns in (range(i, min(i + narrow, width)) for i in range(0, width, narrow)):
+    kept = Kept(larger, apart, torch.full((3, TOKENS, -(-one.width // narrow)), torch.nan))
+    for columns in (range(i, min(i + narrow, one.width)) for i in range(0, one.width, narrow)):
         a, b, sums = state.of_logits(one.raw[:, list(columns)], one.ref_raw[:, list(columns)])
         part, mean = kept.cut(slice(0, TOKENS), columns), state.mean_difference(sums)
         part.store(a, b, mean[:, None])
-        part.marks[:, 0] = torch.stack([sums[0], sums[3], mean])
+        part.marks[:, :, 0] = torch.stack([sums[0], sums[3], mean])
     finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
     rows = weights.per_token(finished, weights.Upstream(*ROWS.values()))
-    found, also = (torch.full((TOKENS, width), torch.nan) for _ in range(2))
-    for backend, out in ((tiles_triton, found), (tiles_torch, also)):
-        backend.gradient(replace(one, raw=None, ref_raw=None), rows, torch.empty(11, 0, TOKENS), 0, kept, out)
-        SINGLE.check_vector(out, gradient(tiles_torch, one, ROWS))
+    return kept, lambda backend, out: backend.gradient(
+        replace(one, raw=None, ref_raw=None), rows, torch.empty(11, 0, TOKENS), 0, kept, out
+    )
+
+
+@pytest.mark.parametrize("width", [16, 19, 5])
+def test_gradient_from_logits_with_marks(width, monkeypatch):
+    """Rows have room up to a multiple of 8 entries; nothing is written beyond."""
+    monkeypatch.setattr(tiles_triton, "SLICE", 16)
+    one, room = tile(width=width), -(-width // 8) * 8
+    _, gradient_of = marked(monkeypatch, one, *torch.full((2, TOKENS, room), torch.nan)[..., :width])
+    for backend in (tiles_triton, tiles_torch):
+        wide = torch.full((TOKENS, room + 8), 7.0)
+        gradient_of(backend, wide[:, :width])
+        SINGLE.check_vector(wide[:, :width], gradient(tiles_torch, one, ROWS))
+        assert (wide[:, room:] == 7).all()
+
+
+def test_rows_of_more_than_two_billion_entries_in_all(tmp_path, monkeypatch):
+    """In a file of which the pages that are not written take no space.
+
+    The first row is in its middle, so that an offset of 32 bits is wrong and not outside.
+    """
+    one, stride, first = tile(width=19), 2**30, 2**31
+    file = torch.from_file(str(tmp_path / "rows"), True, first + TOKENS * stride, dtype=torch.float16)
+    larger, apart = (file[first + i :].as_strided((TOKENS, 19), (stride, 1)) for i in (0, 64))
+    kept, gradient_of = marked(monkeypatch, one, larger, apart)
+    gradient_of(tiles_triton, kept.larger.view(torch.bfloat16))
+    BFLOAT16.check_vector(kept.larger.view(torch.bfloat16).float(), gradient(tiles_torch, one, ROWS))
 
 
 @pytest.mark.parametrize("keep", [None, torch.float16], ids=["recomputed", "kept"])
@@ -191,6 +215,27 @@ def test_the_whole_function(kept, dtype, monkeypatch):
     assert function.backend_for(case.hidden) is tiles_triton
     options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
     agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **options)
+
+
+@pytest.mark.parametrize("kept", [24, None])
+@pytest.mark.usefixtures("small_tiles")
+def test_the_whole_function_for_hopper(kept, monkeypatch):
+    """With torch in place of the kernels for Hopper, and what they keep read by Triton."""
+    if not choice._importable():
+        pytest.skip("there is no Triton with the parts of Gluon that are used")
+    from kernels import on_torch
+
+    launches, launch = [], tiles_triton._launch
+    on_torch.install(monkeypatch)
+    monkeypatch.setattr(tiles, "MARKED", 4)
+    monkeypatch.setattr(tiles_triton, "MARKED", 4)
+    monkeypatch.setattr(
+        tiles_triton, "_launch", lambda *given, **how: (launches.append(given[0]), launch(*given, **how))
+    )
+    case = make((12,), 50, entries=0, dtype=torch.bfloat16, policy={"temperature": 0.7, "scale": 1.3})
+    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
+    agree(case, SINGLE, BFLOAT16, **options)
+    assert launches == [tiles_triton._gradient_kernel]
 
 
 def test_confident_tokens(monkeypatch):
@@ -234,9 +279,9 @@ def test_from_masked_logits():
     assert (gradient[~kept] == 0).all()
 
 
-def marked():
-    with pytest.MonkeyPatch.context() as patch:
-        test_gradient_from_logits_with_marks(16, patch)
+def patched(check, *given):
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        check(*given or (Path(folder),), patch)
 
 
 FAULTS = {
@@ -260,9 +305,14 @@ FAULTS = {
     ),
     "the series everywhere": ("near = tl.abs(d) < NEAR", "near = tl.abs(d) < 1e9", lambda: test_statistics("plain")),
     "the mark of the kernel's slice": (
-        "mark.to(tl.int64)",
-        "(mark * 0).to(tl.int64)",
-        marked,
+        "row * state_stride + mark",
+        "row * state_stride + 0 * mark",
+        lambda: patched(test_gradient_from_logits_with_marks, 16),
+    ),
+    "offsets of 32 bits": (
+        "row = tl.program_id(0).to(tl.int64)\n    part = tl.program_id(1)\n    if MARKED",
+        "row = tl.program_id(0)\n    part = tl.program_id(1)\n    if MARKED",
+        lambda: patched(test_rows_of_more_than_two_billion_entries_in_all),
     ),
     "bans not counted": ("tl.where(d > BANNED, p, 0.0)", "0 * p", lambda: test_statistics("reference bans")),
 }

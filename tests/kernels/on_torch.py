@@ -52,8 +52,10 @@ def gradient(models: Models, numbers: Tensor, out: Tensor) -> None:
     out.copy_(formula.logit_gradient.fn(*logits(models), hit, numbers[:, :, None]))
 
 
-def merge(states: Tensor) -> Tensor:
+def merge(states: Tensor, marks: Tensor | None) -> Tensor:
     """As `launch.merge`."""
+    if marks is not None:
+        marks.copy_(torch.stack([states[0], states[3], states[5] / states[1]]).mT)
     return state.merge(torch.cat([states, torch.zeros_like(states[:2])]))[:, None]
 
 

@@ -16,7 +16,7 @@ import torch
 from kernels.cases import agree, budget, check_gradient_of, confident, make
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import Head, plan, state, tile, weights
+from klgrad.kernels import Head, forward, fused_statistics, plan, state, tile, tiles_torch, weights
 from klgrad.kernels.hopper import choice
 
 if not choice._importable():
@@ -164,6 +164,31 @@ def test_confident_tokens(option, monkeypatch):
         check_gradient_of(name, case, KEPT, **OPTIONS[option](case))
 
 
+@pytest.mark.parametrize("kept", [24, 50])
+@pytest.mark.usefixtures("narrow")
+def test_one_launch_for_all_kept_logits(kept, monkeypatch):
+    """It does what launches for each tile and strip would do."""
+    launches = []
+
+    def gradient(whole, rows, states, first, kept, out):
+        launches.append((len(whole.targets), whole.width))
+        by_tile = Kept(kept.larger.clone(), kept.apart.clone(), kept.marks)
+        for columns in (range(i, min(i + 16, whole.width)) for i in range(0, whole.width, 16)):
+            for strip in (slice(i, i + 3) for i in range(0, len(whole.targets), 3)):
+                own, part = by_tile.cut(strip, columns), replace(whole, start=columns.start, width=len(columns))
+                part = replace(part, targets=whole.targets[strip])
+                tiles_torch.gradient(part, rows[:, strip], states, 0, own, own.larger.view(out.dtype))
+        tiles_torch.gradient(whole, rows, states, first, kept, out)
+        assert torch.equal(by_tile.larger, kept.larger)
+
+    on_torch.install(monkeypatch)
+    backend = SimpleNamespace(gradient=gradient, slices=tiles_torch.slices)
+    monkeypatch.setattr(fused_statistics, "backend_for", lambda hidden: backend)
+    case = make((12,), 50, entries=0, dtype=torch.bfloat16)
+    agree(case, SINGLE, BFLOAT16, budget=budget(case, kept=60 if kept == 50 else kept))
+    assert launches == [(12, kept)]
+
+
 @pytest.mark.usefixtures("narrow")
 def test_a_second_backward_pass_recomputes_what_was_kept(monkeypatch):
     """By the products that the forward pass used."""
@@ -282,6 +307,18 @@ def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
         assert each.tile_bytes + each.kept_bytes <= plan.LEAN_BUDGET
     numbers, marks = 2 * 2 * plans[1].kept, 3 * 4 * plans[1].kept // tile.MARKED
     assert plans[1].kept_bytes == 8192 * (numbers + marks)
+
+
+def test_what_is_kept_has_the_size_of_the_plan(monkeypatch):
+    """The marks of a token are side by side."""
+    rooms, room = [], forward._room
+    monkeypatch.setattr(forward, "_room", lambda inputs: rooms.append((room(inputs), inputs.job.plan)) or rooms[-1][0])
+    on_torch.install(monkeypatch)
+    make((12,), 2048, entries=0, dtype=torch.bfloat16).statistics(mode="fast")
+    [(kept, made)] = rooms
+    assert kept.marks.shape == (3, 12, 16)
+    assert kept.marks.is_contiguous()
+    assert made.kept_bytes == sum(x.nbytes for x in (kept.larger, kept.apart, kept.marks))
 
 
 def test_kernels_start_on_the_device_of_the_tensors(monkeypatch):

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from klgrad.kernels.head import Transform
 from klgrad.kernels.hopper import choice
 from klgrad.kernels.hopper.models import Models
-from klgrad.kernels.tile import Kept
+from klgrad.kernels.tile import MARKED, Kept, Tile
 
 if not choice._importable():
     pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
@@ -42,6 +43,12 @@ class AbsentGPU:
     is_active = staticmethod(lambda: True)
 
 
+@pytest.fixture
+def absent_gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.runtime.driver, "_active", AbsentGPU())  # reset_active() needs a GPU
+
+
 def start(name, tokens=300, vocabulary=1001):
     """Call the function that starts a kernel."""
     from klgrad.kernels.hopper import launch
@@ -66,7 +73,7 @@ def compiled(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(launch, "_start", compile_only)
-        patch.setattr(triton.runtime.driver, "_active", AbsentGPU())  # reset_active() needs a GPU
+        patch.setattr(triton.runtime.driver, "_active", AbsentGPU())
         start(request.param)
     return SimpleNamespace(asm=made[0].asm, metadata=made[0].metadata, name=request.param)
 
@@ -85,13 +92,37 @@ def test_it_fits_into_a_multiprocessor(compiled):
     assert 128 * (2 * consumer + producer) <= threads * at_start
 
 
-def test_next_to_nothing_is_spilled(compiled, tmp_path):
-    file = tmp_path / "kernel.cubin"
+def stack(compiled, folder):
+    """Bytes that a thread spills."""
+    file = folder / "kernel.cubin"
     file.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     usage = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", usage)[1])
+
+
+def test_next_to_nothing_is_spilled(compiled, tmp_path):
     allowed = 0 if triton.__version__.startswith("3.6.") else SPILLED[compiled.name]
-    assert int(re.search(r"STACK:(\d+)", usage)[1]) <= allowed
+    assert stack(compiled, tmp_path) <= allowed
+
+
+@pytest.mark.parametrize("vocabulary", [4096, 4001])
+@pytest.mark.usefixtures("absent_gpu")
+def test_kept_logits_are_read_and_overwritten_16_bytes_at_a_time(vocabulary, monkeypatch, tmp_path):
+    """The kernel that reads marks, as it is started; also for a vocabulary that 16 does not divide."""
+    from klgrad.kernels import tiles_triton
+
+    made = []
+    compile_only = lambda kernel, tile, *given, **how: made.append(kernel.warmup(*given, **how, num_warps=4, grid=(1,)))
+    monkeypatch.setattr(tiles_triton, "_launch", compile_only)
+    room = lambda: torch.zeros(300, -(-vocabulary // 8) * 8, dtype=torch.float16)[:, :vocabulary]
+    kept = Kept(room(), room(), torch.zeros(3, 300, -(-vocabulary // MARKED)))
+    one = Tile(0, vocabulary, torch.zeros(300).long(), None, None, None, None, Transform(), Transform())
+    tiles_triton.gradient(one, torch.zeros(7, 300), torch.zeros(11, 8, 300), 0, kept, kept.larger.view(torch.bfloat16))
+    accesses = re.findall(r"(?:ld|st)\.global\S*\.(?:v\d\.)?b16|(?:ld|st)\.global\S*\.v4\.b32", made[0].asm["ptx"])
+    assert len(accesses) == 3 * tiles_triton.SLICE // (4 * 32 * 8)  # two numbers read and one written, by 4 warps
+    assert all(access.endswith("v4.b32") for access in accesses)
+    assert stack(made[0], tmp_path) == 0
 
 
 def test_a_loop_gives_back_the_stage_of_the_step_before(compiled):
@@ -122,6 +153,24 @@ def test_a_store_waits_for_all_warps(compiled):
         assert order[i - 3] == "stmatrix"
 
 
+@pytest.mark.parametrize(("parts", "tokens"), [(1187, 8192), (9, 300), (1, 1)])
+@pytest.mark.usefixtures("absent_gpu")
+def test_the_merging_compiles(parts, tokens, monkeypatch, tmp_path):
+    """Also where a size is 1, which is a constant of the compiler."""
+    from klgrad.kernels.hopper import merge as merging
+
+    made, kernel = [], merging._merge_kernel
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given: made.append(kernel.warmup(*given, grid=grid))
+
+    monkeypatch.setattr(merging, "_merge_kernel", Kernel())
+    for marks in (None, torch.zeros(3, tokens, parts)):
+        merging.merge(torch.zeros(9, parts, tokens), marks)
+        assert stack(made[-1], tmp_path) == 0
+
+
 def test_merged_states_are_those_of_torch():
     code = """
 import torch
@@ -129,12 +178,16 @@ from klgrad.kernels import state
 from klgrad.kernels.hopper import merge as merging
 torch.manual_seed(0)
 z = torch.randn(45, 8 * 37) * 5
-for apart, count in ((0.02, 37), (3.0, 37), (3.0, 3), (0.02, 9)):
+for apart, count in ((0.02, 37), (3.0, 37), (3.0, 3), (0.02, 9), (3.0, 1)):
     z_ref = z + apart * torch.randn_like(z)
     cuts = range(0, 8 * count, 8)
     parts = torch.stack([state.of_logits(z[:, i:i + 8], z_ref[:, i:i + 8])[2] for i in cuts], 1)
-    merged = merging.merge(parts[:9].contiguous())
+    wide = torch.full((3, 45, count + 2), torch.nan)
+    merged = merging.merge(parts[:9].contiguous(), wide[:, :, 1:-1])
     assert merged.shape[1] <= merging.GROUPS
+    torch.testing.assert_close(wide[:, :, 1:-1].mT, torch.stack([parts[0], parts[3], parts[5] / parts[1]]))
+    assert wide[:, :, [0, -1]].isnan().all()
+    assert torch.equal(merging.merge(parts[:9].contiguous(), None), merged)
     got = state.finish(state.merge(merged))
     for name, value in state.finish(state.merge(parts))._asdict().items():
         torch.testing.assert_close(getattr(got, name), value, rtol=2e-5, atol=1e-6, msg=lambda m: name + m)

@@ -93,6 +93,22 @@ def test_states_and_kept_logits(size, keep):
         KEPT.check_vector(found_d, a - b)
 
 
+@pytest.mark.parametrize(("parts", "tokens"), [(40, 300), (9, 64), (1, 1)])
+def test_merged_states_and_marks(parts, tokens):
+    """Into marks that are columns of wider rows."""
+    from klgrad.kernels.hopper import launch
+
+    z, z_ref = 3 * torch.randn(2, tokens, parts, 8, device="cuda", dtype=torch.float64)
+    states = torch.stack([state.of_logits(z[:, i], z_ref[:, i])[2] for i in range(parts)], 1)
+    wide = torch.full((3, tokens, parts + 2), 7.0, device="cuda")
+    merged = launch.merge(states[:9].float().contiguous(), wide[:, :, 1:-1])
+    for found, truth in zip(state.finish(state.merge(merged)), state.finish(state.merge(states)), strict=True):
+        SINGLE.check_vector(found.double(), truth)
+    for found, truth in zip(wide[:, :, 1:-1], (states[0], states[3], states[5] / states[1]), strict=True):
+        SINGLE.check_vector(found.double(), truth.T)
+    assert (wide[:, :, [0, -1]] == 7).all()
+
+
 @pytest.mark.parametrize("size", ODD, ids=str)
 def test_gradient_of_the_logits(size):
     from klgrad.kernels.hopper import launch
@@ -141,6 +157,18 @@ def test_confident_tokens_over_several_chunks(mode, monkeypatch):
     case = confident(1e-4, tokens=300, vocabulary=5000, size=256, device="cuda")
     for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
         check_gradient_of(name, case, KEPT, **MODES[mode](case))
+
+
+def test_more_than_two_billion_kept_entries(calls):
+    """The last tokens, whose rows begin beyond, have the gradients that they have by themselves."""
+    case = make((20000,), 131_077, 64, entries=0).to(torch.bfloat16, "cuda")
+    last = replace(case, hidden=case.hidden[-8:], targets=case.targets[-8:], ref_hidden=case.ref_hidden[-8:])
+    found = []
+    for each in (case.require_grad(), last.to(torch.bfloat16).require_grad()):
+        seen = each.statistics(mode="fast")
+        found += torch.autograd.grad(seen.reverse_kl.sum() + seen.forward_kl.sum() + seen.logp.sum(), each.hidden)
+    BFLOAT16.check_vector(found[0][-8:].double(), found[1].double())
+    assert calls
 
 
 def test_masks(calls):

@@ -1,12 +1,14 @@
 """Keeping logits in 16 bits until backward changes the gradient by less than one percent, also at confident tokens."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from kernels.cases import budget, check_gradient_of, confident
+from kernels.cases import agree, budget, check_gradient_of, confident, make
 from tolerances import BFLOAT16, EXACT, KEPT
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from klgrad.kernels import autograd as function, forward, state
+from klgrad.kernels import autograd as function, forward, fused_statistics, state, tiles_torch
 from klgrad.kernels.tile import Kept
 
 OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
@@ -108,3 +110,30 @@ def test_half_of_what_was_kept_is_freed_before_the_gradients_need_memory(kept, m
     case = confident(1e-3, tokens=8, vocabulary=104).require_grad()
     case.statistics(budget=budget(case, kept=kept)).reverse_kl.sum().backward()
     assert freed == [False, True]
+
+
+@pytest.mark.parametrize(("entries", "strips"), [(0, [12]), (2, [3, 3, 3, 3])])
+@pytest.mark.usefixtures("small_tiles")
+def test_kernels_take_all_tokens_of_a_kept_tile(entries, strips, monkeypatch):
+    """Except where weights on other entries need a matrix of the size of a tile."""
+    launches = []
+
+    def gradient(tile, rows, states, first, kept, out):
+        launches.append((tile.start, tile.width, len(tile.targets)))
+        tiles_torch.gradient(tile, rows, states, first, kept, out)
+
+    backend = SimpleNamespace(gradient=gradient, slices=tiles_torch.slices, statistics=tiles_torch.statistics)
+    monkeypatch.setattr(fused_statistics, "backend_for", lambda hidden: backend)
+    agree(make((12,), 40, entries=entries), EXACT, mode="fast")
+    assert launches == [(start, width, n) for start, width in ((0, 16), (16, 16), (32, 8)) for n in strips]
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_torch_takes_a_strip_of_tokens(monkeypatch):
+    """It needs several matrices of the size of a tile, and memory would grow with the tokens."""
+    tokens, whole = [], tiles_torch.gradient
+    monkeypatch.setattr(
+        tiles_torch, "gradient", lambda tile, *given: (tokens.append(len(tile.targets)), whole(tile, *given))
+    )
+    agree(make((12,), 40, entries=0), EXACT, mode="fast")
+    assert set(tokens) == {3}

@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ PROJECTIONS = {
     "klgrad lean": (6, 4),
     "klgrad fast": (4, 3),
     "klgrad, 0.75 GiB": (6, None),
+    "klgrad lean, inputs checked": (6, None),
     "klgrad lean, kernels of other GPUs": (6, None),
     "klgrad fast, kernels of other GPUs": (4, None),
     "klgrad, 0.75 GiB, kernels of other GPUs": (6, None),
@@ -71,6 +73,59 @@ def test_the_recorded_ratios_are_to_those_floors(part, column):
             assert abs(float(row["times_floor"]) - ratio) < 2e-3 * ratio, row
 
 
+@pytest.mark.parametrize(("part", "column"), [("exact", 0), ("sampled", 1)])
+def test_inputs_are_checked_in_one_candidate_of_ours(bench, part, column, monkeypatch):
+    """No rival checks them."""
+    checked, statistics = {}, bench.token_statistics
+
+    def once(candidates, rounds):
+        for name, step in candidates.items():
+            monkeypatch.setattr(
+                bench, "token_statistics",
+                lambda *x, name=name, **how: checked.update({name: how.get("validate", True)}) or statistics(*x, **how),
+            )  # fmt: skip
+            if name.startswith("klgrad"):
+                step()
+        return {name: bench.Measured([1.0, 1.0]) for name in candidates}
+
+    monkeypatch.setattr(bench, "in_turn", once)
+    bench.PARTS[part](8, 4, 16, 1, None)
+    ours = {name for name, counts in PROJECTIONS.items() if name.startswith("klgrad") and counts[column]}
+    elsewhere = {name for name in ours if bench.ELSEWHERE in name}
+    assert checked == {name: name.endswith("checked") for name in ours - (elsewhere - set(checked))}
+
+
+def test_the_rival_that_would_check_its_targets_is_told_not_to(bench):
+    package = pytest.importorskip("liger_kernel").__path__[0]
+    source = (Path(package) / "ops" / "cutedsl" / "ops" / "fused_scaled_cross_entropy_sm90.py").read_text("utf-8")
+    assert f'VALIDATE_TARGETS_ENV = "{bench.rivals.CHECK}"' in source
+    assert os.environ[bench.rivals.CHECK] == "0"
+
+
+def test_the_gpu_sleeps_before_the_timed_region(bench, monkeypatch):
+    """So that the CPU is ahead of it when the time begins."""
+    gpu, order = importlib.import_module("gpu"), []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            order.append("time")
+
+        def elapsed_time(self, end):
+            return 3.0
+
+    cuda = {"is_available": lambda: True, "Event": Event, "reset_peak_memory_stats": lambda: None}
+    cuda |= {"synchronize": lambda: order.append("wait"), "_sleep": lambda cycles: order.append(cycles)}
+    cuda |= {"memory_allocated": lambda: 1, "max_memory_allocated": lambda: 5}
+    for name, fake in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    assert gpu._once(lambda: order.append("step")) == (3.0, 4)
+    assert order == ["wait", gpu.HEAD_START, "time", "step", "time", "wait"]
+    assert 2e6 < gpu.HEAD_START < 4e7  # 1 to 20 ms at 2 GHz
+
+
 def test_rivals_are_chosen_by_the_beginnings_of_their_names(bench):
     sampled = candidates(bench, "sampled")
     assert bench.chosen(sampled, None) == sampled
@@ -114,7 +169,8 @@ def test_a_row_says_which_kernels_liger_chose(bench, monkeypatch):
 
 
 def test_a_profile_names_what_each_kernel_does(bench):
-    kind_of = importlib.import_module("profile_kernels").kind_of
+    profile = importlib.import_module("profile_kernels")
+    kind_of = profile.kind_of
     from klgrad.kernels import tiles_triton
     from klgrad.kernels.hopper import gradient, merge, sums
 
@@ -123,3 +179,5 @@ def test_a_profile_names_what_each_kernel_does(bench):
     assert len({kind_of(kernel.fn.__name__) for kernel in ours} - {"matrix products", "the rest"}) == len(ours)
     assert kind_of("nvjet_tst_128x256") == kind_of("sm90_xmma_gemm_bf16") == "matrix products"
     assert kind_of("vectorized_elementwise") == "the rest"
+    found = profile.by_kind([("nvjet", 2.0), ("gemm", 1.0), ("sums_kernel", 4.0)], 7.5)
+    assert found == {"matrix products": 3.0, kind_of("sums_kernel"): 4.0, "between kernels": 0.5}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from . import tiles_torch
 from .forward import Scan
 from .hopper import passes
 from .inputs import Inputs
@@ -37,9 +38,14 @@ def over_kept(inputs: Inputs, seen: Scan, numbers: Tensor, others: Tensor | None
     """
     if seen.kept is None:
         return None
-    first, plan = 0, inputs.job.plan
-    for columns in [t for t in inputs.tiles if t.start < plan.kept]:
-        for rows in plan.strips(0, len(inputs.hidden)):
+    first, plan, tokens = 0, inputs.job.plan, len(inputs.hidden)
+    # As few launches as possible, for which the GPU would wait. Slices without marks belong to tiles; torch, and the
+    # weights of other entries, need matrices of the size of a tile.
+    tiles = [t for t in inputs.tiles if t.start < plan.kept] if seen.kept.marks is None else [range(plan.kept)]
+    dense = others is not None or inputs.job.backend is tiles_torch
+    strips = plan.strips(0, tokens) if dense else [slice(0, tokens)]
+    for columns in tiles:
+        for rows in strips:
             own = seen.kept.cut(rows, columns)
             assert own is not None  # a tile is kept completely or not at all
             tile, out = inputs.tile(rows, columns), own.larger.view(inputs.weight.dtype)

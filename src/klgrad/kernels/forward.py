@@ -69,7 +69,7 @@ def _room(inputs: Inputs) -> Kept | None:
         return Kept(new(), new() if inputs.paired else None)
     # The copy engine stores multiples of 16 bytes: what a row has beyond its last entry is overwritten.
     new = lambda: inputs.new(tokens, -(-columns // 8) * 8, dtype=dtype)[:, :columns]
-    return Kept(new(), new(), inputs.new(3, -(-columns // tiles.MARKED), tokens))
+    return Kept(new(), new(), inputs.new(3, tokens, -(-columns // tiles.MARKED)))
 
 
 def _pick(tile: Tile, wanted: Tensor, logits: Tensor) -> None:

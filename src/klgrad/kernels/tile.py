@@ -75,8 +75,8 @@ class Kept:
     Attributes:
         larger: (N, columns) a or -b, from the larger one of a and b. The backward pass overwrites it with the gradient.
         apart: (N, columns) d or d minus its mean; None without a reference, where `larger` is always a.
-        marks: (3, slices, N) max z, max z_ref and the mean of d over slices of `MARKED` entries; None if the slices are
-            those of the backend's states.
+        marks: (3, N, slices) max z, max z_ref and the mean of d over slices of `MARKED` entries; None if the slices are
+            those of the backend's states. A token's marks are side by side, because a program reads those of one token.
     """
 
     larger: Tensor
@@ -113,7 +113,7 @@ class Kept:
             return None
         part = (rows, slice(columns.start, columns.stop))
         slices = slice(columns.start // MARKED, -(-columns.stop // MARKED))
-        marks = None if self.marks is None else self.marks[:, slices, rows]
+        marks = None if self.marks is None else self.marks[:, rows, slices]
         return Kept(self.larger[part], None if self.apart is None else self.apart[part], marks)
 
 

@@ -48,7 +48,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
 def _marks(tile: Tile, states: Tensor, first: int, kept: Kept) -> tuple[Tensor, Tensor, Tensor | None]:
     """Both maxima and the mean of d that the kept logits of a tile are relative to; the last is None for one model."""
     if kept.marks is not None:
-        top, ref_top, mean = kept.marks.repeat_interleave(tiles.MARKED, 1)[:, : tile.width].mT
+        top, ref_top, mean = kept.marks.repeat_interleave(tiles.MARKED, 2)[:, :, : tile.width]
         return top, ref_top, mean
     own = states[:, first, :, None]
     return own[0], own[-1] if kept.apart is None else own[3], None if kept.apart is None else state.mean_difference(own)

@@ -69,13 +69,18 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
 
 
 def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | None, out: Tensor) -> None:
-    """Write d loss / d raw logit of the tile into `out`; `out` may be the memory of `kept.larger`."""
+    """Write d loss / d raw logit of the tile into `out`; `out` may be the memory of `kept.larger`.
+
+    If kept logits have marks, rows of them and of `out` must have room up to a multiple of 8 entries.
+    """
     paired = tile.ref_raw is not None if kept is None else kept.apart is not None
     source = _present(tile.raw, rows) if kept is None else kept.larger
     ref_source = _present(tile.ref_raw if kept is None else kept.apart, rows)
     extra = _present(tile.extra, rows)
     marks = None if kept is None else kept.marks
-    states, first = (states, first) if marks is None else (marks, 0)
+    if marks is not None:
+        assert source.stride(0) % 8 == ref_source.stride(0) % 8 == out.stride(0) % 8 == 0
+        states, first = marks, 0
     _launch(
         _gradient_kernel,
         tile,
@@ -329,7 +334,7 @@ def _gradient_kernel(
     extra_stride,
     rows_stride,
     field_stride,
-    slice_stride,
+    state_stride,
     out_stride,
     start,
     width,
@@ -359,6 +364,12 @@ def _gradient_kernel(
     if MARKED > 0:  # one row for each mark, so that a thread loads few of them
         within = tl.arange(0, SLICE // MARKED)
         columns = part * SLICE + within[:, None] * MARKED + tl.arange(0, MARKED)[None, :]
+        # Rows are multiples of 16 bytes, and what they have beyond the last entry may be overwritten. The compiler sees
+        # it here, and loads and stores 16 bytes at a time whatever the vocabulary.
+        width = (width + 7) // 8 * 8
+        source_stride = source_stride // 8 * 8
+        ref_source_stride = ref_source_stride // 8 * 8
+        out_stride = out_stride // 8 * 8
     else:
         columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
@@ -376,12 +387,12 @@ def _gradient_kernel(
     if KEPT:
         if MARKED > 0:
             mark = part * (SLICE // MARKED) + within
-            state = states_ptr + mark.to(tl.int64) * slice_stride + row
+            state = states_ptr + row * state_stride + mark  # a row of marks is a token, and a row of states a slice
             top = tl.load(state, mask=mark * MARKED < width, other=0.0)[:, None]
             ref_top = tl.load(state + field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
             mean = tl.load(state + 2 * field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
         else:
-            state = states_ptr + (first + part) * slice_stride + row
+            state = states_ptr + (first + part) * state_stride + row
             top = tl.load(state)
             if PAIRED:
                 ref_top = tl.load(state + 3 * field_stride)

@@ -55,10 +55,10 @@ def gradient(models: Models, numbers: Tensor, out: Tensor) -> None:
     )
 
 
-def merge(states: Tensor) -> Tensor:
-    """Merge (9, tiles, N) states into a few, (FIELDS, groups, N)."""
+def merge(states: Tensor, marks: Tensor | None) -> Tensor:
+    """Merge (9, tiles, N) states into a few, (FIELDS, groups, N), and write their marks, (3, N, tiles)."""
     with torch.cuda.device(states.device):
-        return merging.merge(states)
+        return merging.merge(states, marks)
 
 
 def _start(kernel: Any, models: Models, *given: Any) -> None:

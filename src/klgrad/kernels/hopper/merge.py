@@ -1,4 +1,4 @@
-"""Merge the states of a token's many tiles of 128 entries into a few, in Triton."""
+"""Merge the states of a token's many tiles of 128 entries into a few, and write their marks, in Triton."""
 
 # Triton compiles the kernel; it is not run as Python.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -14,9 +14,22 @@ GROUPS, TOKENS, PARTS = 8, 32, 16
 """States of a token that are left; tokens of a program; states that it reads at a time."""
 
 
-@triton.jit
+# A number that is 1 would be a constant of the compiler, which has no type.
+@triton.jit(do_not_specialize=["parts"])
 def _merge_kernel(
-    states, out, parts, per_program, tokens, P: tl.constexpr, R: tl.constexpr, LOWEST: tl.constexpr, NEAR: tl.constexpr
+    states,
+    out,
+    marks,
+    parts,
+    per_program,
+    tokens,
+    mark_field,
+    mark_stride,
+    MARKS: tl.constexpr,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    LOWEST: tl.constexpr,
+    NEAR: tl.constexpr,
 ):
     rows = tl.program_id(0) * R + tl.arange(0, R)
     inside = rows < tokens
@@ -42,13 +55,20 @@ def _merge_kernel(
         part = i + tl.arange(0, P)
         live = (part < last)[:, None] & inside[None, :]
         at = states + part.to(tl.int64)[:, None] * tokens + rows[None, :]
-        drop = tl.load(at, mask=live, other=LOWEST) - high[None, :]
-        ref_drop = tl.load(at + 3 * field, mask=live, other=LOWEST) - ref_high[None, :]
+        top = tl.load(at, mask=live, other=LOWEST)
+        ref_top = tl.load(at + 3 * field, mask=live, other=LOWEST)
         mass = tl.load(at + field, mask=live, other=0.0)
         energy = tl.load(at + 2 * field, mask=live, other=0.0)
         ref_mass = tl.load(at + 4 * field, mask=live, other=0.0)
         gap = tl.load(at + 5 * field, mask=live, other=0.0)
         ref_gap = tl.load(at + 6 * field, mask=live, other=0.0)
+        if MARKS:
+            mark = marks + rows.to(tl.int64)[None, :] * mark_stride + part[:, None]
+            tl.store(mark, top, mask=live)
+            tl.store(mark + mark_field, ref_top, mask=live)
+            tl.store(mark + 2 * mark_field, gap / mass, mask=live)
+        drop = top - high[None, :]
+        ref_drop = ref_top - ref_high[None, :]
         p = tl.exp(drop)
         q = tl.exp(ref_drop)
         d = tl.where(live, drop - ref_drop, 0.0)
@@ -80,14 +100,17 @@ def _merge_kernel(
     tl.store(to + 8 * step, forward_sum, mask=inside)
 
 
-def merge(states: Tensor) -> Tensor:
-    """Merge (9, parts, N) states, in which no entry is banned, into at most GROUPS, (FIELDS, groups, N)."""
-    fields, parts, tokens = states.shape
-    if parts <= GROUPS:
-        return torch.cat([states, states.new_zeros(FIELDS - fields, parts, tokens)])
+def merge(states: Tensor, marks: Tensor | None) -> Tensor:
+    """Merge (9, parts, N) states, in which no entry is banned, into at most GROUPS, (FIELDS, groups, N).
+
+    The states' maxima and means of d are written into `marks`, (3, N, parts), unless it is None.
+    """
+    _, parts, tokens = states.shape
     per_group = triton.cdiv(parts, GROUPS)
     groups = triton.cdiv(parts, per_group)  # no group is empty
     out = states.new_zeros(FIELDS, groups, tokens)
     grid = (triton.cdiv(tokens, TOKENS), groups)
-    _merge_kernel[grid](states, out, parts, per_group, tokens, PARTS, TOKENS, LOWEST, NEAR[torch.float32])
+    to = states if marks is None else marks  # a kernel needs a valid pointer even if it writes nothing
+    sizes = (parts, per_group, tokens, *to.stride()[:2])
+    _merge_kernel[grid](states, out, to, *sizes, marks is not None, PARTS, TOKENS, LOWEST, NEAR[torch.float32])
     return out

@@ -42,10 +42,7 @@ def _block(inputs: Inputs, rows: slice, columns: range, picked: Tensor, kept: Ke
     states = inputs.new(FIELDS, -(-len(columns) // tile.MARKED), rows.stop - rows.start)
     own = kept.cut(rows, columns) if kept else None
     launch.sums(_models(inputs, rows, columns), states, picked, own)
-    if own is not None and own.marks is not None:
-        own.marks[0], own.marks[1] = states[0], states[3]
-        torch.div(states[5], states[1], out=own.marks[2])
-    return launch.merge(states)
+    return launch.merge(states, own.marks if own else None)
 
 
 def gradient(inputs: Inputs, rows: slice, columns: range, numbers: Tensor, out: Tensor) -> None:
