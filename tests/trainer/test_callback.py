@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from overwriting import Overwriting
 from some import first
 from tolerances import SINGLE
 from transformers import Trainer, TrainingArguments
@@ -75,21 +76,6 @@ def test_the_run_is_the_same_to_the_last_bit(case, tmp_path):
     if options:
         assert min(tiny.logged(watched, "kl/reverse/exact/per_token")[1:]) > 1e-5
     assert not vars(watched).keys() & {"_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"}
-
-
-class Overwriting(torch.autograd.Function):
-    """The identity, whose backward pass destroys what the forward pass saved, as Liger's gated layers do."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.saved = torch.ones_like(x)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, upstream):
-        found = ctx.saved * upstream
-        ctx.saved.zero_()
-        return found
 
 
 @pytest.mark.slow

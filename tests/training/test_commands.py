@@ -205,8 +205,9 @@ def test_a_dry_run_audits_what_is_trained(model, settings, said):
 
 
 def test_a_dry_run_of_a_distillation_audits_it(model):
-    """By default completions are used twice, and the KL of each token is summed over the vocabulary."""
+    """Completions are used twice, and the KL of each token is summed over the vocabulary."""
     found = dry_run("distill", {"teacher": model}, num_iterations=2, kl_reduction="sequence")
+    assert "completions of at most 5 tokens, each of which is used for 2 updates" in found
     assert (
         "on fresh samples: descends the token-level reverse KL (prefixes held fixed), in batches of any size" in found
     )

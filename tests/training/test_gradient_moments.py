@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 
 import pytest
 import torch
+from overwriting import Overwriting
 from training.small import write_model
 
 pytest.importorskip("trl")
@@ -121,24 +122,11 @@ def test_a_tiny_model_is_measured_on_a_cpu(load, tmp_path, monkeypatch):
     assert float(rows[0, "exact-0"]["relative_variance"]) < float(rows[0, "k1-0-leave-one-out"]["relative_variance"])
 
 
-class Overwriting(torch.autograd.Function):
-    """x², whose backward pass puts its result where the forward pass saved x, as some fused layers do."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.saved = x.detach().clone()
-        return x * x
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return ctx.saved.mul_(2 * upstream)
-
-
-@pytest.mark.parametrize(("square", "same"), [(torch.square, True), (Overwriting.apply, False)])
-def test_a_layer_that_overwrites_what_it_saved_is_found(load, square, same):
+@pytest.mark.parametrize(("layer", "same"), [(torch.square, True), (Overwriting.apply, False)])
+def test_a_layer_that_overwrites_what_it_saved_is_found(load, layer, same):
     check = load("exp_gradient")._check_same
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    loss = square(x).sum()
+    loss = layer(x).sum()
     passes = [torch.autograd.grad(loss, x, retain_graph=True)[0].clone() for _ in range(2)]
     if same:
         check(*passes)

@@ -56,7 +56,8 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
         "placement": f"in the {training.kl_placement}; {reduction(settings)}",
         "β": beta,
         "trains": f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} "
-        f"completions of at most {training.max_completion_length} tokens{_together(training.world_size)}",
+        f"completions of at most {training.max_completion_length} tokens{_uses(training.num_iterations)}"
+        f"{_together(training.world_size)}",
         "learning rate": f"{training.learning_rate:g}, {_scheduler(training)}",
     }
     if training.rollout_lag:
@@ -69,6 +70,10 @@ def _reference(training: Any, models: Models) -> str:
         return f"the teacher {models.reference_name}"
     follows = f", moved towards the policy every {training.ref_model_sync_steps} updates"
     return "the model as it starts" + (follows if training.sync_ref_model else "")
+
+
+def _uses(count: int) -> str:
+    return f", each of which is used for {count} updates" if count > 1 else ""
 
 
 def _together(processes: int) -> str:
