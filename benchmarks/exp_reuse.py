@@ -37,10 +37,9 @@ OF_A_PROMPT = 2
 WHOLE, SMALL = 256, 64
 """Completions of a batch."""
 USES_OF_SMALL = (1, 2)
-SETTINGS_OF_SMALL = (("0.0006", "constant"), ("0.0003", "constant"))
-"""Fewer: these arms have as many updates as those that use a batch of `WHOLE` 4 or 8 times, which take as long."""
-TRL_OF_SMALL = (("trl-reverse", ("0.0006", "constant")),)
-"""At the setting that is best for it with batches of `WHOLE`."""
+SETTINGS_OF_SMALL = tuple(setting for setting in SETTINGS if setting[0] != "0.001")
+"""Without the largest rate, and TRL's trainer with one divergence: these runs take several times as long."""
+TRL_OF_SMALL = ("trl-reverse",)
 
 Setting = tuple[str, str]
 
@@ -63,14 +62,14 @@ def seeds(given: argparse.Namespace) -> list[Job]:
 def trl_sweep(given: argparse.Namespace) -> list[Job]:
     """Every setting of TRL's trainer with one seed."""
     large = [(name, WHOLE, setting) for setting in SETTINGS for name in trl_distill_runs.BETAS]
-    small = [(name, SMALL, setting) for name, setting in TRL_OF_SMALL]
+    small = [(name, SMALL, setting) for setting in SETTINGS_OF_SMALL for name in TRL_OF_SMALL]
     return [_trl_job(given, *each, 0) for each in (*large, *small)]
 
 
 def trl_seeds(given: argparse.Namespace) -> list[Job]:
     """The best setting of each of its divergences and sizes of a batch, with more seeds."""
     best = reuse.best_settings(read(given.out / "reuse_trl.csv"))
-    arms = [*((name, WHOLE) for name in trl_distill_runs.BETAS), *((name, SMALL) for name, _ in TRL_OF_SMALL)]
+    arms = [*((name, WHOLE) for name in trl_distill_runs.BETAS), *((name, SMALL) for name in TRL_OF_SMALL)]
     chosen = [(name, size, best[arm]) for name, size in arms if (arm := reuse.named(name, 1, size)) in best]
     return [_trl_job(given, name, size, setting, seed) for seed in SEEDS for name, size, setting in chosen]
 
