@@ -34,31 +34,38 @@ STUDENTS = {"0": "gradient at the start", "20": "gradient after 20 updates"}
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Means over seeds and over batches, with bars of one standard error; what has no runs is left out."""
     students = [update for update in STUDENTS if numbers["gradients"].get(update)]
-    swept = bool(numbers["rates"])
-    count = len(PANELS) + len(students) + swept
-    figure.set_size_inches(4 * count + swept, 4.6)
-    axes = list(figure.subplots(1, count))
-    if swept:
-        _rates(axes.pop(), numbers["rates"], numbers["start"])
-    for axis, (measure, title) in zip(axes, PANELS.items(), strict=False):
+    (*axes, sweep), of_gradients = _places(figure, len(students))
+    _rates(sweep, numbers["rates"], numbers["start"])
+    for axis, (measure, title) in zip(axes, PANELS.items(), strict=True):
         for size, line in SIZES.items():
             end = {arm.partition(" ")[2]: x for arm, x in numbers["end"].items() if arm.startswith(f"{size} ")}
             _lines(axis, end, measure, line, f", {size} completions")
         axis.set(title=title, ylabel="nats, each arm at its best rate")
-    for axis, update in zip(axes[len(PANELS) :], students, strict=True):
+    for axis, update in zip(of_gradients, students, strict=True):
         _lines(axis, numbers["gradients"][update], "relative_variance", "-", "")
         _lines(axis, numbers["gradients"][update], "relative_squared_bias", ":", None)
         title = f"{STUDENTS[update]}:\nvariance (lines), squared bias (dotted)"
         axis.set(title=title, ylabel="relative to the squared true one")
-    for axis in axes:
+    for axis in (*axes, *of_gradients):
         axis.set(xlabel="discount", xticks=X, xticklabels=DISCOUNTS)
         if axis.lines:
             _logarithmic(axis)
         else:  # an empty axis cannot be logarithmic
             axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
         axis.title.set_fontsize(10)
-    named, columns = _named(axes), len(KINDS) * (len(SIZES) if students else 1)  # six are too wide for three panels
-    figure.legend(named.values(), named.keys(), ncols=columns, loc="outside lower center", fontsize=8.5)
+    named = _named((*axes, *of_gradients))
+    figure.legend(named.values(), named.keys(), ncols=len(KINDS), loc="outside lower center", fontsize=8.5)
+
+
+def _places(figure: "Figure", gradients: int) -> tuple[list[Any], list[Any]]:
+    """A row with the panels of the runs, and below it one with those of the gradients, if there are any."""
+    columns, rows = len(PANELS) + 1, 1 + bool(gradients)
+    figure.set_size_inches(4 * columns + 1, 4.2 * rows + 0.4)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    below = list(grid[1]) if gradients else []
+    for unused in below[gradients:]:
+        unused.remove()
+    return list(grid[0]), below[:gradients]
 
 
 def _logarithmic(axis: Any) -> None:
