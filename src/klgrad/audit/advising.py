@@ -6,7 +6,7 @@ from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo.replacements import AFTER_DIVISION, K2_OR_TOKEN, TOKEN
 from .advice import Advice
 from .audit_result import AuditResult
-from .numbers import apart
+from .numbers import apart, at_and_beyond
 from .partly import partly
 from .subject import Subject
 from .whitening import whitens
@@ -153,10 +153,10 @@ def _warnings(result: AuditResult) -> list[str]:
         found.append(f"its strength depends on the shape of the batch ({low} to {high} x)")
     wrong, dead = result.float32_wrong_from, result.dead_zone_from
     if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
-        found.append(f"in float32 it is wrong from log π/ref = {wrong:g} on")
+        found.append(f"in float32 it is wrong {at_and_beyond(wrong)}")
     part = partly(result)
     if dead is not None and (part is None or part.where != "near ref"):
-        found.append(f"it has no gradient from log π/ref = {dead:g} on")
+        found.append(f"it has no gradient {at_and_beyond(dead)}")
     if not result.finite:
         found.append("it overflows in float32")
     if result.touches_padding:

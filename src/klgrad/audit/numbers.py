@@ -12,6 +12,16 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
 
 
+def at_and_beyond(log_ratio: float) -> str:
+    """Where log π/ref has this value, or one farther from 0.
+
+    Example:
+        >>> at_and_beyond(-2.65)
+        'where log π/ref is -2.65 or less'
+    """
+    return f"where log π/ref is {log_ratio:g} or {'less' if log_ratio < 0 else 'more'}"
+
+
 def apart(low: float, high: float, digits: int = 3) -> tuple[str, str]:
     """Two different numbers, with enough digits to tell them apart."""
     while f"{low:.{digits}g}" == f"{high:.{digits}g}" and digits < 17:

@@ -8,7 +8,7 @@ from ...remedies import as_code, capitalised
 from ...targets import TARGETS, Role, Target
 from ..audit_result import AuditResult
 from ..curve import Curve, dead_zones, per_unit
-from ..numbers import apart, listed, percent
+from ..numbers import apart, at_and_beyond, listed, percent
 from ..partly import partly
 from ..verdict import MATCH
 from ..words import in_sum, nearest, small_batches
@@ -161,7 +161,7 @@ def _facts(r: AuditResult, zones: list[str]) -> list[Fact]:
     if not zones and r.dead_zone_from is not None:
         zones = [f"from {number(r.dead_zone_from)} on"]
     wrong = r.float32_wrong_from
-    precision = "keeps its digits" if wrong is None else f"wrong from log π/ref = {number(wrong)} on"
+    precision = "keeps its digits" if wrong is None else f"wrong {at_and_beyond(wrong)}"
     found = [
         Fact("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}"),
         Fact("Scale", _scale(r)),
