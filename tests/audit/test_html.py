@@ -158,7 +158,7 @@ def test_what_is_amiss_is_told(audited):
     for told in (
         "equal ones give: Reverse KL, token by token",
         "gets gradient",
-        "wrong from log π/ref = −16 on",
+        "wrong where log π/ref is −16 or less",
         "overflows, or 0/0",
         "Deterministic",
         "0.5 to 0.667 × the target",

@@ -1,6 +1,7 @@
 """Numbers as text: a difference is never rounded away."""
 
 import math
+from collections.abc import Callable
 
 
 def percent(share: float) -> str:
@@ -12,14 +13,14 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
 
 
-def at_and_beyond(log_ratio: float) -> str:
-    """Where log π/ref has this value, or one farther from 0.
+def at_and_beyond(log_ratio: float, number: Callable[[float], str] = "{:g}".format) -> str:
+    """Where log π/ref has this value, or one farther from 0; `number` writes the value.
 
     Example:
         >>> at_and_beyond(-2.65)
         'where log π/ref is -2.65 or less'
     """
-    return f"where log π/ref is {log_ratio:g} or {'less' if log_ratio < 0 else 'more'}"
+    return f"where log π/ref is {number(log_ratio)} or {'less' if log_ratio < 0 else 'more'}"
 
 
 def apart(low: float, high: float, digits: int = 3) -> tuple[str, str]:

@@ -161,7 +161,7 @@ def _facts(r: AuditResult, zones: list[str]) -> list[Fact]:
     if not zones and r.dead_zone_from is not None:
         zones = [f"from {number(r.dead_zone_from)} on"]
     wrong = r.float32_wrong_from
-    precision = "keeps its digits" if wrong is None else f"wrong {at_and_beyond(wrong)}"
+    precision = "keeps its digits" if wrong is None else f"wrong {at_and_beyond(wrong, number)}"
     found = [
         Fact("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}"),
         Fact("Scale", _scale(r)),
