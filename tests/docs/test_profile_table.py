@@ -1,0 +1,28 @@
+"""The table of the kernels' profile: sums of kernels, beside the measured step."""
+
+import importlib
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_time_between_kernels_is_in_no_sum(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    readme = importlib.import_module("readme")
+    names = ("4 projections", "klgrad lean", "klgrad fast")
+    spent = {"matrix products": "10.0", "the rest": "2.0", readme.BETWEEN_KERNELS: "5.0"}
+    made = {
+        "kernels_profile": [
+            {"candidate": name, "hidden": "64", "kernels": kind, "ms": ms}
+            for name in names
+            for kind, ms in spent.items()
+        ],
+        "kernels_exact": [{"candidate": name, "hidden": "64", "median_ms": "18.5"} for name in names],
+    }
+    monkeypatch.setattr(readme, "_rows", made.__getitem__)
+    lines = readme.profile().splitlines()
+    assert "| klgrad fast | all kernels | 12.00 ms |" in lines
+    assert "| klgrad fast | between kernels | 5.00 ms |" in lines
+    assert "| klgrad fast | a step of the table above | 18.50 ms |" in lines
+    assert "| 4 projections | matrix products | 10.00 ms |" not in lines
