@@ -2,9 +2,8 @@
 
 import importlib
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from docs.pages import ROOT
 
 
 def test_time_between_kernels_is_in_no_sum(monkeypatch):
