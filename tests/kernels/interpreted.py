@@ -310,8 +310,8 @@ FAULTS = {
         lambda: patched(test_gradient_from_logits_with_marks, 16),
     ),
     "offsets of 32 bits": (
-        "(tl.program_id(0) // parts).to(tl.int64)",
-        "tl.program_id(0) // parts",
+        "row = tl.program_id(0).to(tl.int64)\n    part = tl.program_id(1)\n    if MARKED",
+        "row = tl.program_id(0)\n    part = tl.program_id(1)\n    if MARKED",
         lambda: patched(test_rows_of_more_than_two_billion_entries_in_all),
     ),
     "bans not counted": ("tl.where(d > BANNED, p, 0.0)", "0 * p", lambda: test_statistics("reference bans")),

@@ -118,7 +118,7 @@ def _launch(kernel: Any, tile: Tile, *args: Any, **constants: Any) -> None:
     """Start one program for each token and slice, on the device of the tile: Triton starts them on the current one."""
     device = torch.cuda.device(tile.targets.device) if tile.targets.is_cuda else nullcontext()
     with device:
-        kernel[(len(tile.targets) * slices(tile.width),)](*args, **constants, num_warps=WARPS)
+        kernel[(len(tile.targets), slices(tile.width))](*args, **constants, num_warps=WARPS)
 
 
 def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -183,13 +183,6 @@ def _sum2(a, b, a2, b2):
 
 
 @triton.jit
-def _place(width, SLICE: tl.constexpr):
-    """The token and the slice of a program. The slices of a token follow each other, as they do in memory."""
-    parts = tl.cdiv(width, SLICE)
-    return (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
-
-
-@triton.jit
 def _statistics_kernel(
     raw_ptr,
     ref_raw_ptr,
@@ -232,7 +225,8 @@ def _statistics_kernel(
     NEAR: tl.constexpr,
     SLICE: tl.constexpr,
 ):
-    row, part = _place(width, SLICE)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
     state = states_ptr + (first + part) * slice_stride + row
@@ -365,10 +359,8 @@ def _gradient_kernel(
     LOWEST: tl.constexpr,
     SLICE: tl.constexpr,
 ):
-    row, part = _place(width, SLICE)
-    target = tl.load(targets_ptr + row) - start
-    # Compared with every column, for which 32 bits are faster.
-    target = tl.where((target >= 0) & (target < width), target, -1).to(tl.int32)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     if MARKED > 0:  # one row for each mark, so that a thread loads few of them
         within = tl.arange(0, SLICE // MARKED)
         columns = part * SLICE + within[:, None] * MARKED + tl.arange(0, MARKED)[None, :]
@@ -390,6 +382,9 @@ def _gradient_kernel(
     minus_w_entropy = tl.load(numbers + 4 * rows_stride)
     w_forward = tl.load(numbers + 5 * rows_stride)
     w_logp = tl.load(numbers + 6 * rows_stride)
+    target = tl.load(targets_ptr + row) - start
+    # It is compared with every column, for which 32 bits are faster than 64.
+    target = tl.where((target >= 0) & (target < width), target, -1).to(tl.int32)
 
     if KEPT:
         if MARKED > 0:
