@@ -190,6 +190,20 @@ def test_rows_of_more_than_two_billion_entries_in_all(tmp_path, monkeypatch):
     BFLOAT16.check_vector(kept.larger.view(torch.bfloat16).float(), gradient(tiles_torch, one, ROWS))
 
 
+def test_states_with_fields_of_more_than_two_billion_numbers_in_all(tmp_path):
+    """Written and read, in a file as above."""
+    one, stride, first = tile(), 2**29, 2**31
+    shape, strides = (state.FIELDS, 1 + tiles_triton.slices(one.width), TOKENS), (stride, TOKENS, 1)
+    file = torch.from_file(str(tmp_path / "states"), True, first + state.FIELDS * stride, dtype=torch.float32)
+    states, room = file[first:].as_strided(shape, strides), torch.full((2, TOKENS, one.width), torch.nan)
+    tiles_triton.statistics(one, states, 1, torch.zeros(2, TOKENS), Kept(*room))
+    for found, truth in zip(state.merge(states[:, 1:]), state.merge(scanned(tiles_torch, one)[0][:, 1:]), strict=True):
+        SINGLE.check(found, truth)
+    rows = weights.per_token(state.finish(state.merge(states[:, 1:])), weights.Upstream(*ROWS.values()))
+    tiles_triton.gradient(replace(one, raw=None, ref_raw=None), rows, states, 1, Kept(*room), room[0])
+    SINGLE.check_vector(room[0], gradient(tiles_torch, one, ROWS))
+
+
 @pytest.mark.parametrize("keep", [None, torch.float16], ids=["recomputed", "kept"])
 def test_gradient_in_half_precision(keep):
     one = tile(**TILES["both capped"])
@@ -279,6 +293,11 @@ def test_from_masked_logits():
     assert (gradient[~kept] == 0).all()
 
 
+def in_a_folder(check):
+    with TemporaryDirectory() as folder:
+        check(Path(folder))
+
+
 def patched(check, *given):
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         check(*given or (Path(folder),), patch)
@@ -313,6 +332,11 @@ FAULTS = {
         "row = tl.program_id(0).to(tl.int64)\n    part = tl.program_id(1)\n    if MARKED",
         "row = tl.program_id(0)\n    part = tl.program_id(1)\n    if MARKED",
         lambda: patched(test_rows_of_more_than_two_billion_entries_in_all),
+    ),
+    "fields of 32 bits": (
+        "field_stride = tl.cast(field_stride, tl.int64)  #",
+        "pass  #",
+        lambda: in_a_folder(test_states_with_fields_of_more_than_two_billion_numbers_in_all),
     ),
     "bans not counted": ("tl.where(d > BANNED, p, 0.0)", "0 * p", lambda: test_statistics("reference bans")),
 }

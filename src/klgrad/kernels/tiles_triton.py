@@ -229,6 +229,7 @@ def _statistics_kernel(
     part = tl.program_id(1)
     columns = part * SLICE + tl.arange(0, SLICE)
     live = columns < width
+    field_stride = tl.cast(field_stride, tl.int64)  # ten times this does not fit into 32 bits for 3 million tokens
     state = states_ptr + (first + part) * slice_stride + row
     place = tl.load(places_ptr + row) if PLACES else row
 
@@ -387,6 +388,7 @@ def _gradient_kernel(
     target = tl.where((target >= 0) & (target < width), target, -1).to(tl.int32)
 
     if KEPT:
+        field_stride = tl.cast(field_stride, tl.int64)
         if MARKED > 0:
             mark = part * (SLICE // MARKED) + within
             state = states_ptr + row * state_stride + mark  # a row of marks is a token, and a row of states a slice
