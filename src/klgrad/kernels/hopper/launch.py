@@ -14,10 +14,8 @@ from .models import Models
 from .ring import COLUMNS, CONSUMER, DEPTH, PART, PRODUCER, ROWS
 
 SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-GROUP, WIDE_GROUP = 16, 8
-"""Rows of tiles that are computed together; the second where the backward pass has wide hidden states."""
-WIDE = 6144
-"""Hidden sizes of both models together that count as wide: at 8192 a group of 8 is 2 to 4% faster, at 4096 equal."""
+GROUP = 16
+"""Rows of tiles that are computed together."""
 
 
 def sums(models: Models, states: Tensor, picked: Tensor, kept: Kept | None) -> None:
@@ -30,7 +28,7 @@ def sums(models: Models, states: Tensor, picked: Tensor, kept: Kept | None) -> N
         kept: (N, entries) where the logits are kept, or None.
     """
     given = (*_operands(models), *((_out(kept.larger), _out(kept.apart)) if kept else (None, None)))
-    numbers = (*_sizes(models, GROUP), *models.factors, kept.tiny if kept else 0.0, LARGEST_KEPT)
+    numbers = (*_sizes(models), *models.factors, kept.tiny if kept else 0.0, LARGEST_KEPT)
     stages = forward.KEEPING_STAGES if kept else forward.STAGES
     _start(
         forward.sums_kernel,
@@ -48,12 +46,11 @@ def gradient(models: Models, numbers: Tensor, out: Tensor) -> None:
         numbers: (7, N) of `weights.per_token`, float32, times the slope of the policy's transform from the third on.
         out: (N, entries), which is written.
     """
-    wide = models.hidden.shape[1] + models.ref_hidden.shape[1] >= WIDE
     _start(
         backward.gradient_kernel,
         models,
         *(*_operands(models), _out(out), models.targets, numbers, numbers.stride(0)),
-        *(*_sizes(models, WIDE_GROUP if wide else GROUP), *models.factors),
+        *(*_sizes(models), *models.factors),
         *(backward.STAGES, PART, CONSUMER, PRODUCER),
     )
 
@@ -87,6 +84,6 @@ def _out(x: Tensor | None) -> Any:
     return TensorDescriptor.from_tensor(x, [ROWS // 2, COLUMNS], SHARED)
 
 
-def _sizes(models: Models, group: int) -> tuple[int, ...]:
+def _sizes(models: Models) -> tuple[int, ...]:
     widths = (models.hidden.shape[1], models.ref_hidden.shape[1])
-    return (len(models.hidden), len(models.weight), models.start, *widths, group)
+    return (len(models.hidden), len(models.weight), models.start, *widths, GROUP)
