@@ -19,6 +19,7 @@ from torch import Tensor
 
 from klgrad import KLTerm
 from klgrad.kernels import Head, TokenStatistics, make_plan, reference, token_statistics
+from klgrad.kernels.hopper import choice
 
 TERM = KLTerm(estimator="exact", discount=0.9, baseline="leave_one_out")
 BETA = 0.05
@@ -72,7 +73,14 @@ def predicted(step: Step, name: str) -> float:
         # Saved for backward: log p, p, log p - log q and q in float32. Backward needs as many again, and a bf16
         # gradient.
         return tokens * step.vocabulary * (4 * 8 + 2) / 2**30
-    plan = make_plan(tokens, step.vocabulary, torch.bfloat16, paired=True, mode="fast" if "fast" in name else "lean")
+    plan = make_plan(
+        tokens,
+        step.vocabulary,
+        torch.bfloat16,
+        paired=True,
+        mode="fast" if "fast" in name else "lean",
+        hopper=choice.runs_on(step.mask.device),
+    )
     return (plan.tile_bytes + plan.kept_bytes) / 2**30
 
 

@@ -212,8 +212,14 @@ def _line(row: dict[str, str]) -> str:
 
 
 def _linear() -> str:
-    lines = ["", "| tokens | lean | per 1000 tokens | memory beside the gradients |", "|---|---|---|---|"]
-    for row in _rows("kernels_linear"):
+    rows = _rows("kernels_linear")
+    shape = f"hidden {rows[0]['hidden']}, vocabulary {rows[0]['vocabulary']}"
+    lines = [
+        "",
+        f"| exact KL, {shape}: tokens | lean | per 1000 tokens | memory beside the gradients |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
         each = 1000 * float(row["median_ms"]) / int(row["tokens"])
         lines.append(f"| {row['tokens']} | {row['median_ms']} ms | {each:.2f} ms | {row['extra_gib']} GiB |")
     return "\n".join([*lines, ""])
