@@ -205,7 +205,9 @@ def _timings(name: str, title: str) -> str:
 def _line(row: dict[str, str]) -> str:
     """One candidate: its numbers, or why it did not run."""
     if row.get("failure"):
-        return f"| {row['candidate']} | did not run: {row['failure'].replace('|', ' ')} | | |"
+        why = re.sub(r"[|`]", " ", row["failure"])
+        # As code, because a name in angle brackets would be a tag of the page.
+        return f"| {row['candidate']} | did not run: `{why}` | | |"
     floor = f"{float(row['times_floor']):.2f}" if row["times_floor"] else ""
     memory = f"{row['extra_gib']} GiB" if row["floor"] else ""
     return f"| {row['candidate']} | {row['median_ms']} ms | {floor} | {memory} |"
