@@ -21,12 +21,22 @@ class Dropped(tiny.LeavesTheKLOut, Stock):
     """Without its KL, so that both looks at the gradient are taken."""
 
 
-def main(output, processes, model, beta):
+class Masked(Dropped):
+    """The last process has nothing to train on in the first update, as if all its completions were cut off."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        if self.accelerator.is_last_process and self.state.global_step == 0:
+            batch["completion_mask"] = torch.zeros_like(batch["completion_mask"])
+        return batch
+
+
+def main(output, processes, model, beta, masked):
     torch.set_num_threads(1)
     each = tiny.SETTINGS["per_device_train_batch_size"] // processes
     plain = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 1e9, "num_generations": 8}
     backend = "gloo" if processes > 1 else None
-    kind = Dropped if beta else Stock
+    kind = Masked if masked else Dropped if beta else Stock
     how = {"per_device_train_batch_size": each, "ddp_backend": backend, "gradient_accumulation_steps": 2, "beta": beta}
     made = tiny.trainer(kind, GRPOConfig, output, model=model, **how, **plain)
     callback = KLCallback(1, log_rollouts=output / "rollouts")
@@ -45,4 +55,4 @@ def main(output, processes, model, beta):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), "masked" in sys.argv)

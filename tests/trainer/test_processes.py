@@ -39,9 +39,13 @@ def run(output, processes, settings, script=SCRIPT):
             env |= {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         command = [sys.executable, "-W", "ignore", str(script), str(output), str(processes), tiny.folder(), *settings]
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    for process in started:
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, said[-3000:]
+    try:
+        for process in started:
+            said, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, said[-3000:]
+    finally:
+        for process in started:
+            process.kill()  # one that waits for another which has ended
     return torch.load(output / "end.pt", weights_only=True)
 
 
@@ -82,3 +86,10 @@ def test_the_callback_reports_on_the_completions_of_all_processes(beta, tmp_path
     assert read[0].rows == read[1].rows == 48
     for a, b in zip(read[0].parts, read[1].parts, strict=True):
         SAME_STEPS.check(*(x.kl.metrics()["kl/reverse/k3/per_token"] for x in (a, b)))
+
+
+@pytest.mark.many
+def test_the_callback_looks_at_the_gradient_when_all_processes_have_tokens(tmp_path):
+    """A process that looks alone would wait for the others for ever."""
+    found = run(tmp_path / "run", 2, ["0.3", "masked"], SCRIPT.with_name("callback_of_several.py"))
+    assert float(found["moves"]) == 0

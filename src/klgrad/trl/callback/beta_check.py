@@ -57,7 +57,7 @@ class BetaCheck:
 
     def __call__(self, loss: Loss, model: Any, batch: Batch) -> Tensor:
         """The training loss of a micro-batch, after or before a look at it."""
-        if not self.is_due or not bool(scored.sampled_tokens(batch).any()):
+        if not self.is_due or not self._has_tokens_everywhere(batch):
             return loss(model, batch)
         if not scored.has_reference_log_probs(batch):
             self.verdict = "does not move"  # the loss has nothing to compute a KL from
@@ -67,6 +67,8 @@ class BetaCheck:
         try:
             found = look(loss, model, batch)
         except Exception:  # too little memory, for example: the training goes on
+            if self._trainer.accelerator.num_processes > 1:
+                raise  # the others wait for this process within the loss
             found = "unknown"
         found = self._agreed(found)
         if self._looks > 1 or found == "moves":
@@ -107,12 +109,19 @@ class BetaCheck:
         with loss_leaves_no_trace(self._trainer), accelerator.no_sync(model), torch.random.fork_rng(devices=devices):
             yield
 
+    def _has_tokens_everywhere(self, batch: Batch) -> bool:
+        """Whether each process has a token to train on. All must look, or none: the loss exchanges metrics."""
+        return bool(self._of_all(int(scored.sampled_tokens(batch).any())).min())
+
     def _agreed(self, own: Verdict) -> Verdict:
         """The verdict of all processes, which must take the same way: one that sees a dependence is enough."""
-        accelerator = self._trainer.accelerator
         order: tuple[Verdict, ...] = ("unknown", "does not move", "moves")
-        found: Any = accelerator.gather(torch.tensor([order.index(own)], device=accelerator.device))
-        return order[int(found.max())]
+        return order[int(self._of_all(order.index(own)).max())]
+
+    def _of_all(self, own: int) -> Tensor:
+        accelerator = self._trainer.accelerator
+        found: Any = accelerator.gather(torch.tensor([own], device=accelerator.device))
+        return found
 
 
 def probes(model: Any) -> list[Tensor]:
