@@ -7,6 +7,7 @@ from tolerances import SAME_STEPS
 
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig, KLTrainer
+from klgrad.trl.sanity import whole_groups
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -57,6 +58,20 @@ def test_a_loss_that_compares_completions_needs_whole_groups(tmp_path):
     given = {"kl_cell": "k1-reward-group-std", "num_generations": 4, "per_device_train_batch_size": 2}
     with pytest.raises(MeaningError, match="micro-batches of whole groups of 4 completions"):
         tiny.trained(KLTrainer, KLConfig, tmp_path, gradient_accumulation_steps=4, **given)
+
+
+@pytest.mark.parametrize("each", [2, 4, 6, 8])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("generations", [2, 4, 8])
+def test_which_micro_batches_hold_whole_groups(each, processes, steps, generations):
+    """Rows of a generation, cut as TRL cuts them: by process, and then by each process into its micro-batches."""
+    if each * processes * steps % generations:
+        return  # which TRL refuses
+    group = torch.arange(processes * steps * each).div(generations, rounding_mode="floor").view(processes, steps, each)
+    batches = [group[:, step].flatten() for step in range(steps)]
+    whole = all(bool((batch.unique(return_counts=True)[1] == generations).all()) for batch in batches)
+    assert whole_groups(each, processes * each, steps, generations) == whole
 
 
 REDUCED = {

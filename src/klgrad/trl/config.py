@@ -89,7 +89,7 @@ class KLConfig(GRPOConfig):
         default="none",
         metadata={
             "help": "`leave_one_out`: subtract the mean over the other completions of the prompt in the micro-batch of "
-            "all processes, which should hold whole groups.",
+            "all processes, which should hold whole groups: a multiple of num_generations on each process.",
             "choices": list(CHOICES["baseline"]),
         },
     )

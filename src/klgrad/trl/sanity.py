@@ -43,12 +43,13 @@ def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> N
             f"per_device_train_batch_size={rows} on one process",
             "a completion has no peers there: raise it and lower gradient_accumulation_steps, or kl_baseline='none'",
         )
-    if objective.compares_completions and rows % trainer.num_generations:
+    each, steps = args.per_device_train_batch_size, args.steps_per_generation or 1
+    if objective.compares_completions and not whole_groups(each, rows, steps, trainer.num_generations):
         raise MeaningError(
             f"micro-batches of whole groups of {trainer.num_generations} completions for kl_cell={args.kl_cell!r}",
-            f"{rows} completions on all processes",
-            "make per_device_train_batch_size x processes a multiple of num_generations, and lower "
-            "gradient_accumulation_steps instead",
+            f"{each} completions on each process, {rows} on all, in {steps} micro-batches per generation",
+            "make per_device_train_batch_size a multiple of num_generations, and lower gradient_accumulation_steps "
+            "instead; with steps_per_generation=1 a multiple on all processes together is enough",
         )
     if objective.exact and trainer.aux_loss_enabled:
         raise MeaningError(
@@ -56,6 +57,21 @@ def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> N
             f"router_aux_loss_coef={trainer.router_aux_loss_coef}",
             "set router_aux_loss_coef=0, or choose a sampled estimator",
         )
+
+
+def whole_groups(each: int, rows: int, steps: int, generations: int) -> bool:
+    """Whether each micro-batch of all processes consists of whole groups.
+
+    A process has adjacent rows of a generation, and cuts them into its micro-batches by itself: with more than one of
+    them, a group that lies in two processes is never whole.
+
+    Args:
+        each: rows of a micro-batch on one process.
+        rows: rows of a micro-batch on all processes.
+        steps: micro-batches of one generation.
+        generations: rows of a group.
+    """
+    return each % generations == 0 or (steps == 1 and rows % generations == 0)
 
 
 class StartCheck:
