@@ -111,6 +111,32 @@ def test_scripts():
     assert [change.name for change in openrlhf.changes] == ["algo.kl.unbiased_gradient"]
 
 
+OPENRLHF_REWARD = "openrlhf algo.kl in reward estimator=k1 advantage="
+
+
+@pytest.mark.parametrize(
+    ("estimator", "flag", "advantage", "why"),
+    [
+        ("gae", False, "gae critic=0", "standard deviation"),
+        ("gae", True, "gae critic=0 no_std_norm", "mean of the batch"),
+        ("reinforce", False, "reinforce", "standard deviation"),
+        ("reinforce", True, "reinforce no_std_norm", "mean of the batch"),
+        ("reinforce_baseline", True, "reinforce_baseline no_std_norm", "mean of the batch"),
+        ("rloo", True, "rloo", None),
+        ("group_norm", True, "group_norm", None),
+    ],
+)
+def test_no_std_norm_of_openrlhf_leaves_the_kl_undivided(estimator, flag, advantage, why, tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    settings = {"algo.advantage.estimator": estimator, "algo.advantage.no_std_norm": flag}
+    run = run_of(tmp_path, settings)
+    (found,) = find(run)
+    assert found.part.loss == OPENRLHF_REWARD + advantage
+    assert (found.verdict == "") == ("reinforce" in estimator)  # of the whitened ones only GAE is in the records
+    assert found.source.startswith("recorded on" if found.verdict else "not audited")
+    assert [(why in change.why, change.optional) for change in run.changes] == ([(True, flag)] if why else [])
+
+
 def test_a_file_of_skyrl():
     run = read_run(FILES / "skyrl.yaml")
     assert run.parts[0].loss == "skyrl use_kl_loss kl_estimator_type=k3"

@@ -20,7 +20,10 @@ DEFAULTS: dict[str, Any] = {
 """The defaults of the settings that matter, read in the source of version 0.11.2."""
 
 WHITENED = ("gae", "reinforce", "reinforce_baseline")
-"""Estimators that divide by the standard deviation of the batch after the KL is added."""
+"""Estimators that are whitened over the batch after the KL is added; with `no_std_norm` only the mean is subtracted."""
+
+BATCH_MEAN = "the mean of the batch is subtracted after the KL is added, which is right in large batches only"
+BATCH_STD = "whitening divides the KL by the standard deviation of the batch"
 
 ENGINE = "OpenRLHF samples with vLLM, whose log-probs differ from those of the trainer"
 
@@ -47,13 +50,14 @@ def openrlhf_run(given: dict[str, Any]) -> Run:
 
 
 def _in_reward(settings: dict[str, Any], estimator: str, changes: list[Change]) -> Part:
-    kind, plain = settings["algo.advantage.estimator"], settings["algo.advantage.no_std_norm"]
+    kind = settings["algo.advantage.estimator"]
+    mean_only = kind in WHITENED and settings["algo.advantage.no_std_norm"]  # the others ignore the flag
     if estimator != "k1":
         changes.append(Change("algo.kl.estimator", "k1", estimator, "in the reward only k1 descends the reverse KL"))
     if kind in WHITENED:
-        why = "whitening divides the KL by the standard deviation of the batch"
-        changes.append(Change("algo.advantage.estimator", "rloo", kind, why))
-    advantage = f"gae critic=0{' no_std_norm' if plain else ''}" if kind == "gae" else kind
+        why = BATCH_MEAN if mean_only else BATCH_STD
+        changes.append(Change("algo.advantage.estimator", "rloo", kind, why, optional=mean_only))
+    advantage = ("gae critic=0" if kind == "gae" else kind) + " no_std_norm" * mean_only
     loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
     caveat = "Audited with a critic that is 0." if kind == "gae" else ""
     return Part("reward", loss, settings["algo.kl.init_coef"], caveat=caveat)
