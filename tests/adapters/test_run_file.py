@@ -100,6 +100,32 @@ def test_a_file_of_verl_with_two_kls():
     assert len(run.stale) == 1  # the inference engine; every batch is used once
 
 
+@pytest.mark.parametrize(
+    ("estimator", "whitened"),
+    [
+        ("gae", True),
+        ("reinforce_plus_plus", True),
+        ("reinforce_plus_plus_baseline", True),
+        ("remax", False),
+        ("opo", False),
+        ("gpg", False),
+        ("gdpo", False),
+        ("rloo_vectorized", False),
+        ("my_own", False),
+    ],
+)
+def test_only_whitened_advantages_of_verl_are_said_to_divide_the_kl(estimator, whitened, tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    run = run_of(tmp_path, {"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": estimator})
+    change, _ = run.changes  # the other one is the reduction
+    assert (change.name, change.value) == ("algorithm.adv_estimator", "rloo")
+    assert ("standard deviation" in change.why) == whitened
+    assert (change.why == "this estimator is not audited") == (not whitened)
+    (found,) = find(run)
+    assert (found.source == "not audited: no audit has these settings") == (not found.verdict)
+    assert whitened or not found.verdict
+
+
 def test_scripts():
     verl = read_run(FILES / "verl.sh")
     assert verl.given == tuple(name for name in VERL if name in verl.given)
@@ -239,6 +265,14 @@ def test_settings_that_were_never_audited_say_so(tmp_path, monkeypatch):
     (found,) = find(run)
     assert found.verdict == ""
     assert found.source == "not audited: install verl to audit these settings"
+
+
+def test_a_loss_that_was_never_audited_has_no_caveat_of_an_audit(tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    for estimator, audited in (("remax", False), ("gae", True)):
+        path = tmp_path / "run.json"
+        path.write_text(json.dumps({"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": estimator}))
+        assert ("Audited with" in advised("--config", path)) == audited
 
 
 def test_a_run_without_a_kl(tmp_path):

@@ -49,7 +49,7 @@ def _finding(run: Run, found: Finding) -> list[RenderableType]:
         Text(f"KL in the {part.place}, β = {part.coefficient:g}", style="bold"),
         Text(f"{part.loss}: {found.source}", style="dim"),
     ]
-    if part.caveat:
+    if part.caveat and found.verdict:  # it says how the loss was audited
         parts.append(Text(part.caveat))
     if found.verdict:
         parts.append(Text(f"Fresh samples: {_named(found.words, found.verdict)}"))

@@ -77,7 +77,9 @@ def _audited(run: Run, part: Part) -> Finding | None:
 def _recorded(run: Run, part: Part) -> Finding:
     known = recorded(run.framework)
     if known is None or part.loss not in known.verdicts:
-        return Finding(part, "", "", None, "", "", f"not audited: install {run.framework} to audit these settings")
+        # Without `build` the framework's list has all that can be audited, installed or not.
+        remedy = f"install {run.framework} to audit these settings" if part.build else "no audit has these settings"
+        return Finding(part, "", "", None, "", "", f"not audited: {remedy}")
     words = next(row for row in known.rows if row[0] == part.loss)
     source = f"recorded on {known.date} with {known.framework} {known.version}"
     return Finding(part, *known.verdicts[part.loss], words[1], words[2], source, notes=words[-1])

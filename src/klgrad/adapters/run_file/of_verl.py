@@ -42,6 +42,12 @@ TYPES = ("kl", "kl+", "abs", "abs+", "mse", "low_var_kl", "low_var_kl+")
 REVERSE = ("kl+", "abs+", "mse", "low_var_kl+")
 """Estimators whose gradient as a loss is that of k2."""
 
+WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Advantages that are whitened over the batch with the KL in them, read in the source of version 0.9.1.
+
+`gdpo` is whitened too, but its rewards are those of `gdpo_reward_keys`, without the KL.
+"""
+
 REDUCTIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 SUM = "seq-mean-token-sum"
 ENGINE = "verl samples with an inference engine, whose log-probs differ from those of the trainer"
@@ -103,7 +109,8 @@ def _in_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]
         why = "the standard deviation of the group divides the KL too"
         changes.append(Change(f"{ALGORITHM}norm_adv_by_std_in_grpo", False, True, why))
     elif estimator not in ("grpo", "rloo"):
-        why = "whitened advantages divide the KL by the standard deviation of the batch"
+        whitened = "whitened advantages divide the KL by the standard deviation of the batch"
+        why = whitened if estimator in WHITENED else "this estimator is not audited"
         changes.append(Change(f"{ALGORITHM}adv_estimator", "rloo", estimator, why))
     advantage = {"gae": "gae critic=0", "grpo": "grpo" if by_std else "grpo without std"}.get(estimator, estimator)
     loss = f"verl use_kl_in_reward kl_penalty={kind.rstrip('+')} adv_estimator={advantage}"
