@@ -57,6 +57,28 @@ def test_a_file_of_rloo():
     assert run.stale == ()
 
 
+LATER = "the later updates of a generation use completions of an earlier policy"
+
+
+@pytest.mark.parametrize("trainer", [{"loss_type": "dapo"}, {"normalize_advantages": True}])
+@pytest.mark.parametrize(
+    ("size", "accumulated", "processes"),
+    [(64, 1, 8), (64, 2, 4), ("64", 3, 3), (16, 2, None), (8, 2, None), ("None", 1, None)],
+)
+def test_a_generation_above_one_update_is_stale_with_few_processes(size, accumulated, processes, trainer, tmp_path):
+    sizes = {"generation_batch_size": size, "gradient_accumulation_steps": accumulated}
+    run = run_of(tmp_path, {**trainer, **sizes})
+    above = f"per_device_train_batch_size=8 times gradient_accumulation_steps={accumulated}"
+    reason = f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"
+    assert run.stale == ((reason,) if processes else ())
+    assert run_of(tmp_path, {**trainer, **sizes, "per_device_train_batch_size": 64}).stale == ()
+
+
+def test_steps_of_a_generation_above_those_of_an_update_are_stale(tmp_path):
+    run = run_of(tmp_path, {"loss_type": "dapo", "steps_per_generation": "4", "gradient_accumulation_steps": 2})
+    assert run.stale == (f"steps_per_generation=4 above gradient_accumulation_steps=2: {LATER}",)
+
+
 def test_a_file_of_verl_with_klgrad():
     run = read_run(Path(__file__).parents[2] / "examples" / "verl" / "multi_node.yaml")
     (part,) = run.parts

@@ -1,5 +1,6 @@
 """TRL: the fields of a `GRPOConfig` or `RLOOConfig`."""
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,14 @@ from .run import TOKEN_MEAN, Change, Part, Run, one_of, with_defaults
 if TYPE_CHECKING:
     from ...audit import Subject
 
-SAMPLING = {"num_iterations": 1, "gradient_accumulation_steps": 1, "steps_per_generation": None, "use_vllm": False}
+SAMPLING = {
+    "num_iterations": 1,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "generation_batch_size": None,
+    "steps_per_generation": None,
+    "use_vllm": False,
+}
 GRPO: dict[str, Any] = {
     "beta": 0.0,
     "loss_type": "dapo",
@@ -37,6 +45,7 @@ PER_TOKEN = ("dapo", "bnpo", "cispo", "vespo")
 SUMMED = ("dr_grpo", "luspo")
 """What each `loss_type` divides by: the length of each completion, the tokens of the batch, or a constant."""
 
+LATER = "the later updates of a generation use completions of an earlier policy"
 BETA = 0.04
 OWN_FIELDS = ("kl_coef", "kl_level", "kl_divergence", "kl_estimator", "kl_placement", "kl_ratio", "kl_cell")
 """Fields of this package's `KLConfig`."""
@@ -142,14 +151,28 @@ def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
     if settings["num_iterations"] > 1:
         found.append(f"num_iterations={settings['num_iterations']}: each batch is used for several updates")
     steps, accumulated = settings["steps_per_generation"], settings["gradient_accumulation_steps"]
-    if str(steps).isdigit() and int(steps) > accumulated:  # a script may write None
-        found.append(
-            f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: the later updates "
-            "of a generation use completions of an earlier policy"
-        )
+    if _whole(steps) > accumulated:
+        found.append(f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}")
+    found += _stale_by_size(settings)
     if settings["use_vllm"]:
         found.append("use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer")
     return tuple(found)
+
+
+def _stale_by_size(settings: dict[str, Any]) -> list[str]:
+    """The reason by `generation_batch_size`, which depends on the number of processes: no file has that."""
+    size, batch = settings["generation_batch_size"], settings["per_device_train_batch_size"]
+    accumulated = settings["gradient_accumulation_steps"]
+    processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
+    if processes <= 1:
+        return []
+    above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}"
+    return [f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"]
+
+
+def _whole(value: Any) -> int:
+    """The number in a field that is None by default; 0 for None. A script has both as text."""
+    return int(value) if str(value).isdigit() else 0
 
 
 def _subject(kind: str, settings: dict[str, Any]) -> "Subject":
