@@ -25,6 +25,7 @@ COMMON = (
     "k2-loss",
     "k3-loss",
     "k3-loss-clamped",
+    "ratio-k3-loss",
     "k3-no-grad",
     "k2-loss-token-mean",
     "k2-loss-length-mean",
