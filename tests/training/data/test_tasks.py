@@ -123,6 +123,20 @@ def test_what_cannot_be_used(settings, error, said):
         data_of(RunConfig(**settings), seed=0, conversational=False)
 
 
+def test_two_rewards_of_one_name_are_refused(tmp_path):
+    """TRL would log the mean of both under this name."""
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("def score(completions, **_): ...\ndef other(completions, **_): ...")
+
+    def rewards(*names):
+        given = ",".join(f"{tmp_path}/{name}" for name in names)
+        return data_of(RunConfig(reward=given, train_size=1, eval_size=1), seed=0, conversational=False).rewards
+
+    with pytest.raises(SettingError, match=r"received several named 'score'; remedy: rename one of the functions"):
+        rewards("a.py:score", "a.py:other", "b.py:score")
+    assert [reward.__name__ for reward in rewards("a.py:score", "b.py:other")] == ["score", "other"]
+
+
 @pytest.fixture
 def file(tmp_path):
     def write(rows, name="prompts.jsonl"):

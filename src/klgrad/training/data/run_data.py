@@ -9,7 +9,7 @@ from .eval_sets import EvaluationSet, Made
 from .gym import GYM, from_gym
 from .held_out import without
 from .prompts import from_dataset, is_dataset
-from .rewards import correct, load_reward
+from .rewards import Reward, correct, load_reward, name_of
 from .tasks import ARITHMETIC, TASKS, evaluation_rows, tasks_of, training_rows
 
 
@@ -45,8 +45,21 @@ def data_of(settings: Any, seed: int, *, conversational: bool) -> Data:
         )
     if settings.reward is not None:
         rewards = [load_reward(name) for name in _listed(settings.reward)]
+        _check_names(rewards)
     sets = [EvaluationSet(s.name, s.domain, [_chat(row, conversational) for row in s.rows]) for s in sets if s.rows]
     return Data(_dataset([_chat(row, conversational) for row in rows]), sets, rewards)
+
+
+def _check_names(rewards: list[Reward]) -> None:
+    """Refuse two reward functions of one name: TRL logs their mean as one value, and each has a weight of its own."""
+    names = [name_of(reward) for reward in rewards]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise SettingError(
+            "reward functions of different names, under which their means are logged",
+            f"several named {', '.join(map(repr, repeated))}",
+            "rename one of the functions, or leave out one that is given twice",
+        )
 
 
 def reward_count(settings: Any) -> int:
