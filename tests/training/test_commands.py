@@ -241,7 +241,7 @@ def test_over_how_many_completions_a_run_averages(model, settings, completions):
     ("settings", "said"),
     [
         ({"kl_target": 3.0, "kl_target_unit": "token"}, "adapted to 3 nats per token"),
-        ({"rollout_lag": 2, "kl_ratio": "prefix"}, "2 generations, ratio prefix"),
+        ({"rollout_lag": 2, "kl_ratio": "prefix"}, "2 updates, ratio prefix"),
         ({"use_peft": True}, "the policy with its adapters off"),
     ],
 )

@@ -61,7 +61,7 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
         "learning rate": f"{training.learning_rate:g}, {_scheduler(training)}",
     }
     if training.rollout_lag:
-        found["lag"] = f"{training.rollout_lag} generations, ratio {training.kl_ratio}"
+        found["lag"] = f"{training.rollout_lag} updates, ratio {training.kl_ratio}"
     return found
 
 
