@@ -39,6 +39,11 @@ def test_every_field_of_a_term_can_be_declared():
     )
 
 
+def test_a_bound_and_a_target_may_be_none():
+    found = declared(small(klgrad={"influence_bound": None, "target": None}))
+    assert (found.term, found.settings) == (KLTerm(), Settings())
+
+
 def test_the_default_bound_is_that_of_the_trainer_on_trl():
     assert declared(small(klgrad=PREFIX)).term.weighting == ImportanceWeighting("prefix", Truncate(2.0))
 
@@ -99,6 +104,10 @@ REFUSED = {
     "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
     "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` of 0 or more"),
     "no number": ({"klgrad": {"coef": "much"}}, "as a finite number; received 'much'"),
+    **{
+        f"no {name}": ({"klgrad": {name: None}}, f"`klgrad.{name}` as a finite number; received None")
+        for name in ("coef", "discount", "horizon")
+    },
     "target": ({"klgrad": {"target": 0}}, "above 0"),
     "bound": ({"klgrad": {"ratio_bound": "truncate"}}, "`klgrad.ratio_bound` as truncate:MAX"),
     "word": ({"klgrad": {"placement": "reward"}}, "`klgrad.placement` in ('loss', 'advantage')"),

@@ -64,7 +64,7 @@ class Settings:
                 )
         for name in ("coef", "discount", "influence_bound", "target", "horizon"):
             value = getattr(self, name)
-            if value is not None and not _is_number(value):
+            if not _is_number(value) and not (value is None and name in OPTIONAL):
                 raise MeaningError(f"`{NODE}.{name}` as a finite number", repr(value), f"write {NODE}.{name}=1")
         if self.coef < 0:
             raise MeaningError(f"`{NODE}.coef` of 0 or more", f"{self.coef:g}", "write 0 for no KL")
@@ -87,6 +87,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "target_unit": ("sequence", "token"),
 }
 """The values of the settings that are words."""
+
+OPTIONAL = ("influence_bound", "target")
+"""The settings that are numbers or None."""
 
 
 def settings_of(node: Mapping[str, Any]) -> Settings:
