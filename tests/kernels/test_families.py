@@ -131,6 +131,51 @@ def test_an_adapter_on_the_output_layer_is_refused_while_it_is_active():
         check_head(Head.of(adapted), hidden, logits)
 
 
+ADAPTERS = {
+    "LoraConfig": {"init_lora_weights": False},
+    "LoHaConfig": {"init_weights": False},
+    "LoKrConfig": {"init_weights": False},
+    "OFTConfig": {"r": 0, "oft_block_size": 4, "init_weights": False},
+    "IA3Config": {"feedforward_modules": [], "init_ia3_weights": False},
+    "VeraConfig": {"r": 2, "init_weights": False},
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_of_any_kind_is_refused_while_it_is_active(name):
+    """Disabled or merged it is accepted, and the weight has the logits of the layer."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"lm_head": torch.nn.Linear(8, 12)})
+    config = getattr(peft, name)(target_modules=["lm_head"], **ADAPTERS[name])
+    layer, hidden = peft.get_peft_model(model, config).base_model.model["lm_head"], torch.randn(5, 8)
+
+    def logits_agree():
+        found = reference.logits(hidden, Head.of(stand_in(layer)))
+        return torch.allclose(found, layer(hidden), atol=1e-5)
+
+    with pytest.raises(KernelInputError, match="adapter on the output layer"):
+        Head.of(stand_in(layer))
+    layer.enable_adapters(False)
+    assert logits_agree()
+    base = layer(hidden)
+    layer.enable_adapters(True)
+    assert not torch.allclose(layer(hidden), base, atol=1e-3), "an adapter that changes nothing"
+    layer.merge()
+    assert logits_agree()
+
+
+def test_an_adapter_that_the_output_layer_does_not_have_is_no_reason_to_refuse_it():
+    peft = pytest.importorskip("peft")
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(8, 8), "lm_head": torch.nn.Linear(8, 12)})
+    adapted = peft.get_peft_model(model, peft.LoHaConfig(target_modules=["lm_head"]))
+    adapted.add_adapter("other", peft.LoHaConfig(target_modules=["body"]))
+    adapted.set_adapter("other")
+    layer = adapted.base_model.model["lm_head"]
+    assert layer.active_adapters == ["other"]
+    assert Head.of(stand_in(layer)).weight is layer.weight
+
+
 def test_the_check_requires_logits_of_the_same_positions():
     hidden, head = torch.randn(2, 3, 4), Head(torch.randn(9, 4))
     with pytest.raises(KernelInputError, match=r"logits of shape \(2, 3, 9\)"):

@@ -1,6 +1,7 @@
 """How each family of transformers models computes logits from its hidden states."""
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -88,11 +89,12 @@ def _refusal(model: Any, received: str) -> KernelInputError:
 
 
 def _has_active_adapter(layer: Any) -> bool:
-    """Whether a PEFT layer adds an adapter to its base weight."""
-    adapters = getattr(layer, "lora_A", None)
-    if adapters is None or getattr(layer, "disable_adapters", False) or getattr(layer, "merged", False):
+    """Whether a PEFT layer of any kind computes something else than its base weight alone does."""
+    peft = sys.modules.get("peft.tuners.tuners_utils")  # without this import there is no such layer
+    if peft is None or not isinstance(layer, peft.BaseTunerLayer) or layer.disable_adapters or layer.merged:
         return False
-    return any(name in adapters for name in getattr(layer, "active_adapters", ()))
+    adapters = [getattr(layer, name) for name in layer.adapter_layer_names]
+    return any(name in each for each in adapters for name in layer.active_adapters)
 
 
 def _is_applied_to_hidden_states(model: Any, layer: Any) -> bool:
