@@ -309,6 +309,38 @@ def test_memory_counts_what_is_there(model):
     }
 
 
+@pytest.mark.parametrize(
+    ("settings", "name", "said"),
+    [
+        ({}, "optimizer", "two numbers for each (AdamW)"),
+        ({"optim": "adamw_torch"}, "optimizer", "two numbers for each (AdamW)"),
+        (
+            {"optim": "adafactor"},
+            "optimizer",
+            "two numbers for each (AdamW assumed; does not account for optim=adafactor)",
+        ),
+        ({"use_peft": True}, "gradients", "of 0M adapters of queries and values"),
+        (
+            {"use_peft": True, "lora_target_modules": "all-linear"},
+            "gradients",
+            "of 0M adapters of queries and values; does not account for lora_target_modules",
+        ),
+        ({"lora_target_modules": "all-linear"}, "gradients", "of 0M weights"),
+        (
+            {"use_peft": True, "load_in_4bit": True},
+            "policy",
+            "0M weights in float32; does not account for load_in_4bit",
+        ),
+    ],
+)
+def test_memory_says_what_it_does_not_account_for(model, settings, name, said):
+    from klgrad.training.build import models_of
+    from klgrad.training.output.memory import estimate
+
+    parsed = parse("train", arguments(**{**SMALL, "model": model, **settings}))
+    assert {item.name: item.note for item in estimate(parsed, models_of(parsed))}[name] == said
+
+
 # Bad input
 
 

@@ -13,6 +13,11 @@ from ...kernels import make_plan
 from ..build import Models
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ADAMW = ("adamw_torch", "adamw_torch_fused")
+"""Values of `optim` that store two numbers of a weight's own type."""
+LORA = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")
+QUANTISED = ("load_in_4bit", "load_in_8bit")
+"""Settings that change the memory, but not the estimate: its notes name those that are given."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,12 @@ def estimate(settings: Any, models: Models) -> list[Item]:
     shape, kind = _shape(models.path, models.load_options), DTYPES.get(str(policy.dtype), torch.float32)
     parameters = shape.parameters
     trained = _adapter_parameters(policy, shape) if policy.use_peft else parameters
-    ratio = "adapters" if policy.use_peft else "weights"
+    of_what = f"adapters of queries and values{_left_out(policy, LORA)}" if policy.use_peft else "weights"
+    weights = f"{parameters / 1e6:.0f}M weights in {_name(kind)}{_left_out(policy, QUANTISED)}"
     found = [
-        Item("policy", parameters * kind.itemsize, f"{parameters / 1e6:.0f}M weights in {_name(kind)}"),
-        Item("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {ratio}"),
-        Item("optimizer", 2 * trained * kind.itemsize, "two numbers for each (AdamW)"),
+        Item("policy", parameters * kind.itemsize, weights),
+        Item("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {of_what}"),
+        Item("optimizer", 2 * trained * kind.itemsize, f"two numbers for each ({_optimizer(training)})"),
     ]
     if policy.use_peft:
         found.append(Item("reference", 0, "the policy with its adapters off"))
@@ -74,6 +80,17 @@ def _shape(model: str, how: dict[str, Any]) -> ModelSize:
 def _adapter_parameters(policy: Any, shape: ModelSize) -> int:
     """Two low-rank matrices for the query and the value projection of each layer, PEFT's default for a Llama."""
     return shape.layers * policy.lora_r * (3 * shape.hidden + shape.keys // 2)
+
+
+def _left_out(policy: Any, names: tuple[str, ...]) -> str:
+    """The end of a note, with those of the settings that are given."""
+    given = [name for name in names if getattr(policy, name)]
+    return f"; does not account for {', '.join(given)}" if given else ""
+
+
+def _optimizer(training: Any) -> str:
+    name = getattr(training.optim, "value", training.optim)
+    return "AdamW" if name in ADAMW else f"AdamW assumed; does not account for optim={name}"
 
 
 def _cache(training: Any, shape: ModelSize, kind: torch.dtype) -> Item:
