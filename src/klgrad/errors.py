@@ -43,6 +43,10 @@ class RolloutError(KlgradError, ValueError):
     """Tensors that do not form one batch of sampled completions."""
 
 
+class RunError(KlgradError, OSError):
+    """A run's folder that cannot be written, read, or resumed."""
+
+
 class MeaningError(KlgradError, ValueError):
     """A declaration whose options contradict each other; the remedy names a sound one."""
 

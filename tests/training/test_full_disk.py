@@ -101,7 +101,7 @@ def full_of_safetensors(*_, **__):
 WRITERS = {
     "optimizer": ("torch.save", full_of_torch),
     "weights": ("transformers.modeling_utils.safe_save_file", full_of_safetensors),
-    "our state": ("klgrad.training.checkpoint.state_files.write_whole", full),
+    "our state": ("klgrad.trl.state_files.write_whole", full),
     "manifest": ("klgrad.training.checkpoint.run_trainer.seal", full),
     "history": ("klgrad.training.run_folder.history.History.append", full),
 }

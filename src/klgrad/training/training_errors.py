@@ -1,6 +1,6 @@
 """Errors of a run. Each message says what was expected, what was received, and the remedy."""
 
-from ..errors import KlgradError, ModelError as ModelError
+from ..errors import KlgradError, ModelError as ModelError, RunError as RunError
 
 
 class SettingError(KlgradError, ValueError):
@@ -13,7 +13,3 @@ class DataError(KlgradError, ValueError):
 
 class RewardError(KlgradError, RuntimeError):
     """A reward function that raised, or that returned something other than one finite number per completion."""
-
-
-class RunError(KlgradError, OSError):
-    """A run's folder that cannot be written, read, or resumed."""

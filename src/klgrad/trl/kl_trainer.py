@@ -1,7 +1,9 @@
 """`KLTrainer`: TRL's `GRPOTrainer` with a declared KL term; everything else is TRL's."""
 
+import warnings
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..core.result import KLResult
 from ..core.rollout import Rollout, checked_at_the_end
 from ..core.term import KLTerm
+from ..errors import RunError
 from ..models.resolve import resolve_embedded
 from ..trainer_parts.adaptive_beta import AdaptiveCoefficient
 from .checkpointed import Parts
@@ -26,11 +29,13 @@ from .sanity import StartCheck, check_built, check_prompts
 from .scorer import Scorer
 from .seam import batch as scored
 from .seam.batch import Batch
+from .seam.checkpoints import checkpoint_folder
 from .seam.contract import check_contract
 from .seam.forward import PreparedAnswer
 from .seam.generation import Sampled, shuffled_by
 from .seam.loss import add_to_loss, reference_is_built, reference_is_scored
 from .seam.state import GenerationState, LossSinceLog, current_mode, log_metrics
+from .state_files import load_parts, save_parts
 from .teacher import as_reference
 
 
@@ -94,6 +99,7 @@ class KLTrainer(GRPOTrainer):
         self._prepared, self._check_start = PreparedAnswer(), StartCheck(self, args)
         self._last_sampled: Sampled | None = None
         self._evaluating = False
+        self._restored: dict[str, Any] | None = None
         self._build(resolve_embedded(model), reward_funcs, args, kwargs)
         check_built(self, args, self.objective)
         self.scorer = Scorer(self, args, self.objective)
@@ -232,10 +238,41 @@ class KLTrainer(GRPOTrainer):
             return whole_cell(cell, rollout, accumulation, self.accelerator.num_processes)
         return summed_loss(per_token, accumulation)
 
+    # Checkpoint
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        save_parts(self, checkpoint_folder(self, trial), **self._saved_beside_parts())
+
+    def _saved_beside_parts(self) -> dict[str, Any]:
+        """Plain data that a subclass saves with the parts."""
+        return {}
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._load_parts(Path(checkpoint))
+
+    def _load_parts(self, folder: Path) -> None:
+        try:
+            self._restored = load_parts(self, folder)
+        except RunError as error:  # of another trainer, or of another number of processes: the weights are of use
+            warnings.warn(
+                f"an adapted β, completions that wait (rollout_lag) and what is counted start again: {error}",
+                stacklevel=2,
+            )
+
+    def restore_logged(self) -> None:
+        """Set again what `Trainer` has reset between loading the checkpoint and the first step."""
+        if self._restored is not None:
+            self.checkpointed["loss"].load_state_dict(self._restored["loss"])
+            self._restored = None
+
     # Log
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's step. The report of the KL is computed while the device still runs the backward pass."""
+        self.restore_logged()
         try:
             loss = super().training_step(*args, **kwargs)
             self.kl_metrics.record_held(current_mode(self), last=self.accelerator.sync_gradients)

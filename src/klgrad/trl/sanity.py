@@ -44,7 +44,7 @@ def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> N
             "a completion has no peers there: raise it and lower gradient_accumulation_steps, or kl_baseline='none'",
         )
     each, steps = args.per_device_train_batch_size, args.steps_per_generation or 1
-    if objective.compares_completions and not whole_groups(each, rows, steps, trainer.num_generations):
+    if objective.compares_completions and not whole_groups(each, rows, steps, trainer.num_generations or 1):
         raise MeaningError(
             f"micro-batches of whole groups of {trainer.num_generations} completions for kl_cell={args.kl_cell!r}",
             f"{each} completions on each process, {rows} on all, in {steps} micro-batches per generation",

@@ -349,7 +349,7 @@ def test_no_pickle_of_ours(finished):
 
 
 def test_a_state_that_cannot_be_plain_is_refused(tmp_path):
-    from klgrad.training.checkpoint.state_files import packed
+    from klgrad.trl.state_files import packed
 
     with pytest.raises(RunError, match="object"):
         packed({"a": [object()]}, "buffer", {})

@@ -4,10 +4,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ...trl.checkpointed import load_state, state_of
 from .. import rng
 from ..checkpoint.integrity import fault
 from ..checkpoint.run_trainer import RunTrainer
-from ..checkpoint.trainer_state import restore, snapshot
 
 
 class CrashCheckpoint(TrainerCallback):
@@ -34,7 +34,7 @@ class CrashCheckpoint(TrainerCallback):
 
     def note(self) -> None:
         """Take a snapshot of everything but weights and optimizer, which change only at the end of the next step."""
-        self._known = {"rng": rng.states(), "state": snapshot(self.trainer)}
+        self._known = {"rng": rng.states(), "state": state_of(self.trainer.checkpointed)}
 
     def save(self) -> bool:
         """Write a checkpoint from the snapshot.
@@ -48,7 +48,7 @@ class CrashCheckpoint(TrainerCallback):
         folder = t.folder / f"checkpoint-{t.state.global_step}"
         if fault(folder) is None:
             return True
-        restore(t, known["state"])
+        load_state(t.checkpointed, known["state"])
         rng.set_states(known["rng"])
         t.save_checkpoint()
         return True

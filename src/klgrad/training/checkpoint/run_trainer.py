@@ -9,10 +9,10 @@ from typing import Any
 from ...support.atomic_files import write_whole
 from ...trl import KLTrainer
 from ...trl.seam.checkpoints import checkpoint_folder, load_weights, save_checkpoint, save_in_one_piece
+from ...trl.state_files import load_parts
 from ..training_errors import RunError
 from .integrity import rotate, seal
-from .state_files import load_reference, load_state, save_state, shapes
-from .trainer_state import restore_logged
+from .state_files import advance_sampler, load_reference, save_reference, shapes
 
 
 class RunTrainer(KLTrainer):
@@ -29,7 +29,6 @@ class RunTrainer(KLTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parameter_shapes = shapes(self.model)
-        self._restored: dict[str, Any] | None = None
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self.train_sampler = super()._get_train_sampler(*args, **kwargs)
@@ -81,12 +80,6 @@ class RunTrainer(KLTrainer):
         elif self.args.should_save:
             write_whole(self.folder / "README.md", self.card)
 
-    def restore_logged(self) -> None:
-        """Set again what `Trainer` has reset between loading the checkpoint and the first step."""
-        if self._restored is not None:
-            restore_logged(self, self._restored)
-            self._restored = None
-
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
         for each in self.after_update:
@@ -99,7 +92,7 @@ class RunTrainer(KLTrainer):
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
-            save_state(self, folder)
+            save_reference(self, folder)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 seal(folder)
@@ -117,7 +110,10 @@ class RunTrainer(KLTrainer):
         if wait:
             self.accelerator.wait_for_everyone()
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self._restored = load_state(self, Path(checkpoint))
+    def _saved_beside_parts(self) -> dict[str, Any]:
+        return {"parameters": self.parameter_shapes if self.accelerator.process_index == 0 else None}
+
+    def _load_parts(self, folder: Path) -> None:
+        self._restored = load_parts(self, folder)  # an error if they are not there: a run resumes exactly
+        load_reference(self, folder)
+        advance_sampler(self)

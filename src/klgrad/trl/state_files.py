@@ -1,0 +1,112 @@
+"""The files that a checkpoint has beside `Trainer`'s own: the parts of `KLTrainer`, as JSON and safetensors."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..errors import RunError
+from ..support.atomic_files import write_whole
+from .checkpointed import load_state, state_of
+
+if TYPE_CHECKING:
+    from .kl_trainer import KLTrainer
+
+
+def save_parts(trainer: "KLTrainer", folder: Path, **more: Any) -> None:
+    """Write the state of `trainer.checkpointed` to a checkpoint, one pair of files for each process.
+
+    Args:
+        trainer: the trainer.
+        folder: the checkpoint.
+        more: further plain data of this process.
+    """
+    from safetensors.torch import save_file
+
+    rank, tensors = trainer.accelerator.process_index, {}
+    state = packed(state_of(trainer.checkpointed), "state", tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    if tensors:
+        save_file(tensors, folder / _tensor_file(rank))
+    known = {"processes": trainer.accelerator.num_processes, **more, "state": state}
+    write_whole(folder / _state_file(rank), json.dumps(known))
+
+
+def load_parts(trainer: "KLTrainer", folder: Path) -> dict[str, Any]:
+    """Let `trainer.checkpointed` continue from what `save_parts` wrote.
+
+    Returns:
+        The state of all parts.
+
+    Raises:
+        RunError: there is no state of as many processes.
+    """
+    from safetensors.torch import load_file
+
+    rank, device = trainer.accelerator.process_index, trainer.accelerator.device
+    saved, wanted = read_state(folder, rank) or {"processes": "fewer"}, trainer.accelerator.num_processes
+    if saved["processes"] != wanted:
+        received = f"{folder.name}, of {saved['processes']}"
+        raise RunError(f"a checkpoint of {wanted} processes", received, "resume with the number that wrote it")
+    stored = folder / _tensor_file(rank)
+    tensors = {k: v.to(device) for k, v in load_file(stored).items()} if stored.is_file() else {}
+    known: dict[str, Any] = unpacked(saved["state"], tensors)
+    load_state(trainer.checkpointed, known)
+    return known
+
+
+def read_state(folder: Path, rank: int) -> dict[str, Any] | None:
+    """What `save_parts` wrote for one process, with tensors as their names; None if it wrote nothing."""
+    path = folder / _state_file(rank)
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or "processes" not in found or "state" not in found:
+        received = f"{path}, which has no state of a run"
+        raise RunError("a checkpoint of this version of klgrad", received, "resume with the version that wrote it")
+    return found
+
+
+def packed(x: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Nested data as JSON; each tensor is moved to `tensors` under its path.
+
+    Example:
+        >>> import torch
+        >>> tensors = {}
+        >>> packed({"step": 3, "ids": torch.tensor([1, 2])}, "state", tensors)
+        {'dict': {'step': 3, 'ids': {'tensor': 'state.ids'}}}
+        >>> tensors
+        {'state.ids': tensor([1, 2])}
+    """
+    if isinstance(x, Tensor):
+        tensors[name] = x.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(x, dict):
+        return {"dict": {key: packed(value, f"{name}.{key}", tensors) for key, value in x.items()}}
+    if isinstance(x, list | tuple):
+        return {"list": [packed(value, f"{name}.{i}", tensors) for i, value in enumerate(x)]}
+    if x is None or isinstance(x, bool | int | float | str):
+        return x
+    raise RunError(
+        f"tensors and plain data in {name}", type(x).__name__, "save_strategy='no' trains without checkpoints"
+    )
+
+
+def unpacked(x: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of `packed`, except that tuples become lists."""
+    if not isinstance(x, dict):
+        return x
+    if "tensor" in x:
+        return tensors[x["tensor"]]
+    if "dict" in x:
+        return {key: unpacked(value, tensors) for key, value in x["dict"].items()}
+    return [unpacked(value, tensors) for value in x["list"]]
+
+
+def _state_file(rank: int) -> str:
+    return f"klgrad_state_{rank}.json"
+
+
+def _tensor_file(rank: int) -> str:
+    return f"klgrad_state_{rank}.safetensors"
