@@ -14,6 +14,7 @@ from klgrad.audit.gradient import every_gradient, expected_gradient
 from klgrad.audit.problems import RATIO_REACH, REACH, cases
 from klgrad.audit.subject import as_subject
 from klgrad.audit.verdict import MATCH
+from klgrad.audit.words import in_words, notes, standing
 from klgrad.enumeration import every_group
 from klgrad.errors import LossCallError, LossOutputError
 from klgrad.targets import TARGETS, TO_REFERENCE, WITH_GRADIENT
@@ -156,6 +157,10 @@ def test_nan_is_called_nan():
     result = audit(zero_over_zero)
     assert str(result.advice).startswith("Gives NaN or inf in float64 on some group")
     assert not result.touches_padding
+    for on_policy in (True, False):
+        assert in_words(result, on_policy=on_policy) == "no verdict: its gradient is NaN or infinite on some group"
+    assert standing(result) == "else"
+    assert "ignores ref" not in notes(result)
 
 
 @pytest.mark.slow

@@ -25,11 +25,16 @@ STANDINGS: dict[Standing, str] = {
 def standing(r: AuditResult) -> Standing:
     """How a loss stands on fresh samples."""
     target = TARGETS[r.verdict]
-    if target.role == "nothing" or not r.depends_on_reference:
+    if target.role == "nothing" or ignores_reference(r):
         return "nothing"
     if target.role != "reverse":
         return "else"
     return "right" if r.holds == "always" else "large"
+
+
+def ignores_reference(r: AuditResult) -> bool:
+    """Whether the gradient is known not to depend on the reference; one that is not finite cannot be compared."""
+    return r.finite_in_float64 and not r.depends_on_reference
 
 
 def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
@@ -52,7 +57,9 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
 def _without_verdict(r: AuditResult, *, on_policy: bool) -> str:
     if not r.deterministic:
         return "no verdict: the same batch gives different gradients"
-    if on_policy and not r.depends_on_reference:
+    if not r.finite_in_float64:
+        return "no verdict: its gradient is NaN or infinite on some group"
+    if on_policy and ignores_reference(r):
         return "no KL: its gradient is the same for every ref"
     return f"no known divergence ({nearest(r, on_policy=on_policy)})"
 
@@ -108,7 +115,7 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
     found = []
     if not r.deterministic:
         found.append("not deterministic")
-    if not r.depends_on_reference:
+    if ignores_reference(r):
         found.append("ignores ref" if r.has_gradient else "no gradient")
     part = partly(r)
     if r.length_sensitive and lengths and r.verdict == r.verdict_fixed_lengths == "unknown" and part is None:

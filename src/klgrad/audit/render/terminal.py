@@ -105,7 +105,7 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
         facts.add_row("scale", _scales(r))
     if r.variance is not None and r.variance_near is not None:
         facts.add_row("variance", f"{r.variance:.4g}, near ref {r.variance_near:.4g}")
-    facts.add_row("depends on ref", _yes(r.depends_on_reference))
+    facts.add_row("depends on ref", _yes(r.depends_on_reference) if r.finite_in_float64 else "not known")
     at_equal = f", equal ones give {r.verdict_fixed_lengths}" if r.length_sensitive else ""
     facts.add_row("lengths change it", _yes(r.length_sensitive) + at_equal)
     facts.add_row("dead zone", f"from log π/ref = {r.dead_zone_from:g}" if r.dead_zone_from is not None else "no")
