@@ -214,6 +214,35 @@ def test_errors(tmp_path, name, text, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({"beta": -0.1}, "loss"),
+        ({"beta": "-1e-1", "normalize_advantages": False}, "reward"),
+        ({"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": -0.1}, "loss"),
+        ({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": -0.1}, "reward"),
+        ({"algo.kl.init_coef": -0.1}, "reward"),
+        ({"algo.kl.init_coef": -0.1, "algo.kl.use_loss": True}, "loss"),
+        ({"trainer.algorithm.kl_loss_coef": -0.1}, "loss"),
+    ],
+    ids=str,
+)
+def test_a_kl_with_a_negative_coefficient_is_refused(settings, place, tmp_path):
+    message = f"at least 0 for the KL in the {place}; received -0.1; remedy: a negative coefficient rewards distance"
+    with pytest.raises(RunFileError, match=message):
+        run_of(tmp_path, settings)
+
+
+def test_a_coefficient_that_is_not_a_number_is_refused(tmp_path):
+    with pytest.raises(RunFileError, match="at least 0 for the KL in the loss; received nan"):
+        run_of(tmp_path, {"beta": "nan"})
+
+
+def test_the_negative_coefficient_of_a_kl_that_is_off_does_not_matter(tmp_path):
+    settings = {"algorithm.use_kl_in_reward": True, "actor_rollout_ref.actor.kl_loss_coef": -0.1}
+    assert [part.place for part in run_of(tmp_path, settings).parts] == ["reward"]
+
+
 def test_a_framework_without_a_reader(tmp_path):
     with pytest.raises(UnknownNameError):
         read_run(FILES / "grpo.yaml", "liger")

@@ -79,6 +79,16 @@ class Run:
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = field(default=())
 
+    def __post_init__(self) -> None:
+        """Refuse a KL that is climbed: the audits are of the loss with a positive coefficient."""
+        for part in self.parts:
+            if not part.coefficient >= 0:  # NaN is refused too
+                raise RunFileError(
+                    f"a coefficient of at least 0 for the KL in the {part.place}",
+                    f"{part.coefficient:g}",
+                    "a negative coefficient rewards distance from the reference; remove the sign, or write 0 for no KL",
+                )
+
 
 def with_defaults(given: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The settings that matter, as values of their defaults' types, and the names of those that were given."""
