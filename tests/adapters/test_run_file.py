@@ -159,6 +159,49 @@ def test_scripts():
     assert [change.name for change in openrlhf.changes] == ["algo.kl.unbiased_gradient"]
 
 
+def python_run(tmp_path, text, framework=None, trainer=None):
+    path = tmp_path / "run.py"
+    path.write_text(text)
+    return read_run(path, framework, trainer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'args = GRPOConfig(output_dir="x", beta=0.04, num_iterations=2)',
+        'args = trl.GRPOConfig(\n    output_dir="x",\n    num_iterations=2,\n    beta=0.04)',
+        "args = GRPOConfig(num_iterations=2)\nargs.beta = 0.04",
+        "args = GRPOConfig(num_iterations=2, beta=0.9)\nargs.beta = 0.04\nself.beta = 0.5",
+        "args = DPOConfig(beta=0.5)\nargs = GRPOConfig(num_iterations=2, beta=0.04)\nargs = DPOConfig(beta=0.5)",
+        'warn("\\d")\nargs = MyConfig(num_iterations=2, beta=0.04, **more)',
+    ],
+)
+def test_python_scripts(text, tmp_path):
+    run = python_run(tmp_path, text)
+    assert (run.framework, run.trainer, run.given) == ("trl", "GRPOTrainer", ("beta", "num_iterations"))
+    assert run.settings["beta"] == 0.04
+    assert run.settings["num_iterations"] == 2
+    assert [note for note in run.notes if "literal" in note] == []
+
+
+def test_the_class_in_a_python_script_is_that_of_the_trainer(tmp_path):
+    run = python_run(tmp_path, 'args = RLOOConfig(output_dir="x")')
+    assert (run.trainer, run.given, run.notes) == ("RLOOTrainer", (), ())
+    assert python_run(tmp_path, "args = GRPOConfig(beta=0.1)", trainer="rloo").trainer == "RLOOTrainer"
+
+
+def test_values_that_a_python_script_computes_are_noted(tmp_path):
+    run = python_run(tmp_path, "args = GRPOConfig(beta=0.1, output_dir=folder)\nargs.beta = options.beta")
+    assert run.given == ()
+    assert run.notes == ("`beta` is no literal in the script and was not read: what follows is for its default.",)
+
+
+@pytest.mark.parametrize("framework", [None, "trl"])
+def test_a_python_script_without_settings(framework, tmp_path):
+    with pytest.raises(RunFileError, match=r"written as in GRPOConfig\(beta=0.04\) or args.beta = 0.04"):
+        python_run(tmp_path, "print('--beta 0.1')", framework)
+
+
 OPENRLHF_REWARD = "openrlhf algo.kl in reward estimator=k1 advantage="
 
 
@@ -205,6 +248,10 @@ def test_a_file_of_skyrl():
         ("run.yaml", "algorithm: {use_kl_in_reward: '${x}'}", "--cfg job --resolve"),
         ("run.sh", "trl grpo --beta 'x", "a shell script"),
         ("run.yaml", "trainer: {algorithm: {use_kl_in_reward: true}}", "SkyRL refuses both"),
+        ("run.py", "GRPOConfig(beta=", "a Python script"),
+        ("run.py", "GRPOConfig(beta=1)\nRLOOConfig()", "with GRPOConfig in line 1 and RLOOConfig in line 2"),
+        ("run.py", "KLConfig(num_iterations=2)", "klgrad train --config FILE --dry-run"),
+        ("run.py", "GRPOConfig(beta='much')", "beta as a number; received 'much'"),
     ],
 )
 def test_errors(tmp_path, name, text, message):

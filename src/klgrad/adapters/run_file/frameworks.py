@@ -1,6 +1,7 @@
 """Which framework a configuration file is of, and its reader."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from .of_openrlhf import openrlhf_run
 from .of_skyrl import skyrl_run
 from .of_trl import GRPO, OWN_FIELDS, RLOO, trl_run
 from .of_verl import verl_run
-from .reading import read_settings
+from .python_script import LOOKED_FOR
+from .reading import Read, read_settings
 from .run import Run
 
 READERS: dict[str, Callable[[dict[str, Any]], Run]] = {
@@ -33,7 +35,8 @@ def read_run(path: Path, framework: str | None = None, trainer: str | None = Non
     """Read the configuration of a run.
 
     Args:
-        path: a YAML or JSON file as the framework takes it, or the script that starts the run.
+        path: a YAML or JSON file as the framework takes it, or the shell or Python script that starts the run.
+            A Python script is not run: its literals are read, as in `GRPOConfig(beta=0.04)` or `args.beta = 0.04`.
         framework: `trl`, `verl`, `openrlhf` or `skyrl`; None to tell by the names of the settings.
         trainer: for TRL, `grpo` or `rloo`; None to tell by the settings.
 
@@ -56,19 +59,30 @@ def read_run(path: Path, framework: str | None = None, trainer: str | None = Non
     known = ("trl", *READERS)
     if framework is not None and framework not in known:
         raise UnknownNameError("framework with a configuration that can be read", framework, known)
-    given = read_settings(path)
-    found = framework or _framework_of(given)
-    if found is None:
+    read = read_settings(path)
+    found = framework or _framework_of(read)
+    is_python = path.suffix.lower() == ".py"
+    if found is None or (is_python and read == Read({})):
         raise RunFileError(
-            f"a configuration of {', '.join(known)}",
+            f"a configuration of {', '.join(known)}" + f", {LOOKED_FOR}" * is_python,
             f"{path} with none of their settings of a KL",
-            "name the framework: klgrad advise trl --config FILE",
+            "give the run's settings as YAML" if is_python else "name the framework: klgrad advise trl --config FILE",
         )
-    return trl_run(given, trainer) if found == "trl" else READERS[found](given)
+    run = trl_run(read.settings, trainer or read.trainer) if found == "trl" else READERS[found](read.settings)
+    return replace(run, notes=(*run.notes, *_not_literal(run, read)))
 
 
-def _framework_of(given: dict[str, Any]) -> str | None:
+def _framework_of(read: Read) -> str | None:
+    names = (*read.settings, *read.not_literal)
     for beginning, framework in BEGINNINGS.items():
-        if any(name.startswith(beginning) for name in given):
+        if any(name.startswith(beginning) for name in names):
             return framework
-    return "trl" if any(name in given for name in (*GRPO, *RLOO, *OWN_FIELDS)) else None
+    return "trl" if read.trainer or any(name in names for name in (*GRPO, *RLOO, *OWN_FIELDS)) else None
+
+
+def _not_literal(run: Run, read: Read) -> list[str]:
+    return [
+        f"`{name}` is no literal in the script and was not read: what follows is for its default."
+        for name in read.not_literal
+        if name in run.settings
+    ]

@@ -1,4 +1,4 @@
-"""Read a configuration file into names and values: YAML or JSON, or the script that starts the run.
+"""Read a configuration file into names and values: YAML or JSON, or the shell or Python script that starts the run.
 
 Nested names are joined by dots, so that `actor_rollout_ref: {actor: {use_kl_loss: true}}` in a file and
 `actor_rollout_ref.actor.use_kl_loss=true` in a script are the same.
@@ -7,35 +7,54 @@ Nested names are joined by dots, so that `actor_rollout_ref: {actor: {use_kl_los
 import json
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import MissingExtraError, RunFileError
+from .python_script import of_python
 
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 """`name=value` as Hydra takes it, perhaps with + before it."""
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Read:
+    """What a file says.
+
+    Attributes:
+        settings: values by dotted name.
+        trainer: TRL's trainer, where a Python script calls the class of its settings.
+        not_literal: names that a Python script gives a value which is known only when it runs.
+    """
+
+    settings: dict[str, Any]
+    trainer: str | None = None
+    not_literal: tuple[str, ...] = ()
+
+
+def read_settings(path: Path) -> Read:
     """The settings in a file, by dotted name.
 
     Args:
-        path: `.yaml`, `.yml` or `.json`; any other file is read as a shell script.
+        path: `.yaml`, `.yml`, `.json` or `.py`; any other file is read as a shell script.
 
     Returns:
-        Values by name: of a script all are strings, and a flag without a value is `True`.
+        Values by name: of a shell script all are strings, and a flag without a value is `True`.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text in UTF-8"
         raise RunFileError("a configuration file", f"{path}: {reason}", "give the path of the file") from error
+    if path.suffix.lower() == ".py":
+        return Read(*of_python(text, path))
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
-        return of_script(text, path)
+        return Read(of_script(text, path))
     found = _loaded(text, path)
     if not isinstance(found, dict):
         raise RunFileError("names and values", f"{path} with {type(found).__name__}", "write `name: value` lines")
-    return dict(_flat(found))
+    return Read(dict(_flat(found)))
 
 
 def of_script(text: str, path: Path) -> dict[str, Any]:
