@@ -290,6 +290,26 @@ def test_the_negative_coefficient_of_a_kl_that_is_off_does_not_matter(tmp_path):
     assert [part.place for part in run_of(tmp_path, settings).parts] == ["reward"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "example"),
+    [
+        ("beta", "0.1,", "0.1"),
+        ("beta", "1e-3)", "0.001"),
+        ("beta", "much", "0.04"),
+        ("beta", "-0.1,", "0.04"),
+        ("beta", "0.1 or 0.2", "0.04"),
+        ("beta", [0.1], "0.04"),
+        ("num_iterations", "2,", "2"),
+        ("num_iterations", "2.5", "1"),
+        ("num_iterations", "1e999x", "1"),
+        ("use_vllm", "maybe", "False"),
+    ],
+)
+def test_the_example_of_an_error_has_the_number_that_was_given(name, value, example, tmp_path):
+    with pytest.raises(RunFileError, match=f"remedy: write {name}: {example}, for example"):
+        run_of(tmp_path, {name: value})
+
+
 def test_a_framework_without_a_reader(tmp_path):
     with pytest.raises(UnknownNameError):
         read_run(FILES / "grpo.yaml", "liger")

@@ -1,5 +1,7 @@
 """`Run`: what a configuration file says about the KL of a run."""
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -111,9 +113,22 @@ def as_type(name: str, value: Any, default: Any) -> Any:
             return kind(value)
         return str(value)
     except (KeyError, ValueError, TypeError):
-        raise RunFileError(f"{name} as {KINDS[kind]}", repr(value), f"write {name}: {default}, for example") from None
+        remedy = f"write {name}: {_example(value, default)}, for example"
+        raise RunFileError(f"{name} as {KINDS[kind]}", repr(value), remedy) from None
 
 
+def _example(value: Any, default: Any) -> Any:
+    """The number in the text, if there is one; the default otherwise, or a usual β where that is 0."""
+    kind = type(default)
+    if kind not in (int, float):
+        return default
+    numbers = NUMBER.findall(value) if isinstance(value, str) else []
+    number = float(numbers[0]) if len(numbers) == 1 else -1.0
+    usable = 0 <= number < math.inf and (kind is float or number.is_integer())
+    return kind(number) if usable else default or 0.04
+
+
+NUMBER = re.compile(r"-?\d*\.?\d+(?:[eE][-+]?\d+)?")
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
