@@ -234,6 +234,21 @@ def test_a_file_of_skyrl():
     assert [(change.name.split(".")[-1], change.value) for change in run.changes] == [("kl_estimator_type", "k2")]
 
 
+@pytest.mark.parametrize(("estimator", "whitened"), [("gae", True), ("reinforce++", True), ("my_own", False)])
+def test_only_whitened_advantages_of_skyrl_are_said_to_divide_the_kl(estimator, whitened, tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    settings = {"use_kl_loss": False, "use_kl_in_reward": True, "kl_estimator_type": "k1"}
+    settings |= {"advantage_estimator": estimator, "loss_reduction": "seq_mean_token_sum_norm"}
+    run = run_of(tmp_path, {f"trainer.algorithm.{name}": value for name, value in settings.items()})
+    (change,) = run.changes
+    assert (change.name, change.value) == ("trainer.algorithm.advantage_estimator", "rloo")
+    assert ("standard deviation" in change.why) == whitened
+    assert (change.why == "this estimator is not audited") == (not whitened)
+    (found,) = find(run)
+    assert ("at a scale that depends on the batch" in found.words) == whitened
+    assert (found.source == "not audited: no audit has these settings") == (not whitened)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -21,6 +21,9 @@ DEFAULTS: dict[str, Any] = {
 }
 """The defaults of the settings that matter, read in the source of version 0.3.0."""
 
+WHITENED = ("gae", "reinforce++")
+"""Advantages that are whitened over the batch with the KL in them, by the audits of version 0.3.0."""
+
 SUM = "seq_mean_token_sum_norm"
 ENGINE = "SkyRL samples with an inference engine, whose log-probs differ from those of the trainer"
 
@@ -74,7 +77,8 @@ def _in_reward(settings: dict[str, Any], estimator: str) -> tuple[Part, list[Cha
         why = "the standard deviation of the group divides the KL too"
         changes.append(Change(f"{ALGORITHM}grpo_norm_by_std", False, True, why))
     elif kind not in ("grpo", "rloo"):
-        why = "this estimator divides the KL as well"
+        whitened = "whitened advantages divide the KL by the standard deviation of the batch"
+        why = whitened if kind in WHITENED else "this estimator is not audited"
         changes.append(Change(f"{ALGORITHM}advantage_estimator", "rloo", kind, why))
     if mode != SUM:
         averaged = mode == "token_mean"
