@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from klgrad.adapters.recorded import recorded
 from klgrad.adapters.run_file import find, read_run
+from klgrad.adapters.run_file.mistyped import mistyped
 from klgrad.adapters.run_file.of_trl import TRAINERS
 from klgrad.adapters.run_file.of_verl import DEFAULTS as VERL
 from klgrad.cli import app
@@ -330,6 +331,48 @@ def test_a_framework_without_a_reader(tmp_path):
         read_run(FILES / "grpo.yaml", "liger")
     with pytest.raises(RunFileError, match="No such file"):
         read_run(tmp_path / "none.yaml")
+
+
+# Mistyped names
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "meant"),
+    [
+        ({"loss_type": "grpo", "bta": 0.04}, "bta", "beta"),
+        ({"loss_type": "grpo", "ebta": 0.04}, "ebta", "beta"),
+        ({"beta": 0.04, "loss_typ": "grpo"}, "loss_typ", "loss_type"),
+        ({"beta": 0.04, "losstype": "grpo"}, "losstype", "loss_type"),
+        ({"beta": 0.04, "use-vllm": True}, "use-vllm", "use_vllm"),
+        ({"algorithm.use_kl_in_rewards": True}, "algorithm.use_kl_in_rewards", "algorithm.use_kl_in_reward"),
+        ({"algo.kl.init_coeff": 0.1}, "algo.kl.init_coeff", "algo.kl.init_coef"),
+        ({"trainer.algorithm.kl_los_coef": 1}, "trainer.algorithm.kl_los_coef", "trainer.algorithm.kl_loss_coef"),
+    ],
+    ids=str,
+)
+def test_a_mistyped_name_is_noted(settings, name, meant, tmp_path):
+    run = run_of(tmp_path, settings)
+    assert run.notes[-1] == f"`{name}` is not read; did you mean `{meant}`?"
+    assert run.settings == run_of(tmp_path, {n: x for n, x in settings.items() if n != name}, run.framework).settings
+
+
+def test_the_note_on_a_mistyped_name_is_printed(tmp_path):
+    (tmp_path / "run.py").write_text("GRPOConfig(bta=0.04, learning_rate=rate)")
+    assert "`bta` is not read; did you mean `beta`?" in advised("--config", tmp_path / "run.py")
+
+
+def test_other_names_are_not_noted(tmp_path):
+    others = ["num_generations", "delta", "adam_beta1", "per_device_eval_batch_size", "eval_accumulation_steps"]
+    assert run_of(tmp_path, {"loss_type": "grpo", **dict.fromkeys(others, 1)}).notes == ()
+    verl = ["actor_rollout_ref.actor.ppo_micro_batch_size", "data.val_batch_size", "critic.ppo_epochs"]
+    assert run_of(tmp_path, {"algorithm.lam": 1, **dict.fromkeys(verl, 1)}).notes == ()
+
+
+@pytest.mark.slow
+def test_no_field_of_trl_is_called_mistyped():
+    trl = pytest.importorskip("trl")
+    for kind, config in (("grpo", trl.GRPOConfig), ("rloo", trl.RLOOConfig)):
+        assert mistyped([field.name for field in dataclasses.fields(config)], TRAINERS[kind]) == []
 
 
 # What is said about it

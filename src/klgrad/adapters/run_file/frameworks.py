@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunFileError, UnknownNameError
+from .mistyped import mistyped
 from .of_openrlhf import openrlhf_run
 from .of_skyrl import skyrl_run
 from .of_trl import GRPO, OWN_FIELDS, RLOO, trl_run
@@ -41,8 +42,8 @@ def read_run(path: Path, framework: str | None = None, trainer: str | None = Non
         trainer: for TRL, `grpo` or `rloo`; None to tell by the settings.
 
     Returns:
-        The settings of its KL, and what to change for the reverse KL. Unknown settings are ignored, and missing ones
-        have the framework's defaults.
+        The settings of its KL, and what to change for the reverse KL. Unknown settings are ignored, with a note
+        for names that are close to one of these settings, and missing ones have the framework's defaults.
 
     Raises:
         RunFileError: for a file that cannot be read, is of no known framework, or has a value that cannot be.
@@ -69,7 +70,8 @@ def read_run(path: Path, framework: str | None = None, trainer: str | None = Non
             "give the run's settings as YAML" if is_python else "name the framework: klgrad advise trl --config FILE",
         )
     run = trl_run(read.settings, trainer or read.trainer) if found == "trl" else READERS[found](read.settings)
-    return replace(run, notes=(*run.notes, *_not_literal(run, read)))
+    near = mistyped((*read.settings, *read.not_literal), run.settings)
+    return replace(run, notes=(*run.notes, *_not_literal(run, read), *near))
 
 
 def _framework_of(read: Read) -> str | None:
