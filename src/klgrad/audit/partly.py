@@ -37,7 +37,7 @@ class Partly:
 
 def partly(r: AuditResult) -> Partly | None:
     """On which problems a loss without a verdict on fresh samples has one; None if there are none, or it has one."""
-    if r.verdict != "unknown" or not r.deterministic or not r.depends_on_reference:
+    if r.verdict != "unknown" or not (r.deterministic and r.finite_in_float64 and r.depends_on_reference):
         return None
     if r.verdict_standard not in ("unknown", "sum-of-targets") and r.off_with:
         return Partly("most problems", r.verdict_standard, f"but not with {listed(r.off_with)}")
