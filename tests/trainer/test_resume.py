@@ -37,6 +37,25 @@ def test_a_checkpoint_of_another_trainer_is_resumed_with_a_warning(tmp_path):
     for file in checkpoint.glob("klgrad_*"):
         file.unlink()
     resumed = built(tmp_path, kl_target=1000.0, kl_horizon=1)
-    with pytest.warns(UserWarning, match=r"an adapted β.* start again.*a checkpoint of 1 processes"):
+    with pytest.warns(UserWarning, match=r"will start again with kl_coef.*a checkpoint of 1 processes"):
         resumed.train(resume_from_checkpoint=str(checkpoint))
     assert tiny.logged(resumed, "kl/coef")[3] == 0.05
+
+
+class Odd:
+    """A part whose state is no plain data."""
+
+    def state_dict(self):
+        return {"image": object()}
+
+    def load_state_dict(self, state):
+        raise AssertionError("there is nothing to load")
+
+
+def test_a_state_that_cannot_be_saved_does_not_end_a_run(tmp_path):
+    trainer = built(tmp_path)
+    trainer.checkpointed = {**trainer.checkpointed, "odd": Odd()}
+    with pytest.warns(UserWarning, match=r"resumes from checkpoint-3 will start again.*state\.odd\.image"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-3" / "model.safetensors").is_file()
+    assert not list((tmp_path / "checkpoint-3").glob("klgrad_*"))

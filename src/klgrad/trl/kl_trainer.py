@@ -38,6 +38,9 @@ from .seam.state import GenerationState, LossSinceLog, current_mode, log_metrics
 from .state_files import load_parts, save_parts
 from .teacher import as_reference
 
+START_AGAIN = "start again with kl_coef, without completions that wait (rollout_lag) and with all counts at 0"
+"""What a run does that has no state to continue from."""
+
 
 class KLTrainer(GRPOTrainer):
     """A `GRPOTrainer` whose KL term is a `KLTerm`, or any loss of `klgrad.zoo`.
@@ -56,7 +59,7 @@ class KLTrainer(GRPOTrainer):
         objective: the term and where it is placed.
         coefficient: β.
         scorer: forward passes of the policy and of the reference.
-        checkpointed: the parts whose state a checkpoint has to keep, by name.
+        checkpointed: the parts whose state a checkpoint keeps, by name.
 
     Example:
         >>> from klgrad import KLTerm
@@ -242,11 +245,13 @@ class KLTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        save_parts(self, checkpoint_folder(self, trial), **self._saved_beside_parts())
+        self._save_parts(checkpoint_folder(self, trial))
 
-    def _saved_beside_parts(self) -> dict[str, Any]:
-        """Plain data that a subclass saves with the parts."""
-        return {}
+    def _save_parts(self, folder: Path) -> None:
+        try:
+            save_parts(self, folder)
+        except RunError as error:  # completions with more than tensors and plain data: the weights are saved
+            warnings.warn(f"a run that resumes from {folder.name} will {START_AGAIN}: {error}", stacklevel=2)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -257,10 +262,7 @@ class KLTrainer(GRPOTrainer):
         try:
             self._restored = load_parts(self, folder)
         except RunError as error:  # of another trainer, or of another number of processes: the weights are of use
-            warnings.warn(
-                f"an adapted β, completions that wait (rollout_lag) and what is counted start again: {error}",
-                stacklevel=2,
-            )
+            warnings.warn(f"this run will {START_AGAIN}: {error}", stacklevel=2)
 
     def restore_logged(self) -> None:
         """Set again what `Trainer` has reset between loading the checkpoint and the first step."""

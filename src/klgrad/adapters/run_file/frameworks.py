@@ -65,7 +65,7 @@ def read_run(path: Path, framework: str | None = None, trainer: str | None = Non
     is_python = path.suffix.lower() == ".py"
     if found is None or (is_python and read == Read({})):
         raise RunFileError(
-            f"a configuration of {', '.join(known)}" + f", {LOOKED_FOR}" * is_python,
+            f"a configuration of {', '.join(known)}{f', {LOOKED_FOR}' if is_python else ''}",
             f"{path} with none of their settings of a KL",
             "give the run's settings as YAML" if is_python else "name the framework: klgrad advise trl --config FILE",
         )

@@ -57,7 +57,9 @@ def _in_reward(settings: dict[str, Any], estimator: str, changes: list[Change]) 
     if kind in WHITENED:
         why = BATCH_MEAN if mean_only else BATCH_STD
         changes.append(Change("algo.advantage.estimator", "rloo", kind, why, optional=mean_only))
-    advantage = ("gae critic=0" if kind == "gae" else kind) + " no_std_norm" * mean_only
+    advantage = "gae critic=0" if kind == "gae" else kind
+    if mean_only:
+        advantage += " no_std_norm"
     loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
     caveat = "Audited with a critic that is 0." if kind == "gae" else ""
     return Part("reward", loss, settings["algo.kl.init_coef"], caveat=caveat)

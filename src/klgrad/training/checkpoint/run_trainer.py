@@ -9,7 +9,7 @@ from typing import Any
 from ...support.atomic_files import write_whole
 from ...trl import KLTrainer
 from ...trl.seam.checkpoints import checkpoint_folder, load_weights, save_checkpoint, save_in_one_piece
-from ...trl.state_files import load_parts
+from ...trl.state_files import load_parts, save_parts
 from ..training_errors import RunError
 from .integrity import rotate, seal
 from .state_files import advance_sampler, load_reference, save_reference, shapes
@@ -92,7 +92,6 @@ class RunTrainer(KLTrainer):
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
-            save_reference(self, folder)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 seal(folder)
@@ -110,10 +109,13 @@ class RunTrainer(KLTrainer):
         if wait:
             self.accelerator.wait_for_everyone()
 
-    def _saved_beside_parts(self) -> dict[str, Any]:
-        return {"parameters": self.parameter_shapes if self.accelerator.process_index == 0 else None}
+    # A run resumes exactly or not at all, so that what cannot be saved or loaded is an error and not a warning.
+
+    def _save_parts(self, folder: Path) -> None:
+        save_parts(self, folder, parameters=self.parameter_shapes if self.accelerator.process_index == 0 else None)
+        save_reference(self, folder)
 
     def _load_parts(self, folder: Path) -> None:
-        self._restored = load_parts(self, folder)  # an error if they are not there: a run resumes exactly
+        self._restored = load_parts(self, folder)
         load_reference(self, folder)
         advance_sampler(self)
