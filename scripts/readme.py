@@ -19,6 +19,7 @@ import large_batches
 import notebooks
 import on_and_off_policy
 import reference
+import results
 import reverse_and_forward
 import token_and_sequence
 import torch
@@ -334,8 +335,11 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "policy losses": policy_losses,
         "framework policy losses": framework_policy_losses,
     },
+    DOCS / "experiments.md": {"verdict counts": results.counts_by_experiment},
+    DOCS / "papers.md": {"verdict counts": results.counts_by_paper},
     EXPERIMENTS / "distillation-far.md": {
         "fig8": experiments.fig8,
+        "fig8 claims": lambda: experiments.checks_of("tang-munos/fig8"),
     },
     EXPERIMENTS / "division.md": {
         "kl in reward": experiments.kl_in_reward,
@@ -354,6 +358,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     EXPERIMENTS / "stale-distillation.md": {
         "stale distillation": experiments.stale_distillation,
         "stale costs": experiments.stale_costs,
+        "stale batches": experiments.stale_batches,
         "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
     },
     EXPERIMENTS / "discount.md": {

@@ -4,16 +4,18 @@ import json
 import re
 import shutil
 import sys
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from klgrad.papers.all_studies import studies
-from klgrad.papers.study import Check
+from klgrad.papers.study import VERDICTS, Check
 from klgrad.papers.study_runner import Outcome
 from klgrad.support.figure_files import KINDS
 
 DOCS = Path(__file__).parent.parent / "docs"
 IMAGES = DOCS / "images" / "reproduce"
+MARKS = dict(zip(VERDICTS, "✓✗?", strict=True))
 LONGEST_VERDICT = 300
 """Characters of a verdict in the table."""
 
@@ -24,8 +26,12 @@ that run. Sentences marked *(ours)* are not from the paper, and the verdict on i
 Statistical sentences are checked by their z-score over repeats (more than 4 standard errors), the others by the limit
 or tolerance shown. `klgrad reproduce NAME` recomputes one result. Results about language models ({experiments}) are
 judged from recorded training runs, by more than 2 standard errors with three seeds or more:
-[experiments](experiments.md). A sentence with a question mark, and a verdict *open*, has too few seeds so far, or an
-error too large to decide it. The papers' own misprints are on a page of their own: [misprints](misprints.md).
+[experiments](experiments.md). Their model is SmolLM2-135M-Instruct from a file with 4-bit weights (Q4_1), de-quantised.
+
+A sentence *holds* (✓), is *contradicted* (✗) if its opposite is shown, or is *undecided* (?): its error is too large,
+it has too few seeds, its runs are too short for it, or it depends on a setting that the paper does not give.
+{counts}
+The papers' own misprints are on a page of their own: [misprints](misprints.md).
 
 """
 
@@ -37,12 +43,12 @@ def main(run: Path) -> None:
         HEAD.format(
             seed=next(iter(saved.values()))["settings"]["seed"],
             experiments=", ".join(name for name, study in studies().items() if study.experiment),
+            counts=_in_all(saved.values()),
         ),
         "| result | claim | verdict |\n|---|---|---|\n",
     ]
     for name, data in saved.items():
-        anchor = name.replace("/", "").replace(".", "")
-        page.append(f"| [{name}](#{anchor}) | {data['claim']} | {_short(data)} |\n")
+        page.append(f"| [{name}](#{_anchor(name)}) | {data['claim']} | {_short(data)} |\n")
     for name, data in saved.items():
         page.append(_section(name, data, run))
     (DOCS / "results.md").write_text(_with_literal_stars("".join(page)), encoding="utf-8")
@@ -59,7 +65,7 @@ def _section(name: str, data: dict, run: Path) -> str:
     for kind in KINDS:
         shutil.copyfile(run / f"{name}.{kind}", IMAGES / f"{picture}.{kind}")
     doc = (studies()[name].module.__doc__ or "").strip().split("\n\n", 1)[1]
-    checks = "".join(f"- {_mark(check)} {check['claim']}: {check['measured']}\n" for check in data["checks"])
+    checks = "".join(f"- {MARKS[check.verdict]} {check.claim}: {check.measured}\n" for check in _checks(data))
     return (
         f"\n## {name}\n\n{data['claim']}\n\n*{data['source']}*\n\n"
         f"[![{name}](images/reproduce/{picture}.png)](images/reproduce/{picture}.svg)\n\n"
@@ -71,15 +77,47 @@ def _short(data: dict) -> str:
     """The verdict; in place of a long list of sentences, which would squeeze the other columns, their number."""
     if len(data["verdict"]) <= LONGEST_VERDICT:
         return data["verdict"]
-    outcome = Outcome(data["result"], [Check(**check) for check in data["checks"]], seconds=None)
-    marks = [_mark(asdict(check)) for check in outcome.decisive]
-    found = {"differs": marks.count("✗"), "open": marks.count("?")}
-    parts = [f"{name}: {count} of {len(marks)} sentences, below" for name, count in found.items() if count]
-    return ". ".join(parts)
+    return f"{Outcome(data['result'], _checks(data), seconds=None).counts} sentences, below"
 
 
-def _mark(check: dict) -> str:
-    return "✓" if check["holds"] else "✗" if check["decided"] else "?"
+def _checks(data: dict) -> list[Check]:
+    return [Check(**check) for check in data["checks"]]
+
+
+def _in_all(saved: Iterable[dict]) -> str:
+    checks = [check for data in saved for check in _checks(data)]
+    theirs, ours = (Counter(check.verdict for check in checks if check.ours is whose) for whose in (False, True))
+    words = lambda found: ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS)
+    return f"Of the sentences without the mark *(ours)*: {words(theirs)}. Of those with it: {words(ours)}."
+
+
+def counts_by_paper() -> str:
+    """How many sentences of each source hold, are contradicted and are undecided, as docs/results.md says."""
+    return _counted("source", {name: re.split("[,;]", study.source)[0] for name, study in studies().items()})
+
+
+def counts_by_experiment() -> str:
+    """The same for each study of recorded training runs."""
+    link = lambda name: f"[{name}](results.md#{_anchor(name)})"
+    return _counted("study", {name: link(name) for name, study in studies().items() if study.experiment})
+
+
+def _counted(head: str, names: dict[str, str]) -> str:
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    theirs, ours = Counter(), Counter()
+    for name, shown in names.items():
+        section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        for mark, text in re.findall(r"^- ([✓✗?]) (.*)$", section, re.MULTILINE):
+            (ours if text.startswith("(ours)") else theirs)[shown, mark] += 1
+    lines = [f"| {head} | {' | '.join(VERDICTS)} | *(ours)*: {' | '.join(VERDICTS)} |", "|---|---|---|---|---|---|---|"]
+    for shown in dict.fromkeys(names.values()):
+        cells = [str(found[shown, mark]) for found in (theirs, ours) for mark in MARKS.values()]
+        lines.append(f"| {shown} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _anchor(name: str) -> str:
+    return name.replace("/", "").replace(".", "")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 from docs.pages import ROOT
 
-from klgrad.papers.recorded_runs import exceeds_over_seeds, open_without, open_without_runs
+from klgrad.papers.recorded_runs import exceeds_over_seeds, undecided_without, undecided_without_runs
 from klgrad.papers.study import Check
 
 HOLDS = exceeds_over_seeds("it holds", {"difference": 1.0, "error": 0.1, "seeds": 3})
@@ -22,12 +22,13 @@ def script(monkeypatch):
 
 def test_sentences_without_runs_are_one_line(script):
     table = script("experiments").checks_table
-    lines = table([HOLDS, open_without_runs("a"), TOO_FEW, open_without("measurements", "b")]).splitlines()
+    checks = [HOLDS, undecided_without_runs("a"), TOO_FEW, undecided_without("measurements", "b")]
+    lines = table(checks).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| it holds", "| it has two seeds"]
-    assert lines[3].endswith("| open |")
+    assert lines[3].endswith("| undecided |")
     assert lines[4:] == ["", "2 more sentences wait for runs."]
-    assert table([HOLDS, open_without_runs("a")]).endswith("|\n\n1 more sentence waits for runs.\n")
-    assert table([open_without_runs("a"), open_without_runs("b")]) == "2 sentences wait for runs.\n"
+    assert table([HOLDS, undecided_without_runs("a")]).endswith("|\n\n1 more sentence waits for runs.\n")
+    assert table([undecided_without_runs("a"), undecided_without_runs("b")]) == "2 sentences wait for runs.\n"
     assert table([HOLDS]).count("\n") == 3
 
 
@@ -60,5 +61,5 @@ def test_a_long_verdict_counts_the_sentences_that_decide_it(script):
     checks = [Check("a", "1", holds=False), Check("b", "1", holds=True), Check("(ours) c", "1", holds=False)]
     saved = lambda checks: {"result": "x", "verdict": "y" * 999, "checks": [asdict(check) for check in checks]}
     short = script("results")._short
-    assert short(saved(checks)) == "differs: 1 of 2 sentences, below"
-    assert short(saved(checks[2:])) == "differs: 1 of 1 sentences, below"
+    assert short(saved(checks)) == "1 holds, 1 contradicted, of 2 sentences, below"
+    assert short(saved(checks[2:])) == "1 contradicted, of 1 sentences, below"

@@ -32,6 +32,6 @@ def write(folder: Path, **files) -> Settings:
 
 
 def judged(study, settings):
-    """`holds`, `differs` or `open` by claim, from numbers that have passed through JSON."""
+    """The verdict by claim, from numbers that have passed through JSON."""
     checks = study.check(json.loads(json.dumps(study.run(settings))))
-    return {check.claim: "holds" if check.holds else "differs" if check.decided else "open" for check in checks}
+    return {check.claim: check.verdict for check in checks}

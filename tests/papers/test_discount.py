@@ -98,15 +98,15 @@ def test_runs_and_gradients_as_claimed(tmp_path):
 
 def test_the_opposite_runs_give_the_opposite_verdict(tmp_path):
     found = verdicts(tmp_path, discount=runs(sign=-1.0), gradient=gradients())
-    assert set(about_runs(found).values()) == {"differs"}
+    assert set(about_runs(found).values()) == {"contradicted"}
 
 
 def test_the_opposite_gradients_give_the_opposite_verdict(tmp_path):
     found = verdicts(tmp_path, gradient=gradients(variance=-0.1, bias=-1.0))
-    assert set(list(about_gradients(found).values())[:8]) == {"differs"}
+    assert set(list(about_gradients(found).values())[:8]) == {"contradicted"}
 
 
-@pytest.mark.parametrize(("sign", "expected"), [(1, "holds"), (-1, "differs")])
+@pytest.mark.parametrize(("sign", "expected"), [(1, "holds"), (-1, "contradicted")])
 def test_a_gradient_predicts_the_runs_if_its_error_orders_them(tmp_path, sign, expected):
     """Here the KL at the end is a function of the squared error, or of its negative."""
     moments = {row["arm"]: {m: {"mean": row[m]} for m in MOMENTS} for row in gradients()}
@@ -131,41 +131,41 @@ def test_a_smaller_batch_has_a_larger_variance_and_the_same_bias():
 
 def test_nothing_about_runs_is_decided_with_two_seeds(tmp_path):
     found = verdicts(tmp_path, discount=runs(seeds=2), gradient=gradients())
-    assert set(about_runs(found).values()) == {"open"}
-    assert list(about_gradients(found).values())[8:] == ["open", "open"]
+    assert set(about_runs(found).values()) == {"undecided"}
+    assert list(about_gradients(found).values())[8:] == ["undecided", "undecided"]
 
 
 def test_missing_arms_leave_their_sentences_open(tmp_path):
     kept = [row for row in runs() if not (row["arm"].startswith("k1") or row["completions"] == 64)]
     found = verdicts(tmp_path, discount=kept, gradient=[row for row in gradients() if row["update"] == 0])
-    assert {claim for claim, verdict in about_runs(found).items() if verdict == "open"} == {
+    assert {claim for claim, verdict in about_runs(found).items() if verdict == "undecided"} == {
         claim for claim in about_runs(found) if "k1" in claim or "of 64" in claim
     }
-    assert {v for claim, v in found.items() if claim.startswith("after 20")} == {"open"}
+    assert {v for claim, v in found.items() if claim.startswith("after 20")} == {"undecided"}
 
 
 @pytest.mark.parametrize("change", [{"relative_variance_se": ""}, {"relative_variance_se": "nan"}])
 def test_a_moment_without_an_error_decides_nothing(tmp_path, change):
     found = about_gradients(verdicts(tmp_path, gradient=gradients(**change)))
-    assert {claim for claim, v in list(found.items())[:8] if v == "open"} == {c for c in found if "variance at" in c or
+    assert {claim for claim, v in list(found.items())[:8] if v == "undecided"} == {c for c in found if "variance at" in c or
         "larger variance" in c or "variance grows" in c}  # fmt: skip
 
 
 def test_gradients_may_be_missing(tmp_path):
-    assert set(about_gradients(verdicts(tmp_path)).values()) == {"open"}
+    assert set(about_gradients(verdicts(tmp_path)).values()) == {"undecided"}
 
 
 def test_runs_of_the_seed_that_chose_the_rate_do_not_count(tmp_path):
     more = runs(sign=-1.0, seeds=1, first=0)
     assert ends(tmp_path, discount=[*more, *runs()]) == ends(tmp_path)
-    assert set(about_runs(verdicts(tmp_path, discount=[*more, *runs(seeds=2)])).values()) == {"open"}
+    assert set(about_runs(verdicts(tmp_path, discount=[*more, *runs(seeds=2)])).values()) == {"undecided"}
 
 
 def test_runs_at_another_rate_than_the_best_do_not_count(tmp_path):
     others = [row for rate in ("0.0001", "6e-4") for row in runs(sign=-1.0, rate=rate)]
     assert ends(tmp_path, discount=[*others, *runs()]) == ends(tmp_path)
     assert ends(tmp_path, discount=others) == {}
-    assert set(about_runs(verdicts(tmp_path, discount=others)).values()) == {"open"}
+    assert set(about_runs(verdicts(tmp_path, discount=others)).values()) == {"undecided"}
 
 
 def test_each_arm_and_size_has_a_best_rate_of_its_own(tmp_path):

@@ -42,7 +42,7 @@ def numbers(folder, rows):
 
 def verdicts(folder, rows):
     checks = study.check(numbers(folder, rows))
-    return {check.claim: "holds" if check.holds else "differs" if check.decided else "open" for check in checks}
+    return {check.claim: check.verdict for check in checks}
 
 
 def changed(rows, arm, updates, **factors):
@@ -63,14 +63,14 @@ def test_runs_for_which_every_sentence_holds(tmp_path):
 
 def test_a_kl_that_grows_with_the_updates_has_not_settled(tmp_path):
     found = verdicts(tmp_path, made())
-    assert (found[GROWS], found[SETTLED]) == ("holds", "differs")
+    assert (found[GROWS], found[SETTLED]) == ("holds", "contradicted")
     growth = numbers(tmp_path, made())["growth"]["k3-loss"]
     assert growth["difference"] == pytest.approx(1 / 9, rel=ROUNDING)
 
 
 def test_a_kl_that_stays_does_not_grow(tmp_path):
     found = verdicts(tmp_path, changed(made(), "k3-loss", (270,), kl_per_sequence=300 / 270))
-    assert (found[GROWS], found[SETTLED]) == ("differs", "holds")
+    assert (found[GROWS], found[SETTLED]) == ("contradicted", "holds")
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_a_kl_that_stays_does_not_grow(tmp_path):
 def test_an_arm_that_falls_behind_late_breaks_the_order_of_its_measure_alone(column, late, tmp_path):
     found = verdicts(tmp_path, changed(made(), "none", (300,), **{column: 0.2}))
     assert {claim: found[claim] for claim in (ORDER, ORDER_OF_KL)} == {
-        claim: "differs" if claim == late else "holds" for claim in (ORDER, ORDER_OF_KL)
+        claim: "contradicted" if claim == late else "holds" for claim in (ORDER, ORDER_OF_KL)
     }
 
 
 def test_pairs_that_do_not_differ_early_have_no_order(tmp_path):
     same = dict.fromkeys(ENDS, (0.1, 2.0))
     found = verdicts(tmp_path, changed(made(same), "none", (300,), correct_in=2))
-    assert (found[ORDER], found[ORDER_OF_KL]) == ("open", "open")
+    assert (found[ORDER], found[ORDER_OF_KL]) == ("undecided", "undecided")
 
 
 def test_an_arm_that_ends_below_its_start_has_collapsed(tmp_path):
@@ -94,16 +94,16 @@ def test_an_arm_that_ends_below_its_start_has_collapsed(tmp_path):
     found, failures = verdicts(tmp_path, rows), numbers(tmp_path, rows)["failures"]
     assert {arm: each["collapsed"] for arm, each in failures.items()} == {arm: 3 * (arm == "k2-loss") for arm in ENDS}
     ends = {claim: verdict for claim, verdict in found.items() if "ends above its start" in claim}
-    assert ends == {claim: "differs" if "k2" in claim else "holds" for claim in ends}
-    assert found["(ours) k2 as loss answers more right at 300 updates than at 60"] == "differs"
+    assert ends == {claim: "contradicted" if "k2" in claim else "holds" for claim in ends}
+    assert found["(ours) k2 as loss answers more right at 300 updates than at 60"] == "contradicted"
 
 
 def test_a_run_that_stopped_has_collapsed(tmp_path):
     rows = [row for row in made() if not (row["arm"] == "none" and row["seed"] == 0 and row["update"] > 120)]
     found, failed = verdicts(tmp_path, rows), numbers(tmp_path, rows)["failures"]["none"]
     assert failed == {"runs": 3, "collapsed": 0, "stopped": 1}
-    assert found["(ours) no KL ends above its start"] == "differs"
-    assert found[ORDER] == "open"  # two seeds are left
+    assert found["(ours) no KL ends above its start"] == "contradicted"
+    assert found[ORDER] == "undecided"  # two seeds are left
 
 
 def test_an_evaluation_that_is_not_finite_is_as_one_that_was_not_made(tmp_path):
@@ -118,7 +118,7 @@ def test_right_answers_at_equal_kl(tmp_path):
     assert gap["difference"] == pytest.approx(0.04 * 2**0.5, rel=ROUNDING)
     assert gap["kl"] == pytest.approx(2, rel=ROUNDING)
     equal = {claim: verdict for claim, verdict in verdicts(tmp_path, rows).items() if "equally" in claim}
-    assert equal == {claim: "differs" if "k3" in claim else "holds" for claim in equal}
+    assert equal == {claim: "contradicted" if "k3" in claim else "holds" for claim in equal}
 
 
 def test_a_run_whose_kl_falls_for_a_while_is_compared_at_equal_kl_without_those_evaluations(tmp_path):
@@ -132,14 +132,14 @@ def test_a_run_whose_kl_falls_for_a_while_is_compared_at_equal_kl_without_those_
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_nothing_is_decided_with_fewer_than_three_seeds(seeds, tmp_path):
-    assert set(verdicts(tmp_path, made(seeds=seeds)).values()) == {"open"}
+    assert set(verdicts(tmp_path, made(seeds=seeds)).values()) == {"undecided"}
 
 
 @pytest.mark.parametrize("arm", ENDS)
 def test_a_missing_arm_leaves_its_sentences_open(arm, tmp_path):
     found = verdicts(tmp_path, settled(made(left_out=(arm,))))
     expected = {claim for claim in found if study.WORDS[arm] in claim or ("order" in claim and arm != study.NEAR)}
-    assert {claim for claim, verdict in found.items() if verdict == "open"} == expected
+    assert {claim for claim, verdict in found.items() if verdict == "undecided"} == expected
     assert {verdict for claim, verdict in found.items() if claim not in expected} == {"holds"}
 
 

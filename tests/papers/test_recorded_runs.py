@@ -17,19 +17,25 @@ from klgrad.cli import app, experiments
 from klgrad.errors import ExperimentError
 from klgrad.papers import Settings, reproduce
 from klgrad.papers.all_studies import studies
+from klgrad.papers.comedy import on_policy
 from klgrad.papers.frpo import kl_in_reward
 from klgrad.papers.recorded_runs import (
     COMMITTED,
     at_start,
+    collapse_if_run,
     counts,
     difference,
     difference_if_run,
     equal_over_seeds,
+    exceeds_over_seeds,
     over_seeds,
+    paired_difference,
     paths,
     summaries,
 )
 from klgrad.papers.reward_and_kl import error_of_kl_at, gap_at_equal_kl, kl_at, points_of, right_at
+from klgrad.papers.study import all_exceed, exceeds, no_gain
+from klgrad.papers.tang_munos import fig8_language_model
 
 STUDIES = studies()
 EXPERIMENTS = [name for name, study in STUDIES.items() if study.experiment]
@@ -63,6 +69,106 @@ def test_a_difference_counts_beyond_two_errors_with_three_seeds(gap, seeds, expe
     found = difference(*(over_seeds(rows(*[value] * seeds, error=own), "x") for value in (gap, 0)))
     assert found["error"] == pytest.approx(1, rel=ROUNDING)
     assert counts(found) is expected
+
+
+@pytest.mark.parametrize(
+    ("gap", "seeds", "verdict", "of_a_collapse"),
+    [
+        (2.1, 3, "holds", "holds"),
+        (1.9, 3, "undecided", "undecided"),
+        (-1.9, 3, "undecided", "undecided"),
+        (-2.1, 3, "contradicted", "undecided"),
+        (-9, 2, "undecided", "undecided"),
+    ],
+)
+def test_a_sentence_is_contradicted_only_if_its_opposite_counts(gap, seeds, verdict, of_a_collapse):
+    """A run that has not collapsed yet does not contradict that it would."""
+    found = {"difference": gap, "error": 1.0, "seeds": seeds}
+    assert exceeds_over_seeds("", found).verdict == verdict
+    collapse = collapse_if_run("", found, "after 60 updates")
+    assert collapse.verdict == of_a_collapse
+    assert collapse.measured.endswith("; after 60 updates") == (verdict == "contradicted")
+
+
+@pytest.mark.parametrize(
+    ("z", "verdict"), [(4.1, "holds"), (3.9, "undecided"), (-3.9, "undecided"), (-4.1, "contradicted")]
+)
+def test_a_sentence_about_repeats_is_contradicted_only_if_its_opposite_is_significant(z, verdict):
+    assert exceeds("", z, 1.0).verdict == all_exceed("", [(9.0, 1.0), (z, 1.0)]).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(0.0, "holds"), (0.2, "undecided"), (0.3, "undecided"), (0.5, "contradicted")]
+)
+def test_that_nothing_is_gained_is_contradicted_only_by_a_gain_beyond_the_margin(gain, verdict):
+    """A margin of 0.25, by two standard errors."""
+    assert no_gain("", gain, 0.1).verdict == verdict
+
+
+def runs_of_pairs(*gaps, error=0.0):
+    """Pairs of runs that differ by these gaps, by seed; each seed has a level of its own."""
+    level = lambda seed, gap: {"seed": str(seed), "x": str(5 * seed + gap), "x_se": str(error)}
+    return [(level(seed, gap), level(seed, 0.0)) for seed, gap in gaps]
+
+
+def test_pairs_of_one_seed_are_compared_with_each_other():
+    """The seeds are far apart and their gaps are not, so that pairing leaves a small error."""
+    found = paired_difference(runs_of_pairs((0, 1.0), (1, 1.1), (2, 0.9)), "x")
+    assert found == pytest.approx({"difference": 1.0, "error": 0.1 / 3**0.5, "seeds": 3}, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "error", "expected"),
+    [
+        ([(0, 0.0), (0, 2.0), (1, 0.0), (1, 2.0)], 0.0, (4 / 3 / 4) ** 0.5),  # over the four pairs; the seeds agree
+        ([(0, 0.0), (0, 0.0), (1, 2.0), (1, 2.0)], 0.0, 1.0),  # over the two seeds, which are two pairs each
+        ([(0, 1.0), (0, 1.0), (1, 1.0), (1, 1.0)], 0.2, 0.2 * 2**0.5 / 4**0.5),  # of the evaluations; all pairs agree
+    ],
+)
+def test_the_error_of_pooled_pairs_is_the_largest_of_three(gaps, error, expected):
+    found = paired_difference(runs_of_pairs(*gaps, error=error), "x")
+    assert found == pytest.approx({"difference": 1.0, "error": expected, "seeds": 2}, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(("left_out", "pairs"), [((), 9), (("long.csv",), 6), (("std.csv", "long.csv"), 3)])
+def test_k1_in_the_reward_and_k3_as_loss_are_compared_over_all_experiments(tmp_path, left_out, pairs):
+    """Runs with divided advantages, with another seed in one arm, or at another coefficient have no part in it."""
+    for name in ("comedy.csv", "std.csv", "long.csv"):
+        with (COMMITTED / name).open(newline="", encoding="utf-8") as file:
+            kept = list(csv.DictReader(file))
+        for row in kept if name in left_out else ():
+            row["division"] = "divided"
+        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(kept[0]))
+            writer.writeheader()
+            writer.writerows(kept)
+    found = on_policy.run(Settings(measured=str(tmp_path)))["pooled"]["0.03"]
+    assert found["pairs"] == pairs
+    assert found["correct_in"]["difference"] > 2 * found["correct_in"]["error"]
+
+
+def test_little_progress_of_k3_is_a_share_of_that_of_k2(tmp_path):
+    """The committed students, and such that k3 as a loss comes a quarter of the way that k2 as a loss does."""
+    with (COMMITTED / "fig8_seeds.csv").open(newline="", encoding="utf-8") as file:
+        kept = list(csv.DictReader(file))
+    column = fig8_language_model.KL
+    at = {(row["lengths"], row["arm"], row["seed"], row["update"]): float(row[column]) for row in kept}
+    for row in kept:
+        if (row["arm"], row["update"]) == ("k3-loss", "40"):
+            start, end = (at[row["lengths"], "k2-loss", row["seed"], update] for update in ("0", "40"))
+            row[column] = str(start - (start - end) / 4)
+    with (tmp_path / "fig8_seeds.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(kept[0]))
+        writer.writeheader()
+        writer.writerows(kept)
+    for settings, share, verdict in (
+        (Settings(), 0.88, "contradicted"),
+        (Settings(measured=str(tmp_path)), 0.25, "holds"),
+    ):
+        numbers = fig8_language_model.run(settings)
+        assert numbers["progress"]["fixed-length"]["difference"] == pytest.approx(share, abs=0.005)
+        little = [check for check in fig8_language_model.check(numbers) if "little progress" in check.claim]
+        assert [check.verdict for check in little] == [verdict] * 2
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_another_end_of_one_arm_changes_its_sentences_and_no_others(arm, end, fa
     found = verdicts(tmp_path, files({arm: end}))
     expected = {claim for claim in found if any(part in claim for part in fails)}
     assert expected
-    assert {claim for claim, verdict in found.items() if verdict == "differs"} == expected
+    assert {claim for claim, verdict in found.items() if verdict == "contradicted"} == expected
 
 
 def test_reuse_that_takes_longer_loses_by_seconds(tmp_path):
@@ -139,7 +139,7 @@ def test_reuse_that_takes_longer_loses_by_seconds(tmp_path):
     for row in (*made["reuse_sweep"], *made["reuse_seeds"]):
         row["seconds"] *= 2 if row["uses"] == 4 else 1
     found = verdicts(tmp_path, made)
-    assert [verdict for claim, verdict in found.items() if "seconds" in claim] == ["differs"]
+    assert [verdict for claim, verdict in found.items() if "seconds" in claim] == ["contradicted"]
 
 
 def test_runs_without_seconds_leave_only_their_sentences_open(tmp_path):
@@ -167,14 +167,14 @@ def test_without_batches_of_64_only_sentences_about_them_are_open(tmp_path):
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1), (0, 1, 2)])
 def test_nothing_is_decided_with_fewer_than_three_seeds_beside_the_first(seeds, tmp_path):
-    assert set(verdicts(tmp_path, files(seeds=seeds)).values()) == {"open"}
+    assert set(verdicts(tmp_path, files(seeds=seeds)).values()) == {"undecided"}
 
 
 def test_an_arm_without_a_first_seed_has_no_setting(tmp_path):
     made = files()
     made["reuse_sweep"] = [row for row in made["reuse_sweep"] if row["uses"] != 8]
     found = verdicts(tmp_path, made)
-    assert {claim for claim, verdict in found.items() if verdict == "open"} == {c for c in found if "8 uses" in c}
+    assert {claim for claim, verdict in found.items() if verdict == "undecided"} == {c for c in found if "8 uses" in c}
 
 
 def diverged(rows, **label):

@@ -37,7 +37,7 @@ def study(numbers=None, *, holds=True, fails=None):
 
 def test_numbers_figure_and_verdict_are_kept(tmp_path):
     made = study()
-    assert reproduce(made, Settings(), tmp_path).verdict == "reproduced"
+    assert reproduce(made, Settings(), tmp_path).verdict == "holds"
     saved = json.loads((tmp_path / "paper/made-up.json").read_text())
     assert saved["claim"] == "A claim that is made up for a test."
     assert saved["numbers"] == {"x": [1.0, 2.0]}
@@ -66,22 +66,22 @@ def test_a_damaged_file_is_computed_again(tmp_path, junk):
 
 def test_a_claim_that_fails_says_in_what(tmp_path):
     outcome = reproduce(study(holds=False), Settings(), tmp_path)
-    assert not outcome.reproduced
-    assert outcome.verdict == "differs: it holds (1.0)"
+    assert not outcome.holds
+    assert outcome.verdict == "contradicted: it holds (1.0)"
 
 
-def test_a_sentence_with_too_few_seeds_is_open_and_not_refuted():
+def test_a_sentence_with_too_few_seeds_is_undecided_and_not_contradicted():
     checks = [Check("a", "1", True), Check("b", "2", False), Check("c", "2 seeds", False, decided=False)]
-    assert Outcome("name", checks, None).verdict == "differs: b (2). open: c (2 seeds)"
-    assert Outcome("name", [checks[0], checks[2]], None).verdict == "open: c (2 seeds)"
-    assert not Outcome("name", [checks[0], checks[2]], None).reproduced
+    assert Outcome("name", checks, None).verdict == "contradicted: b (2). undecided: c (2 seeds)"
+    assert Outcome("name", [checks[0], checks[2]], None).verdict == "undecided: c (2 seeds)"
+    assert not Outcome("name", [checks[0], checks[2]], None).holds
 
 
 def test_a_verdict_on_a_papers_claim_leaves_out_sentences_that_are_ours():
     theirs, ours = Check("a", "1", holds=True), Check("(ours) b", "2", holds=False)
-    assert Outcome("name", [theirs, ours], None).verdict == "reproduced"
-    assert Outcome("name", [theirs, ours], None).reproduced
-    assert Outcome("name", [ours], None).verdict == "differs: (ours) b (2)"
+    assert Outcome("name", [theirs, ours], None).verdict == "holds"
+    assert Outcome("name", [theirs, ours], None).holds
+    assert Outcome("name", [ours], None).verdict == "contradicted: (ours) b (2)"
 
 
 @pytest.mark.slow

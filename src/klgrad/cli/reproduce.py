@@ -106,7 +106,7 @@ def _summary(known: dict[str, Study], outcomes: list[Outcome]) -> Table:
     table.columns[0].no_wrap = True
     table.columns[3].justify = "right"
     for outcome in outcomes:
-        verdict = Text(outcome.verdict, style="green" if outcome.reproduced else "yellow")
+        verdict = Text(outcome.verdict, style="green" if outcome.holds else "yellow")
         seconds = "kept" if outcome.seconds is None else f"{outcome.seconds:.1f}"
         seconds = "recorded" if outcome.measured else seconds
         table.add_row(outcome.name, known[outcome.name].claim, verdict, seconds)

@@ -7,6 +7,7 @@ import csv
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -72,6 +73,29 @@ def difference(higher: Found, lower: Found) -> Found:
     return {"difference": high - low, "error": error, "seeds": min(higher["seeds"], lower["seeds"])}
 
 
+def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> Found:
+    """The first run of each pair less the second, where both have one seed; several experiments may have that seed.
+
+    The error is the largest of three: that of the mean over pairs, that of the mean over seeds, which have questions of
+    their own, and that of the evaluations.
+
+    Example:
+        >>> run = lambda seed, right: {"seed": seed, "right": right}
+        >>> pairs = [(run("0", "0.5"), run("0", "0.3")), (run("1", "0.9"), run("1", "0.5"))]
+        >>> {name: round(x, 3) for name, x in paired_difference(pairs, "right").items()}
+        {'difference': 0.3, 'error': 0.1, 'seeds': 2}
+    """
+    gaps = []
+    for one, other in pairs:
+        error = math.hypot(*(float(row.get(f"{column}_se") or 0) for row in (one, other)))
+        gaps.append({"seed": one["seed"], "gap": str(float(one[column]) - float(other[column])), "gap_se": str(error)})
+    over_pairs = over_seeds(gaps, "gap")
+    seeds = grouped(gaps, lambda gap: gap["seed"]).values()
+    between = over_seeds([{"gap": str(over_seeds(group, "gap")["mean"])} for group in seeds], "gap")
+    error = max(over_pairs["error"], between["error"])
+    return {"difference": over_pairs["mean"], "error": error, "seeds": between["seeds"]}
+
+
 def difference_if_run(higher: Found | None, lower: Found | None) -> Found | None:
     """`difference`; None if one of the two is missing."""
     return None if higher is None or lower is None else difference(higher, lower)
@@ -83,7 +107,7 @@ def counts(found: Found) -> bool:
 
 
 def exceeds_over_seeds(claim: str, found: Found) -> Check:
-    """Check that a difference is positive; with too few seeds that is not decided.
+    """Check that a difference is positive; undecided if neither it nor its opposite counts.
 
     Example:
         >>> exceeds_over_seeds("it learns more", {"difference": 0.3, "error": 0.1, "seeds": 3})
@@ -92,22 +116,36 @@ def exceeds_over_seeds(claim: str, found: Found) -> Check:
     errors = found["difference"] / found["error"] if found["error"] else float("inf") * found["difference"]
     by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
     measured = f"{by}, {errors:.1f} standard errors, {found['seeds']:g} seed{'s' * (found['seeds'] != 1)}"
-    return Check(claim, measured, counts(found), decided=found["seeds"] >= ENOUGH_SEEDS)
+    return Check(claim, measured, counts(found), decided=counts({**found, "difference": abs(found["difference"])}))
 
 
-def open_without_runs(claim: str) -> Check:
+def undecided_without_runs(claim: str) -> Check:
     """The sentence of a claim whose runs have not been made, or have not reached their last update."""
-    return open_without("runs", claim)
+    return undecided_without("runs", claim)
 
 
-def open_without(what: str, claim: str) -> Check:
+def undecided_without(what: str, claim: str) -> Check:
     """The sentence of a claim for which runs or measurements are missing."""
     return Check(claim, f"no value: {what} {MISSING}", holds=False, decided=False)
 
 
 def exceeds_if_run(claim: str, found: Found | None) -> Check:
-    """Check that a difference is positive; open if runs are missing."""
-    return open_without_runs(claim) if found is None else exceeds_over_seeds(claim, found)
+    """Check that a difference is positive; undecided if runs are missing."""
+    return undecided_without_runs(claim) if found is None else exceeds_over_seeds(claim, found)
+
+
+def collapse_if_run(claim: str, found: Found | None, horizon: str) -> Check:
+    """Check that a run ends below its start; a run that has not done so yet does not contradict it.
+
+    Args:
+        claim: the sentence.
+        found: by how much the end is below the start.
+        horizon: how long the runs are, and those of the paper.
+    """
+    judged = exceeds_if_run(claim, found)
+    if judged.verdict != "contradicted":
+        return judged
+    return replace(judged, measured=f"{judged.measured}; {horizon}", decided=False)
 
 
 def equal_over_seeds(claim: str, found: Found, margin: float) -> Check:
@@ -121,13 +159,13 @@ def equal_over_seeds(claim: str, found: Found, margin: float) -> Check:
 
 
 def below_if_run(claim: str, found: Found | None, limit: float) -> Check:
-    """Check that a difference is below a limit, by two standard errors; open if that depends on them, or without runs.
+    """Check that a difference is below a limit, by two standard errors; else, or without runs, it is undecided.
 
     Example:
         >>> below_if_run("it costs little", {"difference": 0.1, "error": 0.1, "seeds": 3}, limit=0.4)
         Check(claim='it costs little', measured='0.1 ± 0.1, limit 0.4, 3 seeds', holds=True, decided=True)
     """
-    return open_without_runs(claim) if found is None else _below(claim, found["difference"], found, "limit", limit)
+    return undecided_without_runs(claim) if found is None else _below(claim, found["difference"], found, "limit", limit)
 
 
 def _below(claim: str, value: float, found: Found, word: str, limit: float) -> Check:

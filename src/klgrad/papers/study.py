@@ -26,7 +26,8 @@ That is a chance of one in thirty thousand, with about sixty comparisons in all.
 
 
 MISSING = "are missing"
-"""How the measured text of a sentence ends that is open because runs or measurements have not been made."""
+"""How the measured text of a sentence ends that is undecided because runs or measurements have not been made."""
+VERDICTS = ("holds", "contradicted", "undecided")
 MARGIN = 0.25
 """The smallest gain, in the logarithm, that would count as an improvement."""
 
@@ -75,7 +76,7 @@ class Check:
         claim: the sentence.
         measured: the value, in words.
         holds: whether the sentence holds.
-        decided: False if the measurement is too small to tell; then `holds` is False.
+        decided: False if the measurement cannot tell; then `holds` is False.
     """
 
     claim: str
@@ -84,25 +85,30 @@ class Check:
     decided: bool = True
 
     @property
+    def verdict(self) -> str:
+        """`holds`, `contradicted` if its opposite is shown, or `undecided` if neither is."""
+        return "holds" if self.holds else "contradicted" if self.decided else "undecided"
+
+    @property
     def ours(self) -> bool:
         """Whether the sentence is not from the paper, as it says itself."""
         return self.claim.startswith("(ours)")
 
     @property
     def waits(self) -> bool:
-        """Whether it is open because runs or measurements have not been made, as it says itself."""
+        """Whether it is undecided because runs or measurements have not been made, as it says itself."""
         return not self.decided and self.measured.endswith(MISSING)
 
 
 def exceeds(claim: str, difference: float, error: float) -> Check:
-    """Check that a difference over repeats is positive, by its z-score.
+    """Check that a difference over repeats is positive, by its z-score; undecided if it is not significant.
 
     Example:
         >>> exceeds("it grows", difference=1.0, error=0.1)
         Check(claim='it grows', measured='z = 10.0', holds=True, decided=True)
     """
     z = _z_score(difference, error)
-    return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT)
+    return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
 
 
 def all_exceed(claim: str, differences: Iterable[tuple[float, float]]) -> Check:
@@ -113,7 +119,7 @@ def all_exceed(claim: str, differences: Iterable[tuple[float, float]]) -> Check:
         Check(claim='both grow', measured='z = 5.0 or more', holds=True, decided=True)
     """
     z = min(_z_score(*pair) for pair in differences)
-    return Check(claim, f"z = {z:.1f} or more", z > SIGNIFICANT)
+    return Check(claim, f"z = {z:.1f} or more", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
 
 
 def _z_score(difference: float, error: float) -> float:
@@ -121,8 +127,9 @@ def _z_score(difference: float, error: float) -> float:
 
 
 def no_gain(claim: str, gain: float, error: float) -> Check:
-    """Check that something does not improve: the gain plus two standard errors is within `MARGIN`."""
-    return Check(claim, f"gain {gain:.2g} ± {error:.2g} (log), margin {MARGIN:g}", gain + 2 * error < MARGIN)
+    """Check that something does not improve: the gain is within `MARGIN`, by two standard errors."""
+    measured = f"gain {gain:.2g} ± {error:.2g} (log), margin {MARGIN:g}"
+    return Check(claim, measured, gain + 2 * error < MARGIN, decided=abs(gain - MARGIN) > 2 * error)
 
 
 def within(claim: str, value: float, expected: float, tolerance: float) -> Check:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from .. import __version__
 from ..support.atomic_files import finite, write_whole
 from ..support.figure_files import KINDS, look, write_figure
-from .study import Check, Numbers, Settings, Study
+from .study import VERDICTS, Check, Numbers, Settings, Study
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,25 @@ class Outcome:
         return [check for check in self.checks if not check.ours] or self.checks
 
     @property
-    def reproduced(self) -> bool:
+    def holds(self) -> bool:
         """Whether every decisive sentence holds."""
         return all(check.holds for check in self.decisive)
 
     @property
+    def counts(self) -> str:
+        """How many decisive sentences hold, are contradicted and are undecided."""
+        found = Counter(check.verdict for check in self.decisive)
+        words = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict])
+        return f"{words}, of {len(self.decisive)}"
+
+    @property
     def verdict(self) -> str:
-        """`reproduced`, or the decisive sentences that do not hold and those that are not decided."""
-        failed = [f"{c.claim} ({c.measured})" for c in self.decisive if not c.holds and c.decided]
-        undecided = [f"{c.claim} ({c.measured})" for c in self.decisive if not c.decided]
-        parts = [f"{name}: {'; '.join(found)}" for name, found in (("differs", failed), ("open", undecided)) if found]
-        return ". ".join(parts) or "reproduced"
+        """`holds`, or the decisive sentences that are contradicted and those that are undecided."""
+        parts = []
+        for verdict in VERDICTS[1:]:
+            if found := [f"{c.claim} ({c.measured})" for c in self.decisive if c.verdict == verdict]:
+                parts.append(f"{verdict}: {'; '.join(found)}")
+        return ". ".join(parts) or "holds"
 
 
 def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:

@@ -6,10 +6,13 @@ whole model, on completions that are 0, 4 or 16 updates old, or that are used fo
 token is summed over the vocabulary under the current student, and the top-64 one over the teacher's likeliest tokens.
 The sampled terms are recomputed for the token that the old student drew, without an importance weight: k1 for the
 reverse KL, k3 for the forward KL. What staleness costs is the share by which the KL is higher than with fresh
-completions, after the same number of updates: arms end at different KLs, so differences in nats do not compare. Design,
-table and limits: docs/experiments.md.
+completions: arms end at different KLs, so differences in nats do not compare. After the same number of updates a run
+with a lag has also seen fewer different batches, because the first one is repeated until completions are old enough. So
+a control compares it with the fresh run of its seed after as many different batches, which has had fewer updates: the
+cost of age alone is between the two. Design, tables and limits: docs/experiments.md.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -25,6 +28,8 @@ from ..recorded_runs import (
     difference,
     difference_if_run,
     exceeds_if_run,
+    grouped,
+    over_seeds,
     paths,
     provenance,
     summaries,
@@ -54,12 +59,28 @@ COSTS_MORE = {
 }
 """The arm that should lose more by completions that are 16 updates old, and the one that should lose less."""
 COSTS_LITTLE = {
-    "(ours) a lag of 16 costs the exact reverse KL less than a tenth": (EXACT_REVERSE, LATE),
-    "(ours) a lag of 16 costs the exact forward KL less than a tenth": (EXACT_FORWARD, LATE),
-    "(ours) 16 updates with each batch cost the exact reverse KL less than a tenth": (EXACT_REVERSE, REUSED),
-    "(ours) 16 updates with each batch cost the exact forward KL less than a tenth": (EXACT_FORWARD, REUSED),
+    "(ours) after as many updates, a lag of 16 costs the exact reverse KL less than a tenth": (EXACT_REVERSE, LATE),
+    "(ours) after as many updates, a lag of 16 costs the exact forward KL less than a tenth": (EXACT_FORWARD, LATE),
+    "(ours) after as many updates, 16 with each batch cost the exact reverse KL less than a tenth": (
+        EXACT_REVERSE,
+        REUSED,
+    ),
+    "(ours) after as many updates, 16 with each batch cost the exact forward KL less than a tenth": (
+        EXACT_FORWARD,
+        REUSED,
+    ),
 }
 """An arm, and the age of its completions."""
+LAGS = {"lag-4": 4, LATE: 16}
+BY_BATCHES = "(ours) after as many different batches, a lag of 16"
+LITTLE_BY_BATCHES = {
+    f"{BY_BATCHES} costs the exact reverse KL less than a tenth": EXACT_REVERSE,
+    f"{BY_BATCHES} costs the exact forward KL less than a tenth": EXACT_FORWARD,
+}
+WORSE_BY_BATCHES = {
+    f"{BY_BATCHES} makes the sampled reverse KL worse": SAMPLED_REVERSE,
+    f"{BY_BATCHES} makes the top-64 reverse KL worse": TOP_REVERSE,
+}
 SUFFERS = "a lag of 16 makes the sampled reverse KL worse"
 NEARER = "(ours) with stale completions every arm ends nearer to the teacher than it began"
 
@@ -74,6 +95,7 @@ def run(settings: Settings) -> Numbers:
         "end": end,
         "paths": {measure: paths(rows, measure, setting_of) for measure in MEASURES},
         "costs": {column: _costs(end, column) for column in (*MEASURES, RIGHT)},
+        "by batches": {measure: _by_batches(rows, measure) for measure in MEASURES},
     }
 
 
@@ -97,6 +119,42 @@ def _cost(stale: Found, fresh: Found, column: str) -> Found:
     return difference(fresh, stale) if column == RIGHT else excess_of(stale, fresh)
 
 
+def batches_of(stale: str) -> int:
+    """How many different batches a run with a lag has seen after its last update: its first ones train on one batch."""
+    return LAST - LAGS[stale]
+
+
+def _by_batches(rows: list[Row], column: str) -> dict[str, Found]:
+    """What each lag costs against the fresh run of its seed after as many different batches."""
+    runs = grouped(rows, lambda row: f"{setting_of(row)} {row['seed']}")
+    shares = []
+    for late in (row for row in at_update(rows, LAST) if row["stale"] in LAGS):
+        fresh = _between(runs.get(f"{late['arm']} {FRESH} {late['seed']}", []), column, batches_of(late["stale"]))
+        if fresh is not None:
+            ratio, relative = float(late[column]) / fresh[0], float(late.get(f"{column}_se") or 0) / float(late[column])
+            error = ratio * math.hypot(relative, fresh[1])
+            shares.append({"setting": setting_of(late), "cost": str(ratio - 1), "cost_se": str(error)})
+    found = {name: over_seeds(group, "cost") for name, group in grouped(shares, lambda row: row["setting"]).items()}
+    return {name: {"difference": x["mean"], "error": x["error"], "seeds": x["seeds"]} for name, x in found.items()}
+
+
+def _between(run: list[Row], column: str, update: int) -> tuple[float, float] | None:
+    """A KL at an update between two evaluations, linear in the logarithm, with the relative error of the evaluations.
+
+    None if the run has no evaluation on one of the sides.
+    """
+    at = lambda row: int(row["update"])
+    before = max((row for row in run if at(row) <= update), key=at, default=None)
+    after = min((row for row in run if at(row) >= update), key=at, default=None)
+    if before is None or after is None:
+        return None
+    share = (update - at(before)) / (at(after) - at(before)) if before is not after else 0.0
+    weighted = ((1 - share, before), (share, after))
+    log = sum(weight * math.log(float(row[column])) for weight, row in weighted)
+    errors = (weight * float(row.get(f"{column}_se") or 0) / float(row[column]) for weight, row in weighted)
+    return math.exp(log), math.hypot(*errors)
+
+
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences and ours, by both KLs."""
     found = [each for measure, words in MEASURES.items() for each in _by_one_measure(numbers, measure, words)]
@@ -110,6 +168,11 @@ def _by_one_measure(numbers: Numbers, measure: str, words: str) -> Iterator[Chec
         yield exceeds_if_run(f"{claim}, {words}", difference_if_run(*(cost(f"{arm} {LATE}") for arm in arms)))
     for claim, (arm, stale) in COSTS_LITTLE.items():
         yield below_if_run(f"{claim}, {words}", cost(f"{arm} {stale}"), SMALL)
+    by_batches = numbers["by batches"][measure].get
+    for claim, arm in LITTLE_BY_BATCHES.items():
+        yield below_if_run(f"{claim}, {words}", by_batches(f"{arm} {LATE}"), SMALL)
+    for claim, arm in WORSE_BY_BATCHES.items():
+        yield exceeds_if_run(f"{claim}, {words}", by_batches(f"{arm} {LATE}"))
     yield _every_one_nearer(f"{NEARER}, {words}", numbers, measure)
 
 

@@ -6,14 +6,15 @@ completions that are 10 or 2 updates old, with a KL at a coefficient of 0.1. Our
 paper leaves open, whether an estimator that is right on old completions is better there: k1 with the importance ratio
 of the prefix or of the whole completion, bounded by 2 or unbounded, against the same term without weights. Right
 answers are compared at the last update, and at the largest KL that both arms have had. A run has collapsed if it ends
-with fewer right answers than it began with. Runs with fresh completions are those of `on_policy`. Design, table and
-limits: docs/experiments.md.
+with fewer right answers than it began with; one that has not after 60 updates does not contradict that it would. Runs
+with fresh completions are those of `on_policy`. Design, table and limits: docs/experiments.md.
 """
 
 from ..recorded_runs import (
     Row,
     at_start,
     at_update,
+    collapse_if_run,
     difference,
     difference_if_run,
     exceeds_if_run,
@@ -53,12 +54,14 @@ CLAIMED = {
     "k1 as loss ends below its start": ("start", "k1-loss 10"),
     "k1 in the reward ends above its start": ("k1-reward 10", "start"),
     "k3 as loss ends above its start": ("k3-loss 10", "start"),
-    "k1 in the reward answers more right than no KL": ("k1-reward 10", "none 10"),
-    "k3 as loss answers more right than no KL": ("k3-loss 10", "none 10"),
     "k1 in the reward answers more right than k3 as loss": ("k1-reward 10", "k3-loss 10"),
+    "(ours) k1 in the reward answers more right than no KL": ("k1-reward 10", "none 10"),
+    "(ours) k3 as loss answers more right than no KL": ("k3-loss 10", "none 10"),
     "(ours) without a KL, fresh completions give more right answers": ("none 0", "none 10"),
 }
-"""At a lag of 10: the setting that should answer more right, and the other."""
+"""At a lag of 10: the setting that should answer more right, and the other. That an arm stabilises training would show
+in more right answers than without a KL only where training without one is unstable, so these sentences are ours."""
+HORIZON = "after 60 updates, which may be too few"
 STEADIER = {
     "(ours) the lag costs k1 in the reward fewer right answers than no KL": REWARD,
     "(ours) the lag costs k3 as loss fewer right answers than no KL": K3_LOSS,
@@ -138,7 +141,7 @@ def _weighted(end: Numbers, trained: dict[str, list[Row]], lag: str, start: floa
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences at a lag of 10, and ours; a sentence whose runs are missing is open.
+    """The paper's sentences at a lag of 10, and ours; a sentence whose runs are missing is undecided.
 
     What the weights change is a question, to which the paper has no sentence: its numbers are in the tables.
     """
@@ -148,10 +151,11 @@ def check(numbers: Numbers) -> list[Check]:
 def _of_the_paper(numbers: Numbers) -> list[Check]:
     found = {"start": numbers["start"], **numbers["end"]}
     right = lambda setting: found[setting]["correct_in"] if setting in found else None
-    return [
-        exceeds_if_run(f"{claim}, lag 10", difference_if_run(right(higher), right(lower)))
-        for claim, (higher, lower) in CLAIMED.items()
-    ]
+    judged = []
+    for claim, (higher, lower) in CLAIMED.items():
+        claim, gap = f"{claim}, lag 10", difference_if_run(right(higher), right(lower))
+        judged.append(collapse_if_run(claim, gap, HORIZON) if higher == "start" else exceeds_if_run(claim, gap))
+    return judged
 
 
 def _of_the_cost(cost: Numbers) -> list[Check]:

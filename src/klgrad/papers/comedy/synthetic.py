@@ -12,6 +12,7 @@ in reward. The variance of k1 in loss is higher than that of k1 in reward for cl
 is lower, and more so with length.
 """
 
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,7 @@ def _more(claim: str, larger: list[float], smaller: list[float]) -> Check:
     differences = torch.tensor(larger, dtype=torch.float64) - torch.tensor(smaller, dtype=torch.float64)
     mean, positive = differences.mean().item(), (differences > 0).double().mean().item()
     judged = exceeds_zero(claim, differences)
-    return Check(claim, f"by {mean:.3g}, {judged.measured}, in {positive:.0%} of pairs", judged.holds)
+    return replace(judged, measured=f"by {mean:.3g}, {judged.measured}, in {positive:.0%} of pairs")
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:

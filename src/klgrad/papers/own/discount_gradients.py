@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, pairwise
 
-from ..recorded_runs import Row, counts, difference, grouped, open_without, rows_of
+from ..recorded_runs import Row, counts, difference, grouped, rows_of, undecided_without
 from ..study import Check, Experiment, Numbers, Settings, all_exceed
 
 GRADIENTS = Experiment("gradient.csv", "exp_gradient.py")
@@ -24,6 +24,8 @@ SAMPLED = (
 )
 PREDICTED = 0.75
 """A prediction holds if it orders at least this share of the pairs of arms that differ."""
+CHANCE = 0.5
+"""It is contradicted if it orders no more than this share."""
 ENOUGH_PAIRS = 10
 
 Loss = Callable[[Numbers, int], float]
@@ -63,12 +65,12 @@ def gradient_checks(gradients: Numbers) -> Iterator[Check]:
 
 
 def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str, str]]) -> Check:
-    """Check that the first arm of each pair has the larger moment; open if one has no value or no error."""
+    """Check that the first arm of each pair has the larger moment; undecided if one has no value or no error."""
     gaps = []
     for pair in pairs:
         sides = [at[arm][moment] for arm in pair if arm in at]
         if len(sides) < 2 or any(None in side.values() for side in sides):
-            return open_without("measurements", claim)
+            return undecided_without("measurements", claim)
         # As if independent; the arms share their batches, so the error of a difference is usually smaller.
         gaps.append((sides[0]["mean"] - sides[1]["mean"], math.hypot(sides[0]["error"], sides[1]["error"])))
     return all_exceed(claim, gaps)
@@ -84,13 +86,18 @@ def prediction_checks(gradients: Numbers, ends: dict[str, dict[str, float]]) -> 
     losses = {"the squared bias + variance": squared_error, "the angle to the true gradient": one_minus_cosine}
     for name, loss in losses.items():
         claim = f"at the start, {name} of a batch's gradient orders the KLs at the end, on the student's completions"
-        yield _predicted(claim, gradients["0"], ends, loss) if "0" in gradients else open_without("measurements", claim)
+        yield (
+            _predicted(claim, gradients["0"], ends, loss)
+            if "0" in gradients
+            else undecided_without("measurements", claim)
+        )
 
 
 def _predicted(claim: str, at: Numbers, ends: dict[str, dict[str, float]], loss: Loss) -> Check:
     right, pairs = _ordered(at, ends, loss)
     enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
-    return Check(claim, measured, enough and right >= PREDICTED * pairs, decided=enough)
+    holds = enough and right >= PREDICTED * pairs
+    return Check(claim, measured, holds, decided=holds or (enough and right <= CHANCE * pairs))
 
 
 def squared_error(moments: Numbers, size: int) -> float:

@@ -19,11 +19,11 @@ from ..recorded_runs import (
     equal_over_seeds,
     exceeds_if_run,
     grouped,
-    open_without_runs,
     paths,
     provenance,
     rows_of,
     summaries,
+    undecided_without_runs,
 )
 from ..study import Check, Experiment, Numbers, Settings
 from .language_model_figure import PANELS, draw as draw
@@ -94,7 +94,7 @@ def _stopped(rows: list[Row]) -> int:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences at each learning rate; a sentence whose runs are missing is open."""
+    """The paper's sentences at each learning rate; a sentence whose runs are missing is undecided."""
     return [check for rate in RATES for check in _at_rate(numbers["end"], rate)]
 
 
@@ -120,7 +120,7 @@ def _margin(gap: Callable[..., dict[str, float] | None]) -> float | None:
 
 def _same(claim: str, found: dict[str, float] | None, margin: float | None) -> Check:
     if found is None:
-        return open_without_runs(claim)
+        return undecided_without_runs(claim)
     if margin is None:
         return Check(claim, "no margin: k2 as loss is not nearer to ref either", holds=False, decided=False)
     return equal_over_seeds(claim, found, margin)

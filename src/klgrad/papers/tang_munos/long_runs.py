@@ -23,12 +23,12 @@ from ..recorded_runs import (
     equal_over_seeds,
     exceeds_over_seeds,
     grouped,
-    open_without_runs,
     over_seeds,
     paths,
     provenance,
     rows_of,
     summaries,
+    undecided_without_runs,
 )
 from ..reward_and_kl import gap_at_equal_kl, runs_of
 from ..study import Check, Experiment, Numbers, Settings
@@ -144,7 +144,7 @@ def _kl(row: Row) -> tuple[float, float]:
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """Answers to our questions; a sentence whose runs are missing is open."""
+    """Answers to our questions; a sentence whose runs are missing is undecided."""
     found = [_order(numbers, RIGHT, "right answers"), _order(numbers, KL, "KL")]
     found += [_no_collapse(numbers, arm) for arm in WORDS]
     found += [_later(numbers, arm) for arm in WORDS]
@@ -161,14 +161,14 @@ def _order(numbers: Numbers, column: str, words: str) -> Check:
     for pair in (_pair(*each) for each in ORDERED):
         early, last = (numbers["pairs"][pair][column][str(update)] for update in (EARLY, LAST))
         if early is None or last is None:
-            return open_without_runs(claim)
+            return undecided_without_runs(claim)
         sign = math.copysign(1, early["difference"])
         if counts({**early, "difference": abs(early["difference"])}):
             kept[pair] = {**last, "difference": sign * last["difference"]}
     if not kept:
         return Check(claim, "no value: no two arms differ at 60 updates", holds=False, decided=False)
     judged = {pair: exceeds_over_seeds(claim, found) for pair, found in kept.items()}
-    # First a pair that contradicts the order, then one with too few seeds, then the smallest difference in errors.
+    # First a pair that contradicts the order, then one that is undecided, then the smallest difference in errors.
     key = lambda pair: (judged[pair].holds, not judged[pair].decided, _in_errors(kept[pair]))
     pair = min(judged, key=key)
     one, other = (WORDS[arm] for arm in pair.split())
@@ -206,4 +206,4 @@ def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
 
 
 def _judged(claim: str, found: Found | None, judge: Callable[[str, Found], Check]) -> Check:
-    return judge(claim, found) if found else open_without_runs(claim)
+    return judge(claim, found) if found else undecided_without_runs(claim)
