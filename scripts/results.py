@@ -87,7 +87,7 @@ def _checks(data: dict) -> list[Check]:
 def _in_all(saved: Iterable[dict]) -> str:
     checks = [check for data in saved for check in _checks(data)]
     theirs, ours = (Counter(check.verdict for check in checks if check.ours is whose) for whose in (False, True))
-    words = lambda found: ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS)
+    words = lambda found: ", ".join(f"{verdict} {found[verdict]}" for verdict in VERDICTS)
     return f"Of the sentences without the mark *(ours)*: {words(theirs)}. Of those with it: {words(ours)}."
 
 

@@ -61,5 +61,5 @@ def test_a_long_verdict_counts_the_sentences_that_decide_it(script):
     checks = [Check("a", "1", holds=False), Check("b", "1", holds=True), Check("(ours) c", "1", holds=False)]
     saved = lambda checks: {"result": "x", "verdict": "y" * 999, "checks": [asdict(check) for check in checks]}
     short = script("results")._short
-    assert short(saved(checks)) == "1 holds, 1 contradicted, of 2 sentences, below"
-    assert short(saved(checks[2:])) == "1 contradicted, of 1 sentences, below"
+    assert short(saved(checks)) == "holds 1, contradicted 1, of 2 sentences, below"
+    assert short(saved(checks[2:])) == "contradicted 1, of 1 sentences, below"

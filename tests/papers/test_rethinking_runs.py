@@ -57,7 +57,7 @@ def test_every_sentence_holds_on_numbers_that_are_as_claimed(tmp_path):
 )
 def test_another_number_of_one_arm_changes_its_sentence_and_no_other(arm, columns, fails, tmp_path):
     found = verdicts(numbers(tmp_path, AS_CLAIMED | {arm: AS_CLAIMED[arm] | columns}))
-    failed = {name for name, check in found.items() if not check.holds and check.decided}
+    failed = {name for name, check in found.items() if not check.holds}
     assert failed == {name for name in found if fails in name}
     assert len(failed) == len(RATES)
 

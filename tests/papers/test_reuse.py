@@ -131,7 +131,7 @@ def test_another_end_of_one_arm_changes_its_sentences_and_no_others(arm, end, fa
     found = verdicts(tmp_path, files({arm: end}))
     expected = {claim for claim in found if any(part in claim for part in fails)}
     assert expected
-    assert {claim for claim, verdict in found.items() if verdict == "contradicted"} == expected
+    assert {claim for claim, verdict in found.items() if verdict != "holds"} == expected
 
 
 def test_reuse_that_takes_longer_loses_by_seconds(tmp_path):

@@ -67,7 +67,7 @@ def test_a_cost_is_a_share_of_the_kl_with_fresh_completions(tmp_path):
 
 def test_a_lag_is_also_compared_with_a_fresh_run_of_as_many_batches(tmp_path):
     """A run with a lag of 16 has seen 24 batches. A fresh run that was 1.2 times as high there explains that cost."""
-    made = [row for row in rows({"reverse-exact": 1.2, "reverse-sampled": 1.2, "reverse-top-64": 2.0})]
+    made = rows({"reverse-exact": 1.2, "reverse-sampled": 1.2, "reverse-top-64": 2.0})
     for row in made:
         if row["update"] == 24:
             row["kl_per_token"] *= 1.2

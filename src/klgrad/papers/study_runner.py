@@ -43,7 +43,7 @@ class Outcome:
     def counts(self) -> str:
         """How many decisive sentences hold, are contradicted and are undecided."""
         found = Counter(check.verdict for check in self.decisive)
-        words = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS if found[verdict])
+        words = ", ".join(f"{verdict} {found[verdict]}" for verdict in VERDICTS if found[verdict])
         return f"{words}, of {len(self.decisive)}"
 
     @property

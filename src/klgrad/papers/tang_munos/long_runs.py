@@ -1,12 +1,12 @@
-"""In long training with a small coefficient the arms keep their order, none collapses, the estimator makes no
-difference at equal KL, and the KL of k3 as a loss settles.
+"""In long training with a small coefficient five arms keep their order, none of them collapses, the estimator makes
+no difference at equal KL, and the KL of k3 as a loss settles.
 
-The paper leaves long runs open, so all sentences are ours. SmolLM2-135M-Instruct learns sums and differences for 300
-updates, with k3 or k2 as a loss or k1 in the reward at a coefficient of 0.03, and without a KL. Advantages are centred
-in their group and not divided by a standard deviation. k1 in the reward at a coefficient of 0.07 should end about as
-far from the reference as k3 as a loss, after as many updates. A run has collapsed if it ends with fewer right answers
-than it began with, or if its weights were not finite before the last update. Design, tables and limits:
-docs/experiments.md.
+The paper leaves long runs open, so all sentences are ours. k3 in the reward, k1 as a loss and divided advantages, which
+collapse or fail by other papers, have no long runs. SmolLM2-135M-Instruct learns sums and differences for 300 updates,
+with k3 or k2 as a loss or k1 in the reward at a coefficient of 0.03, and without a KL. Advantages are centred in their
+group and not divided by a standard deviation. k1 in the reward at a coefficient of 0.07 should end about as far from
+the reference as k3 as a loss, after as many updates. A run has collapsed if it ends with fewer right answers than it
+began with, or if its weights were not finite before the last update. Design, tables and limits: docs/experiments.md.
 """
 
 import itertools
