@@ -63,3 +63,14 @@ def test_a_long_verdict_counts_the_sentences_that_decide_it(script):
     short = script("results")._short
     assert short(saved(checks)) == "holds 1, contradicted 1, of 2 sentences, below"
     assert short(saved(checks[2:])) == "contradicted 1, of 1 sentences, below"
+
+
+def test_verdicts_are_counted_by_source_as_the_results_page_says(script, monkeypatch, tmp_path):
+    """Sentences of a paper and ours apart; two studies of one paper together."""
+    marks = ("✓ a: 1", "? b: 1", "✗ (ours) c: 1", "? (ours) d: 1")
+    section = "".join(f"- {mark}\n" for mark in marks)
+    (tmp_path / "results.md").write_text(f"# Page\n\n## one\n{section}\n## two\n- ✓ e: 1\n\n## three\n- ✗ f: 1\n")
+    results = script("results")
+    monkeypatch.setattr(results, "DOCS", tmp_path)
+    rows = results._counted("source", {"one": "A", "two": "A", "three": "B"}).splitlines()[2:]
+    assert rows == ["| A | 2 | 0 | 1 | 0 | 1 | 1 |", "| B | 0 | 1 | 0 | 0 | 0 | 0 |"]

@@ -27,7 +27,7 @@ That is a chance of one in thirty thousand, with about sixty comparisons in all.
 
 MISSING = "are missing"
 """How the measured text of a sentence ends that is undecided because runs or measurements have not been made."""
-VERDICTS = ("holds", "contradicted", "undecided")
+VERDICTS: tuple[str, ...] = ("holds", "contradicted", "undecided")
 MARGIN = 0.25
 """The smallest gain, in the logarithm, that would count as an improvement."""
 
