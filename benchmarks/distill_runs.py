@@ -30,14 +30,12 @@ COMMON = {
 }
 
 
-def train(
-    job: Job, folder: Path, held: int = 0, change: Callable[[Any], object] = lambda trainer: None
-) -> list[Row]:
+def train(job: Job, folder: Path, held: int = 0, change: Callable[[Any], object] = lambda trainer: None) -> list[Row]:
     """Train one student, and return its evaluations, after every `EVERY` updates or as many as the job says.
 
     The first `held` updates leave the student as it is, and are not counted. `change` is called with the trainer before
-    training. The rows' `seconds` are those of training so far, without evaluations. Jobs that share a GPU slow each other down, so
-    they compare only with those of jobs that ran beside as many others.
+    training. The rows' `seconds` are those of training so far, without evaluations. Jobs that share a GPU slow each
+    other down, so they compare only with those of jobs that ran beside as many others.
     """
     import fused_layers
     import graph_sampling

@@ -53,8 +53,10 @@ ARMS = {
 
 
 def jobs(given: argparse.Namespace) -> list[Job]:
-    """First exact and sampled at the extremes, then top-k, then what lies between, then with equal numbers of batches;
-    each seed by seed."""
+    """First the extremes, exact and sampled and then top-k, then what lies between, then with equal numbers of batches.
+
+    Each part goes seed by seed, so that an early end leaves whole comparisons.
+    """
     plain = [arm for arm in ARMS if "top" not in arm]
     parts = [(EXTREMES, plain), (EXTREMES, [arm for arm in ARMS if "top" in arm]), (BETWEEN, plain)]
     found = [_job(given, arm, stale, seed) for ages, arms in parts for seed in SEEDS for stale in ages for arm in arms]

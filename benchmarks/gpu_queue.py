@@ -8,7 +8,7 @@ benchmark's rows and the logs is written each time.
     python benchmarks/gpu_queue.py --minutes 30        all of it, as `make gpu-queue MINUTES=30` does
     python benchmarks/gpu_queue.py --list              the runs that are missing
 
-The archive is runs/queue/archive.tar.gz. Its folder `recorded` has the files that `klgrad reproduce` reads.
+The archive is build/queue/archive.tar.gz. Its folder `recorded` has the files that `klgrad reproduce` reads.
 """
 
 import argparse
@@ -41,6 +41,8 @@ GPU_TESTS = (
     "tests/trainer/test_attention.py",
 )
 """Files with tests that are marked `gpu`. Other files need packages that a machine with a GPU may not have."""
+PARTS = ("tests", "kernels", "model", "runs")
+"""The third unpacks the model and writes the students, which may be done beside the others; the runs need them."""
 LIMIT_S = 1300.0
 """A run of 300 updates takes about 600 s beside eleven others."""
 
@@ -60,9 +62,7 @@ def runs(given: argparse.Namespace) -> list[tuple[list[Job], Work, str, Needs]]:
     """All runs in order: jobs, what trains them, their file and what they need."""
     long = {job.name: job for job in exp_long.jobs(given)}
     arms = lambda names: [job for job in long.values() if job.settings["arm"] in names]
-    sequences, tokens = (
-        exp_fig8.fresh(given, arms) for arms in (exp_fig8.SEQUENCE_LEVEL, exp_fig8.TOKEN_LEVEL)
-    )
+    sequences, tokens = (exp_fig8.fresh(given, arms) for arms in (exp_fig8.SEQUENCE_LEVEL, exp_fig8.TOKEN_LEVEL))
     trl, small_trl = (made(given) for made in (exp_reuse.trl_seeds, exp_reuse.small_trl))
     return [
         (arms(exp_long.POOR), rl_runs.train, "long.csv", LONG),
@@ -108,7 +108,7 @@ def train_all(given: argparse.Namespace, until: float) -> None:
 
 def archive(given: argparse.Namespace) -> None:
     """Write all that was measured, and the logs, to one file."""
-    partial = given.runs / ".archive.partial"
+    partial = given.runs / f".archive.{os.getpid()}.partial"
     with tarfile.open(partial, "w:gz", compresslevel=3) as tar:
         for folder, name, pattern in (
             (given.out, "recorded", "*.csv"),
@@ -149,10 +149,12 @@ def prepare(given: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="time for all parts together")
-    parser.add_argument("--parts", nargs="+", choices=("tests", "kernels", "runs"), default=("tests", "kernels", "runs"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to do")
     parser.add_argument("--model", default="smollm2", help="`smollm2`, or the folder of the unpacked model")
     parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the CSV files")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "queue", help="folder of results, logs and archive")
+    parser.add_argument(
+        "--runs", type=Path, default=ROOT / "build" / "queue", help="folder of results, logs and archive"
+    )
     parser.add_argument("--gib", type=float, default=132.0, help="memory of the GPU that the runs may share")
     parser.add_argument("--workers", type=int, default=15, help="runs at once, at most")
     parser.add_argument("--only", default="", help="only runs whose name contains this")
@@ -175,8 +177,9 @@ def main() -> None:
         bench = str(ROOT / "benchmarks" / "bench_kernels.py")
         call(given, "kernels", left(), bench, "--only", "exact", "--out", str(given.runs))
     archive(given)
-    if "runs" in given.parts:
+    if {"model", "runs"} & {*given.parts}:
         prepare(given)
+    if "runs" in given.parts:
         with shared_gpu(given.runs):
             train_all(given, until)
     archive(given)

@@ -1,9 +1,9 @@
 """Run many small training jobs at once on one GPU, and continue where an earlier call stopped.
 
 Each job writes one JSON file when it is finished, and a job whose file exists is not run again: after a kill the same
-call runs the missing jobs. Every job has a separate process, so that a failed CUDA context or a job that hangs affects no
-other job. On a GPU the jobs share it through NVIDIA MPS, with one CPU thread each: without both, eight jobs take twice
-as long.
+call runs the missing jobs. Every job has a separate process, so that a failed CUDA context or a job that hangs affects
+no other job. On a GPU the jobs share it through NVIDIA MPS, with one CPU thread each: without both, eight jobs take
+twice as long.
 """
 
 import json
@@ -11,13 +11,14 @@ import math
 import os
 import shutil
 import subprocess
+import threading
 import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -84,7 +85,9 @@ def run_all(jobs: Sequence[Job], work: Callable[[Job, Path], list[Row]], folder:
     """
     tasks = [Task(job, work, folder) for job in jobs]
     missing = [task for task in tasks if not task.result.exists()]
-    print(f"{len(jobs) - len(missing)} of {len(jobs)} jobs are done; {len(missing)} to run, {workers} at once", flush=True)
+    print(
+        f"{len(jobs) - len(missing)} of {len(jobs)} jobs are done; {len(missing)} to run, {workers} at once", flush=True
+    )
     with shared_gpu(folder):
         run_tasks(missing, workers)
     return [row for task in tasks for row in task.rows()]
@@ -116,7 +119,9 @@ def run_tasks(
     now = lambda: time.monotonic() - started
     expected = lambda task: fmean(took[task.kind]) if took[task.kind] else task.seconds
     while True:
-        while task := _next(waiting, [each for each, _, _ in running.values()], workers, gib, seconds - now(), expected):
+        while task := _next(
+            waiting, [each for each, _, _ in running.values()], workers, gib, seconds - now(), expected
+        ):
             waiting.remove(task)
             task.folder.mkdir(parents=True, exist_ok=True)
             process = spawn.Process(target=_guarded, args=(task,))
@@ -167,7 +172,10 @@ def _last_line(log: Path) -> str:
 
 
 def _guarded(task: Task) -> None:
-    """Run one job with its output in a log file."""
+    """Run one job with its output in a log file; if the call is killed that runs all jobs, the job ends too."""
+    caller = parent_process()
+    assert caller is not None
+    threading.Thread(target=lambda: (caller.join(), os._exit(1)), daemon=True).start()
     job, folder = task.job, task.folder
     own = folder / "runs" / job.name
     own.mkdir(parents=True, exist_ok=True)

@@ -57,3 +57,10 @@ def arguments(**settings):
         elif value is not None:
             found += [f"--{name}", str(value)]
     return found
+
+
+def evaluated(job, folder):
+    """The work of a job that trains nothing: two evaluations, or an error if its settings ask for one."""
+    if job.settings.get("fails"):
+        raise ValueError("as asked")
+    return [{"update": update, "problem": "" if update < 2 else "not finite"} for update in range(3)]
