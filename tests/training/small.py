@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 WORDS = (
     "<pad>", "<end>", "<other>", *map(str, range(19)), "+", "-", "*", "Compute", "Reply", "with", "just", "the",
     "number",
@@ -12,6 +10,7 @@ WORDS = (
 
 def write_model(folder, layers=3, words=None, tokens=WORDS):
     """A random Llama and a tokenizer of words."""
+    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

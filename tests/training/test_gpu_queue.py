@@ -58,6 +58,7 @@ def test_few_of_a_kind_run_at_once(load):
 
 
 @pytest.mark.slow
+@pytest.mark.many
 def test_finished_runs_are_recorded_once_and_failed_ones_tried_again(load, monkeypatch, tmp_path):
     """One result is there already, without its rows, as after a kill; rows with a problem are left out."""
     queue, packed = load("gpu_queue"), load("packed")
@@ -66,7 +67,7 @@ def test_finished_runs_are_recorded_once_and_failed_ones_tried_again(load, monke
     jobs = [packed.Job(name, {"job": name, "fails": name == "fails"}) for name in ("before", "fails", "new")]
     monkeypatch.setattr(queue, "runs", lambda given: [(jobs, evaluated, "made.csv", {"gib": 1.0})])
     out, runs = tmp_path / "out", tmp_path / "runs"
-    given = argparse.Namespace(out=out, runs=runs, only="", workers=2, gib=1.5)
+    given = argparse.Namespace(out=out, runs=runs, only="", workers=2, gib=2.5)
     queue.train_all(given, time.monotonic() + 60)
     recorded = lambda: [(row["job"], row["update"]) for row in load("harness").read(out / "made.csv")]
     assert recorded() == [("before", "0"), ("new", "0"), ("new", "1")]
