@@ -14,7 +14,7 @@ TRANSCRIBED := nemo-rl or prime-rl or slime or open-instruct or tinker
 SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench check dist kernels-package clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench gpu-queue check dist kernels-package clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
@@ -89,6 +89,10 @@ frameworks: $(DEV) $(OTHERS)  ## audit every framework; write src/klgrad/adapter
 bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
 	$(BIN)/python benchmarks/bench_logs.py
+
+MINUTES := 30
+gpu-queue: $(DEV)  ## on a GPU, in MINUTES: its tests, the kernels' benchmark and the experiments' missing runs; goes on after a kill
+	$(BIN)/python benchmarks/gpu_queue.py --minutes $(MINUTES) $(ARGS)
 
 check: test test-many lint types readme-check docs test-frameworks test-verl-runs  ## what CI runs
 

@@ -7,7 +7,8 @@ are centred in their group and not divided by a standard deviation, and TRL's cl
 reverse KL with prefix or sequence weights, with and without a bound, which is right on old completions (the unbounded
 ones exactly). These pair the score of a token with the terms of this and of later tokens, and k1 in the reward with
 those of all tokens. With fresh completions every weight is 1 and both have the same expected gradient; the runs with
-fresh completions are those of `exp_comedy.py`.
+fresh completions are those of `exp_comedy.py`. k1 as a loss, which is harmless at a lag of 2 and destroys the policy at
+10, also has lags between them, with three coefficients.
 
     python benchmarks/exp_async.py MODEL
 
@@ -15,6 +16,7 @@ Result: src/klgrad/papers/recorded/async.csv.
 """
 
 import argparse
+import itertools
 
 from experiment import command
 from packed import Job
@@ -33,6 +35,8 @@ UNCORRECTED = {
     "k1-loss": "--kl_cell k1-loss",
     "k3-loss": "--kl_cell k3-loss",
 }
+BETWEEN, BETWEEN_COEFFICIENTS, BETWEEN_SEEDS = (6, 4, 8), (0.1, 0.2, 0.05), (0, 1)
+"""Lags, coefficients and seeds of k1 as a loss alone."""
 CONTROL = {"k1-unweighted": "--kl_baseline leave_one_out"}
 """The arms with weights, without them: a token is paired with its own and later terms, as there."""
 CORRECTED = {
@@ -44,16 +48,19 @@ CORRECTED = {
 
 def jobs(given: argparse.Namespace) -> list[Job]:
     """The oldest completions first, then seed by seed, so that an early end leaves the clearest comparison."""
-    return [
-        _job(given, arm, flags, lag, seed)
-        for lag in LAGS
-        for seed in SEEDS
-        for arm, flags in (UNCORRECTED | CORRECTED | CONTROL).items()
-    ]
+    arms = UNCORRECTED | CORRECTED | CONTROL
+    found = [_job(given, arm, flags, lag, seed) for lag in LAGS for seed in SEEDS for arm, flags in arms.items()]
+    return [*found, *between(given)]
 
 
-def _job(given: argparse.Namespace, arm: str, flags: str, lag: int, seed: int) -> Job:
-    coef = 0.0 if arm == "none" else COEF
+def between(given: argparse.Namespace) -> list[Job]:
+    """k1 as a loss at lags between those of the other arms."""
+    order = itertools.product(BETWEEN_COEFFICIENTS, BETWEEN_SEEDS, BETWEEN)
+    return [_job(given, "k1-loss", UNCORRECTED["k1-loss"], lag, seed, coef) for coef, seed, lag in order]
+
+
+def _job(given: argparse.Namespace, arm: str, flags: str, lag: int, seed: int, coef: float = COEF) -> Job:
+    coef = 0.0 if arm == "none" else coef
     label = {"arm": arm, "lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
     own = {"rollout_lag": lag, "kl_coef": coef, "learning_rate": RATE, "seed": seed}
     own |= {"max_steps": UPDATES, "eval_every": EVERY}

@@ -12,9 +12,10 @@ completions of held-out prompts, and measures that show whether a low KL means a
 
     python benchmarks/exp_fig8.py sweep TEACHER      every arm at every learning rate, one seed
     python benchmarks/exp_fig8.py seeds TEACHER      each arm at its best rate, from three seeds
+    python benchmarks/exp_fig8.py fresh TEACHER      some arms at their best rate, from six seeds that chose no rate
 
 TEACHER is the folder of the unpacked model. Results: src/klgrad/papers/recorded/fig8_sweep.csv
-and fig8_seeds.csv.
+and fig8_seeds.csv, which has the runs of `seeds` and of `fresh`.
 """
 
 import argparse
@@ -24,11 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from distill_runs import COMMON, LAYERS, UPDATES, train
-from harness import RECORDED, provenance, write
+from experiment import add, missing
+from harness import RECORDED
 from packed import Job, run_all
 
 RATES = (1e-4, 3e-4, 3e-5, 6e-4)
 SEEDS = (0, 1, 2)
+FRESH_SEEDS = (3, 4, 5, 6, 7, 8)
 UNUSED = "<empty_output>"
 """A token that SmolLM2 never writes."""
 
@@ -45,6 +48,27 @@ ARMS = {
 }
 """At token level k3 (of GRPO) and k2 (the paper's vanilla); at sequence level the paper's three; and two of ours."""
 LENGTHS = ("may-end", "fixed-length")
+SEQUENCE_LEVEL = ("k1-reward", "k1-reward-leave-one-out", "k1-reward-to-go", "exact-discount-0.9-leave-one-out")
+TOKEN_LEVEL = ("k2-loss", "exact-token")
+"""What the sequence level is compared with."""
+
+
+def sweep(given: Any) -> list[Job]:
+    """Every arm at every rate."""
+    return [job(given, arm, lengths, rate, 0) for rate in RATES for lengths in LENGTHS for arm in ARMS]
+
+
+def seeds(given: Any) -> list[Job]:
+    """Every arm at its best rate."""
+    rates = best_rates(given.out / "fig8_sweep.csv")
+    return [job(given, *which, rate, seed) for seed in SEEDS for which, rate in rates.items()]
+
+
+def fresh(given: Any, arms: tuple[str, ...] = SEQUENCE_LEVEL + TOKEN_LEVEL) -> list[Job]:
+    """Some arms at their best rate, with seeds that had no part in its choice."""
+    rates = best_rates(given.out / "fig8_sweep.csv")
+    chosen = [(arm, lengths, rates[arm, lengths]) for lengths in LENGTHS for arm in arms]
+    return [job(given, *each, seed) for seed in FRESH_SEEDS for each in chosen]
 
 
 def job(given: Any, arm: str, lengths: str, rate: float, seed: int) -> Job:
@@ -63,15 +87,16 @@ def fixed_length(teacher: Path, folder: Path) -> Path:
         return target
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    shutil.copytree(teacher, target)
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    partial = folder / f".{target.name}.partial"
+    shutil.copytree(teacher, partial, dirs_exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(partial)
     tokenizer.eos_token = UNUSED
-    tokenizer.save_pretrained(target)
+    tokenizer.save_pretrained(partial)
     for kind in (AutoConfig, GenerationConfig):
-        config = kind.from_pretrained(target)
+        config = kind.from_pretrained(partial)
         config.eos_token_id = tokenizer.eos_token_id
-        config.save_pretrained(target)
-    return target
+        config.save_pretrained(partial)
+    return partial.rename(target)
 
 
 def best_rates(path: Path) -> dict[tuple[str, str], float]:
@@ -82,27 +107,35 @@ def best_rates(path: Path) -> dict[tuple[str, str], float]:
     return {(row["arm"], row["lengths"]): float(row["learning_rate"]) for row in last}  # the lowest is set last
 
 
+def create_students(given: Any) -> None:
+    """Write the weights that all jobs start from."""
+    from klgrad.models.resolve import resolve
+
+    for teacher in (given.teacher, fixed_length(given.teacher, given.runs)):
+        resolve(f"{teacher}:{LAYERS}")
+
+
+PARTS = {
+    "sweep": (sweep, "fig8_sweep.csv"),
+    "seeds": (seeds, "fig8_seeds.csv"),
+    "fresh": (fresh, "fig8_seeds.csv"),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sweep", "seeds"])
+    parser.add_argument("what", choices=PARTS)
     parser.add_argument("teacher", type=Path)
     parser.add_argument("--out", type=Path, default=RECORDED, help="folder of the CSV files")
     parser.add_argument("--runs", type=Path, default=Path("runs/fig8"), help="folder of unfinished work")
     parser.add_argument("--workers", type=int, default=8, help="jobs at once; each takes up to 15 GiB")
     parser.add_argument("--only", default="", help="only jobs whose name contains this")
     given = parser.parse_args()
+    made, file = PARTS[given.what]
     given.runs.mkdir(parents=True, exist_ok=True)
-    if given.what == "sweep":
-        jobs = [job(given, a, w, r, 0) for r in RATES for w in LENGTHS for a in ARMS]
-    else:
-        rates = best_rates(given.out / "fig8_sweep.csv")
-        jobs = [job(given, a, w, r, seed) for seed in SEEDS for (a, w), r in rates.items()]
-    from klgrad.models.resolve import resolve
-
-    for teacher in (given.teacher, given.runs / "teacher-fixed-length"):
-        resolve(f"{teacher}:{LAYERS}")  # create it once, before the workers start
-    rows = run_all([j for j in jobs if given.only in j.name], train, given.runs / given.what, given.workers)
-    write([{**row, **provenance()} for row in rows], given.out / f"fig8_{given.what}.csv")
+    create_students(given)
+    jobs = [job for job in missing(made(given), given.out / file) if given.only in job.name]
+    add(run_all(jobs, train, given.runs / given.what, given.workers), given.out / file)
 
 
 if __name__ == "__main__":

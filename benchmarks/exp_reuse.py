@@ -5,8 +5,9 @@ completions of an earlier student. So every arm has 10,240 completions, in 40 ba
 2, 4 or 8 updates, at several learning rates, which are constant or fall to 0 by a cosine. More updates also come from
 smaller batches: other arms have 160 batches of 64, each used once or twice. `sweep` trains every setting with one seed,
 and `seeds` the best setting of each arm with three others. `trl` and `trl-seeds` do the same with TRL's own trainer,
-which uses each batch once, for three divergences, and for one of them with batches of 64 too. The student, the teacher
-and the evaluation are those of `exp_fig8.py` in all parts.
+which uses each batch once, for three divergences, and for one of them with batches of 64 too. `small`, `small-seeds`
+and `small-trl` have batches of 32, used once, at two rates with all seeds. The student, the teacher and the evaluation
+are those of `exp_fig8.py` in all parts.
 
     python benchmarks/exp_reuse.py sweep MODEL
 
@@ -40,6 +41,8 @@ USES_OF_SMALL = (1, 2)
 SETTINGS_OF_SMALL = tuple(setting for setting in SETTINGS if setting[0] != "0.001")
 """Without the largest rate, and TRL's trainer with one divergence: these runs take several times as long."""
 TRL_OF_SMALL = ("trl-reverse",)
+SMALLEST = 32
+SETTINGS_OF_SMALLEST = (("0.0003", "constant"), ("0.0006", "constant"))
 
 Setting = tuple[str, str]
 
@@ -72,6 +75,22 @@ def trl_seeds(given: argparse.Namespace) -> list[Job]:
     arms = [*((name, WHOLE) for name in trl_distill_runs.BETAS), *((name, SMALL) for name in TRL_OF_SMALL)]
     chosen = [(name, size, best[arm]) for name, size in arms if (arm := reuse.named(name, 1, size)) in best]
     return [_trl_job(given, name, size, setting, seed) for seed in SEEDS for name, size, setting in chosen]
+
+
+def small(given: argparse.Namespace) -> list[Job]:
+    """Batches of 32, with the seed that chooses their rate."""
+    return [_job(given, 1, SMALLEST, setting, 0) for setting in SETTINGS_OF_SMALLEST]
+
+
+def small_seeds(given: argparse.Namespace) -> list[Job]:
+    """The same with the seeds that judge it."""
+    return [_job(given, 1, SMALLEST, setting, seed) for seed in SEEDS for setting in SETTINGS_OF_SMALLEST]
+
+
+def small_trl(given: argparse.Namespace) -> list[Job]:
+    """TRL's trainer with batches of 32, with all seeds."""
+    order = [(seed, setting, name) for seed in (0, *SEEDS) for setting in SETTINGS_OF_SMALLEST for name in TRL_OF_SMALL]
+    return [_trl_job(given, name, SMALLEST, setting, seed) for seed, setting, name in order]
 
 
 def _job(given: argparse.Namespace, uses: int, size: int, setting: Setting, seed: int) -> Job:
@@ -109,6 +128,9 @@ PARTS = {
     "seeds": (seeds, train, "reuse_seeds.csv"),
     "trl": (trl_sweep, trl_distill_runs.train, "reuse_trl.csv"),
     "trl-seeds": (trl_seeds, trl_distill_runs.train, "reuse_trl.csv"),
+    "small": (small, train, "reuse_sweep.csv"),
+    "small-seeds": (small_seeds, train, "reuse_seeds.csv"),
+    "small-trl": (small_trl, trl_distill_runs.train, "reuse_trl.csv"),
 }
 
 if __name__ == "__main__":

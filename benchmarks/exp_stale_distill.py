@@ -8,16 +8,23 @@ and in the latter the sampled token has its importance ratio. The other arms are
 reverse KL, k3 for the forward KL. The learning rate is one at which the exact token-level term of `exp_fig8.py` ends
 within 5% of its best.
 
+`rollout_lag` trains on its first batch until the next is old enough: at a lag of 16 for 17 of 40 updates, so that such
+a run has 24 different batches. Two more ages tell the age from that repetition. With "filled-16" 17 different batches
+of the start wait before the first update, so all 40 are different; with "fresh-24" each of 24 batches is used once or
+twice, when it has just been sampled.
+
     python benchmarks/exp_stale_distill.py MODEL
 
 Result: src/klgrad/papers/recorded/stale_distill.csv.
 """
 
 import argparse
+from pathlib import Path
+from typing import Any
 
-from distill_runs import COMMON, LAYERS, train
+from distill_runs import COMMON, LAYERS, UPDATES, train
 from experiment import command
-from packed import Job
+from packed import Job, Row
 
 RATE = 3e-4
 SEEDS = (0, 1, 2)
@@ -27,8 +34,13 @@ STALE = {
     "reuse-16": {"num_iterations": 16},
     "lag-4": {"rollout_lag": 4},
     "reuse-4": {"num_iterations": 4},
+    "filled-16": {"rollout_lag": 16, "max_steps": UPDATES + 16},
+    "fresh-24": {"rollout_lag": 1},
 }
-EXTREMES, BETWEEN = ("fresh", "lag-16", "reuse-16"), ("lag-4", "reuse-4")
+EXTREMES, BETWEEN, EQUAL = ("fresh", "lag-16", "reuse-16"), ("lag-4", "reuse-4"), ("filled-16", "fresh-24")
+BATCHES = 24
+"""Of "fresh-24". Its `rollout_lag` makes the trainer keep the log-probs of the sampler; `SomeAgain` takes the place of
+the queue."""
 ARMS = {
     f"{direction}-{name}": f"--kl_divergence {direction} --kl_level token --kl_reduction sequence {flags}"
     for direction, sampled in (("reverse", "k1"), ("forward", "k3"))
@@ -41,10 +53,19 @@ ARMS = {
 
 
 def jobs(given: argparse.Namespace) -> list[Job]:
-    """First exact and sampled at the extremes, then top-k, then what lies between; each seed by seed."""
+    """First the extremes, exact and sampled and then top-k, then what lies between, then with equal numbers of batches.
+
+    Each part goes seed by seed, so that an early end leaves whole comparisons.
+    """
     plain = [arm for arm in ARMS if "top" not in arm]
     parts = [(EXTREMES, plain), (EXTREMES, [arm for arm in ARMS if "top" in arm]), (BETWEEN, plain)]
-    return [_job(given, arm, stale, seed) for ages, arms in parts for seed in SEEDS for stale in ages for arm in arms]
+    found = [_job(given, arm, stale, seed) for ages, arms in parts for seed in SEEDS for stale in ages for arm in arms]
+    return [*found, *equal_batches(given)]
+
+
+def equal_batches(given: argparse.Namespace) -> list[Job]:
+    """All arms with as many different batches as fresh ones, and fresh ones with as many as those that are old."""
+    return [_job(given, arm, stale, seed) for seed in SEEDS for stale in EQUAL for arm in ARMS]
 
 
 def _job(given: argparse.Namespace, arm: str, stale: str, seed: int) -> Job:
@@ -56,6 +77,30 @@ def _job(given: argparse.Namespace, arm: str, stale: str, seed: int) -> Job:
     return Job(name, {"job": name, **label}, [*flags, *ARMS[arm].split()])
 
 
+class SomeAgain:
+    """Takes the place of the trainer's queue, and gives each of `BATCHES` batches once or twice in a row."""
+
+    def __init__(self) -> None:
+        self.updates, self.batch = 0, None
+
+    def exchange(self, fresh: Any) -> Any:
+        """The new batch, or the one before it again."""
+        last, number = ((self.updates + i) * BATCHES // UPDATES for i in (-1, 0))
+        self.updates += 1
+        if number != last:
+            self.batch = fresh
+        return self.batch
+
+
+def train_stale(job: Job, folder: Path) -> list[Row]:
+    """`train`, with the batches of the job's age."""
+    if job.settings["stale"] == "filled-16":
+        return train(job, folder, held=16)
+    if job.settings["stale"] == "fresh-24":
+        return train(job, folder, change=lambda trainer: setattr(trainer, "lag_queue", SomeAgain()))
+    return train(job, folder)
+
+
 def create_student(given: argparse.Namespace) -> None:
     """Write the student's weights, which all jobs start from."""
     from klgrad.models.resolve import resolve
@@ -64,4 +109,4 @@ def create_student(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    command(__doc__, jobs, train, "stale_distill.csv", create_student)
+    command(__doc__, jobs, train_stale, "stale_distill.csv", create_student)

@@ -1,7 +1,7 @@
 """The command line of an experiment: a list of jobs, and one CSV file that several calls fill."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness import RECORDED, provenance, read, write
@@ -32,9 +32,19 @@ def command(
     parser.add_argument("--only", default="", help="only jobs whose name contains this")
     given = parser.parse_args()
     path = given.out / file
-    measured = read(path)
-    done = {row["job"] for row in measured}
-    missing = [each for each in jobs(given) if each.name not in done and given.only in each.name]
     prepare(given)
-    rows = run_all(missing, train, given.runs / path.stem, given.workers)
-    write([*measured, *({**row, **provenance()} for row in rows if not row.get("problem"))], path)
+    chosen = [each for each in missing(jobs(given), path) if given.only in each.name]
+    add(run_all(chosen, train, given.runs / path.stem, given.workers), path)
+
+
+def missing(jobs: Iterable[Job], path: Path) -> list[Job]:
+    """The jobs that a CSV file does not have, by their names, or if it has no names by all settings."""
+    measured = read(path)
+    names = {row["job"] for row in measured if "job" in row}
+    known = lambda job: any(all(row.get(key) == str(x) for key, x in job.settings.items()) for row in measured)
+    return [job for job in jobs if not (job.name in names if names else known(job))]
+
+
+def add(rows: Iterable[Row], path: Path) -> None:
+    """Add the rows of jobs to a CSV file, without those that have a `problem`."""
+    write([*read(path), *({**row, **provenance()} for row in rows if not row.get("problem"))], path)

@@ -64,12 +64,14 @@ def provenance() -> dict[str, str]:
 
 
 def write(found: list[dict[str, object]], path: Path) -> None:
-    """Write the rows as CSV."""
+    """Write the rows as CSV; a kill meanwhile leaves the file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as handle:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", newline="", encoding="utf-8") as handle:
         writer = csv.DictWriter(handle, list(dict.fromkeys(name for row in found for name in row)))
         writer.writeheader()
         writer.writerows(found)
+    os.replace(partial, path)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

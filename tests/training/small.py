@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 WORDS = (
     "<pad>", "<end>", "<other>", *map(str, range(19)), "+", "-", "*", "Compute", "Reply", "with", "just", "the",
     "number",
@@ -12,6 +10,7 @@ WORDS = (
 
 def write_model(folder, layers=3, words=None, tokens=WORDS):
     """A random Llama and a tokenizer of words."""
+    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -57,3 +56,10 @@ def arguments(**settings):
         elif value is not None:
             found += [f"--{name}", str(value)]
     return found
+
+
+def evaluated(job, folder):
+    """The work of a job that trains nothing: two evaluations, or an error if its settings ask for one."""
+    if job.settings.get("fails"):
+        raise ValueError("as asked")
+    return [{"update": update, "problem": "" if update < 2 else "not finite"} for update in range(3)]
