@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from klgrad import zoo
+from klgrad import ImportanceWeighting, KLTerm, Truncate, zoo
 from klgrad.audit import audit, audit_in_large_batches
 from klgrad.audit.advising import WRONG_SIGN
 from klgrad.audit.batch import advantage_of
@@ -13,6 +13,8 @@ from klgrad.audit.large_batches import limit_cases, limit_gradient
 from klgrad.audit.problems import RATIO_REACH, REACH
 from klgrad.audit.subject import as_subject
 from klgrad.audit.words import in_words
+from klgrad.errors import VerdictError
+from klgrad.testing import assert_descends
 
 ROUNDING = 1e-9
 """Relative: sums in float64 of up to 30,000 rows."""
@@ -226,3 +228,103 @@ def test_the_short_audit_agrees_with_the_whole_one(loss):
     assert fresh.nearest == whole.nearest
     assert fresh.bias_by_batch == pytest.approx(whole.bias_by_batch, rel=ROUNDING, abs=ROUNDING)
     assert (stale.bias_by_batch == {}) == (loss is score_sum)
+
+
+def k2(logp, ref_logp, mask):
+    return ((logp - ref_logp) ** 2 / 2 * mask).sum(-1)
+
+
+def unsure_tokens_only(logp, ref_logp, mask):
+    """Leaves out what π is sure of."""
+    return k2(logp, ref_logp, mask * (logp.detach() < math.log(0.6))).mean()
+
+
+def by_entropy(logits, logp, ref_logp, mask):
+    table = logits.detach().log_softmax(-1)
+    entropy = -(table.exp() * table).sum(-1)
+    return k2(logp, ref_logp, mask * entropy).mean()
+
+
+def by_the_largest_probability(logits, logp, ref_logp, mask):
+    return k2(logp, ref_logp, mask * (1 - logits.detach().softmax(-1).amax(-1))).mean()
+
+
+def reward_with_a_floor(logp, ref_logp, mask):
+    total = ((logp - ref_logp).detach() * mask).sum(-1).clamp(min=-3.3)
+    return (total * (logp * mask).sum(-1)).mean()
+
+
+def scores_of_unsure_tokens(logp, ref_logp, mask):
+    return ((logp - ref_logp) * mask * (logp.detach() < math.log(0.6))).sum(-1).mean()
+
+
+def even_batches_only(logp, ref_logp, mask):
+    return k2(logp, ref_logp, mask).mean() * (len(logp) % 2 == 0)
+
+
+def unsure_tokens_per_token_of_the_batch(logp, ref_logp, mask):
+    return unsure_tokens_only(logp, ref_logp, mask) * len(logp) / mask.sum()
+
+
+def climbs_on_unsure_tokens(logp, ref_logp, mask):
+    return -unsure_tokens_only(logp, ref_logp, mask)
+
+
+def unsure_tokens_over_the_spread_of_the_batch(logp, ref_logp, mask):
+    """The right direction in the limit only if no token is sure."""
+    total = ((logp - ref_logp) * mask * (logp < math.log(0.6))).sum(-1).detach()
+    return ((total - total.mean()) / (total.std() + 1e-4) * (logp * mask).sum(-1)).mean()
+
+
+NARROW = [
+    unsure_tokens_only,
+    by_entropy,
+    by_the_largest_probability,
+    reward_with_a_floor,
+    scores_of_unsure_tokens,
+    even_batches_only,
+    unsure_tokens_per_token_of_the_batch,
+    climbs_on_unsure_tokens,
+    unsure_tokens_over_the_spread_of_the_batch,
+]
+
+
+@pytest.mark.parametrize("loss", NARROW)
+def test_what_batches_of_every_size_lack_is_not_found_in_large_ones(loss):
+    """Each matches a target on the limit's own problems, and on other problems in no batch of any size."""
+    result = audit(loss)
+    assert (result.verdict, result.holds) == ("unknown", None)
+    assert "in large batches" not in in_words(result)
+    assert ("near ref only" in in_words(result)) == (loss is reward_with_a_floor)  # near ref no sum is below the floor
+    assert "e-1" not in str(result.advice)  # no distance that is a rounding error
+
+
+def truncated_ratio(logp, ref_logp, old_logp, mask):
+    ratio = (logp.detach() - old_logp).exp().clamp(max=25)
+    return (ratio * (logp - ref_logp).detach() * logp * mask).sum(-1).mean()
+
+
+def bounded_exact_kl(token_reverse_kl, mask):
+    return (token_reverse_kl.clamp(max=5) * mask).sum(-1).mean()
+
+
+def prefix_ratio(bound):
+    return KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(bound)))
+
+
+@pytest.mark.parametrize(
+    "loss", [truncated_ratio, bounded_exact_kl, *(prefix_ratio(b) for b in (23, 1000))]
+)
+def test_a_bound_beyond_the_ratios_of_the_limit_is_found_on_stale_samples(loss):
+    result = audit(loss)
+    assert (result.verdict_off_policy, result.holds_off_policy) == ("unknown", None)
+
+
+def test_expect_does_not_pass_what_no_batch_has(tmp_path):
+    file = tmp_path / "losses.py"
+    file.write_text(
+        "def sure(logp, ref_logp, mask):\n"
+        "    return ((logp - ref_logp) ** 2 / 2 * mask * (logp.detach().exp() < 0.6)).sum(-1).mean()\n"
+    )
+    with pytest.raises(VerdictError):
+        assert_descends(f"{file}:sure", "reverse-kl-token")

@@ -13,7 +13,7 @@ from .audit_result import AuditResult
 from .batch import Advantages, advantage_of, from_problem
 from .calling import Settings
 from .gradient import evaluate, every_gradient
-from .large_batches import at_batch_size, limit_cases
+from .large_batches import at_batch_size, in_pairs, limit_cases
 from .measurement import Shape
 from .measuring import measure
 from .numerics import probe
@@ -76,8 +76,8 @@ def audit(
     standard = on.small.only(lambda c: not c.wider)
     equal = standard.only(lambda c: not c.varying)
     near = standard.only(lambda c: c.distance == "near")
-    near_ref = on.limit.only(lambda c: c.distance == "near").verdict
-    at_equal_lengths = on.limit.only(lambda c: c.distance == "near" and not c.varying).verdict
+    near_ref = on.only(lambda c: c.distance == "near").of_one_target
+    at_equal_lengths = on.only(lambda c: c.distance == "near" and not c.varying).of_one_target
     named = next((v for v in (near_ref, at_equal_lengths) if TARGETS[v].has_gradient), nearest)
     scales = _scales(on, nearest)
     result = AuditResult(
@@ -133,6 +133,7 @@ def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_p
     return AtEverySize(
         measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy),
         measure(subject, limit_cases(on_policy, lengths), advantages, on_policy=on_policy),
+        lambda: measure(subject, in_pairs(on_policy, lengths), advantages, on_policy=on_policy),
     )
 
 
