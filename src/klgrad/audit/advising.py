@@ -6,7 +6,7 @@ from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo.replacements import AFTER_DIVISION, K2_OR_TOKEN, TOKEN
 from .advice import Advice
 from .audit_result import AuditResult
-from .numbers import apart, at_and_beyond
+from .numbers import apart, at_and_beyond, outside
 from .partly import partly
 from .subject import Subject
 from .whitening import whitens
@@ -151,12 +151,11 @@ def _warnings(result: AuditResult) -> list[str]:
     if matched and result.scale_range and not result.scale_varies:
         low, high = apart(*result.scale_range)
         found.append(f"its strength depends on the shape of the batch ({low} to {high} x)")
-    wrong, dead = result.float32_wrong_from, result.dead_zone_from
-    if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
-        found.append(f"in float32 it is wrong {at_and_beyond(wrong)}")
+    if result.is_wrong_before_dead:
+        found.append(f"in float32 it is wrong {at_and_beyond(result.float32_wrong_from or 0.0)}")
     part = partly(result)
-    if dead is not None and (part is None or part.where != "near ref"):
-        found.append(f"it has no gradient {at_and_beyond(dead)}")
+    if result.dead_zone and (part is None or part.where != "near ref"):
+        found.append(f"it has no gradient where log π/ref is {outside(result.dead_below, result.dead_above)}")
     if not result.finite:
         found.append("it overflows in float32")
     if result.touches_padding:

@@ -60,8 +60,9 @@ class AuditResult:
         verdict_near: the on-policy verdict in large batches on the problems near ref only, where no clamp is active.
         verdict_near_fixed_lengths: the same on completions of equal length.
         verdict_fixed_lengths: the on-policy verdict where all completions have the same length.
-        dead_zone: whether the gradient vanishes at large log-ratios, in float32.
-        dead_zone_from: the first log-ratio log π - log ref at which it does.
+        dead_zone: whether the gradient of a token vanishes at large log-ratios, in float32.
+        dead_below: the log-ratio log π - log ref below which it does, or None.
+        dead_above: the one above which it does, or None.
         float32_wrong_from: the first log-ratio at which the coefficient in float32 is more than 1% off.
         finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
         finite_in_float64: whether the gradient is finite on every group of every on-policy problem.
@@ -111,7 +112,8 @@ class AuditResult:
     verdict_near_fixed_lengths: Verdict
     verdict_fixed_lengths: Verdict
     dead_zone: bool
-    dead_zone_from: float | None
+    dead_below: float | None
+    dead_above: float | None
     float32_wrong_from: float | None
     deterministic: bool
     finite: bool
@@ -127,6 +129,13 @@ class AuditResult:
         if not scales or max(scales) - min(scales) <= SAME_SCALE * max(map(abs, scales)):
             return None
         return min(scales), max(scales)
+
+    @property
+    def is_wrong_before_dead(self) -> bool:
+        """Whether float32 is wrong at a log-ratio at which the coefficient is not dead yet."""
+        wrong = self.float32_wrong_from
+        dead = self.dead_below if wrong is not None and wrong < 0 else self.dead_above
+        return wrong is not None and (dead is None or abs(wrong) < abs(dead))
 
     def to_dict(self) -> dict[str, object]:
         """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""

@@ -6,7 +6,7 @@ from ..targets import TARGETS, TargetName
 from .audit_result import AuditResult
 from .decomposition import Decomposition
 from .in_large_batches import LargeBatchResult
-from .numbers import listed, percent
+from .numbers import listed, outside, percent
 from .partly import partly
 from .verdict import MATCH
 
@@ -122,11 +122,10 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
         found.append("length-sensitive")
     if r.off_with and (part is None or part.where != "most problems"):
         found.append(f"off with {listed(r.off_with)}")
-    wrong, dead = r.float32_wrong_from, r.dead_zone_from
-    if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
-        found.append(f"float32 fails from l = {wrong:g}")
-    if dead is not None:
-        found.append(f"dead from l = {dead:g}")
+    if r.is_wrong_before_dead:
+        found.append(f"float32 fails from l = {r.float32_wrong_from:g}")
+    if r.dead_zone:
+        found.append(f"dead for l {outside(r.dead_below, r.dead_above)}")
     if not r.finite:
         found.append("overflows")
     if r.touches_padding:
