@@ -8,6 +8,7 @@ from .advice import Advice
 from .audit_result import AuditResult
 from .numbers import apart, at_and_beyond, outside
 from .partly import partly
+from .problems import group_sizes
 from .subject import Subject
 from .whitening import whitens
 from .words import in_sum, nearest, small_batches
@@ -83,10 +84,12 @@ def _where_unknown(result: AuditResult) -> tuple[Remedy, ...]:
         return (WRONG_SIGN,)
     if part is not None and part.verdict == "nothing":
         return (INSTEAD["nothing"],)
-    needs_equal = part is not None and part.where in ("equal lengths", "near ref at equal lengths")
-    if result.touches_padding or needs_equal or (part is None and result.length_sensitive):
-        first, known = MASKED if result.touches_padding else LENGTHS, INSTEAD.get(result.verdict_fixed_lengths)
-        return (first, known) if known else (first,)
+    known = INSTEAD.get(result.verdict_fixed_lengths)
+    others = (known,) if known else ()
+    if result.touches_padding or result.reads_masked:
+        return (MASKED, *others)
+    if result.divides_by_length:
+        return (LENGTHS, *others)
     return (INSTEAD["unknown"],)
 
 
@@ -160,6 +163,16 @@ def _warnings(result: AuditResult) -> list[str]:
         found.append("it overflows in float32")
     if result.touches_padding:
         found.append("it puts gradient on masked positions")
+    if result.reads_masked:
+        found.append("the values at masked positions change its gradient")
+    elif result.stumbles_over_gaps:
+        found.append("masked positions inside a completion, such as the output of a tool, change its gradient")
+    if not result.finite_if_empty:
+        found.append("it is no finite number if a completion is empty")
+    if result.order_matters:
+        found.append(
+            f"the order of the rows changes its gradient, so this is said of batches of {group_sizes()} completions only"
+        )
     if matched or result.verdict == "nothing":
         found += _on_stale_samples(result)
     return found

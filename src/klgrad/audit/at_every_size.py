@@ -11,8 +11,9 @@ from .large_batches import BATCH_SIZES, is_small
 from .problems import Case
 from .verdict import MATCH, Comparison
 
-Holds = Literal["always", "large-batches"]
-"""Whether a verdict holds in batches of every size, or in the limit of large ones only."""
+Holds = Literal["always", "large-batches", "small-batches"]
+"""Whether a verdict holds in batches of every size, in the limit of large ones only, or in batches of 2, 3 and 4
+completions, where the order of the rows matters and larger batches are not audited."""
 
 NEAR_SUM = 0.1
 """A sum of two targets that leaves a larger remainder explains too little to be reported."""
@@ -165,6 +166,8 @@ class AtEverySize:
         """Where the verdict holds; None if it is `unknown`."""
         if self.verdict == "unknown":
             return None
+        if self.order_matters:
+            return "small-batches"
         return "always" if self._has(self.small, self.verdict) else "large-batches"
 
     @cached_property
@@ -189,6 +192,6 @@ def bias_by_batch(found: AtEverySize, target: TargetName, at_size: Callable[[int
     in_limit = found.limit.only(is_small)
     climbs = found.limit.match is not None and found.limit.match.climbs
     several = found.scale_varies or found.verdict == "sum-of-targets"
-    if not in_limit.measured or in_limit.is_nothing or climbs or several:
+    if not in_limit.measured or in_limit.is_nothing or climbs or several or found.order_matters:
         return {}
     return {str(size): at_size(size).bias[target] for size in BATCH_SIZES} | {"limit": in_limit.bias[target]}

@@ -24,7 +24,8 @@ class AuditResult:
             target, `nothing`, `sum-of-targets`, or `unknown`.
         verdict_off_policy: the same with samples from another policy.
         holds: `always` if `verdict` holds in batches of every size, `large-batches` if it holds in the limit of large
-            batches only; None if the verdict is `unknown`.
+            batches only, `small-batches` if it holds in small ones and large ones are not audited, because the order
+            of rows matters; None if the verdict is `unknown`.
         holds_off_policy: the same for `verdict_off_policy`.
         verdict_small_batches: the on-policy verdict in batches of 2, 3 and 4 completions.
         verdict_off_policy_small_batches: the same off-policy.
@@ -68,6 +69,12 @@ class AuditResult:
         finite_in_float64: whether the gradient is finite on every group of every on-policy problem.
         deterministic: whether the same batch gives the same gradient twice; if not, no other field is valid.
         touches_padding: whether gradient falls on masked positions; it then matches no target.
+        reads_masked: whether the gradient of live tokens depends on what is at masked positions.
+        stumbles_over_gaps: whether masked positions between live tokens change their gradient, or have one.
+        finite_if_empty: whether loss and gradient are finite where a completion has no token.
+        order_matters: whether the order of the groups of a large batch changes the gradient; small batches then decide
+            the verdict.
+        divides_by_length: whether a loss without a verdict is a target's, divided by the length of each completion.
         verdict_by_problem: the on-policy verdict on each single problem.
         advice: what the loss does and what to use instead; `str(advice)` is the text.
 
@@ -119,6 +126,11 @@ class AuditResult:
     finite: bool
     finite_in_float64: bool
     touches_padding: bool
+    reads_masked: bool
+    stumbles_over_gaps: bool
+    finite_if_empty: bool
+    order_matters: bool
+    divides_by_length: bool
     verdict_by_problem: dict[str, Verdict]
     advice: Advice = field(default_factory=Advice)
 

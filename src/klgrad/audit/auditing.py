@@ -17,6 +17,14 @@ from .large_batches import at_batch_size, in_pairs, limit_cases
 from .measurement import Shape
 from .measuring import measure
 from .numerics import probe
+from .probes import (
+    divides_by_length,
+    in_large_vocabulary,
+    is_finite_if_empty,
+    order_matters,
+    reads_masked,
+    stumbles_over_gaps,
+)
 from .problems import DISTANCES, Lengths, cases
 from .subject import Subject, as_subject
 from .verdict import MATCH, Comparison
@@ -67,9 +75,10 @@ def audit(
         descends the token-level forward KL
     """
     subject = as_subject(loss, name, settings)
-    on = _compare(subject, advantages, lengths, on_policy=True)
+    order = order_matters(subject)
+    on = _compare(subject, advantages, lengths, on_policy=True, order=order)
     # Off-policy a loss also differentiates its importance ratios, so the reference would change it: zero advantages.
-    off = _compare(subject, "zero", lengths, on_policy=False)
+    off = _compare(subject, "zero", lengths, on_policy=False, order=order)
     numerics = probe(subject)
     bias, cosine, nearest = _distances(on)
     bias_off_policy, cosine_off_policy, nearest_off_policy = _distances(off)
@@ -122,6 +131,11 @@ def audit(
         finite=numerics.finite and on.small.is_finite and off.small.is_finite,
         finite_in_float64=on.small.is_finite,
         touches_padding=any(m.gradient.on_padding for m in on.small.measured),
+        reads_masked=reads_masked(subject),
+        stumbles_over_gaps=stumbles_over_gaps(subject),
+        finite_if_empty=is_finite_if_empty(subject),
+        order_matters=order,
+        divides_by_length=on.verdict == "unknown" and on.small.is_finite and divides_by_length(subject),
         verdict_by_problem={
             c.name: on.small.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.small.measured)
         },
@@ -129,12 +143,17 @@ def audit(
     return replace(result, advice=advise(result, subject))
 
 
-def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool) -> AtEverySize:
+def _compare(
+    subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool, order: bool = False
+) -> AtEverySize:
     """Compare the gradients in small batches and in the limit."""
+    small = measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy)
+    large = in_large_vocabulary(subject) if on_policy and advantages == "zero" else None
     return AtEverySize(
-        measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy),
+        small if large is None else replace(small, measured=[*small.measured, large]),
         measure(subject, limit_cases(on_policy, lengths), advantages, on_policy=on_policy),
         lambda: measure(subject, in_pairs(on_policy, lengths), advantages, on_policy=on_policy),
+        order,
     )
 
 

@@ -42,7 +42,7 @@ def partly(r: AuditResult) -> Partly | None:
     if r.verdict_standard not in ("unknown", "sum-of-targets") and r.off_with:
         return Partly("most problems", r.verdict_standard, f"but not with {listed(r.off_with)}")
     near, far = (percent(r.bias_by_distance[distance]) for distance in ("near", "far"))
-    equal = "only if nothing is masked" if r.touches_padding else "at equal lengths only"
+    equal = "only if nothing is masked" if r.touches_padding or r.reads_masked else "at equal lengths only"
     if TARGETS[r.verdict_near].has_gradient:
         zone = outside(r.dead_below, r.dead_above)
         dead = f"; no gradient where log π/ref is {zone}" if zone else ""

@@ -8,6 +8,7 @@ from .decomposition import Decomposition
 from .in_large_batches import LargeBatchResult
 from .numbers import listed, outside, percent
 from .partly import partly
+from .problems import group_sizes
 from .verdict import MATCH
 
 Standing = Literal["right", "large", "else", "nothing"]
@@ -29,7 +30,7 @@ def standing(r: AuditResult) -> Standing:
         return "nothing"
     if target.role != "reverse":
         return "else"
-    return "right" if r.holds == "always" else "large"
+    return "large" if r.holds == "large-batches" else "right"
 
 
 def ignores_reference(r: AuditResult) -> bool:
@@ -51,6 +52,7 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
     has_own_scale = r.scale_varies if on_policy else r.scale_varies_off_policy
     varies = ", at a scale that depends on the batch" if has_own_scale else ""
     large = f", in large batches{off}" if holds == "large-batches" else ""
+    large = f", in batches of {group_sizes()} completions" if holds == "small-batches" else large
     return f"{TARGETS[verdict].title_in_sentence}{large}{varies}"
 
 
@@ -130,4 +132,12 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
         found.append("overflows")
     if r.touches_padding:
         found.append("touches padding")
+    if r.reads_masked:
+        found.append("reads masked positions")
+    elif r.stumbles_over_gaps:
+        found.append("masked gaps change it")
+    if not r.finite_if_empty:
+        found.append("not finite if a completion is empty")
+    if r.order_matters:
+        found.append("order of rows matters")
     return found
