@@ -328,3 +328,29 @@ def test_expect_does_not_pass_what_no_batch_has(tmp_path):
     )
     with pytest.raises(VerdictError):
         assert_descends(f"{file}:sure", "reverse-kl-token")
+
+
+def baseline_of_the_other_half(logp, ref_logp, mask):
+    """Exactly the reverse KL of completions in every batch."""
+    total = ((logp - ref_logp).detach() * mask).sum(-1)
+    half = len(total) // 2
+    baseline = torch.cat([total[half:].mean().expand(half), total[:half].mean().expand(len(total) - half)])
+    return ((total - baseline) * (logp * mask).sum(-1)).mean()
+
+
+def two_micro_batches(logp, ref_logp, mask):
+    half = len(logp) // 2
+    parts = (slice(0, half), slice(half, None))
+    return sum(mean_over_tokens(logp[rows], ref_logp[rows], mask[rows]) for rows in parts) / 2
+
+
+def test_where_the_order_of_rows_matters_small_batches_decide():
+    result = audit(baseline_of_the_other_half)
+    assert (result.verdict, result.holds, result.order_matters) == ("reverse-kl-sequence", "small-batches", True)
+    assert in_words(result) == "reverse KL, whole completions, in batches of 2, 3 or 4 completions"
+    assert "the order of the rows changes its gradient" in str(result.advice)
+    halves = audit(two_micro_batches)
+    assert (halves.verdict, halves.order_matters, halves.bias_by_batch) == ("unknown", True, {})
+    assert "said of batches of 2, 3 or 4 completions only" in str(halves.advice)
+    assert "not by the length of each completion" not in str(halves.advice)
+    assert not audit(mean_over_tokens).order_matters

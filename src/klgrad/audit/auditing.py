@@ -75,10 +75,10 @@ def audit(
         descends the token-level forward KL
     """
     subject = as_subject(loss, name, settings)
-    order = order_matters(subject)
-    on = _compare(subject, advantages, lengths, on_policy=True, order=order)
+    on = _compare(subject, advantages, lengths, on_policy=True)
+    on = replace(on, order_matters=order_matters(subject))
     # Off-policy a loss also differentiates its importance ratios, so the reference would change it: zero advantages.
-    off = _compare(subject, "zero", lengths, on_policy=False, order=order)
+    off = replace(_compare(subject, "zero", lengths, on_policy=False), order_matters=on.order_matters)
     numerics = probe(subject)
     bias, cosine, nearest = _distances(on)
     bias_off_policy, cosine_off_policy, nearest_off_policy = _distances(off)
@@ -134,7 +134,7 @@ def audit(
         reads_masked=reads_masked(subject),
         stumbles_over_gaps=stumbles_over_gaps(subject),
         finite_if_empty=is_finite_if_empty(subject),
-        order_matters=order,
+        order_matters=on.order_matters,
         divides_by_length=on.verdict == "unknown" and on.small.is_finite and divides_by_length(subject),
         verdict_by_problem={
             c.name: on.small.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.small.measured)
@@ -143,9 +143,7 @@ def audit(
     return replace(result, advice=advise(result, subject))
 
 
-def _compare(
-    subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool, order: bool = False
-) -> AtEverySize:
+def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool) -> AtEverySize:
     """Compare the gradients in small batches and in the limit."""
     small = measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy)
     large = in_large_vocabulary(subject) if on_policy and advantages == "zero" else None
@@ -153,7 +151,6 @@ def _compare(
         small if large is None else replace(small, measured=[*small.measured, large]),
         measure(subject, limit_cases(on_policy, lengths), advantages, on_policy=on_policy),
         lambda: measure(subject, in_pairs(on_policy, lengths), advantages, on_policy=on_policy),
-        order,
     )
 
 
