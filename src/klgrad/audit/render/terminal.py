@@ -113,7 +113,7 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     facts.add_row("finite in float32", _yes(r.finite))
     facts.add_row("notes", "; ".join(notes(r)) or "none")
     distances = Table(box=None, pad_edge=False)
-    for column in ("target", "bias", "cosine", "bias off-policy", "cosine off-policy"):
+    for column in ("target", "bias at one scale", "cosine", "bias off-policy", "cosine off-policy"):
         distances.add_column(column, justify="left" if column == "target" else "right")
     for name in WITH_GRADIENT:
         numbers = (each.get(name) for each in (r.bias, r.cosine, r.bias_off_policy, r.cosine_off_policy))
