@@ -425,7 +425,9 @@ def test_the_ends_of_a_dead_zone_are_those_of_the_clamp_in_every_report(low, hig
 @pytest.mark.parametrize("power", [1, 2])
 def test_a_coefficient_that_is_small_where_it_should_be_is_not_dead(power):
     """exp(-l), that of the forward KL, and exp(-2l): tiny far above 0, and right."""
-    result = audit(lambda logp, ref_logp, mask: -((power * (ref_logp - logp)).exp().detach() * logp * mask).sum(-1).mean())
+    result = audit(
+        lambda logp, ref_logp, mask: -((power * (ref_logp - logp)).exp().detach() * logp * mask).sum(-1).mean()
+    )
     assert not result.dead_zone
     assert "no gradient" not in str(result.advice)
 

@@ -23,6 +23,7 @@ from klgrad.audit.curve import GRID, coefficient_curve, per_unit
 from klgrad.audit.render.fixes import Fix
 from klgrad.audit.render.page import to_html
 from klgrad.audit.subject import as_subject
+from klgrad.audit.words import nearest
 from klgrad.cli import app
 from klgrad.targets import TARGETS
 
@@ -395,3 +396,14 @@ def test_in_a_browser(tmp_path, audited, framework, width, scheme):
     content = picture.read_bytes()
     assert struct.unpack(">II", content[16:24]) == (max(width, 500), 2400)
     assert len(content) > 50_000, "a blank page"
+
+
+def test_the_index_gives_the_distances_of_the_terminal():
+    """They are measured at a scale each, near ref and far from it; at one scale for both they are larger."""
+    subject = as_subject(lambda logp, ref_logp, mask: ((logp - ref_logp).abs() * mask).sum(-1).mean(), "absolute")
+    result = audit(subject)
+    page = to_html([result, audit(KLTerm())], [coefficient_curve(subject), []])
+    row = page.split('class="index"')[1].split("</table>")[0]
+    assert nearest(result) == "nearest: reverse KL, token by token, 40% off near ref and 40% far from it"
+    assert nearest(result) in row
+    assert nearest(result, on_policy=False) in row

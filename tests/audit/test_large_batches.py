@@ -126,7 +126,8 @@ def test_a_clamped_loss_is_described_by_what_it_is_near_ref():
     result = audit(clamped)
     assert (result.verdict, result.verdict_near) == ("unknown", "forward-kl-token")
     assert in_words(result) == (
-        "forward KL, token by token, near ref only (28% off far from it; no gradient where log π/ref is below -2.61 and above 11)"
+        "forward KL, token by token, near ref only "
+        "(28% off far from it; no gradient where log π/ref is below -2.61 and above 11)"
     )
 
 
@@ -312,9 +313,7 @@ def prefix_ratio(bound):
     return KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(bound)))
 
 
-@pytest.mark.parametrize(
-    "loss", [truncated_ratio, bounded_exact_kl, *(prefix_ratio(b) for b in (23, 1000))]
-)
+@pytest.mark.parametrize("loss", [truncated_ratio, bounded_exact_kl, *(prefix_ratio(b) for b in (23, 1000))])
 def test_a_bound_beyond_the_ratios_of_the_limit_is_found_on_stale_samples(loss):
     result = audit(loss)
     assert (result.verdict_off_policy, result.holds_off_policy) == ("unknown", None)

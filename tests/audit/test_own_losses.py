@@ -187,7 +187,9 @@ def reward_on_the_last_token(logp, ref_logp, mask):
 def test_what_a_mask_with_gaps_changes_is_told():
     result = audit(reward_on_the_last_token)
     assert (result.verdict, result.stumbles_over_gaps) == ("reverse-kl-sequence", True)
-    assert "masked positions inside a completion, such as the output of a tool, change its gradient" in str(result.advice)
+    assert "masked positions inside a completion, such as the output of a tool, change its gradient" in str(
+        result.advice
+    )
     assert "masked gaps change it" in notes(result)
 
 

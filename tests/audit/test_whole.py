@@ -168,7 +168,9 @@ def squared_kl(logp, ref_logp, mask, advantages):
 
 def k3_per_completion(logp, ref_logp, mask, advantages):
     away = ref_logp - logp
-    return (torch.where(mask, away.exp() - 1 - away, 0).sum(-1) / mask.sum(-1)).mean() + token_sum(-advantages * logp, mask)
+    return (torch.where(mask, away.exp() - 1 - away, 0).sum(-1) / mask.sum(-1)).mean() + token_sum(
+        -advantages * logp, mask
+    )
 
 
 @pytest.mark.parametrize("loss", [squared_kl, k3_per_completion, reinforce_with_k2])

@@ -78,9 +78,7 @@ def test_expectations_are_the_exit_status(loss_file):
     assert run("k1-loss", "--expect-off-policy", "climbs forward-kl-sampler-sequence").exit_code == 0
     strict = run("ratio-k3-loss", "--expect", "reverse-kl-token", "--strict")
     assert strict.exit_code == 1
-    wanted = (
-        "ratio-k3-loss: expected a finite gradient without a dead zone, found float32 fails from l = -16, dead for"
-    )
+    wanted = "ratio-k3-loss: expected a finite gradient without a dead zone, found float32 fails from l = -16, dead for"
     assert wanted in strict.output
 
 

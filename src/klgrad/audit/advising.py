@@ -171,7 +171,8 @@ def _warnings(result: AuditResult) -> list[str]:
         found.append("it is no finite number if a completion is empty")
     if result.order_matters:
         found.append(
-            f"the order of the rows changes its gradient, so this is said of batches of {group_sizes()} completions only"
+            "the order of the rows changes its gradient, "
+            f"so this is said of batches of {group_sizes()} completions only"
         )
     if matched or result.verdict == "nothing":
         found += _on_stale_samples(result)

@@ -48,8 +48,9 @@ def audit_in_large_batches(loss: object, *, on_policy: bool = True) -> LargeBatc
     """Find what a loss descends in the limit of large batches, and how far batches of 2 and 3 completions are off it.
 
     This is the part of `audit` that decides its verdict, with a tenth of the calls: small batches are enumerated on the
-    two smallest problems only, and there are no numerical probes. A verdict that only fails at probabilities, log-ratios
-    or ratios beyond those of the limit's problems, as that of a loss with a distant dead zone, is found by `audit` alone.
+    two smallest problems only, and there are no numerical probes. A verdict that only fails at probabilities,
+    log-ratios or ratios beyond those of the limit's problems, as that of a loss with a distant dead zone, is found by
+    `audit` alone.
 
     Args:
         loss: as for `audit`.

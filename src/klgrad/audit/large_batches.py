@@ -122,13 +122,15 @@ def _rare(reach: float, on_policy: bool) -> Case:
 
 
 def _sharp(on_policy: bool) -> Case:
-    """Two tokens over a vocabulary of two: π is certain of the first token, and then of one, of none or of the other."""
+    """Two tokens over a vocabulary of two: π is nearly certain of the first, and of the second after one of them."""
     drawn = autoregressive(2, 2, ends=False, seed=3, away_from_ref=DISTANCES["near"][0])
     counts = torch.tensor([[SHARP - 1, 1], [SHARP / 2, SHARP / 2], [1, SHARP - 1]], dtype=torch.float64)
     sampler = counts.log() - math.log(SHARP)
     stale = torch.tensor([[0.1, 0.9], [0.38, 0.62], [0.9, 0.1]], dtype=torch.float64).log()
     logits = sampler if on_policy else stale
-    problem = replace(drawn, logits=logits, ref_logits=logits + drawn.ref_logits - drawn.logits, behavior_logits=sampler)
+    problem = replace(
+        drawn, logits=logits, ref_logits=logits + drawn.ref_logits - drawn.logits, behavior_logits=sampler
+    )
     return Case("near", problem, 2, False, f"probabilities of {SHARP - 1}/{SHARP}", parts=SHARP)
 
 

@@ -100,7 +100,9 @@ class Subject:
         if not isinstance(self.loss, OwnLoss) or not self.loss.filled.uses("logits"):
             return ""
         large = [f"--set {name}=2" for name, x in self.loss.numbers.items() if x > LARGEST_VOCABULARY]
-        hint = f"; the audit's vocabularies have 2 to {LARGEST_VOCABULARY} tokens: try {' '.join(large)}" if large else ""
+        hint = (
+            f"; the audit's vocabularies have 2 to {LARGEST_VOCABULARY} tokens: try {' '.join(large)}" if large else ""
+        )
         return f"; logits of shape {tuple(batch.logits.shape)}{hint}"
 
 

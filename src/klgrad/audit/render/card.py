@@ -10,6 +10,7 @@ from ..audit_result import AuditResult
 from ..curve import Curve, per_unit
 from ..numbers import apart, at_and_beyond, listed, outside, percent
 from ..partly import partly
+from ..problems import group_sizes
 from ..verdict import MATCH
 from ..words import in_sum, nearest, small_batches
 from .chart import Chart, chart_of
@@ -131,6 +132,8 @@ def _view(r: AuditResult, *, on_policy: bool) -> VerdictView:
         title, sentence = f"{title}, in large batches", f"{capitalised(small_batches(r))}; nothing in the limit."
     elif not on_policy and r.holds_off_policy == "large-batches":
         title = f"{title}, in large batches"
+    elif (r.holds if on_policy else r.holds_off_policy) == "small-batches":
+        title = f"{title}, in batches of {group_sizes()} completions"
     elif target.name == "nothing" and not r.has_gradient:
         sentence = "No gradient reaches the log-probs."
     return VerdictView("On-policy" if on_policy else "Off-policy", target.role, title, sentence)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ...targets import TARGETS, Target
 from ..audit_result import AuditResult
 from ..partly import partly
+from ..problems import group_sizes
 from ..words import in_sum, nearest, notes, small_batches
 from .plain import KIND_TITLES
 
@@ -80,6 +81,8 @@ def _detail(r: AuditResult, *, on_policy: bool) -> str:
     if (r.holds if on_policy else r.holds_off_policy) == "large-batches":
         off = small_batches(r) if on_policy else ""
         return f"in large batches; {off}" if off else "in large batches"
+    if (r.holds if on_policy else r.holds_off_policy) == "small-batches":
+        return f"in batches of {group_sizes()} completions"
     if verdict != "unknown":
         return ""
     part = partly(r) if on_policy else None

@@ -77,7 +77,9 @@ def _side(subject: Subject, *, on_policy: bool) -> Side:
     update = _verdict(differing)
     if subject.kind != "framework" and {positive.verdict, negative.verdict, update} != {"unknown"}:
         # Where groups do not influence each other the size of a batch plays no role, and wider problems must agree.
-        wide = [u for u in (Updates(subject, case) for case in wider_cases(on_policy=on_policy)) if u.is_of_single_groups]
+        wide = [
+            u for u in (Updates(subject, case) for case in wider_cases(on_policy=on_policy)) if u.is_of_single_groups
+        ]
         if wide:
             also, _ = _differing(wide)
             if update not in ("unknown", _verdict(also)):
@@ -93,8 +95,7 @@ def _side(subject: Subject, *, on_policy: bool) -> Side:
 
 
 def _usual(differing: Comparison) -> list[float]:
-    """For each case, the size of the update of one completion with an advantage that differs, beside which a drift may
-    be nothing."""
+    """For each case, the size of the update of one completion, beside which a drift may be nothing."""
     return [m.gradient.typical for m in differing.measured[:: len(DRAWS)]]
 
 

@@ -56,7 +56,6 @@ class Updates:
     def _update(self, advantage: Tensor) -> Parts:
         return evaluate(self.subject, self.case.batch(advantage))[1]
 
-
     @cached_property
     def is_of_single_groups(self) -> bool:
         """Whether a batch is a mean over its groups: the first, a middle and the last group alone give the same."""
