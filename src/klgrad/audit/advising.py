@@ -167,7 +167,7 @@ def _warnings(result: AuditResult) -> list[str]:
         found.append("the values at masked positions change its gradient")
     elif result.stumbles_over_gaps:
         found.append("masked positions inside a completion, such as the output of a tool, change its gradient")
-    if not result.finite_if_empty:
+    if result.finite_if_empty is False:
         found.append("it is no finite number if a completion is empty")
     if result.order_matters:
         found.append(

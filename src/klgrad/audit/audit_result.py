@@ -69,7 +69,8 @@ class AuditResult:
         finite_in_float64: whether the gradient is finite on every group of every on-policy problem.
         deterministic: whether the same batch gives the same gradient twice; if not, no other field is valid.
         touches_padding: whether gradient falls on masked positions; it then matches no target.
-        reads_masked: whether the gradient of live tokens depends on what is at masked positions.
+        reads_masked: whether the gradient of live tokens depends on what is at masked positions; None for a framework,
+            for which this and the next two are not tried.
         stumbles_over_gaps: whether masked positions between live tokens change their gradient, or have one.
         finite_if_empty: whether loss and gradient are finite where a completion has no token.
         order_matters: whether the order of the groups of a large batch changes the gradient; small batches then decide
@@ -126,9 +127,9 @@ class AuditResult:
     finite: bool
     finite_in_float64: bool
     touches_padding: bool
-    reads_masked: bool
-    stumbles_over_gaps: bool
-    finite_if_empty: bool
+    reads_masked: bool | None
+    stumbles_over_gaps: bool | None
+    finite_if_empty: bool | None
     order_matters: bool
     divides_by_length: bool
     verdict_by_problem: dict[str, Verdict]

@@ -136,7 +136,7 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
         found.append("reads masked positions")
     elif r.stumbles_over_gaps:
         found.append("masked gaps change it")
-    if not r.finite_if_empty:
+    if r.finite_if_empty is False:
         found.append("not finite if a completion is empty")
     if r.order_matters:
         found.append("order of rows matters")
