@@ -1,12 +1,14 @@
-"""Search for commands that lose data or end in a traceback.
+"""Search for commands that lose data or end in a traceback, and for false statements of the audit.
 
-    python scripts/hunt [inputs|kills|pairs] [--count N] [--seed N]
+    python scripts/hunt [inputs|kills|pairs|losses] [--count N] [--seed N] [--jobs N]
 
 inputs: hostile command lines, files and settings. A command must end in time, with a documented exit status and without
     a traceback, and must not change files other than its outputs.
 kills: a tiny training run is killed (SIGKILL) at random moments and resumed until it is finished. Its weights must be
     those of a run that was never killed, to the last bit.
 pairs: two runs are started at once on one output folder. One must train, the other must refuse.
+losses: randomly composed KL losses are audited, and every verdict is checked on other problems by an enumeration that
+    shares no code with the audit. Verdicts that are missing are printed too; only false ones are problems.
 
 Failures are printed with the number of the case; `--only N` runs only that case and shows its output.
 """
@@ -24,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+import composed_losses
 import forked
 import hostile
 from training.small import SMALL, arguments, write_model
@@ -150,15 +153,17 @@ def hunt_pairs(count: int, seed: int, root: Path) -> list[str]:
 def main() -> None:
     """Run the chosen searches; the exit status is 1 if a problem was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["all", "inputs", "kills", "pairs"], default="all")
-    parser.add_argument("--count", type=int, help="default: 500 inputs, 100 kills, 10 pairs")
+    parser.add_argument("what", nargs="?", choices=["all", "inputs", "kills", "pairs", "losses"], default="all")
+    parser.add_argument("--count", type=int, help="default: 500 inputs, 100 kills, 10 pairs, 500 losses")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="run only this case of `inputs`, and show its output")
+    parser.add_argument("--only", type=int, help="run only this case of `inputs` or `losses`, and show its output")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for `losses`; default: 1")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     root = Path(tempfile.mkdtemp(prefix="klgrad-hunt-"))
     os.environ["XDG_CACHE_HOME"] = str(root / "cache")
-    forked.preload()
+    if given.what != "losses":
+        forked.preload()
     problems = []
     if given.what in ("all", "inputs"):
         problems += hunt_inputs(given.count or 500, given.seed, root, given.only)
@@ -166,6 +171,8 @@ def main() -> None:
         problems += hunt_kills(given.count or 100, given.seed, root)
     if given.what in ("all", "pairs"):
         problems += hunt_pairs(given.count or 10, given.seed, root)
+    if given.what in ("all", "losses"):
+        problems += composed_losses.hunt(given.count or 500, given.seed, given.jobs, given.only)
     shutil.rmtree(root, ignore_errors=True)
     for problem in problems:
         print(problem)

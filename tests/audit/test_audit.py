@@ -1,5 +1,6 @@
 """The audit on losses as users write them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,11 @@ from tolerances import EXACT
 from klgrad import KLTerm, zoo as cells
 from klgrad.audit import audit, catalogue
 from klgrad.audit.batch import advantage_of
+from klgrad.audit.curve import coefficient_curve
 from klgrad.audit.gradient import every_gradient, expected_gradient
 from klgrad.audit.problems import RATIO_REACH, REACH, cases
+from klgrad.audit.render.page import to_html
+from klgrad.audit.render.plain import to_json
 from klgrad.audit.subject import as_subject
 from klgrad.audit.verdict import MATCH
 from klgrad.audit.words import in_words, notes, standing
@@ -185,7 +189,7 @@ def test_padding_dead_zones_and_overflow_are_seen():
     assert not audit(zero_over_zero).finite
     clamped = audit(cells.get("k3-loss-clamped"))
     assert clamped.dead_zone
-    assert clamped.dead_zone_from == -2.65
+    assert (clamped.dead_below, clamped.dead_above) == pytest.approx((-2.6109, 11.0), abs=DEAD_ZONE)
     product = audit(cells.get("ratio-k3-loss"))
     assert product.dead_zone
     assert product.float32_wrong_from == -16.0
@@ -383,3 +387,58 @@ def test_a_loss_that_cannot_be_audited_says_why(loss):
     error, text = BAD[loss]
     with pytest.raises(error, match=text):
         audit(loss)
+
+
+DEAD_ZONE = 1e-4
+"""The ends of a dead zone are found by halving, and rounded to four places; float32 log-ratios are accurate to 1e-6."""
+
+
+def clamped_at(low, high):
+    def loss(logp, ref_logp, mask):
+        away = (ref_logp - logp).clamp(low, high)
+        return ((away.exp() - 1 - away) * mask).sum(-1).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "below", "above", "words"),
+    [
+        (-5, 5, -5, 5, "below -5 and above 5"),
+        (-0.5, 1, -1, 0.5, "below -1 and above 0.5"),
+        (None, 2, -2, None, "below -2"),
+        (-18.5, 24, -24, 18.5, "below -24 and above 18.5"),
+    ],
+)
+def test_the_ends_of_a_dead_zone_are_those_of_the_clamp_in_every_report(low, high, below, above, words):
+    subject = as_subject(clamped_at(low, high), "clamped")
+    result = audit(subject)
+    assert (result.dead_below, result.dead_above) == pytest.approx((below, above), abs=DEAD_ZONE)
+    (data,) = json.loads(to_json([result]))["results"]
+    assert (data["dead_below"], data["dead_above"]) == (result.dead_below, result.dead_above)
+    assert f"no gradient where log π/ref is {words}" in str(result.advice)
+    assert f"dead for l {words}" in notes(result)
+    page = to_html([result], [coefficient_curve(subject)])
+    assert f"no gradient {words.replace('-', '−')}" in page
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_coefficient_that_is_small_where_it_should_be_is_not_dead(power):
+    """exp(-l), that of the forward KL, and exp(-2l): tiny far above 0, and right."""
+    result = audit(
+        lambda logp, ref_logp, mask: -((power * (ref_logp - logp)).exp().detach() * logp * mask).sum(-1).mean()
+    )
+    assert not result.dead_zone
+    assert "no gradient" not in str(result.advice)
+
+
+def test_a_loss_that_refuses_to_overflow_has_a_verdict_and_is_not_finite():
+    def checked(logp, ref_logp, mask):
+        away = ref_logp - logp
+        kl = torch.where(mask, away.exp() - 1 - away, 0)
+        if not kl.isfinite().all():
+            raise ValueError("the KL overflows")
+        return kl.sum(-1).mean()
+
+    result = audit(checked)
+    assert (result.verdict, result.finite) == ("forward-kl-token", False)

@@ -19,10 +19,11 @@ from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import Advice
 from klgrad.audit.advising import STALE
-from klgrad.audit.curve import GRID, coefficient_curve, dead_zones, per_unit
+from klgrad.audit.curve import GRID, coefficient_curve, per_unit
 from klgrad.audit.render.fixes import Fix
 from klgrad.audit.render.page import to_html
 from klgrad.audit.subject import as_subject
+from klgrad.audit.words import nearest
 from klgrad.cli import app
 from klgrad.targets import TARGETS
 
@@ -195,22 +196,16 @@ def test_the_curve_is_the_coefficient():
 
 def test_dead_zones_are_shaded():
     subject = catalogue()["k3-loss-clamped"]
-    curve = coefficient_curve(subject)
-    below, above = dead_zones(curve)
-    assert below == (-30, -2.625)  # the first point past -2.61, where k3 is 10
-    assert above[0] == pytest.approx(11)  # k3 is about l - 1 there
-    text = to_html([audit(subject)], [curve])
+    text = to_html([audit(subject)], [coefficient_curve(subject)])
     assert text.count('<rect class="dead" x=') == 2
-    assert "no gradient below −2.62 and above 11" in text
+    assert "no gradient below −2.61 and above 11" in text
 
 
 @pytest.mark.slow
-def test_what_is_alive_is_not_shaded(audited):
+def test_what_is_alive_is_not_shaded():
     for loss in (KLTerm(), KLTerm(influence_bound=1.0), lambda logp: (logp.detach() * 0).sum()):
         subject = as_subject(loss, "mine")
-        curve = coefficient_curve(subject)
-        assert dead_zones(curve) == []
-        assert 'class="dead" x=' not in to_html([audited[0][0]], [curve])
+        assert 'class="dead" x=' not in to_html([audit(subject)], [coefficient_curve(subject)])
 
 
 def test_a_loss_with_a_gradient_off_the_sampled_token_has_no_curve():
@@ -401,3 +396,14 @@ def test_in_a_browser(tmp_path, audited, framework, width, scheme):
     content = picture.read_bytes()
     assert struct.unpack(">II", content[16:24]) == (max(width, 500), 2400)
     assert len(content) > 50_000, "a blank page"
+
+
+def test_the_index_gives_the_distances_of_the_terminal():
+    """They are measured at a scale each, near ref and far from it; at one scale for both they are larger."""
+    subject = as_subject(lambda logp, ref_logp, mask: ((logp - ref_logp).abs() * mask).sum(-1).mean(), "absolute")
+    result = audit(subject)
+    page = to_html([result, audit(KLTerm())], [coefficient_curve(subject), []])
+    row = page.split('class="index"')[1].split("</table>")[0]
+    assert nearest(result) == "nearest: reverse KL, token by token, 40% off near ref and 40% far from it"
+    assert nearest(result) in row
+    assert nearest(result, on_policy=False) in row

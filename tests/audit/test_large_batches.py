@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from klgrad import zoo
+from klgrad import ImportanceWeighting, KLTerm, Truncate, zoo
 from klgrad.audit import audit, audit_in_large_batches
 from klgrad.audit.advising import WRONG_SIGN
 from klgrad.audit.batch import advantage_of
@@ -13,6 +13,8 @@ from klgrad.audit.large_batches import limit_cases, limit_gradient
 from klgrad.audit.problems import RATIO_REACH, REACH
 from klgrad.audit.subject import as_subject
 from klgrad.audit.words import in_words
+from klgrad.errors import VerdictError
+from klgrad.testing import assert_descends
 
 ROUNDING = 1e-9
 """Relative: sums in float64 of up to 30,000 rows."""
@@ -124,7 +126,8 @@ def test_a_clamped_loss_is_described_by_what_it_is_near_ref():
     result = audit(clamped)
     assert (result.verdict, result.verdict_near) == ("unknown", "forward-kl-token")
     assert in_words(result) == (
-        "forward KL, token by token, near ref only (28% off far from it; no gradient where log π/ref is -2.65 or less)"
+        "forward KL, token by token, near ref only "
+        "(28% off far from it; no gradient where log π/ref is below -2.61 and above 11)"
     )
 
 
@@ -226,3 +229,127 @@ def test_the_short_audit_agrees_with_the_whole_one(loss):
     assert fresh.nearest == whole.nearest
     assert fresh.bias_by_batch == pytest.approx(whole.bias_by_batch, rel=ROUNDING, abs=ROUNDING)
     assert (stale.bias_by_batch == {}) == (loss is score_sum)
+
+
+def k2(logp, ref_logp, mask):
+    return ((logp - ref_logp) ** 2 / 2 * mask).sum(-1)
+
+
+def unsure_tokens_only(logp, ref_logp, mask):
+    """Leaves out what π is sure of."""
+    return k2(logp, ref_logp, mask * (logp.detach() < math.log(0.6))).mean()
+
+
+def by_entropy(logits, logp, ref_logp, mask):
+    table = logits.detach().log_softmax(-1)
+    entropy = -(table.exp() * table).sum(-1)
+    return k2(logp, ref_logp, mask * entropy).mean()
+
+
+def by_the_largest_probability(logits, logp, ref_logp, mask):
+    return k2(logp, ref_logp, mask * (1 - logits.detach().softmax(-1).amax(-1))).mean()
+
+
+def reward_with_a_floor(logp, ref_logp, mask):
+    total = ((logp - ref_logp).detach() * mask).sum(-1).clamp(min=-3.3)
+    return (total * (logp * mask).sum(-1)).mean()
+
+
+def scores_of_unsure_tokens(logp, ref_logp, mask):
+    return ((logp - ref_logp) * mask * (logp.detach() < math.log(0.6))).sum(-1).mean()
+
+
+def even_batches_only(logp, ref_logp, mask):
+    return k2(logp, ref_logp, mask).mean() * (len(logp) % 2 == 0)
+
+
+def unsure_tokens_per_token_of_the_batch(logp, ref_logp, mask):
+    return unsure_tokens_only(logp, ref_logp, mask) * len(logp) / mask.sum()
+
+
+def climbs_on_unsure_tokens(logp, ref_logp, mask):
+    return -unsure_tokens_only(logp, ref_logp, mask)
+
+
+def unsure_tokens_over_the_spread_of_the_batch(logp, ref_logp, mask):
+    """The right direction in the limit only if no token is sure."""
+    total = ((logp - ref_logp) * mask * (logp < math.log(0.6))).sum(-1).detach()
+    return ((total - total.mean()) / (total.std() + 1e-4) * (logp * mask).sum(-1)).mean()
+
+
+NARROW = [
+    unsure_tokens_only,
+    by_entropy,
+    by_the_largest_probability,
+    reward_with_a_floor,
+    scores_of_unsure_tokens,
+    even_batches_only,
+    unsure_tokens_per_token_of_the_batch,
+    climbs_on_unsure_tokens,
+    unsure_tokens_over_the_spread_of_the_batch,
+]
+
+
+@pytest.mark.parametrize("loss", NARROW)
+def test_what_batches_of_every_size_lack_is_not_found_in_large_ones(loss):
+    """Each matches a target on the limit's own problems, and on other problems in no batch of any size."""
+    result = audit(loss)
+    assert (result.verdict, result.holds) == ("unknown", None)
+    assert "in large batches" not in in_words(result)
+    assert ("near ref only" in in_words(result)) == (loss is reward_with_a_floor)  # near ref no sum is below the floor
+    assert "e-1" not in str(result.advice)  # no distance that is a rounding error
+
+
+def truncated_ratio(logp, ref_logp, old_logp, mask):
+    ratio = (logp.detach() - old_logp).exp().clamp(max=25)
+    return (ratio * (logp - ref_logp).detach() * logp * mask).sum(-1).mean()
+
+
+def bounded_exact_kl(token_reverse_kl, mask):
+    return (token_reverse_kl.clamp(max=5) * mask).sum(-1).mean()
+
+
+def prefix_ratio(bound):
+    return KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(bound)))
+
+
+@pytest.mark.parametrize("loss", [truncated_ratio, bounded_exact_kl, *(prefix_ratio(b) for b in (23, 1000))])
+def test_a_bound_beyond_the_ratios_of_the_limit_is_found_on_stale_samples(loss):
+    result = audit(loss)
+    assert (result.verdict_off_policy, result.holds_off_policy) == ("unknown", None)
+
+
+def test_expect_does_not_pass_what_no_batch_has(tmp_path):
+    file = tmp_path / "losses.py"
+    file.write_text(
+        "def sure(logp, ref_logp, mask):\n"
+        "    return ((logp - ref_logp) ** 2 / 2 * mask * (logp.detach().exp() < 0.6)).sum(-1).mean()\n"
+    )
+    with pytest.raises(VerdictError):
+        assert_descends(f"{file}:sure", "reverse-kl-token")
+
+
+def baseline_of_the_other_half(logp, ref_logp, mask):
+    """Exactly the reverse KL of completions in every batch."""
+    total = ((logp - ref_logp).detach() * mask).sum(-1)
+    half = len(total) // 2
+    baseline = torch.cat([total[half:].mean().expand(half), total[:half].mean().expand(len(total) - half)])
+    return ((total - baseline) * (logp * mask).sum(-1)).mean()
+
+
+def two_micro_batches(logp, ref_logp, mask):
+    half = len(logp) // 2
+    parts = (slice(0, half), slice(half, None))
+    return sum(mean_over_tokens(logp[rows], ref_logp[rows], mask[rows]) for rows in parts) / 2
+
+
+def test_where_the_order_of_rows_matters_small_batches_decide():
+    result = audit(baseline_of_the_other_half)
+    assert (result.verdict, result.holds, result.order_matters) == ("reverse-kl-sequence", "small-batches", True)
+    assert in_words(result) == "reverse KL, whole completions, in batches of 2, 3 or 4 completions"
+    assert "the order of the rows changes its gradient" in str(result.advice)
+    halves = audit(two_micro_batches)
+    assert (halves.verdict, halves.order_matters, halves.bias_by_batch) == ("unknown", True, {})
+    assert "said of batches of 2, 3 or 4 completions only" in str(halves.advice)
+    assert "not by the length of each completion" not in str(halves.advice)
+    assert not audit(mean_over_tokens).order_matters

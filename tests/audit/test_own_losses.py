@@ -4,11 +4,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from some import first
 from tolerances import EXACT
 
+from klgrad import KLTerm, zoo
 from klgrad.audit import audit, load, load_every
-from klgrad.audit.advising import MASKED
+from klgrad.audit.advising import LENGTHS, MASKED
+from klgrad.audit.words import in_words, notes
+from klgrad.errors import LossCallError
 
 FILE = Path(__file__).parent / "data" / "losses.py"
 
@@ -127,3 +131,116 @@ def test_every_loss_of_the_file_is_found():
     assert found.skipped["KLLoss"].startswith("a constructor that needs coef; give them by --set coef=VALUE")
     given = load_every(str(FILE), {"coef": 0.1, "kl_penalty": "kl", "cfg": {"beta": 1.0}})
     assert given.skipped == {}
+
+
+def reward_to_go_past_the_mask(logp, ref_logp, mask):
+    """The KL of masked positions is in the reward of the tokens before them."""
+    to_go = (logp - ref_logp).detach().flip(-1).cumsum(-1).flip(-1)
+    return (to_go * logp * mask).sum(-1).mean()
+
+
+def total_past_the_mask(logp, ref_logp, mask):
+    return ((logp - ref_logp).detach().sum(-1) * (logp * mask).sum(-1)).mean()
+
+
+@pytest.mark.parametrize("loss", [reward_to_go_past_the_mask, total_past_the_mask])
+def test_a_kl_that_leaks_from_masked_positions_is_told_to_mask_it(loss):
+    result = audit(loss)
+    assert (result.verdict, result.reads_masked, result.touches_padding) == ("unknown", True, False)
+    assert in_words(result).startswith("reverse KL, whole completions, only if nothing is masked (")
+    assert "the values at masked positions change its gradient" in str(result.advice)
+    assert result.advice.remedies[0] == MASKED
+    assert "length" not in str(result.advice)
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+@pytest.mark.parametrize("bound", [0.07, 0.13])
+def test_a_clip_of_single_entries_is_not_told_to_change_its_lengths(direction, bound):
+    def clipped(logits, ref_logits, mask):
+        p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+        entries = p.exp() * (p - q) if direction == "reverse" else q.exp() * (q - p)
+        return (entries.clamp(max=bound).sum(-1) * mask).sum(-1).mean()
+
+    result = audit(clipped)
+    assert result.verdict == "unknown"
+    assert "length" not in str(result.advice)
+    assert "equal lengths" not in in_words(result)
+
+
+def test_a_division_by_lengths_is_told():
+    def per_completion(logp, ref_logp, mask, power):
+        return ((logp - ref_logp).detach().mul(mask).sum(-1) * (logp * mask).sum(-1) / mask.sum(-1) ** power).mean()
+
+    for power in (1, 2):
+        result = audit(per_completion, settings={"power": power})
+        assert result.divides_by_length
+        assert result.advice.remedies[0] == LENGTHS
+
+
+def reward_on_the_last_token(logp, ref_logp, mask):
+    """The place of the last token is taken to be the number of tokens."""
+    reward = torch.zeros_like(logp)
+    reward[torch.arange(len(logp)), mask.sum(-1) - 1] = ((logp - ref_logp).detach() * mask).sum(-1)
+    return (reward.flip(-1).cumsum(-1).flip(-1) * logp * mask).sum(-1).mean()
+
+
+def test_what_a_mask_with_gaps_changes_is_told():
+    result = audit(reward_on_the_last_token)
+    assert (result.verdict, result.stumbles_over_gaps) == ("reverse-kl-sequence", True)
+    assert "masked positions inside a completion, such as the output of a tool, change its gradient" in str(
+        result.advice
+    )
+    assert "masked gaps change it" in notes(result)
+
+
+def test_an_empty_completion_is_tried():
+    def per_completion(logp, ref_logp, mask, least):
+        return (((logp - ref_logp) ** 2 / 2 * mask).sum(-1) / mask.sum(-1).clamp(min=least)).mean()
+
+    divided, safe = (audit(per_completion, settings={"least": least}) for least in (0, 1))
+    assert (divided.finite_if_empty, safe.finite_if_empty) == (False, True)
+    assert "it is no finite number if a completion is empty" in str(divided.advice)
+    assert "empty" not in str(safe.advice)
+
+
+@pytest.mark.parametrize("loss", [KLTerm(baseline="leave_one_out"), zoo.get("k1-reward")])
+def test_gaps_and_empty_completions_do_not_change_the_losses_of_this_package(loss):
+    result = audit(loss)
+    assert (result.reads_masked, result.stumbles_over_gaps, result.finite_if_empty) == (False, False, True)
+
+
+def kl_of_the_most_likely(logits, ref_logits, mask, k=100, of_teacher=False):
+    p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    places = (q if of_teacher else p).topk(min(k, p.shape[-1]), -1).indices
+    p, q = p.gather(-1, places), q.gather(-1, places)
+    return ((p.exp() * (p - q)).sum(-1) * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("settings", [{}, {"k": 500}, {"of_teacher": True}], ids=str)
+def test_a_list_of_the_most_likely_tokens_is_not_the_kl_of_all(settings):
+    result = audit(kl_of_the_most_likely, settings=settings)
+    assert result.verdict == "unknown"
+    assert in_words(result) == "reverse KL, token by token, but not with a vocabulary of 512 tokens"
+
+
+def sampled_from_logits(logits, ref_logits, labels):
+    mask, places = labels != -100, labels.clamp(min=0)[..., None]
+    p, q = (x.log_softmax(-1).gather(-1, places)[..., 0] for x in (logits, ref_logits))
+    return ((p - q) ** 2 / 2 * mask).sum(-1).mean()
+
+
+@pytest.mark.parametrize(("loss", "settings"), [(kl_of_the_most_likely, {"k": 512}), (sampled_from_logits, {})])
+def test_a_kl_of_all_tokens_keeps_its_verdict_in_a_large_vocabulary(loss, settings):
+    result = audit(loss, settings=settings)
+    assert (result.verdict, result.off_with) == ("reverse-kl-token", [])
+
+
+def test_the_error_of_too_many_tokens_says_how_many_there_are():
+    def top(logits, ref_logits, mask, k=20):
+        p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+        return ((p.topk(k, -1).values - q.topk(k, -1).values).sum(-1) * mask).sum(-1).mean()
+
+    with pytest.raises(LossCallError) as raised:
+        audit(top)
+    assert "logits of shape (2, 2, 3)" in str(raised.value)
+    assert "the audit's vocabularies have 2 to 4 tokens: try --set k=2" in str(raised.value)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from klgrad import KLTerm
 from klgrad.audit import audit
-from klgrad.audit.large_batches import RARE, limit_cases
+from klgrad.audit.large_batches import RARE, SHARP, limit_cases
 from klgrad.audit.problems import LONG, MANY, WIDE, cases, group_sizes, in_words
 from klgrad.audit.render.page import to_html
 from klgrad.audit.render.terminal import CAPTION
@@ -47,8 +47,8 @@ def test_the_numbers_in_the_text_are_theirs():
     limit = limit_cases(on_policy=False)
     assert f"more than {max(case.problem.space.vocab for case in (*problems, *limit))} tokens" in TEXT
     assert f"on {len(limit)} more problems all probabilities" in TEXT
-    assert {case.parts for case in limit} == {2, 4, RARE} == {2, 4, 24}
-    assert "multiples of 1/2, 1/4 or 1/24" in TEXT
+    assert {case.parts for case in limit} == {2, 4, SHARP, RARE} == {2, 4, 8, 24}
+    assert "multiples of 1/2, 1/4, 1/8 or 1/24" in TEXT
     assert f"{max(c.group_size for c in standard)} rows" in TEXT
 
 

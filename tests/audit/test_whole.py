@@ -1,14 +1,20 @@
 """The audit of whole losses: the catalogue's declared verdicts, and losses of other kinds."""
 
 import json
-from functools import cache
+import math
+from functools import cache, partial
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 
+from klgrad.audit import audit
+from klgrad.audit.verdict import MATCH
 from klgrad.audit.whole import audit_whole
-from klgrad.audit.whole.render import to_json, to_markdown
-from klgrad.audit.whole.words import drifts_in_words, update_in_words, weighting_in_words
+from klgrad.audit.whole.render import in_full, to_json, to_markdown
+from klgrad.audit.whole.words import drifts_in_words, row_of, update_in_words, weighting_in_words
+from klgrad.audit.words import in_words
 from klgrad.policy_losses import POLICY_LOSSES
 
 
@@ -132,3 +138,71 @@ def test_words():
     weights = weighting_in_words(grpo.on_policy.update.weighting)
     assert "weighted 1, 1/2, 1/3, 1/4, 1/5 for 1, 2, 3, 4 and 5 tokens" in weights
     assert to_markdown([r, grpo]).count("\n") == 4
+
+
+def unsure_tokens_only(logp, mask, advantages):
+    return token_sum(-advantages * logp * (logp.detach() < math.log(0.6)), mask)
+
+
+@pytest.mark.parametrize("bound", [25, 1000])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_bound_beyond_the_ratios_of_the_limit_is_found(level, bound):
+    def masked_ratio(logp, old_logp, mask, advantages):
+        log_ratio = (logp.detach() - old_logp) * mask
+        ratio = (log_ratio if level == "token" else log_ratio.sum(-1, keepdim=True)).exp()
+        return token_sum(-ratio * (ratio < bound) * advantages * logp, mask)
+
+    stale = audit_whole(masked_ratio).off_policy
+    assert (stale.positive.verdict, stale.negative.verdict, stale.update.verdict) == ("unknown",) * 3
+    assert stale.positive.size > MATCH
+
+
+def test_tokens_that_are_left_out_where_the_policy_is_sure_are_missed():
+    fresh = audit_whole(unsure_tokens_only).on_policy
+    assert (fresh.positive.verdict, fresh.update.verdict) == ("unknown", "unknown")
+
+
+def squared_kl(logp, ref_logp, mask, advantages):
+    return token_sum((logp - ref_logp) ** 2 / 2, mask) ** 2 + token_sum(-advantages * logp, mask)
+
+
+def k3_per_completion(logp, ref_logp, mask, advantages):
+    away = ref_logp - logp
+    return (torch.where(mask, away.exp() - 1 - away, 0).sum(-1) / mask.sum(-1)).mean() + token_sum(
+        -advantages * logp, mask
+    )
+
+
+@pytest.mark.parametrize("loss", [squared_kl, k3_per_completion, reinforce_with_k2])
+def test_the_kl_of_a_whole_loss_is_that_of_its_audit_in_the_same_words(loss):
+    whole, alone = audit_whole(loss), audit(loss)
+    assert (whole.on_policy.kl, whole.off_policy.kl) == (alone.verdict, alone.verdict_off_policy)
+    with Console(width=400, record=True, file=StringIO()) as console:
+        console.print(in_full(whole))
+    text = console.export_text()
+    assert in_words(alone) in text
+    assert in_words(alone, on_policy=False) in text
+    (fresh, stale) = row_of(whole)[1], row_of(whole)[3]
+    assert f"KL: {in_words(alone)}" in fresh
+    assert f"KL: {in_words(alone, on_policy=False)}" in stale
+
+
+def dro(logp, old_logp, mask, advantages):
+    return token_sum(-advantages * logp + (logp - old_logp) ** 2 / 2, mask)
+
+
+def test_a_pull_to_the_sampler_at_every_advantage_is_in_the_table():
+    """Its gradient without advantages is that of the mean of (log π/μ)²/2, which is no target."""
+    bare, pulled = (row_of(audit_whole(loss)) for loss in (POLICY_LOSSES["reinforce"], dro))
+    assert "KL" not in bare[3]
+    assert "; KL: no known divergence" in pulled[3]
+
+
+def test_a_higher_clip_is_told_from_a_lower_one():
+    def clipped(logp, old_logp, mask, advantages, high):
+        ratio = (logp - old_logp).exp()
+        return token_sum(-torch.minimum(ratio * advantages, ratio.clamp(0.8, 1 + high) * advantages), mask)
+
+    low, high = (audit_whole(partial(clipped, high=high)).off_policy for high in (0.2, 0.28))
+    assert abs(low.positive.size - high.positive.size) > 1e-3
+    assert abs(low.update.cosine["policy-gradient"] - high.update.cosine["policy-gradient"]) > 1e-3

@@ -86,7 +86,7 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
             Descends("reverse-kl-token", "squared-token"),
-            "Without the +, low_var_kl is the forward KL with its gradient cut off where log ref/π > 2.61.",
+            "Without the +, low_var_kl is the forward KL with its gradient cut off where log π/ref is below -2.61.",
             SEQ_MEAN_TOKEN_SUM,
         ),
         ("reverse", "sequence"): Setting(
@@ -106,7 +106,7 @@ SETTINGS: dict[str, dict[Meaning, Setting]] = {
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
             Descends("unknown", "unknown"),
-            "It is forward-kl-token, without gradient where log ref/π > 2.61. Distillation with "
+            "It is forward-kl-token, without gradient where log π/ref is below -2.61. Distillation with "
             "loss_mode=forward_kl_topk descends the forward KL from the teacher restricted to its top k tokens, off by "
             "up to twice the probability left out. It has no gradient where its value is negative, which happens when "
             "the student gives those tokens more probability than the teacher; with use_policy_gradient=True it "

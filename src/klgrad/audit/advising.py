@@ -6,8 +6,9 @@ from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo.replacements import AFTER_DIVISION, K2_OR_TOKEN, TOKEN
 from .advice import Advice
 from .audit_result import AuditResult
-from .numbers import apart, at_and_beyond
+from .numbers import apart, at_and_beyond, outside
 from .partly import partly
+from .problems import group_sizes
 from .subject import Subject
 from .whitening import whitens
 from .words import in_sum, nearest, small_batches
@@ -83,10 +84,12 @@ def _where_unknown(result: AuditResult) -> tuple[Remedy, ...]:
         return (WRONG_SIGN,)
     if part is not None and part.verdict == "nothing":
         return (INSTEAD["nothing"],)
-    needs_equal = part is not None and part.where in ("equal lengths", "near ref at equal lengths")
-    if result.touches_padding or needs_equal or (part is None and result.length_sensitive):
-        first, known = MASKED if result.touches_padding else LENGTHS, INSTEAD.get(result.verdict_fixed_lengths)
-        return (first, known) if known else (first,)
+    known = INSTEAD.get(result.verdict_fixed_lengths)
+    others = (known,) if known else ()
+    if result.touches_padding or result.reads_masked:
+        return (MASKED, *others)
+    if result.divides_by_length:
+        return (LENGTHS, *others)
     return (INSTEAD["unknown"],)
 
 
@@ -151,16 +154,26 @@ def _warnings(result: AuditResult) -> list[str]:
     if matched and result.scale_range and not result.scale_varies:
         low, high = apart(*result.scale_range)
         found.append(f"its strength depends on the shape of the batch ({low} to {high} x)")
-    wrong, dead = result.float32_wrong_from, result.dead_zone_from
-    if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
-        found.append(f"in float32 it is wrong {at_and_beyond(wrong)}")
+    if result.is_wrong_before_dead:
+        found.append(f"in float32 it is wrong {at_and_beyond(result.float32_wrong_from or 0.0)}")
     part = partly(result)
-    if dead is not None and (part is None or part.where != "near ref"):
-        found.append(f"it has no gradient {at_and_beyond(dead)}")
+    if result.dead_zone and (part is None or part.where != "near ref"):
+        found.append(f"it has no gradient where log π/ref is {outside(result.dead_below, result.dead_above)}")
     if not result.finite:
         found.append("it overflows in float32")
     if result.touches_padding:
         found.append("it puts gradient on masked positions")
+    if result.reads_masked:
+        found.append("the values at masked positions change its gradient")
+    elif result.stumbles_over_gaps:
+        found.append("masked positions inside a completion, such as the output of a tool, change its gradient")
+    if result.finite_if_empty is False:
+        found.append("it is no finite number if a completion is empty")
+    if result.order_matters:
+        found.append(
+            "the order of the rows changes its gradient, "
+            f"so this is said of batches of {group_sizes()} completions only"
+        )
     if matched or result.verdict == "nothing":
         found += _on_stale_samples(result)
     return found

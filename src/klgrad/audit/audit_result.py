@@ -24,7 +24,8 @@ class AuditResult:
             target, `nothing`, `sum-of-targets`, or `unknown`.
         verdict_off_policy: the same with samples from another policy.
         holds: `always` if `verdict` holds in batches of every size, `large-batches` if it holds in the limit of large
-            batches only; None if the verdict is `unknown`.
+            batches only, `small-batches` if it holds in small ones and large ones are not audited, because the order
+            of rows matters; None if the verdict is `unknown`.
         holds_off_policy: the same for `verdict_off_policy`.
         verdict_small_batches: the on-policy verdict in batches of 2, 3 and 4 completions.
         verdict_off_policy_small_batches: the same off-policy.
@@ -60,13 +61,21 @@ class AuditResult:
         verdict_near: the on-policy verdict in large batches on the problems near ref only, where no clamp is active.
         verdict_near_fixed_lengths: the same on completions of equal length.
         verdict_fixed_lengths: the on-policy verdict where all completions have the same length.
-        dead_zone: whether the gradient vanishes at large log-ratios, in float32.
-        dead_zone_from: the first log-ratio log π - log ref at which it does.
+        dead_zone: whether the gradient of a token vanishes at large log-ratios, in float32.
+        dead_below: the log-ratio log π - log ref below which it does, or None.
+        dead_above: the one above which it does, or None.
         float32_wrong_from: the first log-ratio at which the coefficient in float32 is more than 1% off.
         finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
         finite_in_float64: whether the gradient is finite on every group of every on-policy problem.
         deterministic: whether the same batch gives the same gradient twice; if not, no other field is valid.
         touches_padding: whether gradient falls on masked positions; it then matches no target.
+        reads_masked: whether the gradient of live tokens depends on what is at masked positions; None for a framework,
+            for which this and the next two are not tried.
+        stumbles_over_gaps: whether masked positions between live tokens change their gradient, or have one.
+        finite_if_empty: whether loss and gradient are finite where a completion has no token.
+        order_matters: whether the order of the groups of a large batch changes the gradient; small batches then decide
+            the verdict.
+        divides_by_length: whether a loss without a verdict is a target's, divided by the length of each completion.
         verdict_by_problem: the on-policy verdict on each single problem.
         advice: what the loss does and what to use instead; `str(advice)` is the text.
 
@@ -111,12 +120,18 @@ class AuditResult:
     verdict_near_fixed_lengths: Verdict
     verdict_fixed_lengths: Verdict
     dead_zone: bool
-    dead_zone_from: float | None
+    dead_below: float | None
+    dead_above: float | None
     float32_wrong_from: float | None
     deterministic: bool
     finite: bool
     finite_in_float64: bool
     touches_padding: bool
+    reads_masked: bool | None
+    stumbles_over_gaps: bool | None
+    finite_if_empty: bool | None
+    order_matters: bool
+    divides_by_length: bool
     verdict_by_problem: dict[str, Verdict]
     advice: Advice = field(default_factory=Advice)
 
@@ -127,6 +142,13 @@ class AuditResult:
         if not scales or max(scales) - min(scales) <= SAME_SCALE * max(map(abs, scales)):
             return None
         return min(scales), max(scales)
+
+    @property
+    def is_wrong_before_dead(self) -> bool:
+        """Whether float32 is wrong at a log-ratio at which the coefficient is not dead yet."""
+        wrong = self.float32_wrong_from
+        dead = self.dead_below if wrong is not None and wrong < 0 else self.dead_above
+        return wrong is not None and (dead is None or abs(wrong) < abs(dead))
 
     def to_dict(self) -> dict[str, object]:
         """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""

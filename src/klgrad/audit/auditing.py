@@ -13,10 +13,18 @@ from .audit_result import AuditResult
 from .batch import Advantages, advantage_of, from_problem
 from .calling import Settings
 from .gradient import evaluate, every_gradient
-from .large_batches import at_batch_size, limit_cases
+from .large_batches import at_batch_size, in_pairs, limit_cases
 from .measurement import Shape
 from .measuring import measure
 from .numerics import probe
+from .probes import (
+    divides_by_length,
+    in_large_vocabulary,
+    is_finite_if_empty,
+    order_matters,
+    reads_masked,
+    stumbles_over_gaps,
+)
 from .problems import DISTANCES, Lengths, cases
 from .subject import Subject, as_subject
 from .verdict import MATCH, Comparison
@@ -68,16 +76,17 @@ def audit(
     """
     subject = as_subject(loss, name, settings)
     on = _compare(subject, advantages, lengths, on_policy=True)
+    on = replace(on, order_matters=order_matters(subject))
     # Off-policy a loss also differentiates its importance ratios, so the reference would change it: zero advantages.
-    off = _compare(subject, "zero", lengths, on_policy=False)
+    off = replace(_compare(subject, "zero", lengths, on_policy=False), order_matters=on.order_matters)
     numerics = probe(subject)
     bias, cosine, nearest = _distances(on)
     bias_off_policy, cosine_off_policy, nearest_off_policy = _distances(off)
     standard = on.small.only(lambda c: not c.wider)
     equal = standard.only(lambda c: not c.varying)
     near = standard.only(lambda c: c.distance == "near")
-    near_ref = on.limit.only(lambda c: c.distance == "near").verdict
-    at_equal_lengths = on.limit.only(lambda c: c.distance == "near" and not c.varying).verdict
+    near_ref = on.only(lambda c: c.distance == "near").of_one_target
+    at_equal_lengths = on.only(lambda c: c.distance == "near" and not c.varying).of_one_target
     named = next((v for v in (near_ref, at_equal_lengths) if TARGETS[v].has_gradient), nearest)
     scales = _scales(on, nearest)
     result = AuditResult(
@@ -114,13 +123,20 @@ def audit(
         verdict_near=near_ref,
         verdict_near_fixed_lengths=at_equal_lengths,
         verdict_fixed_lengths=on.small.only(lambda c: not c.varying).verdict,
-        dead_zone=numerics.dead_from is not None,
-        dead_zone_from=numerics.dead_from,
+        dead_zone=numerics.dead_below is not None or numerics.dead_above is not None,
+        dead_below=numerics.dead_below,
+        dead_above=numerics.dead_above,
         float32_wrong_from=numerics.wrong_from,
         deterministic=_deterministic(subject),
         finite=numerics.finite and on.small.is_finite and off.small.is_finite,
         finite_in_float64=on.small.is_finite,
         touches_padding=any(m.gradient.on_padding for m in on.small.measured),
+        # The batches that this package makes for a framework's own code have no such masks.
+        reads_masked=None if subject.kind == "framework" else reads_masked(subject),
+        stumbles_over_gaps=None if subject.kind == "framework" else stumbles_over_gaps(subject),
+        finite_if_empty=None if subject.kind == "framework" else is_finite_if_empty(subject),
+        order_matters=on.order_matters,
+        divides_by_length=on.verdict == "unknown" and on.small.is_finite and divides_by_length(subject),
         verdict_by_problem={
             c.name: on.small.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.small.measured)
         },
@@ -130,9 +146,12 @@ def audit(
 
 def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool) -> AtEverySize:
     """Compare the gradients in small batches and in the limit."""
+    small = measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy)
+    large = in_large_vocabulary(subject) if on_policy and advantages == "zero" else None
     return AtEverySize(
-        measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy),
+        small if large is None else replace(small, measured=[*small.measured, large]),
         measure(subject, limit_cases(on_policy, lengths), advantages, on_policy=on_policy),
+        lambda: measure(subject, in_pairs(on_policy, lengths), advantages, on_policy=on_policy),
     )
 
 

@@ -1,12 +1,11 @@
 """The coefficient that a loss puts on the score of one sampled token, as a function of the token's log-ratio."""
 
 import math
-from itertools import takewhile
 
 import torch
 
 from .gradient import evaluate
-from .numerics import DEAD, probe_batch
+from .numerics import probe_batch
 from .subject import Subject
 
 Curve = list[tuple[float, float | None]]
@@ -52,25 +51,3 @@ def per_unit(curve: Curve) -> Curve:
         return curve
     slope = (above - below) / (2 * NEAR_ZERO)
     return [(x, y if y is None else y / slope) for x, y in curve]
-
-
-def dead_zones(curve: Curve) -> list[tuple[float, float]]:
-    """The intervals at the ends of the curve where the coefficient is zero: none, one or two.
-
-    As in the probes of `numerics`, zero is below `DEAD` times the coefficient at a log-ratio of ±1 on the same side.
-    """
-    at = dict(curve)
-    zones = []
-    for outwards in (-1.0, 1.0):
-        usual = at.get(outwards)
-        if not usual:  # a loss without any gradient has no dead zone
-            continue
-        side = sorted((x for x in at if x * outwards > 0), key=abs, reverse=True)
-        dead = list(takewhile(lambda x, usual=usual: _is_dead(at[x], usual), side))
-        if dead:
-            zones.append((min(dead), max(dead)))
-    return zones
-
-
-def _is_dead(coefficient: float | None, usual: float) -> bool:
-    return coefficient is not None and abs(coefficient) <= DEAD * abs(usual)

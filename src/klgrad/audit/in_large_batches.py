@@ -48,8 +48,9 @@ def audit_in_large_batches(loss: object, *, on_policy: bool = True) -> LargeBatc
     """Find what a loss descends in the limit of large batches, and how far batches of 2 and 3 completions are off it.
 
     This is the part of `audit` that decides its verdict, with a tenth of the calls: small batches are enumerated on the
-    two smallest problems only, and there are no numerical probes. A verdict that only fails at log-ratios beyond those
-    of the limit's problems, as that of a loss with a distant dead zone, is found by `audit` alone.
+    two smallest problems only, and there are no numerical probes. A verdict that only fails at probabilities,
+    log-ratios or ratios beyond those of the limit's problems, as that of a loss with a distant dead zone, is found by
+    `audit` alone.
 
     Args:
         loss: as for `audit`.
@@ -68,9 +69,10 @@ def audit_in_large_batches(loss: object, *, on_policy: bool = True) -> LargeBatc
     """
     subject = as_subject(loss)
     small = [case for size in BATCH_SIZES for case in at_batch_size(size, on_policy=on_policy)]
-    found = AtEverySize(
-        measure(subject, small, on_policy=on_policy), measure(subject, limit_cases(on_policy), on_policy=on_policy)
-    )
+    in_small = measure(subject, small, on_policy=on_policy)
+    in_limit = measure(subject, limit_cases(on_policy), on_policy=on_policy)
+    # Small batches have problems of the limit only, so that none has more than the limit.
+    found = AtEverySize(in_small, in_limit, lambda: in_small)
     at_own_scales = found.limit.match_at_own_scales if found.scale_varies else None
     nearest = cast(TargetName, found.limit.nearest if at_own_scales is None else at_own_scales.target)
     return LargeBatchResult(

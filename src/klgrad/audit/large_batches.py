@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, bandit, population, with_rational_sampler
@@ -32,6 +33,11 @@ k3 clamped at 10 (-2.61); off-policy its importance ratio is near 20, or near 1/
 
 FAR = 12.0
 """log π/ref of a token that ref nearly excludes."""
+
+SHARP = 8
+"""One over the probability of the rarer token at some prefixes of the problem with sharp prefixes. π is more certain
+there than at the prefixes of the other problems, and less at another prefix of the same problem. Off-policy two rare
+tokens have an importance ratio near 50 together, and two others one near 1.24 and 0.76, between common clips."""
 
 LOG_RATIO = 6.0
 """Shift of the logit of the rare token from the sampler to π."""
@@ -58,7 +64,13 @@ def limit_cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
         if lengths == "all" or not shape[2]
     ]
     long = [] if lengths == "equal" else [_long(on_policy)]
-    return (*found, *(_rare(reach, on_policy) for reach in (FAR, -FAR)), *long)
+    return (*found, *(_rare(reach, on_policy) for reach in (FAR, -FAR)), _sharp(on_policy), *long)
+
+
+@cache
+def in_pairs(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
+    """All problems of the limit, in batches of 2 completions."""
+    return tuple(replace(case, group_size=2, parts=None) for case in limit_cases(on_policy, lengths))
 
 
 def at_batch_size(size: int, *, on_policy: bool = True) -> list[Case]:
@@ -107,6 +119,19 @@ def _rare(reach: float, on_policy: bool) -> Case:
     ref_logits[0, 1 if reach > 0 else 0] -= reach  # ref excludes a common token, or has little but the rare one
     found = replace(sampler, logits=logits, ref_logits=ref_logits)
     return Case("beyond", found, 2, False, f"log-ratios of {reach:+g}", parts=RARE)
+
+
+def _sharp(on_policy: bool) -> Case:
+    """Two tokens over a vocabulary of two: π is nearly certain of the first, and of the second after one of them."""
+    drawn = autoregressive(2, 2, ends=False, seed=3, away_from_ref=DISTANCES["near"][0])
+    counts = torch.tensor([[SHARP - 1, 1], [SHARP / 2, SHARP / 2], [1, SHARP - 1]], dtype=torch.float64)
+    sampler = counts.log() - math.log(SHARP)
+    stale = torch.tensor([[0.1, 0.9], [0.38, 0.62], [0.9, 0.1]], dtype=torch.float64).log()
+    logits = sampler if on_policy else stale
+    problem = replace(
+        drawn, logits=logits, ref_logits=logits + drawn.ref_logits - drawn.logits, behavior_logits=sampler
+    )
+    return Case("near", problem, 2, False, f"probabilities of {SHARP - 1}/{SHARP}", parts=SHARP)
 
 
 def limit_gradient(subject: Subject, case: Case, advantage: Tensor) -> Gradient:

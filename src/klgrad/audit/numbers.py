@@ -13,12 +13,23 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
 
 
+def outside(below: float | None, above: float | None, number: Callable[[float], str] = "{:.3g}".format) -> str:
+    """A range that is open on one or both sides; `number` writes its ends. Empty if there is none.
+
+    Example:
+        >>> outside(-2.61, 11.0)
+        'below -2.61 and above 11'
+    """
+    ends = (("below", below), ("above", above))
+    return " and ".join(f"{word} {number(end)}" for word, end in ends if end is not None)
+
+
 def at_and_beyond(log_ratio: float, number: Callable[[float], str] = "{:g}".format) -> str:
     """Where log π/ref has this value, or one farther from 0; `number` writes the value.
 
     Example:
-        >>> at_and_beyond(-2.65)
-        'where log π/ref is -2.65 or less'
+        >>> at_and_beyond(-16)
+        'where log π/ref is -16 or less'
     """
     return f"where log π/ref is {number(log_ratio)} or {'less' if log_ratio < 0 else 'more'}"
 

@@ -1,23 +1,32 @@
 """How a loss behaves in float32 at log-ratios that occur in training and rarely in tests."""
 
+import math
 from dataclasses import dataclass, fields
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from ..errors import LossCallError
 from .batch import Batch
 from .gradient import evaluate
 from .subject import Subject
 
-LIVE_RANGE = (1.0, 2.0, 2.65, 3.0, 4.0, 4.5, 5.0, 7.5, 10.0, 15.0, 16.0, 17.0, 20.0, 25.0, 30.0)
+LIVE_RANGE = (0.1, 1.0, 2.0, 2.65, 3.0, 4.0, 4.5, 5.0, 7.5, 10.0, 15.0, 16.0, 17.0, 20.0, 25.0, 30.0)
 """|log ref/π| of a token at which its coefficient is compared with that in float64."""
 
 EXTREMES = (50.0, 90.0, 200.0, 1e3, 9e3)
 """|log ref/π| at which loss and gradient must still be finite."""
 
 DEAD = 1e-6
-"""A coefficient below this share of the one at |log ref/π| = 1 is dead."""
+"""A float32 coefficient below this share of the one in float64 at the same log-ratio is dead; both are 0 behind a
+clamp."""
+
+HALVINGS = 20
+"""Halvings of the interval between a dead probe and a live one, which is at most 5 wide."""
+
+DIGITS = 4
+"""Decimal places of the log-ratio from which on a coefficient is dead."""
 
 DIGITS_LOST = 0.01
 """Relative difference between the float32 and the float64 coefficient that counts as wrong."""
@@ -28,12 +37,16 @@ class Numerics:
     """What the probes found; a log-ratio is signed, log π - log ref.
 
     Attributes:
-        dead_from: the log-ratio smallest in size from which on the coefficient is zero, or None.
-        wrong_from: the same for a float32 coefficient more than 1% off its float64 value, or None.
-        finite: whether loss and gradient stay finite in float32 at every probe.
+        dead_below: the log-ratio below which the coefficient is zero, or None.
+        dead_above: the one above which it is, or None.
+        wrong_from: the log-ratio smallest in size at which the float32 coefficient is more than 1% off its float64
+            value, or None.
+        finite: whether loss and gradient stay finite in float32 at every probe. A loss that raises an error there, as
+            one that checks its own values, is not finite.
     """
 
-    dead_from: float | None
+    dead_below: float | None
+    dead_above: float | None
     wrong_from: float | None
     finite: bool
 
@@ -45,24 +58,41 @@ def probe(subject: Subject) -> Numerics:
     high, _ = _coefficients(subject, live, torch.float64)
     _, finite_beyond = _coefficients(subject, extreme, torch.float32)
     n = len(LIVE_RANGE)
-    below, above = _of_one_side(-1.0, low[:n], high[:n]), _of_one_side(1.0, low[n:], high[n:])
-    first = lambda *found: min((x for x in found if x is not None), key=abs, default=None)
-    return Numerics(first(below[0], above[0]), first(below[1], above[1]), finite and finite_beyond)
+    below, above = (low[:n], high[:n]), (low[n:], high[n:])
+    wrong = [x for x in (_wrong_from(-1.0, *below), _wrong_from(1.0, *above)) if x is not None]
+    return Numerics(
+        _dead_from(subject, -1.0, *below),
+        _dead_from(subject, 1.0, *above),
+        min(wrong, key=abs, default=None),
+        finite and finite_beyond,
+    )
 
 
-def _of_one_side(sign: float, low: list[float], high: list[float]) -> tuple[float | None, float | None]:
-    """On one side, from where on the coefficient is zero, and where float32 is first wrong."""
-    dead = wrong = None
-    for size, x in zip(reversed(LIVE_RANGE), reversed(low), strict=True):
-        if not abs(x) <= DEAD * abs(high[0]) or high[0] == 0:
-            break  # a zero at a smaller log-ratio is then a crossing, not a zone
-        dead = sign * size
-    usual = max(map(abs, high[:2]))
+def _dead_from(subject: Subject, sign: float, low: list[float], high: list[float]) -> float | None:
+    """The log-ratio beyond which the coefficient is zero on one side; None if it is not, or is zero everywhere."""
+    live = [i for i, (x, y) in enumerate(zip(low, high, strict=True)) if not _is_dead(x, y)]
+    if high[0] == 0 or not live or live[-1] == len(LIVE_RANGE) - 1:
+        return None  # a zero at a smaller log-ratio is then a crossing, not a zone
+    alive, dead = LIVE_RANGE[live[-1]], LIVE_RANGE[live[-1] + 1]
+    for _ in range(HALVINGS):
+        middle = (alive + dead) / 2
+        (x,), (y,) = (_coefficients(subject, (sign * middle,), t)[0] for t in (torch.float32, torch.float64))
+        alive, dead = (alive, middle) if _is_dead(x, y) else (middle, dead)
+    return round(sign * (alive + dead) / 2, DIGITS)
+
+
+def _is_dead(low: float, high: float) -> bool:
+    return abs(low) <= DEAD * abs(high)
+
+
+def _wrong_from(sign: float, low: list[float], high: list[float]) -> float | None:
+    """On one side, the first log-ratio at which float32 is wrong."""
+    usual = max(map(abs, high[:3]))
     for size, x, y in zip(LIVE_RANGE, low, high, strict=True):
         expected = max(usual, abs(y))  # where the coefficient crosses 0, compare with its usual size
-        if wrong is None and not abs(x - y) <= DIGITS_LOST * expected:
-            wrong = sign * size
-    return dead, wrong
+        if not abs(x - y) <= DIGITS_LOST * expected:
+            return sign * size
+    return None
 
 
 def _coefficients(subject: Subject, log_ratios: tuple[float, ...], dtype: torch.dtype) -> tuple[list[float], bool]:
@@ -73,7 +103,11 @@ def _coefficients(subject: Subject, log_ratios: tuple[float, ...], dtype: torch.
     calls = [filled] if subject.stacks else [(x,) for x in log_ratios]
     found, finite = [], True
     for some in calls:
-        loss, parts = evaluate(subject, _probes(some, dtype).fresh())
+        try:
+            loss, parts = evaluate(subject, _probes(some, dtype).fresh())
+        except LossCallError:
+            found, finite = found + [math.nan] * len(some), False
+            continue
         found += (parts[0][:: len(LOGP), 1].double() * len(some)).tolist()
         finite = finite and all(bool(torch.isfinite(x).all()) for x in (loss, *parts))
     return found[: len(log_ratios)], finite

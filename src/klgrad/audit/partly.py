@@ -5,7 +5,7 @@ from typing import Literal
 
 from ..targets import TARGETS, Verdict
 from .audit_result import AuditResult
-from .numbers import at_and_beyond, listed, percent
+from .numbers import listed, outside, percent
 
 Where = Literal["most problems", "near ref", "near ref at equal lengths", "equal lengths"]
 
@@ -42,9 +42,10 @@ def partly(r: AuditResult) -> Partly | None:
     if r.verdict_standard not in ("unknown", "sum-of-targets") and r.off_with:
         return Partly("most problems", r.verdict_standard, f"but not with {listed(r.off_with)}")
     near, far = (percent(r.bias_by_distance[distance]) for distance in ("near", "far"))
-    equal = "only if nothing is masked" if r.touches_padding else "at equal lengths only"
+    equal = "only if nothing is masked" if r.touches_padding or r.reads_masked else "at equal lengths only"
     if TARGETS[r.verdict_near].has_gradient:
-        dead = "" if r.dead_zone_from is None else f"; no gradient {at_and_beyond(r.dead_zone_from)}"
+        zone = outside(r.dead_below, r.dead_above)
+        dead = f"; no gradient where log π/ref is {zone}" if zone else ""
         return Partly("near ref", r.verdict_near, f"near ref only ({far} off far from it{dead})")
     if r.length_sensitive and TARGETS[r.verdict_fixed_lengths].has_gradient:
         off = percent(r.bias_by_batch.get("limit", r.bias[r.nearest]))

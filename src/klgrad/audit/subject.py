@@ -23,6 +23,9 @@ from .problems import group_sizes
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Frames of a traceback in these folders are not the user's code."""
 
+LARGEST_VOCABULARY = 4
+"""Tokens in the largest vocabulary of the problems that are summed over."""
+
 Kind = Literal["cell", "term", "function", "framework"]
 """`cell` of `klgrad.zoo`, `term` for a `KLTerm`, `function` of a user, or `framework` for a framework's own code."""
 
@@ -88,8 +91,19 @@ class Subject:
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",
                 f"look at {where}; it was called with {batch.logp.dtype} tensors "
-                f"of shape {tuple(batch.logp.shape)} and a bool mask; groups of {group_sizes()} rows are tried",
+                f"of shape {tuple(batch.logp.shape)} and a bool mask; groups of {group_sizes()} rows are tried"
+                + self._on_vocabulary(batch),
             ) from error
+
+    def _on_vocabulary(self, batch: Batch) -> str:
+        """For a loss of logits, their shape; and which of its numbers are larger than the vocabularies of the audit."""
+        if not isinstance(self.loss, OwnLoss) or not self.loss.filled.uses("logits"):
+            return ""
+        large = [f"--set {name}=2" for name, x in self.loss.numbers.items() if x > LARGEST_VOCABULARY]
+        hint = (
+            f"; the audit's vocabularies have 2 to {LARGEST_VOCABULARY} tokens: try {' '.join(large)}" if large else ""
+        )
+        return f"; logits of shape {tuple(batch.logits.shape)}{hint}"
 
 
 def as_subject(loss: object, name: str | None = None, settings: Settings | None = None) -> Subject:

@@ -6,8 +6,9 @@ from ..targets import TARGETS, TargetName
 from .audit_result import AuditResult
 from .decomposition import Decomposition
 from .in_large_batches import LargeBatchResult
-from .numbers import listed, percent
+from .numbers import listed, outside, percent
 from .partly import partly
+from .problems import group_sizes
 from .verdict import MATCH
 
 Standing = Literal["right", "large", "else", "nothing"]
@@ -29,7 +30,7 @@ def standing(r: AuditResult) -> Standing:
         return "nothing"
     if target.role != "reverse":
         return "else"
-    return "right" if r.holds == "always" else "large"
+    return "large" if r.holds == "large-batches" else "right"
 
 
 def ignores_reference(r: AuditResult) -> bool:
@@ -51,6 +52,7 @@ def in_words(r: AuditResult, *, on_policy: bool = True) -> str:
     has_own_scale = r.scale_varies if on_policy else r.scale_varies_off_policy
     varies = ", at a scale that depends on the batch" if has_own_scale else ""
     large = f", in large batches{off}" if holds == "large-batches" else ""
+    large = f", in batches of {group_sizes()} completions" if holds == "small-batches" else large
     return f"{TARGETS[verdict].title_in_sentence}{large}{varies}"
 
 
@@ -122,13 +124,20 @@ def notes(r: AuditResult, *, lengths: bool = True) -> list[str]:
         found.append("length-sensitive")
     if r.off_with and (part is None or part.where != "most problems"):
         found.append(f"off with {listed(r.off_with)}")
-    wrong, dead = r.float32_wrong_from, r.dead_zone_from
-    if wrong is not None and (dead is None or abs(wrong) < abs(dead)):
-        found.append(f"float32 fails from l = {wrong:g}")
-    if dead is not None:
-        found.append(f"dead from l = {dead:g}")
+    if r.is_wrong_before_dead:
+        found.append(f"float32 fails from l = {r.float32_wrong_from:g}")
+    if r.dead_zone:
+        found.append(f"dead for l {outside(r.dead_below, r.dead_above)}")
     if not r.finite:
         found.append("overflows")
     if r.touches_padding:
         found.append("touches padding")
+    if r.reads_masked:
+        found.append("reads masked positions")
+    elif r.stumbles_over_gaps:
+        found.append("masked gaps change it")
+    if r.finite_if_empty is False:
+        found.append("not finite if a completion is empty")
+    if r.order_matters:
+        found.append("order of rows matters")
     return found

@@ -72,7 +72,7 @@ def abs_loss(rollout: Rollout) -> Tensor:
 
 @token_loss("unknown", "unknown", instead=BOUNDED)
 def k3_loss_clamped(rollout: Rollout) -> Tensor:
-    """k3 with its value clamped at 10, differentiated: no gradient where log(ref/π) > 2.61.
+    """k3 with its value clamped at 10, differentiated: no gradient where log π/ref is below -2.61.
 
     Estimates: KL(π‖ref), cut off.
     Gradient: `unknown` on-policy; `unknown` off-policy.

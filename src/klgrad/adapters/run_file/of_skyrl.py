@@ -46,7 +46,7 @@ def skyrl_run(given: dict[str, Any]) -> Run:
     changes = [] if in_loss else [Change(f"{ALGORITHM}use_kl_loss", True, False, "without it SkyRL has no KL")]
     if estimator != "k2":
         why = {"k1": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
-        cut = "k3 as a loss descends the forward KL, and its clamp has no gradient where log ref/π > 2.61"
+        cut = "k3 as a loss descends the forward KL, and its clamp has no gradient where log π/ref is below -2.61"
         changes.append(Change(name, "k2", estimator, why.get(estimator, cut)))
     part = Part("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", settings[f"{ALGORITHM}kl_loss_coef"])
     notes = (

@@ -90,7 +90,7 @@ def _in_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
         changes.append(Change(f"{ACTOR}use_kl_loss", True, False, "without it verl has no KL"))
     if kind not in REVERSE:
         why = {"kl": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
-        cut = "k3 as a loss descends the forward KL, and its clamp has no gradient where log ref/π > 2.61"
+        cut = "k3 as a loss descends the forward KL, and its clamp has no gradient where log π/ref is below -2.61"
         changes.append(Change(name, "low_var_kl+", settings[name], why.get(kind, cut)))
     loss = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={mode}"
     return Part("loss", loss, settings[f"{ACTOR}kl_loss_coef"], partial(_loss, kind, mode)), changes

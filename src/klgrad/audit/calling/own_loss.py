@@ -30,6 +30,13 @@ class OwnLoss:
         return self.filled.call(self.function, batch, self.form)
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """The loss's own parameters that are integers: settings, and defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        values = {p.name: p.default for p in parameters} | self.filled.fixed
+        return {name: x for name, x in values.items() if type(x) is int}
+
+    @property
     def place(self) -> str:
         """The file and line where the loss is defined, or an empty text."""
         return place_of(self.function)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from ...remedies import as_code, capitalised
 from ...targets import TARGETS, Role, Target
 from ..audit_result import AuditResult
-from ..curve import Curve, dead_zones, per_unit
-from ..numbers import apart, at_and_beyond, listed, percent
+from ..curve import Curve, per_unit
+from ..numbers import apart, at_and_beyond, listed, outside, percent
 from ..partly import partly
+from ..problems import group_sizes
 from ..verdict import MATCH
 from ..words import in_sum, nearest, small_batches
 from .chart import Chart, chart_of
@@ -101,7 +102,7 @@ def card_of(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Sequ
         summary: one line about it, or empty.
         fixes: what to write in its framework; empty for other losses.
     """
-    zones = [_in_words(*zone) for zone in dead_zones(curve)]
+    dead = outside(r.dead_below, r.dead_above, number)
     return Card(
         result=r,
         anchor=anchor,
@@ -109,13 +110,13 @@ def card_of(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Sequ
         verdicts=(_view(r, on_policy=True), _view(r, on_policy=False)),
         own_lines=own_lines(r, fixes) if fixes else [],
         terms=[(x.do or "instead", as_code(term)) for x in r.advice.remedies for term in x.terms],
-        chart=chart_of(per_unit(curve)) if curve else None,
-        dead=" and ".join(zones),
+        chart=chart_of(per_unit(curve), r.dead_below, r.dead_above) if curve else None,
+        dead=dead,
         has_gaps=any(y is None for _, y in curve),
         distances=[
             (TARGETS[name], (Distance(r.bias.get(name)), Distance(off))) for name, off in r.bias_off_policy.items()
         ],
-        facts=_facts(r, zones),
+        facts=_facts(r, dead),
     )
 
 
@@ -131,6 +132,8 @@ def _view(r: AuditResult, *, on_policy: bool) -> VerdictView:
         title, sentence = f"{title}, in large batches", f"{capitalised(small_batches(r))}; nothing in the limit."
     elif not on_policy and r.holds_off_policy == "large-batches":
         title = f"{title}, in large batches"
+    elif (r.holds if on_policy else r.holds_off_policy) == "small-batches":
+        title = f"{title}, in batches of {group_sizes()} completions"
     elif target.name == "nothing" and not r.has_gradient:
         sentence = "No gradient reaches the log-probs."
     return VerdictView("On-policy" if on_policy else "Off-policy", target.role, title, sentence)
@@ -153,20 +156,14 @@ def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
     return TARGETS["unknown"].title, capitalised(nearest(r, on_policy=on_policy)) + "."
 
 
-def _in_words(low: float, high: float) -> str:
-    return f"below {number(high)}" if low < 0 else f"above {number(low)}"
-
-
-def _facts(r: AuditResult, zones: list[str]) -> list[Fact]:
-    if not zones and r.dead_zone_from is not None:
-        zones = [f"from {number(r.dead_zone_from)} on"]
+def _facts(r: AuditResult, dead: str) -> list[Fact]:
     wrong = r.float32_wrong_from
     precision = "keeps its digits" if wrong is None else f"wrong {at_and_beyond(wrong, number)}"
     found = [
         Fact("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}"),
         Fact("Scale", _scale(r)),
         Fact("Lengths", _lengths(r), r.length_sensitive),
-        Fact("Dead zone", f"no gradient for log π/ref {' and '.join(zones)}" if zones else "none", bool(zones)),
+        Fact("Dead zone", f"no gradient for log π/ref {dead}" if dead else "none", bool(dead)),
         Fact("float32", precision, wrong is not None),
         Fact("Finite", "always" if r.finite else "overflows, or 0/0", not r.finite),
         Fact("Padding", "gets gradient" if r.touches_padding else "gets none", r.touches_padding),

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ..curve import Curve, dead_zones
+from ..curve import Curve
 
 WIDTH, HEIGHT = 400.0, 270.0
 LEFT, RIGHT, TOP, BOTTOM = 38.0, 8.0, 8.0, 40.0
@@ -54,10 +54,12 @@ class Chart:
     middle: str = f"{(LEFT + WIDTH - RIGHT) / 2:g}"
 
 
-def chart_of(curve: Curve) -> Chart:
-    """Everything that is drawn of one curve."""
+def chart_of(curve: Curve, dead_below: float | None, dead_above: float | None) -> Chart:
+    """Everything that is drawn of one curve, with its dead zones shaded as far as they are in the frame."""
+    low, high = X_RANGE
+    zones = [(low, low if dead_below is None else dead_below), (high if dead_above is None else dead_above, high)]
     return Chart(
-        zones=[_zone(*zone) for zone in dead_zones(curve)],
+        zones=[_zone(*zone) for zone in zones if zone[0] < zone[1]],
         line=_path(curve),
         sound=_path([(x, x) for x, _ in curve]),
         arrows=_arrows(curve),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from ...targets import TARGETS, Target
 from ..audit_result import AuditResult
-from ..numbers import percent
 from ..partly import partly
-from ..words import in_sum, notes, small_batches
+from ..problems import group_sizes
+from ..words import in_sum, nearest, notes, small_batches
 from .plain import KIND_TITLES
 
 Settings = list[tuple[str, str]]
@@ -81,13 +81,14 @@ def _detail(r: AuditResult, *, on_policy: bool) -> str:
     if (r.holds if on_policy else r.holds_off_policy) == "large-batches":
         off = small_batches(r) if on_policy else ""
         return f"in large batches; {off}" if off else "in large batches"
+    if (r.holds if on_policy else r.holds_off_policy) == "small-batches":
+        return f"in batches of {group_sizes()} completions"
     if verdict != "unknown":
         return ""
     part = partly(r) if on_policy else None
     if part is not None:
         return part.words
-    name = r.nearest if on_policy else r.nearest_off_policy
-    return f"{percent((r.bias if on_policy else r.bias_off_policy)[name])} from {TARGETS[name].short}"
+    return nearest(r, on_policy=on_policy)
 
 
 def _notes(r: AuditResult) -> str:

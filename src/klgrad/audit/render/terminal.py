@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ...targets import WITH_GRADIENT, Verdict
 from ..audit_result import AuditResult
+from ..numbers import outside
 from ..problems import in_words as summed_over
 from ..subject import Subject
 from ..words import STANDINGS, in_words, notes, standing
@@ -108,11 +109,11 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     facts.add_row("depends on ref", _yes(r.depends_on_reference) if r.finite_in_float64 else "not known")
     at_equal = f", equal ones give {r.verdict_fixed_lengths}" if r.length_sensitive else ""
     facts.add_row("lengths change it", _yes(r.length_sensitive) + at_equal)
-    facts.add_row("dead zone", f"from log π/ref = {r.dead_zone_from:g}" if r.dead_zone_from is not None else "no")
+    facts.add_row("dead zone", f"log π/ref {outside(r.dead_below, r.dead_above)}" if r.dead_zone else "no")
     facts.add_row("finite in float32", _yes(r.finite))
     facts.add_row("notes", "; ".join(notes(r)) or "none")
     distances = Table(box=None, pad_edge=False)
-    for column in ("target", "bias", "cosine", "bias off-policy", "cosine off-policy"):
+    for column in ("target", "bias at one scale", "cosine", "bias off-policy", "cosine off-policy"):
         distances.add_column(column, justify="left" if column == "target" else "right")
     for name in WITH_GRADIENT:
         numbers = (each.get(name) for each in (r.bias, r.cosine, r.bias_off_policy, r.cosine_off_policy))

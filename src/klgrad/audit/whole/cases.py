@@ -1,4 +1,7 @@
-"""The cases of the audit of a whole loss: those of the limit of large batches, with one advantage per completion."""
+"""The cases of the audit of a whole loss, with one advantage per completion.
+
+They are those of the limit of large batches; and those of small batches, which are wider, with all groups in one call.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -7,10 +10,10 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from ...enumeration import population
+from ...enumeration import every_group, population
 from ..batch import Batch, from_problem
 from ..large_batches import limit_cases
-from ..problems import Case
+from ..problems import Case, cases
 
 LEAST, MOST = -1.3, 1.7
 """The least and the largest advantage. They are not symmetric, so that no advantage and no mean of all is zero."""
@@ -40,9 +43,21 @@ class WholeCase(Case):
 
     @cached_property
     def members(self) -> Tensor:
-        """(M, G) every group, as often as it is likely."""
-        assert self.parts is not None
-        return population(self.problem, self.group_size, self.parts)
+        """(M, G) every group: in the limit as often as it is likely, else once."""
+        return self._groups[0]
+
+    @cached_property
+    def row_weights(self) -> Tensor:
+        """(B,) by what the gradient of each row is multiplied, so that the sum is an expectation."""
+        members, probability = self._groups
+        return (probability * len(members)).repeat_interleave(members.shape[1])
+
+    @cached_property
+    def _groups(self) -> tuple[Tensor, Tensor]:
+        if self.parts is None:
+            return every_group(self.problem, self.group_size)
+        members = population(self.problem, self.group_size, self.parts)
+        return members, torch.full((len(members),), 1 / len(members), dtype=torch.float64)
 
     @cached_property
     def _without(self) -> Batch:
@@ -74,8 +89,20 @@ def whole_cases(*, on_policy: bool, most_rows: int | None = None) -> tuple[Whole
         on_policy: whether the policy itself is the sampler.
         most_rows: leave out the cases with larger batches.
     """
-    every = (
-        WholeCase(**{f.name: getattr(case, f.name) for f in fields(case)}, number=i)
-        for i, case in enumerate(limit_cases(on_policy))
-    )
+    every = _numbered(limit_cases(on_policy))
     return tuple(case for case in every if most_rows is None or case.members.numel() <= most_rows)
+
+
+@cache
+def wider_cases(*, on_policy: bool) -> tuple[WholeCase, ...]:
+    """The problems of small batches. They have probabilities and ratios that the limit's lack.
+
+    One call has every group once, so they are meant for a loss whose groups do not influence each other.
+    """
+    return _numbered(cases(on_policy))
+
+
+def _numbered(found: tuple[Case, ...]) -> tuple[WholeCase, ...]:
+    return tuple(
+        WholeCase(**{f.name: getattr(case, f.name) for f in fields(case)}, number=i) for i, case in enumerate(found)
+    )

@@ -9,14 +9,17 @@ from torch import Tensor
 
 from ...policy_losses import PolicyGradientName, PolicyLoss, WholeVerdict
 from ...targets import TARGETS, TO_REFERENCE, WITH_GRADIENT
+from ..auditing import audit
 from ..measurement import Measurement
 from ..subject import Subject, as_subject
 from ..verdict import Comparison
-from .cases import WholeCase, whole_cases
+from ..words import in_words
+from .cases import WholeCase, whole_cases, wider_cases
 from .table import POLICY_GRADIENTS
 from .updates import Updates, gradient, on_scores
 from .weighting import Weighting, find_weighting
 from .whole_result import Drift, Side, Update, WholeResult
+from .words import kl_in_words
 
 DRAWS = (1, 2)
 """Seeds of the advantages that differ between completions."""
@@ -54,6 +57,11 @@ def audit_whole(loss: object, *, name: str | None = None) -> WholeResult:
     entry = loss if isinstance(loss, PolicyLoss) else None
     subject = as_subject(entry.loss, name or entry.name) if entry else as_subject(loss, name)
     on, off = (_side(subject, on_policy=on_policy) for on_policy in (True, False))
+    if subject.kind != "framework" and not on.kl == off.kl == "nothing":
+        kl = audit(subject)
+        on = replace(on, kl=cast(WholeVerdict, kl.verdict), kl_in_words=in_words(kl))
+        stale = in_words(kl, on_policy=False)
+        off = replace(off, kl=cast(WholeVerdict, kl.verdict_off_policy), kl_in_words=stale)
     return WholeResult(subject.name, subject.summary, entry.source if entry else "", on, off)
 
 
@@ -65,12 +73,35 @@ def _side(subject: Subject, *, on_policy: bool) -> Side:
         TO_REFERENCE if on_policy else WITH_GRADIENT,
     )
     differing, weighting = _differing(updates)
-    # A drift is nothing if it is small beside the update of one completion with an advantage that differs.
-    usual = [m.gradient.typical for m in differing.measured[:: len(DRAWS)]]
-    positive, negative = (drift(updates, advantage, usual, on_policy=on_policy) for advantage in (1.0, -1.0))
+    positive, negative = (drift(updates, a, _usual(differing), on_policy=on_policy) for a in (1.0, -1.0))
+    update = _verdict(differing)
+    if subject.kind != "framework" and {positive.verdict, negative.verdict, update} != {"unknown"}:
+        # Where groups do not influence each other the size of a batch plays no role, and wider problems must agree.
+        wide = [
+            u for u in (Updates(subject, case) for case in wider_cases(on_policy=on_policy)) if u.is_of_single_groups
+        ]
+        if wide:
+            also, _ = _differing(wide)
+            if update not in ("unknown", _verdict(also)):
+                update, differing = "unknown", also
+            positive, negative = (
+                _agreed(d, drift(wide, a, _usual(also), on_policy=on_policy))
+                for d, a in ((positive, 1.0), (negative, -1.0))
+            )
     bias: dict[PolicyGradientName, float] = {name: differing.bias[name] for name in POLICY_GRADIENTS}
     cosine: dict[PolicyGradientName, float] = {name: differing.cosine[name] for name in POLICY_GRADIENTS}
-    return Side(_verdict(kl), positive, negative, Update(_verdict(differing), weighting, bias, cosine))
+    found = _verdict(kl)
+    return Side(found, kl_in_words(found), positive, negative, Update(update, weighting, bias, cosine))
+
+
+def _usual(differing: Comparison) -> list[float]:
+    """For each case, the size of the update of one completion, beside which a drift may be nothing."""
+    return [m.gradient.typical for m in differing.measured[:: len(DRAWS)]]
+
+
+def _agreed(limit: Drift, wider: Drift) -> Drift:
+    """The drift in the limit; without a verdict and with the numbers of wider problems, if these contradict it."""
+    return limit if limit.verdict in ("unknown", wider.verdict) else replace(wider, verdict="unknown")
 
 
 def _differing(updates: Sequence[Updates]) -> tuple[Comparison, Weighting | None]:

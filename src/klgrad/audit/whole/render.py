@@ -11,7 +11,7 @@ from rich.text import Text
 from ...support.atomic_files import finite
 from .table import POLICY_GRADIENTS
 from .whole_result import Side, WholeResult
-from .words import drift_in_words, kl_in_words, row_of, update_in_words, weighting_in_words
+from .words import drift_in_words, row_of, update_in_words, weighting_in_words
 
 COLUMNS = ("loss", "update on samples of π", "drift on stale samples, one A > 0 for all", "update on stale samples")
 
@@ -48,7 +48,7 @@ def in_full(r: WholeResult) -> RenderableType:
 def _facts(side: Side) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
-    facts.add_row("KL (A = 0)", kl_in_words(side.kl), side.kl)
+    facts.add_row("KL (A = 0)", "none" if side.kl == "nothing" else side.kl_in_words, side.kl)
     for title, drift in (("all A = 1", side.positive), ("all A = -1", side.negative)):
         facts.add_row(title, drift_in_words(drift, side.update.weighting), drift.verdict)
     facts.add_row("A differs", update_in_words(side), side.update.verdict)

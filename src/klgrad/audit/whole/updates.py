@@ -1,4 +1,4 @@
-"""The update of a loss in the limit of large batches, as a function of the advantages."""
+"""The update of a loss on one case, as a function of the advantages."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +9,7 @@ from torch import Tensor
 from ..gradient import Gradient, Parts, evaluate
 from ..large_batches import sum_over_rows
 from ..subject import Subject
+from ..verdict import MATCH
 from .cases import WholeCase
 
 
@@ -55,10 +56,25 @@ class Updates:
     def _update(self, advantage: Tensor) -> Parts:
         return evaluate(self.subject, self.case.batch(advantage))[1]
 
+    @cached_property
+    def is_of_single_groups(self) -> bool:
+        """Whether a batch is a mean over its groups: the first, a middle and the last group alone give the same."""
+        advantage, size = self.case.different(0), self.case.group_size
+        batch, together = self.case.batch(advantage), self._update(advantage)
+        groups = len(self.case.members)
+        for i in (0, groups // 2, groups - 1):
+            rows = slice(i * size, (i + 1) * size)
+            alone = evaluate(self.subject, batch.part(rows))[1]
+            for a, b in zip(alone, together, strict=True):
+                if not torch.allclose(a, groups * b[rows], rtol=MATCH, atol=MATCH * float(a.abs().max())):
+                    return False
+        return True
+
 
 def gradient(case: WholeCase, parts: Parts) -> Gradient:
     """The gradient on the parameters."""
-    return sum_over_rows(case.problem, case.members, parts)
+    weighted = (case.row_weights.reshape(-1, *[1] * (part.dim() - 1)) * part for part in parts)
+    return sum_over_rows(case.problem, case.members, Parts(*weighted))
 
 
 def on_scores(case: WholeCase, weight: Tensor) -> Tensor:

@@ -46,12 +46,14 @@ class Side:
 
     Attributes:
         kl: the divergence that it descends at zero advantages.
+        kl_in_words: the same as a noun phrase, as in the report of `klgrad audit`.
         positive: the drift under the advantage 1.
         negative: the drift under the advantage -1.
         update: the update under advantages that differ.
     """
 
     kl: WholeVerdict
+    kl_in_words: str
     positive: Drift
     negative: Drift
     update: Update

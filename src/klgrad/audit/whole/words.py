@@ -98,7 +98,10 @@ def row_of(r: WholeResult) -> tuple[str, str, str, str]:
     on = [update_in_words(r.on_policy)]
     on += [x for x in (weighting_in_words(r.on_policy.update.weighting),) if x]
     if r.on_policy.kl != "nothing":
-        on.append(f"KL: {kl_in_words(r.on_policy.kl)}")
+        on.append(f"KL: {r.on_policy.kl_in_words}")
     if {r.on_policy.positive.verdict, r.on_policy.negative.verdict} != {"nothing"}:
         on.append(drifts_in_words(r.on_policy))
-    return r.name, "; ".join(on), drifts_in_words(r.off_policy), update_in_words(r.off_policy)
+    off = [update_in_words(r.off_policy)]
+    if r.off_policy.kl != "nothing":
+        off.append(f"KL: {r.off_policy.kl_in_words}")
+    return r.name, "; ".join(on), drifts_in_words(r.off_policy), "; ".join(off)

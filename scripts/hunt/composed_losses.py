@@ -1,0 +1,312 @@
+"""Audit losses that are composed at random, and check every statement on the problems of `worlds`.
+
+A statement is *false* if one problem contradicts it. A *miss* is a verdict that the audit does not give although all
+problems agree on it; it is no error.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from typing import Any
+
+import compositions
+import numpy as np
+import torch
+from worlds import SAME, TO_REFERENCE, Measured, all_cases, measure
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one audit.
+
+    Attributes:
+        kind: `false` for a statement that does not hold, `miss` for one that is missing.
+        statement: a field of the audit and its value.
+        why: the problem that contradicts it, or what all problems agree on.
+    """
+
+    kind: str
+    statement: str
+    why: str
+
+
+def contradiction(verdict: str, found: list[Measured], *, scale_varies: bool = False, parts: Any = None) -> str | None:
+    """The first case on which a verdict does not hold, in words; None if there is none.
+
+    Args:
+        verdict: as in `AuditResult.verdict`.
+        found: the gradients.
+        scale_varies: whether the multiple of the target may differ between all cases.
+        parts: the two targets of `sum-of-targets`, as in `Decomposition.parts`.
+    """
+    broken = next((m for m in found if not m.is_finite), None)
+    if broken is not None:
+        return f"not finite ({broken.case.family})"
+    if verdict == "nothing":
+        some = next((m for m in found if not m.is_zero), None)
+        return None if some is None else f"not zero ({some.case.family})"
+    families: dict[str, list[Measured]] = {}
+    for m in found:
+        families.setdefault(m.case.family, []).append(m)
+    if verdict == "sum-of-targets":
+        wrong = (_no_sum(some, parts) for some in families.values())
+        return next((why for why in wrong if why), None)
+    sign, target = (-1, verdict.removeprefix("climbs ")) if verdict.startswith("climbs ") else (1, verdict)
+    for family, some in families.items():
+        scales = []
+        for m in some:
+            scale, off = m.along(target)
+            if m.is_zero or off > SAME:
+                return f"{1.0 if m.is_zero else off:.2g} off ({family})"
+            scales.append(sign * scale)
+        if min(scales) <= 0:
+            return f"the sign is reversed ({family})"
+        if not scale_varies and max(scales) - min(scales) > SAME * max(scales):
+            return f"multiples of {min(scales):.7g} to {max(scales):.7g} ({family})"
+    return None
+
+
+def _no_sum(found: list[Measured], parts: Any) -> str | None:
+    """Why the gradients on the cases of one family are not the sum of two targets at one scale each."""
+    names = [part.verdict.removeprefix("climbs ") for part in parts]
+    signs = [-1 if part.verdict.startswith("climbs ") else 1 for part in parts]
+    blocks, right = [], []
+    if any(m.is_zero for m in found):
+        return f"zero ({found[0].case.family})"
+    for k, m in enumerate(found):
+        size = np.linalg.norm(m.mean)
+        columns = []
+        for name, part in zip(names, parts, strict=True):
+            column = m.target(name)[:, None] / size
+            free = part.scale is None  # a multiple of its own on every case
+            columns.append(np.concatenate([column * (k == i) for i in range(len(found))], 1) if free else column)
+        blocks.append(np.concatenate(columns, 1))
+        right.append(m.mean / size)
+    matrix, vector = np.concatenate(blocks), np.concatenate(right)
+    scales = np.linalg.lstsq(matrix, vector, rcond=None)[0]
+    off = float(np.abs(matrix @ scales - vector).max())
+    family = found[0].case.family
+    if off > SAME:
+        return f"{off:.2g} off ({family})"
+    one_step = bool(
+        (found[0].case.world.mask.sum(1) == 1).all()
+    )  # token and sequence coincide: the split is not unique
+    if not one_step and all(p.scale is not None for p in parts) and min(scales * signs) <= 0:
+        return f"a share has the other sign ({family})"
+    return None
+
+
+def check(recipe: compositions.Recipe, result: Any) -> list[Finding]:
+    """Compare what the audit of a recipe says with the gradients here.
+
+    Args:
+        recipe: the loss.
+        result: an `AuditResult`, or anything with its attributes.
+    """
+    fresh = _check_samples(recipe, result, fresh=True)
+    stale = _check_samples(recipe, result, fresh=False)
+    return [*fresh, *stale, *_check_numbers(recipe, result)]
+
+
+@lru_cache(maxsize=2)
+def gradients(recipe: compositions.Recipe, *, fresh: bool) -> list[Measured]:
+    """On every case that says something about this recipe."""
+    found = []
+    for case in all_cases(fresh=fresh):
+        if case.large and (recipe.rows == "ramp" or recipe.baseline == "row-before"):
+            continue  # there is no exact large batch: neighbours are a sample of pairs
+        if case.group == 1 and recipe.has_groups:
+            continue
+        ordered = recipe.has_order and recipe.rows not in ("even", "odd")
+        found.append(measure(recipe, case.twice() if case.large and ordered else case))
+    return found
+
+
+def _check_samples(recipe: compositions.Recipe, r: Any, *, fresh: bool) -> list[Finding]:
+    """The verdicts on fresh or on stale samples."""
+    suffix, found = "" if fresh else "_off_policy", []
+    verdict, holds, varies = (getattr(r, f"{name}{suffix}") for name in ("verdict", "holds", "scale_varies"))
+    in_small = r.verdict_small_batches if fresh else r.verdict_off_policy_small_batches
+    split = getattr(r, f"decomposition{suffix}")
+    everywhere = gradients(recipe, fresh=fresh)
+    whole = [m for m in everywhere if not m.case.has_hole]
+    if r.stumbles_over_gaps:  # the audit says that the verdict does not hold there
+        everywhere = whole
+    large = [m for m in whole if m.case.large]
+    one_group = [m for m in whole if m.case.members.shape[1] == m.case.group]
+
+    def claim(name: str, value: str, some: list[Measured], **more: Any) -> None:
+        why = (
+            contradiction(value, some, **more)
+            if value not in ("unknown", "sum-of-targets") or more.get("parts")
+            else None
+        )
+        if why is not None:
+            found.append(Finding("false", f"{name}{suffix}={value}", why))
+
+    parts = split and split.parts
+    if verdict != "unknown":
+        said = f"{verdict} ({holds}{', scale varies' if varies else ''})"
+        why = contradiction(
+            verdict, large if holds == "large-batches" else everywhere, scale_varies=varies, parts=parts
+        )
+        if why is not None:
+            found.append(Finding("false", f"verdict{suffix}={said}", why))
+        elif (
+            holds == "large-batches"
+            and large
+            and contradiction(verdict, everywhere, scale_varies=varies, parts=parts) is None
+        ):
+            found.append(Finding("miss", f"verdict{suffix}={said}", "holds in batches of every size"))
+    claim("verdict_small_batches", in_small, one_group)
+    names = ("nothing", *(TO_REFERENCE if fresh else everywhere[0].case.world.targets))
+    if verdict == "unknown":
+        for name in (x for n in names for x in ((n,) if n == "nothing" else (n, f"climbs {n}"))):
+            for size, some in (("every size", whole), ("large batches", large)):
+                if some and contradiction(name, some) is None:
+                    return [*found, Finding("miss", f"verdict{suffix}=unknown", f"{name} in {size}")]
+    if fresh:
+        claim("verdict_fixed_lengths", r.verdict_fixed_lengths, [m for m in one_group if not m.case.world.varying])
+        found += _check_scales(r, one_group)
+        found += _check_fields(recipe, r, everywhere)
+    return found
+
+
+def _check_scales(r: Any, found: list[Measured]) -> Iterator[Finding]:
+    """The multiples of the target in batches of the same shape."""
+    if r.holds != "always" or r.scale_varies or r.verdict in ("nothing", "sum-of-targets"):
+        return
+    for m in found:
+        said = r.scale_by_shape.get(m.case.shape)
+        if said is not None and m.is_finite:
+            scale, _ = m.along(r.verdict.removeprefix("climbs "))
+            if abs(scale - said) > 10 * SAME * abs(said):
+                yield Finding("false", f"scale={said:.6g} ({m.case.shape})", f"{scale:.6g}")
+                return
+
+
+def _check_fields(recipe: compositions.Recipe, r: Any, found: list[Measured]) -> Iterator[Finding]:
+    """Statements about all batches on fresh samples."""
+    no_holes = [m for m in found if not m.case.large and not m.case.has_hole]
+    if r.finite_in_float64 and not all(m.is_finite for m in no_holes if m.case.members.shape[1] == m.case.group):
+        yield Finding("false", "finite_in_float64=True", "not finite on a small batch")
+    if not r.touches_padding and any(m.on_padding for m in no_holes if m.is_finite):
+        yield Finding("false", "touches_padding=False", "a masked position has a gradient")
+    if not r.order_matters:
+        for m in (m for m in found if m.case.large and m.case.members.shape[1] < 5000):
+            moved = measure(recipe, replace(m.case, members=m.case.members[:, ::-1]))
+            if np.linalg.norm(moved.mean - m.mean) > SAME * m.typical:
+                yield Finding("false", "order_matters=False", f"another order has another gradient ({m.case.family})")
+                break
+    if not r.has_gradient and any(m.typical > 0 for m in found):
+        yield Finding("false", "has_gradient=False", "a batch has a gradient")
+    if not r.depends_on_reference:
+        for m in no_holes:
+            moved = replace(m.case.world, reference=m.case.world.reference[:, ::-1])
+            there = measure(recipe, replace(m.case, world=moved))
+            if abs(there.typical - m.typical) > SAME * m.typical:
+                yield Finding("false", "depends_on_reference=False", f"another ref has another one ({m.case.family})")
+                return
+
+
+LOG_RATIOS = (1.0, 1.8, 2.4, 3.3, 4.2, 5.5, 6.5, 8.0, 9.5, 11.0, 13.0, 15.5, 18.0, 22.0, 27.0, 29.5)
+EXTREMES = (40.0, 85.0, 95.0, 300.0, 2000.0, 8000.0)
+ROWS = ((-0.4, -1.3), (-0.9, -0.7), (-1.6, -0.2))
+REFERENCE_ROWS = ((-0.8, -1.1), (-0.7, -1.0), (-1.2, -0.6))
+"""Log-probs of a batch in which the log-ratio of one token is varied."""
+
+
+def coefficient(recipe: compositions.Recipe, log_ratio: float, kind: torch.dtype) -> tuple[float, bool]:
+    """The derivative by one token's log-prob on fresh samples, and whether loss and gradient are finite."""
+    logp, ref = (torch.tensor(x, dtype=torch.float64) for x in (ROWS, REFERENCE_ROWS))
+    ref[0, 0] = logp[0, 0]
+    logp[0, 0] += min(log_ratio, 0.0)
+    ref[0, 0] -= max(log_ratio, 0.0)
+    logp, ref = (x.to(kind)[None] for x in (logp, ref))
+    old = logp.clone()
+    logp.requires_grad_()
+    value = compositions.evaluate(recipe, compositions.Batches(logp, ref, old, torch.ones_like(logp), len(ROWS)))
+    if not value.requires_grad:
+        return 0.0, bool(value.isfinite().all())
+    (by,) = torch.autograd.grad(value.sum(), logp)
+    return float(by[0, 0, 0]), bool(value.isfinite().all() and by.isfinite().all())
+
+
+def _check_numbers(recipe: compositions.Recipe, r: Any) -> Iterator[Finding]:
+    """Dead zones, and finite numbers in float32."""
+    if recipe.needs_logits or recipe.weight != "none" or recipe.rows != "all":
+        return  # a filter has zeros that are no zone of the log-ratio
+    if r.finite:
+        for x in (*LOG_RATIOS, *EXTREMES):
+            for sign in (-1, 1):
+                if not coefficient(recipe, sign * x, torch.float32)[1]:
+                    yield Finding("false", "finite=True", f"not finite in float32 at log π/ref = {sign * x:g}")
+                    return
+    for sign, name in ((-1, "dead_below"), (1, "dead_above")):
+        dead = getattr(r, name)
+        low, high = (
+            [coefficient(recipe, sign * x, kind)[0] for x in LOG_RATIOS] for kind in (torch.float32, torch.float64)
+        )
+        if dead is None:
+            if low[0] != 0 and not any(low[LOG_RATIOS.index(22.0) :]):
+                yield Finding("false", f"{name}=None", f"no gradient at log π/ref = {sign * 22} and beyond")
+            continue
+        beyond = [(x, a, b) for x, a, b in zip(LOG_RATIOS, low, high, strict=True) if x > abs(dead)]
+        alive = next((x for x, a, b in beyond if a != 0 and abs(a - b) <= 0.01 * abs(b)), None)
+        if alive is not None:
+            yield Finding("false", f"{name}={dead:g}", f"a gradient at log π/ref = {sign * alive:g}")
+
+
+def hunt_one(seed: int, number: int) -> tuple[int, compositions.Recipe, str, list[Finding]]:
+    """Audit one composed loss: its number, recipe and verdicts, and what is wrong with them."""
+    from klgrad.audit import audit
+
+    recipe = compositions.draw(seed, number)
+    try:
+        result = audit(compositions.composed(recipe), name=f"loss {number}")
+    except Exception as error:
+        return number, recipe, "", [Finding("false", "no error", f"{type(error).__name__}: {error}")]
+    with np.errstate(all="ignore"):
+        found = check(recipe, result)
+    return number, recipe, f"{result.verdict} / {result.verdict_off_policy}", found
+
+
+def hunt(count: int, seed: int, jobs: int = 1, only: int | None = None) -> list[str]:
+    """Audit composed losses, print what is missing and what is false, and return the false statements."""
+    numbers = range(count) if only is None else [only]
+    false, misses, verdicts = [], [], {}
+    for number, recipe, verdict, found in _results(numbers, seed, jobs):
+        if only is not None:
+            print(recipe, verdict, *found, sep="\n")
+        for name in verdict.split(" / "):
+            verdicts[name] = verdicts.get(name, 0) + 1
+        for x in found:
+            line = f"{number} | {recipe} | {x.statement} | {x.why}"
+            (false if x.kind == "false" else misses).append(line)
+        if number % 50 == 49:
+            print(f"{number + 1} of {count} losses, {len(false)} false statements, {len(misses)} misses", flush=True)
+    print("verdicts:", ", ".join(f"{n} {name}" for name, n in sorted(verdicts.items(), key=lambda x: -x[1])))
+    if misses:
+        print("missed: loss | recipe | statement | all problems agree on", *misses, sep="\n")
+    return ["composed loss " + line for line in false]
+
+
+def _results(numbers: Any, seed: int, jobs: int) -> Iterator[tuple[int, compositions.Recipe, str, list[Finding]]]:
+    one: Callable[[int], Any] = _Hunt(seed)
+    if jobs == 1:
+        yield from map(one, numbers)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(one, numbers)
+
+
+@dataclass(frozen=True)
+class _Hunt:
+    """`hunt_one` of one seed, for other processes."""
+
+    seed: int
+
+    def __call__(self, number: int) -> tuple[int, compositions.Recipe, str, list[Finding]]:
+        torch.set_num_threads(1)
+        return hunt_one(self.seed, number)
