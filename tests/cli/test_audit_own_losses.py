@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
@@ -129,3 +130,28 @@ def test_what_a_loss_prints_is_shown_once(tmp_path):
     assert "lines; the first 5:" in result.stderr
     assert "loss of" not in result.stdout
     assert len(result.stderr.splitlines()) < 15
+
+
+HELPED = {
+    "at the start": "from helpers import kl\ndef loss(logp, ref_logp): return kl(logp - ref_logp)\n",
+    "when it is called": "def loss(logp, ref_logp):\n    from helpers import kl\n    return kl(logp - ref_logp)\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", HELPED.values(), ids=HELPED)
+def test_each_file_has_its_own_helpers(code, tmp_path, monkeypatch):
+    """Also where a test session has imported a third module of that name, which it keeps."""
+    of_session = ModuleType("helpers")
+    of_session.__file__ = str(tmp_path / "helpers.py")
+    monkeypatch.setitem(sys.modules, "helpers", of_session)
+    for folder, kl in {"a": "l ** 2 / 2", "b": "(-l).exp() - 1 + l"}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "helpers.py").write_text(f"def kl(l): return {kl}\n")
+        (tmp_path / folder / "losses.py").write_text(code)
+    file = tmp_path / "found.json"
+    names = [f"{tmp_path}/{folder}/losses.py:loss" for folder in "aba"]
+    assert run(*names, "--lengths", "equal", "--json", file).exit_code == 0
+    verdicts = [r["verdict"] for r in json.loads(file.read_text())["results"]]
+    assert verdicts == ["reverse-kl-token", "forward-kl-token", "reverse-kl-token"]
+    assert sys.modules["helpers"] is of_session

@@ -12,7 +12,7 @@ from torch import nn
 from ..core.term import KLTerm
 from ..errors import LossCallError, LossImportError
 from .calling import Settings, own_settings
-from .loading import module_of
+from .loading import imports_for, module_of
 from .subject import Subject, as_subject
 
 
@@ -51,13 +51,13 @@ def load_every(path: str, settings: Settings | None = None) -> Found:
         >>> len(found.subjects), list(found.skipped)
         (1, ['scaled'])
     """
-    module = module_of(path)
     subjects, skipped = [], {}
-    for name, loss in _candidates(module):
-        try:
-            subjects.append(as_subject(loss, f"{path}:{name}", own_settings(loss, settings or {})))
-        except LossCallError as error:
-            skipped[name] = f"{error.received}; {error.remedy}"
+    with imports_for(path):
+        for name, loss in _candidates(module_of(path)):
+            try:
+                subjects.append(as_subject(loss, f"{path}:{name}", own_settings(loss, settings or {})))
+            except LossCallError as error:
+                skipped[name] = f"{error.received}; {error.remedy}"
     if not subjects:
         reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
         raise LossImportError(

@@ -150,6 +150,7 @@ def command(
     from ..audit import audit, catalogue
     from ..audit.calling import parse_settings
     from ..audit.known_losses import COMMON
+    from ..audit.loading import imports_for
     from ..audit.render.plain import to_json, to_markdown
     from .losses import Failures, find_losses
 
@@ -177,7 +178,7 @@ def command(
         found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
     audited: list[tuple[Subject, AuditResult]] = []
     for subject in tracked(found, "Auditing", progress):
-        with failures.collected(subject.name), first_lines(subject.name, progress):
+        with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
             audited.append((subject, audit(subject, advantages=advantages.value, lengths=lengths.value)))
     if audited:
         subjects, results = [list(x) for x in zip(*audited, strict=True)]
@@ -232,6 +233,7 @@ def _report(
 
 def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
     from ..audit.curve import coefficient_curve
+    from ..audit.loading import imports_for
     from ..audit.render.page import to_html
     from .fixes import fixes_for
 
@@ -240,7 +242,10 @@ def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
         redirect_stdout(nowhere),
         redirect_stderr(nowhere),
     ):  # what the losses print has been shown already
-        curves = [coefficient_curve(subject) for subject in subjects]
+        curves = []
+        for subject in subjects:
+            with imports_for(subject.name):
+                curves.append(coefficient_curve(subject))
     summaries = [subject.summary for subject in subjects]
     return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=tags())
 

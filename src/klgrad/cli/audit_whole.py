@@ -9,6 +9,7 @@ from rich.console import Group
 
 from ..adapters import FRAMEWORKS
 from ..audit import Subject, catalogue
+from ..audit.loading import imports_for
 from ..audit.whole import WholeResult, audit_whole
 from ..audit.whole.render import in_full, overview, to_json, to_markdown
 from ..errors import UnknownNameError
@@ -45,7 +46,7 @@ def report_whole(
             subjects += _found(name, settings, failures)
     results: list[WholeResult] = []
     for subject in tracked(subjects, "Auditing", progress):
-        with failures.collected(subject.name), first_lines(subject.name, progress):
+        with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
             results.append(audit_whole(subject))
     if results:
         few = len(results) <= len(losses)
