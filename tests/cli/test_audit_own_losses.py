@@ -68,6 +68,39 @@ def test_a_file_means_every_loss_in_it(file, tmp_path):
     assert "My penalty." not in result.stdout  # a whole file is shown as one table
 
 
+PARTLY = """
+def k2(logp, ref_logp): return (logp - ref_logp) ** 2 / 2
+def other(x, y): return x - y
+class Penalty:
+    def compute(self, logp, ref_logp): return logp - ref_logp
+    def save(self, path): ...
+class Config: ...
+"""
+
+
+@pytest.mark.slow
+def test_where_something_is_expected_nothing_of_a_file_may_be_skipped(tmp_path):
+    file, page = tmp_path / "partly.py", tmp_path / "page.html"
+    file.write_text(PARTLY)
+    for options, status in (([], 0), (["--expect", "reverse-kl-token"], 2), (["--strict"], 2)):
+        result = run(file, "--lengths", "equal", *options, "--html", page)
+        assert result.exit_code == status
+        *_, last = result.stderr.strip().splitlines()
+        assert last.startswith("1 of 3 audited")
+        assert ("name the losses" in last) == bool(options)
+    assert f"{file}:Penalty is not audited: a class that cannot be called; name the loss: {file}:Penalty.compute\n" in (
+        result.stderr
+    )
+    assert "Config" not in result.stderr
+    shown = page.read_text().partition("Not audited")[2]
+    assert "Penalty" in shown
+    assert "parameters x, y" in shown
+    differs = run(file, "--lengths", "equal", "--expect", "nothing")
+    assert differs.exit_code == 2
+    assert "found reverse-kl-token" in differs.stdout
+    assert f"remedy: name a method, {file}:Penalty.compute" in str(run(f"{file}:Penalty").exception)
+
+
 @pytest.mark.slow
 def test_one_failure_does_not_stop_the_others(file):
     result = run(f"{file}:broken", "nosuch.py:loss", f"{file}:K3", "k3-los")
