@@ -1,12 +1,14 @@
 """The consoles of the commands, and how they write their files."""
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
+from rich.segment import Segment
 
 from ..errors import OutputError
 from ..support.atomic_files import is_stdout, write_output
@@ -20,6 +22,24 @@ PIPED_WIDTH = 160
 """Columns of the output where it does not go to a terminal."""
 
 
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+"""Characters with which a text could command the terminal, all but the end of a line."""
+
+
+class _Literal(Console):
+    """Shows control characters by their codes: names, labels and messages come from files that others wrote."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render a part of the output."""
+        for segment in super().render(renderable, options):
+            harmless = segment.control or not CONTROL.search(segment.text)
+            yield segment if harmless else Segment(CONTROL.sub(_code, segment.text), segment.style)
+
+
+def _code(control: re.Match[str]) -> str:
+    return f"\\x{ord(control[0]):02x}"
+
+
 def stdout() -> Console:
     """The console for results."""
     return _literal(stderr=False)
@@ -31,14 +51,14 @@ def stderr() -> Console:
 
 
 def _literal(*, stderr: bool) -> Console:
-    """A console that prints strings unchanged: `[a]` in a name is not markup, and `:x:` not an emoji.
+    """A console that prints strings as they are: `[a]` in a name is not markup, and `:x:` not an emoji.
 
     It keeps the stream of this moment, so that it still shows something while the output of a loss is captured.
     """
     file = sys.stderr if stderr else sys.stdout
 
     def console(width: int | None) -> Console:
-        return Console(file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+        return _Literal(file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     found = console(None)
     return found if found.is_terminal else console(PIPED_WIDTH)
