@@ -46,7 +46,10 @@ def command(
     Results about language models are judged and drawn from committed numbers of runs on a GPU. With --run the models
     are trained again.
 
-    If it is interrupted, all files are complete; run it again to compute the missing results.
+    Exit status 1 if a claim differs, as some do with every run: docs/results.md says which.
+
+    If it is interrupted, all files are complete; run it again to compute the missing results. Numbers of an earlier run
+    are kept if the settings and the code are the same.
     """
     import torch
 
@@ -74,6 +77,8 @@ def command(
     if stopped:
         console.print("Interrupted. Run the same command again to compute the missing results.", style="yellow")
         raise typer.Exit(INTERRUPTED)
+    if any(outcome.differs for outcome in outcomes):
+        raise typer.Exit(1)
 
 
 def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: int) -> tuple[list[Outcome], bool]:
