@@ -144,7 +144,7 @@ $(OLDEST): export PIP_CONSTRAINT := $(CURDIR)/constraints-oldest.txt
 $(OLDEST): pyproject.toml constraints-oldest.txt
 	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install torch
-	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install hypothesis pytest pytest-xdist pyyaml -e '.[logs]'
+	$(VENV)-oldest/bin/python -m pip --disable-pip-version-check -q install hypothesis pytest pytest-xdist -e '.[logs]'
 	touch $@
 
 $(DEV): $(CORE)
