@@ -112,6 +112,33 @@ def test_one_failure_does_not_stop_the_others(file):
     assert failed.stdout == ""
 
 
+def test_progress_is_told_where_there_is_no_bar(monkeypatch):
+    monkeypatch.setattr("klgrad.cli.console.SILENCE", 0.01)
+    result = run("k1-loss", "k2-loss", "--lengths", "equal")
+    assert "Auditing k2-loss (2 of 2)" in result.stderr
+    assert "Auditing" not in result.stdout
+
+
+def test_names_that_are_not_known_get_near_ones(file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    for name, remedy in {
+        "several.py:nosuch": "known: K3, broken, helper, k2",
+        "several.py:k22": "did you mean 'k2'",
+        "several": "write several.py",
+        "k3": "names that contain it: k3-both, k3-both-half,",
+    }.items():
+        error = str(run(name).exception)
+        assert remedy in error
+        assert len(error) < 400
+
+
+def test_a_loss_of_jax_is_told_that_pytorch_is_needed(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("def exp(x): raise TypeError('not a valid JAX type')")
+    (tmp_path / "own.py").write_text("import jax\ndef loss(logp, ref_logp): return jax.exp(logp - ref_logp)")
+    assert "remedy: use PyTorch, since the tensors are; look at" in str(run(f"{tmp_path}/own.py:loss").exception)
+
+
 def test_a_single_failure_is_the_error(file):
     assert isinstance(run(f"{file}:broken").exception, LossCallError)
     lacks = run(f"{file}:k2").exception
@@ -132,6 +159,7 @@ WRONG = {
     ("bta=1",): "settings that are parameters of",
     ("beta",): "expected NAME=VALUE",
     ("beta=1", "gamma=2"): "received gamma",
+    ("beta=ref_log_probs",): "received beta=ref_log_probs, the name of a tensor",
 }
 
 

@@ -54,11 +54,23 @@ def find(spec: str) -> object:
         loss: Any = module_of(where)
         for part in name.split("."):
             if not hasattr(loss, part):
-                raise UnknownNameError(f"name in {where}", name, [n for n in vars(loss) if not n.startswith("_")])
+                raise UnknownNameError(f"name in {where}", name, _own_names(loss))
             if isinstance(loss, type) and isinstance(vars(loss).get(part), FunctionType):  # a method needs an instance
                 loss, _ = constructed(loss, loss.__name__, {})
             loss = getattr(loss, part)
         return loss
+
+
+def _own_names(x: object) -> list[str]:
+    """The public names that a file, a class or an object defines; those that a file imports are left out."""
+    own = getattr(x, "__name__", None) if isinstance(x, ModuleType) else None
+    return [
+        name
+        for name, value in vars(x).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and (own is None or not isinstance(value, (FunctionType, type)) or value.__module__ == own)
+    ]
 
 
 def module_of(where: str) -> ModuleType:

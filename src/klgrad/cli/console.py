@@ -3,8 +3,10 @@
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from threading import Event, Thread
+from typing import Protocol, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
@@ -13,7 +15,20 @@ from rich.segment import Segment
 from ..errors import OutputError
 from ..support.atomic_files import is_stdout, write_output
 
-T = TypeVar("T")
+
+class Named(Protocol):
+    """What has a name."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+
+T = TypeVar("T", bound=Named)
+
+SILENCE = 10.0
+"""Seconds after which a line tells the progress, where there is no bar."""
 
 INTERRUPTED = 130
 """The exit status that shells give to Ctrl-C."""
@@ -72,8 +87,36 @@ def bar(*columns: ProgressColumn, console: Console) -> Progress:
 
 
 def tracked(items: Sequence[T], title: str, console: Console) -> Iterable[T]:
-    """The items, with a progress bar where the console is a terminal."""
-    return track(items, title, console=console, transient=True) if console.is_terminal else items
+    """The items, with a progress bar where the console is a terminal, and lines now and then where it is none."""
+    if console.is_terminal:
+        yield from track(items, title, console=console, transient=True)
+        return
+    current = ""
+    with lines(console, lambda: f"{title} {current}"):
+        for i, item in enumerate(items, 1):
+            current = f"{item.name} ({i} of {len(items)})"
+            yield item
+
+
+@contextmanager
+def lines(console: Console, progress: Callable[[], str]) -> Iterator[None]:
+    """Within the context, print the progress now and then, unless the console is a terminal, which has a bar."""
+    if console.is_terminal:
+        yield
+        return
+    done = Event()
+
+    def print_lines() -> None:
+        while not done.wait(SILENCE):
+            console.print(progress(), style="dim", soft_wrap=True)
+
+    thread = Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def beside(*paths: Path | None) -> Console:

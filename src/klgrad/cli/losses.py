@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,8 +14,8 @@ from ..audit.calling import OwnLoss, own_settings
 from ..audit.every_loss import Found
 from ..audit.loading import find
 from ..audit.subject import as_subject
-from ..errors import KlgradError, LossCallError, UnknownNameError
-from .console import stderr
+from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameError
+from .console import lines, stderr
 from .frameworks import framework_of, settings_of
 from .printed import first_lines
 
@@ -91,7 +92,8 @@ def find_losses(names: list[str], settings: dict[str, Any], console: Console, fa
     found: list[Subject] = []
     messages = stderr()
     for name in names:
-        with failures.collected(name), first_lines(name, messages):
+        loading = f"Loading {name}"  # and calling it, to see what it takes
+        with failures.collected(name), first_lines(name, messages), lines(messages, lambda now=loading: now):
             subjects, skipped = _find(name, settings, console, alone=len(names) == 1)
             found += subjects
             for other, why in skipped.items():
@@ -119,4 +121,6 @@ def _find(name: str, settings: dict[str, Any], console: Console, *, alone: bool)
         return Found([as_subject(loss, name, settings if alone else own_settings(loss, settings))], {})
     if name.endswith(".py"):
         return load_every(name, settings)
+    if Path(f"{name}.py").is_file():
+        raise LossImportError("a name of the catalogue or of a framework, or a Python file", name, f"write {name}.py")
     raise UnknownNameError("loss", name, [*known, *FRAMEWORKS])

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..errors import MissingExtraError, UnknownNameError
 from ..support.atomic_files import ensure_folder
-from .console import INTERRUPTED, bar, print_path, stderr, stdout
+from .console import INTERRUPTED, bar, lines, print_path, stderr, stdout
 from .experiments import measure
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, Outcome] = {}
     stopped = False
-    with bar(*columns, console=stderr()) as progress:
+    console = stderr()
+    told = lambda: f"Reproducing: {len(found)} of {len(chosen)} done"
+    with bar(*columns, console=console) as progress, lines(console, told):
         task = progress.add_task("Reproducing", total=len(chosen))
         try:
             for outcome in every_outcome(chosen, settings, out, fresh=fresh, jobs=jobs):

@@ -90,7 +90,9 @@ def allowed(x: Tensor, y: Tensor) -> Range:
     least = min(shares.values())
     most = max(2 * least, least + ROOM)
     possible = [t for t in shares if shares[t] <= most]
-    low, high = (_end(lambda t: share(t) <= most, t, by) for t, by in ((min(possible), 1 / STEP), (max(possible), STEP)))
+    low, high = (
+        _end(lambda t: share(t) <= most, t, by) for t, by in ((min(possible), 1 / STEP), (max(possible), STEP))
+    )
     one_sided = max(possible) < 1 / STEP or min(possible) > STEP
     tested = float(square[logit > 0].sum()) >= TESTED * whole
     return Range(low, high, least, one_sided, tested)
