@@ -47,7 +47,7 @@ def _take(folder: Path) -> IO[str]:
     while True:
         ensure_folder(folder)
         try:
-            file = open(path, "a+", encoding="utf-8", opener=_without_links)
+            file = open(path, "a+", encoding="utf-8", opener=_without_links)  # noqa: SIM115
         except FileNotFoundError:  # the folder was removed in between
             continue
         except OSError as error:
