@@ -68,7 +68,8 @@ def command(*options: str) -> None:
     """The whole command, into an empty folder."""
     with tempfile.TemporaryDirectory() as out:
         run = [sys.executable, "-m", "klgrad", "reproduce", "--out", out, *options]
-        subprocess.run(run, check=True, capture_output=True)
+        status = subprocess.run(run, check=False, capture_output=True).returncode
+        assert status in (0, 1), status  # 1 says that a claim is contradicted
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ To add an error, inherit from `KlgradError` and from the built-in class that a c
 import difflib
 from collections.abc import Iterable
 
+SHOWN = 12
+"""Names that contain an unknown one: how many are listed."""
+
 
 class KlgradError(Exception):
     """The base class of all errors that this package raises on purpose.
@@ -115,5 +118,12 @@ class UnknownNameError(KlgradError, LookupError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(names)}"
+        within = sorted((n for n in names if name in n), key=lambda n: not n.startswith(name)) if name else []
+        if near:
+            remedy = f"did you mean {' or '.join(map(repr, near))}?"
+        elif within:
+            more = f" and {len(within) - SHOWN} more" if len(within) > SHOWN else ""
+            remedy = f"names that contain it: {', '.join(within[:SHOWN])}{more}"
+        else:
+            remedy = f"known: {', '.join(names)}"
         super().__init__(f"a known {kind}", repr(name), remedy)

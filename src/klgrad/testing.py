@@ -4,6 +4,7 @@ from .audit import AuditResult, Subject, audit, catalogue, load
 from .audit.batch import Advantages
 from .audit.calling import Settings
 from .audit.expectations import Difference, differences, remedies
+from .audit.loading import imports_for
 from .audit.problems import Lengths
 from .audit.subject import as_subject
 from .errors import UnknownNameError, VerdictError
@@ -56,7 +57,8 @@ def assert_descends(
     for name in (verdict, off_policy):
         if name is not None and name not in TARGETS:
             raise UnknownNameError("verdict", name, TARGETS)
-    result = audit(_found(loss, settings), advantages=advantages, lengths=lengths)
+    with imports_for(loss if isinstance(loss, str) else ""):
+        result = audit(_found(loss, settings), advantages=advantages, lengths=lengths)
     found = differences(result, verdict, off_policy, strict=strict)
     if found:
         raise _error(result, found)

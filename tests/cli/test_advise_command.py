@@ -63,3 +63,8 @@ def test_the_defaults_are_those_of_the_installed_frameworks():
         pairs = [word.split("=") for word in DEFAULTS[name].subject.split() if "=" in word]
         assert {key: str(defaults[key]) for key, _ in pairs} == dict(pairs)
     assert (fields["beta"], parameters["beta"].default) == (0.0, 0.04)
+
+
+def test_a_framework_that_is_audited_and_has_no_advice_is_told_so():
+    error = str(CliRunner().invoke(app, ["advise", "nemo-rl"]).exception)
+    assert "received nemo-rl, without any; remedy: klgrad audit nemo-rl shows what its settings descend" in error

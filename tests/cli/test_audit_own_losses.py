@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
@@ -67,6 +68,39 @@ def test_a_file_means_every_loss_in_it(file, tmp_path):
     assert "My penalty." not in result.stdout  # a whole file is shown as one table
 
 
+PARTLY = """
+def k2(logp, ref_logp): return (logp - ref_logp) ** 2 / 2
+def other(x, y): return x - y
+class Penalty:
+    def compute(self, logp, ref_logp): return logp - ref_logp
+    def save(self, path): ...
+class Config: ...
+"""
+
+
+@pytest.mark.slow
+def test_where_something_is_expected_nothing_of_a_file_may_be_skipped(tmp_path):
+    file, page = tmp_path / "partly.py", tmp_path / "page.html"
+    file.write_text(PARTLY)
+    for options, status in (([], 0), (["--expect", "reverse-kl-token"], 2), (["--strict"], 2)):
+        result = run(file, "--lengths", "equal", *options, "--html", page)
+        assert result.exit_code == status
+        *_, last = result.stderr.strip().splitlines()
+        assert last.startswith("1 of 3 audited")
+        assert ("name the losses" in last) == bool(options)
+    assert f"{file}:Penalty is not audited: a class that cannot be called; name the loss: {file}:Penalty.compute\n" in (
+        result.stderr
+    )
+    assert "Config" not in result.stderr
+    shown = page.read_text().partition("Not audited")[2]
+    assert "Penalty" in shown
+    assert "parameters x, y" in shown
+    differs = run(file, "--lengths", "equal", "--expect", "nothing")
+    assert differs.exit_code == 2
+    assert "found reverse-kl-token" in differs.stdout
+    assert f"remedy: name a method, {file}:Penalty.compute" in str(run(f"{file}:Penalty").exception)
+
+
 @pytest.mark.slow
 def test_one_failure_does_not_stop_the_others(file):
     result = run(f"{file}:broken", "nosuch.py:loss", f"{file}:K3", "k3-los")
@@ -76,6 +110,33 @@ def test_one_failure_does_not_stop_the_others(file):
     failed = run(f"{file}:broken", "k3-los")
     assert failed.exit_code == 2
     assert failed.stdout == ""
+
+
+def test_progress_is_told_where_there_is_no_bar(monkeypatch):
+    monkeypatch.setattr("klgrad.cli.console.SILENCE", 0.01)
+    result = run("k1-loss", "k2-loss", "--lengths", "equal")
+    assert "Auditing k2-loss (2 of 2)" in result.stderr
+    assert "Auditing" not in result.stdout
+
+
+def test_names_that_are_not_known_get_near_ones(file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    for name, remedy in {
+        "several.py:nosuch": "known: K3, broken, helper, k2",
+        "several.py:k22": "did you mean 'k2'",
+        "several": "write several.py",
+        "k3": "names that contain it: k3-both, k3-both-half,",
+    }.items():
+        error = str(run(name).exception)
+        assert remedy in error
+        assert len(error) < 400
+
+
+def test_a_loss_of_jax_is_told_that_pytorch_is_needed(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("def exp(x): raise TypeError('not a valid JAX type')")
+    (tmp_path / "own.py").write_text("import jax\ndef loss(logp, ref_logp): return jax.exp(logp - ref_logp)")
+    assert "remedy: use PyTorch, since the tensors are; look at" in str(run(f"{tmp_path}/own.py:loss").exception)
 
 
 def test_a_single_failure_is_the_error(file):
@@ -98,6 +159,7 @@ WRONG = {
     ("bta=1",): "settings that are parameters of",
     ("beta",): "expected NAME=VALUE",
     ("beta=1", "gamma=2"): "received gamma",
+    ("beta=ref_log_probs",): "received beta=ref_log_probs, the name of a tensor",
 }
 
 
@@ -129,3 +191,28 @@ def test_what_a_loss_prints_is_shown_once(tmp_path):
     assert "lines; the first 5:" in result.stderr
     assert "loss of" not in result.stdout
     assert len(result.stderr.splitlines()) < 15
+
+
+HELPED = {
+    "at the start": "from helpers import kl\ndef loss(logp, ref_logp): return kl(logp - ref_logp)\n",
+    "when it is called": "def loss(logp, ref_logp):\n    from helpers import kl\n    return kl(logp - ref_logp)\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", HELPED.values(), ids=HELPED)
+def test_each_file_has_its_own_helpers(code, tmp_path, monkeypatch):
+    """Also where a test session has imported a third module of that name, which it keeps."""
+    of_session = ModuleType("helpers")
+    of_session.__file__ = str(tmp_path / "helpers.py")
+    monkeypatch.setitem(sys.modules, "helpers", of_session)
+    for folder, kl in {"a": "l ** 2 / 2", "b": "(-l).exp() - 1 + l"}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "helpers.py").write_text(f"def kl(l): return {kl}\n")
+        (tmp_path / folder / "losses.py").write_text(code)
+    file = tmp_path / "found.json"
+    names = [f"{tmp_path}/{folder}/losses.py:loss" for folder in "aba"]
+    assert run(*names, "--lengths", "equal", "--json", file).exit_code == 0
+    verdicts = [r["verdict"] for r in json.loads(file.read_text())["results"]]
+    assert verdicts == ["reverse-kl-token", "forward-kl-token", "reverse-kl-token"]
+    assert sys.modules["helpers"] is of_session

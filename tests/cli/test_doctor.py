@@ -1,5 +1,8 @@
 """`klgrad doctor` names what is missing and what mends it. `tests/trainer/test_contract.py` has a patched TRL."""
 
+import importlib.util
+from importlib.metadata import version
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -25,6 +28,9 @@ def test_versions_and_devices(found):
     status, lines = found("torch>=2.6")
     assert status == 0
     assert f"torch {torch.__version__}" in lines
+    for name in ("transformers", "accelerate", "datasets"):
+        if importlib.util.find_spec(name):
+            assert f"{name} {version(name)}" in lines
     assert f"CPU threads {torch.get_num_threads()}" in lines
     assert lines[-1] == "Nothing to mend."
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import OutputError
+from klgrad.errors import MissingExtraError, OutputError
 from klgrad.logs import examine, jsonl
 
 
@@ -68,6 +68,34 @@ def test_what_is_not_finite_is_null(tmp_path):
     found = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
     assert found["report"]["kl/reverse/k1/per_sequence/standard_error"] is None
     assert found["cell"]["against"]["token"]["correlation"] is None
+
+
+def test_long_labels_and_terminal_escapes_are_shown_as_text(tmp_path):
+    labels = ["\x1b]0;title\x07\x1b[31mred", "long " * 40, "long " * 40 + "other"]
+    rows = [{"logp": [-1.0], "ref_logp": [-1.1], "task": label} for label in labels]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    result = run(path, "--by", "task", "--json", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    assert result.exit_code == 0, result.exception
+    assert [part["value"] for part in json.loads((tmp_path / "r.json").read_text())["by"]] == labels
+    assert "\x1b" not in result.output
+    assert r"\x1b]0;title\x1b[31mred" in result.stdout  # rich leaves out the bell
+    assert f"{labels[1][:63]}…" in result.stdout
+
+
+def test_there_is_nothing_to_change_where_the_verdict_is_the_target(tmp_path):
+    result = run(write(tmp_path / "log.npz", sampled(rows=8, tokens=5)), "--cell", "ratio-k3-loss")
+    assert "Nothing to change" in result.stdout.partition("What to change")[2]
+
+
+def test_what_is_missing_is_named_without_a_file_where_it_is_no_fault_of_it(tmp_path, monkeypatch):
+    assert "expected an existing file or folder; received nosuch" in str(run("nosuch").exception)
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.parquet", sampled(rows=8, tokens=5))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    error = run(tmp_path).exception
+    assert isinstance(error, MissingExtraError)
+    assert error.received == "no such package"
 
 
 @pytest.mark.slow

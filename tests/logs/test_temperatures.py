@@ -14,8 +14,9 @@ NAMED = {True: 0.95, False: 0.8}
 """Share of logs with a temperature for which it must be named, with and without groups. Without groups the
 limits do not restrict flat contexts, a quarter of the logs here."""
 
-RANGE_OFF = STEP - 1
-"""The limits are tried in steps: a range may end one step short of the true temperature."""
+RANGE_OFF = 1e-4
+"""How far a range of two standard errors after one prompt may be from the true temperature, as a share of it; the
+errors are of float32, about 1e-7."""
 
 ROWS = 104
 SEEDS = [70]
@@ -66,6 +67,14 @@ def test_other_faults_keep_their_names(shape):
 def test_few_rows_are_no_reason_for_a_wrong_cause(rows):
     found, _ = shares(judged([*temperatures(TEMPERATURES[::3]), *others()], rows, [rows], ["mixed", "language"]))
     assert max(share["wrong"] for share in found.values()) <= WRONG
+
+
+@pytest.mark.parametrize("temperature", [0.95, 0.97, 1.03, 1.05, 1.1])
+def test_a_range_by_the_limits_has_a_true_temperature_between_two_that_are_tried(temperature):
+    for seed in range(3):
+        found = judge(sampled("temperature", temperature, rows=ROWS, seed=seed), grouped=False).statistics
+        assert found["temperature_ratio/low"] <= temperature <= found["temperature_ratio/high"]
+        assert abs(found["temperature_ratio"] / temperature - 1) < STEP - 1
 
 
 @pytest.mark.slow

@@ -26,10 +26,14 @@ def test_workers_compute_what_this_process_does(tmp_path, recwarn):
     threading.Thread(target=alive.wait, daemon=True).start()
     chosen = [studies()[name] for name in NAMES]
     before = torch.get_num_threads()
+    other = tmp_path / "apart" / "schulman" / ".table.json.1.0123.partial"  # of another process, which may still run
+    other.parent.mkdir(parents=True)
+    other.write_text("half")
     try:
         apart = list(every_outcome(chosen, Settings(quick=True), tmp_path / "apart", jobs=2))
     finally:
         alive.set()
+    assert other.read_text() == "half"
     here = list(every_outcome(chosen, Settings(quick=True), tmp_path / "here", jobs=1))
     assert {o.name: o.checks for o in apart} == {o.name: o.checks for o in here}
     assert [w for w in recwarn if "fork" in str(w.message)] == []

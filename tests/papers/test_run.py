@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app, reproduce as command
 from klgrad.errors import MissingExtraError, UnknownNameError
-from klgrad.papers import Check, Settings, Study, reproduce
+from klgrad.papers import Check, Settings, Study, reproduce, study_runner
 from klgrad.papers.study import all_exceed, below, exceeds, within
 from klgrad.papers.study_runner import Outcome
 
@@ -62,6 +62,36 @@ def test_a_damaged_file_is_computed_again(tmp_path, junk):
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper/made-up.json").write_text(junk)
     assert reproduce(made, Settings(), tmp_path).seconds is not None
+
+
+def test_numbers_of_other_code_or_form_are_computed_again(tmp_path, monkeypatch):
+    made, file = study(), tmp_path / "paper/made-up.json"
+    reproduce(made, Settings(), tmp_path)
+    assert reproduce(made, Settings(), tmp_path).seconds is None
+    file.write_text(file.read_text().replace('"x"', '"y"'))  # `check` does not find what it reads
+    assert reproduce(made, Settings(), tmp_path).verdict == "holds"
+    monkeypatch.setattr(study_runner, "_code", lambda: "another")
+    assert reproduce(made, Settings(), tmp_path).seconds is not None
+
+
+def test_the_digest_of_the_code_depends_on_every_source(tmp_path, monkeypatch):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "core").mkdir()
+    monkeypatch.setattr(study_runner, "__file__", str(tmp_path / "papers" / "study_runner.py"))
+    digests = set()
+    for text in ("k3 = 1", "k3 = 2", "k3 = 2"):
+        (tmp_path / "core" / "estimators.py").write_text(text)
+        digests.add(study_runner._code.__wrapped__())
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(("holds", "decided", "status"), [(True, True, 0), (False, True, 1), (False, False, 0)])
+def test_the_status_is_1_if_a_claim_is_contradicted(holds, decided, status, tmp_path, monkeypatch):
+    made = study()
+    monkeypatch.setattr(made.module, "check", lambda found: [Check("it holds", "1", holds, decided)])
+    monkeypatch.setattr("klgrad.papers.all_studies.studies", lambda: {made.name: made})
+    done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
+    assert done.exit_code == status, done.output
 
 
 def test_a_claim_that_fails_says_in_what(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from klgrad.errors import OutputError
+from klgrad.support import atomic_files
 from klgrad.support.atomic_files import partials_of, write_output, write_whole
 
 
@@ -159,12 +160,28 @@ def test_a_name_that_is_not_utf_8_does_not_stop_it(tmp_path):
 
 
 def test_another_process_keeps_its_half_written_file(tmp_path):
-    other = tmp_path / ".out.json.1.partial"
+    other = tmp_path / ".out.json.1.0123.partial"
     other.write_text("half")
     write_whole(tmp_path / "out.json", "whole")
     assert (tmp_path / "out.json").read_text() == "whole"
     assert other.read_text() == "half"
-    assert partials_of(tmp_path / "out.json") == [other]
+    assert partials_of(tmp_path / "out.json", [1, 2]) == [other]
+    assert partials_of(tmp_path / "out.json", [2]) == []
+
+
+def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
+    """In a folder that others may write to, a link at a name that can be foreseen would lead to a file of the user."""
+    victim, foreseen = tmp_path / "victim", tmp_path / f".out.json.{os.getpid()}.partial"
+    victim.write_text("data")
+    foreseen.symlink_to("victim")
+    write_whole(tmp_path / "out.json", "whole")
+    assert victim.read_text() == "data"
+    monkeypatch.setattr(atomic_files, "_partial_of", lambda target: foreseen)
+    with pytest.raises(OutputError, match="File exists"):
+        write_whole(tmp_path / "out.json", "new")
+    assert victim.read_text() == "data"
+    assert foreseen.is_symlink()  # it belongs to somebody else
+    assert (tmp_path / "out.json").read_text() == "whole"
 
 
 def test_bytes_into_a_pipe_that_nobody_reads(monkeypatch):

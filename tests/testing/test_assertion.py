@@ -121,6 +121,35 @@ def test_it_agrees_with_the_command(verdict, status):
         assert_descends("k2-loss", verdict)
 
 
+class RunningMean:
+    """Keeps state between calls; the sums alone would be those of the reverse KL."""
+
+    def __init__(self):
+        self.mean = 0.0
+
+    def __call__(self, logp, ref_logp, mask):
+        k = ((logp - ref_logp).detach() * mask).sum(-1)
+        out = ((k - self.mean) * (logp * mask).sum(-1)).mean()
+        self.mean = 0.9 * self.mean + 0.1 * float(k.mean())
+        return out
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_deterministic_never_passes(monkeypatch):
+    result = audit(RunningMean())
+    assert (result.verdict, result.verdict_off_policy, result.holds, result.holds_off_policy) == (
+        "unknown", "unknown", None, None,
+    )  # fmt: skip
+    monkeypatch.setattr("klgrad.testing.audit", lambda *_, **__: result)
+    monkeypatch.setattr("klgrad.audit.audit", lambda *_, **__: result)
+    for verdict in ("reverse-kl-sequence", "unknown"):
+        error = message(RunningMean(), verdict)
+        assert error.received.startswith("none, since the same batch gives different gradients: it is not determ")
+        assert CliRunner().invoke(app, ["audit", "k2-loss", "--expect", verdict]).exit_code == 1
+    assert CliRunner().invoke(app, ["audit", "k2-loss", "--strict"]).exit_code == 1
+    assert CliRunner().invoke(app, ["audit", "k2-loss"]).exit_code == 0
+
+
 @pytest.mark.parametrize("verdict", ON_POLICY)
 def test_the_recommended_term_has_the_verdict(verdict):
     assert audit(ON_POLICY[verdict]).verdict == verdict

@@ -85,6 +85,14 @@ def test_the_arguments_of_the_action(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "options", ["--set beta=0.04 --strict", "--set beta=0.04\n--strict\n", "\n --set beta=0.04\n--strict"]
+)
+def test_the_options_of_the_action_may_be_on_several_lines(options, tmp_path):
+    given = action(tmp_path, PRINT, losses="a.py:f", expect="nothing", options=options).stdout.split("\n")
+    assert given[-4:] == ["--set", "beta=0.04", "--strict", ""]
+
+
 def test_the_action_refuses_to_audit_nothing(tmp_path):
     done = action(tmp_path, PRINT, losses="\n \n", expect="nothing")
     assert (done.returncode, done.stdout[:29]) == (2, "expected a loss in the input ")

@@ -67,7 +67,8 @@ class AuditResult:
         float32_wrong_from: the first log-ratio at which the coefficient in float32 is more than 1% off.
         finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
         finite_in_float64: whether the gradient is finite on every group of every on-policy problem.
-        deterministic: whether the same batch gives the same gradient twice; if not, no other field is valid.
+        deterministic: whether the same batch gives the same gradient twice; if not, the verdicts are `unknown`, and no
+            number is valid.
         touches_padding: whether gradient falls on masked positions; it then matches no target.
         reads_masked: whether the gradient of live tokens depends on what is at masked positions; None for a framework,
             for which this and the next two are not tried.

@@ -141,6 +141,8 @@ def audit(
             c.name: on.small.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.small.measured)
         },
     )
+    if not result.deterministic:
+        result = replace(result, verdict="unknown", verdict_off_policy="unknown", holds=None, holds_off_policy=None)
     return replace(result, advice=advise(result, subject))
 
 

@@ -11,17 +11,17 @@ from torch import nn
 
 from ..core.term import KLTerm
 from ..errors import LossCallError, LossImportError
-from .calling import Settings, own_settings
-from .loading import module_of
+from .calling import Settings, loss_methods, own_settings
+from .loading import imports_for, module_of
 from .subject import Subject, as_subject
 
 
 class Found(NamedTuple):
-    """The losses of a file, and why its other functions and modules are none.
+    """The losses of a file, and why its other functions, modules and classes are not audited.
 
     Attributes:
         subjects: the losses, in the order of the file.
-        skipped: name to reason.
+        skipped: name to reason; a class is there if it has a method that takes tensors of an audit.
     """
 
     subjects: list[Subject]
@@ -51,13 +51,17 @@ def load_every(path: str, settings: Settings | None = None) -> Found:
         >>> len(found.subjects), list(found.skipped)
         (1, ['scaled'])
     """
-    module = module_of(path)
     subjects, skipped = [], {}
-    for name, loss in _candidates(module):
-        try:
-            subjects.append(as_subject(loss, f"{path}:{name}", own_settings(loss, settings or {})))
-        except LossCallError as error:
-            skipped[name] = f"{error.received}; {error.remedy}"
+    with imports_for(path):
+        for name, loss in _candidates(module_of(path)):
+            if inspect.isclass(loss) and not _makes_callables(loss):
+                methods = " ".join(f"{path}:{name}.{method}" for method in loss_methods(loss))
+                skipped[name] = f"a class that cannot be called; name the loss: {methods}"
+                continue
+            try:
+                subjects.append(as_subject(loss, f"{path}:{name}", own_settings(loss, settings or {})))
+            except LossCallError as error:
+                skipped[name] = f"{error.received}; {error.remedy}"
     if not subjects:
         reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
         raise LossImportError(
@@ -81,8 +85,12 @@ def _is_defined_in(x: object, module: ModuleType) -> bool:
     if isinstance(x, (KLTerm, functools.partial)):
         return True
     if inspect.isclass(x):
-        return x.__module__ == module.__name__ and (issubclass(x, nn.Module) or "__call__" in vars(x))
+        return x.__module__ == module.__name__ and bool(_makes_callables(x) or loss_methods(x))
     if inspect.isfunction(x):
         code = inspect.unwrap(x).__code__
         return Path(code.co_filename) == Path(str(module.__file__))
     return isinstance(x, nn.Module) or (callable(x) and type(x).__module__ == module.__name__)
+
+
+def _makes_callables(cls: type) -> bool:
+    return issubclass(cls, nn.Module) or any("__call__" in vars(base) for base in cls.__mro__)

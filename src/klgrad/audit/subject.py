@@ -83,14 +83,18 @@ class Subject:
             yield
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
-            own = [f"{f.filename}, line {f.lineno}" for f in frames if not f.filename.startswith(LIBRARIES)]
+            places = [(f.filename, f"{f.filename}, line {f.lineno}") for f in frames]
+            own = [at for file, at in places if not file.startswith(LIBRARIES) and "site-packages" not in file]
+            torch_alone = (
+                "use PyTorch, since the tensors are; " if any("jax" in Path(f).parts for f, _ in places) else ""
+            )
             # An error in the call itself has no frame in the user's code: then it is the place of the definition.
             defined = self.loss.place if isinstance(self.loss, OwnLoss) else ""
             where = own[-1] if own else defined or f"{frames[-1].filename}, line {frames[-1].lineno}"
             raise LossCallError(
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",
-                f"look at {where}; it was called with {batch.logp.dtype} tensors "
+                f"{torch_alone}look at {where}; it was called with {batch.logp.dtype} tensors "
                 f"of shape {tuple(batch.logp.shape)} and a bool mask; groups of {group_sizes()} rows are tried"
                 + self._on_vocabulary(batch),
             ) from error

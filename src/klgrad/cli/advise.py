@@ -83,6 +83,9 @@ def command(
         return
     if framework is None:
         raise RunFileError("a framework or --config FILE", "neither", "write klgrad advise trl, for example")
+    if framework in FRAMEWORKS and framework not in SETTINGS:
+        remedy = f"klgrad audit {framework} shows what its settings descend"
+        raise RunFileError(f"a framework with advice: {', '.join(SETTINGS)}", f"{framework}, without any", remedy)
     if framework not in SETTINGS:
         raise UnknownNameError("framework", framework, SETTINGS)
     _for_meaning(stdout(), framework, (divergence.value, level.value), off_policy)

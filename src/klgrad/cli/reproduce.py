@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..errors import MissingExtraError, UnknownNameError
 from ..support.atomic_files import ensure_folder
-from .console import INTERRUPTED, bar, print_path, stderr, stdout
+from .console import INTERRUPTED, bar, lines, print_path, stderr, stdout
 from .experiments import measure
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ def command(
     Results about language models are judged and drawn from committed numbers of runs on a GPU. With --run the models
     are trained again.
 
-    If it is interrupted, all files are complete; run it again to compute the missing results.
+    Exit status 1 if a claim is contradicted, as some are with every run: docs/results.md says which.
+
+    If it is interrupted, all files are complete; run it again to compute the missing results. Numbers of an earlier run
+    are kept if the settings and the code are the same.
     """
     import torch
 
@@ -74,6 +77,8 @@ def command(
     if stopped:
         console.print("Interrupted. Run the same command again to compute the missing results.", style="yellow")
         raise typer.Exit(INTERRUPTED)
+    if any(outcome.is_contradicted for outcome in outcomes):
+        raise typer.Exit(1)
 
 
 def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: int) -> tuple[list[Outcome], bool]:
@@ -83,7 +88,9 @@ def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found: dict[str, Outcome] = {}
     stopped = False
-    with bar(*columns, console=stderr()) as progress:
+    console = stderr()
+    told = lambda: f"Reproducing: {len(found)} of {len(chosen)} done"
+    with bar(*columns, console=console) as progress, lines(console, told):
         task = progress.add_task("Reproducing", total=len(chosen))
         try:
             for outcome in every_outcome(chosen, settings, out, fresh=fresh, jobs=jobs):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import KlgradError
+from ..errors import KlgradError, MissingExtraError
 from ..reports.divergence import KLSums, MismatchSums, Report
 from ..zoo import Cell
 from .by_label import LabelSums
@@ -101,7 +101,7 @@ def _named(file: Path, count: int, work: Callable[[], Any]) -> Any:
     try:
         return work()
     except KlgradError as error:
-        if count == 1 or str(file) in error.received:
+        if count == 1 or isinstance(error, MissingExtraError) or str(file) in error.received:
             raise
         raise LogError(error.expected, f"{error.received} of {file}", error.remedy) from error
 

@@ -13,5 +13,5 @@ class LogError(KlgradError, ValueError):
         ...     examine(Path("missing.parquet"))
         ... except LogError as error:
         ...     print(error.expected, "/", error.received)
-        an existing file / missing.parquet
+        an existing file or folder / missing.parquet
     """

@@ -158,6 +158,8 @@ class LogReport:
         if self.cell.instead is None or off != off:  # if π equals ref, there is nothing to compare
             return []
         dead_zone = self.dead_share >= RARE
+        if off < HARDLY and not dead_zone and self.cell.descends.on_policy == "reverse-kl-token":
+            return []
         if off < HARDLY and not dead_zone:
             return [
                 f"{self._named} descends {what}. This near to ref, its coefficients differ from those of the "

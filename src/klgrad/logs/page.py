@@ -7,6 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ..reports.divergence import Report
 from .figures import figures_of
 from .log_report import LogReport
+from .prompt_groups import LONGEST
 
 MEANINGS = {
     "kl/reverse/exact": "KL(π‖ref), exact",
@@ -78,8 +79,13 @@ def part_rows(report: LogReport) -> list[list[str]]:
     for part in report.parts:
         reports = {"kl": part.kl, "mismatch": part.mismatch}
         cells = [_cell(reports[kind], name) for _, kind, name in _shown(report)]
-        rows.append([str(part.label), f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
+        rows.append([_cut(str(part.label)), f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
     return rows
+
+
+def _cut(label: str) -> str:
+    """A label, without the end of a long one: JSON has it whole."""
+    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
 
 
 def _shown(report: LogReport) -> list[tuple[str, str, str]]:

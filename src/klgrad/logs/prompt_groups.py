@@ -11,8 +11,8 @@ from .columns import PER_ROW
 from .log_errors import LogError
 
 LONGEST = 64
-"""Largest number of characters of an identifier that is stored unchanged; a longer one, such as a whole prompt, is
-stored as a digest."""
+"""Largest number of characters of a prompt's identifier that is stored unchanged; a longer one, such as a whole prompt,
+is stored as a digest."""
 
 
 Known = dict[str, dict[object, int]]
@@ -27,10 +27,13 @@ class Groups:
         unit: `row` or `line`, for errors.
         known: the numbers that were given already, to which new ones are added.
         what: what the column has, for errors.
+        shown: whether the identifiers are shown, so that long ones are stored too.
     """
 
-    def __init__(self, name: str, unit: str, known: dict[object, int], what: str = "prompt") -> None:
-        self._name, self._unit, self._known, self._what = name, unit, known, what
+    def __init__(
+        self, name: str, unit: str, known: dict[object, int], what: str = "prompt", *, shown: bool = False
+    ) -> None:
+        self._name, self._unit, self._known, self._what, self._shown = name, unit, known, what, shown
 
     def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
         """Number identifiers.
@@ -58,7 +61,7 @@ class Groups:
                 "log it for every completion, or leave the column out",
             )
         try:
-            return _key(x)
+            return _key(x, whole=self._shown)
         except (ValueError, RecursionError) as error:
             raise LogError(
                 f"a {self._what} in `{self._name}` that can be written as JSON",
@@ -67,11 +70,11 @@ class Groups:
             ) from error
 
 
-def _key(x: object) -> object:
-    """A small hashable key. Messages and dictionaries are compared as JSON."""
+def _key(x: object, *, whole: bool) -> object:
+    """A hashable key, small unless it has to be `whole`. Messages and dictionaries are compared as JSON."""
     if not isinstance(x, str | int | float):
         x = json.dumps(x, sort_keys=True, default=str)
-    if isinstance(x, str) and len(x) > LONGEST:
+    if isinstance(x, str) and len(x) > LONGEST and not whole:
         return hashlib.blake2b(x.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return x
 
@@ -80,4 +83,6 @@ def per_row(names: dict[str, str], unit: str, known: Known) -> dict[str, Groups]
     """What numbers the values of each column that has one per completion, by role."""
     what = {"group": "prompt", "by": "value"}
     found = [role for role in PER_ROW if role in names]
-    return {role: Groups(names[role], unit, known.setdefault(role, {}), what[role]) for role in found}
+    return {
+        role: Groups(names[role], unit, known.setdefault(role, {}), what[role], shown=role == "by") for role in found
+    }

@@ -46,6 +46,8 @@ def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKEN
     Returns:
         The log, from which nothing but names and sizes has been read.
     """
+    if not path.exists():
+        raise LogError("an existing file or folder", str(path), "check the path")
     suffix = path.suffix.lower()
     if suffix not in READERS:
         remedy = "save it as Parquet (`pyarrow.parquet.write_table`), JSONL or NPZ (`numpy.savez`)"
@@ -53,7 +55,7 @@ def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKEN
             remedy = f"a pickle can run code, so it is not read: {remedy}"
         raise LogError(f"a file that ends in {', '.join(READERS)}", str(path), remedy)
     if not path.is_file():
-        raise LogError("an existing file", str(path), "check the path")
+        raise LogError("a regular file", str(path), "save the log in one")
     if path.stat().st_size == 0:
         raise LogError("a log with rows in it", f"{path}, which is empty (0 bytes)", "write the log again")
     return Log(*READERS[suffix](path, chosen, chunk_tokens, {} if known is None else known))

@@ -1,9 +1,11 @@
 """Compute, judge and draw results. Files are complete or absent; numbers of an earlier run are reused."""
 
+import hashlib
 import json
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,11 @@ class Outcome:
         return f"{words}, of {len(self.decisive)}"
 
     @property
+    def is_contradicted(self) -> bool:
+        """Whether the opposite of a decisive sentence is shown."""
+        return any(check.verdict == "contradicted" for check in self.decisive)
+
+    @property
     def verdict(self) -> str:
         """`holds`, or the decisive sentences that are contradicted and those that are undecided."""
         parts = []
@@ -63,15 +70,15 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         study: the result.
         settings: how much to compute.
         out: the folder for numbers and figure, which is written as PNG and as SVG.
-        fresh: compute again, even if `out` has numbers of the same settings.
+        fresh: compute again, even if `out` has numbers of the same settings and the same code.
 
     Returns:
         The outcome.
     """
     data, *pictures = files_of(study, out)
-    requested = {"klgrad": __version__, **asdict(settings)}
+    requested = {"klgrad": __version__, "code": _code(), **asdict(settings)}
     again = fresh or study.experiment is not None  # a file of training runs is read at once, and may have changed
-    numbers, seconds = None if again else _kept(data, requested), None
+    numbers, seconds = None if again else _kept(study, data, requested), None
     if numbers is None:
         start = time.perf_counter()
         # Judge and draw what JSON stores, so that saved numbers give the same result.
@@ -102,13 +109,26 @@ def files_of(study: Study, out: Path) -> list[Path]:
     return [out / f"{study.name}.{kind}" for kind in ("json", *KINDS)]
 
 
-def _kept(data: Path, requested: dict[str, Any]) -> Numbers | None:
-    """Numbers of an earlier run with the same settings; None if there are none, or if the file cannot be read."""
+def _kept(study: Study, data: Path, requested: dict[str, Any]) -> Numbers | None:
+    """Numbers of an earlier run with the same settings; None if there are none, or if they cannot be judged."""
     try:
         saved = json.loads(data.read_text(encoding="utf-8"))
-        return saved["numbers"] if saved["settings"] == requested else None
-    except (OSError, ValueError, KeyError, TypeError):
+        if saved["settings"] != requested:
+            return None
+        study.check(saved["numbers"])
+        return saved["numbers"]
+    except Exception:  # a file may hold anything
         return None
+
+
+@cache
+def _code() -> str:
+    """A digest of the package's sources: numbers of other code are computed again."""
+    root = Path(__file__).parents[1]
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def _draw(study: Study, numbers: Numbers, path: Path) -> None:

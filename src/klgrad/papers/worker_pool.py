@@ -47,9 +47,10 @@ def every_outcome(
             worker.terminate()
         raise
     finally:
+        workers = list(pool._processes or {})
         pool.shutdown(wait=True, cancel_futures=True)
         for path in (path for study in studies for path in files_of(study, out)):
-            for partial in partials_of(path):
+            for partial in partials_of(path, workers):
                 partial.unlink(missing_ok=True)
 
 

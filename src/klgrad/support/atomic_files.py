@@ -4,8 +4,10 @@ import glob
 import math
 import os
 import re
+import secrets
 import stat
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,16 @@ STDOUT = Path("-")
 STDOUT_PATHS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
-def partial_of(path: Path) -> Path:
-    """The temporary file of this process, in the folder of the file that the path resolves to."""
-    target = Path(os.path.realpath(path))
-    return target.with_name(f".{target.name}.{os.getpid()}.partial")
+def _partial_of(target: Path) -> Path:
+    """A new temporary file of this process beside a file. Nobody can foresee its name, and put a link there."""
+    return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.partial")
 
 
-def partials_of(path: Path) -> list[Path]:
+def partials_of(path: Path, processes: Iterable[int]) -> list[Path]:
     """Temporary files that killed processes have left for a path."""
     target = Path(os.path.realpath(path))
-    return list(target.parent.glob(f".{glob.escape(target.name)}.*.partial"))
+    name = glob.escape(target.name)
+    return [found for process in processes for found in target.parent.glob(f".{name}.{process}.*.partial")]
 
 
 def ensure_folder(path: Path) -> None:
@@ -112,10 +114,12 @@ def _is_descriptor(path: Path) -> bool:
 def _replace(target: Path, content: bytes, found: os.stat_result | None) -> None:
     if found is not None and not os.access(target, os.W_OK):
         raise PermissionError(None, "Permission denied")  # renaming would succeed without this permission
-    partial = partial_of(target)
+    partial = _partial_of(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mode = 0o666 if found is None else 0o600
+    file = open(partial, "xb", opener=lambda p, flags: os.open(p, flags, mode))  # noqa: SIM115  x follows no link
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb", opener=lambda p, flags: os.open(p, flags, 0o666 if found is None else 0o600)) as file:
+        with file:
             file.write(content)
         if found is not None:
             with suppress(OSError, AttributeError):  # only root may change the owner

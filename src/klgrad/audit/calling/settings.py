@@ -5,6 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import LossCallError
+from .tensors import argument_role
+
+TENSORS = ("logp", "ref_logp", "old_logp", "behavior_logp", "logits", "ref_logits", "mask", "advantages")
+"""Roles whose names are no values of a setting; `group` or `tokens` may be one."""
 
 Settings = Mapping[str, Any]
 """Arguments of a loss by name."""
@@ -21,7 +25,7 @@ def parse_settings(choices: Iterable[str]) -> dict[str, Any]:
         The values by name.
 
     Raises:
-        LossCallError: a choice has no name or no `=`.
+        LossCallError: a choice has no name or no `=`, or its value is the name of a tensor, which would be text.
 
     Example:
         >>> from klgrad.audit.calling import parse_settings
@@ -35,6 +39,12 @@ def parse_settings(choices: Iterable[str]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise LossCallError("NAME=VALUE", repr(choice), "write for example --set beta=0.04")
         found[name] = _value(value.strip())
+        if found[name] == value.strip() and argument_role(value.strip()) in TENSORS:
+            raise LossCallError(
+                f"a value for {name}",
+                f"{choice}, the name of a tensor, which the loss would get as text",
+                f"name the parameter {value.strip()} in your code, or wrap the loss in a function that does",
+            )
     return found
 
 

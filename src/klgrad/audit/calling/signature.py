@@ -119,8 +119,12 @@ def fill(loss: Callable[..., object], name: str, settings: Settings) -> Filled:
     try:
         parameters = signature_of(loss).parameters
     except (ValueError, TypeError) as error:
+        methods = [] if callable(loss) else loss_methods(type(loss))
+        near = f"name a method, {' or '.join(f'{name}.{method}' for method in methods)}" if methods else None
         raise LossCallError(
-            f"{name} to have a signature", str(error), "wrap it in a Python function that names its tensors"
+            f"{name} to have a signature",
+            "an object that cannot be called" if near else str(error),
+            near or "wrap it in a Python function that names its tensors",
         ) from error
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     filled = Filled(fixed=dict(settings), positional=tuple(n for n, p in named.items() if p.kind is p.POSITIONAL_ONLY))
@@ -132,6 +136,21 @@ def fill(loss: Callable[..., object], name: str, settings: Settings) -> Filled:
     if unknown or not (filled.roles or filled.whole):
         raise _refused(name, list(named.values()), unknown)
     return filled
+
+
+def loss_methods(cls: type) -> list[str]:
+    """The public methods that take tensors of an audit, of a class and of its bases in the same file."""
+    own = [base for base in cls.__mro__ if base.__module__ == cls.__module__]
+    names = {n: None for base in own for n, x in vars(base).items() if inspect.isroutine(x) and not n.startswith("_")}
+    return [name for name in names if _is_loss(getattr(cls, name))]
+
+
+def _is_loss(method: Callable[..., object]) -> bool:
+    try:
+        fill(method, "", {"self": None})
+    except LossCallError:
+        return False
+    return True
 
 
 def _placed(p: inspect.Parameter, filled: Filled) -> bool:

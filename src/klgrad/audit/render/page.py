@@ -22,6 +22,7 @@ def to_html(
     summaries: Sequence[str] = (),
     fixes: Fixes | None = None,
     tags: Mapping[str, str] | None = None,
+    not_audited: Mapping[str, str] | None = None,
 ) -> str:
     """Render one page; the same results give the same page.
 
@@ -31,6 +32,7 @@ def to_html(
         summaries: one line about each loss, if there are any.
         fixes: what to write, by framework.
         tags: words to show beside some losses, by name of the loss: `default`, for example.
+        not_audited: losses that could not be audited, and why.
 
     Returns:
         The page, which needs no network, no scripts and no fonts.
@@ -54,6 +56,7 @@ def to_html(
             fixes=fixes,
             groups=groups_of(results, anchors, tags or {}) if many else [],
             cards=cards,
+            not_audited=not_audited or {},
             summed_over=in_words(),
         )
     )

@@ -13,6 +13,7 @@ are never drawn.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,9 @@ ROOM = 1e-4
 TESTED = 0.02
 """Smallest share of the sum of squared differences on tokens with a probability above 1/2. If every context is flat,
 the limits are so wide that they exclude nothing."""
+
+HALVINGS = 5
+"""How often the step at each end of the range is halved: a true temperature may be between two that are tried."""
 
 TOKENS = 2**15
 """Number of tokens that are compared with the limits. They are drawn at random: every n-th token could always be at the
@@ -81,12 +85,26 @@ def allowed(x: Tensor, y: Tensor) -> Range:
     square = (y - x).square()
     whole = float(square.sum())
     logit = x - torch.log(-torch.expm1(x))  # infinite at probability 1, where it is used as such
-    shares = {t: _beyond(logit, y, 1 / t) / whole for t in _tried()}
+    share = lambda t: _beyond(logit, y, 1 / t) / whole
+    shares = {t: share(t) for t in _tried()}
     least = min(shares.values())
-    possible = [t for t, share in shares.items() if share <= max(2 * least, least + ROOM)]
+    most = max(2 * least, least + ROOM)
+    possible = [t for t in shares if shares[t] <= most]
+    low, high = (
+        _end(lambda t: share(t) <= most, t, by) for t, by in ((min(possible), 1 / STEP), (max(possible), STEP))
+    )
     one_sided = max(possible) < 1 / STEP or min(possible) > STEP
     tested = float(square[logit > 0].sum()) >= TESTED * whole
-    return Range(min(possible), max(possible), least, one_sided, tested)
+    return Range(low, high, least, one_sided, tested)
+
+
+def _end(is_possible: Callable[[float], bool], t: float, step: float) -> float:
+    """The end of the range that is less than one step beyond a possible temperature, and not within the range."""
+    beyond = t * step
+    for _ in range(HALVINGS):
+        middle = math.sqrt(t * beyond)
+        t, beyond = (middle, beyond) if is_possible(middle) else (t, middle)
+    return beyond
 
 
 def _tried() -> list[float]:

@@ -34,6 +34,7 @@ def owned(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder inside the block; raise if another process holds it."""
     file = _take(folder)
     try:
+        _refuse_links(folder)
         yield
     finally:
         with suppress(OSError):  # removed while it is held: a process that opened it in between tries again
@@ -46,10 +47,12 @@ def _take(folder: Path) -> IO[str]:
     while True:
         ensure_folder(folder)
         try:
-            file = path.open("a+", encoding="utf-8")
+            file = open(path, "a+", encoding="utf-8", opener=_without_links)  # noqa: SIM115
         except FileNotFoundError:  # the folder was removed in between
             continue
         except OSError as error:
+            if path.is_symlink():
+                raise _linked(path) from error
             raise OutputError(
                 "a folder that can be written", f"{path}: {error.strerror}", "give another path"
             ) from error
@@ -60,6 +63,23 @@ def _take(folder: Path) -> IO[str]:
             file.close()
             raise
         file.close()
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file; a link in its place is an error, since what it points to would be truncated."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise for a link out of a run folder, which may come from somebody else: a run would write to its target."""
+    home = folder.resolve()
+    for path in (*folder.iterdir(), *folder.glob("*/*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise _linked(path)
+
+
+def _linked(path: Path) -> RunError:
+    return RunError("a run folder without links out of it", f"{path}, a link to {os.readlink(path)}", "remove the link")
 
 
 def _locked(file: IO[str], path: Path) -> bool:
