@@ -13,6 +13,7 @@ from klgrad.adapters.recorded import recorded
 from klgrad.adapters.run_file import find, read_run
 from klgrad.adapters.run_file.frameworks import names_like_a_kl
 from klgrad.adapters.run_file.mistyped import mistyped
+from klgrad.adapters.run_file.of_openrlhf import ENGINE as OPENRLHF_ENGINE
 from klgrad.adapters.run_file.of_trl import TRAINERS
 from klgrad.adapters.run_file.of_verl import DEFAULTS as VERL
 from klgrad.adapters.run_file.reading import read_data
@@ -114,6 +115,36 @@ def test_the_declared_kl_of_a_run_of_verl_gets_its_verdict(tmp_path):
     (found,) = find(read_run(script))
     assert (found.verdict, found.verdict_off_policy) == ("reverse-kl-token", "reverse-kl-token")
     assert found.source == "audited here with verl 0.9.1"
+
+
+TOKEN_SUM = {"actor_rollout_ref.actor.loss_agg_mode": "token-sum"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "verdicts"),
+    [
+        (
+            {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_type": "k3+"},
+            ("reverse-kl-token", "squared-token"),
+        ),
+        (
+            {"klgrad.level": "token", "klgrad.ratio": "token", "klgrad.ratio_bound": "none"},
+            ("reverse-kl-token", "reverse-kl-token-sampler"),
+        ),
+    ],
+)
+def test_a_sum_over_the_tokens_of_the_batch_has_the_verdict_of_its_mean_over_rows(settings, verdicts, tmp_path):
+    pytest.importorskip("verl.workers")
+    (found,) = find(run_of(tmp_path, {**settings, **TOKEN_SUM}))
+    assert (found.verdict, found.verdict_off_policy) == verdicts
+    assert found.holds == "always"
+
+
+def test_a_sum_over_the_tokens_of_the_batch_is_not_said_to_divide_by_lengths(tmp_path):
+    settings = {"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": "rloo", **TOKEN_SUM}
+    (part,) = run_of(tmp_path, settings).parts
+    assert part.caveat.endswith("token-sum is the same times the number of completions.")
 
 
 def test_a_file_of_verl_with_two_kls():
@@ -273,6 +304,25 @@ def test_shell_scripts(text, expected, tmp_path):
     assert not any("did you mean" in note for note in run.notes)
 
 
+def test_scripts_as_they_are_written():
+    verl = read_run(FILES / "verl_variables.sh")
+    assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum"
+    assert verl.parts[0].coefficient == 0.002
+    assert verl.settings["data.train_batch_size"] == verl.settings["actor_rollout_ref.actor.ppo_mini_batch_size"] == 128
+    assert verl.notes == (
+        "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless the environment has another KL_COEF.",
+    )
+    openrlhf = read_run(FILES / "openrlhf_old.sh")
+    assert openrlhf.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=False"
+    assert openrlhf.parts[0].coefficient == 1e-5
+    assert openrlhf.stale == (OPENRLHF_ENGINE,)  # 64 times 8 completions, and 512 in an update
+    assert openrlhf.changes[0].why.endswith("; from 0.11 on")
+    trl = read_run(FILES / "grpo_arguments.py")
+    settings = "loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False use_vllm=True"
+    assert trl.parts[0].loss == f"trl grpo {settings}"
+    assert (trl.settings["beta"], trl.settings["num_iterations"], trl.settings["steps_per_generation"]) == (0.04, 2, 4)
+
+
 def test_a_default_of_the_environment_is_noted(tmp_path):
     run = shell_run(tmp_path, "B=${BETA:-0.04}\ntrl grpo --beta $B --num_iterations ${N-2} $EXTRA ${MORE:-}")
     assert (run.settings["beta"], run.settings["num_iterations"]) == (0.04, 2)
@@ -325,6 +375,11 @@ def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
         ("klgrad train --model m", "--dry-run"),
         ("trl sft --per_device_train_batch_size 2", "none of their settings"),
         ("trl dpo --beta 0.1", "none of their settings"),
+        ("torchrun -m verl.trainer.sft_trainer data.train_batch_size=9", "none of their settings"),
+        (
+            "uv run -m skyrl.train.entrypoints.main_generate trainer.algorithm.lambd=1",
+            "none of their settings",
+        ),
         ("beta=0.1", "none of their settings"),
         ("echo trl grpo --beta 0.1", "none of their settings"),
     ],

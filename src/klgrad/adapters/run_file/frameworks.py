@@ -36,13 +36,16 @@ class Reader:
     read: Callable[[dict[str, Any], str | None], Run]
 
 
+OTHER = r"(?!.*(sft|generat|serve|tinker|eval|merge))"
+"""Programs of the same packages that train by no reward."""
+
 READERS = {
     "verl": Reader(
         "verl",
         of_verl.DEFAULTS,
         of_verl.HARMLESS,
         ("actor_rollout_ref.", "algorithm."),
-        re.compile(r"(verl|recipe)[./].*|(.*/)?main_ppo(\.py)?"),
+        re.compile(rf"{OTHER}((verl|recipe)[./](.*[./_])?|.*/)?main(_\w+)?(\.py)?"),
         lambda given, _: of_verl.verl_run(given),
     ),
     "skyrl": Reader(
@@ -50,7 +53,7 @@ READERS = {
         of_skyrl.DEFAULTS,
         of_skyrl.HARMLESS,
         ("trainer.algorithm.",),
-        re.compile(r"skyrl(_train)?[./].*"),
+        re.compile(rf"{OTHER}skyrl(_train)?[./].*"),
         lambda given, _: of_skyrl.skyrl_run(given),
     ),
     "openrlhf": Reader(
@@ -75,7 +78,7 @@ READERS = {
 LIKE_A_KL = re.compile(r"(?:^|[._])(?:kl|beta(?![a-z0-9])|estimator)")
 """A setting that may be of a KL, by its name."""
 
-OF_A_TRAINER = re.compile(r"(grpo|rloo)\w*\.py$|\.\w*(grpo|rloo)\w*$")
+OF_A_TRAINER = re.compile(r"(grpo|gspo|rloo)\w*\.py$|\.\w*(grpo|gspo|rloo)\w*$")
 """A script that trains with TRL, by its name."""
 
 OWN_CONFIGURATIONS = ("ppo_trainer", "ppo_megatron_trainer")
@@ -117,7 +120,7 @@ def read_run(
         raise UnknownNameError("framework with a configuration that can be read", framework, READERS)
     reads = [_with_files(read, path) for read in read_settings(path)]
     told = [(read, _framework_of(read)) for read in reads]
-    chosen = [(read, of) for read, of in told if of is not None and framework in (None, of)]
+    chosen = [(read, of) for read, of in told if of and framework in (None, of)]
     if not chosen and framework is not None:  # its settings are looked for in what is of no known framework
         chosen = [(read, framework) for read, of in told if of is None]
     if started := [(read, of) for read, of in chosen if READERS[of].programs.fullmatch(read.program)]:
@@ -126,7 +129,7 @@ def read_run(
     runs = [_run(read, of, trainer, given, path) for read, of in chosen]
     recognised = [run for run in runs if run is not None]
     if not recognised:
-        raise _not_recognised(path, framework, [of for _, of in told if of is not None])
+        raise _not_recognised(path, framework, [of for _, of in told if of and of != framework])
     if any(run.settings != recognised[0].settings for run in recognised[1:]):
         programs = " and ".join(read.program for read, _ in chosen)
         raise RunFileError("one command that starts a run", f"{path} with {programs}", "give a script with one of them")
@@ -134,15 +137,15 @@ def read_run(
 
 
 def _framework_of(read: Read) -> str | None:
-    """By the program that is started; by the names of the settings; by the name of a script."""
+    """By the program that is started, the names of the settings, or the name of a script; "" for another program."""
     if read.program.startswith("klgrad "):
         remedy = "klgrad train ... --dry-run says what it descends"
         raise RunFileError("a run of another framework", f"{read.program}", remedy)
     for framework, reader in READERS.items():
         if reader.programs.fullmatch(read.program):
             return framework
-    if re.match(r"(trl |openrlhf\.)", read.program):
-        return None  # their other commands have no KL to a reference, or another one
+    if re.match(r"(trl |openrlhf\.|verl\.|skyrl)", read.program):
+        return ""  # their other commands have no KL to a reference, or another one
     names = (*read.settings, *read.not_literal)
     for framework, reader in READERS.items():
         if any(name.startswith(reader.beginnings) for name in names if reader.beginnings):
@@ -196,7 +199,7 @@ def _run(read: Read, framework: str, trainer: str | None, settings: dict[str, st
 
 def _trainer(program: str) -> str | None:
     """TRL's trainer, by the command or the script."""
-    found = re.search(r"(grpo|rloo)(\.py)?$", program)
+    found = re.search(r"(grpo|rloo)[^./]*(\.py)?$", program)
     return found[1] if found else None
 
 
@@ -278,9 +281,8 @@ def _with_files(read: Read, path: Path) -> Read:
         file = str(name)
     found = _beside(file, path)
     if found is None:
-        raise RunFileError(
-            "the settings of the run", f"{file}: what is in {file} is not read", f"klgrad advise --config {file}"
-        )
+        remedy = "give that file by --config, and what the script changes by --set NAME=VALUE"
+        raise RunFileError("the settings of the run", f"{file}: what is in {file} is not read", remedy)
     base = {**(_defaults(found) if is_hydra else {}), **read_data(found)}
     own_settings = {n: x for n, x in read.settings.items() if n not in ("config", "config_name", "config_path")}
     note = f"With the settings of {found}."

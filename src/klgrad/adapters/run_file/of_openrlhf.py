@@ -101,6 +101,8 @@ def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def with_old_names(changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """The changes by the names that a release before 0.11 has; `unbiased_gradient` it does not have."""
+    """The changes by the names that a release before 0.11 has."""
     old = {new: name for name, new in OLD.items()}
-    return tuple(replace(change, name=old.get(change.name, change.name)) for change in changes)
+    renamed = lambda change: {"name": old[change.name]}
+    late = lambda change: {"why": f"{change.why}; from 0.11 on"}
+    return tuple(replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes)

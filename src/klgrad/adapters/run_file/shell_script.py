@@ -15,7 +15,7 @@ from ...errors import RunFileError
 
 NAME = re.compile(r"[A-Za-z_]\w*")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*])(?:\[([@*]|\d+)\])?(?:(:?[-=+])(.*))?", re.DOTALL)
+BRACED = re.compile(r"([A-Za-z_]\w*|\d+)(?:\[([@*]|\d+)\])?(?:(:?[-=+])(.*))?", re.DOTALL)
 """The inside of `${...}`: a name, an index, and a default or a replacement."""
 
 REDIRECTION = re.compile(r"\d*(?:&>>?|>>|>&|>\||<&|<<<|<>|>|<)")
@@ -284,13 +284,13 @@ class _Script:
             return raw if number is None else [Word(number)]
         if text.startswith(("$(", "`")):
             return raw
+        in_function = self.in_function or any(branch.keyword == "function" for branch in self.branches)
+        if text[1:].lstrip("{")[:1] in ("@", "*"):
+            return raw if in_function else []  # the script's own arguments
         match = BRACED.fullmatch(text[2:-1] if text.startswith("${") else text[1:])
         if match is None:
             return raw
         name, index, rule, word = match.groups()
-        in_function = self.in_function or any(branch.keyword == "function" for branch in self.branches)
-        if name in "@*":
-            return raw if in_function or rule else []
         value = self.variables.get(name, [])
         if value is None or (name.isdigit() and in_function):
             return raw
@@ -338,9 +338,10 @@ def _environment(words: list[Word]) -> tuple[str, ...]:
 
 
 def _split(values: list[Word], quoted: bool) -> list[Word]:
-    if quoted:
-        return values
-    return [Word.of(part, value.environment) for value in values for part in value.split()]
+    """The words of values; a command in them, whose output is unknown, is kept in one piece."""
+    is_whole = lambda value: quoted or "$(" in value or "`" in value
+    parts = [(part, value.environment) for value in values for part in ([value] if is_whole(value) else value.split())]
+    return [Word.of(*part) for part in parts]
 
 
 def _differences(before: dict[str, list[Word] | None], after: dict[str, list[Word] | None]) -> set[str]:
