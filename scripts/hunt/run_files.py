@@ -27,12 +27,15 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from klgrad.adapters.one_file import _StandIn, _StandInFinder, path_of
 from klgrad.adapters.run_file import read_run
 from klgrad.adapters.run_file.of_openrlhf import OLD
 from klgrad.errors import KlgradError
+
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+# (each framework is in one of two environments)
 
 Settings = dict[str, Any]
 
@@ -119,7 +122,7 @@ HARMLESS = (
 )  # fmt: skip
 """Commands that scripts compute values with."""
 
-TEXTS = r"^(examples|recipes?|slurm|tests/special_e2e|\w+/trainer/config|openrlhf/cli)/.*\.(sh|slurm|yaml|py)$"
+TEXTS = r"^(examples|recipes?|slurm|tests/special_e2e|\w+/trainer/config|openrlhf/cli)/.*\.(sh|slurm|yaml|py|txt)$"
 """Files that a script may need."""
 
 
@@ -174,10 +177,10 @@ def of_trl(arguments: list[str], tree: Path, trainer: str) -> Settings:
     here = Path.cwd()
     os.chdir(tree)
     try:
-        parsed = TrlParser((OnCPU,)).parse_args_and_config(arguments, return_remaining_strings=True)[0]
+        parsed: Any = TrlParser([cast("Any", OnCPU)]).parse_args_and_config(arguments, return_remaining_strings=True)[0]
     finally:
         os.chdir(here)
-    return vars(parsed)
+    return dict(vars(parsed))
 
 
 def of_python(script: Path, trainer: str) -> Settings:
@@ -198,7 +201,7 @@ def of_python(script: Path, trainer: str) -> Settings:
     name, finder = config.__name__, _Anything(())
     kept, arguments = (getattr(trl, name), trl.GRPOTrainer, trl.RLOOTrainer, datasets.load_dataset), sys.argv
     setattr(trl, name, record)
-    datasets.load_dataset = lambda *_, **__: _StandIn("data")
+    datasets.load_dataset = _load_dataset
     sys.argv = [str(script)]
     sys.meta_path.append(finder)
     try:
@@ -218,6 +221,10 @@ def of_python(script: Path, trainer: str) -> Settings:
         raise Unknown("no configuration is made")
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     return {**defaults, **given[0]}
+
+
+def _load_dataset(*_: Any, split: Any = None, **__: Any) -> Any:
+    return [_StandIn("data") for _ in split] if isinstance(split, list) else _StandIn("data")
 
 
 class _Anything(_StandInFinder):
@@ -281,7 +288,7 @@ def of_openrlhf(arguments: list[str], tree: Path) -> Settings:
     last = next(i for i, node in enumerate(main.body) if "parse_args()" in ast.unparse(node))
     names: dict[str, Any] = {"argparse": argparse, "datetime": datetime, "__name__": "parser"}
     exec(compile(ast.Module(main.body[:last], []), str(file), "exec"), names)
-    parsed = vars(names["parser"].parse_known_args(arguments)[0])
+    parsed: Settings = vars(names["parser"].parse_known_args(arguments)[0])
     return {OLD.get(name, name) if is_old else name: value for name, value in parsed.items()}
 
 
@@ -376,13 +383,13 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="name the files that are right, too")
     given = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="klgrad-hunt-"))
-    total = dict.fromkeys(("right", "refused", "unknown", "wrong"), 0)
+    total: dict[str, int] = dict.fromkeys(("right", "refused", "unknown", "wrong"), 0)
     for source in SOURCES:
         if find_spec(source.package) is None:
             print(f"{source.repository}: {source.package} is not installed")
             continue
         tree, files = extracted(source, given.clones.resolve(), root)
-        counts = dict.fromkeys(total, 0)
+        counts: dict[str, int] = dict.fromkeys(total, 0)
         for file in files:
             verdict, reason = judged(source, file, tree)
             counts[verdict] += 1

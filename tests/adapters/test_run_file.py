@@ -257,7 +257,15 @@ def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
 
 
 @pytest.mark.parametrize("framework", [None, "trl"])
-@pytest.mark.parametrize("text", ["print('--beta 0.1')", "args.beta = 0.1", "args = parser.parse_args()"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print('--beta 0.1')",
+        "args.beta = 0.1",
+        "args = parser.parse_args()",
+        "from trl import SFTConfig as S, AsyncGRPOConfig\nAsyncGRPOConfig(beta=0.1, num_iterations=2)",
+    ],
+)
 def test_a_python_script_without_settings(framework, text, tmp_path):
     with pytest.raises(
         RunFileError, match=r"written as in args = GRPOConfig\(beta=0.04\) or, after it, args.beta = 0.04"

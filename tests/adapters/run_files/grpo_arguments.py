@@ -1,6 +1,6 @@
 """As many scripts are written: arguments, a dictionary, a constant. It is read, and never run."""
 # ruff: noqa
-# pyright: basic, reportMissingImports=false, reportUndefinedVariable=false
+# pyright: basic, reportMissingImports=false, reportUndefinedVariable=false, reportPrivateImportUsage=false
 
 import argparse
 

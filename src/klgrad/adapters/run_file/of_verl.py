@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 """The defaults of the settings that matter; a test compares them with verl's."""
 
 HARMLESS = (
-    *(f"{ALGORITHM}kl_ctrl.{name}" for name in ("type", "horizon", "target_kl")),
+    *(f"{ALGORITHM}kl_ctrl.{name}" for name in ("_target_", "type", "horizon", "target_kl")),
     *(f"{ACTOR}policy_loss.{name}" for name in ("kl_cov_ratio", "ppo_kl_coef", "dro_beta")),
     *(f"critic.kl_ctrl.{name}" for name in ("type", "kl_coef")),
 )

@@ -1,6 +1,7 @@
 """Read a Python script that starts a run, without running it: the arguments and the attributes of its configuration."""
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def of_python(text: str, path: Path) -> tuple[dict[str, Any], str | None, dict[s
             script = _Script(list(ast.walk(ast.parse(text))), path)
     except (SyntaxError, ValueError) as error:
         raise RunFileError("a Python script", f"{path}: {error}", "correct it, or give a YAML file") from error
-    calls = [node for node in script.nodes if isinstance(node, ast.Call) and _called(node).endswith("Config")]
+    calls = [node for node in script.nodes if isinstance(node, ast.Call) and script.configures(node)]
     trainer = _trainer_call(calls, path)
     # Another class may have a field of the same name: DPOConfig has a beta too.
     chosen = [trainer] if trainer else calls
@@ -73,6 +74,12 @@ class _Script:
         stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         names = [*stored, *(node.arg for node in nodes if isinstance(node, ast.arg))]
         self.once = {name for name in names if names.count(name) == 1 and len(self.assigned.get(name, [])) == 1}
+
+    def configures(self, call: ast.Call) -> bool:
+        """Whether a configuration is made, and not that of another trainer of TRL."""
+        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
+        of_trl = {name.name for node in imports if re.match(r"trl(\.|$)", node.module or "") for name in node.names}
+        return _called(call).endswith("Config") and (_called(call) in TRAINERS or _called(call) not in of_trl)
 
     def keep_branches(self, calls: list[ast.Call]) -> None:
         """Note what is in branches and functions that these calls are not in."""
