@@ -104,5 +104,5 @@ def with_old_names(changes: tuple[Change, ...]) -> tuple[Change, ...]:
     """The changes by the names that a release before 0.11 has."""
     old = {new: name for name, new in OLD.items()}
     renamed = lambda change: {"name": old[change.name]}
-    late = lambda change: {"why": f"{change.why}; from 0.11 on"}
+    late = lambda change: {"why": f"{change.why}; releases with the old flags lack it"}
     return tuple(replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes)
