@@ -425,7 +425,7 @@ def test_a_configuration_of_verl_itself_has_the_defaults(tmp_path):
     assert shell_run(tmp_path, text).settings["algorithm.use_kl_in_reward"] is True
 
 
-def test_flags_of_openrlhf_before_0_11(tmp_path):
+def test_flags_of_openrlhf_before_0_10_2(tmp_path):
     flags = "--use_kl_loss --kl_estimator k2 --init_kl_coef 1e-5 --advantage_estimator reinforce_baseline"
     run = shell_run(tmp_path, f"ray job submit -- python3 -m openrlhf.cli.train_ppo_ray {flags} --max_epochs 2")
     assert run.framework == "openrlhf"
@@ -433,7 +433,7 @@ def test_flags_of_openrlhf_before_0_11(tmp_path):
     assert run.parts[0].coefficient == 1e-5
     assert run.settings["algo.advantage.estimator"] == "reinforce_baseline"
     assert run.settings["train.max_epochs"] == 2
-    assert any("before 0.11" in note for note in run.notes)
+    assert any("before 0.10.2" in note for note in run.notes)
     in_reward = run_of(tmp_path, {"init_kl_coef": 0.1, "no_advantage_std_norm": True})
     assert [(change.name, change.optional) for change in in_reward.changes] == [("advantage_estimator", True)]
 

@@ -1,4 +1,4 @@
-# In the style of releases before 0.11: flags without dots, in a string that a shell runs.
+# In the style of releases before 0.10.2: flags without dots, in a string that a shell runs.
 cat > notes.txt <<'END'
 python3 -m openrlhf.cli.train_ppo_ray --init_kl_coef 1
 END

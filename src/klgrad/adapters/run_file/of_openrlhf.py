@@ -34,12 +34,12 @@ OLD = {
     "rollout_batch_size": "rollout.batch_size",
     "n_samples_per_prompt": "rollout.n_samples_per_prompt",
 }
-"""The names of releases before 0.11, by those of today; their defaults were the same."""
+"""The names of releases before 0.10.2, by those of today; their defaults were the same."""
 
 ONLY_OLD = ("init_kl_coef", "advantage_estimator", "rollout_batch_size", "no_advantage_std_norm")
 """Those of them that no other framework has."""
 
-OLD_NAMES = "Flags of OpenRLHF before 0.11 are read as today's. The audit is of 0.11.2; older releases may differ."
+OLD_NAMES = "Flags of OpenRLHF before 0.10.2 are read as today's. The audit is of 0.11.2; older releases may differ."
 
 WHITENED = ("gae", "reinforce", "reinforce_baseline")
 """Estimators that are whitened over the batch after the KL is added; with `no_std_norm` only the mean is subtracted."""
@@ -101,7 +101,7 @@ def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def with_old_names(changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """The changes by the names that a release before 0.11 has."""
+    """The changes by the names that a release before 0.10.2 has."""
     old = {new: name for name, new in OLD.items()}
     renamed = lambda change: {"name": old[change.name]}
     late = lambda change: {"why": f"{change.why}; releases with the old flags lack it"}
