@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from itertools import product
+import time
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from typer.testing import CliRunner
 
 from klgrad.adapters.recorded import recorded
 from klgrad.adapters.run_file import find, read_run
+from klgrad.adapters.run_file.frameworks import names_like_a_kl
 from klgrad.adapters.run_file.mistyped import mistyped
+from klgrad.adapters.run_file.of_openrlhf import ENGINE as OPENRLHF_ENGINE
 from klgrad.adapters.run_file.of_trl import TRAINERS
 from klgrad.adapters.run_file.of_verl import DEFAULTS as VERL
+from klgrad.adapters.run_file.reading import read_data
 from klgrad.cli import app
 from klgrad.errors import RunFileError, UnknownNameError
 
@@ -113,6 +117,36 @@ def test_the_declared_kl_of_a_run_of_verl_gets_its_verdict(tmp_path):
     assert found.source == "audited here with verl 0.9.1"
 
 
+TOKEN_SUM = {"actor_rollout_ref.actor.loss_agg_mode": "token-sum"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "verdicts"),
+    [
+        (
+            {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_type": "k3+"},
+            ("reverse-kl-token", "squared-token"),
+        ),
+        (
+            {"klgrad.level": "token", "klgrad.ratio": "token", "klgrad.ratio_bound": "none"},
+            ("reverse-kl-token", "reverse-kl-token-sampler"),
+        ),
+    ],
+)
+def test_a_sum_over_the_tokens_of_the_batch_has_the_verdict_of_its_mean_over_rows(settings, verdicts, tmp_path):
+    pytest.importorskip("verl.workers")
+    (found,) = find(run_of(tmp_path, {**settings, **TOKEN_SUM}))
+    assert (found.verdict, found.verdict_off_policy) == verdicts
+    assert found.holds == "always"
+
+
+def test_a_sum_over_the_tokens_of_the_batch_is_not_said_to_divide_by_lengths(tmp_path):
+    settings = {"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": "rloo", **TOKEN_SUM}
+    (part,) = run_of(tmp_path, settings).parts
+    assert part.caveat.endswith("token-sum is the same times the number of completions.")
+
+
 def test_a_file_of_verl_with_two_kls():
     run = read_run(FILES / "verl.yaml")
     assert [part.loss for part in run.parts] == [
@@ -174,7 +208,10 @@ def python_run(tmp_path, text, framework=None, trainer=None):
         "args = GRPOConfig(num_iterations=2)\nargs.beta = 0.04",
         "args = GRPOConfig(num_iterations=2, beta=0.9)\nargs.beta = 0.04\nself.beta = 0.5",
         "args = DPOConfig(beta=0.5)\nargs = GRPOConfig(num_iterations=2, beta=0.04)\nargs = DPOConfig(beta=0.5)",
-        'warn("\\d")\nargs = MyConfig(num_iterations=2, beta=0.04, **more)',
+        'warn("\\d")\nargs = MyConfig(num_iterations=2, beta=0.04)',
+        "more = dict(beta=0.04, num_iterations=1)\nmore['num_iterations'] = 2\nGRPOConfig('out', **more)",
+        "more = {'beta': 0.04}\nGRPOConfig(num_iterations=2, **more, **{'output_dir': 'x'})",
+        "BETA = 0.04\nif True:\n    args = GRPOConfig(num_iterations=2)\n    args.beta = BETA\nscheduler.beta = 0.0",
     ],
 )
 def test_python_scripts(text, tmp_path):
@@ -191,16 +228,309 @@ def test_the_class_in_a_python_script_is_that_of_the_trainer(tmp_path):
     assert python_run(tmp_path, "args = GRPOConfig(beta=0.1)", trainer="rloo").trainer == "RLOOTrainer"
 
 
-def test_values_that_a_python_script_computes_are_noted(tmp_path):
-    run = python_run(tmp_path, "args = GRPOConfig(beta=0.1, output_dir=folder)\nargs.beta = options.beta")
-    assert run.given == ()
-    assert run.notes == ("`beta` is no literal in the script and was not read: what follows is for its default.",)
+ARGUMENT = "p.add_argument('--beta', type=float, default=0.04)\na = p.parse_args()\n"
+
+
+def test_the_default_of_an_argument_is_followed(tmp_path):
+    run = python_run(tmp_path, f"{ARGUMENT}GRPOConfig(beta=a.beta, num_iterations=2)")
+    assert run.settings["beta"] == 0.04
+    assert "`beta` is a.beta: 0.04 is the default of --beta." in run.notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "args = GRPOConfig(beta=0.1, output_dir=folder)\nargs.beta = options.beta",
+        "GRPOConfig(beta=options.beta)",
+        "p.add_argument('--beta')\nGRPOConfig(beta=p.parse_args().beta)",
+        "args = GRPOConfig(beta=0.1)\nif cold:\n    args.beta = 0.0",
+        "def f(args):\n    args.beta = 0.0\nargs = GRPOConfig(beta=0.1)",
+        "BETA = 0.04\nBETA = 0.0\nGRPOConfig(beta=BETA)",
+        "def main(beta):\n    GRPOConfig(beta=beta)",
+    ],
+)
+def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
+    with pytest.raises(RunFileError, match=r"remedy: add --set beta=VALUE"):
+        python_run(tmp_path, text)
+    run = read_run(tmp_path / "run.py", settings={"beta": "0.25"})
+    assert (run.settings["beta"], run.overrides) == (0.25, ("beta",))
 
 
 @pytest.mark.parametrize("framework", [None, "trl"])
-def test_a_python_script_without_settings(framework, tmp_path):
-    with pytest.raises(RunFileError, match=r"written as in GRPOConfig\(beta=0.04\) or args.beta = 0.04"):
-        python_run(tmp_path, "print('--beta 0.1')", framework)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print('--beta 0.1')",
+        "args.beta = 0.1",
+        "args = parser.parse_args()",
+        "from trl import SFTConfig as S, AsyncGRPOConfig\nAsyncGRPOConfig(beta=0.1, num_iterations=2)",
+    ],
+)
+def test_a_python_script_without_settings(framework, text, tmp_path):
+    with pytest.raises(
+        RunFileError, match=r"written as in args = GRPOConfig\(beta=0.04\) or, after it, args.beta = 0.04"
+    ):
+        python_run(tmp_path, text, framework)
+
+
+# Shell scripts
+
+
+def shell_run(tmp_path, text, framework=None, **settings):
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    return read_run(path, framework, settings=settings)
+
+
+LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_steps 9 train.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{LAUNCH} --beta 0.04 --loss_type dr_grpo --no_use_bias_correction_kl", {"use_bias_correction_kl": False}),
+        (f"{LAUNCH} --beta 0.04 --no-use-bias-correction-kl", {"use_bias_correction_kl": False}),
+        (f"{LAUNCH} --beta 0.04 --loss-type=grpo --num-iterations 4", {"loss_type": "grpo", "num_iterations": 4}),
+        (f"{LAUNCH} --beta 0.04", {"gradient_accumulation_steps": 1}),
+        ("beta=0.5\ntrl grpo --beta 0.04 \\\n  --use_vllm\nbeta=0.0", {"beta": 0.04, "use_vllm": True}),
+        ("BETA=0.04; trl grpo --beta $BETA", {"beta": 0.04}),
+        ('export BETA=0.04 N=2\ntrl grpo --beta "${BETA}" --num_iterations=$((N * (1 + 1)))', {"num_iterations": 4}),
+        ("B=0.04 # 0.1\nX='0.'\nX+=04\nARGS=(--beta $X)\ntrl grpo \"${ARGS[@]}\" $@", {"beta": 0.04}),
+        ('A=\'--beta 0.04\'\nCMD="trl grpo $A"\nsrun bash -c "$CMD" 2>&1 | tee log', {"beta": 0.04}),
+        ("if $x; then B=0.04; trl grpo --beta $B; else B=1; fi", {"beta": 0.04}),
+        ("cat > a <<'END'\ntrl grpo --beta 1\nEND\ntrl grpo --beta 0.04", {"beta": 0.04}),
+        ("python data.py --beta 3\ntrl vllm-serve --model m &\ntrl grpo --beta 0.04", {"beta": 0.04}),
+        ("trl grpo --beta 0.04 # \\\n--beta 1", {"beta": 0.04}),
+        ("python -m torch.distributed.run --nproc 2 grpo.py --beta 0.04", {"beta": 0.04}),
+    ],
+)
+def test_shell_scripts(text, expected, tmp_path):
+    run = shell_run(tmp_path, text, "trl")
+    assert {name: run.settings[name] for name in expected} == expected
+    assert run.settings["beta"] == 0.04
+    assert run.trainer == "GRPOTrainer"
+    assert not any("did you mean" in note for note in run.notes)
+
+
+def test_scripts_as_they_are_written():
+    verl = read_run(FILES / "verl_variables.sh")
+    assert verl.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum"
+    assert verl.parts[0].coefficient == 0.002
+    assert verl.settings["data.train_batch_size"] == verl.settings["actor_rollout_ref.actor.ppo_mini_batch_size"] == 128
+    assert verl.notes == (
+        "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless the environment has another KL_COEF.",
+    )
+    openrlhf = read_run(FILES / "openrlhf_old.sh")
+    assert openrlhf.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=False"
+    assert openrlhf.parts[0].coefficient == 1e-5
+    assert openrlhf.stale == (OPENRLHF_ENGINE,)  # 64 times 8 completions, and 512 in an update
+    assert openrlhf.changes[0].why.endswith("; releases with the old flags lack it")
+    trl = read_run(FILES / "grpo_arguments.py")
+    settings = "loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False use_vllm=True"
+    assert trl.parts[0].loss == f"trl grpo {settings}"
+    assert (trl.settings["beta"], trl.settings["num_iterations"], trl.settings["steps_per_generation"]) == (0.04, 2, 4)
+
+
+def test_a_default_of_the_environment_is_noted(tmp_path):
+    run = shell_run(tmp_path, "B=${BETA:-0.04}\ntrl grpo --beta $B --num_iterations ${N-2} $EXTRA ${MORE:-}")
+    assert (run.settings["beta"], run.settings["num_iterations"]) == (0.04, 2)
+    assert (
+        run.notes
+        == (
+            "Read as the settings of a GRPOTrainer; --trainer rloo for RLOO.",
+            "`beta` is 0.04 unless the environment has another BETA.",
+            "`num_iterations` is 2 unless the environment has another N.",
+            "The script does not set $EXTRA: settings in it are not read.",
+        )[1:]
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trl grpo --beta $BETA",
+        "BETA=$(cat beta)\ntrl grpo --beta $BETA",
+        "BETA=0.1\nif [ $x = y ]; then BETA=0; fi\ntrl grpo --beta $BETA",
+        "BETA=0.1\n[ -z $x ] && BETA=0\ntrl grpo --beta $BETA",
+        "for b in 0.1 0.2; do trl grpo --beta $b; done",
+        "case $1 in a) BETA=1;; *) BETA=2;; esac\ntrl grpo --beta $BETA",
+        "f() {\n BETA=$1\n trl grpo --beta $BETA\n}\nf 0.1",
+    ],
+)
+def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
+    with pytest.raises(
+        RunFileError, match=r"expected a value for beta; received .*; remedy: give it by --set beta=VALUE"
+    ):
+        shell_run(tmp_path, text)
+    assert shell_run(tmp_path, text, beta="0.25").settings["beta"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trl grpo --config base.yaml --loss_type dr_grpo", "what is in base.yaml is not read"),
+        ("accelerate launch src/grpo.py --config recipes/a.yaml", "what is in recipes/a.yaml is not read"),
+        ("python -m verl.trainer.main_ppo --config-name=mine a.b=1", "what is in mine.yaml is not read"),
+        ("python -m verl.trainer.main_ppo --config-path $D -cn ppo_trainer", r"what is in \$D/ppo_trainer.yaml is not"),
+        ("main_ppo algorithm=mine", "each setting of algorithm by its own name"),
+        ("main_ppo algorithm.use_kl_in_rewards=True", "algorithm.use_kl_in_rewards, which .* did you mean"),
+        ("main_ppo ~algorithm.kl_coef", "algorithm.kl_coef, which may be of a KL"),
+        ("trl grpo --kl_weight 0.1", "kl_weight, which may be of a KL"),
+        ("python -m openrlhf.cli.train_ppo_ray --use_kl_estimator_k3", "use_kl_estimator_k3, which may be of a KL"),
+        ("trl grpo --beta 0.1 $(cat more)", r"what is in \$\(cat more\) is not read"),
+        ('f() {\n trl grpo --beta 0.1 "$@"\n}\nf --beta 1', r"what is in \$@ is not read"),
+        ("trl grpo --beta 0.1\ntrl grpo --beta 0.2", "one command that starts a run; .* trl grpo and trl grpo"),
+        ("klgrad train --model m", "--dry-run"),
+        ("trl sft --per_device_train_batch_size 2", "none of their settings"),
+        ("trl dpo --beta 0.1", "none of their settings"),
+        ("torchrun -m verl.trainer.sft_trainer data.train_batch_size=9", "none of their settings"),
+        (
+            "uv run -m skyrl.train.entrypoints.main_generate trainer.algorithm.lambd=1",
+            "none of their settings",
+        ),
+        ("beta=0.1", "none of their settings"),
+        ("echo trl grpo --beta 0.1", "none of their settings"),
+    ],
+)
+def test_what_is_not_read_is_named(text, message, tmp_path):
+    with pytest.raises(RunFileError, match=message):
+        shell_run(tmp_path, text)
+
+
+@pytest.mark.parametrize("folder", [".", "scripts"])
+def test_the_file_that_a_command_names_is_read(folder, tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "base.yaml").write_text("beta: 0.04\nloss_type: grpo\n")
+    (tmp_path / folder).mkdir(exist_ok=True)
+    run = shell_run(tmp_path / folder, "trl grpo --config conf/base.yaml --loss_type dr_grpo")
+    assert (run.settings["beta"], run.settings["loss_type"]) == (0.04, "dr_grpo")
+    assert any("base.yaml" in note for note in run.notes)
+
+
+def test_a_configuration_of_hydra_is_read_with_its_defaults(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "base.yaml").write_text("actor_rollout_ref: {actor: {use_kl_loss: true, kl_loss_type: k2}}")
+    mine = tmp_path / "conf" / "mine.yaml"
+    mine.write_text("defaults: [ppo_trainer, base, _self_]\nactor_rollout_ref: {actor: {kl_loss_type: k3}}")
+    text = "D=conf\npython -m verl.trainer.main_ppo --config-path=$D --config-name='mine' data.train_batch_size=8"
+    for run in (shell_run(tmp_path, text), read_run(mine, "verl")):
+        assert run.parts[0].loss == "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean"
+    mine.write_text("defaults: [ppo_trainer, other]\nalgorithm: {use_kl_in_reward: true}")
+    with pytest.raises(RunFileError, match="other among its defaults"):
+        shell_run(tmp_path, text)
+
+
+def test_a_configuration_of_verl_itself_has_the_defaults(tmp_path):
+    text = "main_ppo --config-path=config --config-name=ppo_megatron_trainer.yaml algorithm.use_kl_in_reward=True"
+    assert shell_run(tmp_path, text).settings["algorithm.use_kl_in_reward"] is True
+
+
+def test_flags_of_openrlhf_before_0_10_2(tmp_path):
+    flags = "--use_kl_loss --kl_estimator k2 --init_kl_coef 1e-5 --advantage_estimator reinforce_baseline"
+    run = shell_run(tmp_path, f"ray job submit -- python3 -m openrlhf.cli.train_ppo_ray {flags} --max_epochs 2")
+    assert run.framework == "openrlhf"
+    assert run.parts[0].loss == "openrlhf algo.kl.use_loss estimator=k2 unbiased_gradient=False"
+    assert run.parts[0].coefficient == 1e-5
+    assert run.settings["algo.advantage.estimator"] == "reinforce_baseline"
+    assert run.settings["train.max_epochs"] == 2
+    assert any("before 0.10.2" in note for note in run.notes)
+    in_reward = run_of(tmp_path, {"init_kl_coef": 0.1, "no_advantage_std_norm": True})
+    assert [(change.name, change.optional) for change in in_reward.changes] == [("advantage_estimator", True)]
+
+
+@pytest.mark.parametrize(
+    ("program", "framework"),
+    [
+        ("python -m verl.trainer.main_ppo", "verl"),
+        ("python verl/trainer/main_ppo.py", "verl"),
+        ("uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base", "skyrl"),
+        ("python -m openrlhf.cli.train_ppo_ray", "openrlhf"),
+        ("trl rloo", "trl"),
+        ("accelerate launch --num_processes 8 -m trl.scripts.grpo", "trl"),
+    ],
+)
+def test_the_program_tells_the_framework(program, framework, tmp_path):
+    assert shell_run(tmp_path, f"{program} --seed 1").framework == framework
+
+
+def test_a_file_of_another_framework_is_refused(tmp_path):
+    with pytest.raises(RunFileError, match=r"a configuration of verl; received .*, which looks like TRL's"):
+        read_run(FILES / "grpo.yaml", "verl")
+    with pytest.raises(RunFileError, match="which looks like OpenRLHF's"):
+        read_run(FILES / "openrlhf.sh", "trl")
+    with pytest.raises(RunFileError, match="none of their settings"):
+        run_of(tmp_path, {"learning_rate": 1}, "trl")
+
+
+def test_settings_beside_the_file(tmp_path):
+    shown = advised("--config", FILES / "rloo.yaml", "--set", "beta=0", "--json", tmp_path / "out.json")
+    assert "This run has no KL to a reference." in shown
+    settings = json.loads((tmp_path / "out.json").read_text())["settings"]
+    assert settings["beta"] == {"value": 0.0, "from": "set"}
+    assert settings["normalize_advantages"]["from"] == "file"
+    with pytest.raises(UnknownNameError, match="beta"):
+        read_run(FILES / "rloo.yaml", settings={"bta": "1"})
+    for arguments in (["--set", "beta=1"], ["--config", str(FILES / "rloo.yaml"), "--set", "beta"]):
+        assert isinstance(CliRunner().invoke(app, ["advise", *arguments]).exception, RunFileError)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("run.sh", "trl grpo --beta 0.1 --loss_type grpo", ["--loss_type dr_grpo  # was grpo: "]),
+        ("run.py", "GRPOConfig(beta=0.1, loss_type='grpo')", ["loss_type='dr_grpo',  # was grpo: "]),
+        ("run.yaml", "beta: 0.1\nloss_type: grpo", ["loss_type: dr_grpo  # was grpo: "]),
+        (
+            "verl.yaml",
+            "actor_rollout_ref: {actor: {use_kl_loss: true}}",
+            [
+                "actor_rollout_ref:\n  actor:\n    kl_loss_type: low_var_kl+  # was",
+                "\n    loss_agg_mode: seq-mean-token-sum",
+            ],
+        ),
+        ("verl.sh", "main_ppo algorithm.adv_estimator=grpo", ["actor_rollout_ref.actor.use_kl_loss=true  # was false"]),
+    ],
+)
+def test_changes_are_written_as_the_file_takes_them(name, text, lines, tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    (tmp_path / name).write_text(text)
+    shown = advised("--config", tmp_path / name)
+    assert all(f"\n{line.lstrip()}" in shown or line in shown for line in lines), shown
+
+
+def test_aliases_without_end_are_refused_at_once(tmp_path):
+    levels = [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghi")]
+    for last in ("loss_type: *i", "x: &x {<<: [*x]}"):
+        (tmp_path / "run.yaml").write_text("\n".join(["a: &a [1, 1]", *levels, last]))
+        began = time.monotonic()
+        with pytest.raises(RunFileError):
+            read_run(tmp_path / "run.yaml", "trl")
+        assert time.monotonic() - began < 1
+    (tmp_path / "run.yaml").write_text("a: &a [1]\nbeta: *a")
+    with pytest.raises(RunFileError, match="beta as one value; received a list"):
+        read_run(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(("rows", "audited"), [(1, "grpo"), (8, "bnpo")])
+def test_bnpo_divides_by_the_tokens_of_a_forward_pass(rows, audited, tmp_path):
+    run = run_of(tmp_path, {"beta": 0.1, "loss_type": "bnpo", "per_device_train_batch_size": rows})
+    (change,) = run.changes
+    assert (change.name, change.value, change.optional) == ("loss_type", "dr_grpo", False)
+    assert f"one forward pass, of per_device_train_batch_size={rows} completions" in change.why
+    assert ("the length of each completion" in change.why) == (rows == 1)
+    assert f"loss_type={audited}" in run.parts[0].loss
+    assert "forward pass" in run.parts[0].caveat
+
+
+def test_a_coefficient_of_zero_is_no_kl(tmp_path):
+    for settings in (
+        {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": 0.0},
+        {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.0},
+        {"trainer.algorithm.kl_loss_coef": 0.0},
+    ):
+        run = run_of(tmp_path, settings)
+        assert run.parts == ()
+        assert [part.coefficient for part in changed(tmp_path, run).parts] == [0.001]
 
 
 OPENRLHF_REWARD = "openrlhf algo.kl in reward estimator=k1 advantage="
@@ -344,9 +674,6 @@ def test_a_framework_without_a_reader(tmp_path):
         ({"beta": 0.04, "loss_typ": "grpo"}, "loss_typ", "loss_type"),
         ({"beta": 0.04, "losstype": "grpo"}, "losstype", "loss_type"),
         ({"beta": 0.04, "use-vllm": True}, "use-vllm", "use_vllm"),
-        ({"algorithm.use_kl_in_rewards": True}, "algorithm.use_kl_in_rewards", "algorithm.use_kl_in_reward"),
-        ({"algo.kl.init_coeff": 0.1}, "algo.kl.init_coeff", "algo.kl.init_coef"),
-        ({"trainer.algorithm.kl_los_coef": 1}, "trainer.algorithm.kl_los_coef", "trainer.algorithm.kl_loss_coef"),
     ],
     ids=str,
 )
@@ -361,6 +688,19 @@ def test_the_note_on_a_mistyped_name_is_printed(tmp_path):
     assert "`bta` is not read; did you mean `beta`?" in advised("--config", tmp_path / "run.py")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("algorithm.use_kl_in_rewards", "algorithm.use_kl_in_reward"),
+        ("algo.kl.init_coeff", "algo.kl.init_coef"),
+        ("trainer.algorithm.kl_los_coef", "trainer.algorithm.kl_loss_coef"),
+    ],
+)
+def test_a_mistyped_name_of_a_kl_stops_the_report(name, meant, tmp_path):
+    with pytest.raises(RunFileError, match=f"{name}, which may be of a KL; .* did you mean `{meant}`"):
+        run_of(tmp_path, {name: True})
+
+
 def test_other_names_are_not_noted(tmp_path):
     others = ["num_generations", "delta", "adam_beta1", "per_device_eval_batch_size", "eval_accumulation_steps"]
     assert run_of(tmp_path, {"loss_type": "grpo", **dict.fromkeys(others, 1)}).notes == ()
@@ -372,7 +712,9 @@ def test_other_names_are_not_noted(tmp_path):
 def test_no_field_of_trl_is_called_mistyped():
     trl = pytest.importorskip("trl")
     for kind, config in (("grpo", trl.GRPOConfig), ("rloo", trl.RLOOConfig)):
-        assert mistyped([field.name for field in dataclasses.fields(config)], TRAINERS[kind]) == []
+        names = [field.name for field in dataclasses.fields(config)]
+        assert mistyped(names, TRAINERS[kind]) == []
+        assert names_like_a_kl(names, "trl") == []
 
 
 # What is said about it
@@ -495,7 +837,9 @@ def test_the_defaults_are_those_of_verl():
     yaml = pytest.importorskip("yaml")
     from klgrad.adapters.one_file import path_of
 
-    known = yaml.safe_load(path_of("verl", "verl/trainer/config/_generated_ppo_trainer.yaml").read_text())
+    path = path_of("verl", "verl/trainer/config/_generated_ppo_trainer.yaml")
+    assert names_like_a_kl(read_data(path), "verl") == []
+    known = yaml.safe_load(path.read_text())
     for name, default in VERL.items():
         value = known
         for key in name.split("."):

@@ -37,6 +37,8 @@ DATACLASS_CLAMP = 10.0
 """`loss_max_clamp` of verl's `DistillationLossConfig`; its YAML file, which `main_ppo` reads, sets none."""
 
 TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
+MEANS_OVER_ROWS = (SUM, "seq-mean-token-sum-norm", "seq-mean-token-mean")
+"""Reductions of which a batch is the mean of its rows; `token-sum` is a sum, and `token-mean` divides by all tokens."""
 
 
 def subjects() -> list[Subject]:
@@ -68,7 +70,7 @@ def in_loss(kind: str, reduction: str) -> Subject:
         return ppo_loss(config, *micro_batch(batch, batch.advantages))[0]
 
     name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
-    return Subject(name, "framework", loss, framework="verl", stacks=reduction != TOKEN_MEAN)
+    return Subject(name, "framework", loss, framework="verl", stacks=reduction in MEANS_OVER_ROWS)
 
 
 def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:

@@ -18,7 +18,7 @@ from ..verl.advantage import lowered_advantages
 from ..verl.batch import rollout_of_step
 from ..verl.declaration import Declaration, term_of
 from ..verl.loss import KLLoss
-from .verl import SUM, TOKEN_MEAN, actor, micro_batch, teacher_log_probs
+from .verl import MEANS_OVER_ROWS, SUM, TOKEN_MEAN, actor, micro_batch, teacher_log_probs
 
 UNBOUNDED = {"ratio": "prefix", "ratio_bound": "none"}
 DECLARED: tuple[dict[str, Any], ...] = (
@@ -53,7 +53,7 @@ def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
     written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **node}.items())
     name = f"verl klgrad {written} loss_agg_mode={reduction}"
     return Subject(
-        name, "framework", partial(loss, declaration, reduction), framework="verl", stacks=reduction != TOKEN_MEAN
+        name, "framework", partial(loss, declaration, reduction), framework="verl", stacks=reduction in MEANS_OVER_ROWS
     )
 
 

@@ -69,6 +69,15 @@ def command(
         TrainerChoice | None,
         typer.Option(help="With --config and TRL: the trainer, where the file does not tell.", show_default=False),
     ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="With --config: a setting that the file does not say, or says otherwise. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(help="With --config: write it as JSON; `-` is standard output.", show_default=False)
     ] = None,
@@ -79,8 +88,10 @@ def command(
     """
     framework = framework and framework.lower()
     if config is not None:
-        _for_run(config, framework, trainer, json)
+        _for_run(config, framework, trainer, _settings(setting or []), json)
         return
+    if setting:
+        raise RunFileError("--config FILE with --set", "--set alone", "write klgrad advise --config FILE --set ...")
     if framework is None:
         raise RunFileError("a framework or --config FILE", "neither", "write klgrad advise trl, for example")
     if framework in FRAMEWORKS and framework not in SETTINGS:
@@ -91,10 +102,23 @@ def command(
     _for_meaning(stdout(), framework, (divergence.value, level.value), off_policy)
 
 
-def _for_run(config: Path, framework: str | None, trainer: TrainerChoice | None, json: Path | None) -> None:
+def _settings(written: list[str]) -> dict[str, str]:
+    for setting in written:
+        if "=" not in setting.lstrip("="):
+            raise RunFileError("--set NAME=VALUE", setting, "write --set beta=0.04, for example")
+    return dict(setting.split("=", 1) for setting in written)  # type: ignore[misc]
+
+
+def _for_run(
+    config: Path,
+    framework: str | None,
+    trainer: TrainerChoice | None,
+    settings: dict[str, str],
+    json: Path | None,
+) -> None:
     from ..adapters.run_file import find, read_run
 
-    run = read_run(config, framework, trainer and trainer.value)
+    run = read_run(config, framework, trainer and trainer.value, settings)
     console = beside(json)
     with stderr().status("Auditing"):  # shown in a terminal only
         findings = find(run)

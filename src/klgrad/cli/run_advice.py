@@ -1,6 +1,7 @@
 """What `klgrad advise --config` prints: the settings of a run, what its KL descends, and the lines to change."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..adapters.registry import FRAMEWORKS
-from ..adapters.run_file import Change, Finding, Run
+from ..adapters.run_file import Finding, Run
 from ..support.atomic_files import finite
 from ..targets import TARGETS, Verdict
 
@@ -32,13 +33,13 @@ def report_on(file: Path, run: Run, findings: list[Finding]) -> RenderableType:
         parts += ["", Text("This run has no KL to a reference.", style="bold")]
     for finding in findings:
         parts += ["", *_finding(run, finding)]
-    return Group(*parts, "", *_changes(run), *_version(run))
+    return Group(*parts, "", *_changes(run, file.suffix.lower()), *_version(run))
 
 
 def _settings(run: Run) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, value in run.settings.items():
-        default = Text("" if name in run.given else "default", style="dim")
+        default = Text("--set" if name in run.overrides else "" if name in run.given else "default", style="dim")
         table.add_row(Text(f"  {name}"), Text(_written(value)), default)
     return table
 
@@ -68,22 +69,35 @@ def _named(words: str, verdict: str) -> str:
     return f"{words}." if verdict in ("unknown", "nothing") else f"{words} ({verdict})."
 
 
-def _changes(run: Run) -> list[RenderableType]:
+def _changes(run: Run, suffix: str) -> list[RenderableType]:
     target = f"the {TARGETS[run.target].title_in_sentence} ({run.target}),"
     if not run.changes:
         return [Text(f"Nothing to change for {target} on fresh samples.")]
-    lines = "\n".join(_line(run, change) for change in run.changes)
+    lines = "\n".join(_lines(run, suffix))
     title = Text(f"For {target} on fresh samples, change")
     return [title, "", Text(lines, style="cyan", no_wrap=True, overflow="ignore"), ""]
 
 
-def _line(run: Run, change: Change) -> str:
-    """A line as the framework takes it, with the reason as a comment."""
-    written = {
-        "trl": f"{change.name}: {_written(change.value)}",
-        "openrlhf": f"--{change.name}{'' if change.value is True else f' {_written(change.value)}'}",
-    }.get(run.framework, f"{change.name}={_written(change.value)}")
-    return f"{written}  # {'optional; ' * change.optional}was {_written(change.was)}: {change.why}"
+def _lines(run: Run, suffix: str) -> Iterator[str]:
+    """Lines as the file takes them, with the reasons as comments."""
+    before: list[str] = []
+    for change in run.changes:
+        why = f"  # {'optional; ' * change.optional}was {_written(change.was)}: {change.why}"
+        name, value = change.name, _written(change.value)
+        if run.framework == "openrlhf":  # which takes flags only
+            yield f"--{name}{'' if change.value is True else f' {value}'}{why}"
+        elif suffix in (".yaml", ".yml", ".json"):
+            *sections, last = name.split(".")
+            shared = next((i for i, (x, y) in enumerate(zip(sections, before, strict=False)) if x != y), len(before))
+            shared = min(shared, len(sections))
+            for i in range(shared, len(sections)):
+                yield f"{'  ' * i}{sections[i]}:"
+            yield f"{'  ' * len(sections)}{last}: {value}{why}"
+            before = sections
+        elif run.framework == "trl":
+            yield f"{name}={change.value!r},{why}" if suffix == ".py" else f"--{name} {value}{why}"
+        else:
+            yield f"{name}={value}{why}"
 
 
 def _version(run: Run) -> list[RenderableType]:
@@ -106,7 +120,7 @@ def _is_number(value: Any) -> bool:
 def json_of(file: Path, run: Run, findings: list[Finding]) -> str:
     """The report as JSON."""
     settings = {
-        name: {"value": value, "from": "file" if name in run.given else "default"}
+        name: {"value": value, "from": "set" if name in run.overrides else "file" if name in run.given else "default"}
         for name, value in run.settings.items()
     }
     data = {

@@ -1,9 +1,10 @@
 """OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`."""
 
+from dataclasses import replace
 from typing import Any
 
 from ...targets import Verdict
-from .run import Change, Part, Run, one_of, with_defaults
+from .run import ADAPTS, Change, Part, Run, one_of, with_defaults
 
 DEFAULTS: dict[str, Any] = {
     "algo.kl.init_coef": 0.01,
@@ -18,6 +19,27 @@ DEFAULTS: dict[str, Any] = {
     "rollout.n_samples_per_prompt": 1,
 }
 """The defaults of the settings that matter, read in the source of version 0.11.2."""
+
+HARMLESS = ("algo.kl.target", "algo.kl.horizon", "kl_target", "kl_horizon", "train.ema_beta", "ema_beta")
+"""What adapts β, and an average of the weights."""
+
+OLD = {
+    "init_kl_coef": "algo.kl.init_coef",
+    "use_kl_loss": "algo.kl.use_loss",
+    "kl_estimator": "algo.kl.estimator",
+    "advantage_estimator": "algo.advantage.estimator",
+    "no_advantage_std_norm": "algo.advantage.no_std_norm",
+    "max_epochs": "train.max_epochs",
+    "train_batch_size": "train.batch_size",
+    "rollout_batch_size": "rollout.batch_size",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+}
+"""The names of releases before 0.10.2, by those of today; their defaults were the same."""
+
+ONLY_OLD = ("init_kl_coef", "advantage_estimator", "rollout_batch_size", "no_advantage_std_norm")
+"""Those of them that no other framework has."""
+
+OLD_NAMES = "Flags of OpenRLHF before 0.10.2 are read as today's. The audit is of 0.11.2; older releases may differ."
 
 WHITENED = ("gae", "reinforce", "reinforce_baseline")
 """Estimators that are whitened over the batch after the KL is added; with `no_std_norm` only the mean is subtracted."""
@@ -46,7 +68,9 @@ def openrlhf_run(given: dict[str, Any]) -> Run:
     else:
         part = _in_reward(settings, estimator, changes)
     parts = (part,) if settings["algo.kl.init_coef"] else ()
-    return Run("openrlhf", "PPO", settings, named, parts, _stale(settings), target, tuple(changes))
+    adapts = given.get("algo.kl.target", given.get("kl_target")) is not None
+    notes = (ADAPTS,) if adapts and parts else ()
+    return Run("openrlhf", "PPO", settings, named, parts, _stale(settings), target, tuple(changes), notes)
 
 
 def _in_reward(settings: dict[str, Any], estimator: str, changes: list[Change]) -> Part:
@@ -74,3 +98,11 @@ def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
     if settings["train.max_epochs"] > 1:
         found.append(f"train.max_epochs={settings['train.max_epochs']}: a batch is used for several updates")
     return (*found, ENGINE)
+
+
+def with_old_names(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """The changes by the names that a release before 0.10.2 has."""
+    old = {new: name for name, new in OLD.items()}
+    renamed = lambda change: {"name": old[change.name]}
+    late = lambda change: {"why": f"{change.why}; releases with the old flags lack it"}
+    return tuple(replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes)

@@ -4,7 +4,7 @@ from typing import Any
 
 from ...errors import RunFileError
 from ...targets import Verdict
-from .run import TOKEN_MEAN, Change, Part, Run, one_of, with_defaults
+from .run import ADAPTS, TOKEN_MEAN, Change, Part, Run, one_of, with_defaults
 
 ALGORITHM = "trainer.algorithm."
 DEFAULTS: dict[str, Any] = {
@@ -20,6 +20,11 @@ DEFAULTS: dict[str, Any] = {
     "trainer.update_epochs_per_batch": 1,
 }
 """The defaults of the settings that matter, read in the source of version 0.3.0."""
+
+HARMLESS = tuple(f"{ALGORITHM}{name}" for name in ("kl_ctrl.type", "kl_ctrl.kl_target", "kl_ctrl.horizon")) + tuple(
+    f"{ALGORITHM}kl_cov.{name}" for name in ("kl_cov_frac", "ppo_kl_coef")
+)
+"""What adapts β, and a policy loss."""
 
 WHITENED = ("gae", "reinforce++")
 """Advantages that are whitened over the batch with the KL in them, by the audits of version 0.3.0."""
@@ -40,10 +45,15 @@ def skyrl_run(given: dict[str, Any]) -> Run:
         )
     name = f"{ALGORITHM}kl_estimator_type"
     estimator = one_of(name, settings[name], ("k1", "k2", "k3", "abs"))
+    coefficient = settings[f"{ALGORITHM}kl_loss_coef"]
+    zero = [] if coefficient else [Change(f"{ALGORITHM}kl_loss_coef", 0.001, 0.0, "at 0 there is no KL")]
     if in_reward:
         part, changes = _in_reward(settings, estimator)
-        return _run(settings, named, (part,), "reverse-kl-sequence", changes)
+        adapts = given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive"
+        parts = (part,) if coefficient else ()
+        return _run(settings, named, parts, "reverse-kl-sequence", [*zero, *changes], (ADAPTS,) * adapts)
     changes = [] if in_loss else [Change(f"{ALGORITHM}use_kl_loss", True, False, "without it SkyRL has no KL")]
+    changes += zero
     if estimator != "k2":
         why = {"k1": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
         cut = "k3 as a loss descends the forward KL, and its clamp has no gradient where log π/ref is below -2.61"
@@ -53,7 +63,7 @@ def skyrl_run(given: dict[str, Any]) -> Run:
         "SkyRL divides a KL in the loss by the length of each completion, for every loss_reduction: no setting is "
         "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is.",
     )
-    return _run(settings, named, (part,) if in_loss else (), "reverse-kl-token", changes, notes)
+    return _run(settings, named, (part,) if in_loss and coefficient else (), "reverse-kl-token", changes, notes)
 
 
 def _run(

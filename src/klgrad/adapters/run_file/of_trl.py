@@ -40,10 +40,18 @@ RLOO: dict[str, Any] = {
 TRAINERS = {"grpo": GRPO, "rloo": RLOO}
 """The defaults of the settings that matter, by trainer; a test compares them with TRL's."""
 
+TELLING = (
+    *(name for name in GRPO | RLOO if name not in ("per_device_train_batch_size", "gradient_accumulation_steps")),
+    "num_generations", "reward_funcs", "max_completion_length",
+)  # fmt: skip
+"""Settings that tell a run of these trainers from TRL's others."""
+
 PER_COMPLETION = ("grpo", "sapo")
-PER_TOKEN = ("dapo", "bnpo", "cispo", "vespo")
+PER_TOKEN = ("dapo", "cispo", "vespo")
+PER_PASS = ("bnpo",)
 SUMMED = ("dr_grpo", "luspo")
-"""What each `loss_type` divides by: the length of each completion, the tokens of the batch, or a constant."""
+"""What each `loss_type` divides by: the length of each completion, the tokens of the batch, those of one forward pass
+on one device, or a constant."""
 
 LATER = "the later updates of a generation use completions of an earlier policy"
 BETA = 0.04
@@ -71,7 +79,7 @@ def trl_run(given: dict[str, Any], trainer: str | None) -> Run:
 
 
 def _grpo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[str, ...]) -> Run:
-    kind = one_of("loss_type", settings["loss_type"], (*PER_TOKEN, *PER_COMPLETION, *SUMMED))
+    kind = one_of("loss_type", settings["loss_type"], (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
     one_of("importance_sampling_level", settings["importance_sampling_level"], ("token", "sequence"))
     changes = _common(settings)
     if settings["importance_sampling_level"] != "token":
@@ -83,10 +91,29 @@ def _grpo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[str, ..
         changes.append(_to(settings, "loss_type", "dr_grpo", "it divides by the length of each completion"))
     elif kind in PER_TOKEN:
         changes.append(Change("loss_type", "dr_grpo", kind, TOKEN_MEAN, optional=True))
-    chosen = audited_settings(settings)
+    why, caveat, audited = _of_one_pass(settings)
+    if why:
+        changes.append(_to(settings, "loss_type", "dr_grpo", why))
+    chosen = audited_settings({**settings, "loss_type": audited})
     loss = " ".join(["trl grpo", *(f"{name}={value}" for name, value in chosen.items())])
-    part = Part("loss", loss, settings["beta"], partial(_subject, "grpo", chosen))
+    part = Part("loss", loss, settings["beta"], partial(_subject, "grpo", chosen), caveat)
     return _run("GRPOTrainer", settings, named, part, changes, notes)
+
+
+def _of_one_pass(settings: dict[str, Any]) -> tuple[str, str, str]:
+    """Why to change a loss that divides by the tokens of one forward pass, how it was audited, and as what."""
+    kind, rows = settings["loss_type"], settings["per_device_train_batch_size"]
+    if kind not in PER_PASS:
+        return "", "", kind
+    why = f"it divides by the tokens of one forward pass, of per_device_train_batch_size={rows} completions"
+    if rows == 1:
+        caveat = f"Audited as loss_type=grpo: with one completion in a forward pass {kind} is the same."
+        return f"{why}: by the length of each completion", caveat, "grpo"
+    caveat = (
+        f"Audited with the batch in one forward pass; here a pass has {rows} completions, however large the batch is: "
+        "what holds in large batches holds if this number is large."
+    )
+    return why, caveat, kind
 
 
 def _rloo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[str, ...]) -> Run:

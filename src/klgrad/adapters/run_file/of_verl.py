@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...targets import Verdict
 from .of_verl_declared import PREFIX, declared_part, has_declared
-from .run import TOKEN_MEAN, Change, Part, Run, one_of, with_defaults
+from .run import ADAPTS, TOKEN_MEAN, Change, Part, Run, one_of, with_defaults
 
 if TYPE_CHECKING:
     from ...audit import Subject
@@ -26,6 +26,13 @@ DEFAULTS: dict[str, Any] = {
     "data.train_batch_size": 1024,
 }
 """The defaults of the settings that matter; a test compares them with verl's."""
+
+HARMLESS = (
+    *(f"{ALGORITHM}kl_ctrl.{name}" for name in ("_target_", "type", "horizon", "target_kl")),
+    *(f"{ACTOR}policy_loss.{name}" for name in ("kl_cov_ratio", "ppo_kl_coef", "dro_beta")),
+    *(f"critic.kl_ctrl.{name}" for name in ("type", "kl_coef")),
+)
+"""What adapts β, policy losses, and settings of older releases that nothing reads."""
 
 SAME = {
     "k1": "kl",
@@ -63,10 +70,10 @@ def verl_run(given: dict[str, Any]) -> Run:
     declares = has_declared(given)
     if in_loss or not (in_reward or declares):
         found, wanted = _in_loss(settings, mode)
-        parts, changes = [found] * in_loss, wanted
+        parts, changes = [found] * (in_loss and found.coefficient != 0), wanted
     if in_reward:
         found, wanted = _in_reward(settings, mode)
-        parts, changes = [*parts, found], [*changes, *wanted]
+        parts, changes = [*parts, *[found] * (found.coefficient != 0)], [*changes, *wanted]
     target: Verdict = "reverse-kl-sequence" if in_reward else "reverse-kl-token"
     if declares:
         found, wanted, target = declared_part(given, mode)
@@ -74,7 +81,9 @@ def verl_run(given: dict[str, Any]) -> Run:
         shown = {name: value for name, value in given.items() if name.startswith(PREFIX)}
         settings, named = settings | shown, (*named, *shown)
     changes += _reduction(mode)
-    notes = ("Both KLs are on: their gradients add up.",) if in_loss and in_reward else ()
+    notes = ("Both KLs are on: their gradients add up.",) if len(parts) - declares > 1 else ()
+    if in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive":
+        notes = (*notes, ADAPTS)
     if declares and (in_loss or in_reward):
         notes = (*notes, "klgrad refuses to train beside a KL of verl's own: switch one of them off.")
     return Run("verl", "its actor", settings, named, tuple(parts), _stale(settings), target, tuple(changes), notes)
@@ -88,6 +97,7 @@ def _in_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
     changes = []
     if not settings[f"{ACTOR}use_kl_loss"]:
         changes.append(Change(f"{ACTOR}use_kl_loss", True, False, "without it verl has no KL"))
+    changes += _not_zero(settings, f"{ACTOR}kl_loss_coef")
     if kind not in REVERSE:
         why = {"kl": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
         cut = "k3 as a loss descends the forward KL, and its clamp has no gradient where log π/ref is below -2.61"
@@ -102,7 +112,7 @@ def _in_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]
     kind = SAME.get(given, given)
     one_of(name, kind, TYPES)
     estimator, by_std = settings[f"{ALGORITHM}adv_estimator"], settings[f"{ALGORITHM}norm_adv_by_std_in_grpo"]
-    changes = []
+    changes = _not_zero(settings, f"{ALGORITHM}kl_ctrl.kl_coef")
     if kind.rstrip("+") != "kl":
         changes.append(Change(name, "kl", settings[name], "in the reward only k1 descends the reverse KL"))
     if estimator == "grpo" and by_std:
@@ -116,8 +126,13 @@ def _in_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]
     loss = f"verl use_kl_in_reward kl_penalty={kind.rstrip('+')} adv_estimator={advantage}"
     caveat = "Audited with a critic that is 0." if estimator == "gae" else ""
     if mode not in (SUM, f"{SUM}-norm"):
-        caveat = f"{caveat} Audited with loss_agg_mode={SUM}: {mode} divides by lengths as well.".strip()
+        more = "is the same times the number of completions" if mode == "token-sum" else "divides by lengths as well"
+        caveat = f"{caveat} Audited with loss_agg_mode={SUM}: {mode} {more}.".strip()
     return Part("reward", loss, settings[f"{ALGORITHM}kl_ctrl.kl_coef"], caveat=caveat), changes
+
+
+def _not_zero(settings: dict[str, Any], name: str) -> list[Change]:
+    return [] if settings[name] else [Change(name, DEFAULTS[name], 0.0, "at 0 there is no KL")]
 
 
 def _reduction(mode: str) -> list[Change]:

@@ -33,7 +33,7 @@ def declared_part(given: dict[str, Any], mode: str) -> tuple[Part, list[Change],
     types = {**asdict(Settings()), **NUMBERS}
     named = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
     node = {
-        name: value if value is None or name not in types else as_type(f"{PREFIX}{name}", value, types[name])
+        name: value if value is None else as_type(f"{PREFIX}{name}", value, types.get(name))
         for name, value in named.items()
     }
     found = term_of(node)

@@ -32,6 +32,7 @@ class Part:
     caveat: str = ""
 
 
+ADAPTS = "β is adapted during training: the number below is its first value."
 TOKEN_MEAN = "a mean over the tokens of the batch is right in large batches only"
 """The reason of an optional change."""
 
@@ -69,6 +70,7 @@ class Run:
         target: the reverse KL that `changes` lead to.
         changes: what to change for it.
         notes: further remarks.
+        overrides: those of `given` that were given beside the file.
     """
 
     framework: str
@@ -80,6 +82,7 @@ class Run:
     target: Verdict
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = field(default=())
+    overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a KL that is climbed: the audits are of the loss with a positive coefficient."""
@@ -101,9 +104,11 @@ def with_defaults(given: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict
 def as_type(name: str, value: Any, default: Any) -> Any:
     """A value of a file, where `1e-3` may be a string, as a value of the type of the default."""
     kind = type(default)
-    if isinstance(value, str) and "$" in value:
-        remedy = "write the value itself; Hydra prints all values with --cfg job --resolve"
-        raise RunFileError(f"a value for {name}", repr(value), remedy)
+    if isinstance(value, list | dict | tuple | set):  # never written out: aliases of YAML may make it endless
+        raise RunFileError(f"{name} as one value", f"a {type(value).__name__}", _remedy(name, None, default))
+    if isinstance(value, str) and ("$" in value or "`" in value):
+        hydra = "; Hydra prints all values with --cfg job --resolve" if "." in name else ""
+        raise RunFileError(f"a value for {name}", repr(value), f"give it by --set {name}=VALUE{hydra}")
     if default is None or (isinstance(value, kind) and kind is not int):
         return value
     try:
@@ -113,8 +118,11 @@ def as_type(name: str, value: Any, default: Any) -> Any:
             return kind(value)
         return str(value)
     except (KeyError, ValueError, TypeError):
-        remedy = f"write {name}: {_example(value, default)}, for example"
-        raise RunFileError(f"{name} as {KINDS[kind]}", repr(value), remedy) from None
+        raise RunFileError(f"{name} as {KINDS[kind]}", repr(value), _remedy(name, value, default)) from None
+
+
+def _remedy(name: str, value: Any, default: Any) -> str:
+    return f"write {name}: {_example(value, default)}, for example"
 
 
 def _example(value: Any, default: Any) -> Any:
