@@ -186,6 +186,20 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
                 "descends no known divergence (nearest: the token-level reverse KL",
             ],
         ),
+        (
+            {"loss_type": "bnpo", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
+            [
+                "divided by the tokens of one forward pass (loss_type bnpo)",
+                "descends no known divergence (nearest: the token-level reverse KL",
+            ],
+        ),
+        (
+            {"loss_type": "bnpo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+            [
+                "note: loss_type='bnpo' divides the KL by the tokens of one forward pass, of 2 completions",
+                "5% with 3; this run averages over 2)",
+            ],
+        ),
         pytest.param(
             {"kl_reduction": "sequence", "num_iterations": 2, "kl_ratio": "prefix"},
             [
