@@ -14,15 +14,14 @@ def token_values(term: KLTerm, rollout: Rollout) -> Tensor:
     It is exact, or k3 weighted by the token's ratio. Between completions the forward KL is no sum of its tokens': the
     estimate of a completion is spread evenly over its tokens.
     """
+    if term.estimator == "exact":
+        return term.family.full_kl(rollout).detach()
     if term.divergence == "reverse":
-        exact = rollout.token_reverse_kl
-        return weighted_k3(rollout) if exact is None else exact.detach()
-    if term.level == "sequence":
-        total = sequence_ratio(rollout) * forward_k3.value(rollout.log_ratio.sum(-1, keepdim=True))
-        return rollout.mask * total / rollout.lengths.clamp(min=1)[:, None]
-    if rollout.token_forward_kl is not None:
-        return rollout.token_forward_kl.detach()
-    return token_ratio(rollout) * forward_k3.value(rollout.log_ratio)
+        return weighted_k3(rollout)
+    if term.level == "token":
+        return token_ratio(rollout) * forward_k3.value(rollout.log_ratio)
+    total = sequence_ratio(rollout) * forward_k3.value(rollout.log_ratio.sum(-1, keepdim=True))
+    return rollout.mask * total / rollout.lengths.clamp(min=1)[:, None]
 
 
 def weighted_k3(rollout: Rollout) -> Tensor:
