@@ -96,11 +96,14 @@ def test_a_run_can_leave_its_weights_only(run, tmp_path):
     status, text = run("train", tmp_path / "run", max_steps=2, eval_every=0, eval_size=1, weights_only=True)
     assert status == 0
     assert not list((tmp_path / "run").glob("*checkpoint-*"))
-    kept = r"model \(\d+\.\d MB\), .*There is no checkpoint .*: --weights_only false keeps them"
+    kept = r"model \(\d+\.\d MB\), .*There is no complete checkpoint .*: --weights_only false keeps them"
     assert re.search(kept, " ".join(text.split()))
     status, text = run("train", tmp_path / "run", resume=True)
     assert status == 0
-    assert "is finished, after 2 updates" in " ".join(text.split())
+    said = " ".join(text.split())
+    assert "is finished, after 2 updates" in said
+    assert "larger --max_steps" not in said  # which would be refused
+    assert "There is no complete checkpoint to make the run longer from" in said
 
 
 def test_what_is_trained_is_told_first(runs):
