@@ -117,14 +117,22 @@ SUBJECTS: dict[str, Subject] = {
     "klgrad.core.regularizers.consistency_loss": lambda x: consistency_loss(rollout(x), REWARD, 0.5),
     "klgrad.core.regularizers.squared_sequence": lambda x: of_result(squared_sequence(rollout(x))),
     "klgrad.reports.divergence.kl_report": lambda x: kl_report(rollout(x)).metrics(),
-    "klgrad.reports.divergence.mismatch_report": lambda x: mismatch_report(x["logp"], x["behavior_logp"], x["mask"]).metrics(),
+    "klgrad.reports.divergence.mismatch_report": lambda x: mismatch_report(
+        x["logp"], x["behavior_logp"], x["mask"]
+    ).metrics(),
     "klgrad.core.credit.to_go": lambda x: credit.to_go(x["logp"], x["mask"], 0.5),
     "klgrad.core.credit.future": lambda x: credit.future(x["logp"], x["mask"], 0.5),
     "klgrad.core.credit.whole": lambda x: credit.whole(x["logp"], x["mask"]),
     "klgrad.kernels.fused_statistics.token_statistics": statistics,
     "klgrad.kernels.dense_logits.from_logits": of_logits,
-    "klgrad.kernels.entries.top_entries": lambda x: kernels.top_entries(x["hidden"], HEADS[0], x["targets"], 3, mask=x["mask"]),
-    "klgrad.kernels.fused_statistics.TokenStatistics.rollout": lambda x: (r := statistics(x).rollout(x["mask"]), r.logp, r.lengths)[1:],
+    "klgrad.kernels.entries.top_entries": lambda x: kernels.top_entries(
+        x["hidden"], HEADS[0], x["targets"], 3, mask=x["mask"]
+    ),
+    "klgrad.kernels.fused_statistics.TokenStatistics.rollout": lambda x: (
+        r := statistics(x).rollout(x["mask"]),
+        r.logp,
+        r.lengths,
+    )[1:],
     **{
         f"klgrad.core.importance.{name}": lambda x, name=name: getattr(importance, name)(rollout(x))
         for name in ("token_ratio", "prefix_ratio", "prefix_ratio_before", "sequence_ratio", "on_policy_weights")
@@ -163,7 +171,9 @@ def test_a_mask_with_holes_is_as_compacted_rows(name):
         made["logp"] = made["logp"].clone().requires_grad_()
         values = flat(SUBJECTS[name](made))
         moving = [x for x in values if x.requires_grad]
-        gradient = torch.autograd.grad([x.sum() for x in moving], made["logp"], allow_unused=True)[0] if moving else None
+        gradient = (
+            torch.autograd.grad([x.sum() for x in moving], made["logp"], allow_unused=True)[0] if moving else None
+        )
         results.append([*values, *([] if gradient is None else [gradient])])
     assert results[0], "nothing to compare"
     live = compacted(HOLES)

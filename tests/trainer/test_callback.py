@@ -17,7 +17,6 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import MeaningError
 from klgrad.trl import CallbackWarning, KLCallback, KLConfig, KLTrainer
 from klgrad.trl.callback import kl_callback, passes, reference
 from klgrad.trl.callback.passes import Passes

@@ -401,8 +401,8 @@ def test_groups_that_micro_batches_cut_apart(tmp_path):
 def reward_model():
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    return LlamaForSequenceClassification(LlamaConfig(vocab_size=len(tiny.WORDS), num_labels=1, **shape))
+    shape: Any = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return LlamaForSequenceClassification(LlamaConfig(vocab_size=len(tiny.WORDS), **{"num_labels": 1, **shape}))
 
 
 @pytest.mark.parametrize("listed", [False, True])
@@ -453,7 +453,12 @@ def in_a_game(path, **settings) -> Any:
         patch.setattr("trl.trainer.grpo_trainer.add_response_schema", lambda x: x)
         patch.setattr("trl.trainer.grpo_trainer.get_training_chat_template", lambda *_, **__: None)
         return KLTrainer(
-            tiny.folder(), None, args, train_dataset=tiny.prompts(), processing_class=tokenizer, environment_factory=Game
+            tiny.folder(),
+            None,
+            args,
+            train_dataset=tiny.prompts(),
+            processing_class=tokenizer,
+            environment_factory=Game,
         )
 
 
@@ -500,7 +505,9 @@ def nameless() -> Any:
 # The KL under TRL's name, and in the value of the loss
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2, "kl_ratio": "token", "kl_ratio_bound": "none"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_iterations": 2, "kl_ratio": "token", "kl_ratio_bound": "none"}], ids=str
+)
 def test_the_kl_is_logged_as_trl_logs_it(tmp_path, settings):
     from trl import GRPOConfig, GRPOTrainer
 
@@ -512,7 +519,9 @@ def test_the_kl_is_logged_as_trl_logs_it(tmp_path, settings):
     SAME_STEPS.check(torch.tensor(tiny.logged(ours, "kl")), expected)
 
 
-@pytest.mark.parametrize("settings", [{"kl_placement": "advantage"}, {"kl_placement": "reward"}, {"kl_cell": "k2-loss"}])
+@pytest.mark.parametrize(
+    "settings", [{"kl_placement": "advantage"}, {"kl_placement": "reward"}, {"kl_cell": "k2-loss"}]
+)
 def test_the_kl_is_logged_wherever_it_is_placed(tmp_path, settings):
     found = tiny.trained(KLTrainer, KLConfig, tmp_path, **settings)
     SINGLE.check(torch.tensor(tiny.logged(found, "kl")), torch.tensor(tiny.logged(found, "kl/reverse/k3/per_token")))

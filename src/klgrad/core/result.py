@@ -13,8 +13,8 @@ from .standard_errors import Estimate, ratio_of_means
 
 Reduction = Literal["sequence", "token"]
 """`sequence`: summed over each completion's tokens, averaged over completions. `token`: summed over all
-live tokens of the batch, divided by their number; when lengths vary this is another objective. The batch is the rollout:
-a mean of such means over micro-batches is no token mean of them together (`KLResult.per_token` gives one)."""
+live tokens of the batch, divided by their number; when lengths vary this is another objective. A mean
+of such means over micro-batches is no token mean of all of them, for which there is `KLResult.per_token`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,9 @@ def _check_class(args: Any) -> None:
     written += [f"{k}={_written(v)}" for k, v in kept.items()]
     remedy = f"write KLConfig({', '.join(written)}), from klgrad.trl: it declares which KL is meant"
     if beta:
-        remedy += "; `kl_coef` is TRL's `beta`, whose KL is token by token; kl_level='sequence', the default, is the KL "
+        remedy += (
+            "; `kl_coef` is TRL's `beta`, whose KL is token by token; kl_level='sequence', the default, is the KL "
+        )
         remedy += "between completions"
     raise MeaningError("a KLConfig", f"a {name}", remedy)
 

@@ -5,7 +5,7 @@ from typing import Any
 from ..errors import MeaningError
 
 
-def no_reward(completions: list[Any], **_: Any) -> list[float]:
+def no_reward(completions: list[Any], **_: Any) -> list[float | None]:
     """0 for every completion: the KL is the whole objective, as in distillation."""
     return [0.0] * len(completions)
 
@@ -37,6 +37,7 @@ def check_weights(weights: list[float] | None, rewards: list[Any]) -> None:
         raise MeaningError(
             f"{len(rewards)} `reward_weights`, one for each of `reward_funcs`",
             f"{len(weights)}",
-            "give one for each; an environment's own reward has the weight 1" if rewards else "leave them out: there "
-            "are no `reward_funcs`, and an environment's own reward has the weight 1",
+            "give one for each; an environment's own reward has the weight 1"
+            if rewards
+            else "leave them out: there are no `reward_funcs`, and an environment's own reward has the weight 1",
         )

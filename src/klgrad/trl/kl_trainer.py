@@ -131,7 +131,8 @@ class KLTrainer(GRPOTrainer):
             self._remove_reward(self.reward_funcs.index(no_reward))
 
     def _remove_reward(self, index: int) -> None:
-        for each in (self.reward_funcs, self.reward_func_names, self.reward_processing_classes):
+        lists: Any = (self.reward_funcs, self.reward_func_names, self.reward_processing_classes)
+        for each in lists:
             del each[index]
         self.reward_weights = torch.cat([self.reward_weights[:index], self.reward_weights[index + 1 :]])
 

@@ -124,8 +124,8 @@ def _per_forward_pass(config: "KLConfig") -> str | None:
     if each == 1:
         effect = "that is a mean over the tokens of each completion, the gradient of no divergence"
     return (
-        f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {each} completion{'s' * (each != 1)} on "
-        f"each process, and not by those of the update, of {together}: {effect}; {_other_reductions(config)}"
+        f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {each} completion{'s' * (each != 1)} "
+        f"on each process, and not by those of the update, of {together}: {effect}; {_other_reductions(config)}"
     )
 
 
