@@ -124,6 +124,9 @@ OF_ANY_TYPE = {
 MAY_BE_NONE = ("behavior_logp", "token_reverse_kl", "token_forward_kl", "group")
 
 
+NOT_FINITE = {name: float(name) for name in ("nan", "inf", "-inf")}
+
+
 def not_refused(call, junk=OF_ANY_TYPE):
     """The values that `call` accepts or refuses by another exception than RolloutError; there should be none."""
     found = {}
@@ -154,6 +157,7 @@ def test_so_is_an_argument_of_a_mismatch_report(position):
 def test_so_is_the_reward_of_a_consistency_loss():
     rollout = Rollout(LOGP, LOGP, MASK, group=[0, 0])
     assert not_refused(lambda x: consistency_loss(rollout, x, 0.5)) == {}
+    assert not_refused(lambda x: consistency_loss(rollout, torch.tensor([x, 1.0]), 0.5), NOT_FINITE) == {}
 
 
 @pytest.mark.parametrize("junk", [float("-inf"), float("nan"), float("inf"), 3.0])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 from tolerances import EXACT, SINGLE
 
-from klgrad.core.standard_errors import Estimate, Kept, RatioSums, ratio_of_means
+from klgrad.core.standard_errors import Estimate, Kept, RatioSums, proportion_interval, ratio_of_means
 
 
 def written_out(total, count):
@@ -127,3 +127,15 @@ def test_a_longer_stream_is_thinned_without_favouring_a_position(tokens):
     assert float((seen / expected - 1).abs().max()) < 0.25
     halves = torch.bincount(values * 8 // n, minlength=8).double() / (len(values) / 8)
     assert float((halves - 1).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("n", [5, 12, 57])
+def test_intervals_of_proportions_contain_the_true_one(n):
+    """By the binomial distribution, summed over every outcome; they are in [0, 1] and never empty."""
+    intervals = [proportion_interval(k, n) for k in range(n + 1)]
+    assert all(0 <= low < high <= 1 for low, high in intervals)
+    shares = [i / 200 for i in range(1, 200)]
+    chance = lambda k, p: math.comb(n, k) * p**k * (1 - p) ** (n - k)
+    covers = [sum(chance(k, p) for k, (low, high) in enumerate(intervals) if low <= p <= high) for p in shares]
+    assert sum(covers) / len(covers) > 0.945  # near 0 and 1 single ones are as low as 0.83
+    assert min(covers) > 0.82

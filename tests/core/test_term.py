@@ -1,5 +1,6 @@
 """What may be declared, and the errors for what may not."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -191,3 +192,26 @@ def test_loss_and_advantage_give_one_update():
     added = torch.autograd.grad(policy_loss(advantages) + beta * result.loss, logp)[0]
     subtracted = torch.autograd.grad(policy_loss(advantages - beta * result.coefficient), logp)[0]
     EXACT.check(added, subtracted)
+
+
+@pytest.mark.parametrize("term", [KLTerm(), KLTerm(level="token"), KLTerm(estimator="exact")], ids=lambda t: t.name)
+def test_micro_batches_by_per_token_and_the_tokens_of_the_batch_are_a_token_mean(term):
+    """Unequal lengths: the mean of the micro-batches' own token means is another gradient."""
+    logp, ref_logp, kl = -torch.rand(3, 6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.arange(5) < torch.tensor([5, 4, 1, 1, 0, 2])[:, None]
+    whole = replace(term, reduction="token")
+
+    def rollout(logp, rows):
+        return Rollout(logp[rows], ref_logp[rows], mask[rows], token_reverse_kl=logp[rows] * kl[rows])
+
+    def accumulated(loss):
+        leaf = logp.clone().requires_grad_()
+        for rows in (slice(0, 2), slice(2, 5), slice(5, 6)):
+            loss(rollout(leaf, rows)).backward()
+        return leaf.grad
+
+    leaf = logp.clone().requires_grad_()
+    whole(rollout(leaf, slice(0, 6))).loss.backward()
+    EXACT.check(accumulated(lambda r: term(r).per_token.sum() / mask.sum()), leaf.grad)
+    of_means = accumulated(lambda r: whole(r).loss / 3)
+    assert float((of_means - leaf.grad).norm() / leaf.grad.norm()) > 0.1

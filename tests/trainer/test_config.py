@@ -120,7 +120,28 @@ def test_cut_off_completions_may_be_masked_where_no_kl_is_declared():
             "kl_reduction='sequence', loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL",
         ),
         ({"loss_type": "sapo", "kl_placement": "advantage"}, "however large the batch; loss_type='dapo'"),
+        (
+            {"loss_type": "bnpo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
+            r"tokens of one forward pass, of 2 completions on each process, and not by those of the update, of 16: .*"
+            "; kl_reduction='sequence', loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL",
+        ),
+        (
+            {"loss_type": "bnpo", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
+            r"of 1 completion on each process.*the gradient of no divergence",
+        ),
+        (
+            {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "kl_placement": "advantage"},
+            "tokens of one forward pass, of 8 completions on each process.*; loss_type='dapo'",
+        ),
         ({"kl_placement": "reward"}, "scale_rewards='group': a standard deviation divides the KL too"),
+        (
+            {
+                "kl_placement": "reward",
+                "scale_rewards": "none",
+                "multi_objective_aggregation": "normalize_then_sum",
+            },
+            "kl_placement='advantage', or multi_objective_aggregation='sum_then_normalize' with scale_rewards='none', ",
+        ),
         ({"neftune_noise_alpha": 5.0}, "adds noise"),
     ],
 )
@@ -136,6 +157,9 @@ def test_what_changes_the_meaning_is_warned_of(settings, reason):
         {"top_p": 0.9, "kl_estimator": "exact", "kl_level": "token"},  # a sum at whatever prefixes were sampled
         {"loss_type": "cispo", "epsilon_high": 5.0},
         {"generation_kwargs": {"max_new_tokens": 3}},
+        {"loss_type": "bnpo"},  # one forward pass in an update: its tokens are those of the update
+        {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "kl_reduction": "sequence"},
+        {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "kl_coef": 0.0},
     ],
 )
 def test_no_note_where_nothing_changes(settings):

@@ -3,11 +3,13 @@
 import pytest
 import tiny
 import torch
+from tolerances import EXACT
 
-from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate
+from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig, KLTrainer
 from klgrad.trl.declaration import declared
+from klgrad.trl.loss_terms import per_token_loss
 from klgrad.trl.meaning_notes import MeaningWarning
 from klgrad.trl.objective import fields_of
 
@@ -145,3 +147,41 @@ def test_the_same_loss_and_the_same_weights(term, fields, tmp_path):
     assert by_term[:2] == by_fields[:2]
     assert torch.equal(by_term[2], by_fields[2])
     assert not torch.equal(by_term[2], other[2])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kl_level": "token", "kl_estimator": "k3"},
+        {"kl_level": "token", "kl_estimator": "exact"},
+        {"kl_estimator": "k3"},
+        {"kl_estimator": "k3", "kl_ratio": "sequence", "kl_ratio_bound": "none"},
+    ],
+    ids=str,
+)
+def test_the_value_of_a_forward_kl_in_the_loss_is_the_forward_kl(fields):
+    """Summed over each completion it is the estimate of the term; one completion is empty, one has a hole."""
+    objective = KLConfig("unused", use_cpu=True, bf16=False, kl_divergence="forward", **fields).objective
+    logp, ref, mu, kl = torch.rand(4, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]])
+    behavior = -mu if objective.is_weighted else None
+    rollout = Rollout(-logp, -ref, mask, behavior, token_reverse_kl=9 * kl, token_forward_kl=kl)
+    result = objective.term(rollout)
+    found = per_token_loss(objective, rollout, result, slice(0, 3), rollout.logp)
+    EXACT.check(found.sum() / 3, result.value.mean)
+    assert not found[~mask.bool()].any()
+
+
+def test_the_suggested_config_keeps_the_meaning_of_beta():
+    """TRL's KL is token by token, the default of `KLConfig` is not."""
+    from trl import GRPOConfig
+
+    given = GRPOConfig("unused", beta=0.04, use_cpu=True, bf16=False, report_to=[])
+    with pytest.raises(MeaningError) as refused:
+        declared(given, None)
+    said = str(refused.value)
+    suggested = eval(said[said.index("KLConfig(") : said.index(", from klgrad.trl")], {"KLConfig": KLConfig})
+    assert (suggested.kl_coef, suggested.objective.term) == (0.04, KLTerm(level="token"))
+    assert "kl_level='sequence', the default, is the KL between completions" in said
+    with pytest.raises(MeaningError, match=r"write KLConfig\((?!.*kl_level)"):
+        declared(GRPOConfig("unused", use_cpu=True, bf16=False, report_to=[]), None)

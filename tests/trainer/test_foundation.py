@@ -43,7 +43,7 @@ def test_a_base_class_that_is_not_trls_is_refused(monkeypatch, tmp_path):
 def test_trls_configuration_is_answered_with_what_to_write(tmp_path):
     with pytest.raises(MeaningError, match="a KLConfig; received a GRPOConfig") as raised:
         tiny.trainer(KLTrainer, GRPOConfig, tmp_path, beta=0.04, lr_scheduler_type="constant")
-    assert "KLConfig(kl_coef=0.04, output_dir=" in raised.value.remedy
+    assert "KLConfig(kl_coef=0.04, kl_level='token', output_dir=" in raised.value.remedy
     for field in ("num_generations=4", "learning_rate=0.01", "lr_scheduler_type='constant'", "bf16=False"):
         assert field in raised.value.remedy
     assert "steps_per_generation" not in raised.value.remedy

@@ -1,5 +1,6 @@
 """Short runs of a `KLTrainer`: staleness, an adaptive β, a teacher, what is logged and what is warned of."""
 
+import copy
 import shutil
 import warnings
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from tolerances import SINGLE
+from tolerances import SAME_STEPS, SINGLE
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from klgrad import Rollout
@@ -392,3 +393,136 @@ def test_groups_that_micro_batches_cut_apart(tmp_path):
     trainer = made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=2, gradient_accumulation_steps=8)
     trainer.train()
     assert len(tiny.logged(trainer, "grad_norm")) == 3
+
+
+# Rewards beside the KL
+
+
+def reward_model():
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    shape: Any = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return LlamaForSequenceClassification(LlamaConfig(vocab_size=len(tiny.WORDS), **{"num_labels": 1, **shape}))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_reward_model_with_its_tokenizer_beside_a_kl_in_the_reward(tmp_path, listed):
+    given = {"reward_processing_classes": [tiny.tokenizer()] if listed else tiny.tokenizer()}
+    args = KLConfig(str(tmp_path), **{**tiny.SETTINGS, "kl_placement": "reward", "max_steps": 1})
+    trainer: Any = KLTrainer(
+        tiny.folder(), reward_model(), args, train_dataset=tiny.prompts(), processing_class=tiny.tokenizer(), **given
+    )
+    assert trainer.reward_processing_classes == [tiny.tokenizer(), None]
+    trainer.train()
+    assert tiny.logged(trainer, "rewards/kl_to_reference/mean")
+
+
+def test_what_no_reward_scores_is_reported_by_trl_beside_a_kl_in_the_reward(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("trl.trainer.grpo_trainer.logger.warning", told.append)
+    none = lambda completions, **_: [None] * len(completions)
+    tiny.trained(KLTrainer, KLConfig, tmp_path, reward_funcs=none, kl_placement="reward", max_steps=1)
+    assert [text for text in told if "All reward functions returned None" in text]
+
+
+class Game:
+    """An environment with a tool and a reward of its own."""
+
+    def reset(self, **_):
+        return ""
+
+    def step(self, move: str) -> str:
+        """Make a move.
+
+        Args:
+            move: any.
+        """
+        return move
+
+    def get_reward(self) -> float:
+        return 2.0
+
+
+def in_a_game(path, **settings) -> Any:
+    """A trainer whose reward is the environment's, with a chat template that renders no tool: none is called here."""
+    args = KLConfig(str(path), **{**tiny.SETTINGS, **settings})
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trl.trainer.grpo_trainer.supports_tool_calling", lambda *_: True)
+        patch.setattr("trl.trainer.grpo_trainer.add_response_schema", lambda x: x)
+        patch.setattr("trl.trainer.grpo_trainer.get_training_chat_template", lambda *_, **__: None)
+        return KLTrainer(
+            tiny.folder(),
+            None,
+            args,
+            train_dataset=tiny.prompts(),
+            processing_class=tokenizer,
+            environment_factory=Game,
+        )
+
+
+@pytest.mark.parametrize(("placement", "names"), [("loss", ["Game"]), ("reward", ["kl_to_reference", "Game"])])
+def test_an_environment_that_owns_its_reward_has_no_other(tmp_path, placement, names):
+    trainer = in_a_game(tmp_path, kl_placement=placement)
+    assert trainer.reward_func_names == names
+    assert len(trainer.reward_funcs) == len(trainer.reward_processing_classes) == len(names)
+    SINGLE.check(trainer.reward_weights, torch.tensor([-0.05, 1.0][-len(names) :]))
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_weights_are_for_the_rewards_that_were_given(tmp_path, placement):
+    with pytest.raises(MeaningError, match=r"expected 0 `reward_weights`.*received 1; .*leave them out"):
+        in_a_game(tmp_path, reward_weights=[2.0], kl_placement=placement)
+    with pytest.raises(MeaningError, match=r"expected 1 `reward_weights`.*received 2; .*one for each"):
+        made(tmp_path, reward_weights=[2.0, 1.0], kl_placement=placement)
+
+
+# A model that was built in memory
+
+
+@pytest.mark.parametrize("settings", [{}, {"kl_placement": "reward"}, {"kl_estimator": "exact"}], ids=str)
+def test_a_model_without_a_name_trains_without_a_kl(tmp_path, settings):
+    from trl import GRPOConfig, GRPOTrainer
+
+    stock = tiny.trained(GRPOTrainer, GRPOConfig, tmp_path / "trl", model=nameless(), max_steps=2)
+    ours = made(tmp_path / "ours", model=nameless(), max_steps=2, kl_coef=0.0, scale_rewards="group", **settings)
+    assert ours.ref_model is None
+    ours.train()
+    assert torch.equal(tiny.weights(ours), tiny.weights(stock))
+    with pytest.raises(MeaningError, match=r"a model object without one; remedy: save it by model.save_pretrained"):
+        made(tmp_path / "ours", model=nameless(), **settings)
+
+
+def nameless() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    found = AutoModelForCausalLM.from_pretrained(tiny.folder())
+    found.config._name_or_path = ""
+    return found
+
+
+# The KL under TRL's name, and in the value of the loss
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_iterations": 2, "kl_ratio": "token", "kl_ratio_bound": "none"}], ids=str
+)
+def test_the_kl_is_logged_as_trl_logs_it(tmp_path, settings):
+    from trl import GRPOConfig, GRPOTrainer
+
+    theirs = {name: value for name, value in settings.items() if not name.startswith("kl_")}
+    stock = tiny.trained(GRPOTrainer, GRPOConfig, tmp_path / "trl", beta=0.3, **theirs)
+    ours = tiny.trained(KLTrainer, KLConfig, tmp_path / "ours", kl_coef=0.3, kl_level="token", **settings)
+    expected = torch.tensor(tiny.logged(stock, "kl"))
+    assert float(expected[-1]) > 1e-3
+    SAME_STEPS.check(torch.tensor(tiny.logged(ours, "kl")), expected)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kl_placement": "advantage"}, {"kl_placement": "reward"}, {"kl_cell": "k2-loss"}]
+)
+def test_the_kl_is_logged_wherever_it_is_placed(tmp_path, settings):
+    found = tiny.trained(KLTrainer, KLConfig, tmp_path, **settings)
+    SINGLE.check(torch.tensor(tiny.logged(found, "kl")), torch.tensor(tiny.logged(found, "kl/reverse/k3/per_token")))
+    assert len(tiny.logged(found, "kl")) == 3

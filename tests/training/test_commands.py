@@ -96,11 +96,14 @@ def test_a_run_can_leave_its_weights_only(run, tmp_path):
     status, text = run("train", tmp_path / "run", max_steps=2, eval_every=0, eval_size=1, weights_only=True)
     assert status == 0
     assert not list((tmp_path / "run").glob("*checkpoint-*"))
-    kept = r"model \(\d+\.\d MB\), .*There is no checkpoint .*: --weights_only false keeps them"
+    kept = r"model \(\d+\.\d MB\), .*There is no complete checkpoint .*: --weights_only false keeps them"
     assert re.search(kept, " ".join(text.split()))
     status, text = run("train", tmp_path / "run", resume=True)
     assert status == 0
-    assert "is finished, after 2 updates" in " ".join(text.split())
+    said = " ".join(text.split())
+    assert "is finished, after 2 updates" in said
+    assert "larger --max_steps" not in said  # which would be refused
+    assert "There is no complete checkpoint to make the run longer from" in said
 
 
 def test_what_is_trained_is_told_first(runs):
@@ -184,6 +187,20 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
             [
                 "note: loss_type='grpo' averages the KL",
                 "descends no known divergence (nearest: the token-level reverse KL",
+            ],
+        ),
+        (
+            {"loss_type": "bnpo", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
+            [
+                "divided by the tokens of one forward pass (loss_type bnpo)",
+                "descends no known divergence (nearest: the token-level reverse KL",
+            ],
+        ),
+        (
+            {"loss_type": "bnpo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+            [
+                "note: loss_type='bnpo' divides the KL by the tokens of one forward pass, of 2 completions",
+                "5% with 3; this run averages over 2)",
             ],
         ),
         pytest.param(

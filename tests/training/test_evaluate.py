@@ -76,6 +76,12 @@ def test_a_mean_over_few_prompts_has_an_interval_by_student_and_over_one_none():
     assert evaluation_line({"domains": {"in": alone}, "kl": None}) == "in-domain 0.250"
 
 
+@pytest.mark.parametrize(("right", "interval"), [(0, [0.0, 0.2425]), (3, [0.0889, 0.5323]), (12, [0.7575, 1.0])])
+def test_a_share_of_right_answers_has_the_interval_of_a_proportion(right, interval):
+    """Not [0, 0] for none of 12, and not below 0 for 3 of 12; by Wilson's formula."""
+    assert _mean([1.0] * right + [0.0] * (12 - right))["interval"] == pytest.approx(interval, abs=1e-4)
+
+
 @pytest.mark.slow
 def test_it_repeats_and_leaves_the_trainer_as_it_was(trainer):
     made, evaluator = trainer()

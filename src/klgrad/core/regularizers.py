@@ -107,6 +107,12 @@ def consistency_loss(rollout: Rollout, reward: Tensor, beta: float) -> Tensor:
             f"shape {tuple(reward.shape)}, {reward.dtype}",
             "pass one per completion",
         )
+    if not bool(reward.isfinite().all()):
+        raise RolloutError(
+            "a finite `reward` of every completion",
+            f"{reward[~reward.isfinite()][0].item():g}",
+            "drop completions that were not scored, with their group if it has fewer than 2 others",
+        )
     gap = reward.detach().to(rollout.logp.dtype) - beta * (rollout.logp - rollout.ref_logp).sum(-1)
     total, size = group_total(gap, rollout.group)
     # Each completion's share of its group's unbiased variance, averaged so that every group counts once.

@@ -13,7 +13,8 @@ from .standard_errors import Estimate, ratio_of_means
 
 Reduction = Literal["sequence", "token"]
 """`sequence`: summed over each completion's tokens, averaged over completions. `token`: summed over all
-live tokens of the batch, divided by their number; when lengths vary this is another objective."""
+live tokens of the batch, divided by their number; when lengths vary this is another objective. A mean
+of such means over micro-batches is no token mean of all of them, for which there is `KLResult.per_token`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,8 @@ class KLResult:
         pathwise: scalar; the full-vocabulary part of an `exact` term, to be added (times β) to the loss
             when the coefficient goes into the advantages. Zero, without gradient, for sampled terms.
         per_token: (B, T), 0 in value. Its weighted sum has the gradient of the term with those weights on its tokens,
-            for trainers with a reduction of their own.
+            for trainers with a reduction of their own, and for a token mean over micro-batches: `per_token.sum() / n`
+            with n the live tokens of the whole batch.
         value: the KL estimate with its standard error, in the unit of the reduction.
         diagnostics: detached scalars, by name.
 

@@ -3,8 +3,10 @@
 They follow from sums that can be added over batches.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -71,6 +73,32 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.mean.item():.4g} ± {self.standard_error.item():.2g}"
+
+
+def proportion_interval(successes: int, n: int, level: float = 0.95) -> Interval:
+    """Wilson's interval for the probability of a success: within [0, 1], and not empty if none or all are successes.
+
+    Args:
+        successes: of the draws.
+        n: the number of independent draws, > 0.
+        level: probability that the interval is to contain the true one.
+
+    Returns:
+        Both ends.
+
+    Examples:
+        >>> from klgrad.core.standard_errors import proportion_interval
+        >>> low, high = proportion_interval(0, 12)
+        >>> round(low, 3), round(high, 3)
+        (0.0, 0.242)
+
+    References:
+        Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927).
+    """
+    square = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    centre, share = (successes + square / 2) / (n + square), successes / n
+    away = math.sqrt(square * (share * (1 - share) * n + square / 4)) / (n + square)
+    return Interval(max(centre - away, 0.0), min(centre + away, 1.0))
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

@@ -15,13 +15,13 @@ def sum_per_completion(per_token: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_per_completion(per_token: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the tokens of each completion, averaged over completions."""
-    return (torch.where(mask, per_token, 0).sum(-1) / mask.sum(-1)).mean()
+    """The mean over the tokens of each completion, averaged over completions; 0 for one without tokens."""
+    return (torch.where(mask, per_token, 0).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
 
 
 def mean_over_tokens(per_token: Tensor, mask: Tensor) -> Tensor:
     """The mean over all tokens of the batch."""
-    return torch.where(mask, per_token, 0).sum() / mask.sum()
+    return torch.where(mask, per_token, 0).sum() / mask.sum().clamp(min=1)
 
 
 def token_ratio(logp: Tensor, sampled_logp: Tensor) -> Tensor:
@@ -35,8 +35,9 @@ def sequence_ratio(logp: Tensor, sampled_logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def geometric_ratio(logp: Tensor, sampled_logp: Tensor, mask: Tensor) -> Tensor:
-    """(B, 1) the geometric mean of π/μ over the tokens of each completion."""
-    return (torch.where(mask, logp - sampled_logp, 0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)).exp()
+    """(B, 1) the geometric mean of π/μ over the tokens of each completion; 1 for one without tokens."""
+    length = mask.sum(-1, keepdim=True).clamp(min=1)
+    return (torch.where(mask, logp - sampled_logp, 0).sum(-1, keepdim=True) / length).exp()
 
 
 def centred(rewards: Tensor, group: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..core.rollout import Rollout
-from ..core.standard_errors import Estimate, ratio_of_means
+from ..core.standard_errors import Estimate, proportion_interval, ratio_of_means
 from ..reports.divergence import KLSums, Report
 from ..trl import KLTrainer
 from ..trl.gather import everywhere
@@ -179,7 +179,12 @@ def _greedy(config: Any) -> Any:
 
 
 def _mean(values: list[float]) -> dict[str, Any]:
-    """Mean reward with its standard error and 95% interval over prompts, which are nan for one prompt."""
+    """Mean reward with its standard error and 95% interval over prompts.
+
+    Rewards of 0 and 1 have Wilson's interval, others that of Student's t, which is nan for one prompt like the error.
+    """
     reward = torch.tensor(values, dtype=torch.float64)
-    found = ratio_of_means(reward, torch.ones_like(reward))
-    return {"reward": float(found.mean), **_errors(found), "count": len(values)}
+    found = {**_errors(mean := ratio_of_means(reward, torch.ones_like(reward))), "count": len(values)}
+    if set(values) <= {0.0, 1.0}:
+        found["interval"] = list(proportion_interval(int(sum(values)), len(values)))
+    return {"reward": float(mean.mean), **found}

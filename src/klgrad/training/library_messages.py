@@ -11,6 +11,7 @@ NOT_FOR_USERS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, R
 """Python hides these by default: they concern a library's code, and not a run."""
 KNOWN = (
     "The tokenizer has new PAD/BOS/EOS tokens",  # transformers aligns the model with the tokenizer, as intended
+    "There were missing keys in the checkpoint model loaded: ['lm_head.weight'].",  # tied to the embeddings, not saved
     "`use_cache=True` is incompatible with gradient checkpointing",  # transformers switches the cache off itself
 )
 """Beginnings of texts that every run produces, and that need no action by the user."""

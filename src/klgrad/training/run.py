@@ -23,11 +23,11 @@ from .library_errors import refusal, refusals_in_one_line, write_failure
 from .library_messages import messages_once
 from .output.dry_run import described
 from .output.figures import Drawn, draw
-from .output.messages import announcement, how_to_continue, kept, no_updates, unloadable
+from .output.messages import announcement, finished, how_to_continue, kept, no_updates, unloadable
 from .output.model_card import FILE as CARD, model_card
 from .output.summary import summarise, table_of
 from .run_folder import record, replace
-from .run_folder.history import History
+from .run_folder.history import History, in_updates
 from .run_folder.lock import owned
 from .settings.named_code import resume_command
 from .settings.run_config import Settings
@@ -81,6 +81,8 @@ class _Run:
             checkpoint = self._checkpoint()
             if self.main and checkpoint is None:
                 self._check_folder()
+            if self.main and not self.err.is_terminal:
+                self.err.print(Text(f"loading {self.models.name} and its reference", style="dim"))
             with refusals_in_one_line():
                 trainer, evaluator = build(self.settings, self.models)
             if checkpoint is not None:
@@ -182,7 +184,7 @@ class _Run:
             return
         if saved and self.main and not full:
             again = resume_command(self.settings.command, self.folder, self.settings.given)
-            saved_as = f"The run is saved in {self.folder} as it was after {trainer.state.global_step} updates."
+            saved_as = f"The run is saved in {self.folder} as it was after {in_updates(trainer.state.global_step)}."
             self.warn(f"{saved_as} Continue with: {again}")
 
     def _stopped(self, number: int) -> int:
@@ -192,8 +194,7 @@ class _Run:
 
     def _say_finished(self, updates: int) -> None:
         if self.main:
-            text = f"The run in {self.folder} is finished, after {updates} updates; nothing was changed. "
-            self.out.print(Text(f"{text}To make it longer, give a larger --max_steps with --resume."))
+            self.out.print(Text(finished(self.folder, updates)))
 
     def _finish(self, trainer: RunTrainer, seconds: float) -> int:
         trainer.save_whole_model(self.folder / record.MODEL)
@@ -212,4 +213,4 @@ class _Run:
         draw([Drawn(self.folder.name, self.history.rows())], self.folder)
         self.out.print(table_of(summary))
         took = f" in {seconds:.0f} s" if seconds else ", completed before"
-        self.out.print(Text(f"{updates} updates{took}. {kept(self.folder)}"))
+        self.out.print(Text(f"{in_updates(updates)}{took}. {kept(self.folder)}"))

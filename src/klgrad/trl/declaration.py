@@ -55,10 +55,16 @@ def _check_class(args: Any) -> None:
     given = changed(args) if hasattr(type(args), "__dataclass_fields__") else dict(args) if _is_dict(args) else {}
     beta = given.pop("beta", None)
     kept = {k: v for k, v in given.items() if k in known and k not in DERIVED}
-    written = [f"{k}={_written(v)}" for k, v in ({"kl_coef": beta} if beta else {}).items()]
+    same = {"kl_coef": beta, "kl_level": "token"} if beta else {}
+    written = [f"{k}={_written(v)}" for k, v in same.items()]
     written += [f"{k}={_written(v)}" for k, v in kept.items()]
     remedy = f"write KLConfig({', '.join(written)}), from klgrad.trl: it declares which KL is meant"
-    raise MeaningError("a KLConfig", f"a {name}", f"{remedy}; its `kl_coef` is TRL's `beta`" if beta else remedy)
+    if beta:
+        remedy += (
+            "; `kl_coef` is TRL's `beta`, whose KL is token by token; kl_level='sequence', the default, is the KL "
+        )
+        remedy += "between completions"
+    raise MeaningError("a KLConfig", f"a {name}", remedy)
 
 
 def _is_dict(args: Any) -> bool:

@@ -1,35 +1,43 @@
 """The KL as a reward function of TRL's, and the reward of a run that has none."""
 
-from collections.abc import Callable
 from typing import Any
 
+from ..errors import MeaningError
 
-def no_reward(completions: list[Any], **_: Any) -> list[float]:
+
+def no_reward(completions: list[Any], **_: Any) -> list[float | None]:
     """0 for every completion: the KL is the whole objective, as in distillation."""
     return [0.0] * len(completions)
 
 
 class KLReward:
-    """log π - log ref of each completion, at the policy that sampled it; TRL subtracts β times it.
+    """The place of log π - log ref of each completion among TRL's rewards; TRL subtracts β times it.
 
+    `KLTrainer` fills it in once TRL has called all rewards, so that TRL still sees which completions no reward scored.
     TRL logs its mean as `rewards/kl_to_reference/mean`.
-
-    Args:
-        score: returns the KL of each completion that TRL has just sampled.
     """
 
     __name__ = "kl_to_reference"
 
-    def __init__(self, score: Callable[[], list[float]]) -> None:
-        self._score = score
-
-    def __call__(self, **_: Any) -> list[float]:
-        """One number per completion."""
-        return self._score()
+    def __call__(self, completions: list[Any], **_: Any) -> list[None]:
+        """No number yet."""
+        return [None] * len(completions)
 
 
-def listed(reward_funcs: Any) -> list[Any]:
-    """Reward functions as a list, which is empty for None."""
-    if reward_funcs is None:
+def listed(given: Any) -> list[Any]:
+    """Reward functions or their processing classes as a list, which is empty for None."""
+    if given is None:
         return []
-    return list(reward_funcs) if isinstance(reward_funcs, list) else [reward_funcs]
+    return list(given) if isinstance(given, list) else [given]
+
+
+def check_weights(weights: list[float] | None, rewards: list[Any]) -> None:
+    """Raise `MeaningError` unless there is a weight for each reward function that was given, or none at all."""
+    if weights is not None and len(weights) != len(rewards):
+        raise MeaningError(
+            f"{len(rewards)} `reward_weights`, one for each of `reward_funcs`",
+            f"{len(weights)}",
+            "give one for each; an environment's own reward has the weight 1"
+            if rewards
+            else "leave them out: there are no `reward_funcs`, and an environment's own reward has the weight 1",
+        )

@@ -21,7 +21,7 @@ from .config import KLConfig
 from .declaration import declared
 from .gather import everywhere
 from .groups import PromptNumbers, shuffled_by_group
-from .kl_reward import KLReward, listed, no_reward
+from .kl_reward import KLReward, check_weights, listed, no_reward
 from .lag import LagQueue
 from .loss_terms import own_rows, per_token_cell, per_token_loss, summed_loss, whole_cell
 from .metrics import KLMetrics
@@ -36,7 +36,7 @@ from .seam.generation import Sampled, shuffled_by
 from .seam.loss import add_to_loss, reference_is_built, reference_is_scored
 from .seam.state import GenerationState, LossSinceLog, current_mode, log_metrics
 from .state_files import load_parts, save_parts
-from .teacher import as_reference
+from .teacher import as_reference, has_reference
 
 START_AGAIN = "start again with kl_coef, without completions that wait (rollout_lag) and with all counts at 0"
 """What a run does that has no state to continue from."""
@@ -58,6 +58,7 @@ class KLTrainer(GRPOTrainer):
     Attributes:
         objective: the term and where it is placed.
         coefficient: β.
+        has_reference: whether there is a reference; there is none for kl_coef=0 and a model without a name.
         scorer: forward passes of the policy and of the reference.
         checkpointed: the parts whose state a checkpoint keeps, by name.
 
@@ -103,22 +104,41 @@ class KLTrainer(GRPOTrainer):
         self._last_sampled: Sampled | None = None
         self._evaluating = False
         self._restored: dict[str, Any] | None = None
-        self._build(resolve_embedded(model), reward_funcs, args, kwargs)
+        model = resolve_embedded(model)
+        self.has_reference = has_reference(model, args, kwargs)
+        self._build(model, reward_funcs, args, kwargs)
         check_built(self, args, self.objective)
         self.scorer = Scorer(self, args, self.objective)
 
     def _build(self, model: Any, reward_funcs: Any, args: KLConfig, kwargs: dict[str, Any]) -> None:
         """Let TRL set up, with a reference, and with the KL as one more reward if it is placed there."""
-        rewards, weights = [*listed(reward_funcs)] or [no_reward], args.reward_weights
-        if self.objective.placement == "reward":
-            rewards.append(KLReward(self._score_sampled))
-            args.reward_weights = [*(weights or [1.0] * (len(rewards) - 1)), -args.kl_coef]
+        own, weights = listed(reward_funcs), args.reward_weights
+        check_weights(weights, own)
+        rewards = own or [no_reward]
+        args.reward_weights = list(weights or [1.0] * len(rewards))
+        if self._has_kl_reward:
+            rewards = [*rewards, KLReward()]
+            args.reward_weights.append(-args.kl_coef)
+        if classes := listed(kwargs.get("reward_processing_classes")):
+            kwargs = {**kwargs, "reward_processing_classes": [*classes, *[None] * (len(rewards) - len(own))]}
         try:
-            with reference_is_built(args), as_reference(model, args, kwargs) as (named, given):
-                super().__init__(named, reward_funcs=rewards, args=args, **given)
+            with reference_is_built(args, self.has_reference), as_reference(model, args, kwargs) as (named, given):
+                super().__init__(named, reward_funcs=[*rewards], args=args, **given)
         finally:
             args.reward_weights = weights
         self.beta = 0.0
+        if len(self.reward_funcs) > len(rewards) and no_reward in self.reward_funcs:  # an environment has a reward
+            self._remove_reward(self.reward_funcs.index(no_reward))
+
+    def _remove_reward(self, index: int) -> None:
+        lists: Any = (self.reward_funcs, self.reward_func_names, self.reward_processing_classes)
+        for each in lists:
+            del each[index]
+        self.reward_weights = torch.cat([self.reward_weights[:index], self.reward_weights[index + 1 :]])
+
+    @property
+    def _has_kl_reward(self) -> bool:
+        return self.objective.placement == "reward" and self.has_reference
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         prompts: Any = self.train_dataset if dataset is None else dataset
@@ -140,7 +160,7 @@ class KLTrainer(GRPOTrainer):
         return returned
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
-        by_trl = not self.objective.exact and self.objective.placement != "reward"
+        by_trl = self.has_reference and not self.objective.exact and self.objective.placement != "reward"
         with reference_is_scored(self, by_trl):
             batch = super()._generate_and_score_completions(inputs)
         batch["group"] = self.prompt_numbers.of_generation(scored.row_count(batch))
@@ -152,22 +172,22 @@ class KLTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         rewards = super()._calculate_rewards(*args)
-        if self.objective.placement == "reward":  # a completion that no reward scored must not be scored by its KL
-            kl = self._kl_reward_index()
-            others = torch.cat([rewards[:, :kl], rewards[:, kl + 1 :]], 1)
-            rewards[others.isnan().all(1), kl] = torch.nan
+        if self._has_kl_reward:  # a completion that no reward scored must not be scored by its KL
+            scored_by_others, kl = ~rewards.isnan().all(1), self._score_sampled().to(rewards.dtype)
+            rewards[:, self._kl_reward_index()] = torch.where(scored_by_others, kl, torch.nan)
         return rewards
 
-    def _score_sampled(self) -> list[float]:
-        """The KL of each completion that TRL has just sampled, for `KLReward`; it is recorded here too."""
+    def _score_sampled(self) -> Tensor:
+        """(B,) log π - log ref of each completion that TRL has just sampled, of all processes; recorded here too."""
         assert self._last_sampled is not None  # TRL samples before it scores
-        rollout, kl = self.scorer.sampled_rollout(self._last_sampled)
-        group, _ = everywhere(self.accelerator, {"group": self.prompt_numbers.of_rows(len(kl))})
+        rollout = self.scorer.sampled_rollout(self._last_sampled)
+        rows = len(rollout.mask) // self.accelerator.num_processes
+        group, _ = everywhere(self.accelerator, {"group": self.prompt_numbers.of_rows(rows)})
         self._check_start(rollout)
         # The β of these completions; recording them may change it for the next.
         self.reward_weights[self._kl_reward_index()] = -self.coefficient.value
         self.kl_metrics.record(current_mode(self), rollout, group["group"], None, last=not self._evaluating)
-        return kl.tolist()
+        return rollout.log_ratio.sum(-1)
 
     def _kl_reward_index(self) -> int:
         return next(i for i, reward in enumerate(self.reward_funcs) if isinstance(reward, KLReward))
@@ -175,7 +195,7 @@ class KLTrainer(GRPOTrainer):
     # Loss
 
     def _compute_loss(self, model: Any, inputs: Batch) -> Tensor:
-        if self.objective.placement == "reward":
+        if self.objective.placement == "reward" or not self.has_reference:
             return super()._compute_loss(model, inputs)
         with checked_at_the_end():
             return self._loss_with_kl(model, inputs)

@@ -32,7 +32,8 @@ def per_token_loss(objective: Objective, rollout: Rollout, result: KLResult, own
         if not objective.exact:
             return None
         return per_token - own_rows(result.coefficient, own, logp) * (logp - logp.detach())
-    return per_token + own_rows(token_values(rollout), own, logp)
+    assert objective.term is not None  # whose result this is
+    return per_token + own_rows(token_values(objective.term, rollout), own, logp)
 
 
 def summed_loss(per_token: Tensor | None, accumulation: int) -> Tensor | float:

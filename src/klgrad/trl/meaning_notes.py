@@ -105,27 +105,50 @@ def _per_completion(config: "KLConfig") -> str | None:
     """A mean over each completion: the tokens of short completions count more, in batches of any size."""
     if config.loss_type not in PER_COMPLETION_MEANS or config.objective.reduction != "policy" or not config.kl_coef:
         return None
-    # In the advantage and the reward, the KL is always reduced like the policy loss.
-    first = "kl_reduction='sequence', " if config.kl_placement == "loss" else ""
     return (
         f"loss_type={config.loss_type!r} averages the KL over the tokens of each completion, so that a token of a "
-        f"short completion counts more, and the gradient is that of no divergence, however large the batch; {first}"
-        "loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL"
+        f"short completion counts more, and the gradient is that of no divergence, however large the batch; "
+        f"{_other_reductions(config)}"
     )
+
+
+def _per_forward_pass(config: "KLConfig") -> str | None:
+    """A mean over the tokens of each forward pass: the size of the update does not help."""
+    each = config.per_device_train_batch_size
+    together = each * config.gradient_accumulation_steps * config.world_size
+    reduced = config.objective.reduction == "policy" and config.kl_coef
+    if config.loss_type != "bnpo" or not reduced or each == together:
+        return None
+    effect = "a token counts more beside short completions, and the gradient is that of the declared KL only as the "
+    effect += "completions of a pass become many"
+    if each == 1:
+        effect = "that is a mean over the tokens of each completion, the gradient of no divergence"
+    return (
+        f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {each} completion{'s' * (each != 1)} "
+        f"on each process, and not by those of the update, of {together}: {effect}; {_other_reductions(config)}"
+    )
+
+
+def _other_reductions(config: "KLConfig") -> str:
+    """What keeps the declared KL; in the advantage and the reward, the KL is always reduced like the policy loss."""
+    first = "kl_reduction='sequence', " if config.kl_placement == "loss" else ""
+    return f"{first}loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL"
 
 
 def _scaled_rewards(config: "KLConfig") -> str | None:
     if config.kl_placement != "reward" or not config.kl_coef:
         return None
     cause = None if config.scale_rewards in (False, "none") else f"scale_rewards={config.scale_rewards!r}"
-    if config.multi_objective_aggregation != "sum_then_normalize":
+    other = "scale_rewards='none'"
+    if config.multi_objective_aggregation != "sum_then_normalize":  # where TRL does not read scale_rewards
         cause = f"multi_objective_aggregation={config.multi_objective_aggregation!r}"
+        other = f"multi_objective_aggregation='sum_then_normalize' with {other}"
     if cause is None:
         return None
     each = "batch" if cause == "scale_rewards='batch'" else "prompt"
     return (
         f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from {each} "
-        f"to {each}; kl_placement='advantage', or scale_rewards='none', keeps the declared KL"
+        f"to {each}; kl_placement='advantage', or {other}, keeps the declared KL"
     )
 
 
@@ -146,6 +169,7 @@ NOTES: tuple[Callable[["KLConfig"], str | None], ...] = (
     _scaled_advantages,
     _weighed_by_trl,
     _per_completion,
+    _per_forward_pass,
     _scaled_rewards,
     _noise,
 )

@@ -12,7 +12,7 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout
 from ..reports.divergence import KLSums
 from ..trainer_parts.adaptive_beta import AdaptiveCoefficient
-from ..trainer_parts.kl_values import total_reverse_kl
+from ..trainer_parts.kl_values import total_reverse_kl, weighted_k3
 from .config import KLConfig
 from .objective import Objective
 from .seam.state import Mode
@@ -27,12 +27,14 @@ class Window:
 
     sums: KLSums = field(default_factory=KLSums)
     total: Tensor | float = 0.0
+    k3: Tensor | float = 0.0
     diagnostics: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, rollout: Rollout, group: Tensor, result: KLResult | None, unbiased: Tensor | float) -> None:
         """Add one micro-batch of all processes; `unbiased` is its KL, summed over completions."""
         self.sums.add(rollout, group)
         self.total = self.total + unbiased
+        self.k3 = self.k3 + weighted_k3(rollout).sum()
         for name, value in (result.diagnostics if result is not None else {}).items():
             self.diagnostics.setdefault(name, []).append(value)
 
@@ -41,6 +43,7 @@ class Window:
         peak = lambda name, values: values.amax() if name.endswith("max") else values.mean()
         found = {name: peak(name, torch.stack(values)) for name, values in self.diagnostics.items()}
         report = self.sums.report()
+        found["kl"] = torch.as_tensor(self.k3) / max(self.sums.lengths.tokens, 1)  # under TRL's name
         return replace(report, scalars=found | report.scalars).metrics()
 
     def kl(self, unit: str) -> float | None:

@@ -129,8 +129,8 @@ class Scorer:
         tensors["mask"] = tensors["mask"].bool()
         return Rollout(**tensors, group=with_peers(group) if self._objective.needs_groups else None), own
 
-    def sampled_rollout(self, sampled: Sampled) -> tuple[Rollout, Tensor]:
-        """All processes' completions that were just sampled, and (B,) log π - log ref of each one of this process."""
+    def sampled_rollout(self, sampled: Sampled) -> Rollout:
+        """All processes' completions that were just sampled."""
         refuse_images(sampled.images is not None, "kl_placement='reward'")
         batch = padded(self._trainer, sampled.prompt_ids, sampled.completion_ids)
         mask = batch["completion_mask"]
@@ -140,7 +140,7 @@ class Scorer:
         with self.reference() as ref:
             other = self.log_probs(ref, batch)
         tensors, _ = everywhere(self._trainer.accelerator, {"logp": own, "ref_logp": other, "mask": mask})
-        return Rollout(**tensors), ((own - other) * mask).sum(-1)
+        return Rollout(**tensors)
 
     def _behavior(self, logp: Tensor, batch: Batch) -> Tensor | None:
         """(B, T) log-probs of the sampler; `logp`, the policy's own, if it sampled and the term has weights."""

@@ -1,4 +1,4 @@
-"""A teacher in the place of TRL's reference: checked against the student, and loaded by TRL's own code."""
+"""The reference: whether there is one, and a teacher in its place, checked and loaded by TRL's own code."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,23 @@ from ..errors import KernelInputError, MeaningError
 from ..models.resolve import resolve_embedded
 from .config import KLConfig
 from .seam.models import has_adapters, load_model, model_name, reference_loaded_from
+
+
+def has_reference(model: Any, args: KLConfig, given: dict[str, Any]) -> bool:
+    """Whether there is a reference: a teacher, the model without its adapters, or the model as its name loads it.
+
+    Without one, kl_coef must be 0.
+    """
+    adapters = given.get("peft_config") is not None or has_adapters(model)
+    if isinstance(model, str) or args.teacher is not None or adapters or model_name(model):
+        return True
+    if args.kl_coef > 0:
+        raise MeaningError(
+            "a model with a name or a folder, from which its reference can be loaded",
+            "a model object without one",
+            "save it by model.save_pretrained(FOLDER), its tokenizer too, and give the folder; or set kl_coef=0",
+        )
+    return False
 
 
 @contextmanager

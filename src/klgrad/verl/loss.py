@@ -81,7 +81,7 @@ def kl_loss(declaration: Declaration, actor: Any, model_output: Any, data: Any) 
     result = declaration.term(rollout)
     by_sequence = declaration.settings.reduction == "sequence"
     kl = agg_loss(
-        loss_mat=result.per_token + token_values(rollout),
+        loss_mat=result.per_token + token_values(declaration.term, rollout),
         loss_mask=rollout.mask,
         loss_agg_mode="seq-mean-token-sum" if by_sequence else actor.loss_agg_mode,
         dp_size=data["dp_size"],

@@ -44,3 +44,24 @@ def test_an_evaluation_has_a_bar_of_its_own(tmp_path):
     evaluator.recorder.catch_up(5, is_last=False)
     assert [tasks[1] for tasks in evaluator.seen] == [("Evaluating", 3, 6), ("Evaluating", 6, 6)]
     assert [task.description for task in evaluator.recorder.bar.tasks] == ["Training"]
+
+
+def test_without_a_terminal_an_evaluation_says_what_it_does(tmp_path, monkeypatch):
+    accelerator = SimpleNamespace(is_main_process=True, num_processes=1)
+    trainer: Any = SimpleNamespace(task_rewards={}, accelerator=accelerator)
+    evaluator: Any = Watched()
+    said = io.StringIO()
+    now = [0.0]
+    monkeypatch.setattr("klgrad.training.callbacks.progress.time.monotonic", lambda: now[0])
+    evaluator.recorder = Recorder(trainer, History(tmp_path), evaluator, 5, Console(file=said))
+    seen = evaluator.seen.append
+    monkeypatch.setattr(evaluator, "seen", SimpleNamespace(append=lambda x: (seen(x), now.__setitem__(0, now[0] + 60))))
+    evaluator.recorder.on_train_begin(None, SimpleNamespace(global_step=0, max_steps=1), None)
+    assert said.getvalue().splitlines() == [
+        "evaluating 6 held-out prompts",
+        "evaluated 6 of 6 held-out prompts",
+        "after 0 updates  ",
+        "training: 0 of 1 update made",
+    ]
+    evaluator.recorder.catch_up(1, is_last=True)
+    assert "after 1 update " in said.getvalue()

@@ -15,6 +15,7 @@ from training.small import SMALL, arguments
 
 from klgrad.training.checkpoint.integrity import checkpoints, fault, is_over, last_sound, rotate, seal
 from klgrad.training.checkpoint.run_trainer import RunTrainer
+from klgrad.training.run_folder.history import in_updates
 from klgrad.training.run_folder.replace import drop_replaced, set_aside
 from klgrad.training.training_errors import RewardError, RunError
 
@@ -101,7 +102,7 @@ def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
     call = updates if case != "in the middle of a generation batch" else 1
     status, text = run("train", parts, reward=reward(call, signal.SIGINT.value), **settings)
     assert status == 130
-    assert f"saved after {updates} updates" in text
+    assert f"saved after {in_updates(updates)} in" in " ".join(text.split())
     assert f"klgrad train --output_dir {parts} --resume" in " ".join(text.split())
     status, text = run("train", parts, resume=True, reward=reward())
     assert status == 0

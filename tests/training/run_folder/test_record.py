@@ -30,7 +30,10 @@ def test_a_finished_run_is_left_as_it_is(damage, more, run, parts):
     before = contents(parts)
     status, text = run("train", parts, resume=True, **more)
     assert status == 0
-    assert "is finished, after 4 updates; nothing was changed" in " ".join(text.split())
+    said = " ".join(text.split())
+    assert "is finished, after 4 updates; nothing was changed." in said
+    is_whole = damage not in (without_checkpoints, with_damaged_checkpoints)
+    assert ("To make it longer, give a larger --max_steps" in said) == is_whole  # else it would be refused
     assert contents(parts) == before
 
 

@@ -5,18 +5,30 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 from transformers import TrainerCallback
 
 from ..checkpoint.run_trainer import RunTrainer
 from ..evaluate import Evaluator
 from ..output.summary import estimate, score
-from ..run_folder.history import History, evaluations, kl_of, length_of
+from ..run_folder.history import History, evaluations, in_updates, kl_of, length_of
 
 EVALUATED = "evaluation"
 WINDOW = 24 * 3600
 """Seconds over which the speed is estimated. With rich's 30 s there is no estimate where an update takes longer."""
+
+
+SILENCE = 30.0
+"""Seconds after which an evaluation says how far it is where the console shows no bar."""
 
 
 def progress_bar(console: Console, *, shown: bool) -> Progress:
@@ -43,13 +55,14 @@ class Recorder(TrainerCallback):
         self.main = trainer.accelerator.is_main_process
         self.bar = progress_bar(console, shown=self.main)
         self.task = self.bar.add_task("Training", total=None)
-        self._started = time.monotonic()
+        self._started = self._said = time.monotonic()
         self._evaluated = self._last_evaluated(since)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Evaluate before training, unless a resumed run has that evaluation."""
         self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
         self.catch_up(state.global_step, is_last=state.global_step >= state.max_steps)
+        self._say(f"training: {state.global_step} of {in_updates(state.max_steps)} made")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Update the bar."""
@@ -77,8 +90,7 @@ class Recorder(TrainerCallback):
         self.history.append(row)
         line = update_line(row)
         self.bar.update(self.task, description=line)
-        if not self.console.is_terminal:
-            self.console.print(Text(f"{state.global_step}/{state.max_steps}  {line}"))
+        self._say(f"{state.global_step}/{state.max_steps}  {line}")
 
     def _last_evaluated(self, since: int) -> int | None:
         """The last evaluated step in the history, as the main process reads it, so that all processes agree."""
@@ -86,18 +98,31 @@ class Recorder(TrainerCallback):
         found: list[Any] = [max(steps, default=None)]
         return (broadcast_object_list(found) if self.trainer.accelerator.num_processes > 1 else found)[0]
 
+    def _say(self, line: str) -> None:
+        """Print a line where the console shows no bar."""
+        if self.main and not self.console.is_terminal:
+            self._said = time.monotonic()
+            self.console.print(Text(line))
+
+    def _advance(self, task: TaskID, prompts: int) -> None:
+        self.bar.advance(task, prompts)
+        if time.monotonic() - self._said > SILENCE:
+            shown = next(each for each in self.bar.tasks if each.id == task)
+            self._say(f"evaluated {shown.completed:.0f} of {shown.total:.0f} held-out prompts")
+
     def _evaluate(self, step: int) -> None:
         if not self.evaluator.sets:
             return
         task = self.bar.add_task("Evaluating", total=self.evaluator.count)
         try:
-            found = self.evaluator(self.trainer, lambda prompts: self.bar.advance(task, prompts))
+            self._say(f"evaluating {self.evaluator.count} held-out prompts")
+            found = self.evaluator(self.trainer, lambda prompts: self._advance(task, prompts))
         finally:
             self.bar.remove_task(task)
         self._evaluated = step
         if self.main:
             self.history.append({"step": step, EVALUATED: found})
-            self.console.print(Text.assemble((f"after {step} updates", "bold"), f"  {evaluation_line(found)}"))
+            self.console.print(Text.assemble((f"after {in_updates(step)}", "bold"), f"  {evaluation_line(found)}"))
 
 
 def update_line(row: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ PER_COMPLETION = "summed over each completion"
 TOKEN_WEIGHTS = {
     "grpo": "averaged over each completion's tokens (loss_type grpo)",
     "sapo": "averaged over each completion's tokens (loss_type sapo)",
-    "bnpo": "divided by the tokens of the batch (loss_type bnpo)",
+    "bnpo": "divided by the tokens of one forward pass (loss_type bnpo)",
     "dr_grpo": "divided by max_completion_length (loss_type dr_grpo)",
     "dapo": "divided by all tokens of the update (loss_type dapo)",
     "cispo": "divided by all tokens of the update (loss_type cispo)",

@@ -9,7 +9,7 @@ from ..build import Models
 from ..checkpoint.integrity import checkpoints, last_sound, step_of
 from ..checkpoint.run_trainer import RunTrainer
 from ..run_folder import record
-from ..run_folder.history import FILE as HISTORY
+from ..run_folder.history import FILE as HISTORY, in_updates
 from ..run_folder.replace import lost_by_starting_again
 from ..settings.named_code import resume_command
 from ..settings.run_config import Settings
@@ -30,10 +30,20 @@ def how_to_continue(settings: Settings, folder: Path) -> str:
     found, _ = last_sound(folder)
     if found is not None:
         again = resume_command(settings.command, folder, settings.given)
-        return f"The run is saved after {step_of(found)} updates in {found}. Continue with: {again}"
+        return f"The run is saved after {in_updates(step_of(found))} in {found}. Continue with: {again}"
     more = ["--overwrite"] if lost_by_starting_again(folder) else []
     again = resume_command(settings.command, folder, settings.given, *more)
     return f"Nothing has been saved yet. Start again with: {again}"
+
+
+NO_CHECKPOINT = "There is no complete checkpoint to make the run longer from: --weights_only false keeps them"
+
+
+def finished(folder: Path, updates: int) -> str:
+    """What is said of a run that is finished; it can be made longer only from a complete checkpoint."""
+    sound, _ = last_sound(folder)
+    longer = NO_CHECKPOINT if sound is None else "To make it longer, give a larger --max_steps with --resume"
+    return f"The run in {folder} is finished, after {in_updates(updates)}; nothing was changed. {longer}."
 
 
 def kept(folder: Path) -> str:
@@ -43,7 +53,7 @@ def kept(folder: Path) -> str:
     saved = checkpoints(folder)
     if saved:
         found.append(f"{len(saved)} checkpoint{'s' * (len(saved) > 1)}{_size(*saved)}")
-    more = "" if saved else ". There is no checkpoint to make the run longer from: --weights_only false keeps them"
+    more = "" if saved else f". {NO_CHECKPOINT}"
     return f"In {folder}/: {', '.join(found)}{more}"
 
 

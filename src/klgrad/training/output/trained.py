@@ -49,7 +49,10 @@ def trained_lines(training: KLConfig) -> list[str]:
 
 def audited(training: KLConfig, *, on_policy: bool) -> LargeBatchResult:
     """The audit of the trainer's loss; done once for all runs whose settings act alike on the KL."""
-    return _audited(tuple(audited_settings(training).items()), on_policy)
+    settings = audited_settings(training)
+    if training.loss_type == "bnpo" and completions_in_mean(training) == 1:
+        settings["loss_type"] = "grpo"  # the tokens of a forward pass are those of one completion
+    return _audited(tuple(settings.items()), on_policy)
 
 
 @cache
@@ -91,8 +94,8 @@ def _batches(found: LargeBatchResult, training: KLConfig) -> str:
     off, count = small_batches(found), completions_in_mean(training)
     if not off:
         return ", in large batches"
-    nearer = f"; this run averages over {count}, and is nearer" if count > max(BATCH_SIZES) else ""
-    return f", in large batches (measured: {off}{nearer})"
+    nearer = ", and is nearer" if count > max(BATCH_SIZES) else ""
+    return f", in large batches (measured: {off}; this run averages over {count}{nearer})"
 
 
 def completions_in_mean(training: Any) -> int:

@@ -84,6 +84,11 @@ def training(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if "evaluation" not in row]
 
 
+def in_updates(count: int) -> str:
+    """A number of updates in words, such as "1 update"."""
+    return f"{count} update{'s' * (count != 1)}"
+
+
 def evaluations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of evaluations."""
     return [row for row in rows if "evaluation" in row]

@@ -47,7 +47,8 @@ class KLCallback(TrainerCallback):
         exact: report the exact KLs over the vocabulary too, from hidden states. Needs a model whose head is known.
         reference: a model. By default it is the trainer's own (`ref_model`, or the teacher of a distillation); with
             PEFT, the policy without its adapters; else the weights at the start, of which a copy is kept on the CPU.
-        log_rollouts: a folder for the log-probs of each measured step, as Parquet: `klgrad logs FOLDER` reads it.
+        log_rollouts: a folder for the log-probs of each measured step, as Parquet: `klgrad logs FOLDER` reads it. If it
+            has the files of another run, a numbered folder inside it is used, with a warning.
         check_beta: with beta > 0, warn at the first update if the gradient does not depend on the reference.
 
     Attributes:
@@ -85,6 +86,7 @@ class KLCallback(TrainerCallback):
         self._held: list[Batch] = []
         self._generated_at: int | None = None
         self._is_due = False
+        self._told: set[str] = set()
 
     def attach(self, trainer: Any) -> "KLCallback":
         """Name the trainer explicitly, where it cannot be found by itself; also adds the callback to it."""
@@ -103,13 +105,23 @@ class KLCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Find the trainer, and begin to observe it."""
         self._stop()
-        if self.files is not None and state.is_world_process_zero:
-            self.files.begin(state.global_step)
+        self._told = set()
         try:
+            if self.files is not None and state.is_world_process_zero:
+                self._begin_files(self.files, args, state)
             self._begin(state)
         except KlgradError as error:
             self._stop()
             self._warn(f"nothing is reported in this run: {error}")
+
+    def _begin_files(self, files: RolloutFiles, args: Any, state: Any) -> None:
+        given = files.folder
+        try:
+            if files.begin(state.global_step, str(Path(args.output_dir).resolve())):
+                self._warn(f"{given} has the log-probs of another run: those of this one are written to {files.folder}")
+        except Exception as error:  # no pyarrow, or a folder that cannot be written to: the training goes on
+            self.files = None
+            self._warn(f"no log-probs are written in this run: {type(error).__name__}: {error}")
 
     def _begin(self, state: Any) -> None:
         trainer = self._trainer = self._trainer or trainer_of(self, state)
@@ -247,8 +259,10 @@ class KLCallback(TrainerCallback):
             self._warn(f"no KL of step {step} is reported: another process failed")
             return
         last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}:{last.lineno}"
-        self._warn(f"no KL of step {step} is reported: {type(error).__name__}: {error} ({where})")
+        said = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        if said not in self._told:  # once, and not at every measurement
+            self._told.add(said)
+            self._warn(f"no KL of step {step} is reported, nor of later ones that fail like it: {said}")
 
     def _warn(self, text: str) -> None:
         warnings.warn(f"KLCallback: {text}", CallbackWarning, stacklevel=3)

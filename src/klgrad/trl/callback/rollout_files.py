@@ -1,5 +1,6 @@
 """Per-token log-probs of a run as Parquet, one file per measured step; `klgrad logs FOLDER` reads them."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import MeaningError, MissingExtraError
+from ...errors import MissingExtraError
 from ...support.atomic_files import ensure_folder, write_whole
 from .passes import Columns
 
@@ -21,34 +22,46 @@ PER_TOKEN = {
 """The columns of lists, each with one entry per live token; a role that a run does not have has no column."""
 
 
+RUN = b"klgrad.run"
+"""The key in a file's metadata for the output folder of its run."""
+
+
 class RolloutFiles:
-    """Writes a file per step into a folder.
+    """Writes a file per step into a folder, or into a numbered folder inside it if it has the files of another run.
 
     Args:
         folder: made if it is missing.
+
+    Attributes:
+        folder: where the files of this run are.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = self._given = folder
+        self._run = ""
 
-    def begin(self, step: int) -> None:
-        """Check the folder before training from `step` on.
+    def begin(self, step: int, run: str) -> bool:
+        """Choose the folder before training from `step` on.
 
-        A new run refuses the files of another. A run that continues removes files of later steps: it makes these steps
-        again.
+        A run that continues removes its files of later steps: it makes these steps again.
+
+        Args:
+            step: the updates that were made already.
+            run: what tells the run from others: its output folder.
+
+        Returns:
+            Whether the given folder has the files of another run.
         """
         _pyarrow()
+        self._run = run
+        numbered = (self._given if n == 1 else self._given / f"run-{n}" for n in itertools.count(1))
+        mine = lambda files: not files or (step > 0 and _run_of(files[0]) == run)
+        self.folder = next(folder for folder in numbered if mine(_files(folder)))
         ensure_folder(self.folder)
-        later = [path for path in sorted(self.folder.glob("step-*.parquet")) if (step_of(path) or 0) > step]
-        if later and step == 0:
-            files = f"{len(later)} file{'s' * (len(later) != 1)}"
-            raise MeaningError(
-                "a folder for the log-probs of one run",
-                f"{self.folder}, with {files} of another run, such as {later[0].name}",
-                "give another folder to log_rollouts, or remove the files",
-            )
-        for path in later:
-            path.unlink()
+        for path in _files(self.folder):
+            if (step_of(path) or 0) > step:
+                path.unlink()
+        return self.folder != self._given
 
     def write(self, step: int, batches: list[Columns]) -> None:
         """Write the completions of one step.
@@ -65,7 +78,8 @@ class RolloutFiles:
                 rows[name] = pa.array(lists, pa.list_(pa.from_numpy_dtype(lists[0].dtype)))
         rows["step"] = [step] * len(rows["group"])
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table(rows), sink, compression="zstd")
+        table = pa.table(rows).replace_schema_metadata({RUN: self._run})
+        pq.write_table(table, sink, compression="zstd")
         write_whole(self.folder / f"step-{step:08d}.parquet", sink.getvalue().to_pybytes())
 
 
@@ -73,6 +87,15 @@ def step_of(path: Path) -> int | None:
     """The step in a file's name, or None."""
     found = re.fullmatch(r"step-(\d+)\.parquet", path.name)
     return None if found is None else int(found[1])
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.parquet"))
+
+
+def _run_of(path: Path) -> str:
+    """The output folder of the run that wrote a file; empty if it does not say."""
+    return ((_pyarrow()[1].read_schema(path).metadata or {}).get(RUN) or b"").decode()
 
 
 def _live(x: Tensor, mask: Tensor, dtype: torch.dtype) -> list[Any]:

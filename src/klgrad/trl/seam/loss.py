@@ -51,9 +51,9 @@ def add_to_loss(trainer: GRPOTrainer, per_token: Tensor | None) -> Iterator[None
 
 
 @contextmanager
-def reference_is_built(args: GRPOConfig) -> Iterator[None]:
-    """While TRL sets up a trainer, make it load and prepare a reference model, as it does for `beta` > 0."""
-    args.beta = 1.0
+def reference_is_built(args: GRPOConfig, wanted: bool) -> Iterator[None]:
+    """While TRL sets up a trainer, make it load and prepare a reference model, as it does for `beta` > 0, or not."""
+    args.beta = 1.0 if wanted else 0.0
     try:
         yield
     finally:
