@@ -113,7 +113,7 @@ def copied(folder, *fault):
     sys.path.insert(0, str(folder))
     try:
         logs = importlib.import_module(f"{copy.name}.logs")
-        module_in(copy.name, "klgrad.logs.jsonl").BLOCK = 2000  # bytes, so that small files have several
+        vars(module_in(copy.name, "klgrad.logs.jsonl"))["BLOCK"] = 2000  # bytes, so that small files have several
         yield logs
     finally:
         sys.path.remove(str(folder))
