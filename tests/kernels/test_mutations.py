@@ -2,48 +2,140 @@
 
 import pytest
 from kernels import checks
-from kernels.mutants import planted
+from mutants import planted
 
 MUTATIONS = {
     "the reference's probability dropped": (
-        "weights.py", "out = out - w_forward * log_q.exp()", "out = out", checks.recomputed),
-    "the entropy dropped from alpha": ("weights.py", " - w.entropy * finished.entropy", "", checks.recomputed),
+        "klgrad.kernels.weights.at_logits",
+        "out = out - w_forward * log_q.exp()",
+        "out = out",
+        checks.recomputed,
+    ),
+    "the entropy dropped from alpha": (
+        "klgrad.kernels.weights.per_token",
+        " - w.entropy * finished.entropy",
+        "",
+        checks.recomputed,
+    ),
     "further entries dropped from alpha": (
-        "weights.py", "w.logp if elsewhere is None else w.logp + elsewhere", "w.logp", checks.recomputed),
-    "wrong sign of the lag": ("state.py", "+ lag * s.gap", "- lag * s.gap", checks.exchanged),
-    "wrong sign of the other lag": ("state.py", "- lag * s.ref_gap", "+ lag * s.ref_gap", checks.exchanged),
-    "energy of parts not moved": ("state.py", "(energy + drop * mass)", "energy", checks.recomputed),
-    "series everywhere": ("state.py", "near = (a - b).abs() < NEAR[d.dtype]", "near = d == d", checks.exchanged),
-    "series nowhere": ("state.py", "near = (a - b).abs() < NEAR[d.dtype]", "near = d != d", checks.near),
-    "bans kept in the sums": ("state.py", "torch.where(d.abs() > BANNED, 0.0, d)", "d", checks.banned),
-    "bans not counted": ("state.py", "torch.where(s.stray > 0, torch.inf, ", "(", checks.banned),
+        "klgrad.kernels.weights.per_token",
+        "w.logp if elsewhere is None else w.logp + elsewhere",
+        "w.logp",
+        checks.recomputed,
+    ),
+    "wrong sign of the lag": ("klgrad.kernels.state.merge", "+ lag * s.gap", "- lag * s.gap", checks.exchanged),
+    "wrong sign of the other lag": (
+        "klgrad.kernels.state.merge",
+        "- lag * s.ref_gap",
+        "+ lag * s.ref_gap",
+        checks.exchanged,
+    ),
+    "energy of parts not moved": ("klgrad.kernels.state.merge", "(energy + drop * mass)", "energy", checks.recomputed),
+    "series everywhere": (
+        "klgrad.kernels.state.excesses",
+        "near = (a - b).abs() < NEAR[d.dtype]",
+        "near = d == d",
+        checks.exchanged,
+    ),
+    "series nowhere": (
+        "klgrad.kernels.state.excesses",
+        "near = (a - b).abs() < NEAR[d.dtype]",
+        "near = d != d",
+        checks.near,
+    ),
+    "bans kept in the sums": (
+        "klgrad.kernels.state.difference",
+        "torch.where(d.abs() > BANNED, 0.0, d)",
+        "d",
+        checks.banned,
+    ),
+    "bans not counted": ("klgrad.kernels.state.finish", "torch.where(s.stray > 0, torch.inf, ", "(", checks.banned),
     "slope of the soft-cap forgotten": (
-        "head.py", "slope * (1 - (logits * (self.temperature / self.softcap)) ** 2)", "slope", checks.kept_with_cap),
+        "klgrad.kernels.head.Transform.slope",
+        "slope * (1 - (logits * (self.temperature / self.softcap)) ** 2)",
+        "slope",
+        checks.kept_with_cap,
+    ),
     "temperature forgotten in the slope": (
-        "head.py", "slope = self.scale / self.temperature", "slope = self.scale", checks.kept_with_cap),
+        "klgrad.kernels.head.Transform.slope",
+        "slope = self.scale / self.temperature",
+        "slope = self.scale",
+        checks.kept_with_cap,
+    ),
     "kept differences without the tops": (
-        "tiles_torch.py", " + (top - ref_top) - shift", " - shift", checks.kept),
+        "klgrad.kernels.tiles_torch.gradient",
+        " + (top - ref_top) - shift",
+        " - shift",
+        checks.kept,
+    ),
     "kept differences without the shift": (
-        "tiles_torch.py", "ref_top) - shift\n            pair", "ref_top)\n            pair", checks.kept),
-    "kept logits without their top": (
-        "tiles_torch.py", "z = a + top", "z = a", checks.kept),
+        "klgrad.kernels.tiles_torch.gradient",
+        "ref_top) - shift\n            pair",
+        "ref_top)\n            pair",
+        checks.kept,
+    ),
+    "kept logits without their top": ("klgrad.kernels.tiles_torch.gradient", "z = a + top", "z = a", checks.kept),
     "kept differences without their mean": (
-        "tile.py", "torch.where(own, mean, 0.0)", "0.0", checks.kept),
+        "klgrad.kernels.tile.Kept.load",
+        "torch.where(own, mean, 0.0)",
+        "0.0",
+        checks.kept,
+    ),
     "differences kept whole": (
-        "state.py", "return s.gap / s.mass", "return torch.zeros_like(s.mass)", checks.confident_tokens),
+        "klgrad.kernels.state.mean_difference",
+        "return s.gap / s.mass",
+        "return torch.zeros_like(s.mass)",
+        checks.confident_tokens,
+    ),
     "the reference's logit read as the policy's": (
-        "tile.py", "torch.where(own, larger, d - larger), d", "larger, d", checks.kept),
-    "what was kept read twice": ("autograd.py", "replace(seen, kept=None)", "seen", checks.second_backward),
+        "klgrad.kernels.tile.Kept.load",
+        "torch.where(own, larger, d - larger), d",
+        "larger, d",
+        checks.kept,
+    ),
+    "what was kept read twice": (
+        "klgrad.kernels.autograd.StatisticsFunction.backward",
+        "replace(seen, kept=None)",
+        "seen",
+        checks.second_backward,
+    ),
     "an entry of another tile taken": (
-        "tile.py", "(local >= 0) & (local < self.width)", "local >= 0", checks.recomputed),
+        "klgrad.kernels.tile.Tile.locate",
+        "(local >= 0) & (local < self.width)",
+        "local >= 0",
+        checks.recomputed,
+    ),
     "chunks that overwrite each other": (
-        "backward.py", "add_product(total.weight[part], to_logits.T, inputs.hidden[rows])",
-        "product(to_logits.T, inputs.hidden[rows], out=total.weight[part])", checks.recomputed),
-    "uninitialised memory used": ("backward.py", "len(inputs.chunks) != 1", "len(inputs.chunks) > 1", checks.no_token),
-    "the head's mass left over": ("topk.py", "(a.detach() - b) * a.exp()", "(a - b) * a.exp()", checks.top_k),
-    "the tail's share as k3's slope": ("topk.py", "k3.slope(log_ratio) - 1", "k3.slope(log_ratio)", checks.top_k),
-    "the head sampled as well": ("topk.py", "(~in_head.bool())", "torch.ones_like(in_head)", checks.top_k),
-}  # fmt: skip
+        "klgrad.kernels.backward._multiply",
+        "add_product(total.weight[part], to_logits.T, inputs.hidden[rows])",
+        "product(to_logits.T, inputs.hidden[rows], out=total.weight[part])",
+        checks.recomputed,
+    ),
+    "uninitialised memory used": (
+        "klgrad.kernels.backward.gradients",
+        "len(inputs.chunks) != 1",
+        "len(inputs.chunks) > 1",
+        checks.no_token,
+    ),
+    "the head's mass left over": (
+        "klgrad.kernels.topk._surrogate",
+        "(a.detach() - b) * a.exp()",
+        "(a - b) * a.exp()",
+        checks.top_k,
+    ),
+    "the tail's share as k3's slope": (
+        "klgrad.kernels.topk.sampled_tail_kl",
+        "k3.slope(log_ratio) - 1",
+        "k3.slope(log_ratio)",
+        checks.top_k,
+    ),
+    "the head sampled as well": (
+        "klgrad.kernels.topk.sampled_tail_kl",
+        "(~in_head.bool())",
+        "torch.ones_like(in_head)",
+        checks.top_k,
+    ),
+}
 
 
 @pytest.mark.slow
@@ -58,6 +150,6 @@ def test_a_fault_breaks_its_check(mutation, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
 def test_a_copy_without_a_fault_breaks_none(check, tmp_path, monkeypatch):
-    package = planted(tmp_path, monkeypatch, "plan.py", "LEAN_BUDGET = 2 << 30", "LEAN_BUDGET = 2 << 30")
+    package = planted(tmp_path, monkeypatch)
     assert package.__file__.startswith(str(tmp_path))
     check(package)
