@@ -28,8 +28,8 @@ def assert_descends(
             catalogue, `path/to/file.py:function` or `package.module:function`.
         verdict: the verdict that is expected with samples from π: the name of a target, or any other verdict.
         off_policy: the verdict that is expected with samples from another policy; None for any.
-        strict: fail also for a verdict that holds in large batches only, a dead zone, or a gradient that is not
-            finite.
+        strict: fail also for a verdict that holds in large batches only, a dead zone, a gradient that is not finite,
+            or one that masked gaps or empty completions change.
         advantages: as in `klgrad.audit.audit`.
         lengths: as in `klgrad.audit.audit`.
         settings: values of the loss's own parameters, such as `{"beta": 0.04}`.

@@ -11,6 +11,7 @@ from tolerances import EXACT
 from klgrad import KLTerm, zoo
 from klgrad.audit import audit, load, load_every
 from klgrad.audit.advising import LENGTHS, MASKED
+from klgrad.audit.expectations import differences
 from klgrad.audit.words import in_words, notes
 from klgrad.errors import LossCallError
 
@@ -191,6 +192,27 @@ def test_what_a_mask_with_gaps_changes_is_told():
         result.advice
     )
     assert "masked gaps change it" in notes(result)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_filter_does_not_hide_a_gradient_on_padding(sign):
+    def masked_where_the_log_ratio_has_a_sign(logp, ref_logp, mask):
+        log_ratio = logp - ref_logp
+        return (log_ratio**2 / 2 * (mask | (sign * log_ratio.detach() < 0))).sum() / len(logp)
+
+    result = audit(masked_where_the_log_ratio_has_a_sign)
+    assert result.touches_padding
+    assert result.verdict == "unknown"
+
+
+def test_strict_is_about_gaps_and_empty_completions_too():
+    def per_completion(logp, ref_logp, mask):
+        return (((logp - ref_logp) ** 2 / 2 * mask).sum(-1) / mask.sum(-1)).mean()
+
+    for loss, note in ((reward_on_the_last_token, "masked gaps change it"), (per_completion, "a completion is empty")):
+        result = audit(loss, lengths="equal")
+        assert not differences(result, result.verdict)
+        assert any(note in d.received for d in differences(result, result.verdict, strict=True))
 
 
 def test_an_empty_completion_is_tried():

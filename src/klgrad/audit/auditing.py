@@ -217,5 +217,5 @@ def _deterministic(subject: Subject) -> bool:
 
 
 def _shape_name(shape: Shape) -> str:
-    rows, columns, varying = shape
+    rows, columns, varying, _ = shape
     return f"{rows} x {columns}, {'varying' if varying else 'fixed'}"

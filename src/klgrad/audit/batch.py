@@ -10,8 +10,9 @@ from torch import Tensor
 from ..core.rollout import Rollout
 from ..enumeration import Problem
 
-PADDING_LOGP, PADDING_REF_LOGP = -1.25, -2.5
-"""The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected.
+PADDING_LOGP, PADDING_REF_LOGP = -1.25, (-2.5, -0.25)
+"""The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected. The two of
+ref take turns from token to token and from completion to completion, so that no clamp or filter of one sign hides them.
 
 The logits there are those of the first prefix, in which π and ref differ too.
 """
@@ -107,10 +108,11 @@ def from_problem(problem: Problem, members: Tensor, advantage: Tensor) -> Batch:
     rows = members.flatten()
     mask = problem.space.mask
     padded = lambda x, fill: torch.where(mask, x, fill)[rows]
+    turn = (torch.arange(len(mask))[:, None] + torch.arange(mask.shape[1])) % 2
     behavior = padded(problem.behavior_logp, PADDING_LOGP)
     return Batch(
         logp=padded(problem.logp, PADDING_LOGP),
-        ref_logp=padded(problem.ref_logp, PADDING_REF_LOGP),
+        ref_logp=padded(problem.ref_logp, torch.tensor(PADDING_REF_LOGP, dtype=torch.float64)[turn]),
         old_logp=behavior,
         behavior_logp=behavior,
         mask=mask[rows],

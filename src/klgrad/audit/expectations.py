@@ -74,6 +74,8 @@ def differences(
         found.append(Difference("a verdict that holds in batches of every size", received))
     if strict and (result.dead_zone or not result.finite):
         found.append(Difference("a finite gradient without a dead zone", ", ".join(notes(result))))
+    if strict and (result.stumbles_over_gaps or result.finite_if_empty is False):
+        found.append(Difference("the same gradient with masked gaps and empty completions", ", ".join(notes(result))))
     return found
 
 

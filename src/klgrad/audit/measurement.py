@@ -5,8 +5,8 @@ from typing import NamedTuple
 from .gradient import Gradient
 from .problems import Case
 
-Shape = tuple[int, int, bool]
-"""(rows, columns, whether lengths vary)."""
+Shape = tuple[int, int, bool, int | None]
+"""(rows, columns, whether lengths vary, parts of a large batch)."""
 
 
 class Measurement(NamedTuple):

@@ -121,6 +121,7 @@ def in_large_vocabulary(subject: Subject) -> Measurement | None:
         return None
     members = population(problem, 1, parts)
     batch = from_problem(problem, members, advantage_of(problem, "zero"))
+    batch = replace(batch, group=torch.zeros_like(batch.group))  # a mean over the others of a group needs others
     return Measurement(case, sum_over_rows(problem, members, evaluate(subject.large(), batch)[1]))
 
 

@@ -20,7 +20,7 @@ class Case:
     A batch is one group, and the audit sums over all groups. With `parts` it is the limit of large batches instead: one
     batch holds every group as often as it is likely (`klgrad.enumeration.population`).
 
-    `shape` is the number of rows and columns of a batch, and whether lengths vary. The scale of a loss may depend on
+    `shape` is what batches of one size and one mean length share. The scale of a loss may depend on
     it, as that of a mean does, so one scale is fitted per shape, over the problems that share it.
 
     `wider` names what a problem has that the standard ones lack; it is empty for a standard problem. A verdict must
@@ -45,9 +45,9 @@ class Case:
         return f"{what}, {lengths} length, vocabulary {vocab}" + ("" if groups == self.wider else f", {groups}")
 
     @property
-    def shape(self) -> tuple[int, int, bool]:
-        """(rows, columns, whether lengths vary)."""
-        return (self.group_size, self.problem.space.length, self.varying)
+    def shape(self) -> tuple[int, int, bool, int | None]:
+        """(rows, columns, whether lengths vary, parts): what a batch's number of completions and tokens follows from."""
+        return (self.group_size, self.problem.space.length, self.varying, self.parts)
 
     @cached_property
     def targets(self) -> Mapping[str, Tensor]:

@@ -126,8 +126,8 @@ def command(
         bool,
         typer.Option(
             "--strict",
-            help="Exit with status 1 also for a verdict that holds in large batches only, a dead zone, or a gradient "
-            "that is not finite.",
+            help="Exit with status 1 also for a verdict that holds in large batches only, a dead zone, a gradient "
+            "that is not finite, or one that masked gaps or empty completions change.",
         ),
     ] = False,
     json: Annotated[
