@@ -46,7 +46,7 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, int, bool, int | None]:
-        """(rows, columns, whether lengths vary, parts): what a batch's number of completions and tokens follows from."""
+        """(rows, columns, whether lengths vary, parts): batches that share it have the same number of completions."""
         return (self.group_size, self.problem.space.length, self.varying, self.parts)
 
     @cached_property
