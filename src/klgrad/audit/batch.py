@@ -12,7 +12,7 @@ from ..enumeration import Problem
 
 PADDING_LOGP, PADDING_REF_LOGP = -1.25, (-2.5, -0.25)
 """The log-probs where the mask is 0: plausible and unequal, so that a loss that ignores the mask is detected. The two
-of ref take turns from token to token and from completion to completion, so that no clamp or filter of one sign hides it.
+of ref take turns between tokens and between completions, so that no clamp or filter of one sign hides it.
 
 The logits there are those of the first prefix, in which π and ref differ too.
 """
