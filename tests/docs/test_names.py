@@ -76,7 +76,7 @@ def test_every_word_of_inline_code_is_in_the_sources():
 
 
 OF_OTHERS = {
-    "seq-mean-token-sum", "token-mean", "seq-mean-token-mean", "test-fast", "large-batches",
+    "seq-mean-token-sum", "token-mean", "seq-mean-token-mean", "test-fast", "large-batches", "small-batches",
     "policy-gradient", "policy-gradient-sampler-prefixes", "policy-gradient-uncorrected", "klgrad-audit",
     "test-verl-runs",
 }  # fmt: skip
