@@ -32,9 +32,9 @@ class WholeCase(Case):
     more: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     @property
-    def shape(self) -> tuple[int, int, bool]:
+    def shape(self) -> tuple[int, int, bool, int | None]:
         """Unique for each case."""
-        return (self.number, self.problem.space.length, self.varying)
+        return (self.number, self.problem.space.length, self.varying, self.parts)
 
     @cached_property
     def targets(self) -> Mapping[str, Tensor]:
