@@ -83,7 +83,7 @@ results: $(DEV)  ## recompute docs/results.md and its figures
 	$(BIN)/klgrad reproduce --fresh --out build/reproduced || test $$? -eq 1
 	$(BIN)/python scripts/results.py build/reproduced
 
-frameworks: $(DEV) $(OTHERS)  ## audit every framework; write src/klgrad/adapters/recorded and docs/frameworks
+frameworks: $(DEV) $(OTHERS)  ## audit every framework; write src/klgrad/frameworks/records and docs/frameworks
 	$(BIN)/python scripts/frameworks.py
 	$(VENV)-frameworks/bin/python scripts/frameworks.py
 

@@ -97,7 +97,7 @@ class Job:
 
 def train_all(jobs: list[Job], given: Any) -> Iterator[tuple[Job, Path]]:
     """Train several jobs at a time, and yield each when it is finished; a failed job is reported and left out."""
-    from klgrad.models.resolve import resolve
+    from klgrad.models import resolve
 
     resolve(f"{given.teacher}:{KEPT}")  # create it once, before the jobs start
     runs: Path = given.runs
@@ -123,7 +123,7 @@ def evaluator(given: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.settings import parse
 
     flags = [x for name, value in COMMON.items() for x in (f"--{name}", value)]
     models = ["--model", f"{given.teacher}:{KEPT}", "--teacher", str(given.teacher)]
@@ -156,9 +156,9 @@ def train_by_trl(given: Any, rest: list[str]) -> None:
     from trl.trainer.distillation_config import DistillationConfig
     from trl.trainer.distillation_trainer import DistillationTrainer
 
-    from klgrad.models.resolve import resolve
-    from klgrad.training.data.run_data import data_of
-    from klgrad.training.settings.run_config import RunConfig
+    from klgrad.models import resolve
+    from klgrad.training.data import data_of
+    from klgrad.training.settings import RunConfig
 
     student = resolve(f"{given.teacher}:{KEPT}")
     kinds: Any = (DistillationConfig,)

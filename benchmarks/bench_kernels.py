@@ -25,8 +25,7 @@ import torch
 from gpu import Measured, in_turn, rows
 from harness import RESULTS, read, write
 
-from klgrad.kernels import Head, token_statistics
-from klgrad.kernels.hopper import choice
+from klgrad.kernels import Head, hopper, token_statistics
 
 SHAPES = ((4096, 128256), (2048, 151936), (1024, 151936), (896, 151936))
 """Hidden size and vocabulary of Llama 3.1 8B, Qwen3 1.7B, Qwen3 0.6B and Qwen2.5 0.5B."""
@@ -100,11 +99,11 @@ def without_hopper(step: Callable[[], object]) -> Callable[[], object]:
     """The step without the kernels for Hopper."""
 
     def run() -> None:
-        choice.USED = False
+        hopper.USED = False
         try:
             step()
         finally:
-            choice.USED = True
+            hopper.USED = True
 
     return run
 
@@ -116,7 +115,7 @@ def exact(tokens: int, hidden: int, vocabulary: int, rounds: int, names: Names) 
         "klgrad fast": partial(case.ours, mode="fast"),
         "klgrad, 0.75 GiB": partial(case.ours, budget=SMALL),
     }
-    if choice.runs_on(case.h.device):
+    if hopper.runs_on(case.h.device):
         ours |= {f"{name}, {ELSEWHERE}": without_hopper(step) for name, step in ours.items()}
     ours["klgrad lean, inputs checked"] = partial(case.ours, validate=True)
     others = chosen(rivals.exact(case.h, case.w, case.h_ref, case.w_ref, case.up[0]), names)

@@ -18,8 +18,7 @@ from harness import RESULTS, write
 from torch import Tensor
 
 from klgrad import KLTerm
-from klgrad.kernels import Head, TokenStatistics, make_plan, reference, token_statistics
-from klgrad.kernels.hopper import choice
+from klgrad.kernels import Head, TokenStatistics, fused_statistics, hopper, make_plan, token_statistics
 
 TERM = KLTerm(estimator="exact", discount=0.9, baseline="leave_one_out")
 BETA = 0.05
@@ -56,7 +55,7 @@ class Step:
         z = self.policy(self.ids[:, :-1]).logits.float()
         with torch.no_grad():
             z_ref = self.ref(self.ids[:, :-1]).logits.float()
-        return reference.statistics_of_logits(z, self.ids[:, 1:], z_ref)
+        return fused_statistics.statistics_of_logits(z, self.ids[:, 1:], z_ref)
 
     def kernels(self, **how: Any) -> TokenStatistics:
         """Statistics from hidden states, by the kernels."""
@@ -79,7 +78,7 @@ def predicted(step: Step, name: str) -> float:
         torch.bfloat16,
         paired=True,
         mode="fast" if "fast" in name else "lean",
-        hopper=choice.runs_on(step.mask.device),
+        hopper=hopper.runs_on(step.mask.device),
     )
     return (plan.tile_bytes + plan.kept_bytes) / 2**30
 

@@ -42,7 +42,7 @@ def train(job: Job, folder: Path, held: int = 0, change: Callable[[Any], object]
     import shared_prompts
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.settings import parse
 
     settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))

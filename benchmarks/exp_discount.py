@@ -22,7 +22,7 @@ from experiment import command
 from harness import read
 from packed import Job
 
-from klgrad.papers.own.discount_rates import best_rates
+from klgrad.papers.own.discount import best_rates
 
 RATES = (6e-4, 3e-4, 1e-4)
 SEEDS = (1, 2, 3)
@@ -74,7 +74,7 @@ def _job(given: argparse.Namespace, arm: str, size: int, rate: float, seed: int)
 
 def create_models(given: argparse.Namespace) -> None:
     """Write the teacher with completions of fixed length, and the student that all jobs start from."""
-    from klgrad.models.resolve import resolve
+    from klgrad.models import resolve
 
     given.runs.mkdir(parents=True, exist_ok=True)
     resolve(f"{fixed_length(given.model, given.runs)}:{LAYERS}")

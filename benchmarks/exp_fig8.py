@@ -109,7 +109,7 @@ def best_rates(path: Path) -> dict[tuple[str, str], float]:
 
 def create_students(given: Any) -> None:
     """Write the weights that all jobs start from."""
-    from klgrad.models.resolve import resolve
+    from klgrad.models import resolve
 
     for teacher in (given.teacher, fixed_length(given.teacher, given.runs)):
         resolve(f"{teacher}:{LAYERS}")

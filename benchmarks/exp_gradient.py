@@ -25,8 +25,7 @@ from harness import RECORDED, provenance, write
 
 from klgrad import KLTerm
 from klgrad.core.rollout import Rollout
-from klgrad.trl.seam.batch import Completions
-from klgrad.trl.seam.generation import generate, padded, tokenize_prompts
+from klgrad.trl.compat import Completions, generate, padded, tokenize_prompts
 
 RATE = 1e-4
 """Of the updates that make the second student."""
@@ -104,7 +103,7 @@ def at_weights(given: argparse.Namespace, updates: int) -> list[dict[str, Any]]:
     import shared_prompts
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.settings import parse
 
     teacher = given.runs / "teacher-fixed-length"
     chosen = {**COMMON, "num_iterations": 1, "learning_rate": RATE, "seed": 0, "teacher": teacher}

@@ -103,7 +103,7 @@ def train_stale(job: Job, folder: Path) -> list[Row]:
 
 def create_student(given: argparse.Namespace) -> None:
     """Write the student's weights, which all jobs start from."""
-    from klgrad.models.resolve import resolve
+    from klgrad.models import resolve
 
     resolve(f"{given.model}:{LAYERS}")
 

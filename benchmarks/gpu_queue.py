@@ -140,7 +140,7 @@ def call(given: argparse.Namespace, name: str, seconds: float, *command: str) ->
 
 def prepare(given: argparse.Namespace) -> None:
     """Unpack the model, and write the students that all runs start from."""
-    from klgrad.models.resolve import resolve
+    from klgrad.models import resolve
 
     given.model = given.teacher = Path(resolve(given.model))
     exp_fig8.create_students(given)

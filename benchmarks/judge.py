@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from klgrad.core.rollout import Rollout
-from klgrad.reports.divergence import KLSums
-from klgrad.training.rng import apart
-from klgrad.trl.seam.batch import Completions
-from klgrad.trl.seam.generation import generate, padded, tokenize_prompts
+from klgrad.reports import KLSums
+from klgrad.training.libraries import apart_from_rng as apart
+from klgrad.trl.compat import Completions, generate, padded, tokenize_prompts
 
 
 class Judge:

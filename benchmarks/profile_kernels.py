@@ -18,7 +18,7 @@ from bench_kernels import ELSEWHERE, SHAPES, Case, floors, without_hopper
 from harness import RESULTS, provenance, write
 from torch.profiler import ProfilerActivity, profile
 
-from klgrad.kernels.hopper import choice
+from klgrad.kernels import hopper
 
 TOKENS = 8192
 WARM = 3
@@ -69,7 +69,7 @@ def by_kind(kernels: Iterable[tuple[str, float]], elapsed: float) -> dict[str, f
 def steps(case: Case) -> dict[str, Callable[[], object]]:
     """What is profiled, by name."""
     ours: dict[str, Callable[[], object]] = {"klgrad lean": case.ours, "klgrad fast": partial(case.ours, mode="fast")}
-    if choice.runs_on(case.h.device):
+    if hopper.runs_on(case.h.device):
         ours |= {f"{name}, {ELSEWHERE}": without_hopper(step) for name, step in ours.items()}
     return floors(case, (4,)) | {name: case.cleared(step) for name, step in ours.items()}
 

@@ -51,7 +51,7 @@ def train(job: Job, folder: Path) -> list[Row]:
     from judge import Judge
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.settings import parse
 
     settings = parse("train", [*job.flags, "--output_dir", str(folder)])
     trainer, evaluator = build(settings, models_of(settings))
@@ -86,7 +86,7 @@ class BrokenUpdates:
 
     One update with a gradient of NaN makes all weights NaN. Sampling from those is an assertion on the device, which
     stops every job that shares it by MPS. Some runs of `std.csv` and `comedy.csv` had such updates from cuDNN's
-    attention (`klgrad.trl.attention`), while the loss was ordinary.
+    attention (`klgrad.trl.contract`), while the loss was ordinary.
     """
 
     def __init__(self, trainer: Any) -> None:

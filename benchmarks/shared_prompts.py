@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from klgrad.trl.seam.batch import prompt_keys
+from klgrad.trl.compat import prompt_keys
 
 IGNORED = -100
 """The label of a token that is not scored, in transformers."""

@@ -42,7 +42,7 @@ def train(job: Job, folder: Path) -> list[Row]:
     from transformers import TrainerCallback
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.settings import parse
 
     settings = parse("distill", [*job.flags, "--output_dir", str(folder)])
     models = models_of(settings)

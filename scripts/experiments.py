@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from functools import cache
 
 from klgrad.papers import Settings
-from klgrad.papers.all_studies import studies
 from klgrad.papers.asyncopd.stale_distillation import LAGS, batches_of
 from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
-from klgrad.papers.distillation_runs import COLUMNS as DISTILLED, OWN, RIGHT, TEACHERS
-from klgrad.papers.own.discount import ONE_RATE
-from klgrad.papers.own.discount_gradients import BATCH, BIAS, COSINE, STUDENTS, VARIANCE, squared_error
+from klgrad.papers.own.discount import BATCH, BIAS, COSINE, ONE_RATE, STUDENTS, VARIANCE, squared_error
 from klgrad.papers.own.reuse import PER_COMPLETION
-from klgrad.papers.recorded_runs import ENOUGH_SEEDS, counts
-from klgrad.papers.study import Check, Numbers
+from klgrad.papers.runs import COLUMNS as DISTILLED, ENOUGH_SEEDS, OWN, RIGHT, TEACHERS, counts
+from klgrad.papers.study import Check, Numbers, studies
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
 from klgrad.papers.tang_munos.long_runs import LAST as LONG_LAST, WORDS as LONG_ARMS
 

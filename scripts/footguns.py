@@ -9,9 +9,9 @@ from torch import Tensor, log_softmax
 from torch.nn.functional import kl_div
 
 from klgrad import KLTerm
-from klgrad.adapters.recorded import recorded
 from klgrad.audit import audit
-from klgrad.audit.words import in_words
+from klgrad.audit.advice import in_words
+from klgrad.frameworks import recorded
 from klgrad.zoo import CELLS
 
 

@@ -1,6 +1,6 @@
 """Audit the frameworks that can be audited in this environment, or those that are named, and record what is found.
 
-Each has its table in src/klgrad/adapters/recorded/NAME.json, which `klgrad audit` shows where the framework is not
+Each has its table in src/klgrad/frameworks/records/NAME.json, which `klgrad audit` shows where the framework is not
 installed, and the same as a page in docs/frameworks/NAME.md. `make frameworks` runs this in all environments; the table
 in the README is made from the records.
 """
@@ -12,19 +12,14 @@ from pathlib import Path
 
 import torch
 
-from klgrad.adapters import FRAMEWORKS, Framework
-from klgrad.adapters.defaults import DEFAULTS
-from klgrad.adapters.recorded import Recorded
-from klgrad.adapters.sources import SOURCES
 from klgrad.audit import audit
-from klgrad.audit.render.plain import COLUMNS, cells_of, markdown_table
-from klgrad.audit.whole import WholeResult, audit_whole
-from klgrad.audit.whole.render import to_markdown as whole_table
-from klgrad.audit.whole.words import row_of
+from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table, whole_to_markdown as whole_table
+from klgrad.audit.whole import WholeResult, audit_whole, row_of
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, SOURCES, Framework, Recorded
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "frameworks"
-RECORDS = ROOT / "src" / "klgrad" / "adapters" / "recorded"
+RECORDS = ROOT / "src" / "klgrad" / "frameworks" / "records"
 
 
 def main(names: list[str]) -> None:

@@ -26,12 +26,10 @@ import torch
 import which_term
 from reference.text import audited, table
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.recorded import recorded
-from klgrad.audit.render.plain import markdown_table, to_markdown
+from klgrad.audit.advice import in_words
+from klgrad.audit.render.terminal import WHOLE_COLUMNS, markdown_table, to_markdown, whole_to_markdown as whole_table
 from klgrad.audit.whole import audit_whole
-from klgrad.audit.whole.render import COLUMNS as WHOLE_COLUMNS, to_markdown as whole_table
-from klgrad.audit.words import in_words
+from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import POLICY_LOSSES
 from klgrad.targets import TARGETS
 from klgrad.zoo import CELLS

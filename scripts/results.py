@@ -8,10 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from klgrad.papers.all_studies import studies
-from klgrad.papers.study import VERDICTS, Check
-from klgrad.papers.study_runner import Outcome
-from klgrad.support.figure_files import KINDS
+from klgrad.drawing import KINDS
+from klgrad.papers.study import VERDICTS, Check, Outcome, studies
 
 DOCS = Path(__file__).parent.parent / "docs"
 IMAGES = DOCS / "images" / "reproduce"

@@ -1,8 +1,7 @@
 """The generated part of docs/which-term.md: what to write in each framework, from the data of `klgrad advise`."""
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.own_code import HOMES, code
-from klgrad.adapters.recommendation import SETTINGS, TARGET_OF, Meaning, expresses
+from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.recommendation import HOMES, SETTINGS, TARGET_OF, Meaning, code, expresses
 from klgrad.targets import TARGETS, Descends
 
 SHOWN: tuple[Meaning, ...] = (("reverse", "sequence"), ("reverse", "token"), ("forward", "token"))

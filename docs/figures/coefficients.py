@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from klgrad import KLTerm, Rollout, zoo as cells
-from klgrad.support.figure_files import look, write_figure
-from klgrad.support.palette import style
+from klgrad.drawing import look, style, write_figure
 
 OUT = Path(__file__).parent.parent / "images" / "coefficients.png"
 

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 
 from klgrad.audit.subject import as_subject
-from klgrad.audit.whole.cases import WholeCase, whole_cases
-from klgrad.audit.whole.probing import policy_gradients
-from klgrad.audit.whole.updates import Updates, gradient
+from klgrad.audit.whole import Updates, WholeCase, gradient, policy_gradients, whole_cases
+from klgrad.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, look, write_figure
 from klgrad.policy_losses import get
-from klgrad.support.figure_files import look, write_figure
-from klgrad.support.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 
 OUT = Path(__file__).parent.parent / "images" / "drift.png"
 

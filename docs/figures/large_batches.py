@@ -13,9 +13,8 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+from klgrad.drawing import BLUE, GREEN, VERMILION, look, write_figure
 from klgrad.enumeration import Problem, autoregressive, target_gradients
-from klgrad.support.figure_files import look, write_figure
-from klgrad.support.palette import BLUE, GREEN, VERMILION
 
 OUT = Path(__file__).parent.parent / "images" / "large-batches.png"
 PROBLEMS = 20

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate
+from klgrad.drawing import BLUE, GREEN, GREY, VERMILION, look, write_figure
 from klgrad.enumeration import Problem, autoregressive, target_gradients
-from klgrad.support.figure_files import look, write_figure
-from klgrad.support.palette import BLUE, GREEN, GREY, VERMILION
 from klgrad.targets import TargetName
 
 OUT = Path(__file__).parent.parent / "images" / "on-and-off-policy.png"

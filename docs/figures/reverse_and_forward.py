@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from klgrad import forward_optimum, reverse_optimum
-from klgrad.support.figure_files import look, write_figure
-from klgrad.support.palette import BLUE, GREY, ORANGE
+from klgrad.drawing import BLUE, GREY, ORANGE, look, write_figure
 
 OUT = Path(__file__).parent.parent / "images" / "reverse-and-forward.png"
 TOKENS = torch.arange(40, dtype=torch.float64)

@@ -9,9 +9,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
+from klgrad.drawing import BLUE, GREY, ORANGE, look, write_figure
 from klgrad.enumeration import CompletionSpace, Problem, target_gradients
-from klgrad.support.figure_files import look, write_figure
-from klgrad.support.palette import BLUE, GREY, ORANGE
 from klgrad.targets import TargetName
 
 OUT = Path(__file__).parent.parent / "images" / "token-and-sequence.png"

@@ -281,7 +281,7 @@ SMALL = {
 def _fields() -> list[str]:
     from dataclasses import fields
 
-    from klgrad.training.settings.run_config import PolicyConfig, RunConfig
+    from klgrad.training.settings import PolicyConfig, RunConfig
     from klgrad.trl import KLConfig
 
     dangerous = (

@@ -29,10 +29,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from klgrad.adapters.one_file import _StandIn, _StandInFinder, path_of
-from klgrad.adapters.run_file import read_run
-from klgrad.adapters.run_file.of_openrlhf import OLD
 from klgrad.errors import KlgradError
+from klgrad.frameworks.harness import _StandIn, _StandInFinder, path_of
+from klgrad.frameworks.run_file import read_run
+from klgrad.frameworks.run_settings import OLD
 
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 # (each framework is in one of two environments)

@@ -2,7 +2,7 @@
 
 import torch
 
-from klgrad.audit.words import in_words
+from klgrad.audit.advice import in_words
 from klgrad.core import estimators
 from klgrad.core.estimators import Estimator
 from klgrad.zoo import CELLS

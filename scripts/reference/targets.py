@@ -1,9 +1,8 @@
 """A page for each target: its objective, and the losses, terms and settings of frameworks that descend it."""
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.recorded import recorded
-from klgrad.audit.known_losses import every_term
-from klgrad.remedies import as_code
+from klgrad.audit.subject import every_term
+from klgrad.core.term import as_code
+from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.targets import TARGETS, Target
 from klgrad.zoo import CELLS
 

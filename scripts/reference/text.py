@@ -9,8 +9,8 @@ from textwrap import dedent
 from types import ModuleType
 
 from klgrad.audit import AuditResult, audit, catalogue
-from klgrad.audit.render.plain import cells_of
-from klgrad.remedies import Piece
+from klgrad.audit.render.terminal import cells_of
+from klgrad.core.term import Piece
 from klgrad.targets import TARGETS, Verdict
 
 GENERATED = (

@@ -2,9 +2,8 @@
 
 from types import ModuleType
 
-from klgrad.audit.words import in_words
-from klgrad.core.term import KLTerm
-from klgrad.remedies import as_code
+from klgrad.audit.advice import in_words
+from klgrad.core.term import KLTerm, as_code
 from klgrad.targets import TARGETS
 from klgrad.zoo import CELLS, Cell, as_loss, in_both, in_reward, weighted_loss
 

@@ -22,26 +22,15 @@ from typing import TYPE_CHECKING, Any
 from .errors import KlgradError
 
 if TYPE_CHECKING:
-    from . import (
-        audit as audit,
-        enumeration as enumeration,
-        kernels as kernels,
-        logs as logs,
-        policy_losses as policy_losses,
-        reports as reports,
-        testing as testing,
-        trl as trl,
-        verl as verl,
-        zoo as zoo,
-    )
-    from .core import credit as credit, estimators as estimators, importance as importance
+    from . import audit, enumeration, kernels, logs, policy_losses, reports, testing, trl, verl, zoo
+    from .core import credit, estimators, importance
     from .core.importance import Clip, ImportanceWeighting, Mask, Truncate
-    from .core.optima import forward_optimum, reverse_optimum
-    from .core.regularizers import consistency_loss, squared_sequence
+    from .core.regularizers import consistency_loss, forward_optimum, reverse_optimum, squared_sequence
     from .core.result import KLResult
     from .core.rollout import Rollout
     from .core.term import KLTerm
-    from .reports.divergence import kl_report, mismatch_report
+    from .reports import kl_report, mismatch_report
+
 
 __version__ = "0.1.0"
 
@@ -75,10 +64,10 @@ _NAMES = {
     "Rollout": ".core.rollout",
     "Truncate": ".core.importance",
     "consistency_loss": ".core.regularizers",
-    "forward_optimum": ".core.optima",
-    "kl_report": ".reports.divergence",
-    "mismatch_report": ".reports.divergence",
-    "reverse_optimum": ".core.optima",
+    "forward_optimum": ".core.regularizers",
+    "kl_report": ".reports",
+    "mismatch_report": ".reports",
+    "reverse_optimum": ".core.regularizers",
     "squared_sequence": ".core.regularizers",
 }
 """The other public names, and the module that each is imported from when it is first used."""

@@ -1,10 +1,11 @@
-"""The errors of this package. Every message states what was expected, what was received, and what to do.
-
-To add an error, inherit from `KlgradError` and from the built-in class that a caller would already catch.
-"""
+"""Errors: each says what was expected, what was received, and what to do."""
 
 import difflib
 from collections.abc import Iterable
+
+# The errors of this package. Every message states what was expected, what was received, and what to do.
+#
+# To add an error, inherit from `KlgradError` and from the built-in class that a caller would already catch.
 
 SHOWN = 12
 """Names that contain an unknown one: how many are listed."""
@@ -127,3 +128,35 @@ class UnknownNameError(KlgradError, LookupError):
         else:
             remedy = f"known: {', '.join(names)}"
         super().__init__(f"a known {kind}", repr(name), remedy)
+
+
+# The error that reading a log raises.
+
+
+class LogError(KlgradError, ValueError):
+    """A log cannot be read, or a row cannot be a sampled completion. The message names the file or the row.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from klgrad.logs import LogError, examine
+        >>> try:
+        ...     examine(Path("missing.parquet"))
+        ... except LogError as error:
+        ...     print(error.expected, "/", error.received)
+        an existing file or folder / missing.parquet
+    """
+
+
+# Errors of a run. Each message says what was expected, what was received, and the remedy.
+
+
+class SettingError(KlgradError, ValueError):
+    """A setting, on the command line or in a file, that cannot be used."""
+
+
+class DataError(KlgradError, ValueError):
+    """Prompts that cannot be trained on."""
+
+
+class RewardError(KlgradError, RuntimeError):
+    """A reward function that raised, or that returned something other than one finite number per completion."""

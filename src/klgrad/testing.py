@@ -1,12 +1,11 @@
 """Assertions about losses, for the tests of your project. With pytest they are fixtures too: `klgrad.pytest_plugin`."""
 
 from .audit import AuditResult, Subject, audit, catalogue, load
+from .audit.advice import Difference, differences, remedies
 from .audit.batch import Advantages
-from .audit.calling import Settings
-from .audit.expectations import Difference, differences, remedies
-from .audit.loading import imports_for
+from .audit.call import Settings
 from .audit.problems import Lengths
-from .audit.subject import as_subject
+from .audit.subject import as_subject, imports_for
 from .errors import UnknownNameError, VerdictError
 from .targets import TARGETS, Verdict
 

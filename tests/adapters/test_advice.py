@@ -6,13 +6,12 @@ import pytest
 from adapters.verdicts import ALL
 from typer.testing import CliRunner
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.own_code import HOMES
-from klgrad.adapters.recommendation import SETTINGS, TARGET_OF, expresses
 from klgrad.cli import app
 from klgrad.cli.advise import in_words
 from klgrad.core.families import FAMILIES
 from klgrad.errors import UnknownNameError
+from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.recommendation import HOMES, SETTINGS, TARGET_OF, expresses
 
 CASES = [(name, meaning) for name, settings in SETTINGS.items() for meaning in settings]
 MEANINGS = [(d, level) for d in ("reverse", "forward") for level in ("token", "sequence")]

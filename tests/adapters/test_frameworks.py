@@ -8,14 +8,13 @@ from some import first
 from tolerances import EXACT, SINGLE
 from typer.testing import CliRunner
 
-from klgrad.adapters import FRAMEWORKS, Framework
-from klgrad.adapters.defaults import DEFAULTS
 from klgrad.audit import audit
-from klgrad.audit.gradient import expected_gradient
+from klgrad.audit.gradients import expected_gradient
 from klgrad.audit.subject import Subject
 from klgrad.cli import app
 from klgrad.enumeration import autoregressive
 from klgrad.errors import NotAuditableError
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework
 
 # The frameworks and what they import warn of their own affairs.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]

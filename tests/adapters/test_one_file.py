@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from klgrad.adapters.one_file import load, path_of, standing_in
+from klgrad.frameworks.harness import load, path_of, standing_in
 
 ABSENT = "no_such_package"
 

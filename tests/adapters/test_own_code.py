@@ -8,9 +8,8 @@ import torch
 from some import first
 
 from klgrad import Rollout
-from klgrad.adapters.own_code import HOMES, code
-from klgrad.adapters.recommendation import SETTINGS
 from klgrad.audit import audit
+from klgrad.frameworks.recommendation import HOMES, SETTINGS, code
 
 MEANINGS = [(d, level) for d in ("reverse", "forward") for level in ("token", "sequence")]
 CASES = [(meaning, off_policy) for meaning in MEANINGS for off_policy in (False, True)]
@@ -73,8 +72,8 @@ def test_lines_among_those_of_the_framework(framework, meaning, off_policy):
 @pytest.mark.parametrize(("meaning", "off_policy"), CASES, ids=str)
 def test_the_loss_for_verl(meaning, off_policy):
     pytest.importorskip("verl")
-    from klgrad.adapters.verl import actor as actor_of, micro_batch
     from klgrad.audit.batch import Batch
+    from klgrad.frameworks.verl import actor as actor_of, micro_batch
 
     logp, ref_logp, mask, behavior_logp = batch()
     group, zero = torch.tensor([0, 0, 1, 1]), torch.zeros_like(ref_logp)
@@ -119,7 +118,7 @@ def test_the_trainer_for_trl(meaning, off_policy, tmp_path, monkeypatch):
 @pytest.mark.parametrize("level", first(["token", "sequence"], 1))
 def test_the_trainer_for_trl_descends_what_is_advised(level):
     pytest.importorskip("trl")
-    from klgrad.adapters.trl import declared as trainer_with
+    from klgrad.frameworks.trl import declared as trainer_with
 
     settings = {"kl_level": level, "loss_type": "dr_grpo"}
     assert audit(trainer_with(**settings)).verdict == f"reverse-kl-{level}"

@@ -4,13 +4,12 @@ import pytest
 import torch
 from tolerances import EXACT, SINGLE
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.recorded import recorded
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradient import evaluate
+from klgrad.audit.gradients import evaluate
 from klgrad.audit.subject import as_subject
 from klgrad.audit.whole import audit_whole
 from klgrad.enumeration import autoregressive, every_group
+from klgrad.frameworks import FRAMEWORKS, recorded
 
 NAMES = [n for n in ("verl", "openrlhf", "skyrl") if FRAMEWORKS[n].version is not None]
 pytestmark = [

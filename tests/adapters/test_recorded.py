@@ -6,9 +6,7 @@ from importlib.resources import files
 import pytest
 from adapters.more_verdicts import ALL
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.defaults import DEFAULTS
-from klgrad.adapters.recorded import Recorded, recorded
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Recorded, recorded
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -31,7 +29,7 @@ def test_every_recorded_policy_loss_is_the_policy_gradient_on_fresh_samples(name
 
 
 def test_there_is_no_record_of_anything_else():
-    names = {path.name for path in files("klgrad.adapters.recorded").iterdir() if path.name.endswith(".json")}
+    names = {path.name for path in (files("klgrad.frameworks") / "records").iterdir() if path.name.endswith(".json")}
     assert names == {f"{name}.json" for name in FRAMEWORKS}
     assert recorded("no-such-trainer") is None
 
@@ -39,6 +37,7 @@ def test_there_is_no_record_of_anything_else():
 def test_what_is_written_is_read_again(tmp_path, monkeypatch):
     verdicts = {"mine π": ("nothing", "unknown", "always")}
     known = Recorded("mine", "1.2", "2026-01-02", ["loss", "notes"], [["mine π", "none"]], verdicts)
-    known.write(tmp_path)
-    monkeypatch.setattr("klgrad.adapters.recorded.files", lambda _: tmp_path)
+    (tmp_path / "records").mkdir()
+    known.write(tmp_path / "records")
+    monkeypatch.setattr("klgrad.frameworks.files", lambda _: tmp_path)
     assert recorded("mine") == known

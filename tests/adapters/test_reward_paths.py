@@ -8,10 +8,10 @@ import torch
 from oracle import mean_gradient, mean_gradient_over_groups
 from tolerances import SINGLE
 
-from klgrad.adapters import FRAMEWORKS
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradient import evaluate, expected_gradient
+from klgrad.audit.gradients import evaluate, expected_gradient
 from klgrad.enumeration import autoregressive, target_gradients
+from klgrad.frameworks import FRAMEWORKS
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -21,7 +21,7 @@ SMALL = autoregressive(2, 3, ends=True, seed=8, away_from_ref=1.0)
 def adapter(framework):
     if FRAMEWORKS[framework].installed is None:
         pytest.skip(f"{framework} is not installed")
-    return importlib.import_module(f"klgrad.adapters.{framework}")
+    return importlib.import_module(f"klgrad.frameworks.{framework}")
 
 
 def k1(rollout):

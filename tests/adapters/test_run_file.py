@@ -9,16 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from klgrad.adapters.recorded import recorded
-from klgrad.adapters.run_file import find, read_run
-from klgrad.adapters.run_file.frameworks import names_like_a_kl
-from klgrad.adapters.run_file.mistyped import mistyped
-from klgrad.adapters.run_file.of_openrlhf import ENGINE as OPENRLHF_ENGINE
-from klgrad.adapters.run_file.of_trl import TRAINERS
-from klgrad.adapters.run_file.of_verl import DEFAULTS as VERL
-from klgrad.adapters.run_file.reading import read_data
 from klgrad.cli import app
 from klgrad.errors import RunFileError, UnknownNameError
+from klgrad.frameworks import recorded
+from klgrad.frameworks.run_file import find, mistyped, names_like_a_kl, read_data, read_run
+from klgrad.frameworks.run_settings import DEFAULTS as VERL, OPENRLHF_ENGINE, TRAINERS
 
 FILES = Path(__file__).parent / "run_files"
 
@@ -172,7 +167,7 @@ def test_a_file_of_verl_with_two_kls():
     ],
 )
 def test_only_whitened_advantages_of_verl_are_said_to_divide_the_kl(estimator, whitened, tmp_path, monkeypatch):
-    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
     run = run_of(tmp_path, {"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": estimator})
     change, _ = run.changes  # the other one is the reduction
     assert (change.name, change.value) == ("algorithm.adv_estimator", "rloo")
@@ -492,7 +487,7 @@ def test_settings_beside_the_file(tmp_path):
     ],
 )
 def test_changes_are_written_as_the_file_takes_them(name, text, lines, tmp_path, monkeypatch):
-    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
     (tmp_path / name).write_text(text)
     shown = advised("--config", tmp_path / name)
     assert all(f"\n{line.lstrip()}" in shown or line in shown for line in lines), shown
@@ -549,7 +544,7 @@ OPENRLHF_REWARD = "openrlhf algo.kl in reward estimator=k1 advantage="
     ],
 )
 def test_no_std_norm_of_openrlhf_leaves_the_kl_undivided(estimator, flag, advantage, why, tmp_path, monkeypatch):
-    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
     settings = {"algo.advantage.estimator": estimator, "algo.advantage.no_std_norm": flag}
     run = run_of(tmp_path, settings)
     (found,) = find(run)
@@ -567,7 +562,7 @@ def test_a_file_of_skyrl():
 
 @pytest.mark.parametrize(("estimator", "whitened"), [("gae", True), ("reinforce++", True), ("my_own", False)])
 def test_only_whitened_advantages_of_skyrl_are_said_to_divide_the_kl(estimator, whitened, tmp_path, monkeypatch):
-    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
     settings = {"use_kl_loss": False, "use_kl_in_reward": True, "kl_estimator_type": "k1"}
     settings |= {"advantage_estimator": estimator, "loss_reduction": "seq_mean_token_sum_norm"}
     run = run_of(tmp_path, {f"trainer.algorithm.{name}": value for name, value in settings.items()})
@@ -766,7 +761,7 @@ def test_the_changes_that_are_not_optional_are_those_of_large_batches(tmp_path):
 
 
 def test_recorded_where_the_framework_is_not_installed(monkeypatch):
-    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
     (found,) = find(read_run(FILES / "verl.sh"))
     assert (found.verdict, found.verdict_off_policy) == ("unknown", "unknown")
     assert found.source.startswith("recorded on 2026-")
@@ -778,7 +773,7 @@ def test_recorded_where_the_framework_is_not_installed(monkeypatch):
 
 
 def test_settings_that_were_never_audited_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
     run = run_of(tmp_path, {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_type": "abs"})
     (found,) = find(run)
     assert found.verdict == ""
@@ -786,7 +781,7 @@ def test_settings_that_were_never_audited_say_so(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_was_never_audited_has_no_caveat_of_an_audit(tmp_path, monkeypatch):
-    monkeypatch.setattr("klgrad.adapters.registry.Framework.installed", None)
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
     for estimator, audited in (("remax", False), ("gae", True)):
         path = tmp_path / "run.json"
         path.write_text(json.dumps({"algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": estimator}))
@@ -835,7 +830,7 @@ def test_the_defaults_are_those_of_trl():
 def test_the_defaults_are_those_of_verl():
     pytest.importorskip("verl")
     yaml = pytest.importorskip("yaml")
-    from klgrad.adapters.one_file import path_of
+    from klgrad.frameworks.harness import path_of
 
     path = path_of("verl", "verl/trainer/config/_generated_ppo_trainer.yaml")
     assert names_like_a_kl(read_data(path), "verl") == []

@@ -16,11 +16,11 @@ import torch
 from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout
-from klgrad.adapters import FRAMEWORKS
 from klgrad.audit import audit
 from klgrad.audit.batch import Batch, from_problem
 from klgrad.audit.subject import Subject
 from klgrad.enumeration import autoregressive
+from klgrad.frameworks import FRAMEWORKS
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -70,7 +70,7 @@ def verdicts(name, loss, *, stacks):
 
 @pytest.fixture
 def ms_swift(monkeypatch):
-    from klgrad.adapters.ms_swift import _modules
+    from klgrad.frameworks.ms_swift import _modules
 
     forward = {"_get_per_token_logps_and_entropies": lambda self, *_, **__: (self.given, None)}
     own = type("GRPOTrainer", (_modules()["trainer"].GRPOTrainer,), forward)
@@ -88,7 +88,7 @@ def ms_swift(monkeypatch):
 
 
 def swift_loss(example, batch: Batch, loss_type="grpo"):
-    from klgrad.adapters.ms_swift import _trainer
+    from klgrad.frameworks.ms_swift import _trainer
 
     trainer = object.__new__(example.DeclaredKLTrainer)
     vars(trainer).update(vars(_trainer(loss_type)), max_completion_length=1, given=batch.logp)
@@ -121,8 +121,8 @@ def test_ms_swift(ms_swift, loss_type):
 
 @pytest.fixture
 def openrlhf(monkeypatch):
-    from klgrad.adapters.one_file import load
-    from klgrad.adapters.openrlhf import STAND_INS, modules
+    from klgrad.frameworks.harness import load
+    from klgrad.frameworks.openrlhf import STAND_INS, modules
 
     names = ("openrlhf.models", "openrlhf.models.utils", "openrlhf.trainer.ppo_utils.experience")
     own = modules()
@@ -140,7 +140,7 @@ def openrlhf(monkeypatch):
 
 
 def openrlhf_loss(example, batch: Batch):
-    from klgrad.adapters.openrlhf import modules
+    from klgrad.frameworks.openrlhf import modules
 
     losses = []
     trainer = object.__new__(example.DeclaredKLTrainer)
@@ -197,7 +197,7 @@ def test_openrlhf(openrlhf):
 
 @pytest.fixture
 def skyrl(monkeypatch):
-    from klgrad.adapters.skyrl import modules
+    from klgrad.frameworks.skyrl import modules
 
     own = modules()
     example = loaded(
@@ -218,8 +218,8 @@ def skyrl(monkeypatch):
 
 def skyrl_loss(example, batch: Batch):
     """The first update on a batch: the log-probs before it are those of the policy."""
-    from klgrad.adapters.one_file import standing_in
-    from klgrad.adapters.skyrl import _trainer, _training_batch, modules
+    from klgrad.frameworks.harness import standing_in
+    from klgrad.frameworks.skyrl import _trainer, _training_batch, modules
 
     trainer = object.__new__(example.DeclaredKLTrainer)
     vars(trainer).update(vars(_trainer("k1", "rloo", 1.0, "")))
@@ -241,7 +241,7 @@ def test_skyrl(skyrl):
 
 @needs("skyrl")
 def test_skyrl_refuses_advantages_that_it_would_scale(skyrl):
-    from klgrad.adapters.skyrl import _trainer
+    from klgrad.frameworks.skyrl import _trainer
 
     trainer = object.__new__(skyrl.DeclaredKLTrainer)
     vars(trainer).update(vars(_trainer("k1", "rloo", 1.0, "")))

@@ -7,11 +7,10 @@ import torch
 from adapters.more_verdicts import TRANSCRIBED
 from tolerances import EXACT
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.sources import SOURCES
-from klgrad.adapters.transcribed import subjects
 from klgrad.audit.batch import from_problem
 from klgrad.enumeration import autoregressive
+from klgrad.frameworks import FRAMEWORKS, SOURCES
+from klgrad.frameworks.transcribed import subjects
 
 
 def batch():

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from klgrad.adapters import FRAMEWORKS
 from klgrad.audit import audit
 from klgrad.audit.subject import Subject
+from klgrad.frameworks import FRAMEWORKS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -31,8 +31,8 @@ class Registry(dict):
 
 @pytest.fixture
 def example(monkeypatch):
-    from klgrad.adapters.one_file import load
-    from klgrad.adapters.trinity import _functions
+    from klgrad.frameworks.harness import load
+    from klgrad.frameworks.trinity import _functions
 
     package: Any = ModuleType("trinity.algorithm.kl_fn")
     package.KLFn, package.KL_FN = _functions().KLFn, Registry()

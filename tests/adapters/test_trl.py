@@ -5,12 +5,12 @@ import torch
 from oracle import mean_gradient_over_groups
 from tolerances import EXACT
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.trl import grpo, rloo
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradient import evaluate, expected_gradient
+from klgrad.audit.gradients import evaluate, expected_gradient
 from klgrad.audit.subject import Subject
 from klgrad.enumeration import autoregressive, every_group
+from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.trl import grpo, rloo
 
 pytestmark = [
     pytest.mark.skipif(FRAMEWORKS["trl"].installed is None, reason="trl is not installed"),
@@ -207,7 +207,7 @@ def test_the_environment_is_as_before_an_audit(monkeypatch):
 
     from huggingface_hub import constants
 
-    from klgrad.adapters.trl import subjects
+    from klgrad.frameworks.trl import subjects
 
     for name in ("HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"):
         monkeypatch.delenv(name, raising=False)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tolerances import EXACT
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.trl import distillation
 from klgrad.audit.batch import from_problem
-from klgrad.audit.gradient import evaluate, expected_gradient
+from klgrad.audit.gradients import evaluate, expected_gradient
 from klgrad.audit.subject import Subject
 from klgrad.enumeration import autoregressive, every_group
+from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.trl import distillation
 
 pytestmark = [
     pytest.mark.skipif(FRAMEWORKS["trl"].installed is None, reason="trl is not installed"),

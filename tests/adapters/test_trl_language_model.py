@@ -17,7 +17,7 @@ from language_model import (
 )
 from tolerances import EXACT
 
-from klgrad.adapters import FRAMEWORKS
+from klgrad.frameworks import FRAMEWORKS
 
 pytestmark = [
     pytest.mark.skipif(FRAMEWORKS["trl"].installed is None, reason="trl is not installed"),

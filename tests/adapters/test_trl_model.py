@@ -4,9 +4,9 @@ import pytest
 import torch
 from tolerances import EXACT, SINGLE
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.trl import build
-from klgrad.adapters.trl_model import completion, in_float64, prompt, with_given_log_probs
+from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.trl import build
+from klgrad.frameworks.trl_stage import completion, in_float64, prompt, with_given_log_probs
 
 pytestmark = [
     pytest.mark.skipif(FRAMEWORKS["trl"].installed is None, reason="trl is not installed"),

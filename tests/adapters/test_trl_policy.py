@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("trl")
 
-from klgrad.adapters.recorded import recorded
-from klgrad.adapters.trl_policy import policy_loss, policy_losses
 from klgrad.audit.whole import audit_whole
+from klgrad.frameworks import recorded
+from klgrad.frameworks.trl import policy_loss, policy_losses
 
 pytestmark = pytest.mark.slow
 

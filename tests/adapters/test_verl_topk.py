@@ -7,8 +7,8 @@ import pytest
 import torch
 from tolerances import EXACT, SINGLE
 
-from klgrad.adapters import FRAMEWORKS
 from klgrad.enumeration import autoregressive, target_gradients
+from klgrad.frameworks import FRAMEWORKS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

@@ -4,16 +4,14 @@ import pytest
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate, zoo
 from klgrad.audit import audit
-from klgrad.audit.advice import Advice
-from klgrad.audit.advising import INSTEAD, KEEP_TARGET, STALE
-from klgrad.audit.curve import coefficient_curve
-from klgrad.audit.known_losses import every_term
+from klgrad.audit.advice import INSTEAD, KEEP_TARGET, STALE, whitens
+from klgrad.audit.audit_result import Advice
+from klgrad.audit.numerics import coefficient_curve
 from klgrad.audit.render.page import to_html
-from klgrad.audit.subject import as_subject
-from klgrad.audit.whitening import whitens
-from klgrad.remedies import Remedy, as_code
+from klgrad.audit.subject import as_subject, every_term
+from klgrad.core.term import Remedy, as_code
 from klgrad.targets import TARGETS
-from klgrad.zoo.replacements import AFTER_DIVISION
+from klgrad.zoo.cell import AFTER_DIVISION
 
 NAMES = {x.__name__: x for x in (KLTerm, ImportanceWeighting, Truncate, Clip, Mask)}
 

@@ -10,15 +10,15 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, zoo as cells
 from klgrad.audit import audit, catalogue
+from klgrad.audit.advice import in_words, notes, standing
 from klgrad.audit.batch import advantage_of
-from klgrad.audit.curve import coefficient_curve
-from klgrad.audit.gradient import every_gradient, expected_gradient
+from klgrad.audit.gradients import every_gradient, expected_gradient
+from klgrad.audit.match import MATCH
+from klgrad.audit.numerics import coefficient_curve
 from klgrad.audit.problems import RATIO_REACH, REACH, cases
 from klgrad.audit.render.page import to_html
-from klgrad.audit.render.plain import to_json
+from klgrad.audit.render.terminal import to_json
 from klgrad.audit.subject import as_subject
-from klgrad.audit.verdict import MATCH
-from klgrad.audit.words import in_words, notes, standing
 from klgrad.enumeration import every_group
 from klgrad.errors import LossCallError, LossOutputError
 from klgrad.targets import TARGETS, TO_REFERENCE, WITH_GRADIENT

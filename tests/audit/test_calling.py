@@ -12,9 +12,8 @@ from torch import nn
 from klgrad import KLTerm
 from klgrad.audit import audit, load, load_every
 from klgrad.audit.batch import Batch, from_problem
-from klgrad.audit.calling import own_loss, parse_settings, scalar
-from klgrad.audit.calling.tensors import argument_role
-from klgrad.audit.gradient import every_gradient
+from klgrad.audit.call import argument_role, own_loss, parse_settings, scalar
+from klgrad.audit.gradients import every_gradient
 from klgrad.audit.problems import cases
 from klgrad.audit.subject import as_subject
 from klgrad.enumeration import autoregressive, every_group

@@ -5,7 +5,7 @@ import torch
 
 from klgrad import zoo
 from klgrad.audit import audit
-from klgrad.audit.auditing import _compare
+from klgrad.audit.procedure import _compare
 from klgrad.audit.subject import as_subject
 
 ROUNDING = 1e-9

@@ -10,12 +10,11 @@ from rich.console import Console
 from some import first
 
 from klgrad.audit import audit
-from klgrad.audit.curve import coefficient_curve
+from klgrad.audit.match import MATCH
+from klgrad.audit.numerics import coefficient_curve
 from klgrad.audit.render.page import to_html
-from klgrad.audit.render.plain import to_json, to_markdown
-from klgrad.audit.render.terminal import in_full, overview
+from klgrad.audit.render.terminal import in_full, overview, to_json, to_markdown
 from klgrad.audit.subject import as_subject
-from klgrad.audit.verdict import MATCH
 
 
 def k2(logp, ref_logp, mask):

@@ -17,13 +17,11 @@ from typer.testing import CliRunner
 
 from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
-from klgrad.audit.advice import Advice
-from klgrad.audit.advising import STALE
-from klgrad.audit.curve import GRID, coefficient_curve, per_unit
-from klgrad.audit.render.fixes import Fix
-from klgrad.audit.render.page import to_html
+from klgrad.audit.advice import STALE, nearest
+from klgrad.audit.audit_result import Advice
+from klgrad.audit.numerics import GRID, coefficient_curve, per_unit
+from klgrad.audit.render.page import Fix, to_html
 from klgrad.audit.subject import as_subject
-from klgrad.audit.words import nearest
 from klgrad.cli import app
 from klgrad.targets import TARGETS
 

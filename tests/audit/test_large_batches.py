@@ -7,12 +7,11 @@ import torch
 
 from klgrad import ImportanceWeighting, KLTerm, Truncate, zoo
 from klgrad.audit import audit, audit_in_large_batches
-from klgrad.audit.advising import WRONG_SIGN
+from klgrad.audit.advice import WRONG_SIGN, in_words
 from klgrad.audit.batch import advantage_of
-from klgrad.audit.large_batches import limit_cases, limit_gradient
+from klgrad.audit.gradients import limit_cases, limit_gradient
 from klgrad.audit.problems import RATIO_REACH, REACH
 from klgrad.audit.subject import as_subject
-from klgrad.audit.words import in_words
 from klgrad.errors import VerdictError
 from klgrad.testing import assert_descends
 

@@ -10,9 +10,7 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, zoo
 from klgrad.audit import audit, load, load_every
-from klgrad.audit.advising import LENGTHS, MASKED
-from klgrad.audit.expectations import differences
-from klgrad.audit.words import in_words, notes
+from klgrad.audit.advice import LENGTHS, MASKED, differences, in_words, notes
 from klgrad.errors import LossCallError
 
 FILE = Path(__file__).parent / "data" / "losses.py"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from klgrad import KLTerm
 from klgrad.audit import audit
-from klgrad.audit.large_batches import RARE, SHARP, limit_cases
+from klgrad.audit.gradients import RARE, SHARP, limit_cases
 from klgrad.audit.problems import LONG, MANY, WIDE, cases, group_sizes, in_words
 from klgrad.audit.render.page import to_html
 from klgrad.audit.render.terminal import CAPTION

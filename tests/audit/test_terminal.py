@@ -7,8 +7,8 @@ from rich.console import Console
 
 from klgrad import zoo
 from klgrad.audit import audit
+from klgrad.audit.advice import in_words, notes
 from klgrad.audit.render.terminal import by_standing, overview
-from klgrad.audit.words import in_words, notes
 
 NAMES = ("k1-loss", "k2-loss-token-mean", "k3-loss-clamped", "k3-reward", "k1-reward-leave-one-out")
 

@@ -10,11 +10,14 @@ import torch
 from rich.console import Console
 
 from klgrad.audit import audit
-from klgrad.audit.verdict import MATCH
-from klgrad.audit.whole import audit_whole
-from klgrad.audit.whole.render import in_full, to_json, to_markdown
-from klgrad.audit.whole.words import drifts_in_words, row_of, update_in_words, weighting_in_words
-from klgrad.audit.words import in_words
+from klgrad.audit.advice import in_words
+from klgrad.audit.match import MATCH
+from klgrad.audit.render.terminal import (
+    whole_in_full as in_full,
+    whole_to_json as to_json,
+    whole_to_markdown as to_markdown,
+)
+from klgrad.audit.whole import audit_whole, drifts_in_words, row_of, update_in_words, weighting_in_words
 from klgrad.policy_losses import POLICY_LOSSES
 
 

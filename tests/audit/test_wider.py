@@ -8,13 +8,12 @@ from tolerances import EXACT
 
 from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
-from klgrad.audit.auditing import _compare
-from klgrad.audit.gradient import expected_gradient
-from klgrad.audit.numbers import listed
+from klgrad.audit.advice import in_words, listed
+from klgrad.audit.gradients import expected_gradient
+from klgrad.audit.match import MATCH
 from klgrad.audit.problems import LONG, MANY, WIDE, cases
+from klgrad.audit.procedure import _compare
 from klgrad.audit.subject import Subject, as_subject
-from klgrad.audit.verdict import MATCH
-from klgrad.audit.words import in_words
 
 
 def audited(loss, **settings):

@@ -3,7 +3,7 @@
 import sys
 
 from klgrad.audit import audit
-from klgrad.audit.known_losses import every_term
+from klgrad.audit.subject import every_term
 
 TERMS = {term.name: term for term in every_term()}
 

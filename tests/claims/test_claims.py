@@ -8,7 +8,7 @@ from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, squared_sequence, zoo as cells
 from klgrad.audit import audit, catalogue
-from klgrad.audit.known_losses import every_term
+from klgrad.audit.subject import every_term
 from klgrad.core.estimators import Estimator, forward_k3, k1, k2, k3, k_lambda
 from klgrad.core.result import reduce
 from klgrad.targets import Descends

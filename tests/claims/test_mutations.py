@@ -68,7 +68,7 @@ MUTATIONS = {
         "reverse-sequence-k1-prefix-ratio",
     ),
     "k3's slope for the reverse KL": (
-        "klgrad.core.families.reverse.ReverseToken.contributions",
+        "klgrad.core.families.ReverseToken.contributions",
         "Contributions(rollout.log_ratio, None)",
         "Contributions(k3.slope(rollout.log_ratio), None)",
         "reverse-token-k1",

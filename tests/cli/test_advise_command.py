@@ -7,11 +7,9 @@ import pytest
 from adapters.more_verdicts import ALL
 from typer.testing import CliRunner
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.defaults import DEFAULTS
-from klgrad.adapters.recommendation import SETTINGS
-from klgrad.adapters.recorded import recorded
 from klgrad.cli import app
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, recorded
+from klgrad.frameworks.recommendation import SETTINGS
 
 
 def advised(*arguments):

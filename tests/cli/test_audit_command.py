@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from klgrad.audit import catalogue
-from klgrad.audit.known_losses import COMMON
-from klgrad.audit.words import STANDINGS
+from klgrad.audit.advice import STANDINGS
+from klgrad.audit.subject import COMMON
 from klgrad.cli import app, main
 from klgrad.errors import KlgradError
 from klgrad.targets import TO_REFERENCE, WITH_GRADIENT

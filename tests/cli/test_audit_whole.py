@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from klgrad.adapters import FRAMEWORKS
 from klgrad.cli import app
 from klgrad.errors import NotAuditableError
+from klgrad.frameworks import FRAMEWORKS
 from klgrad.policy_losses import POLICY_LOSSES
 
 LOSS = '''

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from klgrad.cli import app, doctor
-from klgrad.support.requirements import Requirement, parse, requirements
+from klgrad.support import Requirement, parse, requirements
 
 
 @pytest.fixture

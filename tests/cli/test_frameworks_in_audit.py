@@ -7,11 +7,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.recorded import recorded
 from klgrad.cli import app
-from klgrad.cli.frameworks import matching, recorded_table
+from klgrad.cli.audit import matching, recorded_table
 from klgrad.errors import NotAuditableError, UnknownNameError
+from klgrad.frameworks import FRAMEWORKS, recorded
 
 
 def run(*arguments):
@@ -29,7 +28,7 @@ def nothing_installed(monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("klgrad.adapters.registry.version", version)
+    monkeypatch.setattr("klgrad.frameworks.version", version)
 
 
 def test_a_setting_by_its_name_is_shown_in_full():

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from klgrad.cli import app
-from klgrad.cli.settings_help import SECTIONS
-from klgrad.cli.train_or_distill import train_or_distill
+from klgrad.cli.train import SECTIONS, train_or_distill
 from klgrad.errors import MissingExtraError
 
 COMMANDS = {command.name for command in app.registered_commands}
@@ -49,7 +48,7 @@ def test_torch_is_not_imported(arguments):
 def test_the_help_of_a_run_needs_no_trl_and_fits_two_screens(command, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "trl", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("klgrad.cli.train_or_distill.stdout", lambda: Console(width=80))
+    monkeypatch.setattr("klgrad.cli.train.stdout", lambda: Console(width=80))
     train_or_distill(command, ["--help"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 80  # two screens of 40 lines

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import klgrad
 from klgrad.audit import audit
 from klgrad.audit.render import terminal as tables
-from klgrad.audit.render.plain import to_markdown
+from klgrad.audit.render.terminal import to_markdown
 from klgrad.cli import app
 from klgrad.cli.console import stdout
 
@@ -84,9 +84,7 @@ def test_logs(name, tmp_path):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_compare(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "klgrad.training.output.comparison.drawn", lambda *_: [b""]
-    )  # takes seconds; the legend is tested below
+    monkeypatch.setattr("klgrad.training.figures.drawn", lambda *_: [b""])  # takes seconds; the legend is tested below
     result = run("compare", run_folder(tmp_path / name), run_folder(tmp_path / "b"), "--out", tmp_path / name / "f.png")
     assert times(Path(name).name, result.stdout) >= 1
     assert "E[reward][b]" in joined(result.stdout)
@@ -99,7 +97,7 @@ def test_the_legend_of_a_figure(name):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from klgrad.training.output.figures import Drawn, _legend
+    from klgrad.training.figures import Drawn, _legend
 
     figure = Figure()
     _legend(figure, [Drawn(name, []), Drawn("b", [])])

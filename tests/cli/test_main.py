@@ -14,7 +14,7 @@ from logs.synthetic import sampled, write
 
 import klgrad
 from klgrad.cli import main
-from klgrad.cli.streams import SPELLED
+from klgrad.cli.console import SPELLED
 
 LOSSES = """
 import sys

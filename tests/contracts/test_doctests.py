@@ -10,9 +10,9 @@ import pytest
 import klgrad
 
 ROOMS = (
-    "adapters.own_code", "adapters.recorded", "adapters.run_file", "adapters.trl_settings", "audit", "core",
-    "enumeration", "errors", "kernels", "logs", "models", "papers", "policy_losses", "remedies", "reports", "support",
-    "targets", "testing", "training", "trl", "zoo",
+    "audit", "core", "drawing", "enumeration", "errors", "frameworks.__init__", "frameworks.recommendation",
+    "frameworks.run_file", "frameworks.trl", "kernels", "logs", "models", "papers", "policy_losses", "reports",
+    "support", "targets", "testing", "training", "trl", "zoo",
 )  # fmt: skip
 """The parts of the package whose examples are run."""
 
@@ -58,7 +58,11 @@ def public():
     names = {name: getattr(klgrad, name) for name in klgrad.__all__ if name not in UNDOCUMENTED}
     for module in [name for name, x in names.items() if inspect.ismodule(x)]:
         inside = names.pop(module)
-        own = {name: x for name, x in vars(inside).items() if callable(x) and not name.startswith("_")}
+        own = {
+            name: x
+            for name, x in vars(inside).items()
+            if callable(x) and name in getattr(inside, "__all__", [name.lstrip("_")])
+        }
         names |= {f"{module}.{name}": x for name, x in own.items() if x.__module__.startswith(inside.__name__)}
     return names
 

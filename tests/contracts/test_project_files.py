@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 import klgrad
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.recorded import recorded
-from klgrad.audit.render.plain import markdown_table
+from klgrad.audit.render.terminal import markdown_table
+from klgrad.frameworks import FRAMEWORKS, recorded
 
 ROOT = Path(__file__).parents[2]
 

@@ -30,10 +30,10 @@ from klgrad import (
     squared_sequence,
     zoo,
 )
-from klgrad.core.families.choices import CHOICES
+from klgrad.core.families import CHOICES
 from klgrad.errors import MeaningError
 from klgrad.kernels import Head
-from klgrad.policy_losses import POLICY_LOSSES, reductions
+from klgrad.policy_losses import POLICY_LOSSES, published
 from klgrad.zoo import CELLS
 
 HOLES = torch.tensor(
@@ -116,16 +116,14 @@ SUBJECTS: dict[str, Subject] = {
     "klgrad.core.rollout.Rollout": lambda x: (r := rollout(x), r.log_ratio, r.lengths, r.sampler_logp)[1:],
     "klgrad.core.regularizers.consistency_loss": lambda x: consistency_loss(rollout(x), REWARD, 0.5),
     "klgrad.core.regularizers.squared_sequence": lambda x: of_result(squared_sequence(rollout(x))),
-    "klgrad.reports.divergence.kl_report": lambda x: kl_report(rollout(x)).metrics(),
-    "klgrad.reports.divergence.mismatch_report": lambda x: mismatch_report(
-        x["logp"], x["behavior_logp"], x["mask"]
-    ).metrics(),
+    "klgrad.reports.kl_report": lambda x: kl_report(rollout(x)).metrics(),
+    "klgrad.reports.mismatch_report": lambda x: mismatch_report(x["logp"], x["behavior_logp"], x["mask"]).metrics(),
     "klgrad.core.credit.to_go": lambda x: credit.to_go(x["logp"], x["mask"], 0.5),
     "klgrad.core.credit.future": lambda x: credit.future(x["logp"], x["mask"], 0.5),
     "klgrad.core.credit.whole": lambda x: credit.whole(x["logp"], x["mask"]),
     "klgrad.kernels.fused_statistics.token_statistics": statistics,
-    "klgrad.kernels.dense_logits.from_logits": of_logits,
-    "klgrad.kernels.entries.top_entries": lambda x: kernels.top_entries(
+    "klgrad.kernels.fused_statistics.from_logits": of_logits,
+    "klgrad.kernels.topk.top_entries": lambda x: kernels.top_entries(
         x["hidden"], HEADS[0], x["targets"], 3, mask=x["mask"]
     ),
     "klgrad.kernels.fused_statistics.TokenStatistics.rollout": lambda x: (
@@ -138,11 +136,11 @@ SUBJECTS: dict[str, Subject] = {
         for name in ("token_ratio", "prefix_ratio", "prefix_ratio_before", "sequence_ratio", "on_policy_weights")
     },
     **{
-        f"klgrad.policy_losses.reductions.{name}": lambda x, name=name: getattr(reductions, name)(x["logp"], x["mask"])
+        f"klgrad.policy_losses.published.{name}": lambda x, name=name: getattr(published, name)(x["logp"], x["mask"])
         for name in ("sum_per_completion", "mean_per_completion", "mean_over_tokens")
     },
     **{
-        f"klgrad.policy_losses.reductions.{name}": lambda x, name=name: getattr(reductions, name)(
+        f"klgrad.policy_losses.published.{name}": lambda x, name=name: getattr(published, name)(
             x["logp"], x["old_logp"], x["mask"]
         )
         for name in ("sequence_ratio", "geometric_ratio")
@@ -194,7 +192,7 @@ def test_a_baseline_is_the_mean_over_the_same_column_of_the_others():
 
 # None is left out
 
-MODULES = (klgrad, credit, importance, kernels, reports, reductions, zoo)
+MODULES = (klgrad, credit, importance, kernels, reports, published, zoo)
 
 
 def taking_a_mask() -> set[str]:

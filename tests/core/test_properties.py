@@ -10,11 +10,10 @@ from strategies import LOWEST, rollouts
 from tolerances import EXACT, SINGLE
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, squared_sequence, zoo as cells
-from klgrad.audit.known_losses import every_term
-from klgrad.core.credit import future, leave_one_out, to_go, whole
+from klgrad.audit.subject import every_term
+from klgrad.core.credit import future, leave_one_out, running_sum, to_go, whole
 from klgrad.core.importance import prefix_ratio, prefix_ratio_before, sequence_ratio, token_ratio
 from klgrad.core.result import reduce
-from klgrad.core.running_sum import running_sum
 
 TERMS = list(every_term())
 terms = st.sampled_from(TERMS)

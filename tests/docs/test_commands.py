@@ -10,11 +10,10 @@ from docs.pages import ROOT, commands, name_of
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from klgrad.adapters import FRAMEWORKS
-from klgrad.adapters.recorded import recorded
 from klgrad.audit import catalogue
 from klgrad.cli import app
-from klgrad.papers.all_studies import studies
+from klgrad.frameworks import FRAMEWORKS, recorded
+from klgrad.papers.study import studies
 
 GROUP: Any = get_command(app)
 PLACEHOLDERS = {"FRAMEWORK": "trl", "D": "reverse", "L": "token"}
@@ -49,7 +48,7 @@ def test_a_command_parses(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_TRL)
 def test_a_flag_of_a_training_command_exists(name):
-    from klgrad.training.settings.setting_parser import Parser
+    from klgrad.training.settings import Parser
 
     known = {flag.replace("-", "_") for action in Parser(name)._actions for flag in action.option_strings}
     flags = {word for arguments in of(name) for word in arguments if word.startswith("--")}

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 from docs.pages import ROOT
 
-from klgrad.papers.recorded_runs import exceeds_over_seeds, undecided_without, undecided_without_runs
+from klgrad.papers.runs import exceeds_over_seeds, undecided_without, undecided_without_runs
 from klgrad.papers.study import Check
 
 HOLDS = exceeds_over_seeds("it holds", {"difference": 1.0, "error": 0.1, "seeds": 3})

@@ -10,8 +10,8 @@ from docs.test_commands import GROUP
 
 import klgrad
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate
-from klgrad.adapters import FRAMEWORKS
 from klgrad.audit import catalogue
+from klgrad.frameworks import FRAMEWORKS
 from klgrad.policy_losses import POLICY_LOSSES
 from klgrad.targets import TARGETS
 

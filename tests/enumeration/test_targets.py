@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from klgrad.audit.problems import cases
-from klgrad.audit.render.roles import LOOKS
+from klgrad.audit.render.terminal import LOOKS
 from klgrad.enumeration import OBJECTIVES
 from klgrad.targets import TARGETS, TO_REFERENCE, WITH_GRADIENT, Role, TargetName, Verdict, signed
 

@@ -6,9 +6,7 @@ from tolerances import EXACT
 
 from klgrad import policy_losses
 from klgrad.audit.subject import as_subject
-from klgrad.audit.whole.cases import whole_cases
-from klgrad.audit.whole.probing import policy_gradients
-from klgrad.audit.whole.updates import Updates, gradient
+from klgrad.audit.whole import Updates, gradient, policy_gradients, whole_cases
 from klgrad.enumeration import target_gradients
 
 OFF_POLICY = whole_cases(on_policy=False)

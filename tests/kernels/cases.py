@@ -10,7 +10,7 @@ from tolerances import BFLOAT16, EXACT, FLOAT16, SINGLE, Tol
 from torch import Tensor
 
 from klgrad import kernels
-from klgrad.kernels import Head, TokenStatistics, plan, reference
+from klgrad.kernels import Head, TokenStatistics, fused_statistics, tiling
 
 OUTPUTS = ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp")
 """The outputs with a gradient."""
@@ -66,7 +66,7 @@ class Case:
     def specification(self) -> TokenStatistics:
         """The statistics by the specification, in the dtype of the case."""
         given = (self.hidden, self.head, self.targets, self.ref_hidden, self.ref_head)
-        return reference.token_statistics(*given, entries=self.entries)
+        return fused_statistics.reference_statistics(*given, entries=self.entries)
 
 
 def make(
@@ -168,7 +168,7 @@ def check_gradient_of(name: str, case: Case, tolerance: Tol, **options) -> None:
 def budget(case: Case, *, kept: int) -> int:
     """Bytes for a tile of one granule and `kept` entries of every token; part of it can become a wider tile."""
     tokens, paired = case.targets.numel(), case.ref_head is not None
-    plenty = plan.make_plan(tokens, case.head.vocabulary, case.hidden.dtype, paired=paired, mode="fast")
+    plenty = tiling.make_plan(tokens, case.head.vocabulary, case.hidden.dtype, paired=paired, mode="fast")
     per_column = plenty.tile_bytes // plenty.columns
     per_kept = plenty.kept_bytes // plenty.kept
-    return plan.GRANULE * per_column + kept * per_kept
+    return tiling.GRANULE * per_column + kept * per_kept

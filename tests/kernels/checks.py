@@ -4,7 +4,7 @@ import torch
 from kernels.cases import SMALL_TILES, agree, budget, check_gradient_of, confident, make, weighted_sum
 from tolerances import EXACT, KEPT, NEAR_KL, SINGLE
 
-from klgrad.kernels import reference
+from klgrad.kernels import fused_statistics
 
 
 def tiled(package, kept=None, **settings) -> None:
@@ -54,7 +54,7 @@ def of_logits(step, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     z, noise = torch.randn(2, 8, 300, generator=generator, dtype=torch.float64)
     z, z_ref, targets = z.to(dtype), (z + step * noise).to(dtype), torch.arange(8)
-    return z, z_ref, targets, reference.statistics_of_logits(z.double(), targets, z_ref.double())
+    return z, z_ref, targets, fused_statistics.statistics_of_logits(z.double(), targets, z_ref.double())
 
 
 def near(package) -> None:
@@ -74,7 +74,7 @@ def far(package) -> None:
 def exchanged(package) -> None:
     """Two parts whose masses agree, though their entries differ much: the sums for the near case are used here too."""
     z, *_ = of_logits(1.0, torch.float64)
-    truth = reference.statistics_of_logits(z, torch.arange(8), z.flip(-1))
+    truth = fused_statistics.statistics_of_logits(z, torch.arange(8), z.flip(-1))
     parts = [package.state.of_logits(z[:, part], z.flip(-1)[:, part])[2] for part in (slice(100), slice(100, 300))]
     found = package.state.finish(package.state.merge(torch.stack(parts, 1)))
     EXACT.check(found.reverse_kl, truth.reverse_kl)

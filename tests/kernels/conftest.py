@@ -3,10 +3,10 @@
 import pytest
 from kernels.cases import SMALL_TILES
 
-from klgrad.kernels import plan
+from klgrad.kernels import tiling
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
     for name, value in SMALL_TILES.items():
-        monkeypatch.setattr(plan, name, value)
+        monkeypatch.setattr(tiling, name, value)

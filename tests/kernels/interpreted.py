@@ -15,19 +15,8 @@ from kernels.cases import agree, budget, check_gradient_of, confident, make
 from mutants import module_in, planted
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import (
-    autograd as function,
-    dense_logits,
-    from_logits,
-    reference,
-    state,
-    tile as tiles,
-    tiles_torch,
-    tiles_triton,
-    weights,
-)
+from klgrad.kernels import from_logits, fused_statistics, hopper, state, tile as tiles, tiles_torch, tiles_triton
 from klgrad.kernels.head import Transform
-from klgrad.kernels.hopper import choice
 from klgrad.kernels.tile import Kept, Tile
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -118,7 +107,7 @@ def gradient(backend, one, used, keep=None, dtype=torch.float32):
     states, _, kept = scanned(backend if keep else tiles_torch, one, keep)
     finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
     upstream = [ROWS[n] if n in used else torch.zeros(TOKENS) for n in ROWS]
-    rows = weights.per_token(finished, weights.Upstream(*upstream))
+    rows = state.per_token(finished, state.Upstream(*upstream))
     out = torch.full((TOKENS, one.width), torch.nan, dtype=dtype) if kept is None else kept.larger.view(dtype)
     backend.gradient(one, rows, states, 1, kept, out)
     return out
@@ -157,7 +146,7 @@ def marked(monkeypatch, one, larger, apart, narrow=4):
         part.store(a, b, mean[:, None])
         part.marks[:, :, 0] = torch.stack([sums[0], sums[3], mean])
     finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
-    rows = weights.per_token(finished, weights.Upstream(*ROWS.values()))
+    rows = state.per_token(finished, state.Upstream(*ROWS.values()))
     return kept, lambda backend, out: backend.gradient(
         replace(one, raw=None, ref_raw=None), rows, torch.empty(11, 0, TOKENS), 0, kept, out
     )
@@ -198,7 +187,7 @@ def test_states_with_fields_of_more_than_two_billion_numbers_in_all(tmp_path):
     tiles_triton.statistics(one, states, 1, torch.zeros(2, TOKENS), Kept(*room))
     for found, truth in zip(state.merge(states[:, 1:]), state.merge(scanned(tiles_torch, one)[0][:, 1:]), strict=True):
         SINGLE.check(found, truth)
-    rows = weights.per_token(state.finish(state.merge(states[:, 1:])), weights.Upstream(*ROWS.values()))
+    rows = state.per_token(state.finish(state.merge(states[:, 1:])), state.Upstream(*ROWS.values()))
     tiles_triton.gradient(replace(one, raw=None, ref_raw=None), rows, states, 1, Kept(*room), room[0])
     SINGLE.check_vector(room[0], gradient(tiles_torch, one, ROWS))
 
@@ -225,7 +214,7 @@ def test_nan_is_not_treated_as_a_ban(settings):
 def test_the_whole_function(kept, dtype, monkeypatch):
     monkeypatch.setattr(tiles_triton, "SLICE", 16)
     case = make((6,), 29, dtype=dtype, bias=True, policy={"softcap": 4.0})
-    assert function.backend_for(case.hidden) is tiles_triton
+    assert fused_statistics.backend_for(case.hidden) is tiles_triton
     options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
     agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **options)
 
@@ -234,7 +223,7 @@ def test_the_whole_function(kept, dtype, monkeypatch):
 @pytest.mark.usefixtures("small_tiles")
 def test_the_whole_function_for_hopper(kept, monkeypatch):
     """With torch in place of the kernels for Hopper, and what they keep read by Triton."""
-    if not choice._importable():
+    if not hopper._importable():
         pytest.skip("there is no Triton with the parts of Gluon that are used")
     from kernels import on_torch
 
@@ -255,7 +244,7 @@ def test_confident_tokens(monkeypatch):
     """Kept in 16 bits, and far from the reference, over several slices."""
     monkeypatch.setattr(tiles_triton, "SLICE", 128)
     case = confident(1e-3, tokens=4, vocabulary=300)
-    assert function.backend_for(case.hidden) is tiles_triton
+    assert fused_statistics.backend_for(case.hidden) is tiles_triton
     for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
         check_gradient_of(name, case, KEPT, mode="fast")
 
@@ -265,7 +254,7 @@ def test_from_logits():
     targets = torch.tensor([1, 2, 3, 4, 5])
     z = one.raw.clone().requires_grad_()
     found = from_logits(z, targets, one.ref_raw)
-    truth = reference.statistics_of_logits(one.raw.double(), targets)
+    truth = fused_statistics.statistics_of_logits(one.raw.double(), targets)
     SINGLE.check(found.logp, truth.logp)
     assert (found.reverse_kl == torch.inf).all()
     (gradient,) = torch.autograd.grad(found.forward_kl.sum(), z)
@@ -278,12 +267,12 @@ def test_from_masked_logits():
     targets = torch.tensor([-100, 2, -100, 4, 5])
     spoilt = lambda x: x.masked_fill(live[:, None] == 0, torch.nan)
     z = spoilt(one.raw).requires_grad_()
-    with patch.object(dense_logits, "backend_for", lambda _: tiles_triton):
+    with patch.object(fused_statistics, "backend_for", lambda _: tiles_triton):
         found = from_logits(z, targets, spoilt(one.ref_raw), mask=live, validate=False)
         (gradient,) = torch.autograd.grad(found.reverse_kl.sum() + found.logp.sum(), z)
     kept = live == 1
     wide = one.raw[kept].double().requires_grad_()
-    truth = reference.statistics_of_logits(wide, targets[kept], one.ref_raw[kept].double())
+    truth = fused_statistics.statistics_of_logits(wide, targets[kept], one.ref_raw[kept].double())
     for name in ("logp", "entropy", "ref_logp", "reverse_kl", "forward_kl"):
         SINGLE.check(getattr(found, name)[kept], getattr(truth, name))
         assert (getattr(found, name)[~kept] == 0).all()

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from klgrad.kernels import state, tile
-from klgrad.kernels.hopper import choice, formula, launch
-from klgrad.kernels.hopper.models import Models
+from klgrad.kernels import hopper, state, tile
+from klgrad.kernels.hopper import Models, gluon
 from klgrad.kernels.tile import LARGEST_KEPT, Kept
 
 GL = SimpleNamespace(
@@ -36,10 +35,10 @@ def sums(models: Models, states: Tensor, picked: Tensor, kept: Kept | None) -> N
     for i, first in enumerate(range(0, z.shape[1], tile.MARKED)):
         x, y = (each[:, first : first + tile.MARKED] for each in (z, z_ref))
         a, b = x - x.amax(1, keepdim=True), y - y.amax(1, keepdim=True)
-        mass, energy, ref_mass, gap, ref_gap, *excesses = (t.sum(1) for t in formula.terms.fn(a, b))
+        mass, energy, ref_mass, gap, ref_gap, *excesses = (t.sum(1) for t in gluon.terms.fn(a, b))
         states[:, i] = torch.stack([x.amax(1), mass, energy, y.amax(1), ref_mass, gap, -ref_gap, *excesses])
         if kept is not None:
-            pair = formula.kept_pair.fn(a, b, (gap / mass)[:, None], kept.tiny, LARGEST_KEPT)
+            pair = gluon.kept_pair.fn(a, b, (gap / mass)[:, None], kept.tiny, LARGEST_KEPT)
             for out, numbers in zip((kept.larger, kept.apart), pair, strict=True):
                 assert out.stride(0) % 8 == 0  # rows of a multiple of 16 bytes
                 out[:, first : first + tile.MARKED] = numbers
@@ -49,7 +48,7 @@ def gradient(models: Models, numbers: Tensor, out: Tensor) -> None:
     """As `launch.gradient`."""
     assert out.stride(0) % 8 == 0
     hit = models.start + torch.arange(len(models.weight)) == models.targets[:, None]
-    out.copy_(formula.logit_gradient.fn(*logits(models), hit, numbers[:, :, None]))
+    out.copy_(gluon.logit_gradient.fn(*logits(models), hit, numbers[:, :, None]))
 
 
 def merge(states: Tensor, marks: Tensor | None) -> Tensor:
@@ -61,12 +60,12 @@ def merge(states: Tensor, marks: Tensor | None) -> Tensor:
 
 def install(monkeypatch, calls: list[tuple[str, int]] | None = None) -> None:
     """Use these functions on a CPU, and note in `calls` which of them are called, with the first entry of each."""
-    monkeypatch.setattr(choice, "runs_on", lambda device: True)
-    monkeypatch.setattr(formula, "gl", GL)
-    monkeypatch.setattr(formula, "exp", torch.exp)
-    monkeypatch.setattr(launch, "merge", merge)
+    monkeypatch.setattr(hopper, "runs_on", lambda device: True)
+    monkeypatch.setattr(gluon, "gl", GL)
+    monkeypatch.setattr(gluon, "exp", torch.exp)
+    monkeypatch.setattr(gluon, "merge", merge)
     for function in (sums, gradient):
-        monkeypatch.setattr(launch, function.__name__, _noted(function, [] if calls is None else calls))
+        monkeypatch.setattr(gluon, function.__name__, _noted(function, [] if calls is None else calls))
 
 
 def _noted(function, calls):

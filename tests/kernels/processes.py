@@ -10,8 +10,7 @@ from kernels.cases import SMALL_TILES, Case, make, weighted_sum
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from klgrad.kernels import plan
-from klgrad.kernels.hopper import choice
+from klgrad.kernels import hopper, tiling
 
 WORLD = 2
 CUTS = {"unequal": (13, 37), "the first small": (3, 47)}
@@ -40,7 +39,7 @@ def work(rank: int, folder: str) -> None:
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD, timeout=limit)
     for name, value in SMALL_TILES.items():
-        setattr(plan, name, value)
+        setattr(tiling, name, value)
     made = {"split": split_vocabulary(rank), "sharded": sharded_parameters(rank), "hopper": split_on_hopper(rank)}
     torch.save(made, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -70,7 +69,7 @@ def split_vocabulary(rank: int) -> dict:
 
 def split_on_hopper(rank: int) -> dict:
     """A split vocabulary with the formulas of the kernels for Hopper; nothing where Triton has no Gluon."""
-    if not choice._importable():
+    if not hopper._importable():
         return {}
     from kernels import on_torch
 

@@ -7,7 +7,7 @@ import torch
 from kernels.cases import make
 
 from klgrad.errors import KernelInputError
-from klgrad.kernels import Head, from_logits, lumped_kl, plan, top_entries
+from klgrad.kernels import Head, from_logits, lumped_kl, tiling, top_entries
 
 CASE = make((6,), 20, 4, bias=True, ref_bias=True)
 
@@ -131,8 +131,8 @@ def test_unvalidated_logits_without_any_probability_have_no_kl():
 
 
 def test_the_smallest_budget_that_is_named_is_enough(monkeypatch):
-    monkeypatch.setattr(plan, "GRANULE", 8)
-    need = plan.make_plan(6, 20, torch.float64, paired=True, mode="fast").tile_bytes // 24 * 8
+    monkeypatch.setattr(tiling, "GRANULE", 8)
+    need = tiling.make_plan(6, 20, torch.float64, paired=True, mode="fast").tile_bytes // 24 * 8
     CASE.statistics(budget=need)
     with pytest.raises(KernelInputError, match="budget of at least"):
         CASE.statistics(budget=need - 1)

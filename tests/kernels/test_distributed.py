@@ -6,7 +6,7 @@ import torch.distributed as dist
 from kernels.processes import CUTS, WORLD, outcome, simple_case, the_case, tokens_of, work
 from tolerances import BFLOAT16, EXACT, SINGLE
 
-from klgrad.kernels.hopper import choice
+from klgrad.kernels import hopper
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,7 +36,7 @@ def test_a_split_vocabulary_gives_what_one_process_gives(ranks):
             EXACT.check(torch.cat(parts), truth["gradients"][i])
 
 
-@pytest.mark.skipif(not choice._importable(), reason="there is no Triton with the parts of Gluon that are used")
+@pytest.mark.skipif(not hopper._importable(), reason="there is no Triton with the parts of Gluon that are used")
 def test_a_split_vocabulary_with_the_formulas_for_hopper(ranks):
     truth, found = outcome(simple_case().to(torch.float64)), [rank["hopper"] for rank in ranks]
     for one in found:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from klgrad.kernels import model_families as families, plan, state
+from klgrad.kernels import head, state, tiling
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
@@ -29,10 +29,10 @@ def test_the_page_names_the_number_of_sums():
 
 
 def test_the_page_names_tile_and_budget():
-    assert f"({plan.STRIP} tokens x {plan.WIDTH} entries)" in PAGE
-    assert f"has {plan.LEAN_BUDGET >> 30} GiB" in PAGE
+    assert f"({tiling.STRIP} tokens x {tiling.WIDTH} entries)" in PAGE
+    assert f"has {tiling.LEAN_BUDGET >> 30} GiB" in PAGE
 
 
 def test_the_page_names_a_refused_family():
-    assert "chameleon" in families.REFUSED
+    assert "chameleon" in head.REFUSED
     assert "Chameleon" in PAGE

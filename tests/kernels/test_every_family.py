@@ -11,7 +11,7 @@ from kernels import tiny_families
 from kernels.tiny_families import NotBuiltError, changes_in, changes_of_logits
 
 from klgrad.errors import KernelInputError
-from klgrad.kernels import Head, check_head, model_families as families
+from klgrad.kernels import Head, check_head, head as families
 
 TEXT = re.compile(r"(ForCausalLM|LMHeadModel|WithLMHead|GenerationDecoder)$")
 FURTHER = re.compile(r"ForConditionalGeneration$")

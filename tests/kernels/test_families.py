@@ -10,7 +10,7 @@ import torch
 from tolerances import SINGLE
 
 from klgrad.errors import KernelInputError
-from klgrad.kernels import Head, check_head, model_families as families, reference
+from klgrad.kernels import Head, check_head, fused_statistics, head as families
 
 transformers = pytest.importorskip("transformers")
 
@@ -70,7 +70,7 @@ def test_the_head_gives_the_logits_of_the_model(name):
     head = Head.of(model, temperature=0.7)
     assert (head.scale, head.softcap, head.temperature) == (scale, softcap, 0.7)
     assert logits.std() > 0.3, "logits so small that a wrong cap would not show"
-    found = reference.logits(hidden, replace(head, temperature=1.0)).log_softmax(-1)
+    found = fused_statistics.logits(hidden, replace(head, temperature=1.0)).log_softmax(-1)
     SINGLE.check(found.detach(), logits.log_softmax(-1))
     check_head(head, hidden, logits)
     wrong = {"a factor": replace(head, scale=1.1 * head.scale), "a cap": replace(head, softcap=2.0)}
@@ -151,7 +151,7 @@ def test_an_adapter_of_any_kind_is_refused_while_it_is_active(name):
     layer, hidden = peft.get_peft_model(model, config).base_model.model["lm_head"], torch.randn(5, 8)
 
     def logits_agree():
-        found = reference.logits(hidden, Head.of(stand_in(layer)))
+        found = fused_statistics.logits(hidden, Head.of(stand_in(layer)))
         return torch.allclose(found, layer(hidden), atol=1e-5)
 
     with pytest.raises(KernelInputError, match="adapter on the output layer"):

@@ -5,7 +5,7 @@ import torch
 from kernels.cases import GRADIENT, compare, weighted_sum
 from tolerances import EXACT, SINGLE
 
-from klgrad.kernels import from_logits, reference
+from klgrad.kernels import from_logits, fused_statistics
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_from_logits(shape, dtype):
     targets = torch.randint(300, shape, generator=generator)
     z, wide = z.clone().requires_grad_(), z.double().requires_grad_()
     found = from_logits(z.mT.contiguous().mT if len(shape) == 1 else z, targets, z_ref, temperature=1.5)
-    expected = reference.statistics_of_logits(wide / 1.5, targets, z_ref.double() / 1.5)
+    expected = fused_statistics.statistics_of_logits(wide / 1.5, targets, z_ref.double() / 1.5)
     compare(found, expected, EXACT if dtype == torch.float64 else SINGLE)
     (gradient,), (truth,) = (
         torch.autograd.grad(weighted_sum(found), z),

@@ -7,8 +7,7 @@ import torch
 from kernels.cases import agree, budget, check_gradient_of, compare, confident, make
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import autograd as function, from_logits, reference
-from klgrad.kernels.hopper import choice
+from klgrad.kernels import from_logits, fused_statistics, hopper
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +27,7 @@ def kernels(request, monkeypatch):
     """The kernels of Triton alone, and those for Hopper wherever they are possible."""
     if request.param and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("there is no GPU of compute capability 9.0")
-    monkeypatch.setattr(choice, "USED", request.param)
+    monkeypatch.setattr(hopper, "USED", request.param)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -37,7 +36,7 @@ def kernels(request, monkeypatch):
 def test_confident_tokens_far_from_the_reference(doubt, mode):
     """Policy probability 1 - doubt, a KL of about 11: an error below one percent, however much is kept."""
     case = confident(doubt, tokens=256, vocabulary=20000, size=256, device="cuda")
-    assert function.backend_for(case.hidden).__name__.endswith("tiles_triton")
+    assert fused_statistics.backend_for(case.hidden).__name__.endswith("tiles_triton")
     for name in OUTPUTS:
         check_gradient_of(name, case, KEPT, **MODES[mode](case))
 
@@ -74,6 +73,10 @@ def test_from_logits():
     generator = torch.Generator().manual_seed(0)
     z, z_ref = 2 * torch.randn(2, 50, 9000, generator=generator).cuda()
     targets = torch.randint(9000, (50,), generator=generator).cuda()
-    compare(from_logits(z, targets, z_ref), reference.statistics_of_logits(z.double(), targets, z_ref.double()), SINGLE)
+    compare(
+        from_logits(z, targets, z_ref),
+        fused_statistics.statistics_of_logits(z.double(), targets, z_ref.double()),
+        SINGLE,
+    )
     z_ref[3] = -torch.inf
     assert from_logits(z, targets, z_ref, validate=False).reverse_kl.isnan().nonzero().tolist() == [[3]]

@@ -16,15 +16,14 @@ from kernels.cases import agree, budget, check_gradient_of, confident, make
 from mutants import module_in, planted
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import Head, forward, fused_statistics, plan, state, tile, tiles_torch, weights
-from klgrad.kernels.hopper import choice
+from klgrad.kernels import Head, fused_statistics, hopper as choice, passes, state, tile, tiles_torch, tiling
 
 if not choice._importable():
     pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
 
 from kernels import on_torch
 
-from klgrad.kernels.hopper import formula, launch
+from klgrad.kernels.hopper import gluon
 from klgrad.kernels.tile import LARGEST_KEPT, Kept
 
 NARROW = 8
@@ -52,7 +51,7 @@ def on_cpu(monkeypatch):
 def test_terms_are_those_of_a_state(apart):
     a, b, truth = state.of_logits(*(x.double() for x in pair(apart)))
     mass, energy, ref_mass, gap, ref_gap, reverse, forward = (
-        x.double().sum(1) for x in formula.terms.fn(a.float(), b.float())
+        x.double().sum(1) for x in gluon.terms.fn(a.float(), b.float())
     )
     expected = state.State(*truth)
     for found, name in ((mass, "mass"), (energy, "energy"), (ref_mass, "ref_mass"), (gap, "gap")):
@@ -71,7 +70,7 @@ def test_the_kept_pair_is_that_of_kept(apart):
     mean = state.mean_difference(sums)[:, None]
     truth = Kept(*torch.empty(2, *a.shape, dtype=torch.float16))
     truth.store(a, b, mean)
-    larger, distance = formula.kept_pair.fn(a, b, mean, truth.tiny, LARGEST_KEPT)
+    larger, distance = gluon.kept_pair.fn(a, b, mean, truth.tiny, LARGEST_KEPT)
     assert torch.equal(larger.half(), truth.larger)
     assert torch.equal(distance.half(), truth.apart)
 
@@ -80,7 +79,7 @@ def test_the_kept_pair_is_that_of_kept(apart):
 def test_a_maximum_above_zero_by_rounding_is_kept_as_zero():
     """A positive number would be read as that of the reference."""
     a, b = torch.tensor([[1e-6, -3.0]]), torch.tensor([[-2.0, 0.0]])
-    larger, _ = formula.kept_pair.fn(a, b, torch.zeros(1, 1), 6e-5, LARGEST_KEPT)
+    larger, _ = gluon.kept_pair.fn(a, b, torch.zeros(1, 1), 6e-5, LARGEST_KEPT)
     assert larger[0, 0] <= 0 < larger[0, 1]
 
 
@@ -89,48 +88,48 @@ def test_a_maximum_above_zero_by_rounding_is_kept_as_zero():
 def test_the_gradient_is_that_of_the_weights(output):
     z, z_ref = pair(0.7)
     finished = state.finish(state.of_logits(z, z_ref)[2])
-    upstream = {name: torch.zeros(len(z)) for name in weights.Upstream._fields} | {output: torch.linspace(-1, 2, 40)}
-    numbers = weights.per_token(finished, weights.Upstream(**upstream))
+    upstream = {name: torch.zeros(len(z)) for name in state.Upstream._fields} | {output: torch.linspace(-1, 2, 40)}
+    numbers = state.per_token(finished, state.Upstream(**upstream))
     log_p, shift = z - finished.logsumexp[:, None], finished.shift[:, None]
     hit = torch.arange(128) == torch.arange(40)[:, None]
     gap = (z - z_ref - shift, z_ref - (finished.logsumexp[:, None] - shift))
-    truth = weights.at_logits(numbers, log_p, gap, hit, None)
-    SINGLE.check_vector(formula.logit_gradient.fn(z, z_ref, hit, numbers[:, :, None]), truth)
+    truth = state.at_logits(numbers, log_p, gap, hit, None)
+    SINGLE.check_vector(gluon.logit_gradient.fn(z, z_ref, hit, numbers[:, :, None]), truth)
 
 
 FAULTS = {
     "one series for both KLs": (
-        "klgrad.kernels.hopper.formula.terms",
+        "klgrad.kernels.hopper.gluon.terms",
         "forward = (square - reverse) - reverse * d",
         "forward = square - reverse",
         lambda: test_terms_are_those_of_a_state(0.4),
     ),
     "the series everywhere": (
-        "klgrad.kernels.hopper.formula.terms",
+        "klgrad.kernels.hopper.gluon.terms",
         "near = gl.abs(d) < 0.5",
         "near = gl.abs(d) < 1e9",
         lambda: test_terms_are_those_of_a_state(4.0),
     ),
     "differences kept whole": (
-        "klgrad.kernels.hopper.formula.kept_pair",
+        "klgrad.kernels.hopper.gluon.kept_pair",
         "d - mean, d)",
         "d, d)",
         lambda: test_the_kept_pair_is_that_of_kept(0.4),
     ),
     "a above zero": (
-        "klgrad.kernels.hopper.formula.kept_pair",
+        "klgrad.kernels.hopper.gluon.kept_pair",
         "gl.minimum(a, 0.0)",
         "a",
         lambda: test_a_maximum_above_zero_by_rounding_is_kept_as_zero(),
     ),
     "no shift": (
-        "klgrad.kernels.hopper.formula.logit_gradient",
+        "klgrad.kernels.hopper.gluon.logit_gradient",
         "(z - z_ref) - shift",
         "(z - z_ref)",
         lambda: test_the_gradient_is_that_of_the_weights("reverse_kl"),
     ),
     "no target": (
-        "klgrad.kernels.hopper.formula.logit_gradient",
+        "klgrad.kernels.hopper.gluon.logit_gradient",
         "gl.where(hit, w_logp, 0.0)",
         "0.0",
         lambda: test_the_gradient_is_that_of_the_weights("logp"),
@@ -143,10 +142,10 @@ FAULTS = {
 def test_a_fault_is_caught(fault, tmp_path, monkeypatch):
     where, sound, faulty, check = FAULTS[fault]
     package = planted(tmp_path, monkeypatch, where, sound, faulty)
-    broken = module_in(package.__name__.partition(".")[0], "klgrad.kernels.hopper.formula")
+    broken = module_in(package.__name__.partition(".")[0], "klgrad.kernels.hopper.gluon")
     monkeypatch.setattr(broken, "gl", on_torch.GL)
     monkeypatch.setattr(broken, "exp", torch.exp)
-    monkeypatch.setitem(globals(), "formula", broken)
+    monkeypatch.setitem(globals(), "gluon", broken)
     with pytest.raises(AssertionError):
         check()
 
@@ -319,18 +318,18 @@ def test_they_can_be_switched_off(monkeypatch):
 
 
 def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
-    plans = [plan.make_plan(8192, 131072, torch.bfloat16, paired=True, hopper=hopper) for hopper in (False, True)]
+    plans = [tiling.make_plan(8192, 131072, torch.bfloat16, paired=True, hopper=hopper) for hopper in (False, True)]
     assert plans[1].kept > plans[0].kept
     for each in plans:
-        assert each.tile_bytes + each.kept_bytes <= plan.LEAN_BUDGET
+        assert each.tile_bytes + each.kept_bytes <= tiling.LEAN_BUDGET
     numbers, marks = 2 * 2 * plans[1].kept, 3 * 4 * plans[1].kept // tile.MARKED
     assert plans[1].kept_bytes == 8192 * (numbers + marks)
 
 
 def test_what_is_kept_has_the_size_of_the_plan(monkeypatch):
     """The marks of a token are side by side."""
-    rooms, room = [], forward._room
-    monkeypatch.setattr(forward, "_room", lambda inputs: rooms.append((room(inputs), inputs.job.plan)) or rooms[-1][0])
+    rooms, room = [], passes._room
+    monkeypatch.setattr(passes, "_room", lambda inputs: rooms.append((room(inputs), inputs.job.plan)) or rooms[-1][0])
     on_torch.install(monkeypatch)
     make((12,), 2048, entries=0, dtype=torch.bfloat16).statistics(mode="fast")
     [(kept, made)] = rooms
@@ -355,6 +354,6 @@ def test_kernels_start_on_the_device_of_the_tensors(monkeypatch):
 
     second = torch.device("cuda:1")
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
-    launch._start(Kernel(), SimpleNamespace(hidden=SimpleNamespace(device=second)))
+    monkeypatch.setattr(gluon, "_multiprocessors", lambda device: 132)
+    gluon._start(Kernel(), SimpleNamespace(hidden=SimpleNamespace(device=second)))
     assert started == [(second, (132,))]

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from klgrad.kernels import hopper
 from klgrad.kernels.head import Transform
-from klgrad.kernels.hopper import choice
-from klgrad.kernels.hopper.models import Models
+from klgrad.kernels.hopper import Models
 from klgrad.kernels.tile import MARKED, Kept, Tile
 
-if not choice._importable():
+if not hopper._importable():
     pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
 triton = pytest.importorskip("triton")
 GPUTarget = pytest.importorskip("triton.backends.compiler").GPUTarget
@@ -51,7 +51,7 @@ def absent_gpu(monkeypatch, tmp_path):
 
 def start(name, tokens=300, vocabulary=1001):
     """Call the function that starts a kernel."""
-    from klgrad.kernels.hopper import launch
+    from klgrad.kernels.hopper import gluon as launch
 
     new = lambda *shape, dtype=torch.bfloat16: torch.zeros(*shape, dtype=dtype)
     operands = (new(tokens, 200), new(vocabulary, 200), new(tokens, 64), new(vocabulary, 64))
@@ -66,7 +66,7 @@ def start(name, tokens=300, vocabulary=1001):
 
 @pytest.fixture(scope="module", params=SPILLED)
 def compiled(request, tmp_path_factory):
-    from klgrad.kernels.hopper import launch
+    from klgrad.kernels.hopper import gluon as launch
 
     made = []
     compile_only = lambda kernel, models, *given: made.append(kernel.warmup(*given, num_warps=4, grid=(132,)))
@@ -79,7 +79,7 @@ def compiled(request, tmp_path_factory):
 
 
 def test_it_fits_into_a_multiprocessor(compiled):
-    from klgrad.kernels.hopper import ring
+    from klgrad.kernels.hopper import gluon as ring
 
     assert compiled.metadata.shared <= SHARED_MEMORY
     ptx = compiled.asm["ptx"]
@@ -157,7 +157,7 @@ def test_a_store_waits_for_all_warps(compiled):
 @pytest.mark.usefixtures("absent_gpu")
 def test_the_merging_compiles(parts, tokens, monkeypatch, tmp_path):
     """Also where a size is 1, which is a constant of the compiler."""
-    from klgrad.kernels.hopper import merge as merging
+    from klgrad.kernels.hopper import gluon as merging
 
     made, kernel = [], merging._merge_kernel
 
@@ -167,7 +167,7 @@ def test_the_merging_compiles(parts, tokens, monkeypatch, tmp_path):
 
     monkeypatch.setattr(merging, "_merge_kernel", Kernel())
     for marks in (None, torch.zeros(3, tokens, parts)):
-        merging.merge(torch.zeros(9, parts, tokens), marks)
+        merging.merge_states(torch.zeros(9, parts, tokens), marks)
         assert stack(made[-1], tmp_path) == 0
 
 
@@ -175,7 +175,7 @@ def test_merged_states_are_those_of_torch():
     code = """
 import torch
 from klgrad.kernels import state
-from klgrad.kernels.hopper import merge as merging
+from klgrad.kernels.hopper import gluon as merging
 torch.manual_seed(0)
 z = torch.randn(45, 8 * 37) * 5
 for apart, count in ((0.02, 37), (3.0, 37), (3.0, 3), (0.02, 9), (3.0, 1)):

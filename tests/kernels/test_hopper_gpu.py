@@ -7,8 +7,8 @@ import torch
 from kernels.cases import agree, budget, check_gradient_of, confident, make, weighted_sum
 from tolerances import BFLOAT16, FLOAT16, KEPT, SINGLE, TENSOR_CORES
 
-from klgrad.kernels import plan, state, weights
-from klgrad.kernels.hopper.models import Models
+from klgrad.kernels import state, tiling
+from klgrad.kernels.hopper import Models
 from klgrad.kernels.tile import MARKED, Kept
 
 pytestmark = [
@@ -31,7 +31,7 @@ MODES = {
 @pytest.fixture
 def calls(monkeypatch):
     """The kernels that are started."""
-    from klgrad.kernels.hopper import launch
+    from klgrad.kernels.hopper import gluon as launch
 
     started, start = [], launch._start
 
@@ -64,7 +64,7 @@ def test_states_and_kept_logits(size, keep):
 
     Stores end at a multiple of 16 bytes, also where the vocabulary does not.
     """
-    from klgrad.kernels.hopper import launch
+    from klgrad.kernels.hopper import gluon as launch
 
     given, (tokens, *_, vocabulary) = models(*size, start=640), size
     states = torch.full((9, -(-vocabulary // MARKED), tokens), torch.nan, device="cuda")
@@ -96,7 +96,7 @@ def test_states_and_kept_logits(size, keep):
 @pytest.mark.parametrize(("parts", "tokens"), [(40, 300), (9, 64), (1, 1)])
 def test_merged_states_and_marks(parts, tokens):
     """Into marks that are columns of wider rows."""
-    from klgrad.kernels.hopper import launch
+    from klgrad.kernels.hopper import gluon as launch
 
     z, z_ref = 3 * torch.randn(2, tokens, parts, 8, device="cuda", dtype=torch.float64)
     states = torch.stack([state.of_logits(z[:, i], z_ref[:, i])[2] for i in range(parts)], 1)
@@ -111,16 +111,16 @@ def test_merged_states_and_marks(parts, tokens):
 
 @pytest.mark.parametrize("size", ODD, ids=str)
 def test_gradient_of_the_logits(size):
-    from klgrad.kernels.hopper import launch
+    from klgrad.kernels.hopper import gluon as launch
 
     given, (tokens, *_, vocabulary) = models(*size, start=640), size
     z, z_ref = logits(given)
     finished = state.finish(state.of_logits(z, z_ref)[2])
-    upstream = weights.Upstream(*torch.randn(4, tokens, dtype=torch.float64, device="cuda"))
-    numbers = weights.per_token(finished, upstream)
+    upstream = state.Upstream(*torch.randn(4, tokens, dtype=torch.float64, device="cuda"))
+    numbers = state.per_token(finished, upstream)
     lse, shift = finished.logsumexp[:, None], finished.shift[:, None]
     hit = given.start + torch.arange(vocabulary, device="cuda") == given.targets[:, None]
-    truth = weights.at_logits(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
+    truth = state.at_logits(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
     wide = torch.full((tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.bfloat16, device="cuda")
     launch.gradient(given, numbers.float(), wide[:tokens, :vocabulary])
     BFLOAT16.check_vector(wide[:tokens, :vocabulary].double(), truth)
@@ -153,7 +153,7 @@ def test_float16(mode, calls):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_confident_tokens_over_several_chunks(mode, monkeypatch):
-    monkeypatch.setattr(plan, "ROWS", 128)
+    monkeypatch.setattr(tiling, "ROWS", 128)
     case = confident(1e-4, tokens=300, vocabulary=5000, size=256, device="cuda")
     for name in ("reverse_kl", "forward_kl", "entropy", "logp"):
         check_gradient_of(name, case, KEPT, **MODES[mode](case))
@@ -223,7 +223,7 @@ def test_memory_is_within_the_plan(mode, calls):
     before = torch.cuda.memory_allocated()
     case.statistics(mode=mode, validate=False).reverse_kl.sum().backward()
     used = torch.cuda.max_memory_allocated() - before
-    made = plan.make_plan(tokens, vocabulary, torch.bfloat16, paired=True, mode=mode, hopper=True)
+    made = tiling.make_plan(tokens, vocabulary, torch.bfloat16, paired=True, mode=mode, hopper=True)
     gradients = 2 * size * (tokens + vocabulary) + 4 * size * tokens
     assert calls
     freed = torch.float16.itemsize * tokens * made.kept

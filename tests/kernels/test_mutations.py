@@ -6,19 +6,19 @@ from mutants import planted
 
 MUTATIONS = {
     "the reference's probability dropped": (
-        "klgrad.kernels.weights.at_logits",
+        "klgrad.kernels.state.at_logits",
         "out = out - w_forward * log_q.exp()",
         "out = out",
         checks.recomputed,
     ),
     "the entropy dropped from alpha": (
-        "klgrad.kernels.weights.per_token",
+        "klgrad.kernels.state.per_token",
         " - w.entropy * finished.entropy",
         "",
         checks.recomputed,
     ),
     "further entries dropped from alpha": (
-        "klgrad.kernels.weights.per_token",
+        "klgrad.kernels.state.per_token",
         "w.logp if elsewhere is None else w.logp + elsewhere",
         "w.logp",
         checks.recomputed,
@@ -94,7 +94,7 @@ MUTATIONS = {
         checks.kept,
     ),
     "what was kept read twice": (
-        "klgrad.kernels.autograd.StatisticsFunction.backward",
+        "klgrad.kernels.fused_statistics.StatisticsFunction.backward",
         "replace(seen, kept=None)",
         "seen",
         checks.second_backward,
@@ -106,13 +106,13 @@ MUTATIONS = {
         checks.recomputed,
     ),
     "chunks that overwrite each other": (
-        "klgrad.kernels.backward._multiply",
+        "klgrad.kernels.passes._multiply",
         "add_product(total.weight[part], to_logits.T, inputs.hidden[rows])",
         "product(to_logits.T, inputs.hidden[rows], out=total.weight[part])",
         checks.recomputed,
     ),
     "uninitialised memory used": (
-        "klgrad.kernels.backward.gradients",
+        "klgrad.kernels.passes.gradients",
         "len(inputs.chunks) != 1",
         "len(inputs.chunks) > 1",
         checks.no_token,

@@ -5,7 +5,7 @@ import torch
 from kernels.cases import compare, make, weighted_sum
 from tolerances import EXACT, FAR, NEAR_KL, SINGLE
 
-from klgrad.kernels import Head, from_logits, reference, token_statistics
+from klgrad.kernels import Head, from_logits, fused_statistics, token_statistics
 
 INF = torch.inf
 
@@ -26,8 +26,8 @@ def test_a_small_kl_is_right_in_single_precision(step, size_of_kl, tiles, reques
     targets = torch.zeros(32, dtype=torch.long)
     found = token_statistics(hidden, Head(weight), targets, hidden, Head(other))
     wide = [x.double() for x in (hidden, weight, hidden, other)]
-    truth = reference.token_statistics(wide[0], Head(wide[1]), targets, wide[2], Head(wide[3]))
-    plain = reference.token_statistics(hidden, Head(weight), targets, hidden, Head(other))
+    truth = fused_statistics.reference_statistics(wide[0], Head(wide[1]), targets, wide[2], Head(wide[3]))
+    plain = fused_statistics.reference_statistics(hidden, Head(weight), targets, hidden, Head(other))
     assert size_of_kl / 3 < truth.reverse_kl.mean() < 3 * size_of_kl
     for name in ("reverse_kl", "forward_kl"):
         NEAR_KL.check(getattr(found, name), getattr(truth, name))
@@ -41,7 +41,7 @@ def test_a_large_kl_is_right_in_single_precision(spread):
     targets = torch.arange(16)
     found = from_logits(z, targets, z_ref)
     assert spread < 20 or found.reverse_kl.mean() > 50
-    compare(found, reference.statistics_of_logits(z.double(), targets, z_ref.double()), SINGLE)
+    compare(found, fused_statistics.statistics_of_logits(z.double(), targets, z_ref.double()), SINGLE)
 
 
 def test_a_peaked_policy_against_a_flat_reference():
@@ -53,7 +53,7 @@ def test_a_peaked_policy_against_a_flat_reference():
         targets = torch.full((4,), 7)
         found, truth = (
             from_logits(z, targets, z_ref),
-            reference.statistics_of_logits(z.double(), targets, z_ref.double()),
+            fused_statistics.statistics_of_logits(z.double(), targets, z_ref.double()),
         )
         for name in ("reverse_kl", "forward_kl"):
             FAR.check(getattr(found, name), getattr(truth, name))

@@ -2,9 +2,9 @@
 
 import torch
 
-from klgrad.kernels import project
+from klgrad.kernels import tiling
 
 
 def test_products_with_a_wider_result_are_found_where_torch_has_them():
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    assert ((major, minor) >= (2, 8)) == project.HAS_OUT_DTYPE
+    assert ((major, minor) >= (2, 8)) == tiling.HAS_OUT_DTYPE

@@ -172,7 +172,7 @@ def test_a_profile_names_what_each_kernel_does(bench):
     profile = importlib.import_module("profile_kernels")
     kind_of = profile.kind_of
     from klgrad.kernels import tiles_triton
-    from klgrad.kernels.hopper import gradient, merge, sums
+    from klgrad.kernels.hopper import gluon as gradient, gluon as merge, gluon as sums
 
     ours = (sums.sums_kernel, gradient.gradient_kernel, merge._merge_kernel)
     ours += (tiles_triton._statistics_kernel, tiles_triton._gradient_kernel)

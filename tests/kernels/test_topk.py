@@ -6,7 +6,7 @@ from kernels.cases import make
 from tolerances import EXACT, SINGLE
 
 from klgrad.errors import KernelInputError
-from klgrad.kernels import lumped_kl, reference, sampled_tail_kl, top_entries
+from klgrad.kernels import fused_statistics, lumped_kl, sampled_tail_kl, top_entries
 
 VOCABULARY, ROWS = 9, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -136,7 +136,7 @@ def test_renormalising_the_head_drops_both_the_tail_and_the_price_of_the_heads_m
 def test_from_a_teachers_stored_top_k_and_without_logits(divergence):
     """`entries_logp` of `token_statistics` have gradients with respect to hidden states and head."""
     case, wide = make((6,), 40, entries=0), make((6,), 40, entries=0)
-    stored = reference.logits(case.ref_hidden, case.ref_head).log_softmax(-1).topk(5)
+    stored = fused_statistics.logits(case.ref_hidden, case.ref_head).log_softmax(-1).topk(5)
     in_head = (stored.indices == case.targets[:, None]).any(-1)
     in_head[0] = True  # as a mask may say, for all that the formula cares
 
@@ -152,7 +152,7 @@ def test_from_a_teachers_stored_top_k_and_without_logits(divergence):
         .require_grad()
         .statistics()
     )
-    log_p = reference.logits(wide.require_grad().hidden, wide.head).log_softmax(-1)
+    log_p = fused_statistics.logits(wide.require_grad().hidden, wide.head).log_softmax(-1)
     expected = losses(log_p.gather(1, stored.indices), log_p.gather(1, wide.targets[:, None])[:, 0])
     total = losses(found.entries_logp, found.logp)
     EXACT.check(total, expected)

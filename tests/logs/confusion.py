@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # where it is run as a progr
 from logs.synthetic import SHAPES, sampled
 
 from klgrad import Rollout
-from klgrad.logs.diagnosis.causes import cause_of
-from klgrad.logs.diagnosis.evidence import Evidence
+from klgrad.logs.mismatch import Evidence, cause_of
 
 TEMPERATURES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
 

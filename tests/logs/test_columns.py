@@ -4,7 +4,7 @@ import pytest
 
 from klgrad.logs import LogError
 from klgrad.logs.columns import EXAMPLES, assign, parse_choices
-from klgrad.support.tensor_names import GROUP, MASK, ROLES, WHOSE, role_of
+from klgrad.support import GROUP, MASK, ROLES, WHOSE, role_of
 
 FRAMEWORKS = {
     "TRL": "per_token_logps ref_per_token_logps old_per_token_logps sampling_per_token_logps completion_mask",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import MissingExtraError, OutputError
-from klgrad.logs import examine, jsonl
+from klgrad.logs import examine, reader
 
 
 def run(*arguments):
@@ -101,7 +101,7 @@ def test_what_is_missing_is_named_without_a_file_where_it_is_no_fault_of_it(tmp_
 @pytest.mark.slow
 def test_reading_the_commands_needs_no_pyarrow():
     """Importing pyarrow takes a while; only a log needs it."""
-    code = "import sys; import klgrad.cli, klgrad.logs.read; print('pyarrow' in sys.modules)"
+    code = "import sys; import klgrad.cli, klgrad.logs.reader; print('pyarrow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout == "False\n", done.stderr
 
@@ -130,9 +130,9 @@ def test_json_lines_are_read_the_same_with_and_without_pyarrow(tmp_path, monkeyp
     path = write(tmp_path / "log.jsonl", data)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:9], "", *lines[9:]]))  # a blank line: that block is read line by line
-    monkeypatch.setattr(jsonl, "BLOCK", 700)
+    monkeypatch.setattr(reader, "BLOCK", 700)
     by_arrow = []
-    monkeypatch.setattr(jsonl, "_fast", lambda *args, fast=jsonl._fast: by_arrow.append(fast(*args)) or by_arrow[-1])
+    monkeypatch.setattr(reader, "_fast", lambda *args, fast=reader._fast: by_arrow.append(fast(*args)) or by_arrow[-1])
     fast = examine(path).to_dict()
     assert any(part is None for part in by_arrow)
     assert sum(part is not None for part in by_arrow) > 5

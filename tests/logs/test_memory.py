@@ -12,15 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from klgrad.logs import LogError, examine, limits, rowgroups
-from klgrad.logs.footer import row_groups
-from klgrad.logs.levels import longest_row
+from klgrad.logs import LogError, columns, examine, parquet
+from klgrad.logs.parquet import longest_row, row_groups
 
 REFUSED = 400
 """MiB that a file beyond a limit may take before it is refused. A Parquet page is decompressed, a line of JSON is read:
 each is below 100 MiB, and pyarrow's own imports and threads take the rest. Decoded, these files take several GiB."""
 
-LONG = limits.LONGEST_ROW + 1
+LONG = columns.LONGEST_ROW + 1
 
 PEAK = """
 import re, sys
@@ -119,10 +118,10 @@ def test_the_footer_is_read_as_pyarrow_reads_it(tmp_path):
 @pytest.mark.slow
 def test_a_batch_of_long_rows_is_cut(tmp_path, monkeypatch):
     """The mean length is not enough to plan a batch: a batch of only the long rows has many times as many entries."""
-    monkeypatch.setattr(rowgroups, "LONGEST_ROW", 5000)
+    monkeypatch.setattr(parquet, "LONGEST_ROW", 5000)
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(*[1] * 2000, *[1000] * 50), path)
-    sizes = [size for _, size in rowgroups.batches(pa, path, pq.ParquetFile(path).schema, {"logp": "logp"}, 2**20)]
+    sizes = [size for _, size in parquet.batches(pa, path, pq.ParquetFile(path).schema, {"logp": "logp"}, 2**20)]
     assert sizes == [5]
     assert examine(path).tokens == 52_000
 
@@ -131,9 +130,9 @@ def test_small_row_groups_are_read_together(tmp_path, monkeypatch):
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(*[10] * 1000), path, row_group_size=100)
     schema = pq.ParquetFile(path).schema
-    assert [groups for groups, _ in rowgroups.batches(pa, path, schema, {}, 2**20)] == [list(range(10))]
-    monkeypatch.setattr(rowgroups, "LONGEST_ROW", 2500)
-    assert [groups for groups, _ in rowgroups.batches(pa, path, schema, {}, 2**20)] == [
+    assert [groups for groups, _ in parquet.batches(pa, path, schema, {}, 2**20)] == [list(range(10))]
+    monkeypatch.setattr(parquet, "LONGEST_ROW", 2500)
+    assert [groups for groups, _ in parquet.batches(pa, path, schema, {}, 2**20)] == [
         [0, 1], [2, 3], [4, 5], [6, 7], [8, 9]
     ]  # fmt: skip
     assert examine(path).tokens == 10_000
@@ -227,7 +226,7 @@ def test_deeply_nested_json_is_read_or_refused(depth, tmp_path):
 
 
 def test_a_row_at_the_limit_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(rowgroups, "LONGEST_ROW", 1000)
+    monkeypatch.setattr(parquet, "LONGEST_ROW", 1000)
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(3, 1000, 2, 999), path)
     assert examine(path).tokens == 2004
@@ -238,7 +237,7 @@ def test_a_row_at_the_limit_is_read(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_levels_that_end_too_soon_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(rowgroups, "LONGEST_ROW", 100)
+    monkeypatch.setattr(parquet, "LONGEST_ROW", 100)
     path = tmp_path / "log.parquet"
     pq.write_table(table_of(50, 60), path, compression="none")
     whole = path.read_bytes()

@@ -10,32 +10,32 @@ from mutants import copy_with_fault, module_in
 
 MUTATIONS = {
     "errors without the correction for few clusters": (
-        "klgrad.core.standard_errors.RatioSums.estimates",
+        "klgrad.core.statistics.RatioSums.estimates",
         "(self.square / left)",
         "(self.square)",
     ),
     "a prompt's completions counted as independent": (
-        "klgrad.reports.accumulators.Totals.estimates",
+        "klgrad.reports.Totals.estimates",
         "self._clustered() or self._sums",
         "self._sums",
     ),
     "batches about means of their own": (
-        "klgrad.core.standard_errors.RatioSums._about",
+        "klgrad.core.statistics.RatioSums._about",
         "off = mean - _ratio(self.total, self.count)",
         "off = 0 * mean",
     ),
     "token ratios for prefix ratios": (
-        "klgrad.reports.accumulators.Ratios.add",
+        "klgrad.reports.Ratios.add",
         "prefix_ratio(rollout)[live]",
         "token_ratio(rollout)[live]",
     ),
     "a ratio without a token": (
-        "klgrad.reports.accumulators.Ratios.add",
+        "klgrad.reports.Ratios.add",
         "sequence_ratio(rollout)[live.any(-1), 0]",
         "sequence_ratio(rollout)[:, 0]",
     ),
     "the mismatch the other way round": (
-        "klgrad.reports.divergence.MismatchSums.add",
+        "klgrad.reports.MismatchSums.add",
         "away = -seen.log_ratio",
         "away = seen.log_ratio",
     ),
@@ -55,52 +55,52 @@ MUTATIONS = {
         "c.abs() > DEAD",
     ),
     "lengths with dead tokens": (
-        "klgrad.logs.chunk.build",
+        "klgrad.logs.columns.build",
         "lengths = counted[ends] - counted[ends - lengths]",
         "pass",
     ),
-    "padding taken for tokens": ("klgrad.logs.chunk._pad", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
-    "places among live tokens": ("klgrad.logs.chunk.Chunk.place", "token = int(torch.nonzero(live)[token])", "pass"),
+    "padding taken for tokens": ("klgrad.logs.columns._pad", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
+    "places among live tokens": ("klgrad.logs.columns.Chunk.place", "token = int(torch.nonzero(live)[token])", "pass"),
     "the other neighbour": (
-        "klgrad.logs.diagnosis.evidence.Evidence.add",
+        "klgrad.logs.mismatch.Evidence.add",
         "(seen.sampler_logp, seen.logp, live)",
         "(seen.logp, seen.sampler_logp, live)",
     ),
-    "repeats of any token": ("klgrad.logs.diagnosis.evidence.Evidence._first_tokens", "& (y[1:] == y[:-1])", ""),
-    "the ratio upside down": ("klgrad.logs.diagnosis.sampling._by_mean", "torch.expm1(-case.d)", "torch.expm1(case.d)"),
+    "repeats of any token": ("klgrad.logs.mismatch.Evidence._first_tokens", "& (y[1:] == y[:-1])", ""),
+    "the ratio upside down": ("klgrad.logs.mismatch._by_mean", "torch.expm1(-case.d)", "torch.expm1(case.d)"),
     "limits on the other side": (
-        "klgrad.logs.diagnosis.temperature._beyond",
+        "klgrad.logs.mismatch._beyond",
         "limit - y if a > 1 else y - limit",
         "y - limit",
     ),
-    "limits of the log-prob": ("klgrad.logs.diagnosis.temperature.allowed", "x - torch.log(-torch.expm1(x))", "x - 0"),
+    "limits of the log-prob": ("klgrad.logs.mismatch.allowed", "x - torch.log(-torch.expm1(x))", "x - 0"),
     "a filter where the mass is above 1": (
-        "klgrad.logs.diagnosis.sampling.filtered",
+        "klgrad.logs.mismatch.filtered",
         "mean + 5 * error < 1",
         "mean - 5 * error > 1",
     ),
     "nothing beside a filter": (
-        "klgrad.logs.diagnosis.sampling._of_contexts_alone",
+        "klgrad.logs.mismatch._of_contexts_alone",
         "found.within < 0.05",
         "found.within > 0.05",
     ),
     "noise taken for what is systematic": (
-        "klgrad.logs.diagnosis.causes._random",
+        "klgrad.logs.mismatch._random",
         "case.noise > 0.5",
         "case.noise < 0.5",
     ),
     "every number a bf16 number": (
-        "klgrad.logs.diagnosis.causes._half_format",
+        "klgrad.logs.mismatch._half_format",
         "values.to(dtype).double() == values",
         "values == values",
     ),
-    "lines counted from the block's start": ("klgrad.logs.jsonl._blocks", "first += breaks", "first += 0"),
+    "lines counted from the block's start": ("klgrad.logs.reader._blocks", "first += breaks", "first += 0"),
     "rows counted from the chunk's start": (
         "klgrad.logs.parquet._chunks",
         "arange(done, done + batch.num_rows)",
         "arange(batch.num_rows)",
     ),
-    "all prompts one": ("klgrad.logs.prompt_groups.Groups.number", "len(self._known))", "0)"),
+    "all prompts one": ("klgrad.logs.columns.Groups.number", "len(self._known))", "0)"),
 }
 
 
@@ -113,7 +113,7 @@ def copied(folder, *fault):
     sys.path.insert(0, str(folder))
     try:
         logs = importlib.import_module(f"{copy.name}.logs")
-        vars(module_in(copy.name, "klgrad.logs.jsonl"))["BLOCK"] = 2000  # bytes, so that small files have several
+        vars(module_in(copy.name, "klgrad.logs.reader"))["BLOCK"] = 2000  # bytes, so that small files have several
         yield logs
     finally:
         sys.path.remove(str(folder))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.logs import LogError, examine
-from klgrad.logs.figures import HEIGHT, WIDTH, figures_of
+from klgrad.logs.log_report import HEIGHT, WIDTH, figures_of
 
 STEPS = {1: "clean", 10: "temperature"}
 K3 = "kl/reverse/k3/per_token"
@@ -88,7 +88,7 @@ def test_other_columns_and_errors_name_the_file(tmp_path):
 
 def test_too_many_values_are_refused(tmp_path, monkeypatch):
     run_of(tmp_path / "run")
-    monkeypatch.setattr("klgrad.logs.by_label.MOST_LABELS", 1)
+    monkeypatch.setattr("klgrad.logs.coefficients.MOST_LABELS", 1)
     with pytest.raises(LogError, match="at most 1 different values in `step`"):
         examine(tmp_path / "run", by="step")
 

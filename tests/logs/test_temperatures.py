@@ -5,7 +5,7 @@ import torch
 from logs.confusion import OTHERS, TEMPERATURES, judge, judged, off, others, temperatures, width
 from logs.synthetic import SHAPES, sampled
 
-from klgrad.logs.diagnosis.temperature import STEP, allowed
+from klgrad.logs.mismatch import STEP, allowed
 
 WRONG = 0.02
 """Largest share of logs for which a wrong cause may be named."""

@@ -10,10 +10,15 @@ from tolerances import EXACT, SINGLE
 
 from klgrad import KLTerm
 from klgrad.errors import RolloutError
-from klgrad.verl.advantage import check_one_row_per_session, lowered_advantages
-from klgrad.verl.batch import rollout_of_micro_batch, rollout_of_step
 from klgrad.verl.declaration import term_of
-from klgrad.verl.metrics import step_kl, step_metrics
+from klgrad.verl.loss import (
+    check_one_row_per_session,
+    lowered_advantages,
+    rollout_of_micro_batch,
+    rollout_of_step,
+    step_kl,
+    step_metrics,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -164,7 +169,7 @@ def on_micro_batch(declaration, batch, rows, leaf, mode="token-mean"):
     """`kl_loss` on some rows of a batch, as a worker calls it; verl passes the numbers of the whole mini-batch."""
     from verl.utils import tensordict_utils
 
-    from klgrad.adapters.verl import actor
+    from klgrad.frameworks.verl import actor
     from klgrad.verl.loss import kl_loss
 
     part = {name: x[rows] for name, x in batch.items()}

@@ -5,9 +5,7 @@ from on_verl.configuration import HAS_VERL, composed, small
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Truncate
 from klgrad.errors import KlgradError, MeaningError, UnknownNameError
-from klgrad.verl.declaration import declared, term_of
-from klgrad.verl.meaning_notes import notes
-from klgrad.verl.settings import Settings
+from klgrad.verl.declaration import Settings, declared, notes, term_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

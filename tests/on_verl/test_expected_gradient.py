@@ -6,7 +6,7 @@ from on_verl.configuration import HAS_VERL
 from oracle import mean_gradient_over_groups
 from tolerances import EXACT
 
-from klgrad.audit.gradient import expected_gradient
+from klgrad.audit.gradients import expected_gradient
 from klgrad.audit.subject import Subject
 from klgrad.enumeration import autoregressive
 
@@ -47,7 +47,7 @@ def gradient_on_verl(subject, problem, advantage):
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("case", NODES)
 def test_it_is_that_of_the_term(case, on_policy):
-    from klgrad.adapters.verl_declared import declared
+    from klgrad.frameworks.verl import declared
     from klgrad.verl.declaration import term_of
 
     problem = PROBLEM.on_policy() if on_policy else PROBLEM
@@ -61,8 +61,8 @@ def test_it_is_that_of_the_term(case, on_policy):
 @pytest.mark.parametrize("placement", ["loss", "advantage"])
 def test_it_is_added_to_the_policy_gradient(placement):
     """Sample by sample: on-policy nothing is clipped, so the gradient of the sum is the sum of the gradients."""
-    from klgrad.adapters.verl_declared import declared
     from klgrad.audit.batch import from_problem
+    from klgrad.frameworks.verl import declared
 
     problem = PROBLEM.on_policy()
     rewards = torch.randn(len(problem.space), generator=torch.Generator().manual_seed(0)).double()
@@ -77,7 +77,7 @@ def test_it_is_added_to_the_policy_gradient(placement):
 
 
 def test_a_missing_detach_or_a_wrong_sign_would_be_seen(monkeypatch):
-    from klgrad.adapters import verl_declared
+    from klgrad.frameworks import verl as verl_declared
 
     problem, none = PROBLEM.on_policy(), torch.zeros(len(PROBLEM.space)).double()
     right = gradient_on_verl(verl_declared.declared({"placement": "advantage"}), problem, none)

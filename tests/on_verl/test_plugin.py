@@ -8,10 +8,9 @@ from on_verl.configuration import HAS_TRAINERS, HAS_VERL
 from on_verl.whole_runs import environment
 
 from klgrad.errors import ActivationError
-from klgrad.verl.active import check_status, expected, status
 from klgrad.verl.declaration import term_of
+from klgrad.verl.handshake import check_status, expected, received, sent, status
 from klgrad.verl.loss import KLLoss
-from klgrad.verl.sent import received, sent
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_trainers = pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed")
@@ -144,7 +143,7 @@ def test_trainers_that_would_ignore_the_settings_refuse_them():
 @pytest.mark.slow
 @needs_trainers
 def test_trainers_that_do_not_import_stop_their_own_runs_with_the_reason():
-    broken = "import sys; sys.modules['klgrad.verl.workers'] = None"
+    broken = "import sys; sys.modules['klgrad.verl.trainers'] = None"
     said = fresh(f"{broken}\n{START}\nprint([get_trainer_cls(m).__name__ for m in MODES])\nbuild('klgrad_sync')")
     assert "['PPOTrainerSync', 'PPOTrainerColocateAsync', 'PPOTrainerSeparateAsync']\n" in said, said
     assert "ActivationError expected klgrad's trainers to import; received ModuleNotFoundError" in said

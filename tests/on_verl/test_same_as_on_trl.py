@@ -71,7 +71,7 @@ def numbers(subject, on_policy):
 
 
 def on_trl(case):
-    from klgrad.adapters.trl import declared
+    from klgrad.frameworks.trl import declared
 
     _, _, settings = CASES[case]
     weighted = "kl_ratio" in settings
@@ -79,7 +79,7 @@ def on_trl(case):
 
 
 def on_verl(case):
-    from klgrad.adapters.verl_declared import declared
+    from klgrad.frameworks.verl import declared
 
     node, reduction, settings = CASES[case]
     return numbers(declared(node, reduction), on_policy="kl_ratio" not in settings)

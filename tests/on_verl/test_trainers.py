@@ -6,8 +6,8 @@ import tiny
 from on_verl.configuration import HAS_TRAINERS, composed
 
 from klgrad.errors import ActivationError, MeaningError
-from klgrad.trainer_parts.adaptive_beta import AdaptiveCoefficient
-from klgrad.verl import state
+from klgrad.integrations import AdaptiveCoefficient
+from klgrad.verl import handshake
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_trainers = pytest.mark.skipif(not HAS_TRAINERS, reason="verl with TransferQueue is not installed")
@@ -121,12 +121,12 @@ def test_a_driver_that_did_not_load_the_plug_in_is_refused(monkeypatch):
 
 def test_beta_is_kept_in_the_checkpoint(tmp_path):
     config = {"trainer": {"resume_mode": "auto", "default_local_dir": str(tmp_path), "resume_from_path": None}}
-    folder = state.step_folder(config, 7)
+    folder = handshake.step_folder(config, 7)
     assert folder == tmp_path / "global_step_7"
     fresh = AdaptiveCoefficient(0.1, target=1.0, horizon=5)
-    assert not state.load(fresh, folder)
-    state.save(AdaptiveCoefficient(0.7, target=1.0, horizon=5), folder)
-    assert state.load(fresh, folder)
+    assert not handshake.load_beta(fresh, folder)
+    handshake.save_beta(AdaptiveCoefficient(0.7, target=1.0, horizon=5), folder)
+    assert handshake.load_beta(fresh, folder)
     assert fresh.value == 0.7
     config["trainer"] |= {"resume_mode": "resume_path", "resume_from_path": "elsewhere/global_step_3"}
-    assert str(state.step_folder(config, 3)) == "elsewhere/global_step_3"
+    assert str(handshake.step_folder(config, 3)) == "elsewhere/global_step_3"

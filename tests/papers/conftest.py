@@ -2,9 +2,9 @@
 
 import pytest
 
-from klgrad.support import figure_files
+from klgrad import drawing
 
 
 @pytest.fixture(autouse=True)
 def _few_dots(monkeypatch):
-    monkeypatch.setattr(figure_files, "DPI", 30)
+    monkeypatch.setattr(drawing, "DPI", 30)

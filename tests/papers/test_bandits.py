@@ -7,7 +7,7 @@ from tolerances import EXACT
 from klgrad.core.credit import leave_one_out
 from klgrad.core.estimators import k1, k2, k3
 from klgrad.papers import Settings
-from klgrad.papers.tang_munos import bandits, fig2_gradient, regularised
+from klgrad.papers.tang_munos import bandits, fig2_gradient
 
 SAMPLES = 6
 
@@ -89,7 +89,7 @@ def test_the_exact_error_with_leave_one_out_is_that_over_every_group(samples):
 
 def test_where_k3_as_a_loss_is_going_by_the_definition():
     """KL(π*_rev‖π*) over KL(ref‖π*) of the first problem, from the formulae of the two optima."""
-    beta, problems = 0.7, bandits.draw(regularised.MANY, torch.Generator().manual_seed(1))
+    beta, problems = 0.7, bandits.draw(bandits.MANY, torch.Generator().manual_seed(1))
     ref, reward = problems.ref_logp[0].exp(), problems.reward[0]
     optimum = ref * (reward / beta).exp()
     optimum = optimum / optimum.sum()
@@ -99,5 +99,5 @@ def test_where_k3_as_a_loss_is_going_by_the_definition():
         low, high = (middle, high) if (beta * ref / (middle - reward)).sum() > 1 else (low, middle)
     forward = beta * ref / (high - reward)
     kl = lambda a, b: (a * (a / b).log()).sum()
-    found = regularised.optima_apart(Settings(seed=1), beta)
+    found = bandits.optima_apart(Settings(seed=1), beta)
     EXACT.check(found[0], kl(forward, optimum) / kl(ref, optimum))

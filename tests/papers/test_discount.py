@@ -7,11 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 from papers.made_up_runs import MADE, evaluations, judged, write
 
-from klgrad.cli.experiments import commands
+from klgrad.cli.reproduce import commands
 from klgrad.errors import ExperimentError
 from klgrad.papers import reproduce
 from klgrad.papers.own import discount as study
-from klgrad.papers.own.discount_gradients import MOMENTS, one_minus_cosine, squared_error
+from klgrad.papers.own.discount import MOMENTS, one_minus_cosine, squared_error
 from klgrad.papers.study import Study
 
 BASELINE = "-leave-one-out"

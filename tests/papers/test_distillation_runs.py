@@ -2,7 +2,7 @@
 
 import pytest
 
-from klgrad.papers.distillation_runs import nearest
+from klgrad.papers.runs import nearest
 
 
 def ends(*runs):

@@ -5,7 +5,7 @@ import torch
 from tolerances import EXACT
 
 from klgrad.enumeration import CompletionSpace, Problem, target_gradients
-from klgrad.papers.tang_munos import first_order_descent as descent
+from klgrad.papers.tang_munos import first_order
 from klgrad.papers.tang_munos.fig8_sequences import METHODS, UNBIASED
 from klgrad.papers.tang_munos.first_order import Problems, draw
 
@@ -56,7 +56,7 @@ def test_divergences_and_length_are_those_over_all_completions(ends):
 @pytest.mark.parametrize("level", ["sequence", "token"])
 def test_the_exact_gradient_is_that_over_all_completions(level, ends):
     problems = small(ends)
-    found = descent.exact_gradient(problems, level)
+    found = first_order.exact_gradient(problems, level)
     for i in range(2):
         expected = torch.zeros(CLASSES, VOCAB, dtype=torch.float64)
         for prompt in range(VOCAB):
@@ -90,12 +90,12 @@ def test_a_step_descends_the_exact_gradient_in_the_mean(name, level):
     many = problems.repeated(draws)
     logits = many.start.clone().requires_grad_()
     uniform = torch.rand(draws, 64, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    loss = descent.total_loss(METHODS[name], many, many.log_probs(logits), uniform)
+    loss = first_order.total_loss(METHODS[name], many, many.log_probs(logits), uniform)
     gradient = torch.autograd.grad(loss, logits)[0].flatten(1)
     error = gradient.std(0) / draws**0.5
-    z = (gradient.mean(0) - descent.exact_gradient(problems, level)[0]) / error
+    z = (gradient.mean(0) - first_order.exact_gradient(problems, level)[0]) / error
     assert float(z.abs().max()) < 5
-    other = descent.exact_gradient(problems, "token" if level == "sequence" else "sequence")[0]
+    other = first_order.exact_gradient(problems, "token" if level == "sequence" else "sequence")[0]
     assert float(((gradient.mean(0) - other) / error).abs().max()) > 5
 
 
@@ -107,7 +107,7 @@ def test_problems_do_not_influence_each_other(name):
     def gradient(rows: slice) -> torch.Tensor:
         some = Problems(problems.ref[rows], problems.start[rows], ends=True)
         logits = some.start.clone().requires_grad_()
-        loss = descent.total_loss(METHODS[name], some, some.log_probs(logits), uniform[rows])
+        loss = first_order.total_loss(METHODS[name], some, some.log_probs(logits), uniform[rows])
         return torch.autograd.grad(loss, logits)[0]
 
     EXACT.check(gradient(slice(0, 2)), torch.cat([gradient(slice(0, 1)), gradient(slice(1, 2))]))
@@ -116,7 +116,7 @@ def test_problems_do_not_influence_each_other(name):
 def test_a_problem_does_not_choose_its_own_rate():
     # After one point: rate 0 is better for the even problems, rate 1 for the odd ones.
     kl = torch.tensor([[[1.0, 9.0, 1.0, 9.0], [4.0, 4.0, 4.0, 4.0]]])
-    found, best = descent.at_best_rate({"kl": kl, "length": -kl})
+    found, best = first_order.at_best_rate({"kl": kl, "length": -kl})
     assert best.tolist() == [[1, 0]]
     assert found["kl"].tolist() == [[4.0, 9.0, 4.0, 9.0]]
     assert found["length"].tolist() == [[-4.0, -9.0, -4.0, -9.0]]

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from klgrad.papers import Settings
-from klgrad.papers.recorded_runs import COMMITTED
+from klgrad.papers.runs import COMMITTED
 from klgrad.papers.tang_munos import fig7_frontier
 
 NOISIER = 8

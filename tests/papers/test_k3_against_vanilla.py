@@ -4,8 +4,8 @@ import pytest
 import torch
 from tolerances import EXACT, SINGLE
 
-from klgrad.papers.tang_munos import bandits, k3_against_vanilla
-from klgrad.papers.tang_munos.k3_against_vanilla import EXPERIMENT, EXPERIMENTS, K3, VANILLA
+from klgrad.papers.tang_munos import bandits, fig3_minimise
+from klgrad.papers.tang_munos.fig3_minimise import EXPERIMENTS, K3, PROBLEMS_AT_A_TIME as EXPERIMENT, VANILLA
 
 METHODS = ["k1-reward", "k3-loss"]
 
@@ -21,7 +21,7 @@ def test_a_step_descends_the_gradient_of_the_engine(samples):
     counts = torch.zeros_like(logits).scatter_add_(-1, arms, torch.ones(arms.shape, dtype=logits.dtype))
     gradient = bandits.estimated_gradients(METHODS, logp - ref_logp, counts, logp.exp())
     moved = logits.clone()
-    k3_against_vanilla.descend(moved, logp.exp(), arms, ref_logp)
+    fig3_minimise.descend(moved, logp.exp(), arms, ref_logp)
     EXACT.check(moved, logits - bandits.RATE * gradient)
 
 
@@ -33,8 +33,8 @@ def test_counts_are_of_the_sampled_arms():
 
 
 def test_without_noise_k3_descends_the_forward_kl_and_vanilla_the_reverse(monkeypatch):
-    monkeypatch.setattr(k3_against_vanilla, "STEPS", (1,))
-    found = k3_against_vanilla.exact(1.5, 3, 1, torch.Generator().manual_seed(0))
+    monkeypatch.setattr(fig3_minimise, "STEPS", (1,))
+    found = fig3_minimise.exact_descent(1.5, 3, 1, torch.Generator().manual_seed(0))
     problems = bandits.draw(3, torch.Generator().manual_seed(0), torch.float32, scale=1.5)
     forward = lambda logp: bandits.divergence(problems.ref_logp, logp)
     reverse = lambda logp: bandits.divergence(logp, problems.ref_logp)
@@ -54,8 +54,8 @@ def test_the_start_is_scaled_away_from_ref():
 
 
 def test_many_problems_are_independent_blocks():
-    found = k3_against_vanilla.sampled(2, 1.0, 2 * k3_against_vanilla.BLOCK, 2, torch.Generator().manual_seed(0))
-    assert found.shape == (2, 3, 2 * k3_against_vanilla.BLOCK)  # the start, step 1 and step 2
+    found = fig3_minimise.sampled(2, 1.0, 2 * fig3_minimise.BLOCK, 2, torch.Generator().manual_seed(0))
+    assert found.shape == (2, 3, 2 * fig3_minimise.BLOCK)  # the start, step 1 and step 2
     assert torch.equal(found[VANILLA, 0], found[K3, 0])
     assert len(set(found[K3, 2].tolist())) == found.shape[-1]
 
@@ -64,7 +64,7 @@ def test_the_share_of_experiments_with_a_heavy_tail():
     """One problem in a hundred far above, the others below: an experiment shows it if it has at least one of them."""
     difference = torch.full((2, 1000), -1.0, dtype=torch.float64)
     difference[0, :10] = 1e4
-    share = k3_against_vanilla.share_of_experiments(difference, torch.Generator().manual_seed(0))
+    share = fig3_minimise.share_of_experiments(difference, torch.Generator().manual_seed(0))
     expected = 1 - 0.99**EXPERIMENT
     error = (expected * (1 - expected) / EXPERIMENTS) ** 0.5
     assert abs(share[0].item() - expected) < 4 * error
@@ -75,7 +75,7 @@ def test_runs_that_end_above_their_start_are_counted_and_left_out():
     start = torch.ones(100)
     vanilla, k3 = torch.full((100,), 0.5), torch.full((100,), 0.25)
     k3[:3] = 90.0
-    found = k3_against_vanilla.compared(
+    found = fig3_minimise.compared(
         torch.stack([torch.stack([start, vanilla]), torch.stack([start, k3])]), torch.Generator().manual_seed(0)
     )
     assert found["thrown"] == pytest.approx(0.03)

@@ -6,7 +6,7 @@ import torch
 from tolerances import EXACT
 
 from klgrad.core.estimators import k2, k3, k_lambda
-from klgrad.papers.all_studies import studies
+from klgrad.papers.study import studies
 
 GENERATOR = torch.Generator().manual_seed(7)
 LOGITS, REF_LOGITS, REWARD = torch.randn(3, 6, generator=GENERATOR, dtype=torch.float64)

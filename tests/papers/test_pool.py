@@ -14,7 +14,7 @@ import torch
 from some import first
 
 from klgrad.papers import Settings, every_outcome
-from klgrad.papers.all_studies import studies
+from klgrad.papers.study import studies
 
 pytestmark = pytest.mark.slow
 NAMES = ("schulman/table", "tang-munos/fig1")

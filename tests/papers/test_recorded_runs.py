@@ -13,13 +13,12 @@ from some import first
 from tolerances import DRAWN_AGAIN, EXACT
 from typer.testing import CliRunner
 
-from klgrad.cli import app, experiments
+from klgrad.cli import app, reproduce as experiments
 from klgrad.errors import ExperimentError
 from klgrad.papers import Settings, reproduce
-from klgrad.papers.all_studies import studies
 from klgrad.papers.comedy import on_policy
 from klgrad.papers.frpo import kl_in_reward
-from klgrad.papers.recorded_runs import (
+from klgrad.papers.runs import (
     COMMITTED,
     at_start,
     collapse_if_run,
@@ -27,14 +26,18 @@ from klgrad.papers.recorded_runs import (
     difference,
     difference_if_run,
     equal_over_seeds,
+    error_of_kl_at,
     exceeds_over_seeds,
+    gap_at_equal_kl,
+    kl_at,
     over_seeds,
     paired_difference,
     paths,
+    points_of,
+    right_at,
     summaries,
 )
-from klgrad.papers.reward_and_kl import error_of_kl_at, gap_at_equal_kl, kl_at, points_of, right_at
-from klgrad.papers.study import all_exceed, exceeds, no_gain
+from klgrad.papers.study import all_exceed, exceeds, no_gain, studies
 from klgrad.papers.tang_munos import fig8_language_model
 
 STUDIES = studies()
@@ -437,7 +440,7 @@ def test_run_calls_the_scripts_and_reports_a_failure(status, tmp_path, monkeypat
         return subprocess.CompletedProcess(command, status)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("klgrad.models.resolve.resolve", lambda _: "MODEL")
+    monkeypatch.setattr("klgrad.models.resolve", lambda _: "MODEL")
     monkeypatch.setattr(experiments.subprocess, "run", called)
     chosen = [STUDIES["tang-munos/fig8"]]
     if status:

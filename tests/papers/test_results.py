@@ -6,8 +6,7 @@ import pytest
 from some import first
 
 from klgrad.papers import Settings, reproduce
-from klgrad.papers.all_studies import studies
-from klgrad.papers.study import VERDICTS
+from klgrad.papers.study import VERDICTS, studies
 
 STUDIES = studies()
 

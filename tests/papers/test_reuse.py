@@ -8,10 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from papers.made_up_runs import ERROR, MADE, START, judged, write
 
+from klgrad.drawing import look
 from klgrad.papers import Settings, reproduce
 from klgrad.papers.own import reuse as study
 from klgrad.papers.study import Study
-from klgrad.support.figure_files import look
 
 BEST = ("0.0006", "cosine")
 ENDS = {("klgrad", 1, 256): 0.8, ("klgrad", 2, 256): 0.7, ("klgrad", 4, 256): 0.6, ("klgrad", 8, 256): 0.5}

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app, reproduce as command
 from klgrad.errors import MissingExtraError, UnknownNameError
-from klgrad.papers import Check, Settings, Study, reproduce, study_runner
-from klgrad.papers.study import all_exceed, below, exceeds, within
-from klgrad.papers.study_runner import Outcome
+from klgrad.papers import Check, Settings, Study, reproduce, study as study_runner
+from klgrad.papers.study import Outcome, all_exceed, below, exceeds, within
 
 
 def study(numbers=None, *, holds=True, fails=None):
@@ -89,7 +88,7 @@ def test_the_digest_of_the_code_depends_on_every_source(tmp_path, monkeypatch):
 def test_the_status_is_1_if_a_claim_is_contradicted(holds, decided, status, tmp_path, monkeypatch):
     made = study()
     monkeypatch.setattr(made.module, "check", lambda found: [Check("it holds", "1", holds, decided)])
-    monkeypatch.setattr("klgrad.papers.all_studies.studies", lambda: {made.name: made})
+    monkeypatch.setattr("klgrad.papers.study.studies", lambda: {made.name: made})
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == status, done.output
 
@@ -118,7 +117,7 @@ def test_a_verdict_on_a_papers_claim_leaves_out_sentences_that_are_ours():
 def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
     first, second = study(), study(fails=KeyboardInterrupt())
     second = Study("paper/second", second.module)
-    monkeypatch.setattr("klgrad.papers.all_studies.studies", lambda: {first.name: first, second.name: second})
+    monkeypatch.setattr("klgrad.papers.study.studies", lambda: {first.name: first, second.name: second})
     stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert stopped.exit_code == 130
     assert "to compute the missing results" in stopped.output
@@ -182,7 +181,7 @@ def test_checks_judge():
 
 
 def test_results_depend_on_the_seed_and_on_nothing_else(tmp_path):
-    from klgrad.papers.all_studies import studies
+    from klgrad.papers.study import studies
 
     fig1 = studies()["tang-munos/fig1"]
     a, b, c = (fig1.run(Settings(quick=True, seed=seed)) for seed in (0, 0, 1))

@@ -9,9 +9,9 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, Rollout, kl_report, mismatch_report
 from klgrad.core.importance import effective_sample_size
-from klgrad.core.standard_errors import ratio_of_means
+from klgrad.core.statistics import ratio_of_means
 from klgrad.errors import RolloutError
-from klgrad.reports.divergence import KLSums
+from klgrad.reports import KLSums
 
 Z = 5.0
 """Standard errors that a mean over fixed seeds may be off: one in two million."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from klgrad import support
 from klgrad.errors import OutputError
-from klgrad.support import atomic_files
-from klgrad.support.atomic_files import partials_of, write_output, write_whole
+from klgrad.support import partials_of, write_output, write_whole
 
 
 def names_in(folder):
@@ -176,7 +176,7 @@ def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path, monkeyp
     foreseen.symlink_to("victim")
     write_whole(tmp_path / "out.json", "whole")
     assert victim.read_text() == "data"
-    monkeypatch.setattr(atomic_files, "_partial_of", lambda target: foreseen)
+    monkeypatch.setattr(support, "_partial_of", lambda target: foreseen)
     with pytest.raises(OutputError, match="File exists"):
         write_whole(tmp_path / "out.json", "new")
     assert victim.read_text() == "data"
@@ -186,7 +186,7 @@ def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path, monkeyp
 
 def test_bytes_into_a_pipe_that_nobody_reads(monkeypatch):
     """More than the pipe and the buffer hold, so that the write itself fails."""
-    from klgrad.cli.streams import PipeClosed, Stream
+    from klgrad.cli.console import PipeClosed, Stream
 
     reader, writer = os.pipe()
     os.close(reader)

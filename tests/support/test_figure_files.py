@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from klgrad.support.figure_files import DPI, content, plain_number, write_figure
+from klgrad.drawing import DPI, content, plain_number, write_figure
 
 
 def drawn(scale="log", base=10, top=1e-6):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from klgrad import KLTerm
 from klgrad.audit import audit
-from klgrad.audit.expectations import OFF_POLICY, ON_POLICY
+from klgrad.audit.advice import OFF_POLICY, ON_POLICY
 from klgrad.cli import app
 from klgrad.errors import LossCallError, UnknownNameError, VerdictError
 from klgrad.testing import assert_descends

@@ -39,7 +39,7 @@ def test_the_hook_fails_where_a_verdict_differs():
 
 
 def test_the_hook_never_passes_without_an_expectation_and_a_loss(monkeypatch):
-    monkeypatch.setattr("klgrad.audit.known_losses.COMMON", ("k2-loss", "k3-loss"))  # two are enough
+    monkeypatch.setattr("klgrad.audit.subject.COMMON", ("k2-loss", "k3-loss"))  # two are enough
     assert hook().exit_code != 0
     assert hook(f"{LOSSES}:squared").exit_code != 0
     assert hook("reverse-kl-token").exit_code == 1  # the losses of the catalogue differ

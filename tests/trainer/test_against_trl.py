@@ -7,7 +7,7 @@ from tolerances import SAME_STEPS
 
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.sanity import whole_groups
+from klgrad.trl.kl_trainer import whole_groups
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 

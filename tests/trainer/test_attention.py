@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from klgrad.trl.attention import avoid_cudnn_attention, warn_of_cudnn_attention
+from klgrad.trl.contract import avoid_cudnn_attention, warn_of_cudnn_attention
 
 HERE = torch.device("cuda")
 AFFECTED = {"version": "2.13.0+cu130", "capability": (9, 0), "enabled": True}

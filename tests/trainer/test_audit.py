@@ -3,8 +3,8 @@
 import pytest
 from some import first
 
-from klgrad.adapters.trl import declared
 from klgrad.audit import audit
+from klgrad.frameworks.trl import declared
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 

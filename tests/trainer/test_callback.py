@@ -17,10 +17,16 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.trl import CallbackWarning, KLCallback, KLConfig, KLTrainer
-from klgrad.trl.callback import kl_callback, passes, reference
-from klgrad.trl.callback.passes import Passes
-from klgrad.trl.callback.reference import Reference, StartWeights
+from klgrad.trl import (
+    CallbackWarning,
+    KLCallback,
+    KLConfig,
+    KLTrainer,
+    callback as kl_callback,
+    reference,
+    reference as passes,
+)
+from klgrad.trl.reference import Passes, Reference, StartWeights
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error::klgrad.trl.CallbackWarning")]
 K3 = "kl/reverse/k3/per_token"

@@ -4,9 +4,9 @@ import pytest
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Truncate
 from klgrad.errors import MeaningError
-from klgrad.trainer_parts.bound_text import bound_of
+from klgrad.integrations import bound_of
 from klgrad.trl import KLConfig
-from klgrad.trl.meaning_notes import MeaningWarning, notes
+from klgrad.trl.config_checks import MeaningWarning, notes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,13 +12,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.seam import loss_source, version
-from klgrad.trl.seam.batch import Completions
-from klgrad.trl.seam.contract import check_contract
-from klgrad.trl.seam.forward import ForwardPass, PreparedAnswer
-from klgrad.trl.seam.loss import StandInBeta
-from klgrad.trl.seam.version import ContractError
+from klgrad.trl import KLConfig, KLTrainer, compat, contract
+from klgrad.trl.compat import Completions, ContractError, ForwardPass, PreparedAnswer, StandInBeta
+from klgrad.trl.contract import check_contract
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -57,7 +53,7 @@ def test_a_version_inside_the_window_is_not_refused(found, monkeypatch):
 
 def test_the_window_is_what_the_package_claims():
     claims = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    assert version.WINDOW in claims["project"]["optional-dependencies"]["train"]
+    assert compat.WINDOW in claims["project"]["optional-dependencies"]["train"]
 
 
 def as_trls_own(source, name):
@@ -172,7 +168,7 @@ def test_a_function_whose_code_was_replaced_is_read_again(monkeypatch):
     loss = inspect.unwrap(GRPOTrainer._compute_loss)
     monkeypatch.setattr(loss, "__code__", inspect.unwrap(GRPOTrainer._generate).__code__)
     with pytest.raises(ContractError, match="`beta` used"):
-        loss_source.check_loss(GRPOTrainer._compute_loss)
+        contract.check_loss(GRPOTrainer._compute_loss)
 
 
 def test_a_source_that_cannot_be_read_is_refused(monkeypatch):
@@ -180,7 +176,7 @@ def test_a_source_that_cannot_be_read_is_refused(monkeypatch):
         raise OSError("could not get source code")
 
     monkeypatch.setattr(inspect, "getsource", unreadable)
-    loss_source._tree.cache_clear()
+    contract._tree.cache_clear()
     with pytest.raises(ContractError, match=r"the source of .*could not get source code"):
         check()
 

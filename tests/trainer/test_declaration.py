@@ -8,10 +8,9 @@ from tolerances import EXACT
 from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.declaration import declared
-from klgrad.trl.loss_terms import per_token_loss
-from klgrad.trl.meaning_notes import MeaningWarning
-from klgrad.trl.objective import fields_of
+from klgrad.trl.config import declared, fields_of
+from klgrad.trl.config_checks import MeaningWarning
+from klgrad.trl.kl_trainer import per_token_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

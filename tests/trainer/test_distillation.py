@@ -11,11 +11,10 @@ from trl.trainer import distillation_trainer as trl_module
 
 from klgrad.errors import KernelInputError, MeaningError
 from klgrad.kernels import Head
-from klgrad.kernels.reference import logits as logits_of
-from klgrad.trl import DistillationTrainer
+from klgrad.kernels.fused_statistics import logits as logits_of
+from klgrad.trl import DistillationTrainer, contract
+from klgrad.trl.compat import ContractError
 from klgrad.trl.distillation import divergence_loss
-from klgrad.trl.seam import distillation as seam
-from klgrad.trl.seam.version import ContractError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -217,7 +216,7 @@ def test_a_head_that_is_read_wrongly_is_refused_before_the_first_step(whose, tmp
 
 
 def test_another_trl_is_refused(monkeypatch):
-    seam.check_distillation()
+    contract.check_distillation()
     monkeypatch.setattr(trl_module, "_chunked_divergence_loss", lambda hidden, mask: None)
     with pytest.raises(ContractError, match=r"received parameters \(hidden, mask\)"):
-        seam.check_distillation()
+        contract.check_distillation()

@@ -9,7 +9,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from klgrad.errors import MeaningError
 from klgrad.trl import KLConfig, KLTrainer
-from klgrad.trl.seam.version import ContractError
+from klgrad.trl.compat import ContractError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

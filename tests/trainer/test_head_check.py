@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from klgrad.errors import MeaningError
-from klgrad.trl import KLConfig, KLTrainer, head_check
-from klgrad.trl.head_check import difference, few_tokens
-from klgrad.trl.seam.batch import Completions
+from klgrad.trl import KLConfig, KLTrainer, scorer as head_check
+from klgrad.trl.compat import Completions
+from klgrad.trl.scorer import difference, few_tokens
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 

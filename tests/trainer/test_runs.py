@@ -14,8 +14,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from klgrad import Rollout
 from klgrad.errors import KernelInputError, MeaningError, RolloutError
 from klgrad.trl import KLConfig, KLTrainer, scorer
-from klgrad.trl.groups import shuffled_by_group, with_peers
 from klgrad.trl.metrics import unbiased_kl
+from klgrad.trl.scorer import shuffled_by_group, with_peers
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def made(path, **settings) -> Any:
 
 
 def test_the_embedded_model_by_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("klgrad.models.resolve.resolve", {"smollm2": tiny.folder(), "smollm2:1": tiny.folder(1)}.get)
+    monkeypatch.setattr("klgrad.models.resolve", {"smollm2": tiny.folder(), "smollm2:1": tiny.folder(1)}.get)
     settings = {**tiny.SETTINGS, "output_dir": str(tmp_path)}
     trainer = KLTrainer("smollm2", tiny.reward, KLConfig(**settings), train_dataset=tiny.prompts())
     assert trainer.model.config.num_hidden_layers == 2

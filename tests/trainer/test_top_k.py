@@ -8,8 +8,8 @@ from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout
 from klgrad.kernels import TokenStatistics, TopEntries
-from klgrad.trl.objective import Objective
-from klgrad.trl.top_k import with_top_k_kl
+from klgrad.trl.config import Objective
+from klgrad.trl.scorer import with_top_k_kl
 
 WORDS, LENGTH, K = 4, 2, 2
 STATES = 1 + WORDS  # before the first word, and after each

@@ -7,19 +7,15 @@ import torch
 from tolerances import EXACT, FLOAT32_REWARD
 
 from klgrad import KLTerm
-from klgrad.adapters.trl import declared
-from klgrad.adapters.trl_settings import KL_FIELDS_LEFT_OUT, audited_settings
 from klgrad.audit import audit, audit_in_large_batches
 from klgrad.audit.batch import advantage_of, from_problem
-from klgrad.audit.gradient import evaluate, expected_gradient
-from klgrad.audit.large_batches import limit_cases, limit_gradient
-from klgrad.audit.measurement import Measurement
+from klgrad.audit.gradients import Measurement, evaluate, expected_gradient, limit_cases, limit_gradient
+from klgrad.audit.match import MATCH, Comparison
 from klgrad.audit.subject import as_subject
-from klgrad.audit.verdict import MATCH, Comparison
 from klgrad.enumeration import autoregressive
+from klgrad.frameworks.trl import KL_FIELDS_LEFT_OUT, audited_settings, declared
 from klgrad.trl import KLConfig
-from klgrad.trl.field_limits import LOSS_TYPES
-from klgrad.trl.meaning_notes import notes
+from klgrad.trl.config_checks import LOSS_TYPES, notes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

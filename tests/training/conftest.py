@@ -35,7 +35,7 @@ def called(tiny, command, output, *more, **settings):
     from rich.console import Console
 
     from klgrad.training.run import run
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.settings import parse
 
     small = {} if settings.get("resume") else {"model": tiny, **SMALL}
     if command == "distill" and not settings.get("resume"):

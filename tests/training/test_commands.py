@@ -9,10 +9,9 @@ from training.small import SMALL, WORDS, arguments, write_model
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import KernelInputError, KlgradError
-from klgrad.training import launch
-from klgrad.training.settings.parse import parse, read
-from klgrad.training.training_errors import ModelError, RunError, SettingError
+from klgrad.errors import KernelInputError, KlgradError, ModelError, RunError, SettingError
+from klgrad.training import settings as launch
+from klgrad.training.settings import parse, read
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -86,7 +85,7 @@ def test_the_model_card_names_the_base_model_and_the_kl(command, kl, runs, model
     ],
 )
 def test_the_base_model_for_the_hub(name, base):
-    from klgrad.training.output.model_card import _on_hub
+    from klgrad.training.report import _on_hub
 
     assert _on_hub(name) == base
 
@@ -147,7 +146,7 @@ def test_overwriting_removes_the_old_run(run, tmp_path):
 @pytest.fixture
 def no_audit(monkeypatch):
     """For a test of other parts of a dry run, of which the audit takes longest."""
-    monkeypatch.setattr("klgrad.training.output.dry_run.trained_lines", lambda _: ["audited"])
+    monkeypatch.setattr("klgrad.training.report.trained_lines", lambda _: ["audited"])
 
 
 def dry_run(command, which, **settings):
@@ -247,7 +246,7 @@ def test_a_dry_run_without_a_kl_audits_nothing(model):
     ],
 )
 def test_over_how_many_completions_a_run_averages(model, settings, completions):
-    from klgrad.training.output.trained import completions_in_mean
+    from klgrad.training.report import completions_in_mean
 
     given = arguments(**{**SMALL, "model": model, "gradient_accumulation_steps": 3, **settings})
     assert completions_in_mean(parse("train", given).training) == completions
@@ -270,7 +269,7 @@ def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
     """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
 
     def lines(command, **settings):
-        from klgrad.training.output.dry_run import objective_lines
+        from klgrad.training.report import objective_lines
 
         which = {"model": model} if command == "train" else {"teacher": model}
         return objective_lines(parse(command, arguments(**{**SMALL, **which, **settings})))
@@ -312,7 +311,7 @@ def test_memory_counts_what_is_there(model):
     from transformers import AutoModelForCausalLM
 
     from klgrad.training.build import models_of
-    from klgrad.training.output.memory import estimate
+    from klgrad.training.report import estimate
 
     settings = parse("train", arguments(**{**SMALL, "model": model}))
     items = {item.name: item.bytes for item in estimate(settings, models_of(settings))}
@@ -352,7 +351,7 @@ def test_memory_counts_what_is_there(model):
 )
 def test_memory_says_what_it_does_not_account_for(model, settings, name, said):
     from klgrad.training.build import models_of
-    from klgrad.training.output.memory import estimate
+    from klgrad.training.report import estimate
 
     parsed = parse("train", arguments(**{**SMALL, "model": model, **settings}))
     assert {item.name: item.note for item in estimate(parsed, models_of(parsed))}[name] == said
@@ -429,10 +428,8 @@ def test_help_shows_the_defaults_of_the_command(command, defaults):
 
 @pytest.mark.parametrize("command", ["train", "distill"])
 def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
-    from klgrad.cli.settings_help import rows
-    from klgrad.cli.train_or_distill import COMMAND, MODEL, TRAINING
-    from klgrad.training.settings.presets import preset_of
-    from klgrad.training.settings.setting_parser import Parser
+    from klgrad.cli.train import COMMAND, MODEL, TRAINING, rows
+    from klgrad.training.settings import Parser, preset_of
 
     parser = Parser(command)
     model = "smollm2" if command == "train" else "smollm2:20"  # two thirds of 30 layers

@@ -102,7 +102,7 @@ def test_more_seeds_have_the_best_rate_and_schedule_of_the_first(part, file, kin
 def test_a_full_queue_begins_with_different_batches_of_the_student_that_others_start_from(load, monkeypatch, tmp_path):
     """The updates that fill it leave the student as it is; then the batches are trained on in their order."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    stale, packed, lag = load("exp_stale_distill"), load("packed"), importlib.import_module("klgrad.trl.lag")
+    stale, packed, lag = load("exp_stale_distill"), load("packed"), importlib.import_module("klgrad.trl.kl_trainer")
     monkeypatch.setattr(stale, "LAYERS", 2)
     given, trained = argparse.Namespace(model=write_model(tmp_path / "model")), {}
     exchange = lag.LagQueue.exchange

@@ -8,13 +8,12 @@ import numpy
 import pytest
 import torch
 
-from klgrad.errors import MeaningError
-from klgrad.support.atomic_files import finite
-from klgrad.training.callbacks.progress import evaluation_line
+from klgrad.errors import MeaningError, SettingError
+from klgrad.support import finite
+from klgrad.training.callbacks import evaluation_line
 from klgrad.training.evaluate import SAMPLES, _mean
-from klgrad.training.output.summary import score
-from klgrad.training.rng import apart
-from klgrad.training.training_errors import SettingError
+from klgrad.training.libraries import apart_from_rng as apart
+from klgrad.training.report import score
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -56,7 +55,7 @@ def trainer(model, tmp_path):
     from training.small import SMALL, arguments
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.settings import parse
 
     def made(**settings):
         settings = parse("train", arguments(**{**SMALL, "model": model, "output_dir": tmp_path, **settings}))
@@ -136,8 +135,7 @@ def test_greedy_is_the_likeliest(trainer):
 
 @pytest.mark.slow
 def test_a_greedy_run_tells_no_kl(run, tmp_path):
-    from klgrad.training.output.comparison import load, table
-    from klgrad.training.output.figures import Drawn, _draw_run
+    from klgrad.training.figures import Drawn, _draw_run, load, table
 
     status, text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)
     assert status == 0
@@ -183,14 +181,14 @@ def test_a_dataset_with_completions_of_its_own(run, tmp_path):
         for i in range(20)
     ]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = {"task": tmp_path / "own.jsonl", "reward": "klgrad.training.data.rewards:correct", "max_steps": 1}
+    given = {"task": tmp_path / "own.jsonl", "reward": "klgrad.training.data:correct", "max_steps": 1}
     assert run("train", tmp_path / "run", **given)[0] == 0
 
 
 def test_too_few_prompts_for_one_update(run, tmp_path):
     rows = [{"prompt": f"Compute {i} + 1", "answer": str(i + 1)} for i in range(5)]
     (tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = {"task": tmp_path / "few.jsonl", "reward": "klgrad.training.data.rewards:correct", "eval_size": 0}
+    given = {"task": tmp_path / "few.jsonl", "reward": "klgrad.training.data:correct", "eval_size": 0}
     with pytest.raises(MeaningError, match=r"at least 8 prompts.*received 5; .*not one update would be made"):
         run("train", tmp_path / "run", **given, max_steps=3, per_device_train_batch_size=32)
     with pytest.raises(MeaningError, match=r"at least 2 prompts.*received 1; "):

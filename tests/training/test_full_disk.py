@@ -13,10 +13,9 @@ from training.conftest import contents
 from training.small import SMALL, arguments
 
 from klgrad.cli import main
-from klgrad.errors import OutputError
-from klgrad.training.checkpoint.integrity import fault, last_sound
-from klgrad.training.library_errors import write_failure
-from klgrad.training.training_errors import RewardError, RunError
+from klgrad.errors import OutputError, RewardError, RunError
+from klgrad.training.checkpoint import fault, last_sound
+from klgrad.training.libraries import write_failure
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -102,8 +101,8 @@ WRITERS = {
     "optimizer": ("torch.save", full_of_torch),
     "weights": ("transformers.modeling_utils.safe_save_file", full_of_safetensors),
     "our state": ("klgrad.trl.state_files.write_whole", full),
-    "manifest": ("klgrad.training.checkpoint.run_trainer.seal", full),
-    "history": ("klgrad.training.run_folder.history.History.append", full),
+    "manifest": ("klgrad.training.checkpoint.seal", full),
+    "history": ("klgrad.training.run_folder.History.append", full),
 }
 
 
@@ -123,7 +122,7 @@ def test_each_writer_that_fails_is_explained(what, run, parts, monkeypatch):
 
 
 def test_a_model_that_cannot_be_written_leaves_the_one_that_is_there(run, parts, monkeypatch):
-    from klgrad.training.checkpoint.run_trainer import RunTrainer
+    from klgrad.training.checkpoint import RunTrainer
 
     before, real = contents(parts / "model"), RunTrainer.save_model
 
@@ -142,13 +141,13 @@ def test_a_model_that_cannot_be_written_leaves_the_one_that_is_there(run, parts,
 
 def test_a_step_that_fails_on_a_full_disk_names_both(run, tmp_path, monkeypatch):
     """The error is that of the step; that it could not be saved is said beside it."""
-    import klgrad.training.callbacks.progress
+    import klgrad.training.callbacks
 
     def fails(self):
         raise RewardError("a", "b", "c")
 
-    monkeypatch.setattr("klgrad.training.checkpoint.run_trainer.seal", full)
-    monkeypatch.setattr(klgrad.training.callbacks.progress.Recorder, "evaluate_on_schedule", fails)
+    monkeypatch.setattr("klgrad.training.checkpoint.seal", full)
+    monkeypatch.setattr(klgrad.training.callbacks.Recorder, "evaluate_on_schedule", fails)
     said = []
     monkeypatch.setattr("klgrad.training.run.Text", lambda text, **_: said.append(text) or text)
     with pytest.raises(RewardError):

@@ -111,7 +111,7 @@ def test_the_files_with_tests_for_a_gpu(load):
 
 @pytest.mark.filterwarnings("ignore::klgrad.trl.MeaningWarning")  # some arms are unsound on purpose
 def test_every_run_is_accepted_and_named_once_in_its_file(load, tmp_path):
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.settings import parse
 
     queue, recorded = load("gpu_queue"), load("harness").RECORDED
     (tmp_path / "teacher-fixed-length").mkdir()

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from klgrad.errors import KlgradError
-from klgrad.training.library_errors import SHOW_TRACEBACK, refusal
-from klgrad.training.training_errors import SettingError
+from klgrad.errors import KlgradError, SettingError
+from klgrad.training.libraries import SHOW_TRACEBACK, refusal
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -29,7 +28,7 @@ def test_an_error_of_a_library_is_named():
 
 
 def test_an_error_of_this_package_keeps_its_traceback():
-    from klgrad.training.run_folder.history import History
+    from klgrad.training.run_folder import History
 
     assert refusal(raised(lambda: History(None))) is None
 
@@ -46,7 +45,7 @@ def test_prompts_of_mixed_types(prompts, run, tmp_path):
     rows = [{"prompt": prompt, "answer": "2"} for prompt in prompts * 8]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(KlgradError, match="received"):
-        run("train", tmp_path / "run", task=tmp_path / "p.jsonl", reward="klgrad.training.data.rewards:correct")
+        run("train", tmp_path / "run", task=tmp_path / "p.jsonl", reward="klgrad.training.data:correct")
 
 
 def test_a_mode_that_the_compiler_does_not_have(run, tmp_path):

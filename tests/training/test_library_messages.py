@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from klgrad.training.library_messages import KNOWN, LIBRARIES, messages_once
+from klgrad.training.libraries import KNOWN, LIBRARIES, messages_once
 
 
 @pytest.fixture

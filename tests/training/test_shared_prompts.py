@@ -74,7 +74,7 @@ def test_logits_and_gradients_are_those_of_separate_rows(model, batch):
 
 
 def test_statistics_of_tokens_are_those_of_separate_rows(model, batch):
-    model_forward = importlib.import_module("klgrad.trl.model_forward")
+    model_forward = importlib.import_module("klgrad.trl.scorer")
     model_forward.add_statistics_forward(model)
     live = batch["attention_mask"][:, PROMPT:]
     question = model_forward.Question(NEW, 0.7, batch["input_ids"][:, PROMPT:], live)

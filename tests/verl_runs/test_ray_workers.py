@@ -26,10 +26,10 @@ kept = ("PYTHONPATH", "VERL_USE_EXTERNAL_MODULES", "OMP_NUM_THREADS", "HF_HUB_OF
 variables = {name: os.environ[name] for name in kept}
 ray.init(num_cpus=4, resources={"NPU": 2}, include_dashboard=False, runtime_env={"env_vars": variables})
 from klgrad.errors import ActivationError
-from klgrad.verl.active import check_status, expected
+from klgrad.verl.handshake import check_status, expected
 from klgrad.verl.declaration import term_of
-from klgrad.verl.sent import sent
-from klgrad.verl.workers import KLActorWorker
+from klgrad.verl.handshake import sent
+from klgrad.verl.trainers import KLActorWorker
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 declaration = term_of({"level": "token"})

@@ -1,24 +1,36 @@
-"""Losses of every kind behind one interface."""
+"""A loss to audit: known by name, or loaded from a file or module."""
 
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from types import FunctionType, ModuleType
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..core.families import CHOICES
+from ..core.importance import ImportanceWeighting, Truncate
+from ..core.regularizers import squared_sequence
 from ..core.result import KLResult
 from ..core.rollout import Rollout
-from ..core.term import KLTerm
-from ..errors import LossCallError
-from ..remedies import Remedy
-from ..zoo import Cell
+from ..core.term import KLTerm, Remedy
+from ..errors import LossCallError, LossImportError, MeaningError, UnknownNameError
+from ..zoo import CELLS, Cell
 from .batch import Batch
-from .calling import OwnLoss, Settings, constructed, name_of, own_loss, scalar, summary_of
+from .call import OwnLoss, Settings, constructed, loss_methods, name_of, own_loss, own_settings, scalar, summary_of
 from .problems import group_sizes
+
+# Losses of every kind behind one interface.
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Frames of a traceback in these folders are not the user's code."""
@@ -172,3 +184,300 @@ def of_rollout(
 def of_function(function: Any, name: str, settings: Settings) -> Subject:
     """Wrap a loss that a user wrote."""
     return Subject(name, "function", own_loss(function, name, settings), summary=summary_of(function))
+
+
+# The losses of this package: every cell of `klgrad.zoo`, and every configuration of `KLTerm`.
+
+WEIGHTINGS = (
+    None,
+    ImportanceWeighting("token", bound=None),
+    ImportanceWeighting("prefix", bound=None),
+    ImportanceWeighting("sequence", bound=None),
+)
+
+COMMON = (
+    "k1-loss",
+    "k2-loss",
+    "k3-loss",
+    "k3-loss-clamped",
+    "ratio-k3-loss",
+    "k3-no-grad",
+    "k2-loss-token-mean",
+    "k2-loss-length-mean",
+    "stopped-ratio-k2-loss",
+    "k1-reward",
+    "k3-reward",
+    "k1-reward-leave-one-out",
+    "k1-reward-group-std",
+    "reverse-token-exact",
+    "reverse-sequence-exact-loo",
+)
+"""The losses that most people use, or should know."""
+
+COMPROMISES = (
+    KLTerm(discount=0.9),
+    KLTerm(estimator="exact", discount=0.9),
+    KLTerm(influence_bound=1.0),
+    KLTerm(level="token", influence_bound=1.0),
+    KLTerm(reduction="token"),
+    KLTerm(level="token", reduction="token"),
+    KLTerm(level="token", weighting=ImportanceWeighting("token", bound=Truncate(1.2))),
+    KLTerm(weighting=ImportanceWeighting("prefix", bound=Truncate(1.2))),
+)
+"""Terms with an option that trades bias for variance, at one value of each continuous option."""
+
+
+def every_term() -> Iterator[KLTerm]:
+    """Every valid combination of the discrete options, then the compromises."""
+    axes = {name: choices for name, choices in CHOICES.items() if name != "reduction"} | {"weighting": WEIGHTINGS}
+    for values in product(*axes.values()):
+        chosen: dict[str, Any] = dict(zip(axes, values, strict=True))
+        try:
+            yield KLTerm(**chosen)
+        except MeaningError:
+            continue
+    yield from COMPROMISES
+
+
+@cache
+def catalogue() -> dict[str, Subject]:
+    """All losses of this package, ready to audit.
+
+    Returns:
+        Subjects by name.
+
+    Example:
+        >>> from klgrad.audit import catalogue
+        >>> catalogue()["k3-loss"].kind
+        'cell'
+    """
+    subjects = [as_subject(cell) for cell in CELLS.values()]
+    summary = (squared_sequence.__doc__ or "").split("\n")[0]
+    subjects.append(of_rollout("squared-sequence", "term", squared_sequence, stacks=True, summary=summary))
+    subjects += [as_subject(term) for term in every_term()]
+    return {subject.name: subject for subject in subjects}
+
+
+# Import a user's loss: `path/to/file.py:function` or `package.module:function`.
+#
+# The file is imported and run: audit only code that you would run.
+
+
+def load(spec: str, settings: Settings | None = None) -> Subject:
+    """Import a loss to audit.
+
+    Args:
+        spec: `path/to/file.py:function` or `package.module:function`; a class, an instance of one, or a method of a
+            class that needs no arguments will do. The file is run, as a test runner would do.
+        settings: values of the loss's own parameters.
+
+    Returns:
+        The loss as a subject named by `spec`.
+
+    Raises:
+        LossImportError: the file or module cannot be imported.
+        UnknownNameError: it has no such name.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from klgrad.audit import load
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "my_losses.py"
+        >>> _ = file.write_text("def k2(logp, ref_logp): return (logp - ref_logp) ** 2 / 2")
+        >>> load(f"{file}:k2").kind
+        'function'
+    """
+    return as_subject(find(spec), spec, settings)
+
+
+def find(spec: str) -> object:
+    """Import the object behind a name."""
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise LossImportError(
+            "path/to/file.py:function or package.module:function", repr(spec), "add the part after ':'"
+        )
+    with imports_for(spec):
+        loss: Any = module_of(where)
+        for part in name.split("."):
+            if not hasattr(loss, part):
+                raise UnknownNameError(f"name in {where}", name, _own_names(loss))
+            if isinstance(loss, type) and isinstance(vars(loss).get(part), FunctionType):  # a method needs an instance
+                loss, _ = constructed(loss, loss.__name__, {})
+            loss = getattr(loss, part)
+        return loss
+
+
+def _own_names(x: object) -> list[str]:
+    """The public names that a file, a class or an object defines; those that a file imports are left out."""
+    own = getattr(x, "__name__", None) if isinstance(x, ModuleType) else None
+    return [
+        name
+        for name, value in vars(x).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and (own is None or not isinstance(value, (FunctionType, type)) or value.__module__ == own)
+    ]
+
+
+def module_of(where: str) -> ModuleType:
+    """Import a file, or a module by its name."""
+    return _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
+
+
+@contextmanager
+def imports_for(spec: str) -> Iterator[None]:
+    """Within the context, the code behind a name imports the modules beside it, not others that have their names.
+
+    `a/losses.py` and `b/losses.py` may each have a `helpers.py`, and a test session may have imported a third one.
+    Libraries are left as they are. Use it where a loss is loaded and where it is called, since it may import then.
+
+    Args:
+        spec: as in `load`; nothing happens for a name of the catalogue or of a framework.
+    """
+    where = spec if spec.endswith(".py") else spec.rpartition(":")[0]
+    if not where:
+        yield
+        return
+    folder = Path(where).resolve().parent if where.endswith(".py") else Path.cwd()
+    beside = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    others = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in beside and _is_elsewhere(n, folder)}
+    for name in others:
+        del sys.modules[name]
+    known = str(folder) in sys.path
+    sys.path.insert(0, str(folder))  # for good, as pytest does: other code may call the loss, which imports then
+    try:
+        yield
+    finally:
+        if known:
+            sys.path.remove(str(folder))
+        replaced = {name.partition(".")[0] for name in others}
+        for name in [name for name in sys.modules if name.partition(".")[0] in replaced]:
+            del sys.modules[name]
+        sys.modules.update(others)
+
+
+def _is_elsewhere(name: str, folder: Path) -> bool:
+    """Whether an imported module is neither in a folder nor of a library."""
+    top = name.partition(".")[0]
+    module = sys.modules.get(top)
+    place = next(iter(getattr(module, "__path__", ())), None) or getattr(module, "__file__", None)
+    if place is None or top in ("__main__", "klgrad") or top in sys.stdlib_module_names:
+        return False
+    home = Path(place).resolve().parent
+    return home != folder and not {"site-packages", "dist-packages"} & set(home.parts)
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LossImportError(
+            "an existing Python file", str(path), "check the path; it is relative to the current directory"
+        )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, path
+    assert spec.loader is not None, path  # a .py file always has one
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look up their module there
+    with _named_errors(str(path)):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _from_package(name: str) -> ModuleType:
+    with _named_errors(name):
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _named_errors(where: str) -> Iterator[None]:
+    argv, sys.argv = sys.argv, [where]  # a script must not parse the arguments of klgrad
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise LossImportError(
+            f"{where} to import", f"{type(error).__name__}: {error}", "make `python -c 'import ...'` work on it first"
+        ) from error
+    finally:
+        sys.argv = argv
+
+
+# Every loss of a file.
+
+
+class Found(NamedTuple):
+    """The losses of a file, and why its other functions, modules and classes are not audited.
+
+    Attributes:
+        subjects: the losses, in the order of the file.
+        skipped: name to reason; a class is there if it has a method that takes tensors of an audit.
+    """
+
+    subjects: list[Subject]
+    skipped: dict[str, str]
+
+
+def load_every(path: str, settings: Settings | None = None) -> Found:
+    r"""Import every loss of a file.
+
+    Args:
+        path: a Python file. It is run, as a test runner would do.
+        settings: values of the losses' own parameters; each loss gets those that it has.
+
+    Returns:
+        The public functions, modules and terms that are defined in the file and take tensors of an audit by name,
+        as subjects named `path:name`; and the reasons for leaving out the others.
+
+    Raises:
+        LossImportError: the file cannot be imported, or none of its functions is a loss.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from klgrad.audit import load_every
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "my_losses.py"
+        >>> _ = file.write_text("def k1(logp, ref_logp): return logp - ref_logp\ndef scaled(x): return 2 * x")
+        >>> found = load_every(str(file))
+        >>> len(found.subjects), list(found.skipped)
+        (1, ['scaled'])
+    """
+    subjects, skipped = [], {}
+    with imports_for(path):
+        for name, loss in _candidates(module_of(path)):
+            if inspect.isclass(loss) and not _makes_callables(loss):
+                methods = " ".join(f"{path}:{name}.{method}" for method in loss_methods(loss))
+                skipped[name] = f"a class that cannot be called; name the loss: {methods}"
+                continue
+            try:
+                subjects.append(as_subject(loss, f"{path}:{name}", own_settings(loss, settings or {})))
+            except LossCallError as error:
+                skipped[name] = f"{error.received}; {error.remedy}"
+    if not subjects:
+        reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
+        raise LossImportError(
+            f"a loss in {path}", reasons or "no public function or module", f"name one: {path}:function"
+        )
+    return Found(subjects, skipped)
+
+
+def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """The public callables that the file defines, once each."""
+    seen: set[int] = set()
+    public = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
+    for name in public:
+        x = getattr(module, name, None)
+        if _is_defined_in(x, module) and id(x) not in seen:
+            seen.add(id(x))
+            yield name, x
+
+
+def _is_defined_in(x: object, module: ModuleType) -> bool:
+    if isinstance(x, (KLTerm, functools.partial)):
+        return True
+    if inspect.isclass(x):
+        return x.__module__ == module.__name__ and bool(_makes_callables(x) or loss_methods(x))
+    if inspect.isfunction(x):
+        code = inspect.unwrap(x).__code__
+        return Path(code.co_filename) == Path(str(module.__file__))
+    return isinstance(x, nn.Module) or (callable(x) and type(x).__module__ == module.__name__)
+
+
+def _makes_callables(cls: type) -> bool:
+    return issubclass(cls, nn.Module) or any("__call__" in vars(base) for base in cls.__mro__)

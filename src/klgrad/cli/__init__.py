@@ -15,9 +15,8 @@ from typer.rich_utils import rich_format_error
 
 from .. import __version__
 from ..errors import KlgradError
-from . import advise, audit, compare, distill, doctor, logs, reproduce, train
-from .console import INTERRUPTED, stderr, stdout
-from .streams import PipeClosed, safe_streams
+from . import advise, audit, doctor, logs, reproduce, train
+from .console import INTERRUPTED, PipeClosed, safe_streams, stderr, stdout
 
 ERROR = 2
 CLOSED_PIPE = 141
@@ -32,8 +31,8 @@ app.command("advise")(advise.command)
 app.command("logs")(logs.command)
 app.command("reproduce")(reproduce.command)
 app.command("train", context_settings=train.SETTINGS)(train.command)
-app.command("distill", context_settings=distill.SETTINGS)(distill.command)
-app.command("compare")(compare.command)
+app.command("distill", context_settings=train.SETTINGS)(train.distill_command)
+app.command("compare")(train.compare_command)
 app.command("doctor")(doctor.command)
 
 

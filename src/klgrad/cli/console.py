@@ -1,19 +1,124 @@
-"""The consoles of the commands, and how they write their files."""
+"""Streams and consoles: what is printed, where, and what happens if that fails."""
 
+import codecs
+import io
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
 from rich.segment import Segment
 
 from ..errors import OutputError
-from ..support.atomic_files import is_stdout, write_output
+from ..support import is_stdout, write_output
+
+# Standard output and standard error that can print any character, and raise clear errors if they cannot be written.
+
+SPELLED = {
+    "π": "pi", "‖": "||", "±": "+-", "β": "beta", "μ": "mu", "∇": "grad", "Σ": "sum", "δ": "delta", "λ": "lambda",
+    "σ": "sigma", "θ": "theta", "χ": "chi", "φ": "phi", "Δ": "Delta", "ε": "epsilon", "α": "alpha", "γ": "gamma",
+    "Π": "prod", "∂": "d", "√": "sqrt", "∝": "~", "≪": "<<", "≤": "<=", "≥": ">=", "·": "*", "×": "x", "½": "1/2",
+    "−": "-", "–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "→": "->", "•": "*",
+    "⁻": "^-", "⁰": "^0", "¹": "^1", "²": "^2", "³": "^3", "⁴": "^4", "⁶": "^6", "⁸": "^8", "ν": "nu", "ᵀ": "^T",
+}  # fmt: skip
+"""Replacements of the characters in reports and help texts that are not ASCII, for terminals without them."""
+
+ERRORS = "klgrad.spelled"
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    """An error handler for encoding: symbols in `SPELLED` become words, other characters and bytes their codes."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(map(_spelled, error.object[error.start : error.end])), error.end
+
+
+def _spelled(c: str) -> str:
+    if "\udc80" <= c <= "\udcff":  # how Python represents an undecodable byte of a file name
+        return f"\\x{ord(c) - 0xDC00:02x}"
+    return SPELLED.get(c) or c.encode("ascii", "backslashreplace").decode()
+
+
+codecs.register_error(ERRORS, _spell)
+
+
+class PipeClosed(Exception):
+    """The output pipe was closed. Not an `OSError`, for which typer and rich would exit with status 1."""
+
+
+class Stream(io.TextIOWrapper):
+    """Writes into the buffer of another stream, which stays open."""
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        with self._named_errors():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Flush the buffer."""
+        with self._named_errors():
+            super().flush()
+
+    def write_bytes(self, content: bytes) -> None:
+        """Write bytes unchanged, after the text that was written before."""
+        with self._named_errors():
+            super().flush()
+            self.buffer.write(content)
+            self.buffer.flush()
+
+    def close(self) -> None:
+        """Flush only: the buffer belongs to the other stream."""
+        self.flush()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            self._discard()
+            raise PipeClosed from None
+        except OSError as error:
+            self._discard()
+            name = "standard error" if self.fileno() == 2 else "standard output"
+            remedy = "redirect it to another place, or free disk space"
+            raise OutputError(f"{name} that can be written", str(error.strerror), remedy) from error
+
+    def _discard(self) -> None:
+        """Discard the rest of the buffer: otherwise Python would fail again when it writes it at exit."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
+
+
+@contextmanager
+def safe_streams() -> Iterator[None]:
+    """Replace `sys.stdout` and `sys.stderr` by a `Stream` each within the context."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = ours = tuple(map(_wrapped, before))
+    try:
+        yield
+    finally:
+        for stream in filter(None, ours):
+            with suppress(PipeClosed, OutputError):  # results were flushed before, where a failure sets the status
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _wrapped(stream: Any) -> Any:
+    if not isinstance(stream, io.TextIOWrapper):  # None, or the stream of a notebook, which accepts any text
+        return stream
+    stream.flush()
+    return Stream(
+        stream.buffer, stream.encoding, ERRORS, line_buffering=stream.line_buffering, write_through=stream.write_through
+    )
+
+
+# The consoles of the commands, and how they write their files.
 
 
 class Named(Protocol):
@@ -149,3 +254,43 @@ def deliver(console: Console, report: RenderableType, *files: tuple[Path | None,
 def print_path(console: Console, line: str) -> None:
     """Print on one line of any length, so that a path can be copied."""
     console.print(line, soft_wrap=True)
+
+
+# Limit what an audited loss prints: it is called thousands of times.
+
+SHOWN = 5
+"""Lines that are shown."""
+KEPT = 2_000
+"""Bytes that are kept."""
+
+
+class _Head(io.RawIOBase):
+    """Keeps the beginning of the output, and counts its lines."""
+
+    def __init__(self) -> None:
+        self.kept, self.lines = b"", 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        written = bytes(data)  # pyright: ignore[reportArgumentType]
+        self.lines += written.count(b"\n")
+        self.kept += written[: KEPT - len(self.kept)]
+        return len(written)
+
+
+@contextmanager
+def first_lines(name: str, console: Console) -> Iterator[None]:
+    """Capture standard output and standard error within the context, and show their first lines afterwards."""
+    head = _Head()
+    stream = io.TextIOWrapper(io.BufferedWriter(head), encoding="utf-8", errors="backslashreplace")
+    try:
+        with redirect_stdout(stream), redirect_stderr(stream):
+            yield
+    finally:
+        stream.flush()
+        lines = head.kept.decode("utf-8", "replace").splitlines()[:SHOWN]
+        if lines:
+            more = f" {head.lines:,} lines; the first {SHOWN}" if head.lines > SHOWN else ""
+            console.print("\n".join([f"{name} printed{more}:", *(f"  {line}" for line in lines)]), style="dim")

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
-from ..adapters import FRAMEWORKS
 from ..errors import KlgradError
-from ..support.requirements import Requirement, requirements
+from ..frameworks import FRAMEWORKS
+from ..support import Requirement, requirements
 from .console import stdout
 
 BROKEN = 2
@@ -108,8 +108,8 @@ def _trl(found: Findings) -> None:
     if importlib.util.find_spec("trl") is None:
         return
     try:
+        from ..trl.contract import check_class
         from ..trl.kl_trainer import KLTrainer
-        from ..trl.seam.contract import check_class
 
         check_class(KLTrainer, KLTrainer)
     except KlgradError as error:

@@ -17,8 +17,8 @@ from .console import bar, beside, deliver, lines, stderr
 if TYPE_CHECKING:
     from ..logs import LogReport
     from ..logs.coefficients import Comparison
-    from ..logs.diagnosis.causes import Cause
-    from ..reports.divergence import Report
+    from ..logs.mismatch import Cause
+    from ..reports import Report
 
 
 def command(
@@ -69,8 +69,7 @@ def command(
     import torch
 
     from ..logs.columns import parse_choices
-    from ..logs.log_report import to_json
-    from ..logs.page import to_html
+    from ..logs.log_report import to_html, to_json
 
     # A block fits into the cache of one core, so more threads would not help.
     torch.set_num_threads(1)
@@ -130,7 +129,7 @@ def _table(*columns: str) -> Table:
 
 
 def _estimates(report: Report) -> Table:
-    from ..logs.page import estimate_rows
+    from ..logs.log_report import estimate_rows
 
     table = _table("", "per token", "per completion")
     for row in estimate_rows(report):
@@ -139,7 +138,7 @@ def _estimates(report: Report) -> Table:
 
 
 def _parts(r: LogReport) -> Table:
-    from ..logs.page import part_heads, part_rows
+    from ..logs.log_report import part_heads, part_rows
 
     table = _table(*part_heads(r))
     for row in part_rows(r):

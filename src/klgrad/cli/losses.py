@@ -1,23 +1,33 @@
-"""Find the losses that `klgrad audit` was asked for, and go on where one of them fails."""
+"""The losses that `klgrad audit` is asked for, their fixes, and the audit of whole losses. It needs torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
-from ..adapters import FRAMEWORKS
 from ..audit import Subject, catalogue, load_every
-from ..audit.calling import OwnLoss, own_settings
-from ..audit.every_loss import Found
-from ..audit.loading import find
-from ..audit.subject import as_subject
+from ..audit.call import OwnLoss, own_settings
+from ..audit.render.page import Fix, Fixes
+from ..audit.render.terminal import (
+    whole_in_full as in_full,
+    whole_overview as overview,
+    whole_to_json as to_json,
+    whole_to_markdown as to_markdown,
+)
+from ..audit.subject import Found, as_subject, find, imports_for
+from ..audit.whole import WholeResult, audit_whole
 from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameError
-from .console import lines, stderr
-from .frameworks import framework_of, settings_of
-from .printed import first_lines
+from ..frameworks import FRAMEWORKS
+from ..frameworks.recommendation import HOMES, SETTINGS, TARGET_OF, Meaning, code, expresses
+from ..policy_losses import POLICY_LOSSES, PolicyLoss
+from ..targets import Target
+from .audit import framework_of, matching, recorded_policy_losses, settings_of
+from .console import beside, deliver, first_lines, lines, stderr, tracked
+
+# Find the losses that `klgrad audit` was asked for, and go on where one of them fails.
 
 ERROR = 2
 """The exit status if a loss fails."""
@@ -124,3 +134,92 @@ def _find(name: str, settings: dict[str, Any], console: Console, *, alone: bool)
     if Path(f"{name}.py").is_file():
         raise LossImportError("a name of the catalogue or of a framework, or a Python file", name, f"write {name}.py")
     raise UnknownNameError("loss", name, [*known, *FRAMEWORKS])
+
+
+# The settings and code to write in each framework, for the HTML page of an audit.
+
+MEANINGS: tuple[Meaning, ...] = (("reverse", "token"), ("reverse", "sequence"), ("forward", "token"))
+"""The meanings with a panel on the page."""
+
+
+def fixes_for(subjects: Sequence[Subject]) -> Fixes:
+    """The settings and code for every framework among the subjects that there is advice for."""
+    names = dict.fromkeys(subject.framework for subject in subjects)
+    return {name: fixes_of(name) for name in names if name in SETTINGS}
+
+
+def fixes_of(framework: str) -> list[Fix]:
+    """A framework's settings by meaning; for the reverse KLs also code, if no setting is correct on all problems."""
+    found = []
+    for meaning in MEANINGS:
+        setting, target = SETTINGS[framework].get(meaning), TARGET_OF[meaning]
+        if setting is not None:
+            found.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
+        if meaning[0] == "reverse" and (setting is None or not expresses(setting, meaning, off_policy=False)):
+            lines, place = code(framework, meaning, off_policy=False), HOMES[framework].place
+            found.append(Fix(target, lines, target, "unknown", place=place))
+    return found
+
+
+# `klgrad audit --whole`.
+
+
+def report_whole(
+    losses: list[str], settings: dict[str, Any], json: Path | None, markdown: Path | None, *, recorded: bool
+) -> tuple[list[WholeResult], Failures]:
+    """Audit whole losses and show what they do.
+
+    Args:
+        losses: names of policy losses, of frameworks, or as in `find_losses`; none of them for all policy losses.
+        settings: values of the losses' own parameters.
+        json: the file for JSON.
+        markdown: the file for a table in Markdown.
+        recorded: whether the record of a framework that is not installed may be shown instead.
+
+    Returns:
+        The results, and what was not audited.
+    """
+    console, progress, failures = beside(json, markdown), stderr(), Failures()
+    subjects: list[PolicyLoss | Subject] = []
+    for name in losses or POLICY_LOSSES:
+        if recorded and (table := recorded_policy_losses(name)) is not None:
+            console.print(table)
+            continue
+        with failures.collected(name):
+            subjects += _found(name, settings, failures)
+    results: list[WholeResult] = []
+    for subject in tracked(subjects, "Auditing", progress):
+        with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
+            results.append(audit_whole(subject))
+    if results:
+        few = len(results) <= len(losses)
+        report = Group(*map(in_full, results)) if few else overview(results)
+        deliver(console, report, (json, lambda: to_json(results)), (markdown, lambda: to_markdown(results)))
+    return results, failures
+
+
+def _found(name: str, settings: dict[str, Any], failures: Failures) -> Sequence[PolicyLoss | Subject]:
+    if name in POLICY_LOSSES:
+        return [POLICY_LOSSES[name]]
+    if framework_of(name):
+        every = {subject.name: subject for subject in FRAMEWORKS[framework_of(name)].policy_losses()}
+        return [every[each] for each in matching(name, list(every))]
+    if name in catalogue() or ":" in name or name.endswith(".py"):
+        return find_losses([name], settings, stderr(), failures)
+    raise UnknownNameError("policy loss", name, [*POLICY_LOSSES, *FRAMEWORKS])
+
+
+def check_whole(results: list[WholeResult], expect: Target | None, expect_off_policy: Target | None) -> bool:
+    """Print where the KL of a whole loss is not the expected one; True if there is one."""
+    failed = [
+        f"{r.name}: expected {want.name} {where}, found {got}"
+        for r in results
+        for where, want, got in (
+            ("on-policy", expect, r.on_policy.kl),
+            ("off-policy", expect_off_policy, r.off_policy.kl),
+        )
+        if want and want.name != got
+    ]
+    for line in failed:
+        stderr().print(line, style="bold red")
+    return bool(failed)

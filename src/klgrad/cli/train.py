@@ -1,8 +1,241 @@
-"""`klgrad train`."""
+"""`klgrad train`, `klgrad distill` and `klgrad compare`."""
+
+import argparse
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from .train_or_distill import SETTINGS, train_or_distill
+from ..errors import MissingExtraError
+from .console import INTERRUPTED, beside, deliver, stderr, stdout
+
+# The settings that `klgrad train --help` and `klgrad distill --help` show, in one line of 80 columns each.
+#
+# They are listed here and not read from TRL's parser, whose import takes seconds and needs TRL. A test compares names
+# and defaults with the parser. `--help-all` reads the parser.
+
+
+class Row(NamedTuple):
+    """One setting.
+
+    Attributes:
+        flag: without the dashes.
+        text: what it does.
+        default: with the embedded model, as text; empty for none.
+        in_distill: the default of `klgrad distill`, where that is another one.
+    """
+
+    flag: str
+    text: str
+    default: str = ""
+    in_distill: str = ""
+
+
+SECTIONS: dict[str, tuple[Row, ...]] = {
+    "The command": (
+        Row("output_dir", "Folder of the run", "runs/train", "runs/distill"),
+        Row("quick", "Preset of a small run: about ten minutes on a CPU"),
+        Row("dry_run", "Print what would be trained, and exit"),
+        Row("resume", "Continue the run in output_dir"),
+        Row("overwrite", "Replace the run in output_dir"),
+        Row("weights_only", "Remove the checkpoints of a finished run"),
+        Row("num_processes", "More than 1 are started by accelerate", "1"),
+        Row("accelerate_config", "Configuration of accelerate to launch with"),
+    ),
+    "Data and evaluation": (
+        Row("task", "Built-in task, or dataset with a `prompt` column", "arithmetic"),
+        Row("reward", "Reward functions, package.module:function or file.py:function"),
+        Row("eval_task", "What to evaluate on, if not held-out prompts"),
+        Row("eval_size", "Held-out prompts of each task", "64"),
+        Row("eval_every", "Updates between evaluations", "20"),
+        Row("eval_greedy", "Evaluate with greedy decoding"),
+        Row("dataset_split", "Split of the dataset to train on", "train"),
+    ),
+    "The model": (
+        Row("model", "Hub name or folder; NAME:20 keeps 20 layers", "smollm2", "smollm2:20"),
+        Row("teacher", "Distil from this model: it is the reference", "", "smollm2"),
+        Row("student_layers", "Layers of the model to keep"),
+        Row("dtype", "auto, bfloat16, float16 or float32", "float32"),
+        Row("use_peft", "Train adapters (LoRA) instead of all weights"),
+    ),
+    "The KL": (
+        Row("kl_coef", "β, the weight of the KL", "0.02", "1.0"),
+        Row("kl_placement", "loss, advantage or reward", "loss"),
+        Row("kl_divergence", "reverse, KL(π‖ref), or forward, KL(ref‖π)", "reverse"),
+        Row("kl_level", "sequence, or token with the prefixes held fixed", "sequence"),
+        Row("kl_estimator", "k1, k1_k3, k3 (forward), or exact", "k1", "exact"),
+        Row("kl_discount", "Weight of later tokens, 0 to 1", "1.0", "0.0"),
+        Row("kl_baseline", "none or leave_one_out", "none"),
+        Row("kl_ratio", "Off-policy ratio: none, token, prefix or sequence", "none"),
+        Row("kl_ratio_bound", "truncate:MAX, clip:LOW:HIGH, mask:LOW:HIGH, none", "truncate:2"),
+        Row("kl_reduction", "policy: as loss_type; sequence: summed", "policy"),
+        Row("kl_top_k", "With exact: the reference's likeliest entries only"),
+        Row("kl_target", "Adapt β so that the KL stays near this value"),
+        Row("kl_cell", "A loss of klgrad.zoo instead of a declared KL"),
+        Row("rollout_lag", "Train on completions this many updates old", "0"),
+    ),
+    "Training (settings of TRL)": (
+        Row("max_steps", "Updates; takes precedence over the epochs", "60", "320"),
+        Row("num_train_epochs", "Passes over the prompts", "3.0"),
+        Row("learning_rate", "Initial learning rate", "5e-06", "0.0006"),
+        Row("per_device_train_batch_size", "Completions in one forward pass", "64"),
+        Row("gradient_accumulation_steps", "Forward passes per update", "4"),
+        Row("num_generations", "Completions per prompt", "8", "2"),
+        Row("max_completion_length", "Longest completion, in tokens", "32"),
+        Row("temperature", "Of sampling", "1.0"),
+        Row("loss_type", "How the policy loss is averaged", "dapo"),
+        Row("num_iterations", "Updates on each batch of completions", "1", "8"),
+        Row("use_vllm", "Generate with vLLM"),
+        Row("report_to", "all, none, or names such as wandb", "none"),
+        Row("save_steps", "Updates between checkpoints", "50"),
+        Row("seed", "Of every random number", "42"),
+    ),
+}
+
+
+def rows(command: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The sections of a command's help: title, and flag and text of each setting."""
+    for title, settings in SECTIONS.items():
+        shown = []
+        for row in settings:
+            default = row.in_distill or row.default if command == "distill" else row.default
+            shown.append((f"--{row.flag}", f"{row.text} [{default}]" if default else row.text))
+        yield title, shown
+
+
+# The code shared by `klgrad train` and `klgrad distill`: parsing by TRL's parser, the help, and the exit status.
+
+SETTINGS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""For typer: leave every flag to TRL's parser."""
+
+USAGE = {
+    "train": (
+        "Train a model on rewards with a declared KL term, using TRL.",
+        "klgrad train --quick",
+        "klgrad train --model Qwen/Qwen2.5-7B-Instruct --task prompts.jsonl --reward my_rewards.py:correct",
+    ),
+    "distill": (
+        "Train a student towards its teacher, on the student's own completions, using TRL.",
+        "klgrad distill --quick",
+        "klgrad distill --teacher Qwen/Qwen2.5-3B-Instruct --model Qwen/Qwen2.5-0.5B-Instruct --task prompts.jsonl",
+    ),
+}
+COMMAND = (
+    "output_dir", "quick", "dry_run", "resume", "overwrite", "weights_only", "num_processes", "accelerate_config",
+)  # fmt: skip
+MODEL = ("model_name_or_path", "teacher", "student_layers", "dtype", "attn_implementation", "use_peft", "lora_r")
+TRAINING = (
+    "max_steps", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "num_generations", "max_completion_length", "temperature", "loss_type", "num_iterations", "use_vllm", "report_to",
+    "save_steps", "seed",
+)  # fmt: skip
+
+
+def train_or_distill(command: str, arguments: list[str]) -> None:
+    """Parse, launch if several processes are requested, train, and exit with the status of the run."""
+    if "--help" in arguments or "-h" in arguments:
+        stdout().print(_help(command))
+        return
+    if importlib.util.find_spec("trl") is None:
+        raise MissingExtraError("trl, to train", "no such package", "pip install 'klgrad[train]'")
+    if "--help_all" in arguments or "--help-all" in arguments:
+        stdout().print(_help_all(command))
+        return
+    from ..training.run import run
+    from ..training.settings import execute, is_needed, processes, read, settings_of
+
+    parsed = read(command, arguments)
+    if is_needed(parsed):
+        execute(parsed, arguments)
+    settings = settings_of(parsed, processes(parsed) if parsed.values["dry_run"] else None)
+    try:
+        status = run(settings, stdout(), stderr())
+    except KeyboardInterrupt:  # before training has begun, when there is nothing to save
+        status = INTERRUPTED
+    if status:
+        raise typer.Exit(status)
+
+
+def _help(command: str) -> RenderableType:
+    """The settings that matter most. Needs neither TRL nor torch."""
+    parts = [*_head(command), *(part for title, shown in rows(command) for part in _section(title, shown))]
+    notes = (
+        "Defaults in brackets: with the embedded model. --dry-run describes the run.\n"
+        "Every setting of TRL's GRPOConfig can be given: --help-all lists all, in full."
+    )
+    missing = "" if importlib.util.find_spec("trl") else "\nTRL is not installed: pip install 'klgrad[train]'"
+    return Group(*parts, "", Text(f"{notes}{missing}"))
+
+
+def _help_all(command: str) -> RenderableType:
+    """Every setting with its full text, as TRL's parser has them."""
+    from ..models import EMBEDDED
+    from ..training.settings import Parser, preset_of
+
+    actions = {action.dest: action for action in Parser(command)._actions if action.dest != "help"}
+    model = EMBEDDED if command == "train" else "the teacher with two thirds of its layers"
+    defaults = {"output_dir": f"runs/{command}", "model_name_or_path": model, **preset_of(command, {})}
+    parts = _head(command)
+    for title, names in _sections(list(actions)).items():
+        parts += _section(title, [_row(actions[name], defaults) for name in names])
+    note = "Defaults in brackets are those for the embedded model; --dry-run describes the run that your settings give."
+    return Group(*parts, "", Text(note))
+
+
+def _head(command: str) -> list[RenderableType]:
+    text, *examples = USAGE[command]
+    return [
+        Text(f"Usage: klgrad {command} [--config FILE.yaml] [--NAME VALUE]...\n", style="bold"),
+        Text(text),
+        *(Text(f"  {example}", style="dim") for example in examples),
+    ]
+
+
+def _section(title: str, shown: list[tuple[str, str]]) -> list[RenderableType]:
+    return ["", Text(title, style="bold"), _table(shown)]
+
+
+def _sections(known: list[str]) -> dict[str, list[str]]:
+    from ..training.settings import RunConfig
+    from ..trl import KLConfig
+
+    placed = {*COMMAND, *MODEL, *TRAINING}
+    found = {
+        "The command": list(COMMAND),
+        "Data and evaluation": [name for name in RunConfig.__dataclass_fields__ if name not in placed],
+        "The model": list(MODEL),
+        "The KL": [name for name in KLConfig.__annotations__ if name in known and name not in placed],
+        "Training (settings of TRL)": list(TRAINING),
+    }
+    shown = {name for names in found.values() for name in names}
+    return found | {"All other settings of TRL and transformers": sorted(set(known) - shown)}
+
+
+def _row(action: Any, defaults: dict[str, Any]) -> tuple[str, str]:
+    """A setting's flag, and its text with choices and default."""
+    flag = min(action.option_strings, key=lambda s: ("-" in s.strip("-"), len(s)))
+    text = " ".join((action.help or "").split())
+    choices = f" One of {', '.join(map(str, action.choices))}." if action.choices else ""
+    default = defaults.get(action.dest, action.default)
+    shown = "" if default is None or default is False or default == argparse.SUPPRESS else f" [{default}]"
+    return flag, f"{text}{choices}{shown}"
+
+
+def _table(shown: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for flag, text in shown:
+        table.add_row(Text(flag), Text(text))
+    return table
+
+
+# `klgrad train`.
 
 
 def command(context: typer.Context) -> None:
@@ -10,4 +243,26 @@ def command(context: typer.Context) -> None:
     train_or_distill("train", context.args)
 
 
-__all__ = ["SETTINGS", "command"]
+# `klgrad distill`.
+
+
+def distill_command(context: typer.Context) -> None:
+    """Train a student towards its teacher, on the student's own completions, using TRL."""
+    train_or_distill("distill", context.args)
+
+
+# `klgrad compare`.
+
+
+def compare_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Output folders of runs.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option(help="File for the figure: .png, .svg or .pdf; `-` is standard output, as PNG.")
+    ] = Path("compared.png"),
+) -> None:
+    """Compare runs of `klgrad train` and `klgrad distill`: a table, and a figure of rewards, KLs and lengths."""
+    from ..training.figures import load, picture, table
+
+    console, found = beside(out), load(runs)
+    kind = out.suffix.removeprefix(".").lower()
+    deliver(console, table(found), (out, lambda: picture(found, kind if kind in ("svg", "pdf") else "png")))

@@ -4,12 +4,63 @@ A token's term can be credited to that token alone, to it and all tokens before 
 completion (`whole`). Only the last two are unbiased for a sequence-level divergence.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
 import torch
 from torch import Tensor
 
 from ..errors import RolloutError
-from .grouping import number_groups
-from .running_sum import running_sum
+
+__all__ = ["future", "group_total", "leave_one_out", "to_go", "whole"]
+
+
+# Cumulative sums along completions, deterministic if torch is set to be.
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """The cumulative sum x_1 + ... + x_t along the last dimension."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return x.cumsum(-1)
+    span = 1  # CUDA has no deterministic cumsum; doubling spans takes log2(T) steps
+    while span < x.shape[-1]:
+        x = torch.cat([x[..., :span], x[..., span:] + x[..., :-span]], -1)
+        span *= 2
+    return x
+
+
+# Groups of completions by their labels.
+
+
+class Groups(NamedTuple):
+    """Groups numbered from 0.
+
+    Attributes:
+        number: (B,) the number of each completion's group.
+        sizes: (G,) the number of completions in each group.
+    """
+
+    number: Tensor
+    sizes: Tensor
+
+
+def number_groups(label: Tensor) -> Groups:
+    """Number the groups of completions that share a label.
+
+    Args:
+        label: (B,) integers.
+
+    Returns:
+        The groups, numbered in the order of their labels.
+
+    Examples:
+        >>> import torch
+        >>> number_groups(torch.tensor([7, 3, 7]))
+        Groups(number=tensor([1, 0, 1]), sizes=tensor([1, 2]))
+    """
+    unique = cast("Callable[..., tuple[Tensor, Tensor, Tensor]]", torch.unique)  # pyright: ignore[reportUnknownMemberType]
+    _, number, sizes = unique(label, return_inverse=True, return_counts=True)
+    return Groups(number, sizes)
 
 
 def to_go(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .rollout import Rollout
-from .standard_errors import Estimate, ratio_of_means
+from .statistics import Estimate, ratio_of_means
 
 Reduction = Literal["sequence", "token"]
 """`sequence`: summed over each completion's tokens, averaged over completions. `token`: summed over all

@@ -1,18 +1,232 @@
-"""`token_statistics`: log-probs, both exact KLs and the entropy, from hidden states and without storing logits."""
+"""Log-probs, exact KLs and the entropy of each token: from hidden states without storing logits, and from logits."""
 
-from typing import Any, NamedTuple
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..core.rollout import Rollout
-from . import validate as check
-from .autograd import StatisticsFunction, backend_for, uncompiled
-from .head import Head, Transform
-from .hopper.choice import used_for
-from .inputs import Job
-from .parallel import shard_of
-from .plan import Mode, make_plan
+from ..errors import KernelInputError
+from . import state, tiles_torch
+from .head import Head, Transform, check_transform
+from .hopper import used_for
+from .passes import gradients, over_kept, scan
+from .state import log_prob
+from .tile import Tile
+from .tiling import Inputs, Job, Mode, make_plan, shard_of
+
+# Checks of the inputs and results of the kernels.
+
+
+def check_shapes(
+    hidden: Tensor, targets: Tensor, ref_hidden: Tensor | None, mask: Tensor | None, entries: Tensor | None
+) -> None:
+    """Check that all leading shapes are those of `targets`."""
+    if not hidden.is_floating_point():
+        raise KernelInputError(
+            "`hidden` with a floating-point dtype", str(hidden.dtype), "pass hidden states, not token ids"
+        )
+    if targets.is_floating_point():
+        raise KernelInputError("integer `targets`", str(targets.dtype), "pass token ids")
+    for name, x in (("hidden", hidden), ("ref_hidden", ref_hidden), ("entries", entries)):
+        if x is not None and (x.ndim != targets.ndim + 1 or x.shape[:-1] != targets.shape):
+            raise KernelInputError(
+                f"`{name}` of shape {(*targets.shape, 'H' if name != 'entries' else 'k')}, which begins as `targets`",
+                f"shape {tuple(x.shape)}",
+                "pass one row per predicted token: hidden states of positions 0..T-2 for tokens 1..T-1",
+            )
+    if mask is not None and mask.shape != targets.shape:
+        raise KernelInputError(
+            f"`mask` of shape {tuple(targets.shape)}", f"shape {tuple(mask.shape)}", "pass one value per target"
+        )
+
+
+def check_heads(head: Head, hidden: Tensor, ref_head: Head | None, ref_hidden: Tensor | None) -> None:
+    """Check that each head fits its hidden states, and that both heads have the same vocabulary."""
+    if (ref_head is None) != (ref_hidden is None):
+        given, missing = ("ref_head", "ref_hidden") if ref_hidden is None else ("ref_hidden", "ref_head")
+        raise KernelInputError(f"`{missing}` together with `{given}`", "none", "pass both for the KL, or neither")
+    for name, h, x in (("hidden", head, hidden), ("ref_hidden", ref_head, ref_hidden)):
+        if h is not None and x is not None and h.weight.shape[1] != x.shape[-1]:
+            raise KernelInputError(
+                f"`{name}` of width {h.weight.shape[1]}, as its head's weight (V, H)",
+                f"width {x.shape[-1]}",
+                "pass the last hidden states and `lm_head.weight` of one model",
+            )
+    if ref_head is not None:
+        check_one_vocabulary(head.vocabulary, ref_head.vocabulary)
+
+
+def check_one_vocabulary(own: int, other: int) -> None:
+    """Check that the two models have the same number of entries."""
+    if own != other:
+        raise KernelInputError(
+            "policy and reference over the same vocabulary",
+            f"{own} and {other} entries",
+            f"one may be padded: if the tokenizer is the same, cut both to its length (at most {min(own, other)}): "
+            "Head(weight[:n], bias[:n]), or logits[..., :n]",
+        )
+
+
+def check_outcome(
+    wanted: Tensor,
+    vocabulary: int,
+    found: tuple[Tensor, ...],
+    policy: tuple[Tensor | None, ...],
+    reference: tuple[Tensor | None, ...],
+) -> None:
+    """Check targets and results with one device synchronisation; find the error only if there is one."""
+    outside = (wanted < 0) | (wanted >= vocabulary)
+    if bool(outside.any() | ~torch.stack(found[:5]).detach().isfinite().all()):
+        check_targets(wanted, vocabulary)
+        _results(policy, reference)
+
+
+def check_targets(wanted: Tensor, vocabulary: int) -> None:
+    """Check that every wanted entry is in the vocabulary."""
+    outside = wanted[(wanted < 0) | (wanted >= vocabulary)]
+    if len(outside):
+        raise KernelInputError(
+            f"targets from 0 to {vocabulary - 1} where the mask is 1",
+            f"{int(outside[0])}",
+            "mask padding (such as -100), and use the tokenizer of this model",
+        )
+
+
+def _results(policy: tuple[Tensor | None, ...], reference: tuple[Tensor | None, ...]) -> None:
+    """Raise an error that names the input which caused a NaN or infinity in a result."""
+    names = ("hidden", "head.weight", "head.bias", "ref_hidden", "ref_head.weight", "ref_head.bias")
+    for name, x in zip(names, (*policy, *reference), strict=True):
+        if x is not None and not bool(x.isfinite().all()):
+            where = (~x.isfinite()).nonzero()[0].tolist()
+            raise KernelInputError(
+                f"finite `{name}`",
+                f"{float(x[tuple(where)]):g} at {where}",
+                "find its origin (an overflow in half precision, an uninitialised or diverged weight)",
+            )
+    raise KernelInputError(
+        "finite statistics", "an overflow in the logits", "check the scale of the hidden states and heads"
+    )
+
+
+def check_log_probs(
+    logp: Tensor, ref_logp: Tensor, kl: Tensor, logits: Tensor, ref_logits: Tensor | None, places: Tensor | None
+) -> None:
+    """Check that sampled tokens have finite log-probs; other logits may be -inf, but not all of a model at a token.
+
+    `places` are the rows of the tokens in the logits; None if they are all rows.
+    """
+    sound = logp.detach().isfinite() & ~ref_logp.isnan() & ~kl.detach().isnan()
+    if bool(sound.all()):
+        return
+    row = int((~sound).nonzero()[0])
+    place = row if places is None else int(places[row])
+    for name, x in (("logits", logits), ("ref_logits", ref_logits)):
+        if x is not None and not bool((x[place] < torch.inf).all()):
+            raise KernelInputError(f"`{name}` without NaN and +inf", f"one at live token {row}", "find its origin")
+        if x is not None and not bool((x[place] > -torch.inf).any()):
+            raise KernelInputError(
+                f"`{name}` with a finite entry at every live token",
+                f"-inf at live token {row} for every entry",
+                "mask tokens that have no prediction, or find the code that banned the whole vocabulary",
+            )
+    raise KernelInputError(
+        "a finite log-prob of every sampled token",
+        f"{float(logp[row].detach()):g} at live token {row}",
+        "use the distribution that sampled the token; do not ban entries that it allowed",
+    )
+
+
+def check_reference(ref_logp: Tensor | None) -> None:
+    """Check that the statistics have a reference, which a rollout needs."""
+    if ref_logp is None:
+        raise KernelInputError(
+            "statistics with a reference", "no reference", "pass ref_hidden and ref_head to token_statistics"
+        )
+
+
+def check_first_order() -> None:
+    """Refuse second derivatives, which would silently be wrong."""
+    if torch.is_grad_enabled():
+        raise KernelInputError(
+            "first derivatives only",
+            "create_graph=True",
+            "second derivatives: klgrad.kernels.fused_statistics.reference_statistics, which is plain torch",
+        )
+
+
+# The autograd function of the forward and backward pass.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def backend_for(x: Tensor) -> ModuleType:
+    """The module that computes tiles: Triton on CUDA or in Triton's interpreter, else torch; torch for float64."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if x.dtype == torch.float64 or not (x.is_cuda or interpreted):
+        return tiles_torch
+    try:
+        from . import tiles_triton
+    except ImportError:  # a CUDA build without Triton
+        return tiles_torch
+    return tiles_triton
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Exclude a function from `torch.compile`: its tiles depend on the values of the mask."""
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
+
+
+class StatisticsFunction(torch.autograd.Function):
+    """Computes (logp, ref_logp, reverse KL, forward KL, entropy, log-probs of other entries) of each token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        ref_hidden: Tensor | None,
+        ref_weight: Tensor | None,
+        ref_bias: Tensor | None,
+        job: Job,
+    ) -> tuple[Tensor, ...]:
+        """Run one pass over all tiles."""
+        seen = scan(Inputs(hidden, weight, bias, ref_hidden, ref_weight, ref_bias, job))
+        ctx.save_for_backward(hidden, weight, bias, ref_hidden, ref_weight, ref_bias)
+        ctx.job, ctx.seen = job, seen
+        ctx.set_materialize_grads(False)
+        logsumexp, entropy, shift, reverse, forward = seen.finished
+        logp, ref_logp = (log_prob(*pair) for pair in zip(seen.picked, (logsumexp, logsumexp - shift), strict=True))
+        ctx.mark_non_differentiable(ref_logp)
+        others = log_prob(seen.others, logsumexp[:, None])
+        # Copies, because a caller may change the returned tensors in place, and backward still needs these.
+        return logp, ref_logp, reverse.clone(), forward.clone(), entropy.clone(), others
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of the policy's hidden states, weight and bias."""
+        check_first_order()
+        inputs, seen = Inputs(*ctx.saved_tensors, job=ctx.job), ctx.seen
+        # Kept logits are overwritten by their gradient; a second backward pass recomputes them.
+        ctx.seen = replace(seen, kept=None)
+        logp, _, reverse, forward, entropy, others = upstream
+        none = torch.zeros_like(seen.finished.logsumexp)
+        given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
+        elsewhere = None if others is None else others.sum(-1).to(none.dtype)
+        numbers = state.per_token(seen.finished, state.Upstream(*given), elsewhere)
+        kept = over_kept(inputs, seen, numbers, others)
+        seen = ctx.seen  # the last reference to the other half of what was kept is gone, and its memory free
+        found = gradients(inputs, seen, numbers, others, kept, ctx.needs_input_grad)
+        return found.hidden, found.weight, found.bias, None, None, None, None
+
+
+# `token_statistics`: log-probs, both exact KLs and the entropy, from hidden states and without storing logits.
 
 
 class TokenStatistics(NamedTuple):
@@ -55,7 +269,7 @@ class TokenStatistics(NamedTuple):
         Returns:
             A `Rollout` with exact KLs.
         """
-        check.has_reference(self.ref_logp)
+        check_reference(self.ref_logp)
         assert self.ref_logp is not None
         return Rollout(
             self.logp,
@@ -128,8 +342,8 @@ def token_statistics(
         tensor([[ 0.2442, -0.1221],
                 [-0.1221,  0.2442]])
     """
-    check.shapes(hidden, targets, ref_hidden, mask, entries)
-    check.heads(head, hidden, ref_head, ref_hidden)
+    check_shapes(hidden, targets, ref_hidden, mask, entries)
+    check_heads(head, hidden, ref_head, ref_hidden)
     live = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask != 0
     index = None if mask is None else live.flatten().nonzero()[:, 0]
     flat = lambda x: live_rows(x, index, live.ndim)
@@ -165,7 +379,7 @@ def token_statistics(
         found = StatisticsFunction.apply(*policy, *reference, job)
     logp, ref_logp, reverse, forward, entropy, entries_logp = found
     if validate:
-        check.outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, found, policy, reference)
+        check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, found, policy, reference)
     back = lambda x: all_rows(x, index, live.shape)
     paired = ref_hidden is not None
     return TokenStatistics(
@@ -223,3 +437,158 @@ def all_rows(x: Tensor, index: Tensor | None, shape: torch.Size) -> Tensor:
     if index is not None:
         x = x.new_zeros(shape.numel(), *x.shape[1:]).index_copy(0, index, x)
     return x.reshape(*shape, *x.shape[1:])
+
+
+# `from_logits`: the same statistics from given logits, which are read once forward and once backward.
+
+
+@uncompiled
+def from_logits(
+    logits: Tensor,
+    targets: Tensor,
+    ref_logits: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    temperature: float = 1.0,
+    validate: bool = True,
+) -> TokenStatistics:
+    r"""Compute log-probs, entropy and exact KLs of each token, as `token_statistics` does, from (..., V) logits.
+
+    An entry with logit -inf is banned: it cannot be sampled. It contributes nothing if both models ban it. If only the
+    reference bans it, the reverse KL is infinite; if only the policy bans it, the forward KL is infinite. A model that
+    bans every entry at a token is an error; with `validate=False` both KLs are NaN there.
+
+    Estimates:
+        nothing: every KL is the exact sum over the whole vocabulary.
+    Gradient:
+        of any weighted sum of the outputs with respect to `logits`; `ref_logits` have no gradient.
+    Requires:
+        logits of the positions that *predict* the targets.
+
+    Args:
+        logits: (..., V) of the policy.
+        targets: (...) sampled tokens.
+        ref_logits: (..., V) of the reference.
+        mask: (...) 1 where a token is live.
+        temperature: the sampling temperature; the logits of both models are divided by it.
+        validate: check that targets are in the vocabulary and log-probs are finite. This costs one device
+            synchronisation.
+
+    Returns:
+        The statistics of each token, in the shape of `targets`.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import from_logits
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0]], requires_grad=True)
+        >>> found = from_logits(logits, torch.tensor([0]), torch.zeros(1, 3))
+        >>> found.reverse_kl.detach(), found.forward_kl.detach()
+        (tensor([0.4330]), tensor([0.4743]))
+        >>> found.reverse_kl.sum().backward()
+        >>> logits.grad
+        tensor([[ 0.3353, -0.1676, -0.1676]])
+    """
+    check_transform(temperature)
+    check_shapes(logits, targets, ref_logits, mask, None)
+    check_one_vocabulary(logits.shape[-1], logits.shape[-1] if ref_logits is None else ref_logits.shape[-1])
+    index = None if mask is None else (mask != 0).flatten().nonzero()[:, 0]
+    wanted = live_rows(targets, index, targets.ndim).long().contiguous()
+    flat = lambda x: live_rows(x, None, targets.ndim)  # all rows: the live ones alone would be a copy
+    z, z_ref = flat(logits), None if ref_logits is None else flat(ref_logits.detach())
+    if validate:
+        check_targets(wanted[:, None], logits.shape[-1])
+    with torch.autocast(z.device.type, enabled=False):
+        transform = Transform(1, None, temperature)
+        logp, entropy, ref_logp, reverse, forward = _FromLogits.apply(z, z_ref, wanted, index, transform)
+    if validate:
+        check_log_probs(logp, ref_logp, reverse, z, z_ref, index)
+    back = lambda x: all_rows(x, index, targets.shape)
+    paired = [None if z_ref is None else back(x) for x in (ref_logp, reverse, forward)]
+    return TokenStatistics(back(logp), back(entropy), paired[0], paired[1], paired[2], None)
+
+
+class _FromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform
+    ) -> tuple[Tensor, ...]:
+        tile, backend = _tile(z, z_ref, targets, places, transform), backend_for(z)
+        dtype = torch.promote_types(z.dtype, torch.float32)
+        new = lambda *shape: torch.zeros(shape, dtype=dtype, device=z.device)
+        fields = state.POLICY_FIELDS if z_ref is None else state.FIELDS
+        states = new(fields, backend.slices(z.shape[1]), len(targets))
+        picked = new(2, len(targets))
+        backend.statistics(tile, states, 0, picked, None)
+        finished = state.finish(state.merge(states))
+        ctx.save_for_backward(z, z_ref, targets, places)
+        ctx.transform, ctx.finished, ctx.states = transform, finished, states
+        ctx.set_materialize_grads(False)
+        ref_logp = state.log_prob(picked[1], finished.logsumexp - finished.shift)
+        ctx.mark_non_differentiable(ref_logp)
+        copies = (x.clone() for x in (finished.reverse_kl, finished.forward_kl))
+        return state.log_prob(picked[0], finished.logsumexp), finished.entropy.clone(), ref_logp, *copies
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        check_first_order()
+        z, z_ref, targets, places = ctx.saved_tensors
+        logp, entropy, _, reverse, forward = upstream
+        none = torch.zeros_like(ctx.finished.logsumexp)
+        given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
+        rows = state.per_token(ctx.finished, state.Upstream(*given))
+        new = torch.empty_like if places is None else torch.zeros_like  # masked rows are not written
+        out = new(z, memory_format=torch.contiguous_format)
+        tile = _tile(z, z_ref, targets, places, ctx.transform)
+        backend_for(z).gradient(tile, rows, ctx.states, 0, None, out)
+        return out, None, None, None, None
+
+
+def _tile(z: Tensor, z_ref: Tensor | None, targets: Tensor, places: Tensor | None, transform: Transform) -> Tile:
+    rows = lambda x: x if x is None or x.stride(-1) == 1 else x.contiguous()
+    given = (rows(z), rows(z_ref), None, None, transform, transform)
+    return Tile(0, z.shape[1], targets, *given, projected=False, places=places)
+
+
+# The specification in plain torch, over full logits. All other implementations are tested and timed against it.
+
+
+def logits(hidden: Tensor, head: Head) -> Tensor:
+    """(..., V) logits, in the dtype of the product."""
+    raw = hidden @ head.weight.T
+    return head.transform.apply(raw if head.bias is None else raw + head.bias)
+
+
+def statistics_of_logits(
+    z: Tensor, targets: Tensor, z_ref: Tensor | None = None, entries: Tensor | None = None
+) -> TokenStatistics:
+    """Compute all outputs by their definitions."""
+    log_p = torch.log_softmax(z, -1)
+    p = log_p.exp()
+    pick = lambda table, index: table.gather(-1, index)
+    logp = pick(log_p, targets[..., None])[..., 0]
+    entropy = -(p * log_p).sum(-1)
+    others = None if entries is None else pick(log_p, entries)
+    if z_ref is None:
+        return TokenStatistics(logp, entropy, None, None, None, others)
+    log_q = torch.log_softmax(z_ref.detach(), -1)
+    return TokenStatistics(
+        logp,
+        entropy,
+        pick(log_q, targets[..., None])[..., 0],
+        (p * (log_p - log_q)).sum(-1),
+        (log_q.exp() * (log_q - log_p)).sum(-1),
+        others,
+    )
+
+
+def reference_statistics(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    ref_hidden: Tensor | None = None,
+    ref_head: Head | None = None,
+    entries: Tensor | None = None,
+) -> TokenStatistics:
+    """Compute the same as `klgrad.kernels.token_statistics`, with all logits in memory."""
+    z_ref = None if ref_hidden is None or ref_head is None else logits(ref_hidden, ref_head)
+    return statistics_of_logits(logits(hidden, head), targets, z_ref, entries)

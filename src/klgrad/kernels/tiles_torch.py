@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from . import state, tile as tiles, weights
+from . import state, tile as tiles
 from .head import Transform
 from .tile import Kept, Tile
 
@@ -37,7 +37,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
             pair = delta, z - logsumexp - delta
     columns = torch.arange(tile.start, tile.start + tile.width, device=z.device)
     hit = columns == tile.targets[:, None]
-    gradient = weights.at_logits(rows, z - logsumexp, pair, hit, tile.extra)
+    gradient = state.at_logits(rows, z - logsumexp, pair, hit, tile.extra)
     gradient = (gradient * tile.transform.slope(z)).to(out.dtype)
     if tile.places is None:
         out.copy_(gradient)

@@ -1,11 +1,7 @@
 """Tiles in Triton: one program for each token and slice of the vocabulary, with all sums of a slice in registers.
 
-The formulas are those of `state.py` and `weights.py`; tests compare the two.
+The formulas are those of `state.py` and `state.py`; tests compare the two.
 """
-
-# pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false
-# (Triton compiles the kernels; they are not run as Python)
 
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +14,11 @@ from torch import Tensor
 from .head import Transform
 from .state import BANNED, LOWEST, NEAR
 from .tile import LARGEST_KEPT, MARKED, Kept, Tile
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false
+# (Triton compiles the kernels; they are not run as Python)
+
 
 SLICE = 2048
 WARPS = 4

@@ -1,10 +1,52 @@
-"""Finds the column of each role by the names that frameworks use."""
+"""The columns of a log: which role each has, the groups of its prompts, limits of size, and chunks of rows."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from ..support.tensor_names import ROLES, WHOSE, role_of
-from .log_errors import LogError
+import torch
+from torch import Tensor
+
+from ..core.rollout import ROUNDING_STEPS, Rollout, invalid_log_probs, what_is_wrong
+from ..errors import LogError, RolloutError
+from ..support import ROLES, WHOSE, role_of
+
+# Limits on the memory for a log, in every format. A file beyond these limits is refused before it is decoded.
+
+LONGEST_ROW = 2**22
+"""Largest number of tokens of a completion."""
+
+LONGEST_PROMPT = 2**22
+"""Largest size of an identifier in the group column, in bytes."""
+
+LONGEST_LINE = 2**26
+"""Largest size of a line of JSON, in bytes."""
+
+MOST_BYTES = 2**26
+"""Largest size of the identifiers that are decoded at once, in bytes."""
+
+
+def too_many_tokens(name: str, tokens: int, place: str) -> LogError:
+    """The error for a completion with more than `LONGEST_ROW` tokens."""
+    return LogError(
+        f"completions of up to {LONGEST_ROW:,} tokens",
+        f"{tokens:,} entries of `{name}` in {place}",
+        "log one row per completion; shorten a longer one, or write it as several rows",
+    )
+
+
+def too_long_a_prompt(name: str, size: int, place: str) -> LogError:
+    """The error for an identifier of more than `LONGEST_PROMPT` bytes."""
+    return LogError(
+        f"prompts of up to {LONGEST_PROMPT:,} bytes in `{name}`",
+        f"{size:,} bytes in {place}",
+        "log a number or a hash of the prompt, or leave the column out with --column group=",
+    )
+
+
+# Finds the column of each role by the names that frameworks use.
 
 PER_TOKEN = ("logp", "ref_logp", "old_logp", "behavior_logp")
 """Roles of log-probs: one number per token. `mask` also has one per token."""
@@ -113,3 +155,270 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
     if not names:
         return "(none)"
     return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+# Numbers prompt identifiers, and other values of rows, in the order of their first occurrence.
+
+LONGEST = 64
+"""Largest number of characters of a prompt's identifier that is stored unchanged; a longer one, such as a whole prompt,
+is stored as a digest."""
+
+
+Known = dict[str, dict[object, int]]
+"""The numbers of identifiers, by role; several files of one run share them."""
+
+
+class Groups:
+    """Numbers identifiers. Its memory grows with the number of prompts, not with the number of tokens.
+
+    Args:
+        name: the column's name.
+        unit: `row` or `line`, for errors.
+        known: the numbers that were given already, to which new ones are added.
+        what: what the column has, for errors.
+        shown: whether the identifiers are shown, so that long ones are stored too.
+    """
+
+    def __init__(
+        self, name: str, unit: str, known: dict[object, int], what: str = "prompt", *, shown: bool = False
+    ) -> None:
+        self._name, self._unit, self._known, self._what, self._shown = name, unit, known, what, shown
+
+    def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
+        """Number identifiers.
+
+        Args:
+            identifiers: one for each completion.
+            rows: (B,) numbers of the rows, for errors.
+
+        Returns:
+            (B,) numbers from 0; equal identifiers have equal numbers, in this and all later calls.
+        """
+        given = list(identifiers)
+        seen: dict[int, int] = {}  # digest a long prompt once if many rows share the object
+        for i, x in enumerate(given):
+            if id(x) not in seen:
+                seen[id(x)] = self._known.setdefault(self._checked(x, int(rows[i])), len(self._known))
+        return torch.tensor([seen[id(x)] for x in given], dtype=torch.int64)
+
+    def _checked(self, x: object, row: int) -> object:
+        """The key of an identifier, after checks."""
+        if x is None or x != x:
+            raise LogError(
+                f"the completion's {self._what} in `{self._name}` in every row",
+                f"{'null' if x is None else 'NaN'} in {self._unit} {row}",
+                "log it for every completion, or leave the column out",
+            )
+        try:
+            return _key(x, whole=self._shown)
+        except (ValueError, RecursionError) as error:
+            raise LogError(
+                f"a {self._what} in `{self._name}` that can be written as JSON",
+                f"{error} in {self._unit} {row}",
+                "log a number or a hash of the prompt, or leave the column out with --column group=",
+            ) from error
+
+
+def _key(x: object, *, whole: bool) -> object:
+    """A hashable key, small unless it has to be `whole`. Messages and dictionaries are compared as JSON."""
+    if not isinstance(x, str | int | float):
+        x = json.dumps(x, sort_keys=True, default=str)
+    if isinstance(x, str) and len(x) > LONGEST and not whole:
+        return hashlib.blake2b(x.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return x
+
+
+def per_row(names: dict[str, str], unit: str, known: Known) -> dict[str, Groups]:
+    """What numbers the values of each column that has one per completion, by role."""
+    what = {"group": "prompt", "by": "value"}
+    found = [role for role in PER_ROW if role in names]
+    return {
+        role: Groups(names[role], unit, known.setdefault(role, {}), what[role], shown=role == "by") for role in found
+    }
+
+
+# A bounded number of rows of a log: ragged, and as padded blocks for the formulas of this package.
+
+BLOCK_CELLS = 2**17
+"""Cells of a padded block, including padding. A block fits into the cache of a core, so memory is not the limit."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """The concatenated values of all rows, and the number of values of each row."""
+
+    values: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of a log without their dead tokens. No statistic depends on dead tokens.
+
+    Attributes:
+        rows: (B,) numbers of the rows in the file.
+        unit: the name of a row in messages: `row` (counted from 0) or `line` (from 1).
+        lengths: (B,) numbers of live tokens.
+        columns: role to flat log-probs of the live tokens.
+        per_row: (B,) numbers of the completion's values by role: of its prompt (`group`), of its part (`by`).
+        mask: whether each token is live, before dead tokens were removed, or None.
+        names: role to the column's name in the file.
+        done: the position in the file where the chunk ends, in a unit of the reader.
+    """
+
+    rows: Tensor
+    unit: str
+    lengths: Tensor
+    columns: dict[str, Tensor]
+    per_row: dict[str, Tensor]
+    mask: Ragged | None
+    names: dict[str, str]
+    done: int
+
+    @property
+    def starts(self) -> Tensor:
+        """(B,) index of the first value of each row."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    def place(self, row: int, token: int) -> str:
+        """The place of a live token in the file, for messages."""
+        if self.mask is not None:
+            start = int(self.mask.lengths[:row].sum())
+            live = self.mask.values[start : start + int(self.mask.lengths[row])]
+            token = int(torch.nonzero(live)[token])
+        return f"{self.unit} {int(self.rows[row])}, token {token}"
+
+
+def build(
+    rows: Tensor, unit: str, given: dict[str, Ragged], per_row: dict[str, Tensor], done: int, names: dict[str, str]
+) -> Chunk:
+    """Check that all columns of a row have the same length, and remove the dead tokens.
+
+    Args:
+        rows: (B,) numbers of the rows in the file.
+        unit: `row` or `line`.
+        given: role to values.
+        per_row: role to (B,) numbers of the completions' values.
+        done: the position in the file where these rows end.
+        names: role to the column's name in the file.
+
+    Returns:
+        The chunk.
+    """
+    lengths = given["logp"].lengths
+    for role, column in given.items():
+        if not torch.equal(column.lengths, lengths):
+            i = int(torch.nonzero(column.lengths != lengths)[0])
+            raise LogError(
+                f"the same number of entries in `{names[role]}` and `{names['logp']}` in every row",
+                f"{int(column.lengths[i])} and {int(lengths[i])} in {unit} {int(rows[i])}",
+                f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
+            )
+    columns = {role: _at_most_0(column.values) for role, column in given.items() if role in PER_TOKEN}
+    mask = given.get("mask")
+    if mask is not None:
+        live = _as_bool(mask, rows, unit, names["mask"])
+        mask = Ragged(live, lengths)
+        columns = {role: x[live] for role, x in columns.items()}
+        counted = torch.cat([torch.zeros(1, dtype=torch.int64), live.cumsum(0)])
+        ends = lengths.cumsum(0)
+        lengths = counted[ends] - counted[ends - lengths]
+    return Chunk(rows, unit, lengths, columns, per_row, mask, names, done)
+
+
+def _at_most_0(x: Tensor) -> Tensor:
+    """Set float64 values above 0 to 0 if the rounding of float32, in which a trainer computes, can explain them."""
+    if x.dtype != torch.float64:
+        return x
+    return torch.where((x > 0) & (x <= ROUNDING_STEPS * torch.finfo(torch.float32).eps), 0.0, x)
+
+
+def _as_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
+    if mask.values.dtype == torch.bool:
+        return mask.values
+    live = mask.values != 0
+    stray = live & (mask.values != 1)
+    if bool(stray.any()):
+        at = int(torch.nonzero(stray)[0])
+        row = int(torch.searchsorted(mask.lengths.cumsum(0), at, right=True))
+        raise LogError(
+            f"a mask of 0 and 1 in `{name}`",
+            f"{mask.values[at].item():g} in {unit} {int(rows[row])}",
+            "log the completion mask; weights belong to the loss, not to the mask",
+        )
+    return live
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of similar length as one padded batch.
+
+    Attributes:
+        rollout: π and ref, with the sampler of the file, or else its old policy, as μ.
+        trainer: the trainer's policy at the time of sampling, with μ both as reference and as sampler; None without
+            `behavior_logp`.
+        group: (B,) index of the completion's prompt, or None.
+        by: (B,) index of the part of the log that the completion belongs to, or None.
+    """
+
+    rollout: Rollout
+    trainer: Rollout | None
+    group: Tensor | None
+    by: Tensor | None
+
+
+def blocks(chunk: Chunk) -> Iterator[Block]:
+    """Cut a chunk into padded blocks. Rows are sorted by length, so that there is little padding."""
+    order = torch.argsort(chunk.lengths, stable=True)
+    starts = chunk.starts
+    for index in _cut(order, chunk.lengths):
+        try:
+            yield _pad(chunk, index, starts)
+        except RolloutError:
+            _name_the_row(chunk)
+            raise
+
+
+def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Runs of rows whose padded size is within `BLOCK_CELLS`, or single rows."""
+    width = lengths[order].clamp(min=1).tolist()
+    begin = 0
+    for i, longest in enumerate(width):
+        if i > begin and (i - begin + 1) * longest > BLOCK_CELLS:
+            yield order[begin:i]
+            begin = i
+    yield order[begin:]
+
+
+def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> Block:
+    lengths = chunk.lengths[index]
+    steps = torch.arange(max(1, int(lengths.max())))
+    mask = steps < lengths[:, None]
+    at = torch.where(mask, starts[index][:, None] + steps, 0)
+    padded = {role: _take(x, at) for role, x in chunk.columns.items()}
+    logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
+    behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
+    sampler = old if behavior is None else behavior
+    rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
+    trainer = None
+    if behavior is not None:
+        trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
+    group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
+    return Block(rollout, trainer, group, by)
+
+
+def _take(x: Tensor, at: Tensor) -> Tensor:
+    return x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype)
+
+
+def _name_the_row(chunk: Chunk) -> None:
+    """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
+    found: list[tuple[int, str]] = []
+    for role, x in chunk.columns.items():
+        invalid = torch.nonzero(invalid_log_probs(x))
+        found += [(int(invalid[0]), role)] if len(invalid) else []
+    if found:
+        at, role = min(found)
+        row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
+        place = chunk.place(row, at - int(chunk.starts[row]))
+        raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))

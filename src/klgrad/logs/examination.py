@@ -5,19 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import KlgradError, MissingExtraError
-from ..reports.divergence import KLSums, MismatchSums, Report
+from ..errors import KlgradError, LogError, MissingExtraError
+from ..reports import KLSums, MismatchSums, Report
 from ..zoo import Cell
-from .by_label import LabelSums
-from .chunk import Block, Chunk, blocks
-from .coefficients import CoefficientSums, cell_of
-from .diagnosis.causes import cause_of
-from .diagnosis.evidence import Evidence, Lags, Padding
-from .files import describe, files_of
-from .log_errors import LogError
+from .coefficients import CoefficientSums, LabelSums, cell_of
+from .columns import Block, Chunk, Known, blocks
 from .log_report import LogReport
-from .prompt_groups import Known
-from .read import CHUNK_TOKENS, Log, open_log
+from .mismatch import Evidence, Lags, Padding, cause_of
+from .reader import CHUNK_TOKENS, Log, describe, files_of, open_log
 
 ASSUMED_CELL = "k3-loss"
 """The KL loss that a run is assumed to have if none is named: that of GRPO as published."""

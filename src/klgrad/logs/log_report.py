@@ -1,16 +1,145 @@
-"""The report on a log, as text and as JSON."""
+"""The report on a log: as data, as JSON, and as a page with figures."""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import NamedTuple
 
-from ..reports.divergence import Report
-from ..support.atomic_files import finite
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ..reports import Report
+from ..support import finite
 from ..targets import TARGETS, UNCORRECTED
 from ..zoo import Cell
-from .by_label import Part
-from .coefficients import Comparison
-from .diagnosis.causes import Cause
-from .diagnosis.evidence import Lags, Padding
+from .coefficients import Comparison, Part
+from .columns import LONGEST
+from .mismatch import Cause, Lags, Padding
+
+# The geometry of the figures of a log's page: quantities by the values of a column, in pixels.
+
+WIDTH, HEIGHT = 640.0, 220.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 30.0
+
+
+class Point(NamedTuple):
+    """A value at x, with the ends of its 95% interval; equal to the value where there is none."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A label of an axis, at a pixel."""
+
+    at: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity by the values of a column, with bars for 95% intervals.
+
+    Attributes:
+        title: the quantity and its unit.
+        line: an SVG path through the values.
+        bars: an SVG path of the intervals.
+        dots: pixels of the values.
+        across, up: ticks of both axes.
+    """
+
+    title: str
+    line: str
+    bars: str
+    dots: list[tuple[str, str]]
+    across: list[Tick]
+    up: list[Tick]
+    width: str = f"{WIDTH:g}"
+    height: str = f"{HEIGHT:g}"
+    left: str = f"{LEFT:g}"
+    right: str = f"{WIDTH - RIGHT:g}"
+    base: str = f"{HEIGHT - BOTTOM:g}"
+    bottom: str = f"{HEIGHT - 8:g}"
+
+
+def figures_of(parts: list[Part]) -> list[Figure]:
+    """The figures of all quantities that the parts have; none if there are fewer than two parts, or no numbers."""
+    if len(parts) < 2 or not all(isinstance(part.label, int | float) for part in parts):
+        return []
+    found = [(title, _points(parts, kind, name)) for title, kind, name in QUANTITIES]
+    return [_figure(title, points) for title, points in found if points]
+
+
+QUANTITIES = (
+    ("KL(π‖ref) by k3, nats per token", "kl", "kl/reverse/k3/per_token"),
+    ("KL(π‖ref) by k1, nats per completion", "kl", "kl/reverse/k1/per_sequence"),
+    ("KL(sampler‖trainer) by k3, nats per token", "mismatch", "kl/mismatch/k3/per_token"),
+    ("Effective sample size, share of the completions", "mismatch", "ratio/sequence/effective_sample_size"),
+    ("Tokens per completion", "kl", "length/mean"),
+)
+"""Title, report and name of each quantity that is drawn."""
+
+
+def _points(parts: list[Part], kind: str, name: str) -> list[Point]:
+    found = []
+    for part in parts:
+        report = part.kl if kind == "kl" else part.mismatch
+        if report is None:
+            continue
+        x = float(part.label)  # pyright: ignore[reportArgumentType]  # `figures_of` has looked
+        if name in report.estimates:
+            estimate = report.estimates[name]
+            y, (low, high) = float(estimate.mean), estimate.interval()
+            found.append(Point(x, y, *((low, high) if math.isfinite(low) else (y, y))))
+        elif name in report.scalars:
+            y = float(report.scalars[name])
+            found.append(Point(x, y, y, y))
+    return [point for point in found if math.isfinite(point.y)]
+
+
+def _figure(title: str, points: list[Point]) -> Figure:
+    xs = [point.x for point in points]
+    # The mean and 0 are always in the frame; an interval much wider than all means is cut at the frame.
+    top = max(0.0, *(point.y for point in points))
+    bottom = min(0.0, *(point.y for point in points))
+    reach = (top - bottom) or 1.0
+    top = min(max(top, *(point.high for point in points)), top + reach)
+    bottom = max(min(bottom, *(point.low for point in points)), bottom - reach)
+    across, up = _scale(min(xs), max(xs), LEFT + 8, WIDTH - RIGHT - 8), _scale(bottom, top, HEIGHT - BOTTOM, TOP)
+    cut = lambda y: up(min(max(y, bottom), top))
+    pixels = [(f"{across(p.x):.1f}", f"{up(p.y):.1f}") for p in points]
+    return Figure(
+        title,
+        line="M" + "L".join(f"{x} {y}" for x, y in pixels),
+        bars="".join(f"M{across(p.x):.1f} {cut(p.low):.1f}V{cut(p.high):.1f}" for p in points if p.high > p.low),
+        dots=pixels,
+        across=[Tick(f"{across(x):.1f}", f"{x:g}") for x in sorted({min(xs), xs[len(xs) // 2], max(xs)})],
+        up=[Tick(f"{up(y):.1f}", _short(y)) for y in _round_values(bottom, top)],
+    )
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    span = (high - low) or 1.0
+    return lambda value: start + (value - low) / span * (end - start)
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Three to six multiples of 1, 2 or 5 times a power of ten."""
+    rough = ((high - low) or 1.0) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _short(y: float) -> str:
+    return f"{y:.3g}".replace("-", "−")
+
+
+# The report on a log, as text and as JSON.
 
 HARDLY = 0.05
 """Relative difference of coefficients below which an unsound cell makes little difference on this data."""
@@ -221,3 +350,96 @@ class LogReport:
 def to_json(report: LogReport) -> str:
     """The report as JSON; numbers that are not finite are null."""
     return json.dumps(finite(report.to_dict()), indent=2, ensure_ascii=False) + "\n"
+
+
+# The report on a log as one HTML page, with figures; it needs no network, no scripts and no fonts.
+
+MEANINGS = {
+    "kl/reverse/exact": "KL(π‖ref), exact",
+    "kl/forward/exact": "KL(ref‖π), exact",
+    "kl/reverse/k1": "KL(π‖ref) by k1",
+    "kl/reverse/k2": "KL(π‖ref) by k2 (biased)",
+    "kl/reverse/k3": "KL(π‖ref) by k3",
+    "kl/forward/k3": "KL(ref‖π) by k3",
+    "kl/mismatch/k1": "KL(sampler‖trainer) by k1",
+    "kl/mismatch/k2": "KL(sampler‖trainer) by k2 (biased)",
+    "kl/mismatch/k3": "KL(sampler‖trainer) by k3",
+    "kl/mismatch_of_trainer/k3": "KL(trainer‖sampler) by k3",
+}
+"""What the estimates of both reports mean, in the order of the tables."""
+
+BY_PART = (
+    ("KL(π‖ref) by k3, per token", "kl", "kl/reverse/k3/per_token"),
+    ("by k1, per completion", "kl", "kl/reverse/k1/per_sequence"),
+    ("KL(sampler‖trainer) by k3, per token", "mismatch", "kl/mismatch/k3/per_token"),
+    ("effective sample size", "mismatch", "ratio/sequence/effective_sample_size"),
+)
+"""Head, report and name of the columns of the table of the parts, after value, completions and length."""
+
+
+def to_html(report: LogReport) -> str:
+    """Render one page; the same report gives the same page."""
+    return (
+        environment()
+        .get_template("logs.html")
+        .render(
+            report=report,
+            estimates=[*estimate_rows(report.kl), *([] if report.mismatch is None else estimate_rows(report.mismatch))],
+            by=report.columns.get("by"),
+            figures=figures_of(report.parts),
+            heads=part_heads(report),
+            parts=part_rows(report),
+        )
+    )
+
+
+@cache
+def environment() -> Environment:
+    """The templates, with escaping of all values: labels and names come from the file."""
+    return Environment(
+        loader=PackageLoader("klgrad.logs"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def estimate_rows(report: Report) -> list[list[str]]:
+    """Meaning, value per token and value per completion of each estimate."""
+    units = ("per_token", "per_sequence")
+    named = [(name, text) for name, text in MEANINGS.items() if f"{name}/per_token" in report.estimates]
+    return [[text, *(str(report.estimates[f"{name}/{unit}"]) for unit in units)] for name, text in named]
+
+
+def part_heads(report: LogReport) -> list[str]:
+    """The heads of the table of the parts."""
+    return [report.columns.get("by", ""), "completions", "tokens each", *(head for head, _, _ in _shown(report))]
+
+
+def part_rows(report: LogReport) -> list[list[str]]:
+    """The table of the parts."""
+    rows = []
+    for part in report.parts:
+        reports = {"kl": part.kl, "mismatch": part.mismatch}
+        cells = [_cell(reports[kind], name) for _, kind, name in _shown(report)]
+        rows.append([_cut(str(part.label)), f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
+    return rows
+
+
+def _cut(label: str) -> str:
+    """A label, without the end of a long one: JSON has it whole."""
+    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
+
+
+def _shown(report: LogReport) -> list[tuple[str, str, str]]:
+    return [column for column in BY_PART if column[1] == "kl" or report.mismatch is not None]
+
+
+def _cell(report: Report | None, name: str) -> str:
+    if report is None:
+        return "–"
+    if name in report.estimates:
+        return str(report.estimates[name])
+    return f"{float(report.scalars[name]):.1%}" if name in report.scalars else "–"

@@ -1,19 +1,45 @@
-"""The parts of one reproduced result.
+"""A study: a module that computes, checks and draws one result; all of them by name, and how they are run.
 
-Each result is a module. Its docstring states the claim in our own words, names the figure and gives the source. `run`
-computes numbers that JSON can hold, `check` judges them, and `draw` draws them. `check` and `draw` read the saved
-numbers only, so that neither depends on anything that was not saved.
+The docstring of the module states the claim in our own words, names the figure and gives the source. `run` computes
+numbers that JSON can hold, `check` judges them, and `draw` draws them. `check` and `draw` read the saved numbers only,
+so that neither depends on anything that was not saved.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import import_module
+from multiprocessing import resource_tracker
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import __version__
+from ..drawing import KINDS, look, write_figure
+from ..support import finite, partials_of, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
+
+
+# The parts of one reproduced result.
+#
+# Each result is a module. Its docstring states the claim in our own words, names the figure and gives the source. `run`
+# computes numbers that JSON can hold, `check` judges them, and `draw` draws them. `check` and `draw` read the saved
+# numbers only, so that neither depends on anything that was not saved.
 
 Numbers = dict[str, Any]
 """Nested dictionaries and lists of numbers and strings."""
@@ -196,3 +222,245 @@ def exceeds_zero(claim: str, x: "Tensor") -> Check:
     """Check that the mean of a vector of repeats is positive, by its z-score."""
     found = over_repeats(x)
     return exceeds(claim, found["mean"], found["error"])
+
+
+# All results by name.
+
+MODULES = {
+    "tang-munos/fig1": "tang_munos.fig1_value",
+    "tang-munos/fig2": "tang_munos.fig2_gradient",
+    "tang-munos/fig3": "tang_munos.fig3_minimise",
+    "tang-munos/fig4": "tang_munos.fig4_regularised",
+    "tang-munos/fig5": "tang_munos.fig5_converged",
+    "tang-munos/fig6": "tang_munos.fig6_which_optimum",
+    "tang-munos/lambda": "tang_munos.k_lambda",
+    "tang-munos/fig7": "tang_munos.fig7_frontier",
+    "tang-munos/fig8": "tang_munos.fig8_language_model",
+    "tang-munos/fig8-tabular": "tang_munos.fig8_sequences",
+    "tang-munos/long-runs": "tang_munos.long_runs",
+    "rethinking/fig1": "rethinking.fig1_coefficients",
+    "rethinking/theorem-5.1": "rethinking.theorem_5_1",
+    "rethinking/k3-bias": "rethinking.k3_bias",
+    "rethinking/k3-variance": "rethinking.k3_variance",
+    "rethinking/gaussian": "rethinking.gaussian",
+    "rethinking/off-policy": "rethinking.off_policy",
+    "rethinking/language-model": "rethinking.language_model",
+    "comedy/synthetic": "comedy.synthetic",
+    "comedy/off-policy": "comedy.stale_samples",
+    "comedy/on-policy": "comedy.on_policy",
+    "comedy/asynchronous": "comedy.asynchronous",
+    "frpo/kl-in-reward": "frpo.kl_in_reward",
+    "asyncopd/stale-distillation": "asyncopd.stale_distillation",
+    "klgrad/discount": "own.discount",
+    "klgrad/reuse": "own.reuse",
+    "schulman/table": "schulman.table",
+}
+
+
+def studies() -> dict[str, Study]:
+    """All studies, in the order in which they are listed."""
+    return {name: Study(name, import_module(f".{path}", __package__)) for name, path in MODULES.items()}
+
+
+# Compute, judge and draw results. Files are complete or absent; numbers of an earlier run are reused.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one result.
+
+    Attributes:
+        name: of the result.
+        checks: one for each sentence of the claim.
+        seconds: the time of the computation; None if the numbers of an earlier run were reused.
+        measured: when and by which commit the training runs behind the numbers were made; empty without such runs.
+    """
+
+    name: str
+    checks: list[Check]
+    seconds: float | None
+    measured: str = ""
+
+    @property
+    def decisive(self) -> list[Check]:
+        """The paper's sentences; all sentences if none is from a paper."""
+        return [check for check in self.checks if not check.ours] or self.checks
+
+    @property
+    def holds(self) -> bool:
+        """Whether every decisive sentence holds."""
+        return all(check.holds for check in self.decisive)
+
+    @property
+    def counts(self) -> str:
+        """How many decisive sentences hold, are contradicted and are undecided."""
+        found = Counter(check.verdict for check in self.decisive)
+        words = ", ".join(f"{verdict} {found[verdict]}" for verdict in VERDICTS if found[verdict])
+        return f"{words}, of {len(self.decisive)}"
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether the opposite of a decisive sentence is shown."""
+        return any(check.verdict == "contradicted" for check in self.decisive)
+
+    @property
+    def verdict(self) -> str:
+        """`holds`, or the decisive sentences that are contradicted and those that are undecided."""
+        parts = []
+        for verdict in VERDICTS[1:]:
+            if found := [f"{c.claim} ({c.measured})" for c in self.decisive if c.verdict == verdict]:
+                parts.append(f"{verdict}: {'; '.join(found)}")
+        return ". ".join(parts) or "holds"
+
+
+def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = False) -> Outcome:
+    """Compute, judge and draw one result.
+
+    Args:
+        study: the result.
+        settings: how much to compute.
+        out: the folder for numbers and figure, which is written as PNG and as SVG.
+        fresh: compute again, even if `out` has numbers of the same settings and the same code.
+
+    Returns:
+        The outcome.
+    """
+    data, *pictures = files_of(study, out)
+    requested = {"klgrad": __version__, "code": _code(), **asdict(settings)}
+    again = fresh or study.experiment is not None  # a file of training runs is read at once, and may have changed
+    numbers, seconds = None if again else _kept(study, data, requested), None
+    if numbers is None:
+        start = time.perf_counter()
+        # Judge and draw what JSON stores, so that saved numbers give the same result.
+        numbers = json.loads(json.dumps(finite(study.run(settings))))
+        seconds = time.perf_counter() - start
+        for picture in pictures:
+            picture.unlink(missing_ok=True)
+    made = numbers["made"] if study.experiment else {}
+    measured = f"{', '.join(made['date'])}, commit {', '.join(made['commit'])}" if made else ""
+    outcome = Outcome(study.name, study.check(numbers), seconds, measured)
+    saved = {
+        "result": study.name,
+        "source": study.source,
+        "claim": study.claim,
+        "settings": requested,
+        "verdict": outcome.verdict,
+    }
+    saved |= {"checks": [asdict(check) for check in outcome.checks], "numbers": numbers}
+    # Numbers before the figure: a missing figure is drawn again, an outdated one would be kept.
+    write_whole(data, json.dumps(saved, indent=1) + "\n")
+    if not all(picture.exists() for picture in pictures):
+        _draw(study, numbers, pictures[0])
+    return outcome
+
+
+def files_of(study: Study, out: Path) -> list[Path]:
+    """The file for the numbers, and one for each format of the figure."""
+    return [out / f"{study.name}.{kind}" for kind in ("json", *KINDS)]
+
+
+def _kept(study: Study, data: Path, requested: dict[str, Any]) -> Numbers | None:
+    """Numbers of an earlier run with the same settings; None if there are none, or if they cannot be judged."""
+    try:
+        saved = json.loads(data.read_text(encoding="utf-8"))
+        if saved["settings"] != requested:
+            return None
+        study.check(saved["numbers"])
+        return saved["numbers"]
+    except Exception:  # a file may hold anything
+        return None
+
+
+@cache
+def _code() -> str:
+    """A digest of the package's sources: numbers of other code are computed again."""
+    root = Path(__file__).parents[1]
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
+
+
+def _draw(study: Study, numbers: Numbers, path: Path) -> None:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(look(10)):
+        figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+        study.draw(numbers, figure)
+        write_figure(figure, path)
+
+
+# Compute several results at a time, each in its own process.
+
+
+def every_outcome(
+    studies: Sequence[Study], settings: Settings, out: Path, *, fresh: bool = False, jobs: int = 1
+) -> Iterator[Outcome]:
+    """Compute results with `jobs` processes.
+
+    On an interrupt the workers end at once, and no partial file remains.
+
+    Returns:
+        An iterator over outcomes, in the order in which they finish.
+    """
+    jobs = min(jobs, len(studies))
+    if jobs == 1:
+        for study in studies:
+            yield reproduce(study, settings, out, fresh=fresh)
+        return
+    # Spawn, because a fork copies locks that other threads hold, such as that of a progress bar.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(torch.get_num_threads(),))
+    try:
+        with _without_interrupts():
+            names = [(study.name, study.module.__name__) for study in studies]
+            waiting = [pool.submit(_one, *name, settings, out, fresh) for name in names]
+        for done in as_completed(waiting):
+            yield done.result()
+    except BaseException:
+        for worker in (pool._processes or {}).values():
+            worker.terminate()
+        raise
+    finally:
+        workers = list(pool._processes or {})
+        pool.shutdown(wait=True, cancel_futures=True)
+        for path in (path for study in studies for path in files_of(study, out)):
+            for partial in partials_of(path, workers):
+                partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started in this block ignore Ctrl-C from the beginning; the parent decides whether to stop.
+
+    A process inherits the blocked signals of the thread that starts it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # otherwise it starts with the first worker, and unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(threads: int) -> None:
+    """In a worker: use the parent's number of threads, ignore interrupts, and end with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    """Exit when the parent exits: a parent that was killed cannot end its workers, which would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _one(name: str, module: str, settings: Settings, out: Path, fresh: bool) -> Outcome:
+    return reproduce(Study(name, import_module(module)), settings, out, fresh=fresh)

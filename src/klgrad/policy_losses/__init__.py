@@ -7,8 +7,8 @@ and on samples of another policy. A test compares these verdicts with the audit.
 from types import ModuleType
 
 from ..errors import UnknownNameError
-from . import corrections, published
-from .entry import (
+from . import published
+from .published import (
     Does as Does,
     PolicyGradientName as PolicyGradientName,
     PolicyLoss as PolicyLoss,
@@ -21,9 +21,7 @@ def _entries_of(module: ModuleType) -> dict[str, PolicyLoss]:
     return {entry.name: entry for entry in vars(module).values() if isinstance(entry, PolicyLoss)}
 
 
-POLICY_LOSSES: dict[str, PolicyLoss] = {
-    name: entry for module in (published, corrections) for name, entry in _entries_of(module).items()
-}
+POLICY_LOSSES: dict[str, PolicyLoss] = _entries_of(published)
 """All entries by name."""
 
 

@@ -3,16 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..models.embedded import EMBEDDED
-from ..models.resolve import layer_count, resolve
-from ..trl.attention import avoid_cudnn_attention
-from ..trl.sanity import check_prompts
-from .checkpoint.run_trainer import RunTrainer
-from .data.rewards import checked, probe
-from .data.run_data import Data, data_of, reward_count
+from ..errors import SettingError
+from ..models import EMBEDDED, layer_count, resolve
+from ..trl.contract import avoid_cudnn_attention
+from ..trl.kl_trainer import check_prompts
+from .checkpoint import RunTrainer
+from .data import Data, checked, data_of, probe, reward_count
 from .evaluate import Evaluator
-from .settings.run_config import Settings
-from .training_errors import SettingError
+from .settings import Settings
 
 DROPPED = 3
 """The default student lacks one in this many layers of its teacher."""

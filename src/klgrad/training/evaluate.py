@@ -9,15 +9,13 @@ from typing import Any
 import torch
 
 from ..core.rollout import Rollout
-from ..core.standard_errors import Estimate, proportion_interval, ratio_of_means
-from ..reports.divergence import KLSums, Report
+from ..core.statistics import Estimate, proportion_interval, ratio_of_means
+from ..reports import KLSums, Report
 from ..trl import KLTrainer
-from ..trl.gather import everywhere
-from ..trl.seam.batch import Completions
-from ..trl.seam.generation import decode, generate, padded, tokenize_prompts
-from .data.eval_sets import EvaluationSet
-from .data.rewards import arguments, values_of
-from .rng import apart
+from ..trl.compat import Completions, decode, generate, padded, tokenize_prompts
+from ..trl.scorer import everywhere
+from .data import EvaluationSet, arguments, values_of
+from .libraries import apart_from_rng as apart
 
 SAMPLES = 3
 """Completions of each set that an evaluation keeps: of its first prompts, so that evaluations can be compared."""

@@ -8,30 +8,30 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import KlgradError
-from ..support.atomic_files import write_whole
+from ..errors import KlgradError, RunError
+from ..support import write_whole
+from . import run_folder
 from .build import Models, build, models_of
-from .callbacks.adopt import Adoption
-from .callbacks.crash_checkpoint import CrashCheckpoint
-from .callbacks.progress import Recorder
-from .callbacks.stop import Stopping
-from .checkpoint.integrity import is_over, last_sound, remove_all, step_of
-from .checkpoint.run_trainer import RunTrainer
-from .checkpoint.state_files import check_fits
+from .callbacks import Adoption, CrashCheckpoint, Recorder, Stopping
+from .checkpoint import RunTrainer, check_fits, is_over, last_sound, remove_all, step_of
 from .evaluate import Evaluator
-from .library_errors import refusal, refusals_in_one_line, write_failure
-from .library_messages import messages_once
-from .output.dry_run import described
-from .output.figures import Drawn, draw
-from .output.messages import announcement, finished, how_to_continue, kept, no_updates, unloadable
-from .output.model_card import FILE as CARD, model_card
-from .output.summary import summarise, table_of
-from .run_folder import record, replace
-from .run_folder.history import History, in_updates
-from .run_folder.lock import owned
-from .settings.named_code import resume_command
-from .settings.run_config import Settings
-from .training_errors import RunError
+from .figures import Drawn, draw
+from .libraries import messages_once, refusal, refusals_in_one_line, write_failure
+from .report import (
+    CARD,
+    announcement,
+    described,
+    finished,
+    how_to_continue,
+    kept,
+    model_card,
+    no_updates,
+    summarise,
+    table_of,
+    unloadable,
+)
+from .run_folder import History, in_updates, owned
+from .settings import Settings, resume_command
 
 
 def run(settings: Settings, out: Console, err: Console) -> int:
@@ -70,11 +70,11 @@ class _Run:
 
     def go(self) -> int:
         """Train; the main process holds the folder's lock on behalf of all processes."""
-        with replace.nothing_left_by_failure(self.folder), owned(self.folder) if self.main else nullcontext():
+        with run_folder.nothing_left_by_failure(self.folder), owned(self.folder) if self.main else nullcontext():
             if self.main and not self.settings.run.resume:  # --resume starts the new run, not the replaced one, again
-                replace.put_back(self.folder)
+                run_folder.put_back(self.folder)
             if self.settings.run.resume:
-                updates = record.updates_if_finished(self.folder, self.settings)
+                updates = run_folder.updates_if_finished(self.folder, self.settings)
                 if updates is not None:
                     self._say_finished(updates)
                     return 0
@@ -109,12 +109,12 @@ class _Run:
         """Before anything is loaded, refuse to delete results without `--overwrite`."""
         run = self.settings.run
         if not run.resume or run.overwrite:
-            replace.check_free(self.folder, overwrite=run.overwrite)
+            run_folder.check_free(self.folder, overwrite=run.overwrite)
             given = self.settings.policy.model_name_or_path, self.settings.training.teacher
-            replace.check_not_replaced(self.folder, [*given, self.models.path, self.models.reference])
+            run_folder.check_not_replaced(self.folder, [*given, self.models.path, self.models.reference])
         else:
             again = resume_command(self.settings.command, self.folder, self.settings.given, "--overwrite")
-            replace.check_nothing_lost(self.folder, again)
+            run_folder.check_nothing_lost(self.folder, again)
         if run.resume:
             self.warn(f"There is no complete checkpoint in {self.folder}; the run starts again with the same settings.")
 
@@ -197,7 +197,7 @@ class _Run:
             self.out.print(Text(finished(self.folder, updates)))
 
     def _finish(self, trainer: RunTrainer, seconds: float) -> int:
-        trainer.save_whole_model(self.folder / record.MODEL)
+        trainer.save_whole_model(self.folder / run_folder.MODEL)
         if self.main:
             self._summarise(seconds, trainer.state.global_step)
         return 0
@@ -206,8 +206,8 @@ class _Run:
         summary = {**summarise(self.folder), "updates": updates, "seconds": round(seconds, 1)}
         if self.settings.training.max_steps <= 0:
             summary["num_train_epochs"] = self.settings.training.num_train_epochs
-        write_whole(self.folder / record.MODEL / CARD, model_card(self.settings, self.models, summary))
-        record.write_summary(self.folder, summary)
+        write_whole(self.folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))
+        run_folder.write_summary(self.folder, summary)
         if self.settings.run.weights_only:  # after the summary, without which the run is not finished
             remove_all(self.folder)
         draw([Drawn(self.folder.name, self.history.rows())], self.folder)

@@ -10,9 +10,9 @@ from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillat
 
 from ..errors import MeaningError
 from ..kernels import Head, check_head, token_statistics
-from .model_forward import head_of
-from .seam.distillation import PARAMETERS, check_distillation, loss_with
-from .seam.models import base_of
+from .compat import base_of
+from .contract import DISTILLATION_PARAMETERS as PARAMETERS, check_distillation, loss_with
+from .scorer import head_of
 
 TOKENS = 64
 """Tokens of the first batch at which heads are compared with the models' own logits."""

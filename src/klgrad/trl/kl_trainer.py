@@ -1,6 +1,10 @@
 """`KLTrainer`: TRL's `GRPOTrainer` with a declared KL term; everything else is TRL's."""
 
+import math
 import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,33 +14,344 @@ import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from ..core.estimators import k3
 from ..core.result import KLResult
 from ..core.rollout import Rollout, checked_at_the_end
 from ..core.term import KLTerm
-from ..errors import RunError
-from ..models.resolve import resolve_embedded
-from ..trainer_parts.adaptive_beta import AdaptiveCoefficient
-from .checkpointed import Parts
-from .config import KLConfig
-from .declaration import declared
-from .gather import everywhere
-from .groups import PromptNumbers, shuffled_by_group
-from .kl_reward import KLReward, check_weights, listed, no_reward
-from .lag import LagQueue
-from .loss_terms import own_rows, per_token_cell, per_token_loss, summed_loss, whole_cell
+from ..errors import KernelInputError, MeaningError, RunError
+from ..integrations import AdaptiveCoefficient, token_values
+from ..models import resolve_embedded
+from ..zoo import Cell
+from . import compat
+from .compat import (
+    Batch,
+    GenerationState,
+    LossSinceLog,
+    PreparedAnswer,
+    Sampled,
+    add_to_loss,
+    attention_of,
+    checkpoint_folder,
+    current_mode,
+    has_adapters,
+    load_model,
+    log_metrics,
+    model_name,
+    reference_is_built,
+    reference_is_scored,
+    reference_loaded_from,
+    shuffled_by,
+)
+from .config import KLConfig, Objective, declared
+from .contract import check_contract, warn_of_cudnn_attention
 from .metrics import KLMetrics
-from .sanity import StartCheck, check_built, check_prompts
-from .scorer import Scorer
-from .seam import batch as scored
-from .seam.batch import Batch
-from .seam.checkpoints import checkpoint_folder
-from .seam.contract import check_contract
-from .seam.forward import PreparedAnswer
-from .seam.generation import Sampled, shuffled_by
-from .seam.loss import add_to_loss, reference_is_built, reference_is_scored
-from .seam.state import GenerationState, LossSinceLog, current_mode, log_metrics
-from .state_files import load_parts, save_parts
-from .teacher import as_reference, has_reference
+from .scorer import PromptNumbers, Scorer, everywhere, shuffled_by_group
+from .state_files import Parts, load_parts, save_parts
+
+# The KL as parts of a loss: per token, for TRL to reduce, or summed.
+
+
+def own_rows(x: Tensor, own: slice, like: Tensor) -> Tensor:
+    """This process' rows, cut to the length that they had before all processes' were padded to one length."""
+    return x[own, : like.shape[1]]
+
+
+def per_token_loss(objective: Objective, rollout: Rollout, result: KLResult, own: slice, logp: Tensor) -> Tensor | None:
+    """The KL in value and the declared term in gradient, for each token of this process.
+
+    Args:
+        objective: what is trained.
+        rollout: all processes' completions.
+        result: the term's, of the rollout.
+        own: this process' rows of the rollout.
+        logp: (B, T) this process' log-probs, with their gradient.
+
+    Returns:
+        (B, T), or None if the advantages carry the whole term.
+    """
+    per_token = own_rows(result.per_token, own, logp)
+    if objective.placement == "advantage":
+        if not objective.exact:
+            return None
+        return per_token - own_rows(result.coefficient, own, logp) * (logp - logp.detach())
+    assert objective.term is not None  # whose result this is
+    return per_token + own_rows(token_values(objective.term, rollout), own, logp)
+
+
+def summed_loss(per_token: Tensor | None, accumulation: int) -> Tensor | float:
+    """Summed over each completion, averaged over the completions of an update."""
+    return 0.0 if per_token is None else per_token.sum() / (len(per_token) * accumulation)
+
+
+def per_token_cell(cell: Cell, rollout: Rollout, own: slice, logp: Tensor) -> Tensor | None:
+    """(B, T) a loss of the zoo for each token of this process; None if its reduction is part of the loss."""
+    return None if cell.per_token is None else own_rows(cell.per_token(rollout), own, logp)
+
+
+def whole_cell(cell: Cell, rollout: Rollout, accumulation: int, processes: int) -> Tensor:
+    """A loss of the zoo with its own reduction, of all processes' completions.
+
+    It is a mean over the completions of all processes, and only this process' rows carry a gradient. Gradients and
+    logged losses are averaged over processes: so the gradient is multiplied by their number, and the value is not.
+    """
+    value = cell(rollout) / accumulation
+    return value + (processes - 1) * (value - value.detach())
+
+
+# The KL as a reward function of TRL's, and the reward of a run that has none.
+
+
+def no_reward(completions: list[Any], **_: Any) -> list[float | None]:
+    """0 for every completion: the KL is the whole objective, as in distillation."""
+    return [0.0] * len(completions)
+
+
+class KLReward:
+    """The place of log π - log ref of each completion among TRL's rewards; TRL subtracts β times it.
+
+    `KLTrainer` fills it in once TRL has called all rewards, so that TRL still sees which completions no reward scored.
+    TRL logs its mean as `rewards/kl_to_reference/mean`.
+    """
+
+    __name__ = "kl_to_reference"
+
+    def __call__(self, completions: list[Any], **_: Any) -> list[None]:
+        """No number yet."""
+        return [None] * len(completions)
+
+
+def listed(given: Any) -> list[Any]:
+    """Reward functions or their processing classes as a list, which is empty for None."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list) else [given]
+
+
+def check_weights(weights: list[float] | None, rewards: list[Any]) -> None:
+    """Raise `MeaningError` unless there is a weight for each reward function that was given, or none at all."""
+    if weights is not None and len(weights) != len(rewards):
+        raise MeaningError(
+            f"{len(rewards)} `reward_weights`, one for each of `reward_funcs`",
+            f"{len(weights)}",
+            "give one for each; an environment's own reward has the weight 1"
+            if rewards
+            else "leave them out: there are no `reward_funcs`, and an environment's own reward has the weight 1",
+        )
+
+
+# Completions that are trained on later than they were sampled, as asynchronous training does.
+
+
+class LagQueue:
+    """Generation batches that wait until they are `generations` generations old.
+
+    Attributes:
+        generations: how many generations a batch waits; 0 for no lag.
+    """
+
+    def __init__(self, args: KLConfig) -> None:
+        steps = (args.steps_per_generation or 1) * args.num_iterations
+        self.generations = math.ceil(args.rollout_lag * args.gradient_accumulation_steps / steps)
+        self._waiting: deque[Batch] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def exchange(self, fresh: Batch) -> Batch:
+        """Add a batch, and return the one to train on: the oldest, once it is old enough.
+
+        Until then the first batch is trained on again, because no other is older.
+        """
+        self._waiting.append(fresh)
+        return self._waiting[0] if len(self._waiting) <= self.generations else self._waiting.popleft()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batches that wait."""
+        return {"waiting": list(self._waiting)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with these batches."""
+        self._waiting = deque(state["waiting"])
+
+
+# The reference: whether there is one, and a teacher in its place, checked and loaded by TRL's own code.
+
+
+def has_reference(model: Any, args: KLConfig, given: dict[str, Any]) -> bool:
+    """Whether there is a reference: a teacher, the model without its adapters, or the model as its name loads it.
+
+    Without one, kl_coef must be 0.
+    """
+    adapters = given.get("peft_config") is not None or has_adapters(model)
+    if isinstance(model, str) or args.teacher is not None or adapters or model_name(model):
+        return True
+    if args.kl_coef > 0:
+        raise MeaningError(
+            "a model with a name or a folder, from which its reference can be loaded",
+            "a model object without one",
+            "save it by model.save_pretrained(FOLDER), its tokenizer too, and give the folder; or set kl_coef=0",
+        )
+    return False
+
+
+@contextmanager
+def as_reference(model: Any, args: KLConfig, given: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """While TRL sets up a trainer, make it load the teacher as its reference.
+
+    Args:
+        model: the student, or its name.
+        args: the configuration, with the teacher's name.
+        given: the further arguments of the trainer.
+
+    Yields:
+        The model and the further arguments to build the trainer with.
+    """
+    if args.teacher is None:
+        yield model, given
+        return
+    if given.get("peft_config") is not None or has_adapters(model):
+        raise MeaningError(
+            "a teacher without adapters on the student",
+            "both",
+            "with adapters the reference is the model without them: merge them, or train all weights",
+        )
+    student = load_model(model, args, given.get("quantization_config")) if isinstance(model, str) else model
+    if given.get("processing_class") is None:  # TRL would load the teacher's
+        given = {**given, "processing_class": _processor(model_name(student), args)}
+    teacher = resolve_embedded(args.teacher)
+    _check_tokenizers(given["processing_class"], teacher, args)
+    with reference_loaded_from(teacher, student, args):
+        yield student, given
+
+
+def _processor(name: str, args: KLConfig) -> Any:
+    from transformers import AutoProcessor
+
+    how: Any = args.model_init_kwargs or {}
+    return AutoProcessor.from_pretrained(
+        name,
+        revision=how.get("revision"),
+        padding_side="left",
+        truncation_side="left",
+        trust_remote_code=args.trust_remote_code,
+    )
+
+
+def _check_tokenizers(processor: Any, teacher: str, args: KLConfig) -> None:
+    """Both must have the same tokens under the same numbers; their heads may be padded to different lengths."""
+    from transformers import AutoTokenizer
+
+    ours = getattr(processor, "tokenizer", processor).get_vocab()
+    theirs = AutoTokenizer.from_pretrained(teacher, trust_remote_code=args.trust_remote_code).get_vocab()
+    if ours == theirs:
+        return
+    differing = sorted(ours.items() ^ theirs.items(), key=lambda item: item[1])
+    raise KernelInputError(
+        "teacher and student with one tokenizer",
+        f"vocabularies of {len(theirs)} and {len(ours)} tokens; token {differing[0][1]} is not the same",
+        "distil between models that share a tokenizer",
+    )
+
+
+# Checks before a run is trusted: settings that only a built trainer can judge, and a KL that starts at 0.
+
+START_KL = 1e-3
+"""Nats per token by which two bf16 forward passes of one model may differ, at most."""
+
+
+def check_prompts(args: KLConfig, prompts: int) -> None:
+    """Raise `MeaningError` for fewer prompts than one generation needs: TRL drops them, and would make no update."""
+    needed = (args.generation_batch_size or 0) // (args.num_generations or 1)
+    if prompts < needed:
+        raise MeaningError(
+            f"at least {needed} prompts, for one generation of {args.generation_batch_size} completions, "
+            f"{args.num_generations} of each prompt",
+            f"{prompts}",
+            "not one update would be made: give more prompts, or lower per_device_train_batch_size, "
+            "gradient_accumulation_steps, steps_per_generation or the number of processes, or raise num_generations",
+        )
+
+
+def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> None:
+    """Raise `MeaningError` for settings that do not fit the number of processes or the model; warn of bad gradients."""
+    half = bool(args.bf16 or args.fp16)
+    warn_of_cudnn_attention(trainer.accelerator.device, attention_of(trainer.model), half=half)
+    rows = args.per_device_train_batch_size * trainer.accelerator.num_processes
+    if objective.leaves_one_out and rows < 2:
+        raise MeaningError(
+            "micro-batches of at least 2 completions for leave-one-out",
+            f"per_device_train_batch_size={rows} on one process",
+            "a completion has no peers there: raise it and lower gradient_accumulation_steps, or kl_baseline='none'",
+        )
+    each, steps = args.per_device_train_batch_size, args.steps_per_generation or 1
+    if objective.compares_completions and not whole_groups(each, rows, steps, trainer.num_generations or 1):
+        raise MeaningError(
+            f"micro-batches of whole groups of {trainer.num_generations} completions for kl_cell={args.kl_cell!r}",
+            f"{each} completions on each process, {rows} on all, in {steps} micro-batches per generation",
+            "make per_device_train_batch_size a multiple of num_generations, and lower gradient_accumulation_steps "
+            "instead; with steps_per_generation=1 a multiple on all processes together is enough",
+        )
+    if objective.exact and trainer.aux_loss_enabled:
+        raise MeaningError(
+            "no router loss with kl_estimator='exact'",
+            f"router_aux_loss_coef={trainer.router_aux_loss_coef}",
+            "set router_aux_loss_coef=0, or choose a sampled estimator",
+        )
+
+
+def whole_groups(each: int, rows: int, steps: int, generations: int) -> bool:
+    """Whether each micro-batch of all processes consists of whole groups.
+
+    A process has adjacent rows of a generation, and cuts them into its micro-batches by itself: with more than one of
+    them, a group that lies in two processes is never whole.
+
+    Args:
+        each: rows of a micro-batch on one process.
+        rows: rows of a micro-batch on all processes.
+        steps: micro-batches of one generation.
+        generations: rows of a group.
+    """
+    return each % generations == 0 or (steps == 1 and rows % generations == 0)
+
+
+class StartCheck:
+    """Warns if the KL is not about 0 on the first completions that are trained on.
+
+    Before the first update the policy and the reference are the same model, unless the reference is a teacher.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, args: KLConfig) -> None:
+        self._trainer, self._args = trainer, args
+        self._done = False
+
+    def __call__(self, rollout: Rollout) -> None:
+        """Look at the first rollout of training, and at no other."""
+        trainer = self._trainer
+        if self._done or current_mode(trainer) == "eval":
+            return
+        self._done = True
+        if self._args.teacher is not None or trainer.state.global_step > 0:
+            return
+        value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
+        if value > START_KL:  # the rollout's own check reports a NaN
+            warnings.warn(
+                f"the KL to the reference is {value:.3g} nats per token before the first update, not about 0; "
+                f"likely causes: {'; '.join(self._causes())}",
+                stacklevel=2,
+            )
+
+    def _causes(self) -> list[str]:
+        trainer, found = self._trainer, []
+        models: list[Any] = [each for each in (trainer.model, trainer.ref_model) if each is not None]
+        if any(m.p > 0 for m in models[0].modules() if isinstance(m, torch.nn.Dropout)):
+            found.append("dropout is active in the policy (disable_dropout=True)")
+        if has_adapters(trainer.accelerator.unwrap_model(trainer.model)):
+            found.append("the adapter does not start at 0, or the reference keeps it")
+        dtypes = {parameter.dtype for model in models for parameter in model.parameters()}
+        if len(dtypes) > 1:
+            found.append(f"policy and reference differ in dtype ({', '.join(map(str, dtypes))})")
+        return [*found, "the reference is another checkpoint than the policy started from"]
+
 
 START_AGAIN = "start again with kl_coef, without completions that wait (rollout_lag) and with all counts at 0"
 """What a run does that has no state to continue from."""
@@ -46,7 +361,7 @@ class KLTrainer(GRPOTrainer):
     """A `GRPOTrainer` whose KL term is a `KLTerm`, or any loss of `klgrad.zoo`.
 
     TRL's `beta` is 0 except while TRL builds and scores the reference, so that adapters, FSDP and DeepSpeed are handled
-    by TRL's own code, and while TRL adds the KL to its loss, when it stands for our term (`seam/loss.py`).
+    by TRL's own code, and while TRL adds the KL to its loss, when it stands for our term (`compat.py`).
 
     Args:
         model: the policy, or its name; `smollm2` is embedded, and needs no network.
@@ -163,11 +478,11 @@ class KLTrainer(GRPOTrainer):
         by_trl = self.has_reference and not self.objective.exact and self.objective.placement != "reward"
         with reference_is_scored(self, by_trl):
             batch = super()._generate_and_score_completions(inputs)
-        batch["group"] = self.prompt_numbers.of_generation(scored.row_count(batch))
+        batch["group"] = self.prompt_numbers.of_generation(compat.row_count(batch))
         if current_mode(self) == "eval" or not self.args.rollout_lag:
             return batch
-        if not scored.has_old_log_probs(batch):
-            scored.keep_old_log_probs(batch, self.scorer.log_probs(self.model, batch))
+        if not compat.has_old_log_probs(batch):
+            compat.keep_old_log_probs(batch, self.scorer.log_probs(self.model, batch))
         return self.lag_queue.exchange(batch)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
@@ -208,12 +523,12 @@ class KLTrainer(GRPOTrainer):
         result = self._evaluated_term(rollout)
         given, beta = batch, self.coefficient.value
         if self.objective.placement == "advantage" and result is not None:
-            given = scored.with_lower_advantages(batch, beta * own_rows(result.coefficient, own, passed.logp))
+            given = compat.with_lower_advantages(batch, beta * own_rows(result.coefficient, own, passed.logp))
         per_token = self._per_token(rollout, result, own, passed.logp)
         by_trl = None
         if per_token is not None and self.objective.reduction == "policy":
             by_trl = beta * per_token
-            given = scored.with_any_reference(given, passed.logp)
+            given = compat.with_any_reference(given, passed.logp)
         with self._prepared.prepared(passed, model, batch), add_to_loss(self, by_trl):
             loss = super()._compute_loss(model, given)
         if by_trl is None:

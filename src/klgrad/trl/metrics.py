@@ -1,5 +1,6 @@
 """What is logged of the KL through TRL's own metrics: one report per update or evaluation, ratios, β and lengths."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,19 +11,60 @@ from torch import Tensor
 
 from ..core.result import KLResult
 from ..core.rollout import Rollout
-from ..reports.divergence import KLSums
-from ..trainer_parts.adaptive_beta import AdaptiveCoefficient
-from ..trainer_parts.kl_values import total_reverse_kl, weighted_k3
-from .config import KLConfig
-from .objective import Objective
-from .seam.state import Mode
+from ..integrations import AdaptiveCoefficient, total_reverse_kl, weighted_k3
+from ..reports import KLSums, MismatchSums
+from .compat import Mode
+from .config import KLConfig, Objective
+
+# The KL and the mismatch to the sampler on the completions since the last logged row.
+
+
+class Window:
+    """Sums over measured steps, so that the standard errors are those of all completions together."""
+
+    def __init__(self) -> None:
+        self._sums = KLSums()
+        self._mismatch = MismatchSums(ratios=self._sums.ratios)  # the same ratios, accumulated once
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._last: dict[str, float] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return not self._sums.lengths.rows
+
+    def add(self, step: int, rollout: Rollout, prompt: Tensor, *, of_the_sampler: bool) -> None:
+        """Add the completions of one micro-batch of all processes.
+
+        Args:
+            step: the number of the update.
+            rollout: the completions.
+            prompt: (B,) the keys of their prompts; the same prompt at another step is another draw.
+            of_the_sampler: whether `behavior_logp` is the sampler's own, and not the policy's before an update.
+        """
+        keys = ((step, key) for key in prompt.tolist())
+        group = torch.tensor([self._numbers.setdefault(key, len(self._numbers)) for key in keys])
+        self._sums.add(rollout, group)
+        if of_the_sampler and rollout.behavior_logp is not None:
+            ends = {"behavior_logp": rollout.behavior_logp}
+            self._mismatch.add(Rollout(rollout.logp, rollout.behavior_logp, rollout.mask, **ends), group)
+        self._last = {"kl/measured_step": float(step)}
+
+    def metrics(self) -> dict[str, float]:
+        """Finite numbers by name; a single prompt has no standard error."""
+        found = self._sums.report().metrics()
+        if self._mismatch.lengths.rows:
+            wanted = ("kl/mismatch", "ratio/token/share_outside_band")
+            found |= {name: x for name, x in self._mismatch.report().metrics().items() if name.startswith(wanted)}
+        return {name: x for name, x in {**found, **self._last}.items() if math.isfinite(x)}
+
 
 COLLAPSED = 0.5
 """A warning is given when the mean length falls below this share of the first one while the KL falls too."""
 
 
 @dataclass
-class Window:
+class MetricWindow:
     """Sums over the micro-batches of one update or evaluation, so that errors and maxima are those of the whole."""
 
     sums: KLSums = field(default_factory=KLSums)
@@ -99,7 +141,7 @@ class KLMetrics:
         log: Callable[[Mode, dict[str, float]], None],
     ) -> None:
         self._args, self._objective, self._coefficient, self._log = args, objective, coefficient, log
-        self._windows: dict[Mode, Window] = {"train": Window(), "eval": Window()}
+        self._windows: dict[Mode, MetricWindow] = {"train": MetricWindow(), "eval": MetricWindow()}
         self._held: tuple[Rollout, Tensor, KLResult | None] | None = None
         self.lengths = LengthWatch()
 
@@ -125,11 +167,11 @@ class KLMetrics:
 
     def restart(self, mode: Mode) -> None:
         """Drop what was added since the last report."""
-        self._windows[mode] = Window()
+        self._windows[mode] = MetricWindow()
 
     def finish(self, mode: Mode) -> None:
         """Log the report of what was added since the last one, and adapt β after an update."""
-        window, self._windows[mode] = self._windows[mode], Window()
+        window, self._windows[mode] = self._windows[mode], MetricWindow()
         if not window.sums.lengths.rows:
             return
         report = window.metrics()

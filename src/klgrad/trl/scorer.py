@@ -1,28 +1,439 @@
-"""Forward passes of the policy and of its reference over completions."""
+"""Scores of completions: exact KLs by a forward pass that computes them, and groups of completions."""
 
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers.utils.generic import ModelOutput
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from ..core.importance import token_ratio
 from ..core.rollout import Rollout
 from ..errors import MeaningError
-from ..kernels import TokenStatistics, TopEntries
-from .config import KLConfig
-from .gather import everywhere
-from .groups import with_peers
-from .head_check import HeadCheck
-from .model_forward import Answer, Question, add_statistics_forward, head_of, shared_vocabulary
-from .objective import Objective
-from .seam import batch as scored
-from .seam.batch import Batch, Completions
-from .seam.forward import ForwardPass, completion_log_probs
-from .seam.generation import Sampled, padded, padded_mask
-from .seam.models import base_of, reference_model
-from .top_k import with_top_k_kl
+from ..kernels import Head, TokenStatistics, TopEntries, lumped_kl, sampled_tail_kl, token_statistics, top_entries
+from . import compat
+from .compat import (
+    Batch,
+    Completions,
+    ContractError,
+    ForwardPass,
+    Sampled,
+    base_of,
+    completion_log_probs,
+    current_mode,
+    gathered,
+    is_split,
+    padded,
+    padded_mask,
+    reference_model,
+)
+from .config import KLConfig, Objective
+
+# All processes' completions of one step, so that baselines and reports are those of the whole batch.
+
+
+def everywhere(accelerator: Any, local: dict[str, Tensor | None]) -> tuple[dict[str, Any], slice]:
+    """Gather tensors from all processes, padded to one length.
+
+    Returns:
+        The tensors of all processes, of which this process' rows keep their gradient; and which rows these are.
+    """
+    rows = len(next(x for x in local.values() if x is not None))
+    if accelerator.num_processes == 1:
+        return dict(local), slice(0, rows)
+    own = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
+    return {name: None if x is None else _gathered(accelerator, x, own) for name, x in local.items()}, own
+
+
+def _gathered(accelerator: Any, x: Tensor, own: slice) -> Tensor:
+    if x.ndim == 1:
+        return accelerator.gather(x)
+    padded = accelerator.pad_across_processes(x.detach().contiguous(), dim=1)
+    total = accelerator.gather(padded).clone()
+    if not x.requires_grad:
+        return total
+    mine = torch.nn.functional.pad(x, (0, total.shape[1] - x.shape[1]))
+    return torch.cat([total[: own.start], mine, total[own.stop :]])
+
+
+# Which completions are of the same prompt, on all processes.
+
+
+class PromptNumbers:
+    """Numbers the prompts of completions, so that two have the same number only if they are of the same prompt.
+
+    TRL generates `num_generations` completions of each prompt in adjacent rows, counted over all processes.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, args: KLConfig) -> None:
+        self._trainer, self._args = trainer, args
+        self._generations = 0
+        self._evaluated = 0
+
+    def of_rows(self, rows: int) -> Tensor:
+        """(rows,) the number of the prompt of each row of this process."""
+        trainer = self._trainer
+        first = trainer.accelerator.process_index * rows
+        row = torch.arange(rows, device=trainer.accelerator.device) + first
+        if current_mode(trainer) == "train":
+            return row // trainer.num_generations
+        return row // trainer.num_generations_eval + self._evaluated
+
+    def of_generation(self, rows: int) -> Tensor:
+        """The same for a batch that was just generated, with other numbers than the batches before it.
+
+        All batches of an evaluation, and all generations of one update, are numbered apart.
+        """
+        number = self.of_rows(rows) + self._offset()
+        if current_mode(self._trainer) == "eval":
+            self._evaluated += rows * self._trainer.accelerator.num_processes
+        return number
+
+    def begin_evaluation(self) -> None:
+        """Count the prompts of an evaluation from 0."""
+        self._evaluated = 0
+
+    def check(self, rows: list[dict[str, Any]]) -> None:
+        """Raise `ContractError` if rows with the same number have different prompts.
+
+        Args:
+            rows: of the dataset, as TRL's sampler repeats them for this process.
+        """
+        number = self.of_rows(len(rows)).tolist()
+        for i in range(1, len(rows)):
+            if number[i] == number[i - 1] and rows[i].get("prompt") != rows[i - 1].get("prompt"):
+                raise ContractError(
+                    "completions of one prompt in adjacent rows, as many as `num_generations`",
+                    f"other prompts in rows {i - 1} and {i}",
+                    "use TRL's own sampler: baselines and standard errors are taken over these groups",
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many generations there were."""
+        return {"generations": self._generations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue to count from there."""
+        self._generations = state["generations"]
+
+    def _offset(self) -> int:
+        if current_mode(self._trainer) == "eval":
+            return 0
+        self._generations += 1
+        steps = (self._args.steps_per_generation or 1) * self._trainer.num_iterations
+        together = math.ceil(self._args.gradient_accumulation_steps / steps) + 1
+        return (self._generations % together) * (self._args.generation_batch_size or 0)
+
+
+def with_peers(group: Tensor) -> Tensor:
+    """(B,) groups of at least two: completions that are alone in their group share one.
+
+    A baseline over completions of other prompts is as unbiased as one over the same prompt's, because it does not
+    depend on the completion either; it only reduces the variance less.
+    """
+    values, index, counts = group.unique(return_inverse=True, return_counts=True)
+    alone = counts[index] == 1
+    if not bool(alone.any()) or len(values) == 1:
+        return group
+    home = values.new_tensor(int(values.max()) + 1) if int(alone.sum()) > 1 else values[counts.argmax()]
+    return torch.where(alone, home, group)
+
+
+def shuffled_by_group(batch: Batch) -> Batch:
+    """The batch with its groups in a random order and the rows of each group adjacent.
+
+    TRL shuffles single rows; then the completions of a prompt would fall into different micro-batches.
+    """
+    _, index = batch["group"].unique(return_inverse=True)
+    place = torch.randperm(int(index.max()) + 1)[index.cpu()]
+    order = place.argsort(stable=True)
+
+    def permuted(x: Any) -> Any:
+        if x is None or (isinstance(x, Tensor) and x.ndim == 0):
+            return x
+        return x[order.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in order.tolist()]
+
+    return {name: permuted(x) for name, x in batch.items()}
+
+
+# The KL to a teacher of which only the likeliest entries are known.
+
+
+def with_top_k_kl(
+    found: TokenStatistics, best: TopEntries, objective: Objective, mask: Tensor, behavior_logp: Tensor | None
+) -> TokenStatistics:
+    """Add the declared divergence, over the teacher's likeliest entries and a tail, to the policy's statistics.
+
+    Args:
+        found: the policy's statistics, with its log-probs at the entries.
+        best: the teacher's likeliest entries.
+        objective: the divergence, the kind of tail, and the bound of its ratio.
+        mask: (B, T) 1 for live tokens.
+        behavior_logp: (B, T) log-probs of what sampled the tokens; None if the policy did.
+
+    Returns:
+        The statistics with `ref_logp` and the divergence filled in.
+    """
+    term = objective.term
+    assert term is not None  # a loss of the zoo has no top k
+    assert found.entries_logp is not None  # the question named them
+    divergence = term.divergence
+    if objective.tail == "lump":
+        kl = lumped_kl(found.entries_logp, best.logp, divergence)
+    else:
+        ratio = _tail_ratio(objective, Rollout(found.logp, best.token_logp, mask, behavior_logp=behavior_logp))
+        kl = sampled_tail_kl(
+            found.entries_logp,
+            best.logp,
+            found.logp,
+            best.token_logp,
+            best.has_token,
+            ratio=ratio,
+            divergence=divergence,
+        )
+    name = "reverse_kl" if divergence == "reverse" else "forward_kl"
+    return found._replace(ref_logp=best.token_logp, **{name: kl})
+
+
+def _tail_ratio(objective: Objective, rollout: Rollout) -> Tensor | None:
+    """(B, T) the ratio of the sampled token alone; None if it needs none.
+
+    The term's own ratio covers the tokens before it (or, for a sequence ratio, the token too). A term without a ratio
+    is right for the entries, which are summed over, but the sampled tail still needs its ratio.
+    """
+    sampler = objective.term.weighting if objective.term is not None else None
+    if rollout.behavior_logp is None or (sampler is not None and sampler.ratio == "sequence"):
+        return None
+    ratio = token_ratio(rollout)
+    return ratio if objective.tail_bound is None else objective.tail_bound(ratio)
+
+
+# Exact statistics inside a model's own forward, where DDP, FSDP and DeepSpeed expect its parameters to be used.
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a model returns instead of logits: hidden states, its top entries, or statistics of its last tokens.
+
+    Attributes:
+        keep: how many of the last tokens are wanted.
+        temperature: at which the tokens were sampled.
+        targets: (B, keep) tokens, or None for the hidden states that predict them.
+        mask: (B, keep) 1 for live tokens.
+        ref_hidden: (B, keep, H') hidden states of the reference.
+        ref_head: the head of the reference.
+        vocabulary: how many entries both models share, where one of them pads its head; None for all.
+        entries: (B, keep, k) vocabulary entries whose log-probs are wanted too.
+        budget: bytes for tiles of logits.
+        float32: project in float32, even under autocast.
+        top_k: how many of the model's own likeliest entries are wanted, instead of statistics.
+    """
+
+    keep: int
+    temperature: float
+    targets: Tensor | None = None
+    mask: Tensor | None = None
+    ref_hidden: Tensor | None = None
+    ref_head: Head | None = None
+    vocabulary: int | None = None
+    entries: Tensor | None = None
+    budget: int | None = None
+    float32: bool = False
+    top_k: int | None = None
+
+
+@dataclass
+class Answer(ModelOutput):
+    """Hidden states, or the fields of `TokenStatistics`, or those of `TopEntries`."""
+
+    hidden: Tensor | None = None
+    logp: Tensor | None = None
+    entropy: Tensor | None = None
+    ref_logp: Tensor | None = None
+    reverse_kl: Tensor | None = None
+    forward_kl: Tensor | None = None
+    entries_logp: Tensor | None = None
+    ids: Tensor | None = None
+    token_logp: Tensor | None = None
+    has_token: Tensor | None = None
+
+
+def add_statistics_forward(model: Any) -> None:
+    """Let `model(..., question=Question(...))` return an `Answer`; without a question the forward is unchanged."""
+    forward = model.forward
+
+    @wraps(forward)
+    def answering(*args: Any, question: Question | None = None, **kwargs: Any) -> Any:
+        if question is None:
+            return forward(*args, **kwargs)
+        last = model.base_model(*args, use_cache=False, **kwargs).last_hidden_state
+        hidden = last[:, -question.keep - 1 : -1]
+        if question.targets is None:
+            return Answer(hidden=hidden)
+        with torch.autocast(hidden.device.type, enabled=False) if question.float32 else nullcontext():
+            return statistics(hidden, question)
+
+    def statistics(hidden: Tensor, question: Question) -> Answer:
+        assert question.targets is not None  # else hidden states are returned
+        head = head_of(model, question.temperature, question.vocabulary)
+        if question.top_k is not None:
+            how = {"mask": question.mask, "budget": question.budget}
+            return Answer(**top_entries(hidden, head, question.targets, question.top_k, **how)._asdict())
+        found = token_statistics(
+            hidden,
+            head,
+            question.targets,
+            question.ref_hidden,
+            question.ref_head,
+            mask=question.mask,
+            entries=question.entries,
+            budget=question.budget,
+        )
+        return Answer(**found._asdict())
+
+    model.forward = answering
+
+
+@contextmanager
+def statistics_forward(model: Any) -> Iterator[None]:
+    """`add_statistics_forward` while the context lasts."""
+    before, was_own = model.forward, "forward" in vars(model)
+    add_statistics_forward(model)
+    try:
+        yield
+    finally:
+        if was_own:
+            model.forward = before
+        else:
+            del model.forward
+
+
+def head_of(model: Any, temperature: float, vocabulary: int | None) -> Head:
+    """The model's head: whole, even where DeepSpeed has split its weights, and cut to `vocabulary` entries."""
+    output = model.get_output_embeddings()
+    bias = getattr(output, "bias", None)
+    with gathered([x for x in (output.weight, bias) if x is not None]):
+        head = Head.of(model, temperature=temperature)
+        if is_split(output.weight):  # gathered only for now: the backward pass needs a copy
+            head = replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
+    if vocabulary is None or vocabulary == head.vocabulary:
+        return head
+    return replace(head, weight=head.weight[:vocabulary], bias=None if head.bias is None else head.bias[:vocabulary])
+
+
+def shared_vocabulary(models: list[Any]) -> int | None:
+    """How many entries all heads have, where one is padded beyond another; None where they agree."""
+    sizes = {model.config.get_text_config().vocab_size for model in models}
+    return min(sizes) if len(sizes) > 1 else None
+
+
+# Checks once that exact statistics are computed with the head that the model itself uses.
+#
+# `Head.of` reads what follows the last hidden state (scale, soft cap, bias) from the names of a model's fields. A model
+# that names them differently would get other log-probs, in the KL and in the policy loss, without an error.
+
+TOKENS = 64
+"""Tokens that are compared, the last ones of one sequence: their logits fit into memory beside any model."""
+ROUNDING = {torch.float32: 2**-10, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+"""Relative rounding error of a logit; float32 products may be computed in TF32, which has ten bits."""
+SMALLEST = 1e-3
+"""Nats by which sums in another order may differ where logits are small."""
+
+
+class Scores(Protocol):
+    """Calls models for exact statistics, as `Scorer` and `KLCallback` do."""
+
+    vocabulary: int | None
+
+    def ask(self, model: Any, batch: Completions, question: Question) -> Answer:
+        """Call a model as training calls it."""
+        ...
+
+    def question(self, batch: Completions) -> Question:
+        """A question about the statistics of completions."""
+        ...
+
+
+class HeadCheck:
+    """Compares the head with the model's own logits at the first call, and does nothing later."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def __call__(self, scorer: Scores, trainer: GRPOTrainer, model: Any, batch: Completions) -> None:
+        """Compare on a few tokens, for the policy and for a reference of its own; refuse a head that differs.
+
+        The models are called as the loss calls them, on all processes at once, so that DDP, FSDP and DeepSpeed find
+        their parameters. With adapters the reference has the policy's head.
+        """
+        if self._done:
+            return
+        self._done = True
+        for name, each in (("the policy", model), ("the reference", trainer.ref_model)):
+            if each is None:
+                continue
+            off, allowed = (float(x) for x in _widest(trainer, *difference(scorer, trainer, each, few_tokens(batch))))
+            if off > allowed:
+                raise MeaningError(
+                    f"log-probs of {name}'s own logits within {allowed:.2g} nats",
+                    f"a difference of {off:.3g} nats, with {type(trainer.accelerator.unwrap_model(each)).__name__}",
+                    "the head is not what the exact KL assumes (it may have a scale or a soft cap under another name): "
+                    "choose a sampled estimator, k1 or k1_k3 (KLCallback(exact=False)), and report the model",
+                )
+
+
+def few_tokens(batch: Completions) -> Completions:
+    """The last live tokens of the first row, as a sequence of their own: any text can be used to compare heads."""
+    ids = batch.ids[0][batch.attention[0].bool()][-TOKENS:]
+    ids = ids if len(ids) > 1 else batch.ids[0][-2:]  # a row of padding only
+    ones = torch.ones_like(ids)[None]
+    return Completions(ids[None], ones, len(ids) - 1, ones[:, 1:])
+
+
+@torch.no_grad()
+def difference(scorer: Scores, trainer: GRPOTrainer, model: Any, few: Completions) -> tuple[Tensor, Tensor]:
+    """The largest difference of log-probs, and how much of it rounding explains."""
+    with without_dropout(model):
+        found: Any = scorer.ask(model, few, replace(scorer.question(few), budget=None)).logp
+        with trainer.accelerator.autocast():
+            own = model(input_ids=few.ids, attention_mask=few.attention, use_cache=False).logits
+    logits = own[:, -few.keep - 1 : -1, : scorer.vocabulary].float() / trainer.temperature
+    expected = logits.log_softmax(-1).gather(-1, few.targets[..., None])[..., 0]
+    rounding = max(ROUNDING.get(kind, ROUNDING[torch.float32]) for kind in _dtypes(trainer, model, own))
+    return (found.float() - expected).abs().max(), 2 * rounding * logits.abs().max() + SMALLEST
+
+
+def _dtypes(trainer: GRPOTrainer, model: Any, logits: Tensor) -> set[torch.dtype]:
+    """All dtypes that logits may have been rounded to: accelerate returns autocast's results as float32."""
+    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(trainer.accelerator.mixed_precision))
+    weights = next(iter(model.parameters())).dtype
+    return {logits.dtype, weights, *([] if mixed is None else [mixed])}
+
+
+def _widest(trainer: GRPOTrainer, off: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the process whose difference is largest, so that all processes stop or none does."""
+    both: Any = trainer.accelerator.gather(torch.stack([off, allowed]).float()[None])
+    return tuple(both[(both[:, 0] - both[:, 1]).argmax()])
+
+
+@contextmanager
+def without_dropout(model: Any) -> Iterator[None]:
+    """Two passes of one model differ by dropout; every module gets its mode back afterwards."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+# Forward passes of the policy and of its reference over completions.
 
 
 class Scorer:
@@ -103,7 +514,7 @@ class Scorer:
         if not self._objective.exact:
             how = {"compute_entropy": True, "compute_aux_loss": self._trainer.aux_loss_enabled}
             return ForwardPass(*completion_log_probs(self._trainer, model, batch, **how))
-        refuse_images(scored.has_images(batch), "kl_estimator='exact'")
+        refuse_images(compat.has_images(batch), "kl_estimator='exact'")
         given = Completions.of(batch)
         self._check_head(self, self._trainer, model, given)
         if self._objective.top_k is None:
@@ -119,8 +530,8 @@ class Scorer:
         exact = passed.exact
         local = {
             "logp": passed.logp,
-            "ref_logp": scored.reference_log_probs(batch) if exact is None else exact.ref_logp,
-            "mask": scored.sampled_tokens(batch),
+            "ref_logp": compat.reference_log_probs(batch) if exact is None else exact.ref_logp,
+            "mask": compat.sampled_tokens(batch),
             "behavior_logp": self._behavior(passed.logp.detach(), batch),
             "token_reverse_kl": None if exact is None else exact.reverse_kl,
             "token_forward_kl": None if exact is None else exact.forward_kl,
@@ -144,7 +555,7 @@ class Scorer:
 
     def _behavior(self, logp: Tensor, batch: Batch) -> Tensor | None:
         """(B, T) log-probs of the sampler; `logp`, the policy's own, if it sampled and the term has weights."""
-        found = scored.sampler_log_probs(batch, logp)
+        found = compat.sampler_log_probs(batch, logp)
         return logp if found is None and self._objective.is_weighted else found
 
 

@@ -1,17 +1,52 @@
-"""The files that a checkpoint has beside `Trainer`'s own: the parts of `KLTrainer`, as JSON and safetensors."""
+"""State of a trainer that TRL's checkpoints leave out, as files beside the checkpoint."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from ..errors import RunError
-from ..support.atomic_files import write_whole
-from .checkpointed import load_state, state_of
+from ..support import write_whole
 
 if TYPE_CHECKING:
     from .kl_trainer import KLTrainer
+
+
+# What a checkpoint has to keep beside weights, optimizer and random numbers: named parts, each with its state.
+#
+# `KLTrainer.checkpointed` is the one list of these parts. transformers' `ExportableState` does not fit: it makes new
+# objects from JSON of the first process, and these parts hold tensors, differ between processes, and are in use.
+
+
+class Checkpointed(Protocol):
+    """A part of a trainer that survives a checkpoint; the state is plain data and tensors, and is not changed later."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state between two updates."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        ...
+
+
+Parts = Mapping[str, Checkpointed]
+
+
+def state_of(parts: Parts) -> dict[str, Any]:
+    """The state of all parts, by name."""
+    return {name: part.state_dict() for name, part in parts.items()}
+
+
+def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
+    """Let all parts continue from what `state_of` returned."""
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+
+
+# The files that a checkpoint has beside `Trainer`'s own: the parts of `KLTrainer`, as JSON and safetensors.
 
 
 def save_parts(trainer: "KLTrainer", folder: Path, **more: Any) -> None:

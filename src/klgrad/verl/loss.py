@@ -1,18 +1,173 @@
-"""The KL in the loss: a picklable function around verl's own loss, called in the workers on each micro-batch."""
+"""The KL as a part of verl's loss or advantages, from verl's batches, with its metrics."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.importance import ImportanceWeighting
+from ..core.result import KLResult
+from ..core.rollout import Rollout
+from ..core.term import KLTerm
+from ..errors import RolloutError
+from ..integrations import token_values, total_reverse_kl
+from ..reports import kl_report, mismatch_report
+from .declaration import Declaration
+
+# verl's tensors as a `Rollout`: the driver's after `_compute_advantage`, and a worker's micro-batch.
+#
+# The keys `response_mask`, `old_log_probs`, `rollout_log_probs`, `ref_log_prob`, `teacher_logprobs` and `uid` are
+# verl's.
+
+SAMPLERS = {"rollout": "rollout_log_probs", "old": "old_log_probs"}
+"""The key of the log-probs of each `sampler`."""
+
+
+def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[Any], *, scored: bool = True) -> Rollout:
+    """A batch of the driver: the policy before the update is π, the rollout engine is the sampler if it is known.
+
+    Args:
+        batch: padded (B, T) tensors.
+        uid: of each row's prompt.
+        scored: False if `old_log_probs` are those of the rollout engine: a ratio to it would be 1, not measured.
+    """
+    behavior = batch.get("rollout_log_probs") if scored else None
+    return Rollout(
+        batch["old_log_probs"],
+        _needed(batch, "ref_log_prob"),
+        batch["response_mask"],
+        behavior_logp=behavior,
+        group=list(map(str, uid)),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def rollout_of_micro_batch(declaration: Declaration, logp: Tensor, ref_logp: Tensor, batch: Any) -> Rollout:
+    """A micro-batch of a worker: the policy that is trained is π, and `sampler` says what sampled.
+
+    Args:
+        declaration: for the sampler.
+        logp: (B, T) with its gradient.
+        ref_logp: (B, T) of the reference.
+        batch: padded (B, T) tensors.
+    """
+    behavior = None
+    if declaration.term.weighting is not None:
+        behavior = _needed(batch, SAMPLERS[declaration.settings.sampler])
+    return Rollout(logp, ref_logp, batch["response_mask"].to(torch.bool), behavior_logp=behavior)
+
+
+def _needed(batch: Any, key: str) -> Tensor:
+    if key not in batch.keys():  # noqa: SIM118 (a TensorDict does not support `in`)
+        remedy = {
+            "rollout_log_probs": "set actor_rollout_ref.rollout.calculate_log_probs=True",
+            "ref_log_prob": "train with trainer_mode=klgrad_sync or another of klgrad's, which makes verl score it",
+        }
+        raise RolloutError(f"`{key}` in verl's batch", "none", remedy.get(key, "let verl compute it"))
+    return batch[key]
+
+
+# The KL in the advantages: β times the term's coefficient is subtracted after verl has normalised them.
+
+
+def lowered_advantages(term: KLTerm, beta: float, rollout: Rollout, advantages: Tensor) -> Tensor:
+    r"""(B, T) the advantages minus β times the coefficient of the term.
+
+    Estimates:
+        nothing: these are coefficients.
+    Gradient:
+        verl's policy loss with these advantages descends that of the term, times β, beside that of the reward, on the
+        first update on a batch. Its ratio π/π_old is then 1, and no token is clipped.
+    Requires:
+        `rollout.logp` of the policy that the update starts from.
+
+    Args:
+        term: the term; with a weighting, `rollout.behavior_logp` is the sampler's.
+        beta: β.
+        rollout: the batch of the step.
+        advantages: (B, T) as verl has normalised them.
+    """
+    live = rollout.mask.any(-1)
+    if not bool(live.any()):
+        return advantages
+    coefficient = torch.zeros_like(rollout.logp)
+    coefficient[live] = term(rows(rollout, live)).coefficient  # rows without a token are verl's padding
+    return advantages - (beta * coefficient).to(advantages.dtype)
+
+
+def rows(rollout: Rollout, chosen: Tensor) -> Rollout:
+    """Some of the rows of a batch."""
+    optional = ("group", "behavior_logp")
+    more = {name: x[chosen] for name in optional if (x := getattr(rollout, name)) is not None}
+    return Rollout(rollout.logp[chosen], rollout.ref_logp[chosen], rollout.mask[chosen], **more)
+
+
+def check_one_row_per_session(keys: Sequence[str]) -> None:
+    """Raise if a session has more than one row: leave-one-out would compare a completion with parts of itself.
+
+    Args:
+        keys: verl's keys of the rows, `{uid}_{session}_{index}`.
+    """
+    sessions = [key.rsplit("_", 1)[0] for key in keys]
+    if len(set(sessions)) < len(sessions):
+        repeated = next(s for s in sessions if sessions.count(s) > 1)
+        raise RolloutError(
+            "one row per session with baseline=leave_one_out",
+            f"several rows of session {repeated}",
+            "write baseline=none: the agent loop returns several trajectories, which are not independent",
+        )
+
+
+# What the driver logs of each batch: every estimator with its error, the mismatch to the sampler, the ratios.
+
+
+def step_metrics(declaration: Declaration, beta: float, rollout: Rollout) -> dict[str, float]:
+    """Metrics by name, under the names that `KLTrainer` logs on TRL.
+
+    Args:
+        declaration: the term.
+        beta: the β of this step.
+        rollout: the batch of the step, with the policy before the update as π.
+    """
+    if not bool(rollout.mask.any()):
+        return {"kl/coef": beta}
+    seen = rows(rollout, rollout.mask.any(-1))
+    found = {"kl/coef": beta, **kl_report(seen).metrics()}
+    if seen.behavior_logp is not None:
+        mismatch = mismatch_report(seen.logp, seen.behavior_logp, seen.mask, group=seen.group).metrics()
+        found["mismatch/log_ratio/abs_max"] = mismatch.pop("log_ratio/abs_max")
+        found |= mismatch
+    if weighting_of_step(declaration, seen) is not None:
+        term = replace(declaration.term, baseline="none")
+        found |= {name: float(x) for name, x in term(seen).diagnostics.items()}
+    return found
+
+
+def weighting_of_step(declaration: Declaration, rollout: Rollout) -> ImportanceWeighting | None:
+    """The declared importance weights of the policy before the update.
+
+    None where they are all 1: with sampler=old, and where the rollout engine's log-probs stand for the policy's. The
+    workers log how they move.
+    """
+    known = declaration.settings.sampler == "rollout" and rollout.behavior_logp is not None
+    return declaration.term.weighting if known else None
+
+
+def step_kl(declaration: Declaration, rollout: Rollout) -> float | None:
+    """KL(π‖ref) in the unit of `target`, for an adaptive β; None if no token is live."""
+    if not bool(rollout.mask.any()):
+        return None
+    seen = rows(rollout, rollout.mask.any(-1))
+    total = float(total_reverse_kl(seen, weighting_of_step(declaration, seen), exact=False))
+    return total / (float(seen.lengths.sum()) if declaration.settings.target_unit == "token" else len(seen.mask))
+
+
+# The KL in the loss: a picklable function around verl's own loss, called in the workers on each micro-batch.
+
 # pyright: reportMissingImports=false
 # (verl is in an environment of its own)
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
-
-from ..core.result import KLResult
-from ..errors import RolloutError
-from ..trainer_parts.kl_values import token_values
-from .batch import rollout_of_micro_batch
-from .declaration import Declaration
 
 BETA = "klgrad_coef"
 """The key of the present β in a batch; it comes from the driver, which adapts it."""

@@ -1,10 +1,10 @@
 """verl's trainers with a declared KL: `klgrad_sync`, `klgrad_colocate_async` and `klgrad_separate_async`."""
-# pyright: reportMissingImports=false
 
 import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,69 @@ import ray
 import transfer_queue as tq
 from omegaconf import open_dict
 from tensordict import TensorDict
+from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.ppo.utils import Role, need_critic
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import validate_config
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_to_nested
 
 from ..errors import ActivationError, MeaningError
-from . import state
-from .active import PLUGIN, check_status, expected
-from .advantage import check_one_row_per_session, lowered_advantages
-from .batch import rollout_of_step
-from .config_checks import skips_scoring
-from .declaration import declared
-from .loss import BETA
-from .meaning_notes import notes
-from .metrics import step_kl, step_metrics
-from .modes import PREFIX
-from .sent import NODE_OF_WORKERS, sent
-from .settings import NODE
-from .workers import KLActorWorker, KLDetachActorWorker
+from . import handshake
+from .declaration import NODE, declared, notes, skips_scoring
+from .guards import PREFIX
+from .handshake import NODE_OF_WORKERS, PLUGIN, Status, check_status, expected, received, sent, status
+from .loss import BETA, KLLoss, check_one_row_per_session, lowered_advantages, rollout_of_step, step_kl, step_metrics
+
+# verl's actor workers with the declared KL in their loss.
+#
+# The class itself comes from klgrad, so that every worker has the KL as soon as it is set up, and a node without klgrad
+# cannot start one.
+
+# pyright: reportMissingImports=false
+
+
+class WithDeclaredKL:
+    """Wraps the loss that verl sets up, and reports what this process has."""
+
+    actor: Any
+    config: Any
+    loss_fn: Any
+    role: str
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Verl's set-up; then the loss, and a refusal if klgrad is not active here."""
+        super().init_model()  # pyright: ignore[reportAttributeAccessIssue]
+        if "actor" not in self.role:
+            return
+        declaration, wanted = received(self.config[NODE_OF_WORKERS])
+        config = self.loss_fn.keywords["config"]
+        policy_loss = partial(ppo_loss, config=config) if declaration.from_teacher else self.loss_fn
+        self.actor.set_loss_fn(KLLoss(policy_loss, declaration))
+        check_status(wanted, [self.klgrad_status()])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def klgrad_status(self) -> Status:
+        """What this process has."""
+        return status(None if self.actor is None else self.actor.loss_fn)  # None before `init_model`
+
+
+class KLActorWorker(WithDeclaredKL, ActorRolloutRefWorker):
+    """For the trainer modes `sync` and `colocate_async`."""
+
+
+class KLDetachActorWorker(WithDeclaredKL, DetachActorWorker):
+    """For the trainer mode `separate_async`."""
+
+
+# pyright: reportMissingImports=false
+
 
 logger = logging.getLogger(__name__)
 
@@ -122,13 +163,15 @@ class DeclaredKL(PPOTrainer):
 
     def _save_checkpoint(self) -> None:
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        state.save(self.beta, folder)  # first: verl calls a checkpoint complete at its end
+        handshake.save_beta(self.beta, folder)  # first: verl calls a checkpoint complete at its end
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        if self.global_steps and not state.load(self.beta, state.step_folder(self.config, self.global_steps)):
-            logger.warning("klgrad: the checkpoint has no %s; β starts at %g", state.FILE, self.beta.value)
+        if self.global_steps and not handshake.load_beta(
+            self.beta, handshake.step_folder(self.config, self.global_steps)
+        ):
+            logger.warning("klgrad: the checkpoint has no %s; β starts at %g", handshake.STATE_FILE, self.beta.value)
 
 
 @contextmanager

@@ -6,10 +6,8 @@ from torch import Tensor
 from ..core.estimators import Estimator, k1, k2, k3, k_lambda
 from ..core.result import reduce
 from ..core.rollout import Rollout
-from ..remedies import Remedy
-from .cell import batch_loss, token_loss
-from .placements import as_loss, log_ratio
-from .replacements import BOUNDED, K2_OR_TOKEN, SUMMED, TOKEN
+from ..core.term import Remedy
+from .cell import BOUNDED, K2_OR_TOKEN, SUMMED, TOKEN, as_loss, batch_loss, log_ratio, token_loss
 
 OUTPUT_CLAMP = 10.0
 """verl, SkyRL and OpenRLHF clamp a KL estimate's value to ±10, which also stops its gradient there."""

@@ -1,4 +1,4 @@
-"""`Cell`, a named loss over a `Rollout`, and the decorators that make one of a function."""
+"""A cell: one KL loss with its name, source and verdicts; where its estimator is placed, and what to use instead."""
 
 import copyreg
 from collections.abc import Callable
@@ -8,10 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core import credit
+from ..core.estimators import Estimator
+from ..core.importance import ImportanceWeighting, token_ratio
 from ..core.result import reduce
 from ..core.rollout import Rollout
-from ..remedies import Remedy
+from ..core.term import KLTerm, Remedy
 from ..targets import Descends, Verdict
+
+# `Cell`, a named loss over a `Rollout`, and the decorators that make one of a function.
 
 Loss = Callable[[Rollout], Tensor]
 
@@ -110,3 +115,49 @@ def batch_loss(
 
 def _name(function: Loss) -> str:
     return function.__name__.replace("_", "-")
+
+
+# The placements of an estimator, as losses per token, (B, T); the cells are made of these.
+
+
+def log_ratio(rollout: Rollout) -> Tensor:
+    """l_t with its gradient, for estimators that are differentiated."""
+    return rollout.logp - rollout.ref_logp
+
+
+def as_loss(estimator: Estimator | Callable[[Tensor], Tensor], rollout: Rollout) -> Tensor:
+    """The estimator differentiated."""
+    return estimator(log_ratio(rollout))
+
+
+def on_score(coefficient: Tensor, rollout: Rollout) -> Tensor:
+    """A detached coefficient on the score of each token, as policy-gradient training puts it there."""
+    return coefficient.detach() * rollout.logp
+
+
+def in_reward(estimator: Estimator, rollout: Rollout) -> Tensor:
+    """The estimator's sum over the completion on the score of each of its tokens."""
+    return on_score(credit.whole(estimator.value(rollout.log_ratio), rollout.mask), rollout)
+
+
+def in_reward_leave_one_out(estimator: Estimator, rollout: Rollout) -> Tensor:
+    """`in_reward`, minus the mean of the other completions of the group."""
+    total = estimator.value(rollout.log_ratio).sum(-1)
+    return on_score((total - credit.leave_one_out(total, rollout.group))[:, None], rollout)
+
+
+def live_ratio(rollout: Rollout) -> Tensor:
+    """π/μ of each token with its gradient, as `exp(logp - old_logp)` has in a trainer."""
+    ratio = token_ratio(rollout)
+    return ratio + ratio * (rollout.logp - rollout.logp.detach())
+
+
+# What to use instead of the unsound cells, where several cells have the same replacement.
+
+TOKEN = KLTerm(level="token")
+TOKEN_RATIO = KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None))
+K2_OR_TOKEN = Remedy(use=("k2-loss", TOKEN))
+BOUNDED = Remedy(use=(KLTerm(level="token", influence_bound=5.0),), why="its coefficient is bounded and never zero")
+SUMMED = Remedy(use=(TOKEN,), why="it sums over the completion")
+AFTER_DIVISION = Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division")
+LEAVE_ONE_OUT = Remedy(use=("k1-reward-leave-one-out", KLTerm(baseline="leave_one_out")))

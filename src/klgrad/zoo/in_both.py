@@ -4,8 +4,7 @@ from torch import Tensor
 
 from ..core.estimators import k1, k3
 from ..core.rollout import Rollout
-from .cell import token_loss
-from .placements import as_loss, in_reward, in_reward_leave_one_out, on_score
+from .cell import as_loss, in_reward, in_reward_leave_one_out, on_score, token_loss
 
 
 @token_loss("reverse-kl-sequence", "sum-of-targets")

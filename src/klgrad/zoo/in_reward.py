@@ -7,11 +7,8 @@ from ..core.estimators import k1, k2, k3
 from ..core.importance import ImportanceWeighting, sequence_ratio
 from ..core.result import reduce
 from ..core.rollout import Rollout
-from ..core.term import KLTerm
-from ..remedies import Remedy
-from .cell import token_loss
-from .placements import in_reward, in_reward_leave_one_out, on_score
-from .replacements import AFTER_DIVISION, LEAVE_ONE_OUT
+from ..core.term import KLTerm, Remedy
+from .cell import AFTER_DIVISION, LEAVE_ONE_OUT, in_reward, in_reward_leave_one_out, on_score, token_loss
 
 DISCOUNT = 0.9
 """Discount of the discounted cells."""

@@ -5,10 +5,8 @@ from torch import Tensor
 from ..core.estimators import exp_capped, k1, k2, k3
 from ..core.importance import Truncate, token_ratio
 from ..core.rollout import Rollout
-from ..remedies import Remedy
-from .cell import token_loss
-from .placements import live_ratio, log_ratio
-from .replacements import TOKEN_RATIO
+from ..core.term import Remedy
+from .cell import TOKEN_RATIO, live_ratio, log_ratio, token_loss
 
 
 @token_loss(

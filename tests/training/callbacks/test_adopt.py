@@ -7,7 +7,7 @@ import pytest
 import torch
 from training.conftest import contents
 
-from klgrad.training.training_errors import RewardError, RunError
+from klgrad.errors import RewardError, RunError
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -84,7 +84,7 @@ def test_a_run_that_is_killed_before_its_first_update_begins_again(failing, run,
     def killed(self, *_, **__):
         raise SystemExit
 
-    monkeypatch.setattr("klgrad.training.checkpoint.run_trainer.RunTrainer.training_step", killed)
+    monkeypatch.setattr("klgrad.training.checkpoint.RunTrainer.training_step", killed)
     with pytest.raises(SystemExit):
         run("train", tmp_path / "run", learning_rate=0.5)
     monkeypatch.undo()
@@ -102,7 +102,7 @@ def test_a_run_that_is_killed_before_its_first_update_begins_again(failing, run,
 
 def test_a_run_without_updates_is_an_error_and_leaves_nothing(run, tmp_path, monkeypatch):
     """Whatever lets a training end at once: too few prompts for a generation is only one way."""
-    from klgrad.training.checkpoint.run_trainer import RunTrainer
+    from klgrad.training.checkpoint import RunTrainer
 
     monkeypatch.setattr(RunTrainer, "train", lambda self, **_: None)
     with pytest.raises(RunError, match=r"at least one update; received none, after 0, of .* prompts"):
@@ -111,7 +111,7 @@ def test_a_run_without_updates_is_an_error_and_leaves_nothing(run, tmp_path, mon
 
 
 def test_secrets_are_not_written_down(tmp_path):
-    from klgrad.training.run_folder.record import write_run
+    from klgrad.training.run_folder import write_run
 
     write_run(tmp_path, "train", {"hub_token": "abc", "seed": 1}, {})
     assert settings(tmp_path) == {"seed": 1}

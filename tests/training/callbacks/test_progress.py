@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from klgrad.training.callbacks.progress import Recorder, progress_bar
-from klgrad.training.run_folder.history import History
+from klgrad.training.callbacks import Recorder, progress_bar
+from klgrad.training.run_folder import History
 
 
 def test_the_remaining_time_is_known_where_an_update_takes_a_minute():
@@ -52,7 +52,7 @@ def test_without_a_terminal_an_evaluation_says_what_it_does(tmp_path, monkeypatc
     evaluator: Any = Watched()
     said = io.StringIO()
     now = [0.0]
-    monkeypatch.setattr("klgrad.training.callbacks.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("klgrad.training.callbacks.time.monotonic", lambda: now[0])
     evaluator.recorder = Recorder(trainer, History(tmp_path), evaluator, 5, Console(file=said))
     seen = evaluator.seen.append
     monkeypatch.setattr(evaluator, "seen", SimpleNamespace(append=lambda x: (seen(x), now.__setitem__(0, now[0] + 60))))

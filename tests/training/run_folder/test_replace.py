@@ -5,8 +5,8 @@ import json
 import pytest
 from training.conftest import contents
 
-from klgrad.training.run_folder import record, replace
-from klgrad.training.training_errors import RunError
+from klgrad.errors import RunError
+from klgrad.training import run_folder
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 QUIET = {"eval_size": 0, "max_steps": 1}
@@ -25,7 +25,7 @@ def test_a_failed_overwrite_leaves_the_old_run_as_it_was(run, tmp_path):
         run("train", folder, overwrite=True, reward=f"{tmp_path / 'reward.py'}:fail", **QUIET)
     assert contents(folder) == before
     assert run("train", folder, overwrite=True, seed=5, **QUIET)[0] == 0
-    assert not (folder / replace.REPLACED).exists()
+    assert not (folder / run_folder.REPLACED).exists()
 
 
 @pytest.mark.slow
@@ -33,8 +33,8 @@ def test_a_kill_before_the_first_update_leaves_the_old_run(run, tmp_path):
     folder = tmp_path / "run"
     run("train", folder, **QUIET)
     before = contents(folder)
-    replace.set_aside(folder)
-    record.write_run(folder, "train", {}, {})  # as the new run has it when it is killed
+    run_folder.set_aside(folder)
+    run_folder.write_run(folder, "train", {}, {})  # as the new run has it when it is killed
     with pytest.raises(RunError, match="an output folder without a run"):
         run("train", folder, **QUIET)
     assert contents(folder) == before

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from klgrad.training.data.prompts import is_dataset
-from klgrad.training.data.rewards import load_reward
-from klgrad.training.settings.parse import parse
-from klgrad.trl.meaning_notes import notes
+from klgrad.training.data import is_dataset, load_reward
+from klgrad.training.settings import parse
+from klgrad.trl.config_checks import notes
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RUNS = sorted(EXAMPLES.glob("train-*.yaml"))

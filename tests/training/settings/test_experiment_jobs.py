@@ -9,15 +9,14 @@ import pytest
 
 pytest.importorskip("trl")
 
-from klgrad.papers.asyncopd import stale_distillation, stale_distillation_figure
-from klgrad.papers.comedy import asynchronous, asynchronous_figure
-from klgrad.papers.distillation_runs import LAST, QUESTIONS
-from klgrad.papers.own import discount, discount_gradients, reuse, reuse_figure
-from klgrad.papers.recorded_runs import ENOUGH_SEEDS
-from klgrad.papers.rethinking import language_model, language_model_figure
-from klgrad.papers.tang_munos import fig7_frontier, long_runs, long_runs_figure
-from klgrad.training.data.run_data import data_of
-from klgrad.training.settings.parse import parse
+from klgrad.papers.asyncopd import stale_distillation
+from klgrad.papers.comedy import asynchronous
+from klgrad.papers.own import discount, reuse
+from klgrad.papers.rethinking import language_model
+from klgrad.papers.runs import ENOUGH_SEEDS, LAST, QUESTIONS
+from klgrad.papers.tang_munos import fig7_frontier, long_runs
+from klgrad.training.data import data_of
+from klgrad.training.settings import parse
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 COMMANDS = {
@@ -49,15 +48,15 @@ def test_every_job_is_accepted(name, monkeypatch, tmp_path):
 def test_the_studies_know_the_arms_of_the_experiments(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     stale, discounted, gradient = map(importlib.import_module, ("exp_stale_distill", "exp_discount", "exp_gradient"))
-    assert set(stale_distillation_figure.ARMS) == set(stale.ARMS)
+    assert set(stale_distillation.ARMS) == set(stale.ARMS)
     named = {arm for arms in stale_distillation.COSTS_MORE.values() for arm in arms}
     assert named | {arm for arm, _ in stale_distillation.COSTS_LITTLE.values()} <= set(stale.ARMS)
     assert {stale_distillation.FRESH, stale_distillation.LATE, stale_distillation.REUSED} <= set(stale.STALE)
     assert {arm for _, *arms in discount.NEARER.values() for arm in arms} <= set(discounted.ARMS)
-    pairs = (*discount_gradients.BASELINES, *discount_gradients.SAMPLED)
-    assert {*discount_gradients.RISING, *(arm for pair in pairs for arm in pair)} == set(discounted.ARMS)
+    pairs = (*discount.BASELINES, *discount.SAMPLED)
+    assert {*discount.RISING, *(arm for pair in pairs for arm in pair)} == set(discounted.ARMS)
     assert {discount.LARGE, discount.SMALL} == set(map(str, discounted.BATCHES))
-    assert gradient.ROWS == discount_gradients.BATCH
+    assert gradient.ROWS == discount.BATCH
     assert importlib.import_module("distill_runs").UPDATES == LAST
 
 
@@ -65,11 +64,11 @@ def test_the_studies_know_the_arms_of_the_experiments_with_a_reward(monkeypatch)
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     stale, rethought, frontier = map(importlib.import_module, ("exp_async", "exp_rethinking", "exp_frontier"))
     assert set(asynchronous.ARMS) == {*stale.UNCORRECTED, *stale.CONTROL, *stale.CORRECTED}
-    assert set(asynchronous.ARMS) == set(asynchronous_figure.LABELS)
+    assert set(asynchronous.ARMS) == set(asynchronous.LABELS)
     assert (set(asynchronous.CORRECTED), {asynchronous.CONTROL}) == (set(stale.CORRECTED), set(stale.CONTROL))
     assert (set(asynchronous.LAGS), asynchronous.LAST) == (set(map(str, stale.LAGS)), stale.UPDATES)
     assert set(asynchronous.COEFFICIENTS) == {str(stale.COEF), "0.0"}
-    assert set(language_model_figure.LABELS) == set(rethought.ARMS)
+    assert set(language_model.LABELS) == set(rethought.ARMS)
     assert {arm for _, *arms in language_model.HIGHER.values() for arm in arms} <= set(rethought.ARMS)
     assert set(language_model.RATES) == {f"{rate:g}" for rate in rethought.RATES}
     assert (language_model.LAST, language_model.EVERY) == (rethought.UPDATES, rethought.EVERY)
@@ -80,7 +79,7 @@ def test_the_studies_know_the_arms_of_the_experiments_with_a_reward(monkeypatch)
 def test_the_study_of_long_runs_knows_its_arms_and_evaluations(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     script = importlib.import_module("exp_long")
-    assert set(long_runs.WORDS) == set(long_runs_figure.LABELS) == set(script.ARMS)
+    assert set(long_runs.WORDS) == set(long_runs.LABELS) == set(script.ARMS)
     evaluated = range(0, script.UPDATES + 1, script.EVERY)
     assert long_runs.EARLY in evaluated
     assert list(evaluated)[-2:] == [long_runs.BEFORE_LAST, long_runs.LAST]
@@ -94,8 +93,8 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(monkeypatch, tmp_path
     jobs = [*script.sweep(given), *script.trl_sweep(given)]
     assert len({job.name for job in jobs}) == len(jobs)
     labels = [{key: str(x) for key, x in job.settings.items()} for job in jobs]
-    assert {reuse.arm_of(label) for label in labels} == set(reuse_figure.ARMS)
-    assert {arm for pair in reuse.NEARER.values() for arm in pair} <= set(reuse_figure.ARMS)
+    assert {reuse.arm_of(label) for label in labels} == set(reuse.ARMS)
+    assert {arm for pair in reuse.NEARER.values() for arm in pair} <= set(reuse.ARMS)
     assert runs.COMMON["per_device_train_batch_size"] == script.WHOLE == int(reuse.WHOLE_BATCH)
     for job, label in zip(jobs, labels, strict=True):
         flag = lambda name, flags=job.flags: flags[flags.index(f"--{name}") + 1]

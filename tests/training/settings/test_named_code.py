@@ -5,9 +5,8 @@ import shlex
 
 import pytest
 
-from klgrad.training.settings.named_code import executed, resume_command
-from klgrad.training.settings.parse import parse
-from klgrad.training.training_errors import RunError
+from klgrad.errors import RunError
+from klgrad.training.settings import executed, parse, resume_command
 
 REWARD = """
 def one(completions, **_):
@@ -82,7 +81,7 @@ def test_what_to_type_is_said_after_a_stop(run, tmp_path, monkeypatch):
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("klgrad.training.callbacks.progress.Recorder.evaluate_on_schedule", interrupted)
+    monkeypatch.setattr("klgrad.training.callbacks.Recorder.evaluate_on_schedule", interrupted)
     status, text = run("train", "run", reward="mine.py:one", eval_size=0, max_steps=2)
     assert status == 130
     assert "klgrad train --output_dir run --resume --reward mine.py:one" in " ".join(text.split())

@@ -5,12 +5,10 @@ import json
 import pytest
 from training.small import arguments
 
-from klgrad.errors import MeaningError, UnknownNameError
-from klgrad.training.output.describe import formula
-from klgrad.training.output.dry_run import objective_lines
-from klgrad.training.settings.parse import parse
-from klgrad.training.training_errors import RunError, SettingError
-from klgrad.trl.meaning_notes import MeaningWarning
+from klgrad.errors import MeaningError, RunError, SettingError, UnknownNameError
+from klgrad.training.report import formula, objective_lines
+from klgrad.training.settings import parse
+from klgrad.trl.config_checks import MeaningWarning
 
 CPU = ("--use_cpu",)
 
@@ -162,9 +160,7 @@ def test_what_was_said_against_a_preset_is_kept(command, said, tmp_path, monkeyp
     first = parse(command, arguments(**said, output_dir=tmp_path, use_cpu=True))
     assert {**first.given, **said} == first.given
     (tmp_path / "run.json").write_text(json.dumps({"command": command, "settings": first.given}))
-    monkeypatch.setattr(
-        "klgrad.training.settings.presets.DEFAULTS", {"save_steps": 7, "kl_coef": 7.0, "temperature": 0.5}
-    )
+    monkeypatch.setattr("klgrad.training.settings.DEFAULTS", {"save_steps": 7, "kl_coef": 7.0, "temperature": 0.5})
     again = parse(command, arguments(output_dir=tmp_path, resume=True))
     before, after = first.training.to_dict(), again.training.to_dict()
     assert {k for k in before if before[k] != after[k]} <= {"logging_dir"}

@@ -2,10 +2,9 @@
 
 import pytest
 
-from klgrad.errors import MeaningError
-from klgrad.training.settings.parse import parse
-from klgrad.training.training_errors import SettingError
-from klgrad.trl.field_types import described, fits
+from klgrad.errors import MeaningError, SettingError
+from klgrad.training.settings import parse
+from klgrad.trl.config_checks import described, fits
 
 CPU = ("--use_cpu",)
 

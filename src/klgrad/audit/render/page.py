@@ -1,18 +1,572 @@
-"""Audit results as one HTML page: `templates/page.html`, with the style sheet in it."""
+"""Results as one HTML page: cards, an index and fixes."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
-from ...targets import TARGETS, Verdict
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from ...core.term import as_code, capitalised
+from ...targets import TARGETS, Role, Target, Verdict
+from ..advice import apart, at_and_beyond, in_sum, listed, nearest, notes, outside, partly, percent, small_batches
 from ..audit_result import AuditResult
-from ..curve import Curve
-from ..problems import in_words
-from .card import card_of
-from .environment import environment
-from .fixes import Fixes
-from .index import groups_of
+from ..match import MATCH
+from ..numerics import Curve, per_unit
+from ..problems import group_sizes, in_words
+from .terminal import KIND_TITLES, LOOKS
+
+# The Jinja environment of the HTML page: templates with autoescape, and filters for text that may break over lines.
+
+SEAMS = re.compile(r"(?<=[_=.:])(?=\w)")
+"""Where a name of a setting or a function may break over lines."""
+
+CODE_SEAMS = re.compile(r"(?<=[=.])(?=\w)")
+"""Where a word of configuration may break."""
+
+PHONE = 36
+"""Characters of code that fit a phone; only longer words are broken."""
+
+
+@cache
+def environment() -> Environment:
+    """The environment, loaded once."""
+    found = Environment(
+        loader=PackageLoader("klgrad.audit.render"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters.update(breakable=breakable, code_words=code_words, number=number)
+    found.globals.update(LOOKS=LOOKS, TARGETS=TARGETS)
+    return found
+
+
+def number(x: float | None, digits: int = 3) -> str:
+    """A number for a reader; a dash for what is not a finite number."""
+    if x is None or not math.isfinite(x):
+        return "–"
+    return f"{x:.{digits}g}".replace("-", "−")
+
+
+def breakable(text: str) -> Markup:
+    """The escaped text, with optional line breaks inside long names."""
+    return Markup("<wbr>").join(SEAMS.split(text))
+
+
+def code_words(lines: str) -> Markup:
+    """Escaped lines to copy; a narrow page breaks them between words, and long words at `=` and dots."""
+    return Markup("").join(_code_word(word) for word in re.split(r"([ \n]+)", lines))
+
+
+def _code_word(word: str) -> Markup:
+    parts = CODE_SEAMS.split(word) if len(word) > PHONE else [word]
+    return Markup("<wbr>").join(map(_unbroken, parts))
+
+
+def _unbroken(part: str) -> Markup:
+    """A browser would break `--flag` after its hyphens."""
+    if "-" in part and len(part) <= PHONE:
+        return Markup('<span class="whole">{}</span>').format(part)
+    return escape(part)
+
+
+# The geometry of the coefficient curve: what `templates/curve.svg` draws, in pixels.
+
+WIDTH, HEIGHT = 400.0, 270.0
+LEFT, RIGHT, TOP, BOTTOM = 38.0, 8.0, 8.0, 40.0
+X_RANGE, Y_RANGE = (-30.0, 12.0), (-40.0, 20.0)
+TICKS = (-30, -10, -3, -1, 0, 1, 3, 10)
+
+STRAIGHT = 0.15
+"""A point is left out where it is less than this many pixels off the line through its neighbours."""
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A shaded dead zone."""
+
+    x: str
+    y: str
+    width: str
+    height: str
+    hatch: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A grid line on each axis, with its label."""
+
+    css: str
+    grid: str
+    x: str
+    y: str
+    anchor: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Coefficient against log π/ref. Both axes are asinh, which keeps y = x straight and shows 1 beside 30."""
+
+    zones: list[Zone]
+    line: str
+    sound: str
+    arrows: list[str]
+    ticks: list[Tick]
+    width: str = f"{WIDTH:g}"
+    height: str = f"{HEIGHT:g}"
+    left: str = f"{LEFT - 6:g}"
+    below: str = f"{HEIGHT - BOTTOM + 15:g}"
+    bottom: str = f"{HEIGHT - 6:g}"
+    middle: str = f"{(LEFT + WIDTH - RIGHT) / 2:g}"
+
+
+def chart_of(curve: Curve, dead_below: float | None, dead_above: float | None) -> Chart:
+    """Everything that is drawn of one curve, with its dead zones shaded as far as they are in the frame."""
+    low, high = X_RANGE
+    zones = [(low, low if dead_below is None else dead_below), (high if dead_above is None else dead_above, high)]
+    return Chart(
+        zones=[_zone(*zone) for zone in zones if zone[0] < zone[1]],
+        line=_path(curve),
+        sound=_path([(x, x) for x, _ in curve]),
+        arrows=_arrows(curve),
+        ticks=[_tick(value) for value in TICKS],
+    )
+
+
+def _x(value: float) -> float:
+    low, high = map(math.asinh, X_RANGE)
+    return LEFT + (math.asinh(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+
+
+def _y(value: float) -> float:
+    low, high = map(math.asinh, Y_RANGE)
+    return HEIGHT - BOTTOM - (math.asinh(value) - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+
+def _zone(low: float, high: float) -> Zone:
+    x, end = _x(low), _x(high)
+    # Strokes, not a pattern fill: a hatch shows in grey print and without colour vision.
+    base, rise = HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM
+    hatch = "".join(_stroke(start, x, end, base, rise) for start in range(int(x - rise), int(end), 9))
+    return Zone(f"{x:.1f}", f"{TOP:g}", f"{end - x:.1f}", f"{rise:g}", hatch)
+
+
+def _stroke(start: float, low: float, high: float, base: float, rise: float) -> str:
+    """One line of the hatch, rising at 45 degrees from (start, base), cut to the zone."""
+    left, right = max(start, low), min(start + rise, high)
+    return f"M{left:.1f} {base - (left - start):.1f}L{right:.1f} {base - (right - start):.1f}" if right > left else ""
+
+
+def _tick(value: int) -> Tick:
+    x, y = _x(value), _y(value)
+    return Tick(
+        css="zero" if value == 0 else "grid",
+        grid=f"M{x:.1f} {TOP:g}V{HEIGHT - BOTTOM:g}M{LEFT:g} {y:.1f}H{WIDTH - RIGHT:g}",
+        x=f"{x:.1f}",
+        y=f"{y + 3.5:.1f}",
+        anchor="start" if value == TICKS[0] else "middle",  # the first label must not cover those of the other axis
+        text=f"−{-value}" if value < 0 else f"{value}",
+    )
+
+
+def _path(curve: Curve) -> str:
+    """Strokes through the points within the frame; a curve that leaves it ends at the edge."""
+    return "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in _simplified(run)) for run in _runs(curve))
+
+
+def _runs(curve: Curve) -> list[list[tuple[float, float]]]:
+    """Pixels of each unbroken stretch within the frame."""
+    top, bottom = _y(Y_RANGE[1]), _y(Y_RANGE[0])
+    runs: list[list[tuple[float, float]]] = [[]]
+    before = None
+    for x, value in curve:
+        here = None if value is None else (_x(x), _y(value))
+        if here and before and _inside(here) != _inside(before):
+            edge = top if min(here[1], before[1]) < top else bottom
+            share = (edge - before[1]) / (here[1] - before[1])
+            runs[-1].append((before[0] + share * (here[0] - before[0]), edge))
+            if not _inside(here):
+                runs.append([])
+        if here is None:
+            runs.append([])
+        elif _inside(here):
+            runs[-1].append(here)
+        before = here
+    return [run for run in runs if len(run) > 1]
+
+
+def _inside(point: tuple[float, float]) -> bool:
+    return _y(Y_RANGE[1]) <= point[1] <= _y(Y_RANGE[0])
+
+
+def _simplified(run: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Leave out points on a straight line, so that a page of many curves stays small."""
+    kept, last = [run[0]], 0
+    for i in range(1, len(run) - 1):
+        if _bends(run[last : i + 2]):
+            kept.append(run[i])
+            last = i
+    return [*kept, run[-1]]
+
+
+def _bends(points: list[tuple[float, float]]) -> bool:
+    (x0, y0), (x1, y1) = points[0], points[-1]
+    return any(abs(y - y0 - (y1 - y0) * (x - x0) / (x1 - x0)) > STRAIGHT for x, y in points[1:-1])
+
+
+def _arrows(curve: Curve) -> list[str]:
+    """A head where the curve leaves the frame, so that the end does not read as an end."""
+    top, bottom = _y(Y_RANGE[1]), _y(Y_RANGE[0])
+    found = []
+    for run in _runs(curve):
+        for x, y in (run[0], run[-1]):
+            if y == top:
+                found.append(f"M{x:.1f} {y - 1:.1f}l-4.5 9h9z")
+            elif y == bottom:
+                found.append(f"M{x:.1f} {y + 1:.1f}l-4.5 -9h9z")
+    return found
+
+
+# What to write in a framework, and which of its lines the card of a loss shows.
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What to write to descend a target, in a framework's own settings or in code.
+
+    Attributes:
+        target: the verdict that is wanted.
+        lines: configuration to copy, or code where no setting has this target.
+        on_policy, off_policy: what the lines descend.
+        subject: the name of the audited loss that they configure; empty for code.
+        place: where the code goes; empty for configuration.
+        note: further information.
+    """
+
+    target: Verdict
+    lines: str
+    on_policy: Verdict
+    off_policy: Verdict
+    subject: str = ""
+    place: str = ""
+    note: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the lines have the wanted target on every problem."""
+        return self.on_policy == self.target
+
+    @property
+    def heading(self) -> str:
+        """The title of its panel."""
+        how = ", in code" if self.place else "" if self.is_exact else ", nearest setting"
+        return TARGETS[self.target].title + how
+
+    @property
+    def reason(self) -> str:
+        """Introduces its lines in the card of another loss."""
+        wanted = f"For the {TARGETS[self.target].title_in_sentence}"
+        if self.place:
+            return f"{wanted} on every batch, in code"
+        return f"{wanted}, " + ("write" if self.is_exact else "the nearest setting")
+
+
+Fixes = Mapping[str, Sequence[Fix]]
+"""By name of the framework."""
+
+
+def own_lines(r: AuditResult, fixes: Sequence[Fix]) -> list[tuple[Fix, str]]:
+    """The framework's lines for the reverse KL nearest to this loss, each with the sentence that introduces it."""
+    for fix in fixes:
+        if fix.subject == r.name and fix.is_exact:
+            return [(fix, f"These are its lines, for the {TARGETS[fix.target].title_in_sentence}")]
+    level = _nearest(r).level or "token"
+    reverse: Verdict = "reverse-kl-sequence" if level == "sequence" else "reverse-kl-token"
+    wanted = [f for f in fixes if f.target == reverse and f.subject != r.name] or list(fixes)
+    exact = [f for f in wanted if f.is_exact and not f.place]
+    return [(fix, fix.reason) for fix in exact[:1] or wanted]
+
+
+def _nearest(r: AuditResult) -> Target:
+    """What is probably meant. A loss that descends `nothing` is mostly a token's KL that was differentiated."""
+    verdict = r.verdict_fixed_lengths if r.length_sensitive else r.verdict
+    return TARGETS[r.nearest if verdict == "unknown" else verdict]
+
+
+# The card of one loss: what `templates/card.html` shows.
+
+
+@dataclass(frozen=True)
+class VerdictView:
+    """A verdict with its heading and sentence."""
+
+    where: str
+    role: Role
+    title: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A relative distance to a target; `text` is None where there is no finite number, as to the sampler on-policy."""
+
+    bias: float | None
+
+    @property
+    def is_match(self) -> bool:
+        """Whether the gradients agree."""
+        return self.bias is not None and self.bias <= MATCH
+
+    @property
+    def text(self) -> str | None:
+        """In words or percent."""
+        if self.bias is None or not math.isfinite(self.bias):
+            return None
+        return "match" if self.is_match else percent(self.bias)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A measurement; a fault is shown in bold."""
+
+    name: str
+    text: str
+    is_fault: bool = False
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything about one loss.
+
+    Attributes:
+        result: the audit of the loss.
+        anchor: its id on the page.
+        summary: one line about the loss, or empty.
+        verdicts: on-policy, then off-policy.
+        own_lines: lines of its framework, each with a sentence that introduces it.
+        terms: label and code of the terms to use, where there are no own lines.
+        chart: the coefficient curve, or None where there is none.
+        dead: its dead zones in words, or empty.
+        has_gaps: whether the coefficient is not finite somewhere.
+        distances: to each target, on-policy and off-policy.
+        facts: the other measurements.
+    """
+
+    result: AuditResult
+    anchor: str
+    summary: str
+    verdicts: tuple[VerdictView, VerdictView]
+    own_lines: list[tuple[Fix, str]]
+    terms: list[tuple[str, str]]
+    chart: Chart | None
+    dead: str
+    has_gaps: bool
+    distances: list[tuple[Target, tuple[Distance, Distance]]]
+    facts: list[Fact]
+
+    @property
+    def label(self) -> str:
+        """The curve in words, for screen readers."""
+        return f"{self.result.name}: {f'no gradient {self.dead}' if self.dead else 'no dead zone'}"
+
+
+def card_of(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Sequence[Fix]) -> Card:
+    """Build the card of a loss.
+
+    Args:
+        r: the audit of the loss.
+        curve: its coefficient curve, empty where it has none.
+        anchor: its id on the page.
+        summary: one line about it, or empty.
+        fixes: what to write in its framework; empty for other losses.
+    """
+    dead = outside(r.dead_below, r.dead_above, number)
+    return Card(
+        result=r,
+        anchor=anchor,
+        summary=summary,
+        verdicts=(_view(r, on_policy=True), _view(r, on_policy=False)),
+        own_lines=own_lines(r, fixes) if fixes else [],
+        terms=[(x.do or "instead", as_code(term)) for x in r.advice.remedies for term in x.terms],
+        chart=chart_of(per_unit(curve), r.dead_below, r.dead_above) if curve else None,
+        dead=dead,
+        has_gaps=any(y is None for _, y in curve),
+        distances=[
+            (TARGETS[name], (Distance(r.bias.get(name)), Distance(off))) for name, off in r.bias_off_policy.items()
+        ],
+        facts=_facts(r, dead),
+    )
+
+
+def _view(r: AuditResult, *, on_policy: bool) -> VerdictView:
+    target = TARGETS[r.verdict if on_policy else r.verdict_off_policy]
+    title, sentence = target.title, target.sentence
+    found = r.decomposition if on_policy else r.decomposition_off_policy
+    if target.name == "unknown":
+        title, sentence = _unknown(r, on_policy)
+    elif target.name == "sum-of-targets" and found is not None:
+        title = capitalised(in_sum(found))
+    elif on_policy and small_batches(r):
+        title, sentence = f"{title}, in large batches", f"{capitalised(small_batches(r))}; nothing in the limit."
+    elif not on_policy and r.holds_off_policy == "large-batches":
+        title = f"{title}, in large batches"
+    elif (r.holds if on_policy else r.holds_off_policy) == "small-batches":
+        title = f"{title}, in batches of {group_sizes()} completions"
+    elif target.name == "nothing" and not r.has_gradient:
+        sentence = "No gradient reaches the log-probs."
+    return VerdictView("On-policy" if on_policy else "Off-policy", target.role, title, sentence)
+
+
+def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
+    target = r.nearest if on_policy else r.nearest_off_policy
+    bias = r.bias if on_policy else r.bias_off_policy
+    name, off = TARGETS[target].title_in_sentence, percent(bias[target])
+    if not r.deterministic:
+        return "No verdict", "The same batch gives different gradients."
+    if not r.finite_in_float64:
+        return "No verdict", "The gradient is not a finite number on some group."
+    if on_policy and not r.depends_on_reference:
+        return "No KL", "Its gradient is the same for every reference."
+    part = partly(r) if on_policy else None
+    if part is not None:
+        of_all = f"Over all standard problems: {off} off the {name}." if TARGETS[part.verdict].has_gradient else ""
+        return capitalised(part.words), of_all
+    return TARGETS["unknown"].title, capitalised(nearest(r, on_policy=on_policy)) + "."
+
+
+def _facts(r: AuditResult, dead: str) -> list[Fact]:
+    wrong = r.float32_wrong_from
+    precision = "keeps its digits" if wrong is None else f"wrong {at_and_beyond(wrong, number)}"
+    found = [
+        Fact("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}"),
+        Fact("Scale", _scale(r)),
+        Fact("Lengths", _lengths(r), r.length_sensitive),
+        Fact("Dead zone", f"no gradient for log π/ref {dead}" if dead else "none", bool(dead)),
+        Fact("float32", precision, wrong is not None),
+        Fact("Finite", "always" if r.finite else "overflows, or 0/0", not r.finite),
+        Fact("Padding", "gets gradient" if r.touches_padding else "gets none", r.touches_padding),
+        Fact("Depends on ref", "yes" if r.depends_on_reference else "no", not r.depends_on_reference),
+    ]
+    if r.off_with:
+        found.append(Fact("Off with", listed(r.off_with), is_fault=True))
+    if not r.deterministic:
+        found.append(Fact("Deterministic", "no", is_fault=True))
+    return found
+
+
+def _scale(r: AuditResult) -> str:
+    if not TARGETS[r.verdict].has_gradient or r.scale is None:
+        return "none without a target"
+    if r.scale_range is None:
+        return f"{number(r.scale)} × the target"
+    low, high = apart(*r.scale_range)
+    return f"{low} to {high} × the target, depending on the shape of the batch"
+
+
+def _lengths(r: AuditResult) -> str:
+    if not r.length_sensitive:
+        return "do not change the verdict"
+    return f"change the verdict; equal ones give: {TARGETS[r.verdict_fixed_lengths].title}"
+
+
+# The index of the page: what `templates/index.html` shows, one row per loss.
+
+Settings = list[tuple[str, str]]
+"""Key and value of each setting; the key is empty for a word without `=`."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A verdict of a row; `detail` has the nearest target of an unknown one."""
+
+    where: str
+    target: Target
+    detail: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One loss."""
+
+    result: AuditResult
+    anchor: str
+    tag: str
+    settings: Settings
+    sides: tuple[Side, Side]
+    notes: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one kind of loss, or of one part of a framework, whose title is code."""
+
+    title: str
+    is_code: bool
+    rows: list[Row]
+
+
+def groups_of(results: Sequence[AuditResult], anchors: Sequence[str], tags: Mapping[str, str]) -> list[Group]:
+    """Group the results; `tags` are words to show beside some names."""
+    found: dict[str, Group] = {}
+    for r, anchor in zip(results, anchors, strict=True):
+        base, settings = split_name(r.name) if r.framework else (r.name, [])
+        title = KIND_TITLES[r.kind] if not r.framework else base if settings else r.framework
+        group = found.setdefault(title, Group(title, bool(r.framework), []))
+        group.rows.append(Row(r, anchor, tags.get(r.name, ""), settings, _sides(r), _notes(r)))
+    return list(found.values())
+
+
+def split_name(name: str) -> tuple[str, Settings]:
+    """The words before the first `key=value`, and the settings from there on.
+
+    In a table of many settings the values are what differs, so they are set off from their keys.
+    """
+    words = name.split(" ")
+    first = next((i for i, word in enumerate(words) if "=" in word), len(words))
+    pairs = [word.partition("=") for word in words[first:]]
+    return " ".join(words[:first]), [(key, value) if equals else ("", key) for key, equals, value in pairs]
+
+
+def _sides(r: AuditResult) -> tuple[Side, Side]:
+    return (
+        Side("on-policy", TARGETS[r.verdict], _detail(r, on_policy=True)),
+        Side("off-policy", TARGETS[r.verdict_off_policy], _detail(r, on_policy=False)),
+    )
+
+
+def _detail(r: AuditResult, *, on_policy: bool) -> str:
+    verdict = r.verdict if on_policy else r.verdict_off_policy
+    found = r.decomposition if on_policy else r.decomposition_off_policy
+    if verdict == "sum-of-targets" and found is not None:
+        return in_sum(found)
+    if (r.holds if on_policy else r.holds_off_policy) == "large-batches":
+        off = small_batches(r) if on_policy else ""
+        return f"in large batches; {off}" if off else "in large batches"
+    if (r.holds if on_policy else r.holds_off_policy) == "small-batches":
+        return f"in batches of {group_sizes()} completions"
+    if verdict != "unknown":
+        return ""
+    part = partly(r) if on_policy else None
+    if part is not None:
+        return part.words
+    return nearest(r, on_policy=on_policy)
+
+
+def _notes(r: AuditResult) -> str:
+    """The notes, without those that the verdict column includes; a non-breaking space keeps an equation on one line."""
+    shown_with_verdict = r.verdict == "unknown" != r.verdict_fixed_lengths
+    return "; ".join(notes(r, lengths=not shown_with_verdict)).replace(" = ", "\u00a0=\u00a0")
+
+
+# Audit results as one HTML page: `templates/page.html`, with the style sheet in it.
 
 
 def to_html(

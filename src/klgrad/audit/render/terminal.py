@@ -1,6 +1,9 @@
-"""Audit results for a terminal."""
+"""Results as tables and text for a terminal, as Markdown and as JSON."""
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from rich.console import Group, RenderableType
@@ -8,14 +11,115 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...targets import WITH_GRADIENT, Verdict
+from ...support import finite
+from ...targets import TARGETS, WITH_GRADIENT, Role, Verdict
+from ..advice import STANDINGS, in_words, notes, outside, standing
 from ..audit_result import AuditResult
-from ..numbers import outside
-from ..problems import in_words as summed_over
+from ..gradients import limit_cases
+from ..problems import cases, in_words as summed_over
 from ..subject import Subject
-from ..words import STANDINGS, in_words, notes, standing
-from .plain import KIND_TITLES, cells_of
-from .roles import look_of
+from ..whole import POLICY_GRADIENTS, Side, WholeResult, drift_in_words, row_of, update_in_words, weighting_in_words
+
+# How a target is drawn: colour, icon and terminal style, by role.
+
+
+@dataclass(frozen=True)
+class Look:
+    """The look of a role. Its colour on the page is the CSS variable of the same name in `page.css`.
+
+    Attributes:
+        label: the heading of its column.
+        icon: SVG paths in a box of 16 x 16; the shapes differ, so that they can be read without colour.
+        style: the rich style of its name in a terminal.
+    """
+
+    label: str
+    icon: tuple[str, str]
+    style: str
+
+
+LOOKS: dict[Role, Look] = {
+    # A tick in a circle.
+    "reverse": Look(
+        "reverse KL", ("M8 .5a7.5 7.5 0 1 0 0 15a7.5 7.5 0 1 0 0-15z", "M4.4 8.3l2.5 2.5 4.7-5.4"), "green"
+    ),
+    # An arrow in a diamond.
+    "forward": Look("forward KL", ("M8 .3L15.7 8 8 15.7.3 8z", "M4.8 8h6M8.4 5.4L11 8l-2.6 2.6"), "magenta"),
+    # A clock: the sampler is an older policy.
+    "sampler": Look("to the sampler", ("M8 .5a7.5 7.5 0 1 0 0 15a7.5 7.5 0 1 0 0-15z", "M8 4v4.4l3 1.8"), "cyan"),
+    # An arrow up in a house.
+    "climbs": Look("climbs", ("M8 .6L15 6v9.4H1V6z", "M8 12.4V6M5.2 8.6L8 5.8l2.8 2.8"), "red"),
+    # A cross in a square with round corners.
+    "nothing": Look(
+        "nothing",
+        ("M3 1h10a2 2 0 0 1 2 2v10a2 2 0 0 1-2 2H3a2 2 0 0 1-2-2V3a2 2 0 0 1 2-2z", "M5 5l6 6M11 5l-6 6"),
+        "bold red",
+    ),
+    # A plus sign in a hexagon.
+    "sum": Look("a sum of two", ("M4.2 1.2h7.6L15.6 8l-3.8 6.8H4.2L.4 8z", "M8 4.6v6.8M4.6 8h6.8"), "yellow"),
+    # An exclamation mark in a triangle.
+    "unknown": Look("unknown", ("M8 .8L15.8 15H.2z", "M8 5.6v4.6M8 12v1.2"), "bold yellow"),
+}
+
+
+def look_of(verdict: Verdict) -> Look:
+    """How a verdict is drawn."""
+    return LOOKS[TARGETS[verdict].role]
+
+
+# Audit results as JSON and as a Markdown table.
+
+KIND_TITLES = {
+    "cell": "Cells: losses as found in the wild",
+    "term": "Terms: losses that declare what they mean",
+    "function": "Functions",
+    "framework": "Frameworks: their own code, by setting",
+}
+"""The heading of each kind of loss."""
+
+COLUMNS = ("loss", "on-policy it descends", "off-policy", "scale", "variance", "near ref", "notes")
+
+
+def to_json(results: Sequence[AuditResult]) -> str:
+    """`{"results": [...], "problems": [...]}`; numbers that are not finite are null."""
+    data = {
+        "results": [r.to_dict() for r in results],
+        "problems": [c.describe() for c in (*cases(False), *limit_cases(False))],
+    }
+    return json.dumps(finite(data), indent=2) + "\n"
+
+
+def to_markdown(results: Sequence[AuditResult]) -> str:
+    """One table."""
+    return markdown_table([cells_of(r) for r in results])
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of `cells_of` as a Markdown table."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join([_code(name), *rest]) + " |" for name, *rest in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _code(name: str) -> str:
+    """A name as code in a cell of a table.
+
+    A bar would end the cell, and Markdown readers do not agree on how to escape it between backticks.
+    """
+    name = " ".join(name.splitlines())
+    if not re.search(r"[|`\\]", name):
+        return f"`{name}`"
+    return f"<code>{''.join(c if c.isalnum() or c == ' ' else f'&#{ord(c)};' for c in name)}</code>"
+
+
+def cells_of(r: AuditResult) -> tuple[str, ...]:
+    """The row of a table, in the order of `COLUMNS`."""
+    scale = f"{r.scale:.3g}" if r.scale is not None and TARGETS[r.verdict].has_gradient else ""
+    variances = ("" if x is None else f"{x:.3g}" for x in (r.variance, r.variance_near))
+    return (r.name, in_words(r), in_words(r, on_policy=False), scale, *variances, "; ".join(notes(r)))
+
+
+# Audit results for a terminal.
 
 NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
@@ -142,3 +246,72 @@ def _number(x: float) -> str:
 
 def _yes(x: bool) -> str:
     return "yes" if x else "no"
+
+
+# The results of `audit_whole` for a terminal, as Markdown and as JSON.
+
+WHOLE_COLUMNS = (
+    "loss",
+    "update on samples of π",
+    "drift on stale samples, one A > 0 for all",
+    "update on stale samples",
+)
+
+WHOLE_CAPTION = (
+    "Exact, in the limit of large batches. A is the advantage. With one advantage for all completions a right policy "
+    "gradient is zero; what is left is drift, in percent of that of the same loss without a correction, averaged over "
+    "the problems. `klgrad audit NAME --whole` shows everything about one loss."
+)
+
+
+def whole_overview(results: Sequence[WholeResult]) -> RenderableType:
+    """One table."""
+    return table_of([row_of(r) for r in results])
+
+
+def table_of(rows: Iterable[Sequence[str]]) -> RenderableType:
+    """The table of these rows, with what its columns mean."""
+    table = Table(box=None, padding=(0, 2, 1, 0), pad_edge=False)
+    for title in WHOLE_COLUMNS:
+        table.add_column(title, overflow="fold", ratio=2 if title == "loss" else 3)
+    for row in rows:
+        table.add_row(*row)
+    return Group(table, Text(WHOLE_CAPTION, style="dim"))
+
+
+def whole_in_full(r: WholeResult) -> RenderableType:
+    """Everything about one loss."""
+    head = [Text(x, style="italic") for x in (r.summary, r.source and f"Source: {r.source}") if x]
+    sides = (("On samples of π", r.on_policy), ("On samples of another policy", r.off_policy))
+    parts = [part for title, side in sides for part in ("", Text(title, style="bold"), _facts(side))]
+    return Panel(Group(*head, *parts), title=Text(r.name, style="bold"), title_align="left")
+
+
+def _facts(side: Side) -> RenderableType:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_row("KL (A = 0)", "none" if side.kl == "nothing" else side.kl_in_words, side.kl)
+    for title, drift in (("all A = 1", side.positive), ("all A = -1", side.negative)):
+        facts.add_row(title, drift_in_words(drift, side.update.weighting), drift.verdict)
+    facts.add_row("A differs", update_in_words(side), side.update.verdict)
+    facts.add_row("advantages", weighting_in_words(side.update.weighting) or "as given", "")
+    if side.update.verdict == "unknown":
+        near = "; ".join(f"{POLICY_GRADIENTS[n].short}: {x:.2f}" for n, x in side.update.cosine.items())
+        facts.add_row("cosines", near, "")
+    return facts
+
+
+def whole_to_markdown(results: Sequence[WholeResult]) -> str:
+    """One table, with the source of each loss that has one."""
+    sourced = any(r.source for r in results)
+    columns = (*WHOLE_COLUMNS, "source") if sourced else WHOLE_COLUMNS
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for r in results:
+        name, *rest = row_of(r)
+        lines.append("| " + " | ".join([f"`{name}`", *rest, *([r.source] if sourced else [])]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def whole_to_json(results: Sequence[WholeResult]) -> str:
+    """`{"results": [{"name", "source", "whole"}, ...]}`; numbers that are not finite are null."""
+    return json.dumps(finite({"results": [r.to_dict() for r in results]}), indent=2) + "\n"

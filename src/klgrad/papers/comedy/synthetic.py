@@ -12,19 +12,208 @@ in reward. The variance of k1 in loss is higher than that of k1 in reward for cl
 is lower, and more so with length.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...support.palette import style
+from ...core.credit import whole
+from ...core.estimators import k1, k3
+from ...core.rollout import Rollout
+from ...drawing import style
 from ..study import Check, Numbers, Settings, below, exceeds_zero
-from .chains import EXACT, LABELS, MARKERS, Chains, Moments, placements, random_chains, relative_error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# Binary Markov chains of a fixed length, and the mean and variance of a KL gradient over all their sequences.
+#
+# The paper's parametrisation of A_θ and B_φ is not in the sources at hand. Chosen here: first-order chains with
+# one logit per (step, previous token), the logit of token 1; the token before the first is 0.
+# The score of token t then depends on one logit, so that the gradient of a sequence consists of T numbers and a
+# million sequences are summed in seconds. Everything is in float64 and for P problems at once.
+
+CHUNK = 2**15 - 1
+"""Tokens summed at a time: few enough for a processor's cache, and for torch not to use several threads.
+
+Synchronising threads thousands of times costs more than they save, and far more on a busy machine.
+"""
+
+EXACT = 1e-9
+"""Relative error below which sums over a million sequences in float64 count as equal; they reach 1e-13."""
+
+Coefficients = Callable[[Rollout], dict[str, Tensor]]
+"""From sequences to a coefficient (n, T) on the scores of their tokens, by configuration."""
+
+LABELS = {f"{k}-{place}": f"{k} in {place}" for place in ("reward", "loss", "both") for k in ("k1", "k3")}
+"""The paper's configurations under the paper's names, in the order in which they are drawn."""
+
+MARKERS = dict(zip(LABELS, "o^xdsv", strict=True))
+
+
+def placements(
+    rollout: Rollout, credit: Callable[[Tensor, Tensor], Tensor] = whole, weight: Tensor | float = 1.0
+) -> dict[str, Tensor]:
+    """The coefficient (n, T) of each configuration, at strength β = 1 in each of its places.
+
+    In the reward, the sum of the estimate over the sequence, detached, multiplies the score of every token; with
+    `to_go` for `credit`, the sum over this and later tokens. In the loss, the slope of the estimate multiplies the
+    score of its own token. In both, the two are added. `weight` multiplies the term of each token before sums.
+    """
+    log_ratio, found = rollout.log_ratio, {}
+    for estimator in (k1, k3):
+        reward = credit(weight * estimator.value(log_ratio), rollout.mask)
+        loss = weight * estimator.slope(log_ratio)
+        found |= {f"{estimator}-reward": reward, f"{estimator}-loss": loss, f"{estimator}-both": reward + loss}
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Of the gradient from one sampled sequence: its mean (P, T, 2), by logit, and its variance E‖g - Eg‖² (P,)."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def bias(self, target: Tensor) -> Tensor:
+        """‖E g - target‖ / ‖target‖, (P,)."""
+        return relative_error(self.mean, target)
+
+    def deviation(self, target: Tensor) -> Tensor:
+        """The standard deviation over ‖target‖, (P,)."""
+        return self.variance.clamp(min=0).sqrt() / _norm(target)
+
+
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """Logits (P, T, 2) of the policy A, the reference B and the sampler; None means that A samples."""
+
+    policy: Tensor
+    reference: Tensor
+    behaviour: Tensor | None = None
+
+    def towards(self, share: float) -> "Chains":
+        """The same policies, with references at this share of the distance from them, on a line in the logits."""
+        return replace(self, reference=torch.lerp(self.policy, self.reference, share))
+
+    def sampled_by(self, behaviour: Tensor) -> "Chains":
+        """The same pairs with sequences drawn by other chains."""
+        return replace(self, behaviour=behaviour)
+
+    @cached_property
+    def kl_gradient(self) -> Tensor:
+        """∇KL(A‖B) of whole sequences, (P, T, 2): autograd through its chain rule, without listing sequences."""
+        return _gradient(lambda logits: _visited_kl(_visits(logits), logits, self.reference), self.policy)
+
+    @cached_property
+    def token_forward_kl_gradient(self) -> Tensor:
+        """∇ of the tokens' KL(B‖A), (P, T, 2), at prefixes as A visits them, the visits held fixed."""
+        visits = _visits(self.policy)
+        return _gradient(lambda logits: _visited_kl(visits, self.reference, logits), self.policy)
+
+    def moments(self, coefficients: Coefficients) -> dict[str, Moments]:
+        """Exact moments of Σ_t c_t s_t, one sequence sampled, by configuration."""
+        mean: dict[str, Tensor] = {}
+        square: dict[str, Tensor] = {}
+        scores = _scores(self.policy)
+        for place, rollout, probability in self._sequences():
+            score = _look_up(scores, place)
+            weighted, after_one = probability[..., None] * score, (place & 2).to(score) / 2
+            for name, flat in coefficients(rollout).items():
+                coefficient = flat.view_as(score)
+                gradient = coefficient * weighted
+                total, of_one = gradient.sum(1), (gradient * after_one).sum(1)
+                mean[name] = mean.get(name, 0) + torch.stack([total - of_one, of_one], -1)
+                # Each token has its own logit, so the squares of a sequence's gradient add up.
+                square[name] = square.get(name, 0) + (gradient * coefficient * score).sum((1, 2))
+        return {name: Moments(x, square[name] - _norm(x).square()) for name, x in mean.items()}
+
+    def expectation(self, of: Callable[[Rollout], Tensor]) -> Tensor:
+        """The mean (P,) over sampled sequences of one number (n,) per sequence."""
+        parts = [(weight * of(rollout).view_as(weight)).sum(1) for _, rollout, weight in self._sequences()]
+        return torch.stack(parts).sum(0)
+
+    def _sequences(self) -> Iterator[tuple[Tensor, Rollout, Tensor]]:
+        """Every sequence in chunks: places (n, T), log-probs of all problems (P·n, T), probability (P, n)."""
+        problems, length, _ = self.policy.shape
+        policy, reference = _log_probs(self.policy), _log_probs(self.reference)
+        behaviour = policy if self.behaviour is None else _log_probs(self.behaviour)
+        for place in _places(length, max(1, CHUNK // (problems * length))):
+            flat = [_look_up(table, place).flatten(0, 1) for table in (policy, reference, behaviour)]
+            rollout = Rollout(flat[0], flat[1], torch.ones_like(flat[0], dtype=torch.bool), behavior_logp=flat[2])
+            yield place, rollout, flat[2].sum(-1).exp().view(problems, -1)
+
+
+def relative_error(gradient: Tensor, target: Tensor) -> Tensor:
+    """‖gradient - target‖ / ‖target‖ of (P, T, 2), (P,)."""
+    return _norm(gradient - target) / _norm(target)
+
+
+def random_logits(problems: int, length: int, generator: torch.Generator) -> Tensor:
+    """Standard normal logits (P, T, 2), one chain for each problem."""
+    return torch.randn(problems, length, 2, generator=generator, dtype=torch.float64)
+
+
+def random_chains(problems: int, length: int, generator: torch.Generator) -> Chains:
+    """Two independent chains of standard normal logits for each problem."""
+    return Chains(random_logits(problems, length, generator), random_logits(problems, length, generator))
+
+
+def _places(length: int, size: int) -> Iterator[Tensor]:
+    """Every sequence in chunks (n, T): the index of each token's entry in a flat table (T, 2, 2).
+
+    An entry is (step, previous token, token), so that bit 0 of the index is the token and bit 1 the one before.
+    """
+    step = torch.arange(length)
+    for start in range(0, 2**length, size):
+        number = torch.arange(start, min(start + size, 2**length))[:, None]
+        # Doubling puts a 0 before the first token; the two lowest bits are then (token t, token t - 1).
+        window = (2 * number >> step) & 3
+        yield 4 * step + 2 * (window & 1) + (window >> 1)
+
+
+def _look_up(table: Tensor, place: Tensor) -> Tensor:
+    """(P, T, 2, 2) at places (n, T) to (P, n, T)."""
+    return table.flatten(1).index_select(1, place.flatten()).view(len(table), *place.shape)
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    """(P, T, 2, 2) log-prob by (step, previous token, token)."""
+    return torch.log_softmax(torch.stack([torch.zeros_like(logits), logits], -1), -1)
+
+
+def _scores(logits: Tensor) -> Tensor:
+    """(P, T, 2, 2) ∇log-prob by the one logit that it depends on: token - P(token = 1)."""
+    return torch.tensor([0.0, 1.0], dtype=logits.dtype) - torch.sigmoid(logits)[..., None]
+
+
+def _visits(logits: Tensor) -> Tensor:
+    """(P, T, 2) how often the token before step t is 0 and 1."""
+    visits = [torch.tensor([[1.0, 0.0]], dtype=logits.dtype).expand(len(logits), 2)]
+    for step in _log_probs(logits).exp().unbind(1)[:-1]:
+        visits.append((visits[-1][..., None] * step).sum(1))
+    return torch.stack(visits, 1)
+
+
+def _visited_kl(visits: Tensor, of: Tensor, to: Tensor) -> Tensor:
+    """Σ over problems, steps and previous tokens of visits x KL of the next token."""
+    p, q = _log_probs(of), _log_probs(to)
+    return (visits * (p.exp() * (p - q)).sum(-1)).sum()
+
+
+def _gradient(objective: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    logits = at.clone().requires_grad_()
+    return torch.autograd.grad(objective(logits), logits)[0]
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    return gradient.flatten(1).norm(dim=1)
+
 
 FULL, QUICK = {5: 512, 10: 128, 15: 8, 20: 2}, {5: 512, 8: 64, 10: 8}
 """Pairs of chains by length: a pair costs twice as much with every token."""

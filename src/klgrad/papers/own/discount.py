@@ -11,14 +11,320 @@ the arm is judged at that rate by three other seeds. Runs with one rate for all 
 tables and limits: docs/experiments.md.
 """
 
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, Any
 
-from ..distillation_runs import COLUMNS, FIRST_SEED, LAST, OWN, TEACHERS, finite_rows
-from ..recorded_runs import Found, Row, at_start, at_update, difference_if_run, exceeds_if_run, provenance, summaries
-from ..study import Check, Experiment, Numbers, Settings
-from .discount_figure import draw as draw
-from .discount_gradients import GRADIENTS, gradient_checks, gradients_of, prediction_checks
-from .discount_rates import SWEEP, arm_of, at_all_rates, best_rates, rate_of
+from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
+from ..runs import (
+    COLUMNS,
+    FIRST_SEED,
+    LAST,
+    OWN,
+    RIGHT,
+    TEACHERS,
+    Found,
+    Row,
+    at_start,
+    at_update,
+    counts,
+    difference,
+    difference_if_run,
+    exceeds_if_run,
+    finite_rows,
+    grouped,
+    nearest,
+    provenance,
+    rows_of,
+    summaries,
+    undecided_without,
+)
+from ..study import Check, Experiment, Numbers, Settings, all_exceed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# The sweep of learning rates of `discount`, with one seed: it chooses the rate at which each arm is judged.
+
+SWEEP = Experiment("discount_sweep.csv", "exp_discount.py", ("sweep",))
+SHOWN = (OWN, f"{OWN}_se", TEACHERS, RIGHT, "entropy_per_token", "distinct")
+
+
+def at_all_rates(rows: Iterable[Row]) -> list[Numbers]:
+    """Every run of the sweep after its last update."""
+    last = at_update(rows, LAST)
+    best = best_rates(last)
+    return [_run(row, best.get(arm_of(row)) == rate_of(row)) for row in last]
+
+
+def best_rates(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
+    """The rate at which each size of a batch and arm ends nearest, by the KL on the student's completions."""
+    return {name: rate_of(row) for name, row in nearest(at_update(rows, LAST), arm_of).items()}
+
+
+def rate_of(row: Row) -> float:
+    """The learning rate as a number: a file may have 0.0001 or 1e-4."""
+    return float(row["learning_rate"])
+
+
+def arm_of(row: Row) -> tuple[str, str]:
+    """Size of the batch, and arm."""
+    return row["completions"], row["arm"]
+
+
+def _run(row: Row, best: bool) -> Numbers:
+    """One run, and whether its rate is the best of its arm by the KL on the student's completions."""
+    label = {name: row[name] for name in ("completions", "arm", "learning_rate")}
+    return {**label, **{name: float(row[name]) for name in SHOWN}, "best": best}
+
+
+# Bias and variance of the gradients of `discount` at fixed weights, and whether they predict its training runs.
+
+GRADIENTS = Experiment("gradient.csv", "exp_gradient.py")
+BIAS, VARIANCE, NORM, COSINE = "relative_squared_bias", "relative_variance", "relative_squared_norm", "cosine"
+MOMENTS = (BIAS, VARIANCE, NORM, COSINE)
+STUDENTS = {"0": "at the start", "20": "after 20 updates"}
+"""Updates of the student whose gradients are measured."""
+BATCH = 256
+"""Completions of a batch whose variance is measured; that of a smaller batch is larger in proportion."""
+DISCOUNTED = {d: f"exact-{d}-leave-one-out" for d in ("0.5", "0.75", "0.9", "1")}
+RISING = ("exact-0", *DISCOUNTED.values())
+"""By their discounts."""
+BASELINES = tuple((f"exact-{d}", arm) for d, arm in DISCOUNTED.items())
+SAMPLED = (
+    ("k1-0-leave-one-out", "exact-0"),
+    *((f"k1-{d}-leave-one-out", DISCOUNTED[d]) for d in ("0.9", "1")),
+)
+PREDICTED = 0.75
+"""A prediction holds if it orders at least this share of the pairs of arms that differ."""
+CHANCE = 0.5
+"""It is contradicted if it orders no more than this share."""
+ENOUGH_PAIRS = 10
+
+Loss = Callable[[Numbers, int], float]
+
+
+def gradients_of(settings: Settings) -> tuple[Numbers, list[Row]]:
+    """Moments with their standard errors, by updates of the student and arm, and their rows; empty before any run."""
+    try:
+        rows = rows_of(GRADIENTS, settings)
+    except FileNotFoundError:
+        return {}, []
+    by_student = grouped(rows, lambda row: row["update"])
+    return {update: {row["arm"]: _moments(row) for row in group} for update, group in by_student.items()}, rows
+
+
+def _moments(row: Row) -> Numbers:
+    sizes = {"batches": int(row["batches"])}
+    return sizes | {m: {"mean": _number(row[m]), "error": _number(row.get(f"{m}_se"))} for m in MOMENTS}
+
+
+def _number(text: str | None) -> float | None:
+    """None if there is no number, or none that is finite."""
+    return float(text) if text and math.isfinite(float(text)) else None
+
+
+def gradient_checks(gradients: Numbers) -> Iterator[Check]:
+    """What the discount and the baseline do to bias and variance, at each student."""
+    falling = tuple(pairwise(RISING))
+    rising = tuple((high, low) for low, high in falling)
+    for update, when in STUDENTS.items():
+        at = gradients.get(update, {})
+        larger = lambda claim, moment, pairs, at=at, when=when: _all_larger(f"{when}, {claim}", at, moment, pairs)
+        yield larger("leave-one-out lowers the variance at every discount", VARIANCE, BASELINES)
+        yield larger("k1 has a larger variance than the exact KL at every discount", VARIANCE, SAMPLED)
+        yield larger("the variance grows with the discount", VARIANCE, rising)
+        yield larger("the squared bias falls with the discount", BIAS, falling)
+
+
+def _all_larger(claim: str, at: Numbers, moment: str, pairs: Iterable[tuple[str, str]]) -> Check:
+    """Check that the first arm of each pair has the larger moment; undecided if one has no value or no error."""
+    gaps = []
+    for pair in pairs:
+        sides = [at[arm][moment] for arm in pair if arm in at]
+        if len(sides) < 2 or any(None in side.values() for side in sides):
+            return undecided_without("measurements", claim)
+        # As if independent; the arms share their batches, so the error of a difference is usually smaller.
+        gaps.append((sides[0]["mean"] - sides[1]["mean"], math.hypot(sides[0]["error"], sides[1]["error"])))
+    return all_exceed(claim, gaps)
+
+
+def prediction_checks(gradients: Numbers, ends: dict[str, dict[str, float]]) -> Iterator[Check]:
+    """Whether the gradient at the start orders the KLs at the end.
+
+    Args:
+        gradients: moments by student and arm.
+        ends: KL after training, by size of the batch and arm.
+    """
+    losses = {"the squared bias + variance": squared_error, "the angle to the true gradient": one_minus_cosine}
+    for name, loss in losses.items():
+        claim = f"at the start, {name} of a batch's gradient orders the KLs at the end, on the student's completions"
+        yield (
+            _predicted(claim, gradients["0"], ends, loss)
+            if "0" in gradients
+            else undecided_without("measurements", claim)
+        )
+
+
+def _predicted(claim: str, at: Numbers, ends: dict[str, dict[str, float]], loss: Loss) -> Check:
+    right, pairs = _ordered(at, ends, loss)
+    enough, measured = pairs >= ENOUGH_PAIRS, f"{right} of {pairs} pairs of arms that differ"
+    holds = enough and right >= PREDICTED * pairs
+    return Check(claim, measured, holds, decided=holds or (enough and right <= CHANCE * pairs))
+
+
+def squared_error(moments: Numbers, size: int) -> float:
+    """The expected squared distance of the gradient of one batch from the true one."""
+    return moments[BIAS]["mean"] + _variance(moments, size)
+
+
+def one_minus_cosine(moments: Numbers, size: int) -> float:
+    """For the angle between the gradient of one batch and the true one; Adam ignores the lengths of gradients."""
+    norm = max(moments[NORM]["mean"], 0.0)
+    return 1 - moments[COSINE]["mean"] * (norm / (norm + _variance(moments, size))) ** 0.5
+
+
+def _variance(moments: Numbers, size: int) -> float:
+    return moments[VARIANCE]["mean"] * BATCH / size
+
+
+def _ordered(at: Numbers, ends: dict[str, dict[str, float]], loss: Loss) -> tuple[int, int]:
+    """How many pairs of arms with batches of one size differ at the end, and how many of them as the loss says."""
+    right = pairs = 0
+    known = {arm: moments for arm, moments in at.items() if all(moments[m]["mean"] is not None for m in MOMENTS)}
+    for one, other in combinations(ends, 2):
+        (size, arm), (other_size, other_arm) = one.split(), other.split()
+        gap = difference(ends[one], ends[other])
+        differ = counts(gap) or counts({**gap, "difference": -gap["difference"]})
+        if size == other_size and differ and arm in known and other_arm in known:
+            pairs += 1
+            right += (loss(known[arm], int(size)) > loss(known[other_arm], int(size))) == (gap["difference"] > 0)
+    return right, pairs
+
+
+# The figure of `discount`: both KLs over the discount, each arm at its best rate; bias and variance of the gradient
+# over the discount; and one KL over the other for every run of the sweep of rates.
+
+DISCOUNTS = ("0", "0.5", "0.75", "0.9", "1")
+X = range(len(DISCOUNTS))
+KINDS = {
+    "exact-{}": ("exact", BLACK, "o"),
+    "exact-{}-leave-one-out": ("exact, leave-one-out", BLUE, "s"),
+    "k1-{}-leave-one-out": ("k1, leave-one-out", GREEN, "^"),
+}
+"""Label, colour and mark of a kind of arm."""
+SIZES = {"256": "-", "64": "--"}
+PANELS = {
+    "kl_per_token": "KL(student‖teacher) per token,\non the student's completions",
+    "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions",
+}
+COLOURS = dict(zip(DISCOUNTS, (BLACK, GREEN, BLUE, ORANGE, VERMILION), strict=True))
+"""Of a discount, in the panel of the sweep."""
+MARKS = {("exact", "256"): "o", ("exact", "64"): "s", ("k1", "256"): "^", ("k1", "64"): "v"}
+"""Of an estimator with a size of the batch, in that panel."""
+DRAWN_STUDENTS = {"0": "gradient at the start", "20": "gradient after 20 updates"}
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Means over seeds and over batches, with bars of one standard error; what has no runs is left out."""
+    students = [update for update in DRAWN_STUDENTS if numbers["gradients"].get(update)]
+    (*axes, sweep), of_gradients = _places(figure, len(students))
+    _rates(sweep, numbers["rates"], numbers["start"])
+    for axis, (measure, title) in zip(axes, PANELS.items(), strict=True):
+        for size, line in SIZES.items():
+            end = {arm.partition(" ")[2]: x for arm, x in numbers["end"].items() if arm.startswith(f"{size} ")}
+            _lines(axis, end, measure, line, f", {size} completions")
+        axis.set(title=title, ylabel="nats, each arm at its best rate")
+    for axis, update in zip(of_gradients, students, strict=True):
+        _lines(axis, numbers["gradients"][update], "relative_variance", "-", "")
+        _lines(axis, numbers["gradients"][update], "relative_squared_bias", ":", None)
+        title = f"{DRAWN_STUDENTS[update]}:\nvariance (lines), squared bias (dotted)"
+        axis.set(title=title, ylabel="relative to the squared true one")
+    for axis in (*axes, *of_gradients):
+        axis.set(xlabel="discount", xticks=X, xticklabels=DISCOUNTS)
+        if axis.lines:
+            _logarithmic(axis)
+        else:  # an empty axis cannot be logarithmic
+            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
+        axis.title.set_fontsize(10)
+    named = _named((*axes, *of_gradients))
+    figure.legend(named.values(), named.keys(), ncols=len(KINDS), loc="outside lower center", fontsize=8.5)
+
+
+def _places(figure: "Figure", gradients: int) -> tuple[list[Any], list[Any]]:
+    """A row with the panels of the runs, and below it one with those of the gradients, if there are any."""
+    columns, rows = len(PANELS) + 1, 1 + bool(gradients)
+    figure.set_size_inches(4 * columns + 1, 4.2 * rows + 0.4)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    below = list(grid[1]) if gradients else []
+    for unused in below[gradients:]:
+        unused.remove()
+    return list(grid[0]), below[:gradients]
+
+
+def _logarithmic(axis: Any) -> None:
+    axis.set(yscale="log")
+    low, high = axis.get_ylim()
+    if high > 10 * low:  # labels of all minor ticks would overlap
+        axis.yaxis.get_minor_locator().set_params(subs=(2, 5))
+    for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+        formatter("{x:g}")
+    axis.tick_params(axis="y", which="both", labelsize=8)
+
+
+def _rates(axis: Any, rates: list[Numbers], start: Numbers) -> None:
+    """Both KLs of every run of the sweep; the best rate of an arm is filled."""
+    own, teachers = PANELS
+    for run in rates:
+        kind, discount = run["arm"].split("-")[:2]
+        face = COLOURS[discount] if run["best"] else "none"
+        look = {"marker": MARKS[kind, run["completions"]], "color": COLOURS[discount], "mfc": face, "ms": 6, "lw": 0}
+        axis.plot(run[own], run[teachers], **look)
+    _logarithmic(axis)
+    axis.axhline(start[teachers]["mean"], color=GREY, lw=1, ls=":")
+    axis.text(1, start[teachers]["mean"], "before training", transform=axis.get_yaxis_transform(), fontsize=8,
+              ha="right", va="bottom", color=GREY)  # fmt: skip
+    discounts = {run["arm"].split("-")[1] for run in rates}
+    shown = {f"discount {d}": {"marker": "o", "color": COLOURS[d]} for d in DISCOUNTS if d in discounts}
+    shown |= {f"{kind}, {size}": {"marker": mark, "color": GREY} for (kind, size), mark in MARKS.items()}
+    for label, look in shown.items():
+        axis.plot([], [], lw=0, ms=5, label=label, **look)
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points, which may be anywhere
+    axis.set(title="one seed, three rates (filled: the best);\nboth KLs per token", xlabel="on the student's, nats")
+    axis.set_ylabel("on the teacher's, nats")
+    axis.title.set_fontsize(10)
+
+
+def _named(axes: Any) -> dict[str, Any]:
+    """The legend: the runs, and the kinds of arms of which gradients alone were measured."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            if not any(f"{label}, {size} completions" in found for size in SIZES):
+                found[label] = handle
+    return found
+
+
+def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None) -> None:
+    """A line for each kind of arm, over the discounts that were run; without a suffix it is not in the legend."""
+    for pattern, (label, colour, mark) in KINDS.items():
+        # Without a future the exact arm has no baseline: it begins both lines of the exact arms.
+        names = ["exact-0" if d == "0" and pattern.startswith("exact") else pattern.format(d) for d in DISCOUNTS]
+        run = {x: name for x, name in zip(X, names, strict=True) if name in arms}
+        found = [arms[name][measure] for name in run.values()]
+        # A logarithmic axis has no place for an estimated square that noise made negative.
+        mean = [each["mean"] if (each.get("mean") or 0) > 0 else math.nan for each in found]
+        own = [m for m, name in zip(mean, run.values(), strict=True) if name != "exact-0" or pattern == "exact-{}"]
+        if not all(math.isnan(m) for m in own):
+            # The earlier kind in front: the arm without a future is of the first.
+            order = 3 - list(KINDS).index(pattern) / len(KINDS)
+            look = {"fmt": f"{mark}{line}", "color": colour, "ms": 5, "lw": 1.4, "zorder": order}
+            label = None if suffix is None else label + suffix
+            axis.errorbar(list(run), mean, yerr=[each.get("error") or 0 for each in found], label=label, **look)
+
 
 SEEDS = Experiment("discount.csv", SWEEP.script, ("seeds",))
 EXPERIMENT = replace(SWEEP, also=(SEEDS, GRADIENTS))
@@ -28,25 +334,25 @@ ONE_RATE = 0.0001
 LARGE, SMALL = "256", "64"
 """Completions of a batch. The first is where most sentences are judged."""
 TOKEN, HALF, MOST, WHOLE = "exact-0", *(f"exact-{d}-leave-one-out" for d in ("0.5", "0.9", "1"))
-STUDENTS, OF_TEACHER = "on the student's completions", "on the teacher's completions"
+DISCOUNT_STUDENTS, OF_TEACHER = "on the student's completions", "on the teacher's completions"
 NEARER = {
-    f"a future discounted by 0.5 ends nearer than none, {STUDENTS}": (OWN, TOKEN, HALF),
-    f"a future discounted by 0.9 ends nearer than none, {STUDENTS}": (OWN, TOKEN, MOST),
-    f"the whole future ends nearer than none, {STUDENTS}": (OWN, TOKEN, WHOLE),
-    f"a future discounted by 0.9 ends nearer than the whole, {STUDENTS}": (OWN, WHOLE, MOST),
+    f"a future discounted by 0.5 ends nearer than none, {DISCOUNT_STUDENTS}": (OWN, TOKEN, HALF),
+    f"a future discounted by 0.9 ends nearer than none, {DISCOUNT_STUDENTS}": (OWN, TOKEN, MOST),
+    f"the whole future ends nearer than none, {DISCOUNT_STUDENTS}": (OWN, TOKEN, WHOLE),
+    f"a future discounted by 0.9 ends nearer than the whole, {DISCOUNT_STUDENTS}": (OWN, WHOLE, MOST),
     f"no future ends nearer than one discounted by 0.5, {OF_TEACHER}": (TEACHERS, HALF, TOKEN),
     f"no future ends nearer than one discounted by 0.9, {OF_TEACHER}": (TEACHERS, MOST, TOKEN),
-    f"with discount 0.9, leave-one-out ends nearer than no baseline, {STUDENTS}": (OWN, "exact-0.9", MOST),
-    f"with the whole future, leave-one-out ends nearer than no baseline, {STUDENTS}": (OWN, "exact-1", WHOLE),
-    f"without a future, the exact KL ends nearer than k1, {STUDENTS}": (OWN, "k1-0-leave-one-out", TOKEN),
-    f"with the whole future, the exact KL ends nearer than k1, {STUDENTS}": (OWN, "k1-1-leave-one-out", WHOLE),
+    f"with discount 0.9, leave-one-out ends nearer than no baseline, {DISCOUNT_STUDENTS}": (OWN, "exact-0.9", MOST),
+    f"with the whole future, leave-one-out ends nearer than no baseline, {DISCOUNT_STUDENTS}": (OWN, "exact-1", WHOLE),
+    f"without a future, the exact KL ends nearer than k1, {DISCOUNT_STUDENTS}": (OWN, "k1-0-leave-one-out", TOKEN),
+    f"with the whole future, the exact KL ends nearer than k1, {DISCOUNT_STUDENTS}": (OWN, "k1-1-leave-one-out", WHOLE),
 }
 """A measure, the arm that should end farther from the teacher, and the one that should end nearer."""
 AT_BOTH_SIZES = (
-    f"a future discounted by 0.9 ends nearer than none, {STUDENTS}",
+    f"a future discounted by 0.9 ends nearer than none, {DISCOUNT_STUDENTS}",
     f"no future ends nearer than one discounted by 0.9, {OF_TEACHER}",
 )
-GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted by 0.9, {STUDENTS}"
+GAINS_LESS = f"a batch of 64 gains less than one of 256 by a future discounted by 0.9, {DISCOUNT_STUDENTS}"
 
 
 def run(settings: Settings) -> Numbers:

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from ...core.estimators import MAX_EXPONENT, Estimator, k1, k3
-from ...support.palette import BLACK, GREY, style
+from ...drawing import BLACK, GREY, style
 from ..study import SIGNIFICANT, Check, Numbers, Settings, below, exceeds_zero, over_repeats, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 MEAN, STD = 0.1, 0.2
 PRINTED = {"k1": 0.6912, "k3": 8.8244}

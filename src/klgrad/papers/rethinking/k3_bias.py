@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from ...core.estimators import k2, k3
+from ...drawing import BLACK, GREY, style
 from ...enumeration import Problem, bandit, target_gradients
-from ...support.palette import BLACK, GREY, style
 from ..study import Check, Numbers, Settings, below, within
-from .placements import PLACEMENTS, expected_gradient, relative_gap
+from .fig1_coefficients import PLACEMENTS, expected_gradient, relative_gap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 FIT_RANGE, FIT_DEGREE = 0.1, 7
 """Of (gap / (δ-1)²) in δ-1: the first term left out is about 0.1⁸/10 = 1e-9, below what the checks resolve."""

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from ...core.estimators import MAX_EXPONENT, k1, k3
+from ...drawing import BLACK, style
 from ...enumeration import Problem, bandit
-from ...support.palette import BLACK, style
 from ..study import Check, Numbers, Settings, below, exceeds_zero, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 ARMS = 20
 DISTANCES = tuple(2.0**i for i in range(-8, 3))

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from ...core.importance import MAX_LOG_RATIO, Clip, token_ratio
 from ...core.rollout import Rollout
+from ...drawing import BLACK, STYLES
 from ...enumeration import Problem, bandit, target_gradients
-from ...support.palette import BLACK, STYLES
 from ..study import Check, Numbers, Settings, below, exceeds_zero
-from .placements import PLACEMENTS, expected_gradient, relative_gap
+from .fig1_coefficients import PLACEMENTS, expected_gradient, relative_gap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 ARMS = 10
 DISTANCES = (0.0, *(2.0**i for i in range(-6, 2)))

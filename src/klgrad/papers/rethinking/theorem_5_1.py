@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...drawing import style
 from ...enumeration import Problem, bandit, target_gradients
-from ...support.palette import style
 from ..study import Check, Numbers, Settings, below
-from .placements import PLACEMENTS, expected_gradient, relative_gap
+from .fig1_coefficients import PLACEMENTS, expected_gradient, relative_gap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 ARMS = (3, 10, 30)
 """At least three: with two the gradient is one number, and those of both divergences cross somewhere by accident."""

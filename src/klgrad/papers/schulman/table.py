@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ...core.estimators import k1, k2, k3
-from ...support.palette import BLACK, style
+from ...drawing import BLACK, style
 from ..study import SIGNIFICANT, Check, Numbers, Settings, below
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 MEANS = (0.1, 1.0)

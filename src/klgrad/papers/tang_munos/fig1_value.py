@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ...core.estimators import k1, k2, k3
-from ...support.palette import style
+from ...drawing import style
 from ..study import Check, Numbers, Settings, exceeds, over_repeats
 from . import bandits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 SAMPLES = [2**i for i in range(11)]

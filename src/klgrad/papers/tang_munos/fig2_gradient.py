@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...support.palette import style
+from ...drawing import style
 from ..study import Check, Numbers, Settings, exceeds, over_repeats, within
 from . import bandits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 METHODS = [
     "k1-reward",

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...support.palette import style
+from ...drawing import style
 from ..study import Check, Numbers, Settings, all_exceed, exceeds, no_gain, over_repeats
-from .regularised import BETA, EVERY, METHODS, optima_apart, simulate
+from .bandits import BETA, EVERY, METHODS, optima_apart, simulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 SAMPLES = 4
 BETAS = [0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0]

@@ -9,12 +9,13 @@ two problems are near each other.
 
 from typing import TYPE_CHECKING
 
-from ...support.palette import style
+from ...drawing import style
 from ..study import Check, Numbers, Settings, exceeds, no_gain, over_repeats
-from .regularised import BETA, METHODS, simulate
+from .bandits import BETA, METHODS, simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 SAMPLES = [4, 16, 64]
 OTHER_BETA = 3.0

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...support.palette import BLACK, ORANGE
+from ...drawing import BLACK, ORANGE
 from ..study import Check, Numbers, Settings, exceeds, no_gain, over_repeats
-from .regularised import BETA, simulate
+from .bandits import BETA, simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 SAMPLES = [4, 16, 64, 256]
 METHOD = ("k3-loss",)

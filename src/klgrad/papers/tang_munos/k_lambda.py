@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ...core.estimators import k_lambda
-from ...support.palette import GREY, ORANGE
+from ...drawing import GREY, ORANGE
 from ..study import Check, Numbers, Settings, below, over_repeats
 from . import bandits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 LAMBDAS = [0.0, 0.25, 0.5, 1.0, 2.0]
 COLOURS = [GREY, "#3b528b", "#21918c", ORANGE, "#5ec962"]

@@ -1,0 +1,198 @@
+"""Load single files of a framework without the rest of it, and build the rewards that its code expects."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import files
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..audit.batch import Batch
+from ..core.term import Remedy
+
+# Load a single file of an installed package, where the whole package cannot be imported.
+#
+# Imports of the file that are not installed (a GPU library, a server) are replaced, while the file loads, by stand-ins
+# that accept every access and compute nothing. The audited code of the package is not changed.
+
+
+class _StandIn(ModuleType):
+    """Every attribute, call and subscript returns a stand-in; as a decorator it returns the decorated function.
+
+    It is false and empty, so that `if ray.is_initialized()` takes the branch without ray. Its attributes can be
+    deleted, and as a base class it adds nothing.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _StandIn(name)
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) else self
+
+    def __getitem__(self, _: Any) -> "_StandIn":
+        return self
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __delattr__(self, name: str) -> None:
+        pass
+
+    def __mro_entries__(self, _: Any) -> tuple[type, ...]:
+        return ()
+
+
+class _StandInFinder(MetaPathFinder, Loader):
+    """Finds a stand-in for every module at or below the given names."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self.made: list[str] = []
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if _below(fullname, self.names) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self.made.append(spec.name)
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def path_of(distribution: str, ending: str) -> Path:
+    """The path of the file of an installed distribution that ends with `ending`."""
+    for file in files(distribution) or []:
+        if str(file).endswith(ending):
+            return Path(str(file.locate()))
+    raise ImportError(f"{distribution} has no file {ending}; its layout has changed")
+
+
+def load(
+    distribution: str,
+    ending: str,
+    *,
+    stand_ins: tuple[str, ...] = (),
+    replaced: tuple[str, ...] = (),
+    package: str | None = None,
+    loaded: dict[str, ModuleType] | None = None,
+) -> ModuleType:
+    """Run a file as a module, with stand-ins for imports that are not available.
+
+    Args:
+        distribution: the installed package.
+        ending: the end of the path of the file.
+        stand_ins: modules to replace, together with their submodules: a package (`ray`) only where it is not
+            installed, a part of a package (`skyrl.train`) always.
+        replaced: packages to replace even where they are installed: those that take long to import, and those that
+            the file would change (ms-swift deletes methods of TRL's trainer).
+        package: the package for relative imports of the file.
+        loaded: files of the same package that are loaded already, by the names that this file imports.
+
+    Returns:
+        The module, which is not kept in `sys.modules`.
+    """
+    path = path_of(distribution, ending)
+    name = f"klgrad_loaded_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    if package is not None:
+        module.__package__ = package
+    # A dataclass looks up its module while its class is created.
+    with standing_in(stand_ins, (loaded or {}) | {name: module}, replaced):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def standing_in(
+    names: tuple[str, ...], loaded: dict[str, ModuleType] | None = None, replaced: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """Provide stand-ins as `load` does within the context, for a function that imports when it is called."""
+    loaded = loaded or {}
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _below(name, replaced)}
+    before = {name: sys.modules.get(name) for name in loaded}
+    finder = _StandInFinder((*replaced, *(name for name in names if not _importable(name))))
+    sys.meta_path.insert(0, finder)
+    try:
+        for name, module in loaded.items():
+            sys.modules[name] = module
+            parent, _, child = name.rpartition(".")
+            if parent:  # for `from parent import child`
+                setattr(importlib.import_module(parent), child, module)
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in (*finder.made, *loaded):
+            _forget(name, before.get(name))
+        sys.modules.update(hidden)
+
+
+def _below(name: str, packages: tuple[str, ...]) -> bool:
+    """Whether a module is one of the packages or a part of one."""
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _forget(name: str, before: ModuleType | None) -> None:
+    """Remove a module from `sys.modules` and from its parent package, or restore the previous one."""
+    parent, _, child = name.rpartition(".")
+    above = sys.modules.get(parent)
+    sys.modules.pop(name, None)
+    if before is not None:
+        sys.modules[name] = before
+    if above is not None and not isinstance(above, _StandIn):
+        setattr(above, child, before) if before is not None else vars(above).pop(child, None)
+
+
+@cache
+def _importable(name: str) -> bool:
+    """Whether a top-level package is installed; False for a part of a package, which is always replaced."""
+    return "." not in name and importlib.util.find_spec(name) is not None
+
+
+# Shared by the adapters of a KL in the reward: scores, a critic, and the remedy.
+
+Critic = Callable[[Batch], Tensor]
+"""A value (B, T) for the prefix before each token."""
+
+
+def untrained(batch: Batch) -> Tensor:
+    """A critic that is 0 everywhere, as a new value head is. With γλ < 1 GAE then discounts the later KL."""
+    return torch.zeros_like(batch.old_logp)
+
+
+def scores(batch: Batch) -> Tensor:
+    """(B, T) the score of each completion on its last token: the advantages of the audit, zero by default."""
+    last = torch.arange(batch.mask.shape[1]) == batch.mask.sum(-1, keepdim=True) - 1
+    return torch.where(last, batch.advantages, 0)
+
+
+def instead(*, k1: str = "", unwhitened: str = "") -> Remedy | None:
+    """The remedy for a KL in the reward.
+
+    Args:
+        k1: the setting that selects k1; empty where it is selected already.
+        unwhitened: the setting that stops dividing by the standard deviation of the batch; empty where nothing does.
+
+    Returns:
+        The settings to use, or None where neither is needed.
+    """
+    reasons = ["in the reward only k1 descends the reverse KL"] if k1 else []
+    if unwhitened:
+        reasons.append("whitening divides β by the standard deviation of the batch")
+    return Remedy(use=(" with ".join(filter(None, [k1, unwhitened])),), why="; ".join(reasons)) if reasons else None

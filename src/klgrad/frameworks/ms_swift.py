@@ -1,0 +1,137 @@
+"""ms-swift: the loss of its GRPO trainer, with the KL in the loss (the default) and in the reward.
+
+`_compute_loss_and_metrics` of `GRPOTrainer` receives a batch with ref_logp, old_logp and per-token advantages, and its
+model returns logp; beta = 1. In the loss its k3 has log-ratios clamped at 20 and values clamped at 10. No ratio
+multiplies it but `rollout_importance_sampling_mode`, for which the sampler is the inference engine and the log-probs
+before the update are those of the policy. In the reward (`advantage_estimator=rloo`, `reinforce_plus_plus`) the KL of a
+completion is the sum of its log-ratios at sampling, and `compute_advantages` subtracts it from the score: the advantage
+of the audit, zero by default. The package needs more than TRL to import, so only its files are loaded; TRL is replaced
+meanwhile, because the file deletes methods of TRL's trainer.
+"""
+
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..audit import Subject
+from ..audit.batch import Batch
+from .harness import instead, load
+
+REPLACED = ("swift", "trl", "transformers", "accelerate", "vllm", "packaging")
+ADVANTAGE = "swift.rl_core.advantage"
+
+TOKEN_MEANS = ("bnpo", "dapo")
+"""Loss types that average over the tokens of the batch."""
+
+SCALED_BY = {"grpo": "group", "rloo": "none", "reinforce_plus_plus": "batch"}
+"""The default `scale_rewards` of each `advantage_estimator`."""
+
+SWITCHED_OFF = (
+    "compute_entropy",
+    "disable_rollout_importance_sampling",
+    "log_rollout_offpolicy_metrics",
+    "model_accepts_loss_kwargs",
+    "overlong_filter",
+    "_has_teacher",
+)
+"""What the loss asks the trainer for and the package has off by default."""
+
+
+def subjects() -> list[Subject]:
+    """In the loss: the reductions, then the ratios to the inference engine. In the reward: each kind of advantage."""
+    return [
+        *(_in_loss(kind) for kind in ("grpo", *TOKEN_MEANS, "dr_grpo")),
+        *(_in_loss("dr_grpo", mode) for mode in ("token_truncate", "sequence_truncate")),
+        *(in_reward(estimator) for estimator in ("rloo", "reinforce_plus_plus", "grpo")),
+    ]
+
+
+def _in_loss(loss_type: str, mode: str | None = None) -> Subject:
+    trainer = _trainer(loss_type, mode=mode)
+
+    def loss(batch: Batch) -> Tensor:
+        return _loss(trainer, batch, batch.advantages)
+
+    name = f"ms-swift loss_type={loss_type}" + (f" rollout_importance_sampling_mode={mode}" if mode else "")
+    return Subject(name, "framework", loss, framework="ms-swift", stacks=loss_type not in TOKEN_MEANS)
+
+
+def in_reward(estimator: str) -> Subject:
+    """The KL in the reward (`kl_in_reward`), with a loss that sums over the tokens of each completion."""
+    trainer, advantage = _trainer("dr_grpo", kl_in_reward=True), _modules()["advantage"]
+
+    def loss(batch: Batch) -> Tensor:
+        advantages, _ = advantage.compute_advantages(
+            batch.advantages[:, :1],
+            torch.ones(1, dtype=batch.logp.dtype),
+            batch.group_size,
+            advantage_estimator=estimator,
+            scale_rewards=SCALED_BY[estimator],
+            kl_in_reward=True,
+            beta=1.0,
+            kl_values=((batch.old_logp - batch.ref_logp) * batch.mask).sum(-1),
+        )
+        return _loss(trainer, batch, advantage.expand_advantage_to_per_token(advantages, batch.mask))
+
+    name = f"ms-swift kl_in_reward advantage_estimator={estimator} loss_type=dr_grpo"
+    whitened = SCALED_BY[estimator] == "batch"
+    better = instead(unwhitened="advantage_estimator=rloo" if whitened else "")
+    return Subject(name, "framework", loss, framework="ms-swift", stacks=not whitened, instead=better)
+
+
+def _loss(trainer: Any, batch: Batch, advantages: Tensor) -> Tensor:
+    sampled_elsewhere = trainer.rollout_importance_sampling_mode is not None
+    data = SimpleNamespace(
+        completion_mask=batch.mask,
+        truncated_mask=torch.zeros(len(batch.mask), dtype=torch.bool),
+        ref_per_token_logps=batch.ref_logp,
+        old_per_token_logps=None if sampled_elsewhere else batch.old_logp,
+        rollout_per_token_logps=batch.behavior_logp,
+        teacher_per_token_logps=None,
+        advantages=advantages,
+        num_items_in_batch=batch.mask.sum(),
+    )
+    trainer.max_completion_length = batch.mask.shape[1]
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (batch.logp, None)
+    return trainer._compute_loss_and_metrics(None, {}, data)[0]
+
+
+def _trainer(loss_type: str, *, mode: str | None = None, kl_in_reward: bool = False) -> Any:
+    """A trainer with what the loss reads, at the package's defaults."""
+    trainer = object.__new__(_modules()["trainer"].GRPOTrainer)
+    vars(trainer).update(
+        beta=1.0,
+        loss_type=loss_type,
+        kl_in_reward=kl_in_reward,
+        rollout_importance_sampling_mode=mode,
+        rollout_importance_sampling_threshold=2.0,
+        importance_sampling_level="token",
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        args=SimpleNamespace(delta=None, gradient_accumulation_steps=1),
+        model=SimpleNamespace(training=True),
+        accelerator=SimpleNamespace(num_processes=1, gather_for_metrics=lambda x: x),
+        current_gradient_accumulation_steps=1,
+        compute_loss_func=None,
+        sdar_loss_coef=0.0,
+        off_policy_sequence_mask_delta=None,
+        chord_sft_iterator=None,
+        **dict.fromkeys(SWITCHED_OFF, False),
+    )
+    return trainer
+
+
+@cache
+def _modules() -> dict[str, ModuleType]:
+    advantage = load("ms-swift", "swift/rl_core/advantage.py", replaced=REPLACED)
+    trainer = load(
+        "ms-swift",
+        "swift/rlhf_trainers/grpo_trainer.py",
+        replaced=REPLACED,
+        package="swift.rlhf_trainers",
+        loaded={ADVANTAGE: advantage},
+    )
+    return {"advantage": advantage, "trainer": trainer}

@@ -1,0 +1,201 @@
+"""SkyRL: the KL in the loss (`use_kl_loss`, the default), and in the reward (`use_kl_in_reward`) end to end.
+
+In the loss, `compute_approx_kl` receives logp, ref_logp and the loss mask; the worker averages over the tokens of each
+completion, then over completions, for every `loss_reduction`. In the reward, the methods of the trainer run in its
+order: `apply_reward_kl_penalty` takes the log-probs at sampling and those of the reference,
+`compute_advantages_and_returns` and `_normalize_advantages` turn the rewards into advantages, and the policy loss
+applies them to logp. Scores are the advantages of the audit on the last token, and `loss_reduction` is
+`seq_mean_token_sum_norm` unless the name contains `token_mean`. With `tis` (`tis_ratio_type`) the sampler is the
+inference engine, and the log-probs before the update are those of the policy, as on the first update after a rollout;
+`uncapped` has a `sequence_tis_ratio_clip_high` that is never reached. That correction does not affect the KL in the
+loss. The package does not import on every Python version, so only its files are loaded.
+"""
+
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from ..audit import Subject
+from ..audit.batch import Batch
+from .harness import Critic, instead, load, scores, standing_in, untrained
+
+STAND_INS = (
+    *("jaxtyping", "loguru", "omegaconf", "ray", "skyrl_gym", "tqdm", "transformers", "yaml"),
+    *("skyrl.backends", "skyrl.env_vars", "skyrl.train"),
+)
+TRAIN = "skyrl.backends.skyrl_train"
+
+ADVANTAGES = ("grpo", "grpo without std", "rloo", "maxrl", "reinforce++", "gae critic=0")
+WHITENED = ("reinforce++", "gae critic=0")
+"""Advantages normalised over the whole batch; the others use one group at a time."""
+
+TOKEN_MEAN = "token_mean"
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "tis=token": {"tis_ratio_type": "token"},
+    "tis=sequence": {"tis_ratio_type": "sequence"},
+    "tis=sequence uncapped": {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 1e9},
+}
+
+
+def subjects() -> list[Subject]:
+    """In the loss: every estimator. In the reward: the defaults, then every setting that changes the verdict."""
+    in_loss = [_in_loss(estimator) for estimator in ("k3", "k1", "k2", "abs")]
+    averaged = [in_reward("k3", "grpo", TOKEN_MEAN), in_reward("k1", "rloo", TOKEN_MEAN)]
+    by_advantage = [in_reward("k1", advantage) for advantage in ADVANTAGES]
+    by_estimator = [in_reward(estimator, "rloo") for estimator in ("k3", "k2", "abs")]
+    corrected = [in_reward("k1", "rloo", correction) for correction in CORRECTIONS]
+    return [*in_loss, *averaged, *by_advantage, *by_estimator, *corrected]
+
+
+def _in_loss(estimator: str) -> Subject:
+    kl, mean = modules()["utils.ppo_utils"].compute_approx_kl, modules()["utils.torch_utils"].masked_mean
+
+    def loss(batch: Batch) -> Tensor:
+        mask = batch.mask.to(batch.logp.dtype)
+        per_token = kl(batch.logp, batch.ref_logp, loss_mask=mask, kl_estimator_type=estimator)
+        return mean(per_token, mask, dim=-1).mean()
+
+    name = f"skyrl use_kl_loss kl_estimator_type={estimator}"
+    return Subject(name, "framework", loss, framework="skyrl", stacks=True)
+
+
+def in_reward(
+    estimator: str, advantage: str, more: str = "", *, lambd: float = 1.0, critic: Critic = untrained
+) -> Subject:
+    """The KL in the reward, by the methods of the trainer.
+
+    Args:
+        estimator: `kl_estimator_type`.
+        advantage: one of `ADVANTAGES`.
+        more: `TOKEN_MEAN`, or one of `CORRECTIONS`.
+        lambd: λ of GAE.
+        critic: the value function of GAE.
+    """
+    trainer = _trainer(estimator, advantage, lambd, more)
+    policy_loss = modules()["utils.ppo_utils"].ppo_policy_loss
+
+    def loss(batch: Batch) -> Tensor:
+        old_logp = batch.logp.detach() if more in CORRECTIONS else batch.old_logp
+        data = _training_batch(batch, old_logp, critic(batch))
+        with standing_in(("loguru",)):  # which RLOO imports when it is called
+            data = trainer.compute_advantages_and_returns(trainer.apply_reward_kl_penalty(data))
+        advantages = trainer._normalize_advantages(data, [(0, len(batch.logp))])["advantages"]
+        return policy_loss(
+            batch.logp,
+            old_logp,
+            advantages,
+            trainer.cfg.trainer.algorithm,
+            loss_mask=data["loss_mask"],
+            rollout_logprobs=batch.behavior_logp,
+        )[0]
+
+    name = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage} {more}".rstrip()
+    stacks = advantage not in WHITENED and more != TOKEN_MEAN
+    better = instead(
+        k1="" if estimator == "k1" else "kl_estimator_type=k1",
+        unwhitened="advantage_estimator=rloo" if advantage in WHITENED else "",
+    )
+    return Subject(name, "framework", loss, framework="skyrl", stacks=stacks, instead=better)
+
+
+@cache
+def modules() -> dict[str, ModuleType]:
+    """The trainer, its configuration, and the files under `TRAIN` by name; each can import those before it."""
+    config = load("skyrl", "skyrl/train/config/config.py", stand_ins=STAND_INS)
+    loaded = {"skyrl.train.config": config}
+    found = {"config": config}
+    for name in ("utils.torch_utils", "utils.off_policy_correction_utils", "utils.ppo_utils", "training_batch"):
+        path = f"{TRAIN}.{name}".replace(".", "/") + ".py"
+        found[name] = loaded[f"{TRAIN}.{name}"] = load("skyrl", path, stand_ins=STAND_INS, loaded=loaded)
+    return found | {"trainer": load("skyrl", "skyrl/train/trainer.py", stand_ins=STAND_INS, loaded=loaded)}
+
+
+def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
+    """A trainer with what these methods read: a configuration and the controller of β."""
+    config = modules()["config"]
+    algorithm = config.AlgorithmConfig(
+        use_kl_loss=False,
+        use_kl_in_reward=True,
+        kl_loss_coef=1.0,
+        kl_estimator_type=estimator,
+        advantage_estimator=advantage.split()[0],
+        grpo_norm_by_std="without std" not in advantage,
+        lambd=lambd,
+        loss_reduction=TOKEN_MEAN if more == TOKEN_MEAN else "seq_mean_token_sum_norm",
+        max_seq_len=1,  # divides the sum of scores and KL
+        off_policy_correction=config.OffPolicyCorrectionConfig(**CORRECTIONS.get(more, {})),
+    )
+    trainer = object.__new__(modules()["trainer"].RayPPOTrainer)
+    trainer.cfg = SimpleNamespace(
+        trainer=SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=1),
+        generator=SimpleNamespace(step_wise_trajectories=False),
+    )
+    trainer.reward_kl_controller = modules()["utils.ppo_utils"].get_kl_controller(algorithm)
+    trainer.all_metrics = {}
+    return trainer
+
+
+def _training_batch(batch: Batch, old_logp: Tensor, values: Tensor) -> Any:
+    mask = batch.mask.to(batch.logp.dtype)
+    tensors = {
+        "loss_mask": mask,
+        "response_mask": mask,
+        "rewards": scores(batch),
+        "action_log_probs": old_logp,
+        "base_action_log_probs": batch.ref_logp,
+        "values": values,
+    }
+    data = modules()["training_batch"].TrainingInputBatch(tensors)
+    data.metadata = {"uids": batch.group.tolist(), "avg_response_length": float(mask.sum(-1).mean())}
+    return data
+
+
+# SkyRL: the policy losses of its registry, and its corrections for a sampler that is another program.
+#
+# The advantages are those of the audit, on every token, reduced as by the trainer (`loss_reduction=token_mean`, the
+# default). Without a correction the sampler is the policy before the update. With one (`off_policy_correction`) it is
+# the inference engine, and the log-probs before the update are those of the policy, as on the first update after a
+# rollout. `rollout_is` and `dppo` compare with the inference engine themselves. `clip_cov` and `kl_cov` choose their
+# tokens at random, and `cross_entropy` is no policy loss: they are left out.
+
+TYPES = ("regular", "dual_clip", "gspo", "cispo", "sapo", "rollout_is", "dppo", "importance_sampling")
+POLICY_CORRECTIONS: tuple[dict[str, Any], ...] = (
+    {"tis_ratio_type": "token"},
+    {"tis_ratio_type": "sequence"},
+    {"sequence_mask_metric": "product"},
+    {"sequence_mask_metric": "geometric"},
+)
+
+
+def policy_losses() -> list[Subject]:
+    """The types of loss, and the kinds of correction with the default type."""
+    return [
+        *(policy_loss(kind) for kind in TYPES),
+        *(policy_loss("regular", **settings) for settings in POLICY_CORRECTIONS),
+    ]
+
+
+def policy_loss(kind: str, **correction: Any) -> Subject:
+    """The loss of a type (`policy_loss_type`), with these settings of `off_policy_correction`."""
+    config, utils = modules()["config"], modules()["utils.ppo_utils"]
+    algorithm = config.AlgorithmConfig(
+        policy_loss_type=kind, off_policy_correction=config.OffPolicyCorrectionConfig(**correction)
+    )
+    function = utils.PolicyLossRegistry.get(kind)
+
+    def loss(batch: Batch) -> Tensor:
+        mask = batch.mask.to(batch.logp.dtype)
+        advantages = utils.apply_loss_reduction_to_advantages_minibatch(
+            batch.advantages, mask, algorithm.loss_reduction, len(mask), mask.shape[1]
+        )
+        old = batch.logp.detach() if correction else batch.old_logp
+        with standing_in(("loguru",)):  # which some losses import when they are called
+            return function(
+                batch.logp, old, advantages, algorithm, loss_mask=mask, rollout_logprobs=batch.behavior_logp
+            )[0]
+
+    settings = {"policy_loss_type": kind, **correction}
+    name = " ".join(["skyrl", *(f"{name}={value}" for name, value in settings.items())])
+    return Subject(name, "framework", loss, framework="skyrl")

@@ -1,0 +1,162 @@
+"""Frameworks whose code is not installed: their KL formulae, written again from the published source.
+
+What is audited here is this transcription of a formula, at the version named in `klgrad.frameworks`, and not the
+framework's code. Casts to float32 and the 1e-8 in denominators are left out. A test compares each with its coefficient
+on ∇log π, found by hand.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..audit import Subject
+from ..audit.batch import Batch
+from ..core.credit import to_go
+from ..core.result import reduce
+
+PerToken = Callable[[Batch], Tensor]
+
+OVER_TOKENS, OVER_COMPLETIONS, SUM = "a mean over tokens", "a mean per completion", "a sum per completion"
+
+
+def subjects(framework: str) -> list[Subject]:
+    """The settings of one framework that affect the KL; the default comes first."""
+    return list(SETTINGS[framework]())
+
+
+def _subject(framework: str, settings: str, per_token: PerToken, reduction: str) -> Subject:
+    def loss(batch: Batch) -> Tensor:
+        terms = per_token(batch)
+        if reduction == OVER_COMPLETIONS:
+            terms = terms / batch.mask.sum(-1, keepdim=True)
+        return reduce(terms, batch.rollout(), "token" if reduction == OVER_TOKENS else "sequence")
+
+    stacks = reduction != OVER_TOKENS
+    return Subject(f"{framework} {settings}", "framework", loss, framework=framework, stacks=stacks)
+
+
+def _kl(kind: str, x: Tensor) -> Tensor:
+    """An estimate of the KL from x = log ref/π, differentiated as it stands."""
+    return {"k1": lambda: -x, "k2": lambda: x.square() / 2, "k3": lambda: x.exp() - x - 1}[kind]()
+
+
+def _ratio(batch: Batch) -> Tensor:
+    return (batch.logp - batch.old_logp).exp()
+
+
+def nemo_rl() -> Iterator[Subject]:
+    """The estimate times a ratio that is 1 and has a gradient, or π/μ; its value is clamped at 10."""
+
+    def per_token(kind: str, to_sampler: bool, clamp: bool) -> PerToken:
+        def terms(batch: Batch) -> Tensor:
+            x = batch.ref_logp - batch.logp
+            inside = x.clamp(-20, 20)
+            ratio = (batch.logp - (batch.behavior_logp if to_sampler else batch.logp.detach())).exp()
+            ratio = ratio.nan_to_num(nan=0.0, posinf=0.0)
+            kl = torch.where(x == inside, ratio, ratio.detach()) * _kl(kind, inside)
+            return kl.clamp(-10, 10) if clamp else kl
+
+        return terms
+
+    kl_type = "reference_policy_kl_type={}".format
+    default = per_token("k3", False, True)
+    yield _subject("nemo-rl", f"{kl_type('k3')} token_level_loss=True", default, OVER_TOKENS)
+    yield _subject("nemo-rl", f"{kl_type('k3')} token_level_loss=False", default, OVER_COMPLETIONS)
+    for kind in ("k1", "k2"):
+        terms = per_token(kind, False, True)
+        yield _subject("nemo-rl", f"{kl_type(kind)} token_level_loss=True", terms, OVER_TOKENS)
+    for name, clamp in (("", True), (" kl_output_clamp_value=null", False)):
+        settings = f"{kl_type('k3')} token_level_loss=True use_on_policy_kl_approximation=True{name}"
+        yield _subject("nemo-rl", settings, per_token("k3", True, clamp), OVER_TOKENS)
+
+
+def prime_rl() -> Iterator[Subject]:
+    """By default no reference: a squared log-ratio to the sampler. Distillation: log-ratios as advantages."""
+
+    def drift(batch: Batch) -> Tensor:
+        return (batch.logp - batch.behavior_logp).square()
+
+    def distilled(batch: Batch) -> Tensor:
+        ratio = (batch.logp - batch.behavior_logp).exp()
+        kept = batch.logp.exp() - batch.behavior_logp.exp() >= -0.2
+        return kept * (batch.logp - batch.ref_logp).detach() * ratio + 1e-3 * drift(batch)
+
+    yield _subject("prime-rl", "trainer.loss.type=default kl_tau", drift, OVER_TOKENS)
+    yield _subject("prime-rl", "algorithm=opd", distilled, OVER_TOKENS)
+
+
+def slime() -> Iterator[Subject]:
+    """The estimate, with π/π_old on request; the value of low_var_kl is clamped at 10."""
+
+    def per_token(kind: str, unbiased: bool) -> PerToken:
+        def terms(batch: Batch) -> Tensor:
+            kl = _kl("k3" if kind == "low_var_kl" else kind, batch.ref_logp - batch.logp)
+            kl = kl * _ratio(batch) if unbiased else kl
+            return kl.clamp(-10, 10) if kind == "low_var_kl" else kl
+
+        return terms
+
+    for kind in ("k1", "k2", "k3", "low_var_kl"):
+        for unbiased in (False, True):
+            settings = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}"
+            yield _subject("slime", settings, per_token(kind, unbiased), OVER_COMPLETIONS)
+    settings = "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl --calculate-per-token-loss"
+    yield _subject("slime", settings, per_token("k3", True), OVER_TOKENS)
+    # With these estimators the advantage is the score alone, and the KL of --kl-coef is dropped.
+    yield _subject("slime", "--kl-coef --advantage-estimator grpo", lambda b: -b.advantages * _ratio(b), SUM)
+
+
+def open_instruct() -> Iterator[Subject]:
+    """Log-ratios within 40; the fourth estimate is k1 times π/π_old."""
+
+    def per_token(number: int) -> PerToken:
+        def terms(batch: Batch) -> Tensor:
+            x = (batch.ref_logp - batch.logp).clamp(-40, 40)
+            return -x * _ratio(batch) if number == 3 else _kl(f"k{number + 1}", x)
+
+        return terms
+
+    for number in (2, 0, 1, 3):
+        for denominator, reduction in (("token", OVER_TOKENS), ("N", SUM)):
+            settings = f"kl_estimator={number} loss_denominator={denominator}"
+            yield _subject("open-instruct", settings, per_token(number), reduction)
+
+
+def tinker_cookbook() -> Iterator[Subject]:
+    """The sampler's log-ratio as a token's advantage: for RL less its mean, for distillation as it is.
+
+    The loss itself is computed by the Tinker service: `importance_sampling`, by its documentation minus the sum of π/μ
+    times the advantage over all tokens.
+    """
+
+    def per_token(centred: bool, discount: float) -> PerToken:
+        def terms(batch: Batch) -> Tensor:
+            away = torch.where(batch.mask, batch.behavior_logp - batch.ref_logp, 0)
+            mean = away.sum() / batch.mask.sum() if centred else 0
+            advantage = torch.where(batch.mask, mean - away, 0)
+            if discount > 0:
+                advantage = to_go(advantage, batch.mask, discount)
+            return -advantage * (batch.logp - batch.behavior_logp).exp()
+
+        return terms
+
+    for path, centred in (("rl", True), ("distillation", False)):
+        for discount in (0.0, 1.0):
+            found = _subject(
+                "tinker-cookbook",
+                f"{path} kl_penalty_coef kl_discount_factor={discount}",
+                per_token(centred, discount),
+                SUM,
+            )
+            # The mean over the batch couples its groups.
+            yield Subject(found.name, found.kind, found.loss, stacks=not centred, framework=found.framework)
+
+
+SETTINGS: dict[str, Callable[[], Iterator[Subject]]] = {
+    "nemo-rl": nemo_rl,
+    "prime-rl": prime_rl,
+    "slime": slime,
+    "open-instruct": open_instruct,
+    "tinker-cookbook": tinker_cookbook,
+}

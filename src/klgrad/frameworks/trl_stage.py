@@ -1,0 +1,360 @@
+"""The stage on which TRL's trainers are audited: a model of given log-probs, without files, network or output."""
+
+import atexit
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..audit.batch import Batch
+from ..kernels import TokenStatistics, TopEntries
+
+# The surroundings in which TRL's trainers are built and run for an audit: offline, on one thread, without logs.
+
+
+def restore_accelerate() -> None:
+    """Set up accelerate's state where a later configuration of transformers has reset it: all trainers share it."""
+    from accelerate import Accelerator
+    from accelerate.state import is_initialized
+
+    if not is_initialized():
+        Accelerator(cpu=True)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Switch off access to the hub: everything is loaded from a local folder.
+
+    This sets the constant that the hub's client checks. The client reads the environment variable only when it is
+    imported, and setting that would affect child processes.
+    """
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Switch off the threads of the tokenizer, which do not help for short prompts, unless the user has set them."""
+    name = "TOKENIZERS_PARALLELISM"
+    chosen = name in os.environ
+    os.environ.setdefault(name, "false")
+    try:
+        yield
+    finally:
+        if not chosen:
+            del os.environ[name]
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Switch off progress bars, and warnings and logs about settings that are only audited."""
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+    shown, disabled = is_progress_bar_enabled(), logging.root.manager.disable
+    disable_progress_bar()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        if shown:
+            enable_progress_bar()
+
+
+# The language model, tokenizer and precision that TRL's trainers get for an audit.
+#
+# TRL computes log-probs from a causal language model by its own code: it pads, passes token ids to the transformer,
+# shifts, projects the hidden states by the head in tiles, divides by the temperature and picks the sampled token. All
+# of that runs here, on a `LlamaForCausalLM` whose transformer is a `GivenLogProbs` and whose head is the identity, so
+# that hidden states are logits. `GivenLogProbs` reads the token ids only: the prompt spells the index of a row in a
+# table of log-probs, and each token of the completion gets the log-prob at its position in that row. `GivenLogits` does
+# the same with a table of logits over the vocabulary of the audited problem.
+
+WORDS = ("<pad>", "<end>", "q", "a", "else", *"0123456789")
+PAD, END, QUESTION, WORD, ELSE, ZERO = range(6)
+
+IMPOSSIBLE = -1e6
+"""A logit of probability 0. It is not -inf, because the head multiplies it by 0."""
+
+
+def prompt(row: int) -> str:
+    """The prompt that spells a row index. Larger ones are longer, so that prompts need padding."""
+    return " ".join([*str(row), WORDS[QUESTION]])
+
+
+def completion(length: int, *, ended: bool) -> list[int]:
+    """Token ids of a completion, truncated unless `ended`; which words they are does not matter."""
+    return [WORD] * (length - 1) + [END if ended else WORD]
+
+
+class GivenTable(torch.nn.Module):
+    """Replaces a transformer: reads a row index off the prompt, and returns the hidden states of that row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = torch.nn.Identity()  # transformers requires one of a language model
+
+    def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
+        """(B, L) ids to (B, L, V) hidden states; those within the prompt are 0."""
+        question = int((input_ids[0] == QUESTION).int().argmax())
+        assert bool((input_ids[:, question] == QUESTION).all()), "prompts that are not padded on the left"
+        digits = (input_ids[:, :question] - ZERO).clamp(min=0)
+        row = digits @ torch.tensor([10**power for power in reversed(range(question))])
+        logits = self.logits_of(row, input_ids[:, question + 1 :])
+        return SimpleNamespace(last_hidden_state=torch.nn.functional.pad(logits, (0, 0, question, 1)))
+
+    def logits_of(self, row: Tensor, following: Tensor) -> Tensor:
+        """(B,) row indices and (B, T) ids of completions to (B, T, V) logits."""
+        raise NotImplementedError
+
+
+class GivenLogProbs(GivenTable):
+    """The next token has the given log-prob, and one other token the remaining probability."""
+
+    logp: Tensor
+    """(B, T), one row for each prompt, with or without gradient."""
+
+    def logits_of(self, row: Tensor, following: Tensor) -> Tensor:
+        """Two entries of each token's logits are possible."""
+        logp = self.logp[row, : following.shape[1]]
+        against_else = logp - torch.log(-torch.expm1(logp))
+        logits = logp.new_full((*logp.shape, len(WORDS)), IMPOSSIBLE)
+        logits[..., ELSE] = 0.0
+        return logits.scatter(-1, following[..., None], against_else[..., None])
+
+
+class GivenLogits(GivenTable):
+    """The first words have the given logits, and the others probability 0."""
+
+    logits: Tensor
+    """(B, T, V), one row for each prompt, with or without gradient; V is at most the number of words."""
+
+    def logits_of(self, row: Tensor, following: Tensor) -> Tensor:
+        """Which token was sampled does not matter."""
+        given = self.logits[row, : following.shape[1]]
+        return torch.nn.functional.pad(given, (0, len(WORDS) - given.shape[-1]), value=IMPOSSIBLE)
+
+
+Given = TypeVar("Given", bound=GivenTable)
+
+
+def with_table(model: Any, table: Given) -> Given:
+    """Replace the transformer of a causal language model by a table, and its head by the identity."""
+    model.model = table
+    model.lm_head = torch.nn.Linear(len(WORDS), len(WORDS), bias=False).requires_grad_(False)
+    torch.nn.init.eye_(model.lm_head.weight)
+    return table
+
+
+def with_given_log_probs(model: Any) -> GivenLogProbs:
+    """Replace the transformer of a causal language model by a `GivenLogProbs`, and its head by the identity."""
+    return with_table(model, GivenLogProbs())
+
+
+class _WideTorch:
+    """Replaces `torch` in a module: float32 is float64."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@contextmanager
+def in_float64(*modules: ModuleType) -> Iterator[None]:
+    """Run the code of these modules in float64 where it casts to float32, as TRL's head always does."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    for module in modules:
+        module.torch = _WideTorch()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.torch = torch  # type: ignore[attr-defined]
+        del torch.Tensor.float  # restores the method of the base class
+        torch.set_default_dtype(default)
+
+
+def at_leaves(loss: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    """A loss with the same value and gradients, differentiated here: within `in_float64`, so is TRL's backward pass."""
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    parts = [(g * (x - x.detach())).sum() for g, x in zip(gradients, leaves, strict=True) if g is not None]
+    return loss.detach() + torch.stack(parts).sum()
+
+
+@cache
+def saved_model(words: tuple[str, ...] = WORDS) -> str:
+    """The folder of a tiny Llama, since TRL loads the reference from disk; it is removed when the program ends."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tempfile.mkdtemp(prefix="klgrad-trl-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tiny = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(tiny).save_pretrained(folder)
+    return folder
+
+
+@cache
+def tokenizer(words: tuple[str, ...] = WORDS) -> Any:
+    """One id for each word, in order."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    by_word = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[-1]))
+    by_word.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=by_word, pad_token=words[PAD], eos_token=words[END])
+
+
+# TRL's `DistillationTrainer`: the divergence between student and teacher over the vocabulary, on given completions.
+#
+# A real trainer is built for each setting. Its student returns the logits of the audited policy and its teacher those
+# of the reference (`trl_model.GivenLogits`). Only `_generate_single_turn` is replaced: it returns the audited
+# completions, since the trainer samples from its student. Padding, the hidden states of the completions, the tiles of
+# both heads, the divergence that `beta` selects, its gradient, the mask and the mean over the tokens of the batch are
+# TRL's. Its kernel computes in float32: for the verdict it runs in float64, and for the float32 probes it runs
+# unchanged.
+#
+# The trainer has no other sampler and no importance ratio. Off-policy, the completions are those of the audit's
+# sampler, as after an update between generation and loss. `temperature` divides the logits of both models, so the
+# divergence is that of the policies at that temperature (tested).
+
+# pyright: reportPrivateImportUsage=false
+# (the package exports its names lazily, which type checkers do not see)
+
+
+class DistillationStage:
+    """A trainer whose student, teacher and sampler return the values of the audited batch."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.trainer = trainer = build_distillation(**settings)
+        trainer._generate_single_turn = lambda *_, **__: self.completions
+        self.student = with_table(trainer.model, GivenLogits())
+        self.teacher = with_table(trainer.teacher_model, GivenLogits())
+        self.completions: list[list[int]] = []
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Take the completions and compute the loss, by the methods of the trainer."""
+        from trl.kernels import chunked_divergence, chunked_logprob
+
+        restore_accelerate()
+        self.student.logits, self.teacher.logits = batch.logits, batch.ref_logits
+        columns = batch.mask.shape[1]
+        self.completions = [completion(n, ended=n < columns) for n in batch.mask.sum(-1).tolist()]
+        wide = batch.logits.dtype == torch.float64
+        with one_thread(), in_float64(chunked_divergence, chunked_logprob) if wide else nullcontext():
+            rows = [{"prompt": prompt(row)} for row in range(len(batch.logits))]
+            taken = self.trainer._generate_and_score_completions(rows)
+            return at_leaves(self.trainer.compute_loss(self.trainer.model, taken), batch.leaves)
+
+
+@cache
+def distillation_stage_of(settings: tuple[tuple[str, Any], ...]) -> DistillationStage:
+    """The trainer with these settings; built once."""
+    return DistillationStage(dict(settings))
+
+
+def build_distillation(**settings: Any) -> Any:
+    """A real `DistillationTrainer`, with tiny Llamas as student and teacher."""
+    from datasets import Dataset
+    from trl import DistillationConfig, DistillationTrainer
+
+    with quietly(), offline(), one_thread():
+        folder = saved_model()
+        config = DistillationConfig(
+            output_dir=folder, use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, **settings
+        )
+        trainer: Any = DistillationTrainer(
+            model=folder,
+            teacher_model=folder,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": [WORDS[QUESTION]]}),
+            processing_class=tokenizer(),
+        )
+    trainer.model.train()
+    return trainer
+
+
+# The KLs over the vocabulary that `KLTrainer` gets for an audit of `kl_estimator="exact"`.
+#
+# The models of an audit have the given log-probs of the sampled tokens, and one other token with the rest of the
+# probability. The KL over that vocabulary is not the KL of the audited problem. So the KLs of each token are given, as
+# the log-probs are: those of the batch, or for `kl_top_k` those that the trainer's own code computes from the logits of
+# the batch. Placement, baseline, ratios, reduction and accumulation are the trainer's and TRL's.
+
+ENTRIES = 1
+"""Likeliest entries of the reference that are summed over in the audit of `kl_top_k`, whatever its value: the
+vocabularies of the problems have 2 to 4 entries, and the rest must not be empty."""
+
+
+def give_exact_kl(trainer: Any, batch: Batch) -> None:
+    """Make the next loss of a `KLTrainer` with an exact term use the KLs of a batch.
+
+    Args:
+        trainer: a `KLTrainer` whose policy returns the given log-probs.
+        batch: the audited batch; its rows are the completions of the next loss, in order.
+    """
+    trainer.scorer.forward = partial(_forward, trainer, batch)
+
+
+def _forward(trainer: Any, batch: Batch, model: Any, scored: dict[str, Any]) -> Any:
+    """In the place of `Scorer.forward`."""
+    from ..trl.compat import ForwardPass, completion_log_probs
+
+    logp, entropy, _ = completion_log_probs(trainer, model, scored, compute_entropy=True)
+    assert entropy is not None  # it was asked for
+    width = logp.shape[1]  # TRL cuts the columns in which no completion has a token
+    ref_logp, reverse, forward = (
+        x[:, :width] for x in (batch.ref_logp, batch.token_reverse_kl, batch.token_forward_kl)
+    )
+    found = TokenStatistics(logp, entropy, ref_logp, reverse, forward, entries_logp=None)
+    if trainer.objective.top_k is not None:
+        found = _over_top_entries(trainer, batch, found, scored)
+    return ForwardPass(logp, entropy, None, found)
+
+
+def _over_top_entries(trainer: Any, batch: Batch, found: TokenStatistics, scored: dict[str, Any]) -> TokenStatistics:
+    from ..trl.compat import sampled_tokens
+    from ..trl.scorer import with_top_k_kl
+
+    width = found.logp.shape[1]
+    logits, ref_logits, tokens = (x[:, :width] for x in (batch.logits, batch.ref_logits, batch.tokens))
+    best = _top_entries(ref_logits, tokens)
+    entries = torch.log_softmax(logits, -1).gather(-1, best.ids)
+    behavior = trainer.scorer._behavior(found.logp.detach(), scored)
+    found = found._replace(reverse_kl=None, forward_kl=None, entries_logp=entries)
+    return with_top_k_kl(found, best, trainer.objective, sampled_tokens(scored), behavior)
+
+
+def _top_entries(ref_logits: Tensor, tokens: Tensor) -> TopEntries:
+    every = torch.log_softmax(ref_logits, -1)
+    logp, ids = every.topk(ENTRIES, -1)
+    token_logp = every.gather(-1, tokens[..., None]).squeeze(-1)
+    return TopEntries(ids, logp, token_logp, (ids == tokens[..., None]).any(-1))

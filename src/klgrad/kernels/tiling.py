@@ -1,0 +1,309 @@
+"""How the logits are cut into tiles: the plan of memory, the processes and the operands."""
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import KernelInputError
+from . import state
+from .head import Transform
+from .tile import MARKED, Tile, kept_dtype
+
+# Plans how the (tokens x vocabulary) logits are cut into tiles, so that memory stays within a budget.
+
+Mode = Literal["lean", "fast"]
+MODES = get_args(Mode)
+LEAN_BUDGET = 2 << 30
+ROWS = 8192
+"""Tokens of a chunk; one matrix product sums the gradient of the head over a chunk."""
+STRIP = 4096
+"""Tokens of a tile of logits."""
+WIDTH = 16384
+"""Largest width of a tile: wider tiles are not faster, and leave less memory for kept logits."""
+GRANULE = 1024
+"""Tile widths are multiples of this."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of the tiles, and of the memory that they need.
+
+    Attributes:
+        rows: tokens of a chunk.
+        strip: tokens of a tile.
+        columns: vocabulary entries of a tile.
+        kept: the logits of this many first entries of every token are kept until the backward pass.
+        tile_bytes: memory for tiles, in addition to inputs, outputs and gradients.
+        kept_bytes: memory for kept logits.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import make_plan
+        >>> plan = make_plan(100, 4096, torch.bfloat16, paired=True)
+        >>> len(plan.tiles(4096)), plan.kept
+        (1, 4096)
+    """
+
+    rows: int
+    strip: int
+    columns: int
+    kept: int
+    tile_bytes: int
+    kept_bytes: int
+
+    def chunks(self, tokens: int) -> list[slice]:
+        """The chunks of the tokens."""
+        return _cut(0, tokens, self.rows)
+
+    def strips(self, start: int, stop: int) -> list[slice]:
+        """The strips of the tokens from `start` to `stop`."""
+        return _cut(start, stop, self.strip)
+
+    def tiles(self, vocabulary: int) -> list[range]:
+        """The tiles of the vocabulary; each is either kept completely or not at all."""
+        parts = _cut(0, self.kept, self.columns) + _cut(self.kept, vocabulary, self.columns)
+        return [range(part.start, part.stop) for part in parts]
+
+
+def _cut(start: int, stop: int, step: int) -> list[slice]:
+    return [slice(i, min(i + step, stop)) for i in range(start, stop, step)]
+
+
+def make_plan(
+    tokens: int,
+    vocabulary: int,
+    dtype: torch.dtype,
+    *,
+    paired: bool,
+    mode: Mode = "lean",
+    budget: int | None = None,
+    hopper: bool = False,
+) -> Plan:
+    """Choose tiles that fit into the budget.
+
+    The remaining budget is used to keep logits; the other logits are recomputed in the backward pass.
+
+    Args:
+        tokens: number of live tokens.
+        vocabulary: number of entries of this rank's head.
+        dtype: of the hidden states.
+        paired: whether there is a reference.
+        mode: the default of the budget: `lean` is 2 GiB, `fast` is no limit.
+        budget: bytes for tiles and kept logits together.
+        hopper: whether the kernels for Hopper compute the logits, so that tiles hold the gradient alone.
+
+    Returns:
+        The plan.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import make_plan
+        >>> plan = make_plan(8192, 131072, torch.bfloat16, paired=True)
+        >>> plan.tile_bytes + plan.kept_bytes <= 2 << 30
+        True
+        >>> make_plan(8192, 131072, torch.bfloat16, paired=True, mode="fast").kept  # all of them
+        131072
+    """
+    if mode not in MODES:
+        raise KernelInputError('`mode` "lean" or "fast"', repr(mode), "lean has a budget of 2 GiB, fast has no limit")
+    models = 2 if paired else 1
+    accumulate = torch.float64.itemsize if dtype == torch.float64 else torch.float32.itemsize
+    rows, strip = min(tokens, ROWS), min(tokens, STRIP)
+    logits = 0 if hopper else models * accumulate * strip
+    per_column = logits + dtype.itemsize * rows  # with the gradient of the policy's logits
+    limit = LEAN_BUDGET if budget is None and mode == "lean" else budget
+    columns = min(-(-vocabulary // GRANULE) * GRANULE, WIDTH)
+    if limit is not None:
+        columns = min(columns, limit // per_column // GRANULE * GRANULE)
+        _check_room(columns, per_column, limit)
+    per_kept = models * kept_dtype(dtype).itemsize * tokens
+    kept = vocabulary
+    # A slice's marks are three float32 numbers of a token.
+    marks = 3 * torch.float32.itemsize * tokens * (GRANULE // MARKED) if hopper else 0
+    if limit is not None:
+        kept = min(vocabulary, (limit - columns * per_column) // (GRANULE * per_kept + marks) * GRANULE)
+    kept_bytes = kept * per_kept + -(-kept // GRANULE) * marks
+    return Plan(rows, strip, columns, kept, columns * per_column, kept_bytes)
+
+
+def _check_room(columns: int, per_column: int, limit: int) -> None:
+    if columns < GRANULE:
+        size = lambda count: f"{count:,} bytes ({count / 2**20:.3g} MiB)"
+        raise KernelInputError(
+            f"a budget of at least {size(per_column * GRANULE)}", size(limit), "raise the budget, or pass fewer tokens"
+        )
+
+
+# A head whose vocabulary is split over processes. Running sums are gathered, logits are not.
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The part of a vocabulary of this process.
+
+    Attributes:
+        vocabulary: number of entries of the whole vocabulary.
+        group: the process group; None if the vocabulary is not split.
+        start: the first entry of this part.
+    """
+
+    vocabulary: int
+    group: Any = None
+    start: int = 0
+
+    def merge(self, own: Tensor) -> Tensor:
+        """Merge the (FIELDS, N) state of this part with those of all parts."""
+        if self.group is None:
+            return own
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, own.contiguous(), group=self.group)
+        return state.merge(torch.stack(parts, 1))
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over all parts."""
+        if self.group is not None and x.numel():
+            x = x.contiguous()
+            dist.all_reduce(x, group=self.group)
+        return x
+
+
+def shard_of(vocabulary: int, group: Any, device: torch.device) -> Shard:
+    """The part of this process, which begins after the parts of lower ranks."""
+    if group is None:
+        return Shard(vocabulary)
+    sizes = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=device)
+    sizes[dist.get_rank(group)] = vocabulary
+    dist.all_reduce(sizes, group=group)
+    return Shard(int(sizes.sum()), group, int(sizes[: dist.get_rank(group)].sum()))
+
+
+# Matrix products that accumulate in float32 (or wider) for every input dtype.
+
+HALVES = (torch.bfloat16, torch.float16)
+HAS_OUT_DTYPE = all("dtype_out" in op.overloads() for op in (torch.ops.aten.mm, torch.ops.aten.addmm))
+"""Whether torch has products of half-precision matrices without rounding to half precision (2.8 and newer)."""
+
+
+def project(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write hidden @ weight.T into `out`, whose dtype must not be narrower."""
+    if hidden.dtype == out.dtype:
+        torch.mm(hidden, weight.T, out=out)
+    elif hidden.dtype in HALVES and hidden.is_cuda and HAS_OUT_DTYPE:
+        torch.mm(hidden, weight.T, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(hidden.to(out.dtype), weight.T.to(out.dtype), out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to `total` in the dtype of `total`."""
+    if a.dtype == total.dtype:
+        torch.addmm(total, a, b, out=total)
+    elif a.dtype in HALVES and a.is_cuda and HAS_OUT_DTYPE:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write a @ b into `out`, rounded once to its dtype."""
+    if a.is_cuda or a.dtype not in HALVES:
+        torch.mm(a, b, out=out)
+    else:
+        out.copy_(a.float() @ b.float())
+
+
+# The hidden states and heads of both models, and the settings of a pass over their tiles.
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The inputs that are not differentiated: targets and settings.
+
+    Attributes:
+        targets: (N,) sampled tokens, relative to the start of the shard.
+        others: (N, k) further vocabulary entries whose log-probs are computed, relative to the start of the shard.
+        plan: the sizes of tiles.
+        transform: of the policy's logits.
+        ref_transform: of the reference's logits.
+        shard: the part of the vocabulary of this process.
+        backend: the module that computes tiles, `tiles_torch` or `tiles_triton`.
+        hopper: whether the kernels for Hopper compute the logits, and not the backend.
+    """
+
+    targets: Tensor
+    others: Tensor
+    plan: Plan
+    transform: Transform
+    ref_transform: Transform
+    shard: Shard
+    backend: ModuleType
+    hopper: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Tensors of the policy, of the reference (or None), and the job."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    ref_hidden: Tensor | None
+    ref_weight: Tensor | None
+    ref_bias: Tensor | None
+    job: Job
+
+    @property
+    def paired(self) -> bool:
+        """Whether there is a reference."""
+        return self.ref_hidden is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which sums are accumulated."""
+        return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
+
+    @property
+    def tiles(self) -> list[range]:
+        """The tiles of the vocabulary."""
+        return self.job.plan.tiles(len(self.weight))
+
+    @property
+    def chunks(self) -> list[slice]:
+        """The chunks of the tokens."""
+        return self.job.plan.chunks(len(self.hidden))
+
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """An uninitialised tensor on the device of the hidden states."""
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.hidden.device)
+
+    def buffers(self) -> list[Tensor]:
+        """Buffers for the raw logits of one tile, one for each model."""
+        plan = self.job.plan
+        return [self.new(min(plan.strip, len(self.hidden)), plan.columns) for _ in range(2 if self.paired else 1)]
+
+    def projected(self, rows: slice, columns: range, buffers: list[Tensor]) -> Tile:
+        """The tile, with raw logits computed into the buffers."""
+        raw = [buffer[: rows.stop - rows.start, : len(columns)] for buffer in buffers]
+        part = slice(columns.start, columns.stop)
+        project(self.hidden[rows], self.weight[part], raw[0])
+        if self.ref_hidden is not None and self.ref_weight is not None:
+            project(self.ref_hidden[rows], self.ref_weight[part], raw[1])
+        return self.tile(rows, columns, *raw)
+
+    def tile(self, rows: slice, columns: range, raw: Tensor | None = None, ref_raw: Tensor | None = None) -> Tile:
+        """A tile with given logits, or without logits if they were kept."""
+        return Tile(
+            columns.start,
+            len(columns),
+            self.job.targets[rows],
+            raw,
+            ref_raw,
+            self.bias,
+            self.ref_bias,
+            self.job.transform,
+            self.job.ref_transform,
+        )

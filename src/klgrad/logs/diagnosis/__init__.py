@@ -1,1 +1,0 @@
-"""Finds out why trainer and sampler disagree: evidence from log-probs, and the causes that explain it."""

@@ -1,1 +1,0 @@
-"""From the name of a language model to a folder that transformers loads; one model is embedded."""

@@ -1,0 +1,303 @@
+"""Files that are written whole or not at all, requirements of packages, and names of tensors."""
+
+import glob
+import math
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from operator import ge, lt
+from pathlib import Path
+from typing import Any
+
+from .errors import OutputError
+
+# Write files completely or not at all, and make data valid JSON.
+
+STDOUT = Path("-")
+"""The conventional name of standard output in a command's arguments."""
+STDOUT_PATHS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
+
+def _partial_of(target: Path) -> Path:
+    """A new temporary file of this process beside a file. Nobody can foresee its name, and put a link there."""
+    return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.partial")
+
+
+def partials_of(path: Path, processes: Iterable[int]) -> list[Path]:
+    """Temporary files that killed processes have left for a path."""
+    target = Path(os.path.realpath(path))
+    name = glob.escape(target.name)
+    return [found for process in processes for found in target.parent.glob(f".{name}.{process}.*.partial")]
+
+
+def ensure_folder(path: Path) -> None:
+    """Create a folder, or raise an `OutputError`. Call it before long work."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError("a folder that can be written", f"{path}: {error.strerror}", "give another path") from error
+
+
+def is_stdout(path: Path | None) -> bool:
+    """Whether a path given by a user is standard output: `-`, or `/dev/stdout` and its equivalents.
+
+    Example:
+        >>> is_stdout(Path("-")), is_stdout(Path("report.json"))
+        (True, False)
+    """
+    return path == STDOUT or (path is not None and os.path.abspath(path) in STDOUT_PATHS)
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write text (as UTF-8) or bytes to a path given by a user; `-` is standard output."""
+    if not is_stdout(path):
+        write_whole(path, content)
+        return
+    if sys.stdout is None:
+        raise OutputError("standard output that is open", "a closed one", "name a file")
+    sys.stdout.flush()  # keep the order with what was printed before
+    binary = getattr(sys.stdout, "buffer", None)
+    if binary is None:  # for example in a notebook, which accepts text only
+        sys.stdout.write(content if isinstance(content, str) else content.decode("utf-8", "backslashreplace"))
+    else:
+        # The commands replace sys.stdout by a stream that reports a closed pipe or a full disk.
+        write = getattr(sys.stdout, "write_bytes", binary.write)
+        write(_encoded(content))
+    sys.stdout.flush()
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a temporary file and rename it, so that neither a reader nor an interruption sees an incomplete file.
+
+    A symbolic link is kept: the file that it points to is replaced, with its permissions. A pipe, a device or an open
+    descriptor cannot be replaced and is written to directly.
+    """
+    try:
+        found = _stat(path)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            raise OutputError("a file that can be written", f"{path}, which is a folder", "name a file in it")
+        if found is not None and (not stat.S_ISREG(found.st_mode) or _is_descriptor(path)):
+            with path.open("ab") as file:  # append, to keep what an open file contains
+                file.write(_encoded(content))
+        else:
+            _replace(Path(os.path.realpath(path)), _encoded(content), found)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError("a file that can be written", f"{path}: {error.strerror}", "give another path") from error
+
+
+def _encoded(content: str | bytes) -> bytes:
+    """UTF-8; what it cannot encode, such as undecodable bytes of a file name, is escaped as in JSON."""
+    return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Whether the path, directly or through links, is an open descriptor (`/dev/fd/5`), whose file must be kept."""
+    while True:
+        folder = os.path.realpath(path.parent)
+        if folder == "/dev/fd" or re.fullmatch(r"/proc/\d+(/task/\d+)?/fd", folder):
+            return True
+        if not path.is_symlink():
+            return False
+        path = Path(folder, os.readlink(path))
+
+
+def _replace(target: Path, content: bytes, found: os.stat_result | None) -> None:
+    if found is not None and not os.access(target, os.W_OK):
+        raise PermissionError(None, "Permission denied")  # renaming would succeed without this permission
+    partial = _partial_of(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mode = 0o666 if found is None else 0o600
+    file = open(partial, "xb", opener=lambda p, flags: os.open(p, flags, mode))  # noqa: SIM115  x follows no link
+    try:
+        with file:
+            file.write(content)
+        if found is not None:
+            with suppress(OSError, AttributeError):  # only root may change the owner
+                os.chown(partial, found.st_uid, found.st_gid)
+            os.chmod(partial, stat.S_IMODE(found.st_mode))
+        os.replace(partial, target)
+    except BaseException:
+        with suppress(OSError):  # if writing failed, this may fail too
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def finite(data: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not have, by None.
+
+    Returns:
+        A copy of nested dictionaries and lists; tuples become lists.
+
+    Example:
+        >>> finite({"mean": 1.5, "error": float("nan")})
+        {'mean': 1.5, 'error': None}
+    """
+    if isinstance(data, dict):
+        return {k: finite(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+# What this package needs, by its own metadata, and what is installed.
+#
+# `packaging`, which reads requirements in full, is not a dependency; those of this package are of the form
+# `name>=1.2,<2; extra == "x"`.
+
+LINE = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,]*\])?(?P<range>[^;]*)(?:;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?")
+BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
+COMPARE = {">=": ge, "<": lt}
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One package that is needed.
+
+    Attributes:
+        name: of the package.
+        range: the versions that will do, such as `>=1.16,<1.17`; empty for any.
+        extra: the extra that needs it; empty if every installation does.
+
+    Example:
+        >>> from klgrad.support import parse
+        >>> needed = parse("trl<1.17,>=1.16; extra == 'train'")
+        >>> needed.name, needed.extra, needed.allows("1.16.2"), needed.allows("1.17.0")
+        ('trl', 'train', True, False)
+    """
+
+    name: str
+    range: str = ""
+    extra: str = ""
+
+    @property
+    def installed(self) -> str | None:
+        """The installed version, or None."""
+        try:
+            return version(self.name)
+        except PackageNotFoundError:
+            return None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether a version that will do is installed."""
+        return self.installed is not None and self.allows(self.installed)
+
+    def allows(self, found: str) -> bool:
+        """Whether a version will do; a pre-release or a local version such as `2.6.0+cpu` counts as its release."""
+        return all(COMPARE[sign](_release(found), _release(bound)) for sign, bound in BOUND.findall(self.range))
+
+
+def _release(text: str) -> tuple[int, ...]:
+    numbers = [int(n) for n in re.sub(r"[^\d.].*", "", text).split(".") if n]
+    return (*numbers, *(0,) * (4 - len(numbers)))
+
+
+def parse(line: str) -> Requirement:
+    """Read a line of the metadata."""
+    found = LINE.match(line)
+    assert found is not None, line
+    return Requirement(found["name"], found["range"].strip(), found["extra"] or "")
+
+
+def requirements() -> list[Requirement]:
+    """What this package needs, without the extra for its development; empty if it is not installed."""
+    try:
+        lines = requires("klgrad") or []
+    except PackageNotFoundError:  # run from a checkout that is only on the path
+        return []
+    return [needed for needed in map(parse, lines) if needed.extra != "dev"]
+
+
+# The names that frameworks give to log-probs, masks and groups, in columns of logs and in arguments of losses.
+
+WHOSE: dict[str, tuple[str, ...]] = {
+    "logp": (
+        *("policy", "pi", "trainer", "training", "train", "new", "curr", "current", "cur", "student"),
+        *("actor", "learner", "model", "local", ""),
+    ),
+    "ref_logp": (
+        *("ref", "reference", "ref_policy", "reference_policy", "ref_model", "base", "base_model"),
+        *("anchor", "initial", "init", "frozen", "sft", "teacher"),
+    ),
+    "old_logp": ("old", "pi_old", "old_policy", "prev", "previous", "b", "prox", "proximal"),
+    "behavior_logp": (
+        *("behavior", "behaviour", "behavior_policy", "rollout", "inference", "infer", "sampling"),
+        *("sampler", "generation", "generator", "gen", "vllm", "sglang", "engine", "mu"),
+    ),
+}
+"""The words beside `logp`, `log_probs`, ... in a name, by role and in order of preference.
+
+They cover TRL, verl, OpenRLHF, SkyRL, prime-rl, NeMo RL, slime, AReaL, ROLL, tinker, torchtune, open-instruct and
+cleanrl.
+"""
+
+STEM = r"log_?p(?:rob|i)?s?"
+BEFORE = re.compile(rf"(?P<whose>.*?)_?{STEM}$")
+AFTER = re.compile(rf"{STEM}_(?P<whose>.+)$")
+"""`ref_log_probs` and `log_probs_ref`; `log_pi` too."""
+
+FILLER = re.compile(r"(^|_)(per_token|action|token)(?=_|$)")
+"""Words that do not change the role: `ref_per_token_logps`, `base_action_log_probs`."""
+
+# Without `attention_mask`, which is 1 at prompts too.
+MASK = ("completion_mask", "response_mask", "action_mask", "loss_mask", "token_mask", "assistant_mask")
+
+GROUP = (
+    *("group", "group_id", "group_index", "uid", "prompt_id", "prompt_uid", "prompt_index", "prompt_idx"),
+    *("problem_id", "question_id", "example_id", "task_id", "prompt"),
+)
+
+ROLES = (*WHOSE, "mask", "group")
+
+
+def role_of(name: str) -> tuple[str, int] | None:
+    """Find the role that a name stands for.
+
+    Args:
+        name: of a column of a log, or of an argument of a loss.
+
+    Returns:
+        The role and the priority of the name, where a lower one wins; None if the name is not recognised.
+
+    Example:
+        >>> from klgrad.support import role_of
+        >>> role_of("ref_per_token_logps")
+        ('ref_logp', 0)
+        >>> role_of("reward") is None
+        True
+    """
+    name = plain(name)
+    if name in ROLES:
+        return name, -1
+    if name.removesuffix("s") in MASK:
+        return "mask", MASK.index(name.removesuffix("s"))
+    if name in GROUP:
+        return "group", GROUP.index(name)
+    stem = BEFORE.match(name) or AFTER.match(name)
+    return None if stem is None else owner(stem["whose"])
+
+
+def owner(words: str) -> tuple[str, int] | None:
+    """The role of the policy that these words name, and their priority."""
+    whose = FILLER.sub("", words).strip("_")
+    return next(((role, known.index(whose)) for role, known in WHOSE.items() if whose in known), None)
+
+
+def plain(name: str) -> str:
+    """A name in lower case, with `_` for every other sign."""
+    return re.sub(r"\W+", "_", name.lower()).strip("_")

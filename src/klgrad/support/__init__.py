@@ -1,1 +1,0 @@
-"""Tools that several packages share: atomic files, and the colours of figures."""

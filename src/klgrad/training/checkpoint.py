@@ -1,0 +1,328 @@
+"""Checkpoints that a run continues from without a difference."""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import RunError
+from ..support import write_whole
+from ..trl import KLTrainer
+from ..trl.compat import checkpoint_folder, load_weights, save_checkpoint, save_in_one_piece
+from ..trl.state_files import load_parts, read_state, save_parts
+
+# What a checkpoint of a run has beside those of `KLTrainer`: the reference if it moves, and shapes to compare.
+
+REFERENCE = "klgrad_reference.safetensors"
+
+
+def save_reference(trainer: "RunTrainer", folder: Path) -> None:
+    """Write the reference to a checkpoint if it moves (`sync_ref_model`)."""
+    from safetensors.torch import save_file
+
+    if trainer.accelerator.process_index == 0 and trainer.args.sync_ref_model:
+        save_file(_moving_reference(trainer), folder / REFERENCE)
+
+
+def load_reference(trainer: "RunTrainer", folder: Path) -> None:
+    """Load the reference from a checkpoint if it moves (`sync_ref_model`); otherwise it is loaded already."""
+    from safetensors.torch import load_file
+
+    if trainer.args.sync_ref_model:
+        trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(load_file(folder / REFERENCE))
+
+
+def check_fits(trainer: "RunTrainer", folder: Path) -> None:
+    """Refuse a checkpoint of another model: `Trainer` would load those weights that have the same names."""
+    theirs, ours = (read_state(folder, 0) or {}).get("parameters"), trainer.parameter_shapes
+    if not isinstance(theirs, dict) or theirs == ours:
+        return
+    name = next(name for name in (*theirs, *ours) if theirs.get(name) != ours.get(name))
+    raise RunError(
+        f"the model of {folder.name}, in which {name} {_in_words(theirs.get(name))}",
+        f"a model in which it {_in_words(ours.get(name))}",
+        "resume with the model, the layers and the adapters that the run was started with, or start another run with "
+        "another --output_dir",
+    )
+
+
+def shapes(model: torch.nn.Module) -> dict[str, list[int]]:
+    """The full shape of every parameter; `ds_shape` is DeepSpeed's name for it where parameters are sharded."""
+    return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
+
+
+def _in_words(shape: list[int] | None) -> str:
+    return "is missing" if shape is None else f"has shape {tuple(shape)}"
+
+
+def advance_sampler(trainer: "RunTrainer") -> None:
+    """Draw the permutations of completed epochs: TRL's sampler draws one per epoch, and restarts at the first."""
+    sampler = trainer.train_sampler
+    if getattr(sampler, "shuffle", False):
+        for _ in range(int(trainer.state.epoch)):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+
+def _moving_reference(trainer: "RunTrainer") -> dict[str, Tensor]:
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise RunError(
+            "a reference on one device, to save one that moves (sync_ref_model)",
+            "a sharded one",
+            "set sync_ref_model=False, or save_strategy='no' and do not use --resume",
+        )
+    state = trainer.accelerator.unwrap_model(trainer.ref_model).state_dict()
+    return {name: x.detach().cpu().contiguous().clone() for name, x in state.items()}
+
+
+# Which checkpoints of a run are complete, by a manifest that is written last and compared before use.
+#
+# transformers' `get_last_checkpoint` and `rotate_checkpoints` go by step numbers alone: they would resume from a
+# checkpoint that was not finished, and count it among those to keep.
+
+MANIFEST, STATE = "klgrad_manifest.json", "trainer_state.json"
+END = 1 << 20
+"""Bytes compared at the start and at the end of a file, so that large files need not be read in full."""
+NAME = re.compile(r"checkpoint-(\d+)$")
+DAMAGED = "damaged-"
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest: the size and checksums of every file. A checkpoint without one was never finished."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    entries = {str(p.relative_to(folder)): _fingerprint(p) for p in files}
+    write_whole(folder / MANIFEST, json.dumps({"files": entries}, indent=1))
+
+
+def fault(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None if it is complete."""
+    try:
+        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        return "it was not finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} cannot be read"
+    if not isinstance(entries, dict) or STATE not in entries:
+        return f"{MANIFEST} does not list the files of a checkpoint"
+    for name, expected in entries.items():
+        try:
+            found = _fingerprint(folder / name)
+        except OSError:
+            return f"{name} is missing or cannot be read"
+        if found != expected:
+            size = expected.get("bytes") if isinstance(expected, dict) else None
+            if found["bytes"] != size:
+                return f"{name} has {found['bytes']} bytes, not {size}"
+            return f"{name} has changed since it was written"
+    return None if planned(folder) is not None else f"{STATE} has no number of updates"
+
+
+def checkpoints(output: Path) -> list[Path]:
+    """Checkpoint folders of a run, the newest first."""
+    found = [(int(match[1]), path) for path in output.glob("checkpoint-*") if (match := NAME.match(path.name))]
+    return [path for _, path in sorted(found, reverse=True) if path.is_dir()]
+
+
+def last_sound(output: Path) -> tuple[Path | None, list[str]]:
+    """Find the checkpoint to resume from.
+
+    Returns:
+        The newest complete checkpoint, or None; and a sentence for each damaged one that is newer.
+    """
+    passed = []
+    for path in checkpoints(output):
+        wrong = fault(path)
+        if wrong is None:
+            return path, passed
+        passed.append(f"{path.name} is damaged ({wrong})")
+    return None, passed
+
+
+def step_of(checkpoint: Path) -> int:
+    """The number of updates after which it was written."""
+    match = NAME.match(checkpoint.name)
+    assert match is not None, checkpoint
+    return int(match[1])
+
+
+def is_over(checkpoint: Path, max_steps: int, num_train_epochs: float) -> bool:
+    """Whether a run with these settings has no update left after this checkpoint.
+
+    For `max_steps` <= 0 the epochs decide. A run that was planned by `max_steps` before is not over by that plan.
+    """
+    step = step_of(checkpoint)
+    if max_steps > 0:
+        return step >= max_steps
+    wanted, epoch = planned(checkpoint), _in_state(checkpoint, "epoch")
+    if wanted is None or epoch is None or step < wanted:
+        return False
+    return epoch + epoch / max(step, 1) > num_train_epochs  # less than one update is left
+
+
+def planned(checkpoint: Path) -> int | None:
+    """The number of updates planned when the checkpoint was written; None if it cannot be read."""
+    found = _in_state(checkpoint, "max_steps")
+    return None if found is None else int(found)
+
+
+def _in_state(checkpoint: Path, name: str) -> float | None:
+    try:
+        found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))[name]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int | float) else None
+
+
+def rotate(output: Path, keep: int | None) -> None:
+    """Delete checkpoints older than the newest `keep` complete ones. Call it after the newest has been sealed."""
+    if keep is None or keep <= 0:
+        return
+    sound = 0
+    for path in checkpoints(output):
+        if sound == keep:
+            shutil.rmtree(path, ignore_errors=True)
+        elif fault(path) is None:
+            sound += 1
+
+
+def remove_all(output: Path) -> None:
+    """Delete every checkpoint, as after a finished run that is not to be made longer."""
+    for path in (*checkpoints(output), *damaged(output)):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def rename_damaged(output: Path, after: Path) -> None:
+    """Rename the checkpoints of later steps, which are damaged, so that none of them is taken for the newest."""
+    for path in checkpoints(output):
+        if step_of(path) > step_of(after):
+            target = path.with_name(f"{DAMAGED}{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            path.rename(target)
+
+
+def damaged(output: Path) -> list[Path]:
+    """The checkpoints that `rename_damaged` has renamed."""
+    return sorted(output.glob(f"{DAMAGED}checkpoint-*"))
+
+
+def _fingerprint(path: Path) -> dict[str, int]:
+    with path.open("rb") as file:
+        head = zlib.crc32(file.read(END))
+        size = file.seek(0, 2)
+        file.seek(max(0, size - END))
+        return {"bytes": size, "head": head, "tail": zlib.crc32(file.read(END))}
+
+
+# `RunTrainer`: a `KLTrainer` whose checkpoints are complete or recognised as damaged, and resume exactly.
+
+
+class RunTrainer(KLTrainer):
+    """Changes what is saved, and nothing about the training itself."""
+
+    train_sampler: Any = None
+    task_rewards: dict[str, float]
+    """Weights of the reward functions by name, without that of the KL."""
+    card: str | None = None
+    """The model card, for `README.md`; None leaves it to TRL, which knows neither the base model's name nor the KL."""
+    after_update: Sequence[Callable[[], None]] = ()
+    """Called after each update, once it has been logged and, if due, saved."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parameter_shapes = shapes(self.model)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self.train_sampler = super()._get_train_sampler(*args, **kwargs)
+        return self.train_sampler
+
+    @property
+    def folder(self) -> Path:
+        """The output folder."""
+        return Path(str(self.args.output_dir))
+
+    def save_checkpoint(self) -> None:
+        """Save now, regardless of the schedule."""
+        save_checkpoint(self)
+
+    def load_ended(self, checkpoint: Path) -> None:
+        """Load the last checkpoint of a run, to evaluate and save its model; `train` would make one more update."""
+        from transformers import TrainerState
+
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise RunError("a run with updates left", f"{checkpoint}, its last", "raise max_steps, or merge its shards")
+        load_weights(self, checkpoint)
+        load_reference(self, checkpoint)
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+
+    def save_whole_model(self, folder: Path) -> None:
+        """Save unsharded weights, also where checkpoints are sharded; an existing model is replaced at the end."""
+        if self.is_fsdp_enabled:
+            save_in_one_piece(self)
+        partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("partial", "old"))
+        try:
+            self._emptied(partial)
+            self.save_model(str(partial))
+            self.accelerator.wait_for_everyone()
+        except Exception:
+            self._emptied(partial, wait=False)
+            raise
+        if self.args.should_save:
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                os.replace(folder, old)
+            os.replace(partial, folder)
+            shutil.rmtree(old, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the card to the output folder; called with every checkpoint, and before a push to the hub."""
+        if self.card is None:
+            super().create_model_card(*args, **kwargs)
+        elif self.args.should_save:
+            write_whole(self.folder / "README.md", self.card)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        for each in self.after_update:
+            each()
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = checkpoint_folder(self, trial)
+        self._emptied(folder)  # no file of a damaged checkpoint of this step may remain
+        # `Trainer` would delete older checkpoints before this one is sealed, so `rotate` does it below.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                seal(folder)
+        except Exception:
+            self._emptied(folder, wait=False)  # an incomplete checkpoint is useless, and takes space
+            raise
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            rotate(folder.parent, limit)
+
+    def _emptied(self, folder: Path, *, wait: bool = True) -> None:
+        if self.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)
+        if wait:
+            self.accelerator.wait_for_everyone()
+
+    # A run resumes exactly or not at all, so that what cannot be saved or loaded is an error and not a warning.
+
+    def _save_parts(self, folder: Path) -> None:
+        save_parts(self, folder, parameters=self.parameter_shapes if self.accelerator.process_index == 0 else None)
+        save_reference(self, folder)
+
+    def _load_parts(self, folder: Path) -> None:
+        self._restored = load_parts(self, folder)
+        load_reference(self, folder)
+        advance_sampler(self)

@@ -1,0 +1,628 @@
+"""Prompts to train and evaluate on, the tasks that come with this package, and the rewards that score completions."""
+
+import asyncio
+import glob
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import random
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal
+
+from ..audit.subject import find
+from ..errors import (
+    DataError,
+    KlgradError,
+    LossImportError,
+    MissingExtraError,
+    RewardError,
+    SettingError,
+    UnknownNameError,
+)
+
+# Prompts to evaluate on.
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Rows with a `prompt`. `domain` is `in` for the tasks that are trained on and `out` for others."""
+
+    name: str
+    domain: str
+    rows: list[dict[str, Any]]
+
+
+Made = tuple[list[dict[str, Any]], list[EvaluationSet], list[Callable[..., Any]]]
+"""Rows to train on, sets to evaluate on, and the rewards that judge both."""
+
+
+# Reward functions as TRL calls them: loaded by name, called once before training, checked for finite numbers.
+#
+# `correct` is the reward of the built-in arithmetic tasks.
+
+Reward = Callable[..., Any]
+
+LEFT_OUT = ("prompt", "completion", "completion_ids")
+"""Columns of a dataset that TRL does not pass to reward functions."""
+TAKEN = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
+"""Arguments that TRL passes itself: a column with such a name makes TRL fail on its first batch, or is ignored."""
+
+BOXED = re.compile(r"\\boxed\{\s*(-?\d[\d,]*)")
+MARKED = re.compile(r"(?:####|answer\s*(?:is|:|=))\s*\$?(-?\d[\d,]*)", re.IGNORECASE)
+WHOLE = re.compile(r"(?<![\w.])-?\d[\d,]*(?!\.?\d)")
+"""An integer that is not a part of a word or of a decimal number."""
+
+
+def text_of(completion: Any) -> str:
+    """The text of a completion: a string, or the content of the last message of a chat."""
+    if isinstance(completion, str):
+        return completion
+    return str(completion[-1].get("content") or "") if completion else ""
+
+
+def integer_in(text: str) -> int | None:
+    r"""The answer in a text: the last boxed integer, else the last one announced as the answer, else the last one.
+
+    Returns:
+        The integer; None if the text has none.
+
+    Example:
+        >>> integer_in("7 + 5 = 12, so the answer is 12.")
+        12
+    """
+    for pattern in (BOXED, MARKED, WHOLE):
+        found = pattern.findall(text.replace("\u2212", "-"))
+        if found:
+            return int(found[-1].replace(",", ""))
+    return None
+
+
+def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Reward 1 for the right integer and 0 otherwise.
+
+    Example:
+        >>> correct(completions=["It is 5", "4"], answer=["5", "5"])
+        [1.0, 0.0]
+    """
+    return [float(integer_in(text_of(c)) == int(a)) for c, a in zip(completions, answer, strict=True)]
+
+
+def load_reward(spec: str) -> Reward:
+    """Import `package.module:function` or `path/to/file.py:function`."""
+    try:
+        found = find(spec)
+    except LossImportError as error:
+        raise RewardError(error.expected, error.received, error.remedy) from error
+    if not callable(found):
+        raise RewardError("a reward function", f"{spec}, a {type(found).__name__}", "name a function")
+    return found
+
+
+def checked(reward: Reward) -> Reward:
+    """Wrap a reward function: errors name the function, and a NaN, an infinity or a wrong count is an error."""
+    name = name_of(reward)
+    if inspect.iscoroutinefunction(reward):
+
+        @wraps(reward)
+        async def deferred(**given: Any) -> list[float | None]:
+            try:
+                return _numbers(name, await reward(**given), given)
+            except Exception as error:
+                raise _explained(name, error) from error
+
+        return deferred
+
+    def immediate(**given: Any) -> list[float | None]:
+        try:
+            return _numbers(name, reward(**given), given)
+        except Exception as error:
+            raise _explained(name, error) from error
+
+    immediate.__name__ = name  # TRL logs `rewards/<name>/mean`; an object with a __call__ may have no name
+    return immediate
+
+
+def name_of(reward: Reward) -> str:
+    """The name under which TRL logs a reward."""
+    return getattr(reward, "__name__", type(reward).__name__)
+
+
+def values_of(reward: Reward, arguments: dict[str, Any]) -> list[float | None]:
+    """Call a reward function outside of TRL's own loop, and wait for it if it is asynchronous."""
+    found = reward(**arguments)
+    return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+
+def _explained(name: str, error: Exception) -> KlgradError:
+    if isinstance(error, KlgradError):
+        return error
+    return RewardError(
+        f"a number for each completion of reward function {name!r}",
+        f"{type(error).__name__}: {error}",
+        "correct the function; it is called as TRL does, with `prompts`, `completions`, `completion_ids` and the "
+        "dataset's columns by keyword",
+    )
+
+
+def _numbers(name: str, values: Any, given: dict[str, Any]) -> list[float | None]:
+    """Convert to floats; None, which means "not applicable" in TRL, is kept."""
+    found = [None if value is None else float(value) for value in values]
+    wanted = len(given["completions"])
+    if len(found) != wanted:
+        raise RewardError(
+            f"{wanted} rewards of {name!r}", f"{len(found)}", "return one number per completion, in their order"
+        )
+    for value, completion in zip(found, given["completions"], strict=True):
+        if value is not None and not math.isfinite(value):
+            raise RewardError(
+                f"a finite reward of {name!r}",
+                f"{value} for {str(completion)[:80]!r}",
+                "return 0, or None to leave it out",
+            )
+    return found
+
+
+def probe(rewards: list[Reward], row: dict[str, Any]) -> None:
+    """Call each function once on a made-up completion of a real prompt, to find errors before training."""
+    from transformers import TrainerState
+
+    text = "0"
+    completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+    for reward in rewards:
+        values_of(checked(reward), arguments([row], [completion], [[0]], TrainerState()))
+
+
+def arguments(rows: list[dict[str, Any]], completions: list[Any], ids: list[list[int]], state: Any) -> dict[str, Any]:
+    """The keyword arguments with which TRL calls a reward function: its own, and the dataset's columns."""
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in LEFT_OUT}
+    own = {"trainer_state": state, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+    return {
+        **columns,
+        "prompts": [row["prompt"] for row in rows],
+        "completions": completions,
+        "completion_ids": ids,
+        **own,
+    }
+
+
+# Which prompts are kept for evaluation. The choice depends on their text alone, so none is also trained on.
+
+Row = dict[str, Any]
+HELD_OUT = 5
+"""At most one prompt in this many is kept for evaluation."""
+
+
+def text_hash(text: str) -> int:
+    """A hash that is the same on every machine and in every process."""
+    return zlib.crc32(text.encode())
+
+
+def key(row: Row) -> str:
+    """The prompt as text: rows with equal keys have the same prompt."""
+    prompt = row["prompt"]
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
+
+
+def distinct(rows: list[Row], size: int) -> list[Row]:
+    """The first rows of up to `size` different prompts."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if len(found) == size:
+            break
+        found.setdefault(key(row), row)
+    return list(found.values())
+
+
+def split(rows: list[Row], size: int, part: int = HELD_OUT) -> tuple[list[Row], list[Row]]:
+    """Split into rows to train on and up to `size` different prompts to evaluate on, those with the smallest hashes.
+
+    It does not depend on the order of the rows or on a seed. At most one in `part` different prompts is held out.
+    """
+    keys = sorted({key(row) for row in rows}, key=lambda text: (text_hash(text), text))
+    kept = set(keys[: min(size, len(keys) // part)])
+    held_out = distinct([row for row in rows if key(row) in kept], len(kept))
+    return [row for row in rows if key(row) not in kept], held_out
+
+
+def without(rows: list[Row], evaluated: list[Row]) -> list[Row]:
+    """Drop the rows whose prompts are evaluated on, and warn about how many these are."""
+    known = {key(row) for row in evaluated}
+    found = [row for row in rows if key(row) not in known]
+    if len(found) < len(rows):
+        warnings.warn(
+            f"{len(rows) - len(found)} of {len(rows)} training rows "
+            "have prompts that are evaluated on and are left out",
+            stacklevel=2,
+        )
+    return found
+
+
+# A dataset of prompts: a file, a folder or one of the hub, with a column `prompt`.
+
+FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+
+
+def is_dataset(name: str) -> bool:
+    """Whether a task's name is a dataset: a known file suffix, or a slash, as in folders and names of the hub."""
+    return Path(name).suffix in FORMATS or "/" in name
+
+
+def from_dataset(settings: Any, names: list[str], evaluated: list[str] | None, seed: int) -> Made:
+    """Read a dataset, and split it unless another one is given to evaluate on. Its rewards come from `--reward`."""
+    if len(names) > 1:
+        raise SettingError("one dataset to train on", ", ".join(names), "put the prompts into one file")
+    (name,) = names
+    evaluated = [name] if evaluated is None else evaluated
+    rows, called = _rows_of(name, settings.dataset_config, settings.dataset_split), _short([name, *evaluated])
+    eval_split = settings.dataset_eval_split or settings.dataset_split
+    from_rows = [n for n in evaluated if _same(name, n) and (_is_file(n) or eval_split == settings.dataset_split)]
+    trained, held_out = split(rows, settings.eval_size) if from_rows else (rows, [])
+    prompts, sets = {key(row) for row in rows}, []
+    for other in evaluated:
+        kept = held_out
+        if other not in from_rows:
+            config = settings.dataset_config if _same(name, other) else None
+            kept = distinct(_rows_of(other, config, eval_split), settings.eval_size)
+        near = _same(name, other) or any(key(row) in prompts for row in kept)
+        sets.append(EvaluationSet(called[other], "in" if near else "out", kept))
+    return trained, sets, []
+
+
+def _short(names: list[str]) -> dict[str, str]:
+    """Names without folder and suffix, where these stay distinct."""
+    stems = [Path(name).stem for name in dict.fromkeys(names)]
+    return {n: Path(n).stem if stems.count(Path(n).stem) == 1 else n for n in names}
+
+
+def _same(a: str, b: str) -> bool:
+    return a == b or (Path(a).exists() and Path(a).resolve() == Path(b).resolve())
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in FORMATS
+
+
+def _rows_of(name: str, config: str | None, split_name: str) -> list[dict[str, Any]]:
+    from datasets import load_dataset
+
+    path = Path(name)
+    if _is_file(name) and not path.is_file():
+        raise DataError(
+            "an existing file of prompts", str(path), "check the path; it is relative to the current folder"
+        )
+    try:
+        found = (
+            load_dataset(FORMATS[path.suffix], data_files=glob.escape(name), split="train")
+            if _is_file(name)
+            else load_dataset(name, config, split=split_name)
+        )
+    except Exception as error:
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            "JSON, JSONL or Parquet with a `prompt` column, or a dataset of the hub",
+            f"{name}: {detail}",
+            "give a path that can be read; the hub needs a network, and perhaps `dataset_config` and `dataset_split`",
+        ) from error
+    columns = list(found.column_names)
+    taken = [column for column in columns if column in TAKEN]
+    if taken:
+        raise DataError(
+            f"columns with other names than {', '.join(TAKEN)}, which TRL passes to reward functions itself",
+            f"{name} with {', '.join(taken)}",
+            "rename the column",
+        )
+    if "prompt" not in columns:
+        raise DataError(
+            "a column `prompt`", f"{name} with {', '.join(columns) or 'none'}", "rename the column that has the prompts"
+        )
+    return [dict(row) for row in found]
+
+
+# Tasks of reasoning-gym by name, each scored by its own verifier.
+
+GYM = "reasoning-gym:"
+
+
+def from_gym(settings: Any, names: list[str], evaluated: list[str] | None, seed: int) -> Made:
+    """Generate questions to train on; evaluate on held-out ones of the same tasks, or on the tasks in `evaluated`."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise MissingExtraError("reasoning-gym", "no such package", "pip install 'klgrad[gym]'")
+    gym: Any = importlib.import_module("reasoning_gym")
+    known = importlib.import_module("reasoning_gym.factory").DATASETS
+    scorers: dict[str, Any] = {}
+
+    def entries(name: str, size: int) -> list[dict[str, Any]]:
+        if name not in known:
+            raise UnknownNameError("task of reasoning-gym", name, known)
+        scorers[name] = gym.create_dataset(name, seed=seed, size=size)
+        return [
+            {"prompt": e["question"], "answer": str(e["answer"]), "task": name, "entry": i}
+            for i, e in enumerate(scorers[name])
+        ]
+
+    rows: list[dict[str, Any]] = []
+    held_out: dict[str, list[dict[str, Any]]] = {}
+    trained = [name.removeprefix(GYM) for name in dict.fromkeys(names)]
+    for name in trained:
+        more, held_out[name] = split(
+            entries(name, settings.train_size + settings.eval_size), settings.eval_size, part=2
+        )
+        rows += more
+    wanted = trained if evaluated is None else [name.removeprefix(GYM) for name in evaluated]
+    others = {name: entries(name, settings.eval_size) for name in wanted if name not in trained}
+    sets = [EvaluationSet(n, "out" if n in others else "in", {**held_out, **others}[n]) for n in wanted]
+
+    def solved(completions: list[Any], task: list[str], entry: list[int], **_: Any) -> list[float]:
+        """Score the text between answer tags, or all of it, with the task's verifier."""
+        answers = [_tagged(text_of(completion)) for completion in completions]
+        found = zip(answers, task, entry, strict=True)
+        return [float(scorers[t].score_answer(answer, scorers[t][i])) for answer, t, i in found]
+
+    return rows, sets, [solved]
+
+
+def _tagged(text: str) -> str:
+    _, opened, rest = text.rpartition("<answer>")
+    return (rest.partition("</answer>")[0] if opened else text).strip()
+
+
+# Built-in tasks: arithmetic questions with answers that can be checked.
+
+TRIES = 200
+"""Draws for each question that is wanted; after these a small task is taken to have no more."""
+ASK = "Reply with just the number."
+NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix")
+THINGS = ("apples", "books", "coins", "marbles", "pencils", "stamps")
+
+Question = tuple[str, int]
+
+
+Number = Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of question.
+
+    Attributes:
+        name: how to ask for it.
+        use: `train` and `evaluate` say what it is for by default; `named` is used only where it is named.
+        draw: makes a question out of random choices and random numbers.
+        mixed: numbers have 1 to `digits` digits, each count equally likely, instead of being below 10^`digits`.
+    """
+
+    name: str
+    use: Literal["train", "evaluate", "named"]
+    draw: Callable[[random.Random, Number], Question]
+    mixed: bool = False
+
+    def question(self, rng: random.Random, digits: int) -> Question:
+        """Draw one."""
+        if self.mixed:
+            return self.draw(rng, lambda: rng.randrange(10 ** rng.randint(1, digits)))
+        return self.draw(rng, lambda: rng.randrange(10**digits))
+
+
+def _addition(rng: random.Random, number: Number) -> Question:
+    a, b = number(), number()
+    return f"Compute {a} + {b}. {ASK}", a + b
+
+
+def _subtraction(rng: random.Random, number: Number) -> Question:
+    b, a = sorted((number(), number()))
+    return f"Compute {a} - {b}. {ASK}", a - b
+
+
+def _multiplication(rng: random.Random, number: Number) -> Question:
+    a, b = number(), number()
+    return f"Compute {a} * {b}. {ASK}", a * b
+
+
+def _three_summands(rng: random.Random, number: Number) -> Question:
+    a, b, c = number(), number(), number()
+    return f"Compute {a} + {b} + {c}. {ASK}", a + b + c
+
+
+def _maximum(rng: random.Random, number: Number) -> Question:
+    numbers = [number() for _ in range(3)]
+    return f"Which is the largest of {', '.join(map(str, numbers))}? {ASK}", max(numbers)
+
+
+def _word_problem(rng: random.Random, number: Number) -> Question:
+    b, a = sorted((number(), number()))
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    if rng.random() < 0.5:
+        return f"{name} has {a} {thing} and gets {b} more. How many {thing} does {name} have? {ASK}", a + b
+    return f"{name} has {a} {thing} and gives away {b}. How many {thing} does {name} have left? {ASK}", a - b
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("addition", "train", _addition),
+        Task("subtraction", "train", _subtraction),
+        Task("multiplication", "evaluate", _multiplication),
+        Task("maximum", "evaluate", _maximum),
+        Task("word-problems", "evaluate", _word_problem),
+        Task("mixed-addition", "named", _addition, mixed=True),
+        Task("mixed-subtraction", "named", _subtraction, mixed=True),
+        Task("mixed-three-summands", "named", _three_summands, mixed=True),
+        Task("mixed-word-problems", "named", _word_problem, mixed=True),
+    )
+}
+ARITHMETIC = "arithmetic"
+"""The tasks that are trained by default, and evaluated together with those that are for evaluation."""
+
+
+def tasks_of(names: list[str]) -> list[Task]:
+    """Look tasks up by name. `arithmetic` stands for those that are trained by default."""
+    found: list[Task] = []
+    for name in names:
+        if name == ARITHMETIC:
+            found += [task for task in TASKS.values() if task.use == "train"]
+        elif name in TASKS:
+            found.append(TASKS[name])
+        else:
+            raise UnknownNameError("task", name, [*TASKS, ARITHMETIC, "reasoning-gym:NAME", "FILE.jsonl"])
+    return found
+
+
+def training_rows(tasks: list[Task], size: int, digits: int, seed: int) -> list[dict[str, Any]]:
+    """Draw `size` questions that are not held out, from the tasks in turn. Questions of small tasks repeat."""
+    _check_digits(digits)
+    streams = [_questions(task, digits, seed, held_out=False) for task in tasks]
+    return [_row(tasks[i % len(tasks)], next(streams[i % len(tasks)])) for i in range(size)]
+
+
+def evaluation_rows(task: Task, size: int, digits: int, seed: int) -> list[dict[str, Any]]:
+    """Draw up to `size` different held-out questions."""
+    _check_digits(digits)
+    stream, found = _questions(task, digits, seed, held_out=True), {}
+    for _ in range(size * TRIES):
+        question = next(stream)
+        found.setdefault(question[0], question)
+        if len(found) == size:
+            break
+    return [_row(task, question) for question in found.values()]
+
+
+def _questions(task: Task, digits: int, seed: int, *, held_out: bool) -> Iterator[Question]:
+    rng = random.Random(f"{task.name} {digits} {seed} {held_out}")  # a string seeds the same on every machine
+    while True:
+        question = task.question(rng, digits)
+        if (text_hash(question[0]) % HELD_OUT == 0) == held_out:
+            yield question
+
+
+def _row(task: Task, question: Question) -> dict[str, Any]:
+    return {"prompt": question[0], "answer": str(question[1]), "task": task.name}
+
+
+def _check_digits(digits: int) -> None:
+    if not 1 <= digits <= 9:
+        raise SettingError("`digits` from 1 to 9", str(digits), "1 is what the embedded model can learn on a CPU")
+
+
+# The data of a run, from its settings: built-in tasks, reasoning-gym by name, or a dataset of prompts.
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training prompts, evaluation sets, and the reward functions for both."""
+
+    train: Any
+    evaluation: list[EvaluationSet]
+    rewards: list[Callable[..., Any]]
+
+
+def data_of(settings: Any, seed: int, *, conversational: bool) -> Data:
+    """Load what `--task`, `--eval_task` and `--reward` name.
+
+    Args:
+        settings: a `RunConfig`.
+        seed: for tasks that are generated.
+        conversational: whether to turn prompts into chats, for a model that has a chat template.
+
+    Returns:
+        The data. No training row has a prompt of an evaluation set.
+    """
+    names, evaluated = _names(settings)
+    make = {"dataset": from_dataset, "reasoning-gym": from_gym, "built-in": _built_in}[_kind(names)]
+    rows, sets, rewards = make(settings, names, evaluated, seed)
+    rows = without(rows, [row for each in sets for row in each.rows])
+    if not rows:
+        raise DataError(
+            "at least one prompt that is not evaluated on",
+            f"none in {settings.task}",
+            "give another dataset, another `eval_task`, or a larger `train_size`",
+        )
+    if settings.reward is not None:
+        rewards = [load_reward(name) for name in _listed(settings.reward)]
+        _check_names(rewards)
+    sets = [EvaluationSet(s.name, s.domain, [_chat(row, conversational) for row in s.rows]) for s in sets if s.rows]
+    return Data(_dataset([_chat(row, conversational) for row in rows]), sets, rewards)
+
+
+def _check_names(rewards: list[Reward]) -> None:
+    """Refuse two reward functions of one name: TRL logs their mean as one value, and each has a weight of its own."""
+    names = [name_of(reward) for reward in rewards]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise SettingError(
+            "reward functions of different names, under which their means are logged",
+            f"several named {', '.join(map(repr, repeated))}",
+            "rename one of the functions, or leave out one that is given twice",
+        )
+
+
+def reward_count(settings: Any) -> int:
+    """The number of reward functions, without importing them."""
+    if settings.reward is not None:
+        return len(_listed(settings.reward))
+    return 0 if _kind(_names(settings)[0]) == "dataset" else 1
+
+
+def _names(settings: Any) -> tuple[list[str], list[str] | None]:
+    """Names to train on, and to evaluate on if `eval_task` is given, without repetition; all of one kind."""
+    names = _listed(settings.task)
+    if settings.eval_task is None:
+        return names, None
+    evaluated = list(dict.fromkeys(_listed(settings.eval_task)))
+    if _kind(evaluated) != _kind(names):
+        raise SettingError(
+            f"an `eval_task` of the same kind as `task`, {_kind(names)}: one verifier judges both",
+            f"{settings.eval_task}, {_kind(evaluated)}",
+            "leave it out for held-out prompts of the task, or write a dataset of prompts for both",
+        )
+    return names, evaluated
+
+
+def _kind(names: list[str]) -> str:
+    kinds = {"reasoning-gym" if n.startswith(GYM) else "dataset" if is_dataset(n) else "built-in" for n in names}
+    if len(kinds) > 1:
+        raise SettingError("names of one kind", ", ".join(names), "built-in tasks, reasoning-gym or a dataset")
+    return kinds.pop()
+
+
+def _listed(names: str) -> list[str]:
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    if not found:
+        raise SettingError("at least one name", repr(names), f"for example {ARITHMETIC}")
+    return found
+
+
+def _chat(row: dict[str, Any], conversational: bool) -> dict[str, Any]:
+    if conversational and isinstance(row["prompt"], str):
+        return {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}
+    return row
+
+
+def _dataset(rows: list[dict[str, Any]]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+def _built_in(settings: Any, names: list[str], evaluated_names: list[str] | None, seed: int) -> Made:
+    trained = tasks_of(names)
+    if evaluated_names is not None:
+        evaluated = tasks_of(evaluated_names)
+    else:
+        evaluated = [*trained, *(t for t in TASKS.values() if t not in trained and t.use != "named")]
+    sets = [
+        EvaluationSet(
+            task.name,
+            "in" if task in trained else "out",
+            evaluation_rows(task, settings.eval_size, settings.digits, seed),
+        )
+        for task in dict.fromkeys(evaluated)
+    ]
+    return training_rows(trained, settings.train_size, settings.digits, seed), sets, [correct]

@@ -1,1 +1,0 @@
-"""Training prompts, evaluation sets and reward functions."""

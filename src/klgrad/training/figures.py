@@ -1,0 +1,253 @@
+"""Figures of one run, and the comparison of several."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from .. import drawing
+from ..drawing import content, look
+from ..errors import MissingExtraError, RunError
+from ..support import write_whole
+from . import run_folder
+from .report import estimated as estimate, score, summarise
+from .run_folder import FIGURES, History, evaluations, kl_of, length_of, training
+
+# Figures of one or several runs: reward, KL, reward against KL, lengths.
+
+COLOURS = (drawing.BLUE, drawing.ORANGE, drawing.GREEN, drawing.PURPLE, drawing.SKY, drawing.VERMILION, drawing.BLACK)
+Row = dict[str, Any]
+Value = Callable[[Row], float | None]
+
+
+def _none(row: Row) -> None:
+    """No error is known."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A run's name and history."""
+
+    name: str
+    rows: list[Row]
+
+
+def draw(runs: list[Drawn], folder: Path) -> None:
+    """Draw the runs to the figures of a folder."""
+    kinds = [name.rpartition(".")[2] for name in FIGURES]
+    for name, picture in zip(FIGURES, drawn(runs, *kinds), strict=True):
+        write_whole(folder / name, picture)
+
+
+def drawn(runs: list[Drawn], *kinds: str) -> list[bytes]:
+    """The figure in each format: thin lines for updates, markers with bars of one standard error for held-out prompts.
+
+    Args:
+        runs: what to draw; each run has a colour of its own.
+        kinds: `png`, `svg` or `pdf`.
+
+    Returns:
+        The contents of a file of each kind.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
+    with matplotlib.rc_context(look(9)):
+        figure, axes = _axes()
+        colours = _colours(len(runs))
+        for i, run in enumerate(runs):
+            _draw_run(axes, run, colours[i])
+        _label(axes)
+        _legend(figure, runs)
+        return [content(figure, kind) for kind in kinds]
+
+
+def _colours(runs: int) -> list[str]:
+    """A colour for each run, from a colour map if there are more runs than colours of the palette."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if runs <= len(COLOURS):
+        return list(COLOURS[:runs])
+    return [to_hex(colormaps["turbo"](i / (runs - 1))) for i in range(runs)]
+
+
+def _axes() -> tuple[Any, dict[str, Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7.4), layout="constrained")
+    grid = figure.subplots(2, 2)
+    return figure, dict(zip(("reward", "kl", "frontier", "length"), grid.flat, strict=True))
+
+
+def _draw_run(axes: dict[str, Any], run: Drawn, colour: str) -> None:
+    trained, evaluated = training(run.rows), evaluations(run.rows)
+    plain: dict[str, Any] = {"color": colour}
+    thin = {**plain, "linewidth": 0.8, "alpha": 0.6}
+    _line(axes["reward"], trained, _step, _task_reward, **thin)
+    _line(axes["kl"], trained, _step, kl_of, **thin)
+    _line(axes["frontier"], trained, kl_of, _task_reward, **plain, linestyle="", marker=".", markersize=3, alpha=0.5)
+    _line(axes["length"], trained, _step, length_of, **thin)
+    filled: dict[str, Any] = {**plain, "marker": "o", "markersize": 5, "linewidth": 1.2}
+    hollow = {**filled, "markerfacecolor": "white", "linestyle": ":"}
+    for domain, style in (("in", filled), ("out", hollow)):
+        reward, reward_error = _domain(domain), _domain(domain, "standard_error")
+        _line(axes["reward"], evaluated, _step, reward, y_error=reward_error, **style)
+        _line(axes["frontier"], evaluated, _evaluated_kl, reward, x_error=_kl_error, y_error=reward_error, **style)
+    _line(axes["kl"], evaluated, _step, _evaluated_kl, y_error=_kl_error, **filled)
+    _line(axes["length"], evaluated, _step, lambda row: row["evaluation"]["length"], **filled)
+
+
+def _line(
+    ax: Any, rows: list[Row], x: Value, y: Value, *, x_error: Value = _none, y_error: Value = _none, **style: Any
+) -> None:
+    """Draw the rows that have both values, with bars for the errors that are known."""
+    known = [row for row in rows if x(row) is not None and y(row) is not None]
+    if not known:
+        return
+    ax.plot([x(row) for row in known], [y(row) for row in known], **style)
+    for name, error in (("xerr", x_error), ("yerr", y_error)):
+        bars = [(x(row), y(row), error(row)) for row in known if error(row) is not None]
+        if bars:
+            across, up, sizes = zip(*bars, strict=True)
+            ax.errorbar(across, up, **{name: sizes}, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2)
+
+
+def _step(row: Row) -> float:
+    return row["step"]
+
+
+def _task_reward(row: Row) -> float | None:
+    return row.get("task_reward")
+
+
+def _evaluated_kl(row: Row) -> float | None:
+    kl = row["evaluation"]["kl"]  # None for greedy completions
+    return None if kl is None else kl["per_sequence"]["mean"]
+
+
+def _kl_error(row: Row) -> float | None:
+    kl = row["evaluation"]["kl"]
+    return None if kl is None else kl["per_sequence"]["standard_error"]
+
+
+def _domain(name: str, value: str = "reward") -> Value:
+    return lambda row: row["evaluation"]["domains"].get(name, {}).get(value)
+
+
+def _label(axes: dict[str, Any]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    kl = "KL(π‖ref), nats per completion"
+    for name, title, x, y in (
+        ("reward", "Reward", "update", "mean reward"),
+        ("kl", "KL to the reference", "update", kl),
+        ("frontier", "Reward against KL", kl, "mean reward"),
+        ("length", "Lengths", "update", "tokens per completion"),
+    ):
+        axes[name].set(title=title, xlabel=x, ylabel=y)
+        axes[name].grid(alpha=0.25)
+        if x == "update":
+            axes[name].xaxis.set_major_locator(MaxNLocator(integer=True))
+        if not axes[name].lines:
+            axes[name].text(0.5, 0.5, "no reward in this run", ha="center", va="center", transform=axes[name].transAxes)
+    axes["length"].set_ylim(0, 1.05 * axes["length"].get_ylim()[1])
+
+
+def _legend(figure: Any, runs: list[Drawn]) -> None:
+    from matplotlib.lines import Line2D
+
+    names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in _colours(len(runs))]
+    grey: dict[str, Any] = {"color": drawing.GREY}
+    mark = {**grey, "marker": "o", "markersize": 5}
+    marks = [
+        Line2D([], [], **grey, linewidth=0.8, label="training completions"),
+        Line2D([], [], **mark, label="held out, ± one standard error"),
+        Line2D([], [], **mark, markerfacecolor="white", linestyle=":", label="held out, out of domain"),
+    ]
+    legend = figure.legend(handles=names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
+    for text, run in zip(legend.get_texts(), runs, strict=True):
+        text.set_parse_math(False)  # a $ in a name does not start a formula
+        text.set_text(run.name)  # set afterwards: matplotlib leaves out labels that begin with _
+    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)
+
+
+# Compare runs from their folders: a table and a figure.
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run: its name, `run.json`, history and summary."""
+
+    name: str
+    run: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
+def load(folders: list[Path]) -> list[Compared]:
+    """Read the runs, finished or not."""
+    names = _names(folders)
+    found = []
+    for folder, name in zip(folders, names, strict=True):
+        run, rows = run_folder.read(folder, run_folder.RUN), History(folder).rows()
+        if not rows:
+            raise RunError("a run with a history", f"{folder} without one", "train it for at least one update")
+        found.append(Compared(name, run, rows, summarise(folder)))
+    return found
+
+
+def picture(runs: list[Compared], kind: str = "png") -> bytes:
+    """One figure of all runs, as `png`, `svg` or `pdf`."""
+    return drawn([Drawn(run.name, run.rows) for run in runs], kind)[0]
+
+
+def table(runs: list[Compared]) -> Table:
+    """A table with one row per run."""
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, title in enumerate(
+        ("run", "maximises", "updates", "in-domain", "out-of-domain", "KL per completion", "length")
+    ):
+        found.add_column(title, justify="left" if i < 2 else "right", no_wrap=i > 1, overflow="fold")
+    for run in runs:
+        named = Text(run.name), Text(_objective(run.run))  # `Text`: [x] in a name is not markup
+        found.add_row(*named, str(run.summary["updates"]), *_results(run.summary))
+    return found
+
+
+def _objective(run: dict[str, Any]) -> str:
+    objective = run.get("objective")
+    return str(objective.get("objective", "")) if isinstance(objective, dict) else ""
+
+
+def _results(summary: dict[str, Any]) -> list[str]:
+    """Rewards in and out of the domain, KL, length: before and after, or only after if the start is lost."""
+    before, after = summary["before"], summary["after"]
+    if after is None:
+        return ["", "", f"{summary['last_updates']['kl_per_sequence'] or 0:.4g}", ""]
+    first = before or {"domains": {}, "kl": None, "length": None}
+    moved = [_moved(first["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
+    kl = "" if after["kl"] is None else estimate(after["kl"]["per_sequence"])
+    if kl and first["kl"] is not None:
+        kl = f"{first['kl']['per_sequence']['mean'] or 0:.3g} -> {kl}"
+    length = f"{after['length']:.1f}"
+    return [*moved, kl, length if first["length"] is None else f"{first['length']:.1f} -> {length}"]
+
+
+def _moved(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
+    return score(after) if before is None else f"{before['reward']:.3f} -> {score(after)}"
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The folders' names, with as many parent folders as make them distinct."""
+    parts = [folder.resolve().parts for folder in folders]
+    if len(set(parts)) < len(parts):
+        raise RunError("different runs", "the same folder twice", "name each folder once")
+    depth = 1
+    while len({p[-depth:] for p in parts}) < len(parts):
+        depth += 1
+    return ["/".join(p[-depth:]) for p in parts]

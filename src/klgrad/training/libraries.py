@@ -1,0 +1,212 @@
+"""What is done about other libraries: random numbers, errors and messages."""
+
+import errno
+import logging
+import os
+import random
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from ..errors import KlgradError, OutputError, SettingError
+
+# Save and restore the global random number generators of Python, NumPy and torch.
+
+
+def rng_states() -> dict[str, Any]:
+    """The state of every generator that training, sampling and reward functions may use."""
+    found = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found
+
+
+def set_rng_states(known: dict[str, Any]) -> None:
+    """Restore what `states` returned."""
+    random.setstate(known["python"])
+    numpy.random.set_state(known["numpy"])
+    torch.set_rng_state(known["torch"])
+    if "cuda" in known:
+        torch.cuda.set_rng_state(known["cuda"])
+
+
+@contextmanager
+def apart_from_rng(seed: int) -> Iterator[None]:
+    """Seed all generators inside the block, and restore their states after it.
+
+    Example:
+        >>> random.seed(0)
+        >>> with apart_from_rng(seed=1):
+        ...     inside = random.random()
+        >>> first = random.random()
+        >>> random.seed(0)
+        >>> first == random.random()
+        True
+    """
+    before = rng_states()
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        set_rng_states(before)
+
+
+# Errors of the libraries underneath, explained in one line: refused settings, and failures to write.
+
+PACKAGE = Path(__file__).parents[1]
+SHOW_TRACEBACK = "KLGRAD_TRACEBACK"
+"""Environment variable that turns the one-line form off."""
+
+WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+"""No space, quota exceeded, file too large, input/output error, read-only file system."""
+WRITE_MESSAGES = re.compile(
+    r"PytorchStreamWriter failed|iostream error|unexpected pos \d+ vs \d+|os error (28|122|27|5|30)\b"
+)
+"""Messages of torch and safetensors for the same failures, which are not `OSError`s; torch gives no cause."""
+DETAIL = 200
+"""Characters of another library's message that are repeated."""
+
+
+@contextmanager
+def refusals_in_one_line() -> Iterator[None]:
+    """Turn an error raised inside another library into a `SettingError`; errors of this package's code pass through."""
+    try:
+        yield
+    except KlgradError:
+        raise
+    except Exception as error:
+        refused = refusal(error)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def refusal(error: Exception) -> SettingError | None:
+    """One line for an error that another library raised.
+
+    Returns:
+        The error to raise instead; None if this package's own code raised it, or if `KLGRAD_TRACEBACK` is set.
+    """
+    if isinstance(error, KlgradError) or os.environ.get(SHOW_TRACEBACK):
+        return None
+    frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    known = [path for path in frames if "site-packages" in path.parts or path.is_relative_to(PACKAGE)]
+    if not known or known[-1].is_relative_to(PACKAGE):
+        return None
+    parts = known[-1].parts
+    library = parts[parts.index("site-packages") + 1].removesuffix(".py")
+    text = " ".join(str(error).split())
+    return SettingError(
+        "settings, a model and data that the libraries underneath accept",
+        f"{type(error).__name__} from {library}: {text[:400]}",
+        f"change what the message names; {SHOW_TRACEBACK}=1 shows the traceback",
+    )
+
+
+def write_failure(error: BaseException) -> str | None:
+    """Why a file could not be written, in a few words; None if the error has another cause."""
+    if isinstance(error, KlgradError) and not isinstance(error, OutputError):
+        return None  # it has an explanation of its own
+    for each in _chain(error):
+        if isinstance(each, OSError) and each.errno in WRITE_ERRORS:
+            return f"{each.strerror} ({each.filename})" if each.filename else str(each.strerror)
+        if WRITE_MESSAGES.search(str(each)):
+            return f"a file that could not be written whole ({' '.join(str(each).split())[:DETAIL]})"
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes: torch hides the first one behind a failure to close the file."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+# Warnings and log lines of the libraries underneath: each text is shown once, progress bars are switched off.
+
+LIBRARIES = ("transformers", "trl", "accelerate", "torch", "datasets", "huggingface_hub", "peft")
+NOT_FOR_USERS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+"""Python hides these by default: they concern a library's code, and not a run."""
+KNOWN = (
+    "The tokenizer has new PAD/BOS/EOS tokens",  # transformers aligns the model with the tokenizer, as intended
+    "There were missing keys in the checkpoint model loaded: ['lm_head.weight'].",  # tied to the embeddings, not saved
+    "`use_cache=True` is incompatible with gradient checkpointing",  # transformers switches the cache off itself
+)
+"""Beginnings of texts that every run produces, and that need no action by the user."""
+
+
+@contextmanager
+def messages_once(say: Callable[[str], None]) -> Iterator[None]:
+    """Pass each distinct warning or log line (from level WARNING on) to `say` once, and show no progress bars."""
+    shown: set[str] = set()
+
+    def once(text: str) -> None:
+        text = " ".join(text.split())
+        if text not in shown and not text.startswith(KNOWN):
+            shown.add(text)
+            say(text)
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        once(str(message))
+
+    with _no_bars(), _logs_to(once), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for category in NOT_FOR_USERS:
+            warnings.simplefilter("ignore", category)
+        warnings.showwarning = show
+        yield
+
+
+class _Handler(logging.Handler):
+    def __init__(self, once: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self.once = once
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.once(record.getMessage())
+
+
+@contextmanager
+def _logs_to(once: Callable[[str], None]) -> Iterator[None]:
+    """Replace the handlers of the libraries' loggers, and restore them afterwards."""
+    loggers = [logging.getLogger(name) for name in LIBRARIES]
+    before = [(logger, logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
+    handler = _Handler(once)
+    for logger in loggers:
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level, propagate, handlers in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled(), datasets.are_progress_bars_disabled()
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown[0]:
+            transformers_logging.enable_progress_bar()
+        if not shown[1]:
+            datasets.enable_progress_bars()

@@ -1,0 +1,632 @@
+"""What a run prints and writes: description, dry run, memory, messages, summary and model card."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..audit import LargeBatchResult, audit_in_large_batches
+from ..audit.advice import in_sum, percent, small_batches
+from ..audit.gradients import BATCH_SIZES
+from ..errors import RunError
+from ..frameworks.trl import audited_settings, declared
+from ..kernels import make_plan
+from ..models import EMBEDDED, SOURCE
+from ..targets import TARGETS
+from ..trl import KLConfig
+from ..trl.config_checks import needs_no_weights, notes, stale
+from . import run_folder
+from .build import Models
+from .checkpoint import RunTrainer, checkpoints, last_sound, step_of
+from .run_folder import (
+    HISTORY,
+    History,
+    evaluations,
+    in_updates,
+    kl_of,
+    length_of,
+    lost_by_starting_again,
+    training,
+    versions,
+)
+from .settings import Settings, resume_command
+
+# The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
+
+PER_COMPLETION = "summed over each completion"
+TOKEN_WEIGHTS = {
+    "grpo": "averaged over each completion's tokens (loss_type grpo)",
+    "sapo": "averaged over each completion's tokens (loss_type sapo)",
+    "bnpo": "divided by the tokens of one forward pass (loss_type bnpo)",
+    "dr_grpo": "divided by max_completion_length (loss_type dr_grpo)",
+    "dapo": "divided by all tokens of the update (loss_type dapo)",
+    "cispo": "divided by all tokens of the update (loss_type cispo)",
+    "vespo": "divided by all tokens of the update (loss_type vespo)",
+    "luspo": f"{PER_COMPLETION} (loss_type luspo)",
+}
+"""How TRL's policy loss weights a token; with kl_reduction='policy' the KL has the same weights."""
+
+
+def objective(settings: Settings) -> str:
+    """One line such as `E[reward] - 0.02 KL(π‖ref)`."""
+    training = settings.training
+    reward = "E[reward] - " if settings.rewarded else "-"
+    beta = "β" if training.kl_target is not None else f"{training.kl_coef:g}"
+    if training.objective.cell is not None:
+        return f"{reward}{beta} x {training.kl_cell}, a cell for study"
+    sides = ("π", "ref") if training.kl_divergence == "reverse" else ("ref", "π")
+    return f"{reward}{beta} KL({sides[0]}‖{sides[1]})"
+
+
+def formula(settings: Settings) -> str:
+    """The gradient of the KL term, with the weights of its tokens."""
+    objective = settings.training.objective
+    found, why = objective.formula, stale(settings.training)
+    if found is None or objective.term is None:
+        assert objective.cell is not None  # an objective has a term or a cell
+        return f"{objective.cell.name} (a cell for study): {objective.cell.summary} {reduction(settings)}"
+    found = replace(found, unit=reduction(settings))
+    if why is not None and needs_no_weights(objective.term):
+        found = replace(
+            found,
+            where=" of the next token, at the prefixes of μ",
+            sampler="μ",
+            sampling=f"μ is what sampled the completions ({why})",
+        )
+    return str(found)
+
+
+def reduction(settings: Settings) -> str:
+    """How the KLs of the tokens are combined."""
+    training = settings.training
+    if training.kl_placement == "reward" or training.objective.reduction == "sequence":
+        return PER_COMPLETION
+    return TOKEN_WEIGHTS.get(str(training.loss_type), f"weighted as the policy loss ({training.loss_type})")
+
+
+def scaling(settings: Settings) -> str | None:
+    """How TRL's normalisation of rewards rescales β; None if it does not. A KL in the reward has a note instead."""
+    training = settings.training
+    divisor = {"group": "their group's", "batch": "the batch's"}.get(str(training.scale_rewards))
+    if training.multi_objective_aggregation == "normalize_then_sum":
+        divisor = "first each its group's and then the batch's"
+    if divisor is None or not settings.rewarded or training.kl_placement == "reward":
+        return None
+    return f"rewards are divided by {divisor} standard deviation (scale_rewards), which rescales β against them"
+
+
+# What a run trains, in words: the audit of the trainer's own loss with the settings of the run.
+
+OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
+"""Loss types that divide by the tokens of all completions of a generation, of all processes."""
+
+NEAR = 0.5
+"""A loss that is farther from every target, relatively, is near none."""
+
+
+def trained_lines(training: KLConfig) -> list[str]:
+    """What the KL of a run descends, on fresh samples, and on stale ones where the settings make them stale.
+
+    The trainer's own loss is summed over every outcome of small problems, which takes a few seconds.
+
+    Args:
+        training: the settings of the trainer.
+
+    Returns:
+        One line for each kind of samples.
+    """
+    if training.kl_coef == 0:
+        return ["no KL: kl_coef is 0"]
+    with _one_thread():
+        found = audited(training, on_policy=True)
+        lines = [f"on fresh samples: {_sentence(found)}{_batches(found, training)}"]
+        why = stale(training)
+        if why is not None:
+            lines.append(f"on stale samples ({why}), {_ratio(training)}: {_on_stale(training)}")
+    return lines
+
+
+def audited(training: KLConfig, *, on_policy: bool) -> LargeBatchResult:
+    """The audit of the trainer's loss; done once for all runs whose settings act alike on the KL."""
+    settings = audited_settings(training)
+    if training.loss_type == "bnpo" and completions_in_mean(training) == 1:
+        settings["loss_type"] = "grpo"  # the tokens of a forward pass are those of one completion
+    return _audited(tuple(settings.items()), on_policy)
+
+
+@cache
+def _audited(settings: tuple[tuple[str, Any], ...], on_policy: bool) -> LargeBatchResult:
+    return audit_in_large_batches(declared(**dict(settings)), on_policy=on_policy)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: the tensors of an audit are so small that more threads slow it down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _sentence(found: LargeBatchResult) -> str:
+    """What the loss does in large batches."""
+    if found.verdict == "sum-of-targets" and found.decomposition is not None:
+        return f"descends the sum of two targets: {in_sum(found.decomposition)}"
+    if found.verdict == "unknown":
+        # Over all problems, or over the small ones with varying lengths, where a mean may be off by more.
+        bias = max(found.bias, found.bias_by_batch.get("limit", 0.0))
+        if bias > NEAR:
+            return "descends no known divergence, and is near none"
+        off = f"{percent(bias)} off in large batches of the audit's problems"
+        return f"descends no known divergence (nearest: {TARGETS[found.nearest].phrase}, {off})"
+    return TARGETS[found.verdict].does + (", at a scale that depends on the batch" if found.scale_varies else "")
+
+
+def _batches(found: LargeBatchResult, training: KLConfig) -> str:
+    """For which batches it does, and what is known of this run's."""
+    if found.holds == "always":
+        return ", in batches of any size"
+    if found.holds is None:
+        return ""
+    off, count = small_batches(found), completions_in_mean(training)
+    if not off:
+        return ", in large batches"
+    nearer = ", and is nearer" if count > max(BATCH_SIZES) else ""
+    return f", in large batches (measured: {off}; this run averages over {count}{nearer})"
+
+
+def completions_in_mean(training: Any) -> int:
+    """How many completions share the statistics of a batch, such as its number of tokens."""
+    if training.objective.reduction == "policy" and training.loss_type in OVER_ALL_TOKENS:
+        return training.generation_batch_size
+    alone = training.objective.reduction == "policy"  # a loss of the zoo with its own reduction sees all processes
+    return training.per_device_train_batch_size * (1 if alone else training.world_size)
+
+
+def _ratio(training: KLConfig) -> str:
+    if training.kl_placement != "loss":
+        return f"with the ratio of TRL's policy loss, since the KL is in the {training.kl_placement}"
+    if training.objective.is_weighted:
+        return f"weighted by kl_ratio={training.kl_ratio!r}, kl_ratio_bound={training.kl_ratio_bound!r}"
+    return "with kl_ratio='none'"
+
+
+def _on_stale(training: KLConfig) -> str:
+    found = audited(training, on_policy=False)
+    said = f"{_sentence(found)}{_batches(found, training)}"
+    bounded = training.kl_ratio_bound != "none" and (training.objective.is_weighted or training.kl_top_k)
+    if found.verdict != "unknown" or not bounded:
+        return said
+    unbounded = audited(_without_bound(training), on_policy=False)
+    if unbounded.verdict == "unknown":
+        return said
+    return f"{said}; where no ratio reaches its bound, it {_sentence(unbounded)}{_batches(unbounded, training)}"
+
+
+def _without_bound(training: KLConfig) -> KLConfig:
+    found = copy(training)
+    found.kl_ratio_bound = "none"
+    return found
+
+
+# Estimate the memory of a run from the models' configurations, without loading weights.
+#
+# `accelerate estimate-memory` covers one model of the hub; here are two, from folders too, with adapters, the cache of
+# sampling and the tiles of the exact KL.
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ADAMW = ("adamw_torch", "adamw_torch_fused")
+"""Values of `optim` that store two numbers of a weight's own type."""
+LORA = ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save")
+QUANTISED = ("load_in_4bit", "load_in_8bit")
+"""Settings that change the memory, but not the estimate: its notes name those that are given."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One entry of the estimate."""
+
+    name: str
+    bytes: int
+    note: str
+
+
+def estimate(settings: Any, models: Models) -> list[Item]:
+    """Memory of all processes together, as if every model were sharded; activations are not included."""
+    training, policy = settings.training, settings.policy
+    shape, kind = _shape(models.path, models.load_options), DTYPES.get(str(policy.dtype), torch.float32)
+    parameters = shape.parameters
+    trained = _adapter_parameters(policy, shape) if policy.use_peft else parameters
+    of_what = f"adapters of queries and values{_left_out(policy, LORA)}" if policy.use_peft else "weights"
+    weights = f"{parameters / 1e6:.0f}M weights in {_name(kind)}{_left_out(policy, QUANTISED)}"
+    found = [
+        Item("policy", parameters * kind.itemsize, weights),
+        Item("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {of_what}"),
+        Item("optimizer", 2 * trained * kind.itemsize, f"two numbers for each ({_optimizer(training)})"),
+    ]
+    if policy.use_peft:
+        found.append(Item("reference", 0, "the policy with its adapters off"))
+    else:
+        other = _shape(models.reference, models.reference_options)
+        found.append(Item("reference", other.parameters * kind.itemsize, f"{other.parameters / 1e6:.0f}M weights"))
+    return [*found, _cache(training, shape, kind), *_kernels(training, shape, kind)]
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Sizes of a model that memory depends on."""
+
+    parameters: int
+    layers: int
+    keys: int
+    """Numbers per token and layer in the cache: keys and values."""
+    vocabulary: int
+    hidden: int
+
+
+def _shape(model: str, how: dict[str, Any]) -> ModelSize:
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model, **how)
+    text = config.get_text_config()
+    with init_empty_weights():
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=how.get("trust_remote_code", False))
+    empty.tie_weights()  # otherwise a shared head is counted twice
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    parameters = sum(p.numel() for p in empty.parameters())
+    return ModelSize(parameters, text.num_hidden_layers, 2 * heads * width, text.vocab_size, text.hidden_size)
+
+
+def _adapter_parameters(policy: Any, shape: ModelSize) -> int:
+    """Two low-rank matrices for the query and the value projection of each layer, PEFT's default for a Llama."""
+    return shape.layers * policy.lora_r * (3 * shape.hidden + shape.keys // 2)
+
+
+def _left_out(policy: Any, names: tuple[str, ...]) -> str:
+    """The end of a note, with those of the settings that are given."""
+    given = [name for name in names if getattr(policy, name)]
+    return f"; does not account for {', '.join(given)}" if given else ""
+
+
+def _optimizer(training: Any) -> str:
+    name = getattr(training.optim, "value", training.optim)
+    return "AdamW" if name in ADAMW else f"AdamW assumed; does not account for optim={name}"
+
+
+def _cache(training: Any, shape: ModelSize, kind: torch.dtype) -> Item:
+    if training.use_vllm:
+        return Item("sampling", 0, "vLLM allocates its own memory")
+    rows, tokens = training.generation_batch_size, training.max_completion_length
+    size = rows * tokens * shape.layers * shape.keys * kind.itemsize
+    return Item("sampling", size, f"keys and values of {rows} completions x {tokens} tokens, prompts not included")
+
+
+def _kernels(training: Any, shape: ModelSize, kind: torch.dtype) -> list[Item]:
+    if not training.objective.exact:
+        return []
+    tokens = training.per_device_train_batch_size * training.max_completion_length
+    plan = make_plan(tokens, shape.vocabulary, kind, paired=True, budget=training.kl_memory << 20)
+    whole = 2 * tokens * shape.vocabulary * 4 * training.world_size
+    taken = (plan.tile_bytes + plan.kept_bytes) * training.world_size
+    saved = f"; all logits of both models would be {in_units(whole)}" if whole > taken else ""
+    return [Item("exact KL", taken, f"tiles of {plan.strip} x {plan.columns} logits{saved}")]
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+def in_units(count: float) -> str:
+    """MiB, or GiB from one GiB on."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+# `--dry-run`: the objective, what the trainer's loss descends, the settings, and the memory.
+
+
+def described(settings: Settings, models: Models) -> RenderableType:
+    """What `--dry-run` prints."""
+    parts: list[RenderableType] = [
+        Text("Maximises", style="bold"),
+        *(Text(f"  {line}") for line in objective_lines(settings)),
+        "",
+        Text(
+            "What its KL descends, with the trainer's own loss summed over every outcome of small problems",
+            style="bold",
+        ),
+        *(Text(f"  {line}") for line in trained_lines(settings.training)),
+        "",
+        _key_values(facts(settings, models)),
+        "",
+        Text(
+            "Memory of all processes together, with each model counted once; activations are not included", style="bold"
+        ),
+        _memory(settings, models),
+    ]
+    return Group(*parts)
+
+
+def objective_lines(settings: Settings) -> list[str]:
+    """The objective, its gradient, what rescales it, and notes on settings that change its meaning."""
+    lines = (objective(settings), formula(settings), scaling(settings))
+    return [*(line for line in lines if line is not None), *(f"note: {note}" for note in notes(settings.training))]
+
+
+def facts(settings: Settings, models: Models) -> dict[str, str]:
+    """The main settings, by title."""
+    training: Any = settings.training
+    per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
+    beta = f"{training.kl_coef:g}, constant"
+    if training.kl_target is not None:
+        beta = f"from {training.kl_coef:g}, adapted to {training.kl_target:g} nats per {training.kl_target_unit}"
+    length = f"{training.max_steps} updates" if training.max_steps > 0 else f"{training.num_train_epochs:g} epochs"
+    found = {
+        "model": models.name,
+        "reference": _reference(training, models),
+        "placement": f"in the {training.kl_placement}; {reduction(settings)}",
+        "β": beta,
+        "trains": f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} "
+        f"completions of at most {training.max_completion_length} tokens{_uses(training.num_iterations)}"
+        f"{_together(training.world_size)}",
+        "learning rate": f"{training.learning_rate:g}, {_scheduler(training)}",
+    }
+    if training.rollout_lag:
+        found["lag"] = f"{training.rollout_lag} updates, ratio {training.kl_ratio}"
+    return found
+
+
+def _reference(training: Any, models: Models) -> str:
+    if training.teacher:
+        return f"the teacher {models.reference_name}"
+    follows = f", moved towards the policy every {training.ref_model_sync_steps} updates"
+    return "the model as it starts" + (follows if training.sync_ref_model else "")
+
+
+def _uses(count: int) -> str:
+    return f", each of which is used for {count} updates" if count > 1 else ""
+
+
+def _together(processes: int) -> str:
+    return f", on {processes} processes" if processes > 1 else ""
+
+
+def _scheduler(training: Any) -> str:
+    return str(getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type))
+
+
+def _key_values(values: dict[str, str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, value in values.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _memory(settings: Settings, models: Models) -> Table:
+    items = estimate(settings, models)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for item in items:
+        table.add_row(item.name, in_units(item.bytes), item.note)
+    table.add_row("total", in_units(sum(item.bytes for item in items)), "")
+    return table
+
+
+# Sentences and errors about a run: what it does at the start, what is saved when it stops, why it cannot continue.
+
+
+def announcement(settings: Settings, models: Models, checkpoint: Path | None) -> list[Text]:
+    """What is printed when training starts."""
+    where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
+    first = f"{settings.command} {models.name}{where}: maximises {objective(settings)}"
+    return [Text(first, style="bold"), *(Text(line, style="dim") for line in objective_lines(settings)[1:])]
+
+
+def how_to_continue(settings: Settings, folder: Path) -> str:
+    """What of the run is on disk, and the command that continues it."""
+    found, _ = last_sound(folder)
+    if found is not None:
+        again = resume_command(settings.command, folder, settings.given)
+        return f"The run is saved after {in_updates(step_of(found))} in {found}. Continue with: {again}"
+    more = ["--overwrite"] if lost_by_starting_again(folder) else []
+    again = resume_command(settings.command, folder, settings.given, *more)
+    return f"Nothing has been saved yet. Start again with: {again}"
+
+
+NO_CHECKPOINT = "There is no complete checkpoint to make the run longer from: --weights_only false keeps them"
+
+
+def finished(folder: Path, updates: int) -> str:
+    """What is said of a run that is finished; it can be made longer only from a complete checkpoint."""
+    sound, _ = last_sound(folder)
+    longer = NO_CHECKPOINT if sound is None else "To make it longer, give a larger --max_steps with --resume"
+    return f"The run in {folder} is finished, after {in_updates(updates)}; nothing was changed. {longer}."
+
+
+def kept(folder: Path) -> str:
+    """What a finished run has left in its folder, with sizes."""
+    names = (run_folder.MODEL, *run_folder.FIGURES, run_folder.SUMMARY, HISTORY)
+    found = [f"{name}{_size(folder / name)}" for name in names if (folder / name).exists()]
+    saved = checkpoints(folder)
+    if saved:
+        found.append(f"{len(saved)} checkpoint{'s' * (len(saved) > 1)}{_size(*saved)}")
+    more = "" if saved else f". {NO_CHECKPOINT}"
+    return f"In {folder}/: {', '.join(found)}{more}"
+
+
+def _size(*paths: Path) -> str:
+    """In MB, for folders."""
+    files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
+    return f" ({sum(file.stat().st_size for file in files) / 1e6:,.1f} MB)" if files else ""
+
+
+def unloadable(checkpoint: Path, error: Exception) -> RunError:
+    """The error for a checkpoint that another library cannot load."""
+    detail = str(error).strip().splitlines() or [""]
+    return RunError(
+        "a checkpoint that these settings can continue from",
+        f"{checkpoint}: {type(error).__name__}: {detail[0]}",
+        "resume with the settings that the run was started with; nothing in its folder was changed",
+    )
+
+
+def no_updates(trainer: RunTrainer, start: int) -> RunError:
+    """The error for a training that has ended without an update."""
+    args: Any = trainer.args
+    dataset: Any = trainer.train_dataset
+    return RunError(
+        "at least one update",
+        f"none, after {start}, of {len(dataset)} prompts with {args.generation_batch_size} completions a generation, "
+        f"{args.num_generations} of each prompt",
+        "give more prompts, or a smaller batch (per_device_train_batch_size, gradient_accumulation_steps, "
+        "steps_per_generation)",
+    )
+
+
+# The results of a run, as data and as a table.
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """Read the history: evaluations before and after, and means over the last tenth of the updates."""
+    rows = History(folder).rows()
+    trained, evaluated = training(rows), evaluations(rows)
+    last = trained[-max(1, len(trained) // 10) :]
+    first = evaluated[0] if evaluated and evaluated[0]["step"] == 0 else None  # its beginning may be lost
+    return {
+        "updates": max((row["step"] for row in rows), default=0),
+        "before": first["evaluation"] if first else None,
+        "after": evaluated[-1]["evaluation"] if evaluated else None,
+        "after_updates": evaluated[-1]["step"] if evaluated else None,
+        "last_updates": {
+            "count": len(last),
+            "task_reward": _mean([row.get("task_reward") for row in last]),
+            "kl_per_sequence": _mean([kl_of(row) for row in last]),
+            "kl_per_token": _mean([kl_of(row, "per_token") for row in last]),
+            "length": _mean([length_of(row) for row in last]),
+            "coefficient": _mean([row.get("kl/coef") for row in last]),
+        },
+    }
+
+
+def table_of(summary: dict[str, Any]) -> Table:
+    """Before and after, task by task; a column is empty if there was no evaluation then."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("held out")
+    columns = [summary["before"], summary["after"]]
+    for title in ("before", f"after {summary['after_updates']} updates"):
+        table.add_column(title, justify="right")
+    if summary["after"] is None:
+        return table
+    for name, row in summary["after"]["sets"].items():
+        domain = "in-domain" if row["domain"] == "in" else "out-of-domain"
+        scores = [score(each["sets"].get(name)) if each else "" for each in columns]
+        table.add_row(f"{name} ({domain}, {row['count']})", *scores)
+    for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
+        if all(each is None or each["kl"] is not None for each in columns):  # greedy completions have none
+            table.add_row(title, *(estimated(each["kl"][unit]) if each else "" for each in columns))
+    table.add_row("tokens per completion", *(f"{each['length']:.1f}" if each else "" for each in columns))
+    return table
+
+
+def score(row: dict[str, Any] | None) -> str:
+    """A mean reward, with its standard error unless there was only one prompt."""
+    if row is None:
+        return ""
+    error = row["standard_error"]
+    return f"{row['reward']:.3f}" + ("" if error is None or math.isnan(error) else f" ± {error:.3f}")
+
+
+def estimated(row: dict[str, Any]) -> str:
+    """A KL with its standard error; the history has None for a number that was not finite."""
+    if row["mean"] is None:
+        return "not finite"
+    error = row["standard_error"]
+    return f"{row['mean']:.3g}" + ("" if error is None else f" ± {error:.2g}")
+
+
+def _mean(values: list[float | None]) -> float | None:
+    found = [x for x in values if x is not None]
+    return sum(found) / len(found) if found else None
+
+
+# The model card of a run: its base model, its KL, and its results.
+
+CARD = "README.md"
+
+
+def model_card(settings: Settings, models: Models, summary: dict[str, Any] | None = None) -> str:
+    """Describe a run in Markdown, with the metadata that the hub reads.
+
+    Args:
+        settings: of the run.
+        models: the policy and the reference.
+        summary: the results, if the run is finished.
+
+    Returns:
+        The text of `README.md`.
+    """
+    command = settings.command
+    parts = [
+        _metadata(models),
+        f"# {Path(str(settings.training.output_dir)).name}\n",
+        f"Trained by `klgrad {command}`, on TRL's GRPOTrainer.\n",
+        f"- base model: {_named(models.name)}",
+        f"- reference of the KL: {_named(models.reference_name)}",
+        f"- maximises: {objective(settings)}",
+        f"- gradient of the KL: {formula(settings)}",
+        *([f"- {text}"] if (text := scaling(settings)) else []),
+        f"- trained on: {settings.run.task}{f', reward {settings.run.reward}' if settings.run.reward else ''}",
+    ]
+    if summary is not None:
+        parts += _results(summary)
+    parts.append(f"\nVersions: {', '.join(f'{name} {version}' for name, version in versions().items())}.\n")
+    return "\n".join(parts)
+
+
+def _metadata(models: Models) -> str:
+    base = _on_hub(models.name)
+    lines = ["library_name: transformers", *([f"base_model: {base}"] if base else []), "tags: [klgrad, trl, grpo]"]
+    return "\n".join(["---", *lines, "---\n"])
+
+
+def _on_hub(name: str) -> str | None:
+    """The name on the hub of a model, without what was done to its layers; None for a folder."""
+    base = name.partition(" with ")[0].partition(":")[0]
+    if base == EMBEDDED:
+        return SOURCE
+    return None if Path(base).exists() or base.count("/") != 1 else base
+
+
+def _named(name: str) -> str:
+    return f"{name} ({SOURCE})" if name.partition(":")[0].partition(" ")[0] == EMBEDDED else name
+
+
+def _results(summary: dict[str, Any]) -> list[str]:
+    """Held-out rewards and the KL, before and after."""
+    before, after = summary["before"], summary["after"]
+    lines = [f"- updates: {summary['updates']}"]
+    if after is None:
+        return lines
+    lines += ["\n| held out | before | after |", "|---|---|---|"]
+    for name, row in after["sets"].items():
+        lines.append(f"| reward, {name} | {score(before['sets'].get(name)) if before else ''} | {score(row)} |")
+    if after["kl"] is not None:
+        first = estimated(before["kl"]["per_sequence"]) if before and before["kl"] else ""
+        lines.append(f"| KL(π‖ref), nats per completion | {first} | {estimated(after['kl']['per_sequence'])} |")
+    return [*lines, "\nA number after ± is one standard error."]

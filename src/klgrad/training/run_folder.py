@@ -1,0 +1,457 @@
+"""The files of a run: history, records, lock, and the run that it replaces."""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+from .. import __version__
+from ..errors import OutputError, RunError
+from ..support import ensure_folder, finite, write_whole
+from .checkpoint import checkpoints, damaged, step_of
+
+# `history.jsonl`: one line of JSON for each update and each evaluation.
+
+HISTORY = "history.jsonl"
+EVALUATION = frozenset({"sets", "domains", "kl", "length"})
+"""Keys of every evaluation."""
+
+
+class History:
+    """The history of a run. A row has a `step`, and either training metrics or an `evaluation`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / HISTORY
+        self._held: list[dict[str, Any]] | None = None
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row."""
+        if self._held is not None:
+            self._held.append(row)
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(row)) + "\n")
+
+    def hold(self) -> None:
+        """Keep new rows in memory until `release`: until its first update a run may still fail and leave no trace."""
+        self._held = []
+
+    def release(self, step: int) -> None:
+        """Delete rows after `step`, which will be computed again, and write the rows held in memory."""
+        held, self._held = self._held or [], None
+        if self.path.is_file():
+            kept = [row for row in self.rows() if row["step"] <= step]
+            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        for row in held:
+            self.append(row)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows in the file. An incomplete last line, as after a kill, is ignored; any other damage is an error."""
+        if not self.path.is_file():
+            return []
+        try:
+            lines = self.path.read_bytes().splitlines()
+        except OSError as error:
+            raise _damaged(self.path, str(error.strerror)) from error
+        found = []
+        for number, line in enumerate(lines, 1):
+            row = _row(line)
+            if row is not None:
+                found.append(row)
+            elif number < len(lines) and line.strip():
+                raise _damaged(self.path, f"line {number} is not a row of a history in JSON and UTF-8")
+        return found
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except ValueError:  # includes UnicodeDecodeError
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    evaluation = row.get("evaluation", {})
+    known = "evaluation" not in row or (isinstance(evaluation, dict) and evaluation.keys() >= EVALUATION)
+    return row if known else None
+
+
+def _damaged(path: Path, what: str) -> RunError:
+    return RunError(
+        "a history that can be read",
+        f"{path}: {what}",
+        "remove that line, or move the file away: the run continues without its history, but its summary then lacks "
+        "the lost rows",
+    )
+
+
+def training(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of updates."""
+    return [row for row in rows if "evaluation" not in row]
+
+
+def in_updates(count: int) -> str:
+    """A number of updates in words, such as "1 update"."""
+    return f"{count} update{'s' * (count != 1)}"
+
+
+def evaluations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of evaluations."""
+    return [row for row in rows if "evaluation" in row]
+
+
+def kl_of(row: dict[str, Any], unit: str = "per_sequence") -> float | None:
+    """KL(π‖ref) of an update's completions: the exact value if it was logged, else k3."""
+    names = [f"kl/reverse/{kind}/{unit}" for kind in ("exact", "k3")]
+    if unit == "per_sequence":
+        names.append("rewards/kl_to_reference/mean")  # with the KL in the reward only this is logged
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def length_of(row: dict[str, Any]) -> float | None:
+    """Mean tokens per completion of an update."""
+    return row.get("length/mean", row.get("completions/mean_length"))
+
+
+# The JSON files of a run: `run.json` has its settings, `summary.json` its results.
+
+RUN, SUMMARY, MODEL = "run.json", "summary.json", "model"
+FIGURES = ("run.png", "run.svg")
+SECRET = ("hub_token",)
+"""Settings that are not written to `run.json`."""
+PACKAGES = ("torch", "trl", "transformers", "accelerate", "datasets", "peft", "vllm")
+
+
+def write_run(folder: Path, command: str, settings: dict[str, Any], objective: dict[str, Any]) -> None:
+    """Write everything that is needed to start the same run again."""
+    kept = {name: value for name, value in settings.items() if name not in SECRET}
+    content = {"command": command, "settings": kept, "objective": objective, "versions": versions()}
+    write_whole(folder / RUN, json.dumps(finite(content), indent=1, default=str, ensure_ascii=False))
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write the results for programs to read."""
+    write_whole(folder / SUMMARY, json.dumps(finite(summary), indent=1, ensure_ascii=False))
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    """Read `run.json` or `summary.json`."""
+    path = folder / name
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        remedy = "name the output folder of klgrad train or distill"
+        raise RunError(f"a run's folder, with {name}", str(folder), remedy) from None
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{name} that can be read", f"{path}: {error}", "restore it from a backup, or train again"
+        ) from error
+    if not isinstance(found, dict):
+        raise RunError(f"{name} of a run", f"{path} with a {type(found).__name__}", "train again")
+    return found
+
+
+def recorded_settings(folder: Path, command: str) -> dict[str, Any]:
+    """The settings in `run.json`; raises if the run belongs to another command."""
+    found = read(folder, RUN)
+    theirs = found.get("command", command)
+    if theirs != command:
+        raise RunError(f"a run of klgrad {command}", f"{folder}, of klgrad {theirs}", f"klgrad {theirs} --resume")
+    settings = found.get("settings", {})
+    if not isinstance(settings, dict):
+        raise RunError(
+            "the settings of a run, by name",
+            f"{folder / RUN} with {json.dumps(settings)} for them",
+            "restore the file from a backup, or train again with --overwrite",
+        )
+    return settings
+
+
+def updates_if_finished(folder: Path, settings: Any) -> int | None:
+    """The number of updates of a run that is finished, with its model and summary written; None if it is not."""
+    if not (folder / SUMMARY).is_file() or not any((folder / MODEL).glob("*")):
+        return None
+    summary = read(folder, SUMMARY)
+    updates = summary.get("updates")
+    if not isinstance(updates, int) or any(row["step"] > updates for row in History(folder).rows()):
+        return None
+    if any(step_of(checkpoint) > updates for checkpoint in checkpoints(folder)):
+        return None
+    if settings.training.max_steps > 0:
+        return updates if updates >= settings.training.max_steps else None
+    epochs = summary.get("num_train_epochs")  # of the finished run; `run.json` may plan a longer one
+    return updates if isinstance(epochs, int | float) and epochs >= settings.training.num_train_epochs else None
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that the numbers depend on."""
+    found = {"klgrad": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+# Replace the run that is in an output folder, without losing it before the new one has made an update.
+
+UNFINISHED = (".model.partial", ".model.old")
+"""What remains if the process is killed while it writes or replaces the model."""
+REPLACED, DELETED = ".replaced", ".deleted"
+"""Where the replaced run is kept until the new run's first update, and where it is moved to be deleted."""
+
+
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """Create the folder; raise if it has a run and `overwrite` is not set."""
+    ensure_folder(folder)
+    there = _files_of_a_run(folder)
+    if there and not overwrite:
+        raise RunError(
+            "an output folder without a run",
+            f"{folder}, which has {there[0].name}",
+            "--resume continues it, --overwrite replaces it, --output_dir names another folder",
+        )
+
+
+@contextmanager
+def nothing_left_by_failure(folder: Path) -> Iterator[None]:
+    """On an error, remove the folders that were created inside the block and are still empty."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+def set_aside(folder: Path, keep: tuple[str, ...] = ()) -> None:
+    """Move the files of the old run, except those in `keep`, to `.replaced`."""
+    for path in _files_of_a_run(folder):
+        if path.name not in keep:
+            (folder / REPLACED).mkdir(exist_ok=True)
+            path.rename(folder / REPLACED / path.name)
+
+
+def drop_replaced(folder: Path) -> None:
+    """Delete the old run, after the first update of the new one."""
+    with suppress(FileNotFoundError):
+        (folder / REPLACED).rename(folder / DELETED)  # in one step: a kill leaves all of it or nothing
+    shutil.rmtree(folder / DELETED, ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """Restore the old run, if the run that was to replace it made no update."""
+    shutil.rmtree(folder / DELETED, ignore_errors=True)
+    if not (folder / REPLACED).is_dir():
+        return
+    for path in (folder / REPLACED).iterdir():
+        os.replace(path, folder / path.name)
+    (folder / REPLACED).rmdir()
+
+
+def check_not_replaced(folder: Path, models: Iterable[str | None]) -> None:
+    """Raise if one of the models is a part of the run that would be deleted; resuming would need it too."""
+    doomed = [path.resolve() for path in _files_of_a_run(folder)]
+    for name in filter(None, models):
+        place = Path(name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() else name)
+        if place.exists() and any(place.resolve().is_relative_to(path) for path in doomed):
+            raise RunError(
+                "a model outside of the run that --overwrite deletes",
+                f"{name}, which is a part of it",
+                "give another --output_dir, or copy the model elsewhere first",
+            )
+
+
+def check_nothing_lost(folder: Path, again: str) -> None:
+    """Raise if starting a run without a complete checkpoint again would delete results; `again` is the command."""
+    lost = lost_by_starting_again(folder)
+    if lost:
+        raise RunError(
+            "a run with a complete checkpoint to continue from, or one that has made no update",
+            f"{folder} without one, where starting again would delete {', '.join(lost)}",
+            f"copy what you need, then start the run again from the beginning: {again}",
+        )
+
+
+def lost_by_starting_again(folder: Path) -> list[str]:
+    """Files that training has produced. Settings, and an evaluation before the first update, are not counted."""
+    found = [path.name for path in _files_of_a_run(folder) if path.name not in (RUN, HISTORY)]
+    return [*([HISTORY] if training(History(folder).rows()) else []), *found]
+
+
+def _files_of_a_run(folder: Path) -> list[Path]:
+    files = [folder / name for name in (RUN, HISTORY, SUMMARY, *FIGURES, MODEL, *UNFINISHED)]
+    return [path for path in (*files, *checkpoints(folder), *damaged(folder)) if path.exists()]
+
+
+# One run per output folder: the process that trains holds a lock on a file in it.
+#
+# The lock belongs to the open file, so the kernel releases it when the process ends, also when it is killed. A lock
+# file that a killed process left behind does not block another run.
+
+try:
+    import fcntl
+except ImportError:  # on Windows only the owner recorded in the file is used
+    fcntl = None
+
+LOCK = ".klgrad.lock"
+SETTLED = 0.5
+"""Seconds to wait, on a file system without locks, before reading which of several claims was written last."""
+NAMED = 1.0
+"""Seconds to wait for the owner to record itself in a lock that it has just taken."""
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder inside the block; raise if another process holds it."""
+    file = _take(folder)
+    try:
+        _refuse_links(folder)
+        yield
+    finally:
+        with suppress(OSError):  # removed while it is held: a process that opened it in between tries again
+            (folder / LOCK).unlink()
+        file.close()
+
+
+def _take(folder: Path) -> IO[str]:
+    path = folder / LOCK
+    while True:
+        ensure_folder(folder)
+        try:
+            file = open(path, "a+", encoding="utf-8", opener=_without_links)  # noqa: SIM115
+        except FileNotFoundError:  # the folder was removed in between
+            continue
+        except OSError as error:
+            if path.is_symlink():
+                raise _linked(path) from error
+            raise OutputError(
+                "a folder that can be written", f"{path}: {error.strerror}", "give another path"
+            ) from error
+        try:
+            if _locked(file, path) and _is_at(file, path):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file; a link in its place is an error, since what it points to would be truncated."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise for a link out of a run folder, which may come from somebody else: a run would write to its target."""
+    home = folder.resolve()
+    for path in (*folder.iterdir(), *folder.glob("*/*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise _linked(path)
+
+
+def _linked(path: Path) -> RunError:
+    return RunError("a run folder without links out of it", f"{path}, a link to {os.readlink(path)}", "remove the link")
+
+
+def _locked(file: IO[str], path: Path) -> bool:
+    """Take the lock and record the owner. False if another process has claimed the file, to try again."""
+    try:
+        if fcntl is None:
+            raise OSError
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(path, _owner(path, wait=NAMED)) from None
+    except OSError:  # some network file systems have no locks
+        return _claimed(file, path)
+    with suppress(OSError):  # on a full disk: the lock works without the record
+        _write(file)
+    return True
+
+
+def _claimed(file: IO[str], path: Path) -> bool:
+    """On a file system without locks: the recorded owner has the lock as long as its process runs."""
+    owner = _owner(path)
+    if owner is not None and is_running(owner):
+        raise _in_use(path, owner)
+    _write(file)
+    time.sleep(SETTLED)
+    owner = _owner(path)
+    if owner is not None and owner != _this_process():
+        raise _in_use(path, owner)
+    return owner is not None
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether the path still names the file that was locked: its last owner may have removed it in between."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _write(file: IO[str]) -> None:
+    file.truncate(0)
+    file.write(json.dumps(_this_process()))
+    file.flush()
+
+
+def _owner(path: Path, wait: float = 0.0) -> dict[str, Any] | None:
+    """The owner recorded in the lock; None if there is none after `wait` seconds."""
+    until = time.monotonic() + wait
+    while True:
+        with suppress(OSError, ValueError):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(found, dict):
+                return found
+        if time.monotonic() >= until:
+            return None
+        time.sleep(0.02)
+
+
+def _in_use(path: Path, owner: dict[str, Any] | None) -> RunError:
+    who = "another process" if owner is None else f"process {owner.get('pid')} on {owner.get('host')}"
+    remedy = "wait until that process ends, or stop it, or give another --output_dir"
+    if owner is not None and owner.get("host") != socket.gethostname():
+        remedy += f"; if it has ended, which this host cannot check, remove {path}"
+    return RunError("an output folder that no other run is using", f"{path.parent}, which {who} is using", remedy)
+
+
+def _this_process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())}
+
+
+def is_running(owner: dict[str, Any]) -> bool:
+    """Whether the recorded process still runs; its start time distinguishes it from a later one of the same number."""
+    pid = owner.get("pid")
+    if owner.get("host") != socket.gethostname():
+        return True  # this host cannot check
+    if not isinstance(pid, int):
+        return False
+    if owner.get("started") is not None:
+        return _started(pid) == owner["started"]
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to another user
+        return True
+    return True
+
+
+def _started(pid: int) -> int | None:
+    """Start time in clock ticks since boot; None without /proc, or if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])  # the process name before it, in brackets, may contain spaces
+    except (OSError, ValueError, IndexError):
+        return None

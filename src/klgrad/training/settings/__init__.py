@@ -1,1 +1,0 @@
-"""Settings of `klgrad train` and `klgrad distill`: declaration, presets, parsing."""

@@ -1,0 +1,453 @@
+"""What this package assumes of TRL, checked before it is used; and observation of any trainer from outside."""
+
+import ast
+import copy
+import inspect
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+import transformers
+import trl
+from transformers import Trainer, TrainerCallback
+from trl.trainer import distillation_trainer as module
+from trl.trainer.distillation_trainer import DistillationTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from .compat import ContractError, Sampled, check_version
+
+# The source of TRL's loss, read for what the seam relies on: where the KL is added, and that nothing follows it.
+
+ADDITION = "per_token_loss + self.beta * per_token_kl"
+LOG_PROBS = "_get_per_token_logps_and_entropies"
+USES = ["self.beta != 0.0", "self.beta != 0.0", "self.beta * per_token_kl", "self.beta != 0.0"]
+"""Of `beta` in `_compute_loss`: TRL's KL is computed, added (a test and a product), and logged."""
+
+
+def check_loss(method: Callable[..., Any]) -> None:
+    """Refuse a `_compute_loss` in which the KL is not the last thing that is added to the loss of each token.
+
+    TRL multiplies the policy loss by its off-policy mask, its entropy mask and vLLM's ratio, and then adds the KL. If
+    the KL came first, these masks would drop it on some tokens.
+    """
+    tree = _parsed(method)
+    found = uses_of_beta(method)
+    if found != USES:
+        raise ContractError(f"`beta` used in TRL's loss as {'; '.join(USES)}", "; ".join(found) or "not at all")
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == LOG_PROBS]
+    if len(calls) != 1:
+        raise ContractError(f"one call of {LOG_PROBS} in TRL's loss", f"{len(calls)}")
+    assigned = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "per_token_loss"
+    ]
+    last = max(assigned, key=lambda n: n.lineno, default=None)
+    if last is None or ast.unparse(last.value) != ADDITION:
+        raise ContractError(
+            f"`per_token_loss = {ADDITION}` as the last change of the loss of each token",
+            "no change of it" if last is None else f"`{ast.unparse(last)}` after it",
+        )
+    for use in _later_uses(tree, last.lineno):
+        if use not in ("per_token_loss * mask", "per_token_loss.size"):
+            raise ContractError("a loss of each token that is reduced over `mask` alone", f"`{use}`")
+
+
+def uses_of_beta(method: Callable[..., Any]) -> list[str]:
+    """The expressions of which an attribute `beta` is a direct part, in the order of the source."""
+    found = [
+        node
+        for node in ast.walk(_parsed(method))
+        if any(isinstance(child, ast.Attribute) and child.attr == "beta" for child in ast.iter_child_nodes(node))
+    ]
+    return [ast.unparse(node) for node in sorted(found, key=lambda node: getattr(node, "lineno", 0))]
+
+
+def check_returned(method: Callable[..., Any], names: tuple[str, ...]) -> None:
+    """Refuse a method whose last `return` does not give variables of these names, in this order."""
+    returns = [node for node in ast.walk(_parsed(method)) if isinstance(node, ast.Return)]
+    value = max(returns, key=lambda node: node.lineno).value if returns else None
+    found = [ast.unparse(each) for each in value.elts] if isinstance(value, ast.Tuple) else []
+    if tuple(found) != names:
+        raise ContractError(
+            f"{method.__qualname__} that returns {', '.join(names)}", ", ".join(found) or "another value"
+        )
+
+
+def _later_uses(tree: ast.AST, line: int) -> list[str]:
+    """The expressions that use `per_token_loss` after a line."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        for child in ast.iter_child_nodes(node)
+        if isinstance(child, ast.Name) and child.id == "per_token_loss" and child.lineno > line
+    ]
+
+
+def _parsed(method: Callable[..., Any]) -> ast.AST:
+    try:
+        function = inspect.unwrap(method)
+        return _tree(function, function.__code__)
+    except (OSError, SyntaxError) as error:
+        raise ContractError(
+            f"the source of {method.__qualname__}", f"{error}", "install TRL with its .py files, which pip does"
+        ) from error
+
+
+@cache
+def _tree(function: Callable[..., Any], _code: CodeType) -> ast.AST:
+    """Kept, because every trainer that is built reads the same methods; not beyond a change of a function's code."""
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
+
+
+# What `KLTrainer` relies on in TRL and transformers, checked when a trainer is built.
+#
+# The KL is added inside TRL's own methods. If TRL changed, or another library replaced its methods, the KL could be
+# left out or scaled without an error; so everything that the seam relies on is compared first.
+
+OVERRIDES: Mapping[str, tuple[str, ...]] = {
+    "_get_train_sampler": ("dataset",),
+    "_prepare_inputs": ("generation_batch",),
+    "_generate": ("prompts",),
+    "_generate_and_score_completions": ("inputs",),
+    "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
+    "_compute_loss": ("model", "inputs"),
+    "_get_per_token_logps_and_entropies": (
+        "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss",
+        "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+        "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+    ),
+    "training_step": ("model", "inputs", "num_items_in_batch"),
+    "evaluation_loop": ("dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
+    "_save_checkpoint": ("model", "trial"),
+    "_load_optimizer_and_scheduler": ("checkpoint",),
+    "_maybe_log_save_evaluate": (
+        "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate",
+    ),
+}  # fmt: skip
+"""Methods that `KLTrainer` and `RunTrainer` override, with their parameters."""
+
+CALLED: Mapping[str, tuple[str, ...]] = {
+    "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
+    "prediction_step": ("model", "inputs", "prediction_loss_only", "ignore_keys"),
+    "_tokenize_prompts": ("prompts",),
+    "_generate_single_turn": ("prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"),
+    "_get_output_dir": ("trial",),
+    "_load_from_checkpoint": ("resume_from_checkpoint", "model"),
+}
+"""Methods that the seam calls, or that call the overridden ones, with their parameters."""
+
+ON_THE_WAY_TO_THE_LOSS = (
+    "compute_loss",
+    "_compute_loss",
+    "training_step",
+    "prediction_step",
+    "_prepare_inputs",
+    "_generate",
+    "_generate_and_score_completions",
+    "_calculate_rewards",
+    "_get_per_token_logps_and_entropies",
+)
+"""Methods that must be TRL's own code: a replacement could leave the KL out, and nothing would show it."""
+
+FOLDERS = tuple(Path(str(package.__file__)).resolve().parent for package in (trl, transformers))
+
+
+def check_contract(trainer: GRPOTrainer, owner: type[GRPOTrainer]) -> None:
+    """Raise `ContractError` if TRL is not what the seam was written for.
+
+    Args:
+        trainer: the trainer that is being built; only its class is looked at.
+        owner: the class of this package whose `super()` calls have to reach TRL.
+    """
+    check_class(type(trainer), owner)
+
+
+def check_class(trainer: type[GRPOTrainer], owner: type[GRPOTrainer]) -> None:
+    """The same for a class, where no trainer is built."""
+    check_version()
+    bases = trainer.__mro__
+    for base in bases[bases.index(owner) + 1 :]:
+        for name in ON_THE_WAY_TO_THE_LOSS:
+            if name in vars(base):
+                _check_origin(base, name)
+    for name, parameters in {**OVERRIDES, **CALLED}.items():
+        _check_signature(name, parameters)
+    _check_beta()
+    check_loss(GRPOTrainer._compute_loss)
+    check_returned(GRPOTrainer._generate, Sampled._fields)
+    if "shuffle_sequence_dict" not in _global_names(GRPOTrainer._prepare_inputs):
+        raise ContractError("GRPOTrainer._prepare_inputs that calls shuffle_sequence_dict", "one that does not")
+
+
+def _check_origin(base: type, name: str) -> None:
+    """Refuse a method whose code, or whose wrapper's code, is not in the folders of TRL or transformers."""
+    method = found = vars(base)[name]
+    while method is not None:
+        code = getattr(method, "__code__", None)
+        if code is None or not any(Path(code.co_filename).resolve().is_relative_to(folder) for folder in FOLDERS):
+            raise ContractError(
+                f"{base.__name__}.{name} of TRL or transformers themselves",
+                f"one of {_home(found)}",
+                "the KL is added inside TRL's own loss, and a replaced loss would leave it out: use KLTrainer without "
+                "the library that replaces it (Unsloth does), or with its patches switched off",
+            )
+        method = getattr(method, "__wrapped__", None)  # a wrapper can copy the name, but not the code
+
+
+def _home(method: Any) -> str:
+    code = getattr(method, "__code__", None)
+    return f"{getattr(method, '__module__', 'unknown')} ({code.co_filename})" if code else repr(method)
+
+
+def _check_signature(name: str, parameters: tuple[str, ...]) -> None:
+    method = getattr(GRPOTrainer, name, None)
+    expected = f"GRPOTrainer.{name}({', '.join(parameters)})"
+    if method is None:
+        raise ContractError(expected, "no such method")
+    found = tuple(inspect.signature(method).parameters)[1:]  # without `self`
+    if found != parameters:
+        raise ContractError(expected, f"parameters ({', '.join(found)})")
+
+
+def _check_beta() -> None:
+    """`beta` is lent a value in two methods: a third that reads it would see the lent value or 0."""
+    expected = {"__init__", "_generate_and_score_completions", "_compute_loss"}
+    bases = [base for base in GRPOTrainer.__mro__ if base.__module__.startswith("trl.")]
+    found = {name for base in bases for name, x in vars(base).items() if "beta" in _global_names(x)}
+    if found != expected:
+        raise ContractError(f"`beta` used by {', '.join(sorted(expected))}", ", ".join(sorted(found)) or "none")
+    scored = uses_of_beta(GRPOTrainer._generate_and_score_completions)
+    if scored != ["self.beta != 0.0"]:
+        raise ContractError("one test `self.beta != 0.0` in _generate_and_score_completions", f"{scored}")
+
+
+def _global_names(method: Any) -> tuple[str, ...]:
+    """Globals and attributes that a method's code names."""
+    code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+    return () if code is None else code.co_names
+
+
+# Observe a trainer of transformers or TRL from outside, while it trains.
+#
+# Touches `Trainer._prepare_inputs` and TRL's `_generate_and_score_completions`, which are replaced on the instance by
+# functions that call them and look at what they return; the public `compute_loss` and `log` likewise. Also touches
+# `_metrics`, `_entropy_window_stats`, `entropy_coef` and `_last_world_entropy`, which a loss of TRL changes.
+
+PREPARE, GENERATE, LOSS, LOG = "_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"
+CHANGED_BY_A_LOSS = ("_metrics", "_entropy_window_stats", "entropy_coef", "_last_world_entropy")
+PARAMETERS = {PREPARE: 1, GENERATE: 1, LOSS: 2, LOG: 1}
+"""How many parameters of each method are relied on; `compute_loss` takes the model and the batch first."""
+
+
+def trainer_of(callback: TrainerCallback, state: Any) -> Any:
+    """The trainer that is calling this callback with this state.
+
+    transformers does not give a callback its trainer, but one of the trainer's methods is on the call stack. The
+    trainer is the one whose list of callbacks has this callback and whose state is this state; both are compared by
+    identity, so that no other trainer can be taken for it. (A search among all objects, `gc.get_objects`, is no
+    alternative: it breaks a tuple that another thread is building.)
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        for x in frame.f_locals.values():
+            # `type`, and not `isinstance`, which would run code of lazy modules and proxies.
+            if issubclass(type(x), Trainer) and getattr(x, "state", None) is state and _has(x, callback):
+                return x
+        frame = frame.f_back  # no further than needed: reading the variables of a frame keeps them alive
+    raise ContractError(
+        "a trainer that calls this callback",
+        "none on the call stack",
+        "attach it explicitly, before training: callback.attach(trainer)",
+    )
+
+
+def _has(trainer: Any, callback: TrainerCallback) -> bool:
+    handler = getattr(trainer, "callback_handler", None)
+    return any(each is callback for each in getattr(handler, "callbacks", ()))
+
+
+class Observer:
+    """Replaces methods of one trainer object, and restores them.
+
+    Args:
+        trainer: the trainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._restore: dict[str, tuple[Any, bool, Any]] = {}
+        for name, count in PARAMETERS.items():
+            if name != GENERATE or self.generates:
+                _check_parameters(trainer, name, count)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the trainer samples completions as TRL's trainers do."""
+        return hasattr(self._trainer, GENERATE)
+
+    def on_batch(self, look: Callable[[Any], None]) -> None:
+        """Call `look` with every micro-batch that is trained on, before its loss is computed."""
+
+        def prepare(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            batch = before(*args, **kwargs)
+            if self._trainer.model.training:
+                look(batch)
+            return batch
+
+        self._replace(PREPARE, prepare)
+
+    def on_generation(self, look: Callable[[], None]) -> None:
+        """Call `look` whenever completions were sampled for training."""
+
+        def generate(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            found = before(*args, **kwargs)
+            if self._trainer.model.training:
+                look()
+            return found
+
+        if self.generates:
+            self._replace(GENERATE, generate)
+
+    def on_loss(self, around: Callable[[Callable[..., Any], Any, Any], Any]) -> None:
+        """Let `around(loss, model, batch)` compute the training loss by a call of `loss(model, batch)`."""
+
+        def compute(before: Callable[..., Any], model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._trainer.model.training:
+                return before(model, batch, *args, **kwargs)
+            return around(lambda model, batch: before(model, batch, *args, **kwargs), model, batch)
+
+        self._replace(LOSS, compute)
+
+    def on_log(self, add: Callable[[], dict[str, float]]) -> None:
+        """Add numbers to each row that training logs; a number that the trainer itself logs keeps its value."""
+
+        def log(before: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+            if not any(name.startswith("eval_") for name in logs):
+                logs.update({name: value for name, value in add().items() if name not in logs})
+            return before(logs, *args, **kwargs)
+
+        self._replace(LOG, log)
+
+    def release(self, *names: str) -> None:
+        """Restore these methods, or all; a replacement that another library put over ours stays."""
+        for name in names or tuple(self._restore):
+            ours, was_own, before = self._restore.pop(name, (None, False, None))
+            if ours is None or vars(self._trainer).get(name) is not ours:
+                continue
+            if was_own:
+                setattr(self._trainer, name, before)
+            else:
+                delattr(self._trainer, name)
+
+    def _replace(self, name: str, with_: Callable[..., Any]) -> None:
+        before, was_own = getattr(self._trainer, name), name in vars(self._trainer)
+        ours = lambda *args, **kwargs: with_(before, *args, **kwargs)
+        setattr(self._trainer, name, ours)
+        self._restore[name] = (ours, was_own, before)
+
+
+def _check_parameters(trainer: Any, name: str, count: int) -> None:
+    method = getattr(trainer, name, None)
+    expected = f"{type(trainer).__name__}.{name} with at least {count} positional parameters"
+    if method is None:
+        raise ContractError(expected, "no such method")
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
+    if sum(kind in positional for kind in kinds) < count and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise ContractError(expected, f"{len(kinds)} parameters")
+
+
+@contextmanager
+def loss_leaves_no_trace(trainer: Any) -> Iterator[None]:
+    """Lend a loss of TRL copies of what it changes beside its value: metrics, and the adaptive entropy's state."""
+    before = {name: getattr(trainer, name) for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)}
+    for name, value in before.items():
+        setattr(trainer, name, copy.deepcopy(value))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(trainer, name, value)
+
+
+def scores_a_reference(trainer: Any) -> bool:
+    """Whether the trainer is TRL's GRPO or a subclass, whose loss reads the reference's log-probs from the batch."""
+    return isinstance(trainer, GRPOTrainer)
+
+
+# TRL's distillation loss, with its divergence replaced.
+#
+# Touches `trl.trainer.distillation_trainer._chunked_divergence_loss` and `DistillationTrainer._compute_loss`, which
+# calls it by that global name. A copy of the method with another function under that name is called; the module is
+# unchanged.
+
+DIVERGENCE = "_chunked_divergence_loss"
+DISTILLATION_PARAMETERS = (
+    "student_hidden_states", "teacher_hidden_states", "student_lm_head_weight", "teacher_lm_head_weight",
+    "completion_mask", "beta", "num_items_in_batch", "student_lm_head_bias", "teacher_lm_head_bias",
+    "student_logit_scale", "teacher_logit_scale", "student_final_logit_softcapping",
+    "teacher_final_logit_softcapping", "temperature",
+)  # fmt: skip
+"""Of TRL's divergence; the replacement is called with the same."""
+
+
+def check_distillation() -> None:
+    """Raise `ContractError` if TRL's loss does not call its divergence as this file assumes."""
+    check_version()
+    found = tuple(inspect.signature(getattr(module, DIVERGENCE)).parameters)
+    if found != DISTILLATION_PARAMETERS:
+        raise ContractError(f"{DIVERGENCE}({', '.join(DISTILLATION_PARAMETERS)})", f"parameters ({', '.join(found)})")
+    code = DistillationTrainer._compute_loss.__code__
+    if DIVERGENCE not in code.co_names or code.co_freevars:
+        raise ContractError(f"DistillationTrainer._compute_loss that calls {DIVERGENCE}", "one that does not")
+
+
+def loss_with(divergence: Callable[..., Any], trainer: DistillationTrainer, *given: Any) -> Any:
+    """What TRL's `_compute_loss` returns if `divergence` stands for its own."""
+    method = DistillationTrainer._compute_loss
+    names = {**method.__globals__, DIVERGENCE: divergence}
+    return FunctionType(method.__code__, names, argdefs=method.__defaults__)(trainer, *given)
+
+
+# cuDNN's attention on Hopper GPUs may return gradients that are not a number.
+#
+# From torch 2.11 on it is the default there for 16-bit attention with a mask, which every padded batch has. Its
+# backward pass returns NaN for the queries if the length of the batch is 64 more than a multiple of 128 and a query's
+# scores are all below about -88 (pytorch/pytorch issue 196678). The loss of that step is right, and the step makes
+# every weight NaN.
+
+FIRST_TORCH = (2, 11)
+HOPPER = (9, 0)
+
+
+def cudnn_gradients_may_be_nan(device: torch.device) -> bool:
+    """Whether attention on this device may use cuDNN's backward pass that has the error."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return (
+        device.type == "cuda"
+        and version >= FIRST_TORCH
+        and torch.backends.cuda.cudnn_sdp_enabled()
+        and torch.cuda.get_device_capability(device) == HOPPER
+    )
+
+
+def avoid_cudnn_attention(device: torch.device) -> None:
+    """Let this process use torch's other attention kernels where cuDNN's has the error."""
+    if cudnn_gradients_may_be_nan(device):
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def warn_of_cudnn_attention(device: torch.device, attention: str | None, *, half: bool) -> None:
+    """Warn of a run that may use it: 16-bit training by torch's own attention."""
+    if half and attention == "sdpa" and cudnn_gradients_may_be_nan(device):
+        warnings.warn(
+            f"expected attention with finite gradients; torch {torch.__version__} uses cuDNN's on this GPU, which may "
+            "return NaN for padded batches (pytorch/pytorch issue 196678): call "
+            "torch.backends.cuda.enable_cudnn_sdp(False) before training",
+            stacklevel=3,
+        )

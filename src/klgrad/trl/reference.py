@@ -1,0 +1,321 @@
+"""The reference of a run that is only observed: its weights, and forward passes of both models."""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MeaningError
+from ..kernels import Head
+from . import compat
+from .compat import Batch, Completions, base_of, has_adapters, is_split, without_adapters
+from .scorer import Answer, HeadCheck, Question, head_of, shared_vocabulary, statistics_forward, without_dropout
+
+# How much memory of a device a measurement may use.
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a GPU, with what torch holds unused; 0 on a CPU, where it is not known."""
+    if device.type != "cuda":
+        return 0
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+# The reference of a run: a given model, the trainer's own, the policy without adapters, or the start weights.
+
+PINNED = 2**32
+"""Bytes of weights up to which their copy is kept in pinned memory, from which a GPU loads them several times faster.
+Pinned memory cannot be swapped out, and each tensor takes a power of 2 of it."""
+
+
+class StartWeights:
+    """A copy on the CPU of the weights that are trained.
+
+    Args:
+        model: the policy before training.
+    """
+
+    def __init__(self, model: Any) -> None:
+        trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        self._kept: dict[str, Tensor] = {name: p.detach().to("cpu", copy=True) for name, p in trained}
+
+    def pin(self) -> None:
+        """Move a copy of up to `PINNED` bytes into pinned memory, when it is known that a GPU will load it."""
+        if sum(x.nbytes for x in self._kept.values()) <= PINNED:
+            for name in self._kept:
+                self._kept[name] = _pinned(self._kept[name])
+
+    @contextmanager
+    def loaded(self, model: Any) -> Iterator[None]:
+        """While the context lasts, the policy has its start weights; afterwards it has its own again, bit for bit.
+
+        The weights are copied in place, so that what refers to their storage (optimizer, DDP) is not affected. The
+        policy's own wait on the device meanwhile if half of its free memory is enough, else on the CPU.
+        """
+        pairs = self._pairs(model)
+        room = all(2 * size <= free_bytes(device) for device, size in _sizes(pairs).items())
+        own = [p.data.clone() if room else p.data.to("cpu", copy=True) for p, _ in pairs]
+        try:
+            for p, start in pairs:
+                p.data.copy_(start, non_blocking=True)
+            yield
+        finally:
+            for (p, _), value in zip(pairs, own, strict=True):
+                p.data.copy_(value)
+
+    def _pairs(self, model: Any) -> list[tuple[Tensor, Tensor]]:
+        now = dict(model.named_parameters())
+        for name, start in self._kept.items():
+            if name not in now or now[name].shape != start.shape or is_split(now[name]) or _is_sharded(now[name]):
+                raise MeaningError(
+                    "the policy's parameters whole, as they were at the start",
+                    f"`{name}` missing, or split between processes",
+                    "give the reference as a model: KLCallback(reference=model)",
+                )
+        return [(now[name], start) for name, start in self._kept.items()]
+
+
+def _pinned(x: Tensor) -> Tensor:
+    try:
+        return x.pin_memory()
+    except RuntimeError:  # the system may limit how much memory can be pinned
+        return x
+
+
+def _sizes(pairs: list[tuple[Tensor, Tensor]]) -> dict[torch.device, int]:
+    """Bytes of the parameters on each device."""
+    found: dict[torch.device, int] = defaultdict(int)
+    for p, _ in pairs:
+        found[p.device] += p.nbytes
+    return found
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    return hasattr(parameter, "device_mesh")  # a DTensor, as FSDP2 has
+
+
+class Reference:
+    """The reference of a run, in the first of these forms that there is.
+
+    1. the model that was given; it stays on its device, and is moved to the policy's only while it is used;
+    2. the trainer's own: `ref_model` (TRL, with beta > 0) or `teacher_model` (TRL's distillation);
+    3. with PEFT, the policy without its adapters, or with the adapter `ref` if TRL made one;
+    4. the start weights.
+
+    Args:
+        trainer: the trainer.
+        given: the model that was given, or None.
+        start: the start weights, for form 4.
+    """
+
+    def __init__(self, trainer: Any, given: Any, start: StartWeights | None) -> None:
+        self._trainer, self._given = trainer, given
+        own = (getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))
+        self._own = next((model for model in own if model is not None), None)
+        self.start = start
+
+    @property
+    def is_the_trainers(self) -> bool:
+        """Whether it is the one that the trainer itself uses, so that log-probs in its batches may be taken."""
+        return self._given is None
+
+    @property
+    def needs_start_weights(self) -> bool:
+        """Whether there is no other form of it."""
+        return self._given is None and self._own is None and not has_adapters(self._policy)
+
+    @property
+    def separate(self) -> Any:
+        """The model, if it is another one than the policy."""
+        return self._given if self._given is not None else self._own
+
+    @property
+    def _policy(self) -> Any:
+        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+
+    @contextmanager
+    def model(self) -> Iterator[Any]:
+        """The model to call, while the context lasts."""
+        if self._given is not None:
+            with _on_device(self._given, self._trainer.accelerator.device):
+                yield self._given
+        elif self._own is not None:
+            yield self._own
+        elif has_adapters(self._policy):
+            with without_adapters(self._policy):
+                yield self._trainer.model
+        else:
+            assert self.start is not None  # kept whenever `needs_start_weights`
+            with self.start.loaded(self._policy):
+                yield self._trainer.model
+
+
+@contextmanager
+def _on_device(model: Any, device: torch.device) -> Iterator[None]:
+    home = next(iter(model.parameters())).device
+    if home.type == device.type:
+        yield
+        return
+    model.to(device)
+    try:
+        yield
+    finally:
+        model.to(home)
+
+
+# Log-probs and exact KLs of completions by the policy and its reference, without an effect on the training.
+
+LOGITS, MOST_LOGITS = 2**28, 2**31
+"""Bytes of logits in memory at once, unless one completion needs more: the first number on a CPU and on a full GPU, up
+to the second where a quarter of the free memory of a single GPU is enough. Fewer passes are faster on a GPU."""
+
+Columns = dict[str, Any]
+"""(B, T) tensors of one micro-batch by role, or None, and (B,) the keys of its prompts under `group`."""
+
+
+class Passes:
+    """Scores micro-batches: all of them by the reference, which may have to be loaded, then all by the policy.
+
+    Both models are in evaluation mode, so that no dropout is active, and the state of the random numbers is restored.
+
+    Args:
+        trainer: whose model, temperature and precision are used.
+        reference: the reference.
+        exact: compute the KLs over the whole vocabulary, and not from the sampled tokens alone.
+    """
+
+    def __init__(self, trainer: Any, reference: Reference, exact: bool) -> None:
+        self._trainer, self._reference, self._exact = trainer, reference, exact
+        self._check_head = HeadCheck()
+        self.vocabulary: int | None = None
+        self.temperature = float(getattr(trainer, "temperature", 1.0))
+
+    def __call__(self, batches: list[Batch]) -> list[Columns]:
+        """The columns of each micro-batch."""
+        for batch in batches:
+            if compat.has_images(batch):
+                raise MeaningError("prompts of text", "images", "remove KLCallback: it scores text alone")
+        with torch.no_grad(), _own_random_numbers(self._trainer.accelerator.device):
+            found = self._exact_kls(batches) if self._exact else self._log_probs(batches)
+        return [{**_given(batch, columns["logp"]), **columns} for batch, columns in zip(batches, found, strict=True)]
+
+    # Sampled
+
+    def _log_probs(self, batches: list[Batch]) -> list[dict[str, Tensor]]:
+        if self._reference.is_the_trainers and all(map(compat.has_reference_log_probs, batches)):
+            ref_logps = [compat.reference_log_probs(batch) for batch in batches]
+        else:
+            with self._reference.model() as model, without_dropout(model):
+                ref_logps = [self._of_model(model, Completions.of(batch)) for batch in batches]
+        policy = self._trainer.model
+        with without_dropout(policy):
+            logps = [self._of_model(policy, Completions.of(batch)) for batch in batches]
+        return [{"logp": a, "ref_logp": b} for a, b in zip(logps, ref_logps, strict=True)]
+
+    def _of_model(self, model: Any, batch: Completions) -> Tensor:
+        """(B, T) log-probs, from the model's own logits, some rows at a time."""
+        base = base_of(self._trainer.accelerator.unwrap_model(model))
+        short = {"logits_to_keep": batch.keep + 1} if _has_parameter(base.forward, "logits_to_keep") else {}
+        vocabulary = base.config.get_text_config().vocab_size
+        rows = max(1, self._bytes_for_logits(batch.ids.device) // (4 * vocabulary * (batch.keep + 1)))
+        found = []
+        for ids, attention in zip(batch.ids.split(rows), batch.attention.split(rows), strict=True):
+            with self._trainer.accelerator.autocast():
+                logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **short).logits
+            rows_of_logits = zip(logits[:, -batch.keep - 1 : -1], ids[:, -batch.keep :], strict=True)
+            # One completion at a time, because float32 logits of all would be a second copy.
+            found += [_picked(each.float(), tokens, self.temperature) for each, tokens in rows_of_logits]
+        return torch.stack(found)
+
+    def _bytes_for_logits(self, device: torch.device) -> int:
+        """With several processes always the same: a pass may be a collective of all of them, as in FSDP."""
+        if self._trainer.accelerator.num_processes > 1:
+            return LOGITS
+        return max(LOGITS, min(MOST_LOGITS, free_bytes(device) // 4))
+
+    # Exact
+
+    def _exact_kls(self, batches: list[Batch]) -> list[dict[str, Tensor]]:
+        given = [Completions.of(batch) for batch in batches]
+        policy = self._trainer.model
+        with ExitStack() as stack:
+            ref = stack.enter_context(self._reference.model())
+            bases = [self._base(policy), *([] if self._reference.separate is None else [self._base(ref)])]
+            self.vocabulary = shared_vocabulary(bases)
+            for base in bases:
+                stack.enter_context(statistics_forward(base))
+            stack.enter_context(without_dropout(policy))
+            stack.enter_context(without_dropout(ref))
+            view: Any = SimpleNamespace(
+                accelerator=self._trainer.accelerator,
+                temperature=self.temperature,
+                ref_model=self._reference.separate,
+            )
+            self._check_head(self, view, policy, given[0])
+            hidden = [self.ask(ref, each, Question(each.keep, self.temperature)).hidden for each in given]
+            head = self._head(ref)
+        with statistics_forward(self._base(policy)), without_dropout(policy):
+            return [self._statistics(each, h, head) for each, h in zip(given, hidden, strict=True)]
+
+    def ask(self, model: Any, batch: Completions, question: Question) -> Answer:
+        """Call a model as training calls it."""
+        with self._trainer.accelerator.autocast():
+            return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
+
+    def question(self, batch: Completions) -> Question:
+        """A question about the statistics of completions."""
+        cast = bool(getattr(self._trainer.args, "cast_lm_head_to_fp32", False))
+        return Question(
+            batch.keep, self.temperature, batch.targets, batch.mask, vocabulary=self.vocabulary, float32=cast
+        )
+
+    def _base(self, model: Any) -> Any:
+        return base_of(self._trainer.accelerator.unwrap_model(model))
+
+    def _head(self, ref: Any) -> Head:
+        """The reference's head; a copy where the policy's parameters only stand for it while it is loaded."""
+        head = head_of(self._trainer.accelerator.unwrap_model(ref), self.temperature, self.vocabulary)
+        if self._reference.separate is not None:
+            return head
+        return replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
+
+    def _statistics(self, batch: Completions, hidden: Tensor | None, head: Head) -> dict[str, Tensor]:
+        asked = replace(self.question(batch), ref_hidden=hidden, ref_head=head)
+        found = self.ask(self._trainer.model, batch, asked)
+        names = {"ref_logp": "ref_logp", "token_reverse_kl": "reverse_kl", "token_forward_kl": "forward_kl"}
+        return {name: found[field] for name, field in {"logp": "logp", **names}.items()}
+
+
+def _picked(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """(T,) log-probs of the tokens of one completion."""
+    logits = logits if temperature == 1 else logits / temperature
+    return logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def _given(batch: Batch, logp: Tensor) -> Columns:
+    """What the batch itself has."""
+    return {
+        "mask": compat.sampled_tokens(batch),
+        "behavior_logp": compat.sampler_log_probs(batch, logp),
+        "old_logp": compat.old_log_probs(batch),
+        "token_id": Completions.of(batch).targets,
+        "group": compat.prompt_keys(batch),
+    }
+
+
+def _has_parameter(function: Any, name: str) -> bool:
+    return name in inspect.signature(function).parameters
+
+
+@contextmanager
+def _own_random_numbers(device: torch.device) -> Iterator[None]:
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield

@@ -1,0 +1,128 @@
+"""What the driver tells its workers and they answer, so that a declared KL is active in all; and the saved β."""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..errors import ActivationError
+from ..integrations import AdaptiveCoefficient
+from .declaration import Declaration, term_of
+from .loss import KLLoss
+
+# Whether the declared KL is active in this process, and in every worker of a run.
+#
+# verl logs a plug-in that fails to load at debug level and goes on. A run that declares a KL has to stop instead.
+
+PLUGIN = "klgrad.verl.plugin"
+"""The module that only verl imports."""
+
+Status = dict[str, Any]
+"""What a worker reports of itself."""
+
+
+def status(loss: object) -> Status:
+    """What this process has: the version, whether verl loaded the plug-in, and the term in its loss.
+
+    Args:
+        loss: the loss function of the actor in this process.
+    """
+    return {
+        "where": f"process {os.getpid()} on {socket.gethostname()}",
+        "version": version("klgrad"),
+        "plugin": PLUGIN in sys.modules,
+        "declaration": identity(loss.declaration) if isinstance(loss, KLLoss) else None,
+    }
+
+
+def identity(declaration: Declaration) -> str:
+    """All that is declared, as text that two processes can compare."""
+    return f"{declaration.settings!r}, task_rewards={declaration.task_rewards}"
+
+
+def expected(declaration: Declaration) -> Status:
+    """What the driver expects of every worker."""
+    return {"version": version("klgrad"), "plugin": True, "declaration": identity(declaration)}
+
+
+def check_status(wanted: Mapping[str, Any], found: Sequence[Status]) -> None:
+    """Raise `ActivationError` for the first process that does not have what is wanted.
+
+    Args:
+        wanted: from `expected`.
+        found: from `status`, one per worker.
+    """
+    if not found:
+        raise ActivationError("a report of every worker", "none", "look for the failure of the workers above")
+    for each in found:
+        for name, remedy in REMEDIES.items():
+            if name in wanted and each.get(name) != wanted[name]:
+                raise ActivationError(
+                    f"klgrad active in every worker ({name}: {wanted[name]})",
+                    f"{name}: {each.get(name)} in {each.get('where')}",
+                    remedy,
+                )
+
+
+REMEDIES = {
+    "version": "install the driver's version of klgrad on every node",
+    "plugin": (
+        "install klgrad with pip where this worker runs, and leave `klgrad` in VERL_USE_EXTERNAL_PLUGINS; "
+        "VERL_LOGGING_LEVEL=DEBUG shows why a plug-in fails to load"
+    ),
+    "declaration": "do not set another loss function after the set-up of the workers",
+}
+"""What to do about each difference."""
+
+
+# What the driver sends to the workers, inside verl's configuration of them.
+
+NODE_OF_WORKERS = "klgrad"
+"""The key inside `actor_rollout_ref`, all of the configuration that verl's workers get."""
+
+
+def sent(declaration: Declaration) -> dict[str, Any]:
+    """The declaration and what the driver expects of a worker, as plain values."""
+    return {
+        "settings": asdict(declaration.settings),
+        "task_rewards": declaration.task_rewards,
+        "expected": expected(declaration),
+    }
+
+
+def received(node: Any) -> tuple[Declaration, Status]:
+    """The inverse of `sent`."""
+    declaration = replace(term_of(node["settings"]), task_rewards=bool(node["task_rewards"]))
+    return declaration, dict(node["expected"])
+
+
+# β in verl's checkpoints: a file `klgrad.json` in the folder of each step.
+
+STATE_FILE = "klgrad.json"
+
+
+def step_folder(config: Any, step: int) -> Path:
+    """The folder of a step's checkpoint, as verl names it."""
+    given = config["trainer"]
+    if given["resume_mode"] == "resume_path":
+        return Path(given["resume_from_path"])
+    return Path(given["default_local_dir"]) / f"global_step_{step}"
+
+
+def save_beta(beta: AdaptiveCoefficient, folder: Path) -> None:
+    """Write the present β."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STATE_FILE).write_text(json.dumps(beta.state_dict()))
+
+
+def load_beta(beta: AdaptiveCoefficient, folder: Path) -> bool:
+    """Continue with the β of a checkpoint; False if it has none, as that of a run without klgrad."""
+    if not (folder / STATE_FILE).is_file():
+        return False
+    beta.load_state_dict(json.loads((folder / STATE_FILE).read_text()))
+    return True
