@@ -404,10 +404,10 @@ def clamped_at(low, high):
 @pytest.mark.parametrize(
     ("low", "high", "below", "above", "words"),
     [
-        (-5, 5, -5, 5, "below -5 and above 5"),
-        (-0.5, 1, -1, 0.5, "below -1 and above 0.5"),
+        (-5, 5, -5, 5, "below -5 or above 5"),
+        (-0.5, 1, -1, 0.5, "below -1 or above 0.5"),
         (None, 2, -2, None, "below -2"),
-        (-18.5, 24, -24, 18.5, "below -24 and above 18.5"),
+        (-18.5, 24, -24, 18.5, "below -24 or above 18.5"),
     ],
 )
 def test_the_ends_of_a_dead_zone_are_those_of_the_clamp_in_every_report(low, high, below, above, words):

@@ -196,7 +196,7 @@ def test_dead_zones_are_shaded():
     subject = catalogue()["k3-loss-clamped"]
     text = to_html([audit(subject)], [coefficient_curve(subject)])
     assert text.count('<rect class="dead" x=') == 2
-    assert "no gradient below −2.61 and above 11" in text
+    assert "no gradient below −2.61 or above 11" in text
 
 
 @pytest.mark.slow

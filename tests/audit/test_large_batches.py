@@ -126,7 +126,7 @@ def test_a_clamped_loss_is_described_by_what_it_is_near_ref():
     assert (result.verdict, result.verdict_near) == ("unknown", "forward-kl-token")
     assert in_words(result) == (
         "forward KL, token by token, near ref only "
-        "(28% off far from it; no gradient where log π/ref is below -2.61 and above 11)"
+        "(28% off far from it; no gradient where log π/ref is below -2.61 or above 11)"
     )
 
 

@@ -35,10 +35,10 @@ def outside(below: float | None, above: float | None, number: Callable[[float], 
 
     Example:
         >>> outside(-2.61, 11.0)
-        'below -2.61 and above 11'
+        'below -2.61 or above 11'
     """
     ends = (("below", below), ("above", above))
-    return " and ".join(f"{word} {number(end)}" for word, end in ends if end is not None)
+    return " or ".join(f"{word} {number(end)}" for word, end in ends if end is not None)
 
 
 def at_and_beyond(log_ratio: float, number: Callable[[float], str] = "{:g}".format) -> str:
