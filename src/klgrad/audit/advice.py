@@ -108,7 +108,8 @@ def partly(r: AuditResult) -> Partly | None:
     if r.length_sensitive and TARGETS[r.verdict_fixed_lengths].has_gradient:
         off = percent(r.bias_by_batch.get("limit", r.bias[r.nearest]))
         return Partly("equal lengths", r.verdict_fixed_lengths, f"{equal} ({off} off if not)")
-    if TARGETS[r.verdict_near_fixed_lengths].has_gradient:
+    is_a_matter_of_lengths = r.divides_by_length or r.touches_padding or r.reads_masked
+    if is_a_matter_of_lengths and TARGETS[r.verdict_near_fixed_lengths].has_gradient:
         off = f"{near} off near ref, {far} far from it"
         return Partly("near ref at equal lengths", r.verdict_near_fixed_lengths, f"near ref and {equal} ({off})")
     return None
@@ -528,10 +529,14 @@ def differences(
         found += _verdict(TARGETS[on_policy].same_on_policy or on_policy, result.verdict, "on-policy", ON_POLICY)
     if off_policy is not None:
         found += _verdict(off_policy, result.verdict_off_policy, "off-policy", OFF_POLICY)
-    if strict and result.holds == "large-batches":
+    if strict:
         off = small_batches(result)
-        received = f"{result.verdict} in large batches only{f', {off}' if off else ''}"
-        found.append(Difference("a verdict that holds in batches of every size", received))
+        sides = [(result.verdict, result.holds, "on-policy", f", {off}" if off else "")]
+        sides += [(result.verdict_off_policy, result.holds_off_policy, "off-policy", "")] if off_policy else []
+        for verdict, holds, where, how in sides:
+            if holds not in ("always", None):
+                received = f"{verdict} {where} in {holds.replace('-', ' ')} only{how}"
+                found.append(Difference("a verdict that holds in batches of every size", received))
     if strict and (result.dead_zone or not result.finite):
         found.append(Difference("a finite gradient without a dead zone", ", ".join(notes(result))))
     if strict and (result.stumbles_over_gaps or result.finite_if_empty is False):

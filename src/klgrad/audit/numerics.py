@@ -10,8 +10,9 @@ from torch import Tensor
 from ..enumeration import Problem, bandit, population, with_rational_sampler
 from ..errors import LossCallError
 from ..targets import TO_REFERENCE
-from .batch import Batch, advantage_of, from_problem
-from .gradients import Measurement, Parts, evaluate, limit_cases, sum_over_rows
+from .batch import Advantages, Batch, advantage_of, from_problem
+from .call import OwnLoss
+from .gradients import Measurement, Parts, evaluate, limit_cases, of_reference, sum_over_rows
 from .match import MATCH, Comparison
 from .problems import Case
 from .subject import Subject
@@ -298,36 +299,42 @@ def divides_by_length(subject: Subject) -> bool:
     return False
 
 
-def in_large_vocabulary(subject: Subject) -> Measurement | None:
-    """The gradient of a loss of logits where the vocabulary is large; None for another loss.
+def in_large_vocabulary(subject: Subject, advantages: Advantages, *, on_policy: bool) -> Measurement | None:
+    """The gradient of a loss that takes logits where the vocabulary is large; None for another loss.
 
-    One batch holds each token as often as it is likely. This is exact for a loss whose rows do not influence each
-    other; of other losses it is not measured. A framework's trainer has a vocabulary of its own.
+    One batch holds each token as often as the sampler draws it. This is exact for a loss whose rows do not influence
+    each other; of other losses it is not measured. A framework's trainer has a vocabulary of its own.
     """
     if subject.kind == "framework":
         return None
-    problem, parts = _large_vocabulary()
+    problem, parts = _large_vocabulary(on_policy)
     case = Case("middle", problem, 1, False, f"a vocabulary of {LARGE_VOCABULARY} tokens", parts=parts)
     few = from_problem(problem, torch.arange(3)[:, None], advantage_of(problem, "zero"))
     other = replace(few, **{name: _in_last_row(getattr(few, name)) for name in ("ref_logp", "ref_logits")}).fresh()
     one, moved = _evaluated(subject, few), _evaluated(subject, other)
-    if one is None or moved is None or not bool((one.logits != 0).any()):
+    if one is None or moved is None or not (_takes_logits(subject) or bool((one.logits != 0).any())):
         return None
     first = torch.tensor([[True], [True], [False]])
     if not _same_at(first, one, moved):
         return None
     members = population(problem, 1, parts)
-    batch = from_problem(problem, members, advantage_of(problem, "zero"))
+    batch = from_problem(problem, members, advantage_of(problem, advantages))
     batch = replace(batch, group=torch.zeros_like(batch.group))  # a mean over the others of a group needs others
-    return Measurement(case, sum_over_rows(problem, members, evaluate(subject.large(), batch)[1]))
+    return Measurement(case, sum_over_rows(problem, members, of_reference(subject.large(), batch)))
+
+
+def _takes_logits(subject: Subject) -> bool:
+    return isinstance(subject.loss, OwnLoss) and subject.loss.filled.uses("logits")
 
 
 @cache
-def _large_vocabulary() -> tuple[Problem, int]:
+def _large_vocabulary(on_policy: bool) -> tuple[Problem, int]:
     parts = 4 * LARGE_VOCABULARY
     drawn = bandit(LARGE_VOCABULARY, seed=0, away_from_ref=1.0)
     sampler = with_rational_sampler(drawn.on_policy(), parts, on_policy=True)
-    return replace(sampler, ref_logits=sampler.logits + drawn.ref_logits - drawn.logits), parts
+    to_ref, to_sampler = drawn.ref_logits - drawn.logits, drawn.behavior_logits - drawn.logits
+    logits = sampler.logits if on_policy else sampler.logits - to_sampler
+    return replace(sampler, logits=logits, ref_logits=logits + to_ref), parts
 
 
 def _masked_at(*positions: tuple[int, int]) -> Batch:

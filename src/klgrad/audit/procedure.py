@@ -145,7 +145,7 @@ def audit(
 def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool) -> AtEverySize:
     """Compare the gradients in small batches and in the limit."""
     small = measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy)
-    large = in_large_vocabulary(subject) if on_policy and advantages == "zero" else None
+    large = in_large_vocabulary(subject, advantages, on_policy=on_policy)
     return AtEverySize(
         small if large is None else replace(small, measured=[*small.measured, large]),
         measure(subject, limit_cases(on_policy, lengths), advantages, on_policy=on_policy),

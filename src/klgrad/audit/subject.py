@@ -339,7 +339,7 @@ def imports_for(spec: str) -> Iterator[None]:
         yield
         return
     folder = Path(where).resolve().parent if where.endswith(".py") else Path.cwd()
-    beside = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    beside = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/*.py")}
     others = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in beside and _is_elsewhere(n, folder)}
     for name in others:
         del sys.modules[name]
