@@ -232,7 +232,7 @@ def limit_cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
         if lengths == "all" or not shape[2]
     ]
     long = [] if lengths == "equal" else [_long(on_policy)]
-    return (*found, *(_rare(reach, on_policy) for reach in (FAR, -FAR)), _sharp(on_policy), *long)
+    return (*found, *(_rare(reach, on_policy) for reach in (FAR, -FAR)), _sharp(on_policy), _odd(on_policy), *long)
 
 
 @cache
@@ -300,6 +300,15 @@ def _sharp(on_policy: bool) -> Case:
         drawn, logits=logits, ref_logits=logits + drawn.ref_logits - drawn.logits, behavior_logits=sampler
     )
     return Case("near", problem, 2, False, f"probabilities of {SHARP - 1}/{SHARP}", parts=SHARP)
+
+
+def _odd(on_policy: bool) -> Case:
+    """One token out of three, in groups of three: the other batches of the limit have an even number of completions."""
+    drawn = bandit(3, seed=4, away_from_ref=1.0)
+    sampler = with_rational_sampler(drawn.on_policy(), 3, on_policy=True)
+    logits = sampler.logits if on_policy else sampler.logits + drawn.logits - drawn.behavior_logits
+    problem = replace(sampler, logits=logits, ref_logits=logits + drawn.ref_logits - drawn.logits)
+    return Case("middle", problem, 3, False, "an odd number of completions", parts=3)
 
 
 def limit_gradient(subject: Subject, case: Case, advantage: Tensor) -> Gradient:

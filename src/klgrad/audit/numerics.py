@@ -264,10 +264,15 @@ def is_finite_if_empty(subject: Subject) -> bool:
 
 
 def order_matters(subject: Subject) -> bool:
-    """Whether the gradient of a large batch depends on the order of its groups."""
+    """Whether the gradient of a large batch, of an even or an odd number of completions, depends on its order."""
     if subject.stacks or subject.exchangeable:
         return False
-    case = next(c for c in limit_cases(on_policy=True) if c.varying and c.distance == "far")
+    cases = limit_cases(on_policy=True)
+    even = next(c for c in cases if c.varying and c.distance == "far")
+    return any(_depends_on_order(subject, case) for case in (even, *(c for c in cases if c.group_size == 3)))
+
+
+def _depends_on_order(subject: Subject, case: Case) -> bool:
     assert case.parts is not None
     members = population(case.problem, case.group_size, case.parts)
     order = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
