@@ -1,5 +1,6 @@
 """The problems of every audit: random, small, and different from each other."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -99,6 +100,9 @@ RATIO_REACH = (1 / 12, 12.0)
 WIDE = 12.0
 """|log π/ref| that one token of each of the two problems with large log-ratios exceeds."""
 
+WIDE_RATIO = 8.0
+"""log π/μ of the first token of the problem with large importance ratios: e^8 = 3000, beyond the bounds in use."""
+
 LONG, MANY = 5, 4
 """Tokens in the longest completions, and rows in the largest groups."""
 
@@ -125,7 +129,7 @@ def _standard() -> list[Case]:
 
 
 def _wider(lengths: Lengths) -> list[Case]:
-    found = [_wide(WIDE), _wide(-WIDE)]
+    found = [_wide(WIDE), _wide(-WIDE), _stale(WIDE_RATIO)]
     for wider, vocab, length, ends, group_size in WIDER_SHAPES[lengths]:
         from_ref, off_policy = MIDDLE
         problem = autoregressive(vocab, length, ends=ends, seed=5, away_from_ref=from_ref, off_policy=off_policy)
@@ -150,6 +154,15 @@ def _wide(reach: float) -> Case:
         table[0, 1] -= abs(reach) + 0.5
     moved = replace(problem, logits=logits, ref_logits=ref_logits, behavior_logits=behavior_logits)
     return Case("beyond", moved, 2, False, f"log-ratios of {reach:+g}")
+
+
+def _stale(reach: float) -> Case:
+    """Two tokens over a vocabulary of two; the sampler nearly excludes a first token that π draws often."""
+    problem = autoregressive(2, 2, ends=False, seed=2, away_from_ref=0.5, off_policy=0.5)
+    behavior_logits = problem.behavior_logits.clone()
+    behavior_logits[0, 1] -= reach + 0.5
+    moved = replace(problem, behavior_logits=behavior_logits)
+    return Case("middle", moved, 2, False, f"importance ratios of {math.exp(reach):.0f}")
 
 
 @cache
