@@ -47,8 +47,8 @@ def test_the_numbers_in_the_text_are_theirs():
     limit = limit_cases(on_policy=False)
     assert f"more than {max(case.problem.space.vocab for case in (*problems, *limit))} tokens" in TEXT
     assert f"on {len(limit)} more problems all probabilities" in TEXT
-    assert {case.parts for case in limit} == {2, 4, SHARP, RARE} == {2, 4, 8, 24}
-    assert "multiples of 1/2, 1/4, 1/8 or 1/24" in TEXT
+    assert {case.parts for case in limit} == {2, 3, 4, SHARP, RARE} == {2, 3, 4, 8, 24}
+    assert "multiples of 1/2, 1/3, 1/4, 1/8 or 1/24" in TEXT
     assert f"{max(c.group_size for c in standard)} rows" in TEXT
 
 

@@ -130,7 +130,7 @@ def test_large_log_ratios_are_reached_on_both_sides():
 
 def test_off_policy_the_large_log_ratios_come_without_large_importance_ratios():
     for case in cases(on_policy=False):
-        if case.wider:
+        if case.wider.startswith("log-ratios"):
             ratio = (case.problem.logp - case.problem.behavior_logp).sum(-1).exp()
             assert float(ratio.min()) > 0.05
             assert float(ratio.max()) < 20

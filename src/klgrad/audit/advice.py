@@ -531,11 +531,11 @@ def differences(
         found += _verdict(off_policy, result.verdict_off_policy, "off-policy", OFF_POLICY)
     if strict:
         off = small_batches(result)
-        sides = [(result.verdict, result.holds, "on-policy", f", {off}" if off else "")]
-        sides += [(result.verdict_off_policy, result.holds_off_policy, "off-policy", "")] if off_policy else []
-        for verdict, holds, where, how in sides:
+        sides = [(result.verdict, result.holds, f", {off}" if off else "")]
+        sides += [(f"{result.verdict_off_policy} off-policy", result.holds_off_policy, "")] if off_policy else []
+        for verdict, holds, how in sides:
             if holds not in ("always", None):
-                received = f"{verdict} {where} in {holds.replace('-', ' ')} only{how}"
+                received = f"{verdict} in {holds.replace('-', ' ')} only{how}"
                 found.append(Difference("a verdict that holds in batches of every size", received))
     if strict and (result.dead_zone or not result.finite):
         found.append(Difference("a finite gradient without a dead zone", ", ".join(notes(result))))

@@ -100,8 +100,8 @@ RATIO_REACH = (1 / 12, 12.0)
 WIDE = 12.0
 """|log π/ref| that one token of each of the two problems with large log-ratios exceeds."""
 
-WIDE_RATIO = 8.0
-"""log π/μ of the first token of the problem with large importance ratios: e^8 = 3000, beyond the bounds in use."""
+WIDE_RATIO = 3000.0
+"""π/μ of the first token of the problem with large importance ratios, beyond the bounds in use."""
 
 LONG, MANY = 5, 4
 """Tokens in the longest completions, and rows in the largest groups."""
@@ -156,13 +156,13 @@ def _wide(reach: float) -> Case:
     return Case("beyond", moved, 2, False, f"log-ratios of {reach:+g}")
 
 
-def _stale(reach: float) -> Case:
+def _stale(ratio: float) -> Case:
     """Two tokens over a vocabulary of two; the sampler nearly excludes a first token that π draws often."""
     problem = autoregressive(2, 2, ends=False, seed=2, away_from_ref=0.5, off_policy=0.5)
     behavior_logits = problem.behavior_logits.clone()
-    behavior_logits[0, 1] -= reach + 0.5
+    behavior_logits[0, 1] -= math.log(ratio) + 0.5
     moved = replace(problem, behavior_logits=behavior_logits)
-    return Case("middle", moved, 2, False, f"importance ratios of {math.exp(reach):.0f}")
+    return Case("middle", moved, 2, False, f"importance ratios of {ratio:g}")
 
 
 @cache
