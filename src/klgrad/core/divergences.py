@@ -1,0 +1,226 @@
+r"""f-divergences of π from ref, as functions of the log-ratio l = log π/ref of one sampled token.
+
+With u = exp(l) and f convex, f(1) = f'(1) = 0, the divergence is D_f = E_ref[f(u)] = E_π[f(u)/u], and its gradient is
+E_π[f'(u) ∇log π]. So a KL term needs two functions of l: the *slope* f'(u), which is the coefficient of the token's own
+score, and the *excess* f(u)/u, which estimates the divergence without bias and is never negative. Read backwards, every
+coefficient that is a function c(l) of the token's log-ratio descends the divergence with f'(u) = c(log u) - c(0). Near
+ref every f-divergence is `scale` times the KL, where `scale` is the derivative of the slope at l = 0.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import MeaningError
+from .estimators import MAX_EXPONENT, Function, exp_capped, k3
+
+BISECTIONS = 70
+"""Halvings of a bracket up to 1400 wide: 2^-70 of that is below the precision of a float64."""
+
+WIDEST = 700.0
+"""The largest |log π/ref| that an optimum may have: exp of it is still a float64."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """An f-divergence of π from ref, in terms of l = log π/ref.
+
+    Attributes:
+        name: as reports write it, `reverse-kl`.
+        slope: f'(u), the coefficient of the token's own score; 0 at l = 0.
+        excess: f(u)/u, whose mean over samples of π is the divergence.
+        formula: the slope as text, in l.
+        scale: the derivative of the slope at l = 0; inf where the slope jumps there.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad.core.divergences import FORWARD_KL
+        >>> FORWARD_KL.slope(torch.tensor([0.0, 1.0]))
+        tensor([0.0000, 0.6321])
+    """
+
+    name: str
+    slope: Function
+    excess: Function
+    formula: str
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.name}: coefficient {self.formula}"
+
+
+def alpha(order: float) -> Divergence:
+    """The α-divergence: forward KL at 0, squared Hellinger distance at 1/2, reverse KL at 1, half of χ² at 2.
+
+    f(u) = ((u - 1) - (u^α - 1)/α) / (1 - α), continued at 0 and 1.
+
+    Args:
+        order: α, any real number.
+
+    Returns:
+        The divergence.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad.core.divergences import alpha
+        >>> alpha(0.5).slope(torch.tensor([-1.0, 1.0]))
+        tensor([-1.2974,  0.7869])
+    """
+    power = 1 - order
+    if power == 0:
+        return Divergence("reverse-kl", lambda log_ratio: log_ratio, k3.value, "l")
+
+    def slope(log_ratio: Tensor) -> Tensor:
+        return -_expm1_capped(-power * log_ratio) / power
+
+    def excess(log_ratio: Tensor) -> Tensor:
+        # exp(-l) f(exp(l)), in which u^a exp(-l) is written as one exponent.
+        grown = (
+            exp_capped(-log_ratio) * log_ratio
+            if order == 0
+            else (exp_capped(-power * log_ratio) - exp_capped(-log_ratio)) / order
+        )
+        return (-_expm1_capped(-log_ratio) - grown) / power
+
+    names = {0.0: "forward-kl", 0.5: "hellinger", 2.0: "chi-square"}
+    formulas = {0.0: "1 - exp(-l)", 2.0: "exp(l) - 1"}
+    formula = formulas.get(order, f"(1 - exp({-power:g} l)) / {power:g}")
+    return Divergence(names.get(order, f"alpha({order:g})"), slope, excess, formula)
+
+
+def jensen_shannon(beta: float = 0.5) -> Divergence:
+    """The generalised Jensen-Shannon divergence β KL(ref‖m) + (1 - β) KL(π‖m), m = β ref + (1 - β) π.
+
+    Near ref it is β (1 - β) times the KL. Divided by that, it becomes the forward KL as β goes to 0 and the reverse
+    KL as β goes to 1.
+
+    Args:
+        beta: β, strictly between 0 and 1; 1/2 for the usual one.
+
+    Returns:
+        The divergence.
+
+    Raises:
+        MeaningError: if β is not strictly between 0 and 1.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad.core.divergences import jensen_shannon
+        >>> jensen_shannon().slope(torch.tensor([-1.0, 1.0]))
+        tensor([-0.3101,  0.1899])
+
+    References:
+        Agarwal, Vieillard, Zhou, Stanczyk, Ramos, Geist and Bachem, On-policy distillation of language models, ICLR
+        2024, arXiv:2306.13649.
+    """
+    if not 0 < beta < 1:
+        raise MeaningError(
+            "beta strictly between 0 and 1", f"{beta:g}", "use FORWARD_KL (beta to 0) or REVERSE_KL (beta to 1)"
+        )
+    rest = 1 - beta
+
+    def log_mixture(log_ratio: Tensor) -> Tensor:
+        """Log m/ref."""
+        return torch.logaddexp(torch.full_like(log_ratio, math.log(beta)), log_ratio + math.log(rest))
+
+    def slope(log_ratio: Tensor) -> Tensor:
+        return rest * (log_ratio - log_mixture(log_ratio))
+
+    def excess(log_ratio: Tensor) -> Tensor:
+        return rest * (log_ratio - log_mixture(log_ratio)) - beta * exp_capped(-log_ratio) * log_mixture(log_ratio)
+
+    name = "jensen-shannon" if beta == 0.5 else f"jensen-shannon({beta:g})"
+    return Divergence(name, slope, excess, f"-{rest:g} log({beta:g} exp(-l) + {rest:g})", beta * rest)
+
+
+def huber(bound: float) -> Divergence:
+    """The reverse KL with its slope bounded: clip(l, -c, c). It is convex, and its pull never vanishes away from ref.
+
+    Args:
+        bound: c > 0.
+
+    Returns:
+        The divergence.
+
+    Raises:
+        MeaningError: if c is not positive and finite.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad.core.divergences import huber
+        >>> huber(1.0).slope(torch.tensor([-3.0, 0.5, 3.0]))
+        tensor([-1.0000,  0.5000,  1.0000])
+    """
+    if not 0 < bound < math.inf:
+        raise MeaningError("a bound > 0", f"{bound:g}", "use REVERSE_KL for no bound")
+
+    def excess(log_ratio: Tensor) -> Tensor:
+        # Beyond ±c the graph of f is the tangent at exp(±c).
+        near = log_ratio.clamp(-bound, bound)
+        share = exp_capped(near - log_ratio)
+        return k3.value(near) * share + near * (1 - share)
+
+    return Divergence(
+        f"huber({bound:g})", lambda log_ratio: log_ratio.clamp(-bound, bound), excess, f"clip(l, -{bound:g}, {bound:g})"
+    )
+
+
+def _expm1_capped(x: Tensor) -> Tensor:
+    return torch.expm1(x.clamp(max=MAX_EXPONENT))
+
+
+REVERSE_KL, FORWARD_KL, HELLINGER, CHI_SQUARE = alpha(1.0), alpha(0.0), alpha(0.5), alpha(2.0)
+TOTAL_VARIATION = Divergence(
+    "total-variation", torch.sign, lambda log_ratio: _expm1_capped(-log_ratio).abs(), "sign(l)", math.inf
+)
+"""The sum of |π - ref|: twice the total variation distance."""
+
+
+def optimum(divergence: Divergence, ref_logp: Tensor, reward: Tensor, beta: float) -> Tensor:
+    """The optimum of E_π[r] - β D_f(π, ref), as log-probs: π = ref exp(c⁻¹((r - λ)/β)), c the slope.
+
+    λ is found by bisection, and so is the inverse of the slope. Where the slope is bounded below, as that of χ², an
+    outcome of low reward can lose all its probability: its log-prob is then below log ref by `WIDEST`.
+
+    Args:
+        divergence: its slope must not decrease.
+        ref_logp: (..., Y) log-probs of ref over all outcomes, all finite.
+        reward: (..., Y) the reward of each outcome.
+        beta: strength of the regularisation, > 0.
+
+    Returns:
+        (..., Y) log π*.
+
+    Raises:
+        MeaningError: if beta is not positive and finite.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad.core.divergences import REVERSE_KL, optimum
+        >>> optimum(REVERSE_KL, torch.tensor([0.5, 0.5]).log(), torch.tensor([1.0, 0.0]), beta=1.0).exp()
+        tensor([0.7311, 0.2689])
+    """
+    if not 0 < beta < math.inf:
+        raise MeaningError("beta > 0", f"{beta:g}", "pass a positive, finite beta")
+
+    def log_ratios(level: Tensor) -> Tensor:
+        pull = (reward - level) / beta
+        return _bisect(lambda log_ratio: divergence.slope(log_ratio) < pull, -WIDEST, WIDEST, reward)
+
+    lowest, highest = reward.amin(-1, keepdim=True), reward.amax(-1, keepdim=True)
+    # At a level of the lowest reward no log-ratio is negative, at the highest none is positive.
+    level = _bisect(lambda x: (ref_logp + log_ratios(x)).logsumexp(-1, keepdim=True) > 0, lowest, highest, lowest)
+    return torch.log_softmax(ref_logp + log_ratios(level), -1)
+
+
+def _bisect(is_below: Callable[[Tensor], Tensor], low: Tensor | float, high: Tensor | float, like: Tensor) -> Tensor:
+    """Where `is_below` turns from true to false, entry by entry."""
+    low, high = torch.zeros_like(like) + low, torch.zeros_like(like) + high
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        below = is_below(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2
