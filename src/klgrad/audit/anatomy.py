@@ -365,3 +365,109 @@ def _read_bound(factor: Callable[[float], float]) -> tuple[str, float | None, fl
     if kind == "truncate" and edges[0] is not None:
         kind = "clip"
     return kind, edges[0], edges[1]
+
+
+
+@dataclass(frozen=True, eq=False)
+class Horizon:
+    """How the log-ratios of later tokens enter the coefficient of a token.
+
+    Attributes:
+        kind: `none`, `all`, `discount` or `other`.
+        weights: of the tokens after it, by distance.
+        discount: of one step, for kind `discount`.
+        estimate: the function of a later token's log-ratio: `k1`, `k2`, `k3` or `other`; `exact` for its full-vocabulary
+            KL.
+        curve: that function.
+    """
+
+    kind: str
+    weights: tuple[float, ...]
+    discount: float | None
+    estimate: str
+    curve: Curve
+
+
+ESTIMATES = {"reverse-kl": "k1", "k2": "k2", "k3": "k3"}
+"""Names of the functions of a later token's log-ratio that stand for its KL."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a loss is made of.
+
+    The coefficient of a token is, in the unit of the loss, `constant` + `own`(its log-ratio) + Σ over later tokens of
+    weight times `horizon.curve` + the same of earlier tokens by `past` + of the other completions of its group by
+    `others` and of the rest of the batch by `strangers`.
+    """
+
+    unit: Unit
+    own: Curve
+    horizon: Horizon
+    past: tuple[float, ...]
+    others: float
+    strangers: float
+    constant: float
+    samples: Samples
+
+
+class Reader:
+    """Reads the responses of the coefficients to one log-ratio at a time, several in one call where rows allow it."""
+
+    def __init__(self, read: Coefficients) -> None:
+        self.read = read
+        self.unit = read_unit(read)
+        self.base = Inputs.at_reference([TOKENS] * ROWS)
+        self.start = read(self.base) / self.unit.shares(self.base)
+        moved = self.responses({PLACE: STEP})
+        self.couples_rows = bool((moved[1:] != 0).any())
+
+    def responses(self, entries: dict[tuple[int, int], float]) -> Tensor:
+        """(B, T) what these log-ratios add to the coefficients, in the unit of the loss."""
+        moved = self.base.with_entries("log_ratio", entries)
+        return self.read(moved) / self.unit.shares(self.base) - self.start
+
+    def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
+        """The coefficient of token `seen` as the log-ratio of token `moved` of the same completion takes these values."""
+        at_once = 1 if self.couples_rows else ROWS
+        values = []
+        for some in log_ratios.split(at_once):
+            entries = {(row, moved): x for row, x in enumerate(some.tolist())}
+            values.append(self.responses(entries)[: len(some), seen])
+        return torch.cat(values)
+
+
+def read_parts(read: Coefficients) -> Parts:
+    """Read each part by its own probe."""
+    reader = Reader(read)
+    row, token = PLACE
+    own = read_curve(lambda x: reader.along(x, token, token))
+    response = reader.responses({PLACE: STEP})
+    past, later = _relative(response[row, token + 1 :]), _relative(response[row, :token].flip(0))
+    group = reader.base.group == reader.base.group[row]
+    group[row] = False
+    others = float(response[group][:, token].mean())
+    strangers = float(response[reader.base.group != reader.base.group[row]][:, token].mean())
+    curve = read_curve(lambda x: reader.along(x, token, token - 1)) if any(later) else Curve({}, (GRID, 0 * GRID))
+    return Parts(
+        reader.unit, own, _horizon(curve, later), past, others, strangers, float(reader.start[PLACE]),
+        read_samples(read, reader.base),
+    )
+
+
+def _relative(responses: Tensor) -> tuple[float, ...]:
+    return tuple(responses.tolist())
+
+
+def _horizon(curve: Curve, responses: tuple[float, ...]) -> Horizon:
+    if curve.is_zero:
+        return Horizon("none", (), None, "", curve)
+    strength = next(iter(curve.shares.values())) if len(curve.shares) == 1 else 1.0
+    weights = tuple(_rounded(x / responses[0] * strength) for x in responses)
+    estimate = ESTIMATES.get(next(iter(curve.shares)), "other") if len(curve.shares) == 1 else "other"
+    steps = [b / a for a, b in zip(weights, weights[1:], strict=False)]
+    if all(abs(step - 1) <= SAME for step in steps):
+        return Horizon("all", weights, None, estimate, curve)
+    if all(abs(step - steps[0]) <= SAME for step in steps):
+        return Horizon("discount", weights, _rounded(steps[0]), estimate, curve)
+    return Horizon("other", weights, None, estimate, curve)
