@@ -2,13 +2,14 @@
 
 The derivative of a loss by the log-prob of a sampled token is the coefficient that the loss puts on that token's score.
 Log-ratios to the reference, and ratios to the sampler, are inputs that can be chosen freely: so each part of a loss is
-read off from how the coefficients respond to one input at a time. `take_apart` reads the parts; on a random batch it
-then compares the coefficients with those that the parts predict, so that nothing is believed because one probe said so.
+read off from how the coefficients respond to one input at a time. This module reads losses of sampled log-probs;
+full-vocabulary losses, divisions by a spread and functions of a completion's sum are not taken apart yet.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ from torch import Tensor
 from ..core.divergences import CHI_SQUARE, FORWARD_KL, HELLINGER, REVERSE_KL, TOTAL_VARIATION, alpha, jensen_shannon
 from ..core.estimators import k2, k3
 from .batch import PADDING_LOGP, PADDING_REF_LOGP, Batch
-from .gradient import evaluate
+from .gradients import evaluate
 from .subject import Subject
 
 ROWS, TOKENS, GROUP = 8, 6, 4
-"""Two groups of four completions of six tokens: a group's statistics differ from the batch's, no size equals another."""
+"""Two groups of four completions of six tokens: statistics of a group differ from those of the batch."""
 
 DEPTH = -32.0
 """log π of the probed tokens, so that log ref = log π - l stays below 0 for every log-ratio of the curve."""
@@ -36,7 +37,7 @@ FLAT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class ProbeInputs:
     """What a loss is probed with: (B, T) log-ratios, log π/μ, log π, mask, full-vocabulary KLs, and (B,) groups."""
 
     log_ratio: Tensor
@@ -48,13 +49,13 @@ class Inputs:
     token_forward_kl: Tensor
 
     @classmethod
-    def at_reference(cls, lengths: list[int], width: int = TOKENS, group: int = GROUP) -> "Inputs":
+    def at_reference(cls, lengths: list[int], width: int = TOKENS, group: int = GROUP) -> "ProbeInputs":
         """Completions of these lengths, with the policy at the reference and at the sampler."""
         none = torch.zeros(len(lengths), width, dtype=torch.float64)
         mask = torch.arange(width) < torch.tensor(lengths)[:, None]
         return cls(none, none, none + DEPTH, mask, torch.arange(len(lengths)) // group, none, none)
 
-    def with_entries(self, name: str, entries: dict[tuple[int, int], float]) -> "Inputs":
+    def with_entries(self, name: str, entries: dict[tuple[int, int], float]) -> "ProbeInputs":
         """One table with some of its entries replaced."""
         table = getattr(self, name).clone()
         for place, value in entries.items():
@@ -65,7 +66,8 @@ class Inputs:
         """As a loss receives it. The logits have three entries, of which the first is sampled."""
         padded = lambda x, fill: torch.where(self.mask, x, fill)
         logp = padded(self.logp, PADDING_LOGP)
-        ref_logp = padded(self.logp - self.log_ratio, PADDING_REF_LOGP)
+        turn = (torch.arange(len(logp))[:, None] + torch.arange(logp.shape[1])) % 2
+        ref_logp = padded(self.logp - self.log_ratio, torch.tensor(PADDING_REF_LOGP, dtype=logp.dtype)[turn])
         behavior = padded(self.logp - self.log_weight, PADDING_LOGP)
         advantages = torch.zeros_like(logp)
         return Batch(
@@ -92,14 +94,14 @@ def _logits(logp: Tensor, share: float) -> Tensor:
     return torch.stack([logp, rest + math.log(share), rest + math.log(1 - share)], -1)
 
 
-Coefficients = Callable[[Inputs], Tensor]
+Coefficients = Callable[[ProbeInputs], Tensor]
 """(B, T) the coefficient of each token's score."""
 
 
 def coefficients_of(subject: Subject) -> Coefficients:
     """The coefficients that a loss puts on the scores of the sampled tokens, also where it takes logits."""
 
-    def read(inputs: Inputs) -> Tensor:
+    def read(inputs: ProbeInputs) -> Tensor:
         batch = inputs.batch()
         parts = evaluate(subject, batch)[1]
         # Behind a softmax the score of the sampled token is (1 - π) on its own logit.
@@ -188,7 +190,7 @@ def read_curve(read: Callable[[Tensor], Tensor]) -> Curve:
         return Curve(shares, (GRID, values))
     low, below = _edge(read, GRID, values)
     high, above = _edge(read, GRID.flip(0), values.flip(0))
-    inside = (GRID > (-math.inf if low is None else low)) & (GRID < (math.inf if high is None else high))
+    inside = ((-math.inf if low is None else low) < GRID) & ((math.inf if high is None else high) > GRID)
     shares = _fit(GRID[inside], values[inside]) if int(inside.sum()) > 4 else None
     return Curve(shares or {}, (GRID, values), low, high, below, above)
 
@@ -256,15 +258,15 @@ class Unit:
     """What a loss divides by.
 
     Attributes:
-        name: `sum` over the completion, `completion-mean`, `token-mean` over the batch, `fixed-length` (the width of the
-            padded batch, or a constant), or `other`.
+        name: `sum` over the completion, `completion-mean`, `token-mean` over the batch, `padded-mean` (by the width of
+            the batch), or `other`.
         rows: whether it is a mean over the completions of the batch, and no sum.
     """
 
     name: str
     rows: bool
 
-    def shares(self, inputs: Inputs) -> Tensor:
+    def shares(self, inputs: ProbeInputs) -> Tensor:
         """(B, 1) what each completion's coefficients are multiplied by."""
         lengths = inputs.mask.sum(-1, keepdim=True).double()
         rows = len(lengths) if self.rows else 1
@@ -288,7 +290,7 @@ def read_unit(read: Coefficients) -> Unit:
     """The unit by which responses in batches of several shapes are all alike; `other` if none is."""
     responses, inputs = [], []
     for lengths, width in SHAPES:
-        base = Inputs.at_reference(lengths, width)
+        base = ProbeInputs.at_reference(lengths, width)
         start = read(base)
         for row in (0, 3):
             moved = read(base.with_entries("log_ratio", {(row, 1): STEP}))
@@ -314,7 +316,7 @@ class Samples:
     bound: tuple[str, float | None, float | None] | None = None
 
 
-def read_samples(read: Coefficients, base: Inputs, at: tuple[int, int] = PLACE) -> Samples:
+def read_samples(read: Coefficients, base: ProbeInputs, at: tuple[int, int] = PLACE) -> Samples:
     """Which ratios multiply a token's own response."""
     row, token = at
 
@@ -333,12 +335,16 @@ def read_samples(read: Coefficients, base: Inputs, at: tuple[int, int] = PLACE) 
     still = {name for name, f in factors.items() if abs(f - 1) <= SAME}
     if len(still) == 3:
         return Samples("none")
-    ratio = {
-        frozenset(["own"]): "token",
-        frozenset(["own", "before"]): "prefix",
-        frozenset(["own", "before", "after"]): "sequence",
-        frozenset(["before"]): "prefix-before",
-    }.get(frozenset(moves), "other") if len(moves | still) == 3 else "other"
+    ratio = (
+        {
+            frozenset(["own"]): "token",
+            frozenset(["own", "before"]): "prefix",
+            frozenset(["own", "before", "after"]): "sequence",
+            frozenset(["before"]): "prefix-before",
+        }.get(frozenset(moves), "other")
+        if len(moves | still) == 3
+        else "other"
+    )
     lengths = base.mask[row].sum()
     if all(abs(f - math.exp(small / float(lengths))) <= SAME for f in factors.values()):
         ratio = "mean"
@@ -367,7 +373,6 @@ def _read_bound(factor: Callable[[float], float]) -> tuple[str, float | None, fl
     return kind, edges[0], edges[1]
 
 
-
 @dataclass(frozen=True, eq=False)
 class Horizon:
     """How the log-ratios of later tokens enter the coefficient of a token.
@@ -376,8 +381,7 @@ class Horizon:
         kind: `none`, `all`, `discount` or `other`.
         weights: of the tokens after it, by distance.
         discount: of one step, for kind `discount`.
-        estimate: the function of a later token's log-ratio: `k1`, `k2`, `k3` or `other`; `exact` for its full-vocabulary
-            KL.
+        estimate: the function of a later token's log-ratio: `k1`, `k2`, `k3` or `other`.
         curve: that function.
     """
 
@@ -393,7 +397,7 @@ ESTIMATES = {"reverse-kl": "k1", "k2": "k2", "k3": "k3"}
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Anatomy:
     """What a loss is made of.
 
     The coefficient of a token is, in the unit of the loss, `constant` + `own`(its log-ratio) + Σ over later tokens of
@@ -417,7 +421,7 @@ class Reader:
     def __init__(self, read: Coefficients) -> None:
         self.read = read
         self.unit = read_unit(read)
-        self.base = Inputs.at_reference([TOKENS] * ROWS)
+        self.base = ProbeInputs.at_reference([TOKENS] * ROWS)
         self.start = read(self.base) / self.unit.shares(self.base)
         moved = self.responses({PLACE: STEP})
         self.couples_rows = bool((moved[1:] != 0).any())
@@ -428,7 +432,7 @@ class Reader:
         return self.read(moved) / self.unit.shares(self.base) - self.start
 
     def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
-        """The coefficient of token `seen` as the log-ratio of token `moved` of the same completion takes these values."""
+        """The coefficient of one token as the log-ratio of another of its completion takes these values."""
         at_once = 1 if self.couples_rows else ROWS
         values = []
         for some in log_ratios.split(at_once):
@@ -437,26 +441,28 @@ class Reader:
         return torch.cat(values)
 
 
-def read_parts(read: Coefficients) -> Parts:
+def read_anatomy(read: Coefficients) -> Anatomy:
     """Read each part by its own probe."""
     reader = Reader(read)
     row, token = PLACE
     own = read_curve(lambda x: reader.along(x, token, token))
     response = reader.responses({PLACE: STEP})
-    past, later = _relative(response[row, token + 1 :]), _relative(response[row, :token].flip(0))
+    past, later = tuple(response[row, token + 1 :].tolist()), tuple(response[row, :token].flip(0).tolist())
     group = reader.base.group == reader.base.group[row]
     group[row] = False
     others = float(response[group][:, token].mean())
     strangers = float(response[reader.base.group != reader.base.group[row]][:, token].mean())
     curve = read_curve(lambda x: reader.along(x, token, token - 1)) if any(later) else Curve({}, (GRID, 0 * GRID))
-    return Parts(
-        reader.unit, own, _horizon(curve, later), past, others, strangers, float(reader.start[PLACE]),
+    return Anatomy(
+        reader.unit,
+        own,
+        _horizon(curve, later),
+        past,
+        others,
+        strangers,
+        float(reader.start[PLACE]),
         read_samples(read, reader.base),
     )
-
-
-def _relative(responses: Tensor) -> tuple[float, ...]:
-    return tuple(responses.tolist())
 
 
 def _horizon(curve: Curve, responses: tuple[float, ...]) -> Horizon:
@@ -465,7 +471,7 @@ def _horizon(curve: Curve, responses: tuple[float, ...]) -> Horizon:
     strength = next(iter(curve.shares.values())) if len(curve.shares) == 1 else 1.0
     weights = tuple(_rounded(x / responses[0] * strength) for x in responses)
     estimate = ESTIMATES.get(next(iter(curve.shares)), "other") if len(curve.shares) == 1 else "other"
-    steps = [b / a for a, b in zip(weights, weights[1:], strict=False)]
+    steps = [b / a for a, b in pairwise(weights)]
     if all(abs(step - 1) <= SAME for step in steps):
         return Horizon("all", weights, None, estimate, curve)
     if all(abs(step - steps[0]) <= SAME for step in steps):
