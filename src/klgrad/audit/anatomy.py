@@ -415,7 +415,7 @@ class Anatomy:
     samples: Samples
 
 
-class Reader:
+class ResponseReader:
     """Reads the responses of the coefficients to one log-ratio at a time, several in one call where rows allow it."""
 
     def __init__(self, read: Coefficients) -> None:
@@ -443,7 +443,7 @@ class Reader:
 
 def read_anatomy(read: Coefficients) -> Anatomy:
     """Read each part by its own probe."""
-    reader = Reader(read)
+    reader = ResponseReader(read)
     row, token = PLACE
     own = read_curve(lambda x: reader.along(x, token, token))
     response = reader.responses({PLACE: STEP})
