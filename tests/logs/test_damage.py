@@ -1,9 +1,12 @@
 """A file that is damaged anywhere is refused; nothing but a `KlgradError` is raised."""
 
 import datetime
+import json
 import random
 import subprocess
 import sys
+import zipfile
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +15,7 @@ import pytest
 from logs.synthetic import WRITERS, mask_of, sampled, write
 
 from klgrad.errors import KlgradError
-from klgrad.logs import examine
+from klgrad.logs import LogError, examine
 
 DAMAGES = 60
 """Of each kind of file. Thousands were tried when this was written: `fuzz(path, whole, random.Random(0), 3000)`."""
@@ -135,3 +138,21 @@ def test_an_npz_header_that_is_no_python_is_refused(tmp_path):
         path.write_bytes(whole.replace(b"{'descr': '<f8',", text[:16]))
         with pytest.raises(KlgradError):
             examine(path)
+
+
+def test_an_npz_with_a_long_header_is_refused(tmp_path):
+    path = tmp_path / "log.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("logp", "ref_logp"):
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x02\x00" + (2**28).to_bytes(4, "little") + bytes(1000))
+    with pytest.raises(KlgradError):
+        examine(path)
+
+
+@pytest.mark.parametrize("depth", [100, 500, 5000])
+def test_deeply_nested_json_is_read_or_refused(depth, tmp_path):
+    path = tmp_path / "log.jsonl"
+    row = json.dumps({"logp": [-1.0], "ref_logp": [-1.0]})[:-1]
+    path.write_text((row + ', "group": ' + "[" * depth + "]" * depth + "}\n") * 2)
+    with nullcontext() if depth < 600 else pytest.raises(LogError, match="line 1"):
+        assert examine(path).rows == 2

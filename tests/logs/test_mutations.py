@@ -94,13 +94,13 @@ MUTATIONS = {
         "values.to(dtype).double() == values",
         "values == values",
     ),
-    "lines counted from the block's start": ("klgrad.logs.reader._blocks", "first += breaks", "first += 0"),
-    "rows counted from the chunk's start": (
-        "klgrad.logs.parquet._chunks",
+    "lines counted from 0": ("klgrad.logs.reader._records", "enumerate(lines, 1)", "enumerate(lines)"),
+    "rows counted from the batch's start": (
+        "klgrad.logs.reader._decode_parquet",
         "arange(done, done + batch.num_rows)",
         "arange(batch.num_rows)",
     ),
-    "all prompts one": ("klgrad.logs.columns.Groups.number", "len(self._known))", "0)"),
+    "all prompts one": ("klgrad.logs.columns.Numbering.number", "len(self._known))", "0)"),
 }
 
 
@@ -113,7 +113,7 @@ def copied(folder, *fault):
     sys.path.insert(0, str(folder))
     try:
         logs = importlib.import_module(f"{copy.name}.logs")
-        vars(module_in(copy.name, "klgrad.logs.reader"))["BLOCK"] = 2000  # bytes, so that small files have several
+        vars(module_in(copy.name, "klgrad.logs.reader"))["DECODED_ROWS"] = 16  # so that small files have several parts
         yield logs
     finally:
         sys.path.remove(str(folder))

@@ -71,7 +71,7 @@ def command(
     from ..logs.columns import parse_choices
     from ..logs.log_report import to_html, to_json
 
-    # A block fits into the cache of one core, so more threads would not help.
+    # A batch fits into the cache of one core, so more threads would not help.
     torch.set_num_threads(1)
     chosen = parse_choices(column or [])
     console = beside(json, html)
@@ -87,7 +87,7 @@ def _examine(
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     title, share = f"Reading {files[0].name}", ""
 
-    def update(done: int, total: int) -> None:
+    def update(done: float, total: float) -> None:
         nonlocal share
         share = f": {done / total:.0%}" if total else ""
         shown.update(task, completed=done, total=total)

@@ -13,7 +13,7 @@ from ..core.term import KLTerm, as_code
 from ..errors import LogError
 from ..reports import KLSums, MismatchSums, Ratios, Report
 from ..zoo import Cell
-from .columns import Block
+from .columns import PaddedBatch
 
 # The KL of each part of a log: of each step of a run, for example.
 
@@ -66,14 +66,14 @@ class LabelSums:
         self._name, self._has_old_policy = name, has_old_policy
         self._sums: dict[int, _OfPart] = {}
 
-    def add(self, block: Block) -> None:
-        """Add a block, row by row to the parts that its rows belong to."""
-        assert block.by is not None  # the column was chosen
-        for number in block.by.unique().tolist():
+    def add(self, batch: PaddedBatch) -> None:
+        """Add a batch, row by row to the parts that its rows belong to."""
+        assert batch.by is not None  # the column was chosen
+        for number in batch.by.unique().tolist():
             if number not in self._sums:
                 self._check_count()
                 self._sums[number] = _OfPart(self._has_old_policy)
-            self._sums[number].add(block, torch.nonzero(block.by == number)[:, 0])
+            self._sums[number].add(batch, torch.nonzero(batch.by == number)[:, 0])
 
     def parts(self, labels: list[object]) -> list[Part]:
         """The parts that have a live token, by increasing value if all values are numbers."""
@@ -98,11 +98,11 @@ class _OfPart:
         self._has_old_policy = has_old_policy
         self._groups: dict[int, int] = {}
 
-    def add(self, block: Block, index: Tensor) -> None:
-        group = None if block.group is None else self._numbered(block.group[index])
-        self.kl.add(_rows(block.rollout, index), group)
-        if block.trainer is not None:
-            trainer = _rows(block.trainer, index)
+    def add(self, batch: PaddedBatch, index: Tensor) -> None:
+        group = None if batch.group is None else self._numbered(batch.group[index])
+        self.kl.add(_rows(batch.rollout, index), group)
+        if batch.trainer is not None:
+            trainer = _rows(batch.trainer, index)
             self.mismatch.add(trainer, group)
             if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
                 self.mismatch.ratios.add(trainer)

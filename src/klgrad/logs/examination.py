@@ -9,7 +9,7 @@ from ..errors import KlgradError, LogError, MissingExtraError
 from ..reports import KLSums, MismatchSums, Report
 from ..zoo import Cell
 from .coefficients import CoefficientSums, LabelSums, cell_of
-from .columns import Block, Chunk, Known, blocks
+from .columns import Chunk, Known, PaddedBatch, padded_batches
 from .log_report import LogReport
 from .mismatch import Evidence, Lags, Padding, cause_of
 from .reader import CHUNK_TOKENS, Log, describe, files_of, open_log
@@ -17,8 +17,8 @@ from .reader import CHUNK_TOKENS, Log, describe, files_of, open_log
 ASSUMED_CELL = "k3-loss"
 """The KL loss that a run is assumed to have if none is named: that of GRPO as published."""
 
-Progress = Callable[[int, int], None]
-"""Called with the position in the file and its end, in a unit of the format; with files, if there are several."""
+Progress = Callable[[float, float], None]
+"""Called with the share of the file that is read, and 1; with numbers of files, if there are several."""
 
 
 def examine(
@@ -66,10 +66,10 @@ def examine(
     given = [path] if isinstance(path, Path) else list(path)
     files, known = files_of(given), Known()
     wanted = {**(columns or {}), **({} if by is None else {"by": by})}
-    logs = [_named(file, len(files), lambda file=file: open_log(file, wanted, chunk_tokens, known)) for file in files]
+    logs = [_named(file, len(files), lambda file=file: open_log(file, wanted)) for file in files]
     _check_columns(files, logs)
     sums = _Sums(chosen, logs[0].columns)
-    for done, total in _read(sums, files, logs):
+    for done, total in _read(sums, files, logs, chunk_tokens, known):
         progress(done, total)
     if not sums.kl.lengths.tokens:
         rows = sums.kl.lengths.rows
@@ -82,13 +82,15 @@ def examine(
     return replace(report, cell_is_assumed=cell is None)
 
 
-def _read(sums: "_Sums", files: list[Path], logs: list[Log]) -> Iterator[tuple[int, int]]:
+def _read(
+    sums: "_Sums", files: list[Path], logs: list[Log], chunk_tokens: int, known: Known
+) -> Iterator[tuple[float, float]]:
     """Add all chunks of all files; the progress after each."""
     for i, (file, log) in enumerate(zip(files, logs, strict=True)):
-        chunks = log.chunks()
+        chunks = log.chunks(chunk_tokens, known)
         while (chunk := _named(file, len(files), lambda chunks=chunks: next(chunks, None))) is not None:
             _named(file, len(files), lambda chunk=chunk: sums.add_chunk(chunk))
-            yield (chunk.done, log.total) if len(files) == 1 else (i, len(files))
+            yield (chunk.share, 1) if len(files) == 1 else (i, len(files))
 
 
 def _named(file: Path, count: int, work: Callable[[], Any]) -> Any:
@@ -126,23 +128,23 @@ class _Sums:
 
     def add_chunk(self, chunk: Chunk) -> None:
         self.check_padding(chunk)
-        for block in blocks(chunk):
-            self.add(block)
+        for batch in padded_batches(chunk):
+            self.add(batch)
 
     def check_padding(self, chunk: Chunk) -> None:
         if chunk.mask is None:  # rows that end in exact zeros are then probably padded
             self.padding.add(chunk)
 
-    def add(self, block: Block) -> None:
-        rollout = block.rollout
-        self.kl.add(rollout, block.group)
+    def add(self, batch: PaddedBatch) -> None:
+        rollout = batch.rollout
+        self.kl.add(rollout, batch.group)
         if self.by is not None:
-            self.by.add(block)
+            self.by.add(batch)
         self.coefficients.add(rollout)
         self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
-        if self.evidence is not None and block.trainer is not None:
-            self.mismatch.add(block.trainer, block.group)
-            self.evidence.add(block.trainer, block.group)
+        if self.evidence is not None and batch.trainer is not None:
+            self.mismatch.add(batch.trainer, batch.group)
+            self.evidence.add(batch.trainer, batch.group)
 
     def report(self, file: str, labels: list[object]) -> LogReport:
         evidence, kl = self.evidence, self.kl.report()
