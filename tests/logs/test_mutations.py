@@ -40,17 +40,17 @@ MUTATIONS = {
         "away = seen.log_ratio",
     ),
     "coefficients of a mean": (
-        "klgrad.logs.coefficients.coefficients",
+        "klgrad.logs.examination.coefficients",
         "else gradient * len(rollout.logp)",
         "else gradient",
     ),
     "a sign of the difference": (
-        "klgrad.logs.coefficients.CoefficientSums.add",
+        "klgrad.logs.examination.CoefficientSums.add",
         "(c - s) @ (c - s)",
         "(c + s) @ (c + s)",
     ),
     "what is alive counted as dead": (
-        "klgrad.logs.coefficients.CoefficientSums.add",
+        "klgrad.logs.examination.CoefficientSums.add",
         "c.abs() < DEAD",
         "c.abs() > DEAD",
     ),

@@ -12,7 +12,7 @@ from tolerances import EXACT, SINGLE
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
 from klgrad.core.statistics import Kept
 from klgrad.logs import LogError, columns, examine, reader
-from klgrad.logs.coefficients import cell_of, coefficients
+from klgrad.logs.examination import cell_of, coefficients
 from klgrad.reports import KLSums, MismatchSums
 
 

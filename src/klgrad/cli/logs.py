@@ -16,7 +16,7 @@ from .console import bar, beside, deliver, lines, stderr
 
 if TYPE_CHECKING:
     from ..logs import LogReport
-    from ..logs.coefficients import Comparison
+    from ..logs.log_report import CoefficientComparison
     from ..logs.mismatch import Cause
     from ..reports import Report
 
@@ -187,7 +187,7 @@ def _coefficients(r: LogReport) -> Table:
 
 LEVELS = {"token": "token by token", "sequence": "whole completions"}
 
-NUMBERS: dict[str, Callable[[Comparison], str]] = {
+NUMBERS: dict[str, Callable[[CoefficientComparison], str]] = {
     "relative difference": lambda c: _percent(c.relative_difference),
     "correlation": lambda c: _number(c.correlation),
     "nearest multiple of the sound one": lambda c: _number(c.scale),
@@ -209,20 +209,20 @@ def _dead(r: LogReport) -> Text:
 def _mismatch(r: LogReport) -> list[RenderableType]:
     if r.mismatch is None or r.cause is None:
         return [Text("Unknown: the file has no log-probs of the sampler (behavior_logp).", style="dim")]
-    found: list[RenderableType] = [_estimates(r.mismatch)]
+    parts: list[RenderableType] = [_estimates(r.mismatch)]
     trainer = "old_logp" if "old_logp" in r.columns else "logp"
     outside = float(r.mismatch.scalars["ratio/token/share_outside_band"])
     left = float(r.mismatch.scalars["ratio/sequence/effective_sample_size"])
-    found.append(
+    parts.append(
         Text(
             f"{trainer} to behavior_logp: {outside:.3%} of the token ratios are outside 0.5 to 2; "
             f"effective sample size {left:.1%} of the completions."
         )
     )
-    found.append(
+    parts.append(
         Text(_label(r.cause) + r.cause.description, style="green" if r.cause.name == "none" else "bold yellow")
     )
-    return found
+    return parts
 
 
 def _label(cause: Cause) -> str:
