@@ -3,8 +3,6 @@
 import datetime
 import json
 import random
-import subprocess
-import sys
 import zipfile
 from contextlib import nullcontext
 
@@ -75,21 +73,6 @@ def test_damage_anywhere_is_refused_or_read(suffix, kind, tmp_path):
         pq.write_table(pq.read_table(path).append_column("prompt", pa.array(["a", "b"] * 4)), path, compression="none")
     whole = path.read_bytes()
     assert fuzz(path, whole, random.Random(len(whole)), DAMAGES) > DAMAGES / 10
-
-
-@pytest.mark.slow
-def test_a_footer_that_contradicts_its_schema_does_not_end_the_process(tmp_path):
-    """pyarrow aborts if the statistics of a column have more levels than its type; hence the separate process."""
-    path = tmp_path / "log.parquet"
-    pq.write_table(pa.table({"logp": [[-1.0]] * 3, "ref_logp": [[-1.0]] * 3}), path)
-    whole = path.read_bytes()
-    required = whole.replace(b"\x35\x02\x18\x04logp", b"\x35\x00\x18\x04logp")  # optional, as required
-    assert required != whole
-    path.write_bytes(required)
-    code = "import sys; from pathlib import Path; from klgrad.logs import examine; examine(Path(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
-    assert done.returncode >= 0, done.stderr
-    assert not done.returncode or "LogError" in done.stderr
 
 
 @pytest.mark.parametrize(

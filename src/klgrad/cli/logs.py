@@ -64,7 +64,7 @@ def command(
 
     The file has one row per completion, with lists `logp` and `ref_logp`, and optionally `behavior_logp` (of the
     sampler), `old_logp` and `mask`. The names of TRL, verl, OpenRLHF, prime-rl and others are recognised. Each file is
-    read once, in bounded memory. `KLCallback(log_rollouts=FOLDER)` of `klgrad.trl` writes such files.
+    read once. `KLCallback(log_rollouts=FOLDER)` of `klgrad.trl` writes such files.
     """
     import torch
 
