@@ -126,7 +126,7 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
 
 # Numbers prompt identifiers, and other values of rows, in the order of their first occurrence.
 
-LONGEST = 64
+LONGEST_IDENTIFIER = 64
 """Largest number of characters of a prompt's identifier that is stored unchanged; a longer one, such as a whole prompt,
 is stored as a digest."""
 
@@ -190,7 +190,7 @@ def _key(x: object, *, whole: bool) -> object:
     """A hashable key, small unless it has to be `whole`. Messages and dictionaries are compared as JSON."""
     if not isinstance(x, str | int | float):
         x = json.dumps(x, sort_keys=True, default=str)
-    if isinstance(x, str) and len(x) > LONGEST and not whole:
+    if isinstance(x, str) and len(x) > LONGEST_IDENTIFIER and not whole:
         return hashlib.blake2b(x.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return x
 

@@ -1,6 +1,7 @@
 """One pass over a log: its sums, the coefficients that a KL term gives to its tokens, and sums of its parts."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,17 @@ def examine(
     given = [path] if isinstance(path, Path) else list(path)
     files, known = files_of(given), Known()
     wanted = {**(columns or {}), **({} if by is None else {"by": by})}
-    logs = [_named(file, len(files), lambda file=file: open_log(file, wanted)) for file in files]
+    logs: list[Log] = []
+    for file in files:
+        with _name_file(file, len(files)):
+            logs.append(open_log(file, wanted))
     _check_columns(files, logs)
     sums = _Sums(chosen, logs[0].columns)
-    for done, total in _read(sums, files, logs, chunk_tokens, known):
-        progress(done, total)
+    for i, (file, log) in enumerate(zip(files, logs, strict=True)):
+        with _name_file(file, len(files)):
+            for chunk in log.chunks(chunk_tokens, known):
+                sums.add(chunk)
+                progress(*((chunk.share, 1) if len(files) == 1 else (i, len(files))))
     if not sums.kl.lengths.tokens:
         rows = sums.kl.lengths.rows
         raise LogError(
@@ -88,21 +95,11 @@ def examine(
     return replace(report, cell_is_assumed=cell is None)
 
 
-def _read(
-    sums: "_Sums", files: list[Path], logs: list[Log], chunk_tokens: int, known: Known
-) -> Iterator[tuple[float, float]]:
-    """Add all chunks of all files; the progress after each."""
-    for i, (file, log) in enumerate(zip(files, logs, strict=True)):
-        chunks = log.chunks(chunk_tokens, known)
-        while (chunk := _named(file, len(files), lambda chunks=chunks: next(chunks, None))) is not None:
-            _named(file, len(files), lambda chunk=chunk: sums.add_chunk(chunk))
-            yield (chunk.share, 1) if len(files) == 1 else (i, len(files))
-
-
-def _named(file: Path, count: int, work: Callable[[], Any]) -> Any:
-    """Do some work; an error about one of several files names the file."""
+@contextmanager
+def _name_file(file: Path, count: int) -> Iterator[None]:
+    """An error about one of several files names the file."""
     try:
-        return work()
+        yield
     except KlgradError as error:
         if count == 1 or isinstance(error, MissingExtraError) or str(file) in error.received:
             raise
@@ -132,16 +129,13 @@ class _Sums:
         self.evidence = Evidence() if "behavior_logp" in columns else None
         self.by = PartSums(columns["by"], "old_logp" in columns) if "by" in columns else None
 
-    def add_chunk(self, chunk: Chunk) -> None:
-        self.check_padding(chunk)
-        for batch in padded_batches(chunk):
-            self.add(batch)
-
-    def check_padding(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         if chunk.mask is None:  # rows that end in exact zeros are then probably padded
             self.padding.add(chunk)
+        for batch in padded_batches(chunk):
+            self._add_batch(batch)
 
-    def add(self, batch: PaddedBatch) -> None:
+    def _add_batch(self, batch: PaddedBatch) -> None:
         rollout = batch.rollout
         self.kl.add(rollout, batch.group)
         if self.by is not None:
@@ -331,9 +325,9 @@ class _SumsOfPart:
 
     def add(self, batch: PaddedBatch, index: Tensor) -> None:
         group = None if batch.group is None else self._numbered(batch.group[index])
-        self.kl.add(_rows(batch.rollout, index), group)
+        self.kl.add(_take_rows(batch.rollout, index), group)
         if batch.trainer is not None:
-            trainer = _rows(batch.trainer, index)
+            trainer = _take_rows(batch.trainer, index)
             self.mismatch.add(trainer, group)
             if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
                 self.mismatch.ratios.add(trainer)
@@ -347,7 +341,7 @@ class _SumsOfPart:
         return torch.tensor([self._groups.setdefault(x, len(self._groups)) for x in group.tolist()])
 
 
-def _rows(rollout: Rollout, index: Tensor) -> Rollout:
-    names = ("logp", "ref_logp", "mask", "behavior_logp")
-    columns: dict[str, Any] = {name: getattr(rollout, name) for name in names}
-    return Rollout(**{name: None if x is None else x.detach()[index] for name, x in columns.items()})
+def _take_rows(rollout: Rollout, index: Tensor) -> Rollout:
+    logp, ref_logp, mask = (x.detach()[index] for x in (rollout.logp, rollout.ref_logp, rollout.mask))
+    behavior = rollout.behavior_logp
+    return Rollout(logp, ref_logp, mask, None if behavior is None else behavior.detach()[index])

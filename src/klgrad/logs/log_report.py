@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +12,7 @@ from ..reports import Report
 from ..support import finite
 from ..targets import TARGETS, UNCORRECTED
 from ..zoo import Cell
-from .columns import LONGEST
+from .columns import LONGEST_IDENTIFIER
 from .mismatch import Cause, Lags, Padding
 
 # The report on a log, and on each part of it, as text and as JSON.
@@ -427,31 +426,22 @@ BY_PART = (
 
 
 def to_html(report: LogReport) -> str:
-    """Render one page; the same report gives the same page."""
-    return (
-        environment()
-        .get_template("logs.html")
-        .render(
-            report=report,
-            estimates=[*estimate_rows(report.kl), *([] if report.mismatch is None else estimate_rows(report.mismatch))],
-            by=report.columns.get("by"),
-            figures=figures_of(report.parts),
-            heads=part_heads(report),
-            parts=part_rows(report),
-        )
-    )
-
-
-@cache
-def environment() -> Environment:
-    """The templates, with escaping of all values: labels and names come from the file."""
-    return Environment(
+    """Render one page; the same report gives the same page. All values are escaped: they come from the file."""
+    environment = Environment(
         loader=PackageLoader("klgrad.logs"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+    )
+    return environment.get_template("logs.html").render(
+        report=report,
+        estimates=[*estimate_rows(report.kl), *([] if report.mismatch is None else estimate_rows(report.mismatch))],
+        by=report.columns.get("by"),
+        figures=figures_of(report.parts),
+        heads=part_heads(report),
+        parts=part_rows(report),
     )
 
 
@@ -464,7 +454,7 @@ def estimate_rows(report: Report) -> list[list[str]]:
 
 def part_heads(report: LogReport) -> list[str]:
     """The heads of the table of the parts."""
-    return [report.columns.get("by", ""), "completions", "tokens each", *(head for head, _, _ in _shown(report))]
+    return [report.columns.get("by", ""), "completions", "tokens each", *(head for head, _, _ in _columns_of(report))]
 
 
 def part_rows(report: LogReport) -> list[list[str]]:
@@ -472,17 +462,15 @@ def part_rows(report: LogReport) -> list[list[str]]:
     rows = []
     for part in report.parts:
         reports = {"kl": part.kl, "mismatch": part.mismatch}
-        cells = [_cell(reports[kind], name) for _, kind, name in _shown(report)]
-        rows.append([_cut(str(part.label)), f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
+        label = str(part.label)
+        if len(label) > LONGEST_IDENTIFIER:  # JSON has it whole
+            label = f"{label[: LONGEST_IDENTIFIER - 1]}…"
+        cells = [_cell(reports[kind], name) for _, kind, name in _columns_of(report)]
+        rows.append([label, f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
     return rows
 
 
-def _cut(label: str) -> str:
-    """A label, without the end of a long one: JSON has it whole."""
-    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
-
-
-def _shown(report: LogReport) -> list[tuple[str, str, str]]:
+def _columns_of(report: LogReport) -> list[tuple[str, str, str]]:
     return [column for column in BY_PART if column[1] == "kl" or report.mismatch is not None]
 
 
