@@ -49,17 +49,17 @@ def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
                 best[role] = priority, name
     names = {role: name for role, (_, name) in best.items() if role not in chosen}
     names |= {role: _check_choice(role, name, present) for role, name in chosen.items() if name}
-    if "logp" in names and not chosen.keys() & {"logp", "behavior_logp"} and _is_of_the_sampler(names):
+    if "logp" in names and not chosen.keys() & {"logp", "behavior_logp"} and _is_sampler(names):
         names["behavior_logp"] = names.pop("logp")
     if "logp" not in names and "old_logp" in names:
         names["logp"] = names.pop("old_logp")
     for role in ("logp", "ref_logp"):
         if role not in names:
-            raise _missing(role, present)
+            raise _report_missing(role, present)
     return {role: names[role] for role in (*ROLES, "by") if role in names}
 
 
-def _is_of_the_sampler(names: dict[str, str]) -> bool:
+def _is_sampler(names: dict[str, str]) -> bool:
     """AReaL names the trainer's recomputed log-probs `prox_logp`, and the sampler's log-probs just `logprobs`."""
     plain = names["logp"].lower() in ("logprobs", "logprob", "log_probs")
     return plain and names.get("old_logp", "").lower().startswith("prox") and "behavior_logp" not in names
@@ -94,15 +94,15 @@ def _check_choice(role: str, name: str, present: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, present, n=3, cutoff=0.5)
     other = "name a column that there is with --by NAME" if role == "by" else REMEDY.format(role=role)
     remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else other
-    raise LogError(f"a column {name!r} for `{role}`", f"columns {_listed(present)}", remedy)
+    raise LogError(f"a column {name!r} for `{role}`", f"columns {_join_names(present)}", remedy)
 
 
-def _missing(role: str, present: Sequence[str]) -> LogError:
+def _report_missing(role: str, present: Sequence[str]) -> LogError:
     near = _nearest(role, present)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return LogError(
         f"a column of per-token log-probs for `{role}`, such as {', '.join(EXAMPLES[role])}",
-        f"columns {_listed(present)}",
+        f"columns {_join_names(present)}",
         hint + REMEDY.format(role=role),
     )
 
@@ -118,7 +118,7 @@ def _nearest(role: str, present: Sequence[str]) -> list[str]:
     return sorted((name for name in score if score[name] >= 0.6), key=lambda name: -score[name])[:3]
 
 
-def _listed(names: Sequence[str], most: int = 20) -> str:
+def _join_names(names: Sequence[str], most: int = 20) -> str:
     if not names:
         return "(none)"
     return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -165,10 +165,10 @@ class Numbering:
         seen: dict[int, int] = {}  # digest a long prompt once if many rows share the object
         for i, x in enumerate(given):
             if id(x) not in seen:
-                seen[id(x)] = self._known.setdefault(self._checked(x, int(rows[i])), len(self._known))
+                seen[id(x)] = self._known.setdefault(self._check(x, int(rows[i])), len(self._known))
         return torch.tensor([seen[id(x)] for x in given], dtype=torch.int64)
 
-    def _checked(self, x: object, row: int) -> object:
+    def _check(self, x: object, row: int) -> object:
         """The key of an identifier, after checks."""
         if x is None or x != x:
             raise LogError(
@@ -282,10 +282,10 @@ def build(
                 f"{int(column.lengths[i])} and {int(lengths[i])} in {unit} {int(rows[i])}",
                 f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
             )
-    columns = {role: _at_most_0(column.values) for role, column in given.items() if role in PER_TOKEN}
+    columns = {role: _clear_rounding(column.values) for role, column in given.items() if role in PER_TOKEN}
     mask = given.get("mask")
     if mask is not None:
-        live = _as_bool(mask, rows, unit, names["mask"])
+        live = _to_bool(mask, rows, unit, names["mask"])
         mask = Ragged(live, lengths)
         columns = {role: x[live] for role, x in columns.items()}
         counted = torch.cat([torch.zeros(1, dtype=torch.int64), live.cumsum(0)])
@@ -294,14 +294,14 @@ def build(
     return Chunk(rows, unit, lengths, columns, per_row, mask, names, share)
 
 
-def _at_most_0(x: Tensor) -> Tensor:
+def _clear_rounding(x: Tensor) -> Tensor:
     """Set float64 values above 0 to 0 if the rounding of float32, in which a trainer computes, can explain them."""
     if x.dtype != torch.float64:
         return x
     return torch.where((x > 0) & (x <= ROUNDING_STEPS * torch.finfo(torch.float32).eps), 0.0, x)
 
 
-def _as_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
+def _to_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
     if mask.values.dtype == torch.bool:
         return mask.values
     live = mask.values != 0

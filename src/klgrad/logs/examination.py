@@ -324,7 +324,7 @@ class _SumsOfPart:
         self._groups: dict[int, int] = {}
 
     def add(self, batch: PaddedBatch, index: Tensor) -> None:
-        group = None if batch.group is None else self._numbered(batch.group[index])
+        group = None if batch.group is None else self._number_groups(batch.group[index])
         self.kl.add(_take_rows(batch.rollout, index), group)
         if batch.trainer is not None:
             trainer = _take_rows(batch.trainer, index)
@@ -336,7 +336,7 @@ class _SumsOfPart:
         mismatch = self.mismatch.report() if self.mismatch.lengths.rows else None
         return LogPart(label, self.kl.lengths.rows, self.kl.lengths.tokens, self.kl.report(), mismatch)
 
-    def _numbered(self, group: Tensor) -> Tensor:
+    def _number_groups(self, group: Tensor) -> Tensor:
         """Numbers from 0 within the part: sums are stored for all numbers up to the largest."""
         return torch.tensor([self._groups.setdefault(x, len(self._groups)) for x in group.tolist()])
 

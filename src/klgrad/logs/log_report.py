@@ -181,18 +181,23 @@ class LogReport:
     @property
     def advice(self) -> list[str]:
         """What to change, most important first. Findings that depend on misaligned columns are left out."""
-        misaligned = self._misaligned()
-        advice = [*misaligned, *self._cause(), *([] if misaligned else self._unsound()), *self._stale()]
-        return advice or [self._nothing()]
+        misaligned = self._advise_on_alignment()
+        advice = [
+            *misaligned,
+            *self._advise_on_cause(),
+            *([] if misaligned else self._advise_on_loss()),
+            *self._advise_on_staleness(),
+        ]
+        return advice or [self._say_nothing_to_change()]
 
-    def _nothing(self) -> str:
+    def _say_nothing_to_change(self) -> str:
         if self._is_at_the_reference:
             return "The KL term cannot be examined: π equals ref at every token."
         if self.cause is None:
             return "Nothing to change in reference and KL term; whether trainer and sampler agree is unknown."
         return "Nothing to change: no fault of trainer, reference or KL term was found in these data."
 
-    def _misaligned(self) -> list[str]:
+    def _advise_on_alignment(self) -> list[str]:
         shift = self.reference.shift()
         if not shift:
             return []
@@ -202,12 +207,12 @@ class LogReport:
             f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as logged)."
         ]
 
-    def _cause(self) -> list[str]:
+    def _advise_on_cause(self) -> list[str]:
         if self.cause is None or not self.cause.remedy:
             return []
         return [self.cause.remedy + (" Then log again: there is another cause." if self.cause.alone is False else "")]
 
-    def _unsound(self) -> list[str]:
+    def _advise_on_loss(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
         what = TARGETS[self.cell.descends.on_policy].phrase
         if self.cell.instead is None or off != off:  # if π equals ref, there is nothing to compare
@@ -231,7 +236,7 @@ class LogReport:
     def _named(self) -> str:
         return f"If the KL loss of the run is {self.cell.name}: it" if self.cell_is_assumed else self.cell.name
 
-    def _stale(self) -> list[str]:
+    def _advise_on_staleness(self) -> list[str]:
         has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
         off_policy = self.cell.descends.off_policy
         is_kl = TARGETS[off_policy].has_gradient and off_policy not in UNCORRECTED
