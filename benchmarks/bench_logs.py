@@ -18,7 +18,7 @@ from harness import rows, save, side_by_side
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report
 from klgrad.logs import examine
-from klgrad.logs.coefficients import cell_of, coefficients
+from klgrad.logs.examination import cell_of, coefficients
 
 TOKENS, MEAN_LENGTH, PART = 10_000_000, 500, 50
 

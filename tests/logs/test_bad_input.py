@@ -100,8 +100,6 @@ def test_arrays_of_other_shapes_are_refused(tmp_path):
     for dtype in (np.longdouble, complex, "<U3"):
         np.savez(path, logp=-np.ones((3, 4)), ref_logp=-np.ones((3, 4)), mask=np.ones((3, 4)).astype(dtype))
         assert "`mask` with a number or boolean dtype of up to 64 bits" in message_of(path)
-    np.savez(path, logp=np.asfortranarray(-np.ones((3, 4))), ref_logp=-np.ones((3, 4)))
-    assert "ascontiguousarray" in message_of(path)
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -166,25 +164,8 @@ def test_parquet_metadata_with_2_to_the_31_rows_are_refused(tmp_path):
     assert "2147483648 rows" in message_of(path)
 
 
-def test_an_npz_header_with_2_to_the_31_rows_is_refused(tmp_path):
-    path = tmp_path / "log.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in ("logp", "ref_logp"):
-            with archive.open(f"{name}.npy", "w") as stream:
-                header = {"descr": "<f4", "fortran_order": False, "shape": (2**31, 512)}
-                np.lib.format.write_array_header_1_0(stream, header)
-    assert "2147483648 rows of `logp`, as its header states; received data that end in row 0" in message_of(path)
-
-
-@pytest.mark.parametrize(
-    ("shape", "shown"),
-    [
-        ((1, 2**28), "completions of up to 4,194,304 tokens; received 268,435,456 entries of `logp` in every row"),
-        ((3, -4), "`logp` of shape (B, T); received shape (3, -4)"),
-        ((-3, 4), "`logp` of shape (B, T); received shape (-3, 4)"),
-    ],
-)
-def test_an_npz_with_impossible_shapes_is_refused(shape, shown, tmp_path):
+@pytest.mark.parametrize("shape", [(2**31, 2**20), (1, 2**20), (3, -4), (-3, 4)])
+def test_an_npz_with_another_shape_than_its_data_is_refused(shape, tmp_path):
     path = tmp_path / "log.npz"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("logp", "ref_logp"):
@@ -192,7 +173,15 @@ def test_an_npz_with_impossible_shapes_is_refused(shape, shown, tmp_path):
                 header = {"descr": "<f4", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(stream, header)
                 stream.write(bytes(1000))
-    assert shown in message_of(path)
+    assert "expected a complete NPZ file with arrays of numbers" in message_of(path)
+
+
+def test_an_npz_column_by_column_is_read_as_one_row_by_row(tmp_path):
+    data = {name: x.numpy() for name, x in sampled(rows=30, tokens=6).items()}
+    np.savez(tmp_path / "rows.npz", **data)
+    np.savez(tmp_path / "columns.npz", **{name: np.asfortranarray(x) for name, x in data.items()})
+    by_row, by_column = (examine(tmp_path / f"{name}.npz").to_dict() for name in ("rows", "columns"))
+    assert by_row | {"file": ""} == by_column | {"file": ""}
 
 
 class Trap:
@@ -206,7 +195,7 @@ def test_a_pickle_is_never_read(tmp_path):
     path = tmp_path / "log.npz"
     ragged = np.array([Trap(), [-1.0]], dtype=object)
     np.savez(path, logp=ragged, ref_logp=ragged, allow_pickle=True)
-    assert "an array of Python objects, which is a pickle and can run code" in message_of(path)
+    assert "Python objects, which are pickles and can run code" in message_of(path)
     for suffix in (".pkl", ".pt", ".bin"):
         path = tmp_path / f"log{suffix}"
         torch.save({"logp": 1}, path)

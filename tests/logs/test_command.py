@@ -6,13 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from logs.synthetic import mask_of, sampled, write
+from logs.synthetic import sampled, write
 from rich.console import Console
 from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.errors import MissingExtraError, OutputError
-from klgrad.logs import examine, reader
 
 
 def run(*arguments):
@@ -122,19 +121,3 @@ def test_a_path_that_cannot_be_written_does_not_cost_the_report(tmp_path):
     result = run(path, "--json", tmp_path / "file" / "report.json")
     assert isinstance(result.exception, OutputError)
     assert "What to change" in result.stdout
-
-
-def test_json_lines_are_read_the_same_with_and_without_pyarrow(tmp_path, monkeypatch):
-    data = sampled("dropout", 0.2, rows=24, tokens=6)
-    data["mask"] = mask_of(data["logp"].shape)
-    path = write(tmp_path / "log.jsonl", data)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:9], "", *lines[9:]]))  # a blank line: that block is read line by line
-    monkeypatch.setattr(reader, "BLOCK", 700)
-    by_arrow = []
-    monkeypatch.setattr(reader, "_fast", lambda *args, fast=reader._fast: by_arrow.append(fast(*args)) or by_arrow[-1])
-    fast = examine(path).to_dict()
-    assert any(part is None for part in by_arrow)
-    assert sum(part is not None for part in by_arrow) > 5
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert examine(path).to_dict() == fast

@@ -40,17 +40,17 @@ MUTATIONS = {
         "away = seen.log_ratio",
     ),
     "coefficients of a mean": (
-        "klgrad.logs.coefficients.coefficients",
+        "klgrad.logs.examination.coefficients",
         "else gradient * len(rollout.logp)",
         "else gradient",
     ),
     "a sign of the difference": (
-        "klgrad.logs.coefficients.CoefficientSums.add",
+        "klgrad.logs.examination.CoefficientSums.add",
         "(c - s) @ (c - s)",
         "(c + s) @ (c + s)",
     ),
     "what is alive counted as dead": (
-        "klgrad.logs.coefficients.CoefficientSums.add",
+        "klgrad.logs.examination.CoefficientSums.add",
         "c.abs() < DEAD",
         "c.abs() > DEAD",
     ),
@@ -73,34 +73,34 @@ MUTATIONS = {
         "limit - y if a > 1 else y - limit",
         "y - limit",
     ),
-    "limits of the log-prob": ("klgrad.logs.mismatch.allowed", "x - torch.log(-torch.expm1(x))", "x - 0"),
+    "limits of the log-prob": ("klgrad.logs.mismatch.possible_temperatures", "x - torch.log(-torch.expm1(x))", "x - 0"),
     "a filter where the mass is above 1": (
-        "klgrad.logs.mismatch.filtered",
+        "klgrad.logs.mismatch.find_filter",
         "mean + 5 * error < 1",
         "mean - 5 * error > 1",
     ),
     "nothing beside a filter": (
         "klgrad.logs.mismatch._of_contexts_alone",
-        "found.within < 0.05",
-        "found.within > 0.05",
+        "line.within < 0.05",
+        "line.within > 0.05",
     ),
     "noise taken for what is systematic": (
-        "klgrad.logs.mismatch._random",
+        "klgrad.logs.mismatch._find_randomness",
         "case.noise > 0.5",
         "case.noise < 0.5",
     ),
     "every number a bf16 number": (
-        "klgrad.logs.mismatch._half_format",
+        "klgrad.logs.mismatch._find_rounding",
         "values.to(dtype).double() == values",
         "values == values",
     ),
-    "lines counted from the block's start": ("klgrad.logs.reader._blocks", "first += breaks", "first += 0"),
-    "rows counted from the chunk's start": (
-        "klgrad.logs.parquet._chunks",
+    "lines counted from 0": ("klgrad.logs.reader._records", "enumerate(lines, 1)", "enumerate(lines)"),
+    "rows counted from the batch's start": (
+        "klgrad.logs.reader._decode_parquet",
         "arange(done, done + batch.num_rows)",
         "arange(batch.num_rows)",
     ),
-    "all prompts one": ("klgrad.logs.columns.Groups.number", "len(self._known))", "0)"),
+    "all prompts one": ("klgrad.logs.columns.Numbering.number", "len(self._known))", "0)"),
 }
 
 
@@ -113,7 +113,7 @@ def copied(folder, *fault):
     sys.path.insert(0, str(folder))
     try:
         logs = importlib.import_module(f"{copy.name}.logs")
-        vars(module_in(copy.name, "klgrad.logs.reader"))["BLOCK"] = 2000  # bytes, so that small files have several
+        vars(module_in(copy.name, "klgrad.logs.reader"))["DECODED_ROWS"] = 16  # so that small files have several parts
         yield logs
     finally:
         sys.path.remove(str(folder))

@@ -88,7 +88,7 @@ def test_other_columns_and_errors_name_the_file(tmp_path):
 
 def test_too_many_values_are_refused(tmp_path, monkeypatch):
     run_of(tmp_path / "run")
-    monkeypatch.setattr("klgrad.logs.coefficients.MOST_LABELS", 1)
+    monkeypatch.setattr("klgrad.logs.examination.MOST_LABELS", 1)
     with pytest.raises(LogError, match="at most 1 different values in `step`"):
         examine(tmp_path / "run", by="step")
 

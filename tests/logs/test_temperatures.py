@@ -5,7 +5,7 @@ import torch
 from logs.confusion import OTHERS, TEMPERATURES, judge, judged, off, others, temperatures, width
 from logs.synthetic import SHAPES, sampled
 
-from klgrad.logs.mismatch import STEP, allowed
+from klgrad.logs.mismatch import STEP, possible_temperatures
 
 WRONG = 0.02
 """Largest share of logs for which a wrong cause may be named."""
@@ -116,14 +116,14 @@ def test_the_limits_hold_for_every_token_of_every_context():
     for t in TEMPERATURES:
         for shape in SHAPES:
             data = sampled("temperature", t, rows=16, shape=shape)
-            found = allowed(data["logp"].double().flatten(), data["behavior_logp"].double().flatten())
+            found = possible_temperatures(data["logp"].double().flatten(), data["behavior_logp"].double().flatten())
             assert found.holds
             assert found.contains(t), (t, shape, found)
 
 
 def test_a_token_of_probability_1_sets_no_limit():
     x, y = torch.tensor([0.0, -1.0]).double(), torch.tensor([0.0, -0.5]).double()
-    assert allowed(x, y).beyond == 0
+    assert possible_temperatures(x, y).beyond == 0
 
 
 def test_every_cause_that_is_named_is_known():

@@ -16,7 +16,7 @@ from .console import bar, beside, deliver, lines, stderr
 
 if TYPE_CHECKING:
     from ..logs import LogReport
-    from ..logs.coefficients import Comparison
+    from ..logs.log_report import CoefficientComparison
     from ..logs.mismatch import Cause
     from ..reports import Report
 
@@ -64,14 +64,14 @@ def command(
 
     The file has one row per completion, with lists `logp` and `ref_logp`, and optionally `behavior_logp` (of the
     sampler), `old_logp` and `mask`. The names of TRL, verl, OpenRLHF, prime-rl and others are recognised. Each file is
-    read once, in bounded memory. `KLCallback(log_rollouts=FOLDER)` of `klgrad.trl` writes such files.
+    read once. `KLCallback(log_rollouts=FOLDER)` of `klgrad.trl` writes such files.
     """
     import torch
 
     from ..logs.columns import parse_choices
     from ..logs.log_report import to_html, to_json
 
-    # A block fits into the cache of one core, so more threads would not help.
+    # A batch fits into the cache of one core, so more threads would not help.
     torch.set_num_threads(1)
     chosen = parse_choices(column or [])
     console = beside(json, html)
@@ -87,7 +87,7 @@ def _examine(
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     title, share = f"Reading {files[0].name}", ""
 
-    def update(done: int, total: int) -> None:
+    def update(done: float, total: float) -> None:
         nonlocal share
         share = f": {done / total:.0%}" if total else ""
         shown.update(task, completed=done, total=total)
@@ -187,7 +187,7 @@ def _coefficients(r: LogReport) -> Table:
 
 LEVELS = {"token": "token by token", "sequence": "whole completions"}
 
-NUMBERS: dict[str, Callable[[Comparison], str]] = {
+NUMBERS: dict[str, Callable[[CoefficientComparison], str]] = {
     "relative difference": lambda c: _percent(c.relative_difference),
     "correlation": lambda c: _number(c.correlation),
     "nearest multiple of the sound one": lambda c: _number(c.scale),
@@ -209,20 +209,20 @@ def _dead(r: LogReport) -> Text:
 def _mismatch(r: LogReport) -> list[RenderableType]:
     if r.mismatch is None or r.cause is None:
         return [Text("Unknown: the file has no log-probs of the sampler (behavior_logp).", style="dim")]
-    found: list[RenderableType] = [_estimates(r.mismatch)]
+    parts: list[RenderableType] = [_estimates(r.mismatch)]
     trainer = "old_logp" if "old_logp" in r.columns else "logp"
     outside = float(r.mismatch.scalars["ratio/token/share_outside_band"])
     left = float(r.mismatch.scalars["ratio/sequence/effective_sample_size"])
-    found.append(
+    parts.append(
         Text(
             f"{trainer} to behavior_logp: {outside:.3%} of the token ratios are outside 0.5 to 2; "
             f"effective sample size {left:.1%} of the completions."
         )
     )
-    found.append(
+    parts.append(
         Text(_label(r.cause) + r.cause.description, style="green" if r.cause.name == "none" else "bold yellow")
     )
-    return found
+    return parts
 
 
 def _label(cause: Cause) -> str:

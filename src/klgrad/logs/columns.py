@@ -1,4 +1,4 @@
-"""The columns of a log: which role each has, the groups of its prompts, limits of size, and chunks of rows."""
+"""The columns of a log: which role each has, the numbers of its prompts, and its rows as chunks and padded batches."""
 
 import difflib
 import hashlib
@@ -12,39 +12,6 @@ from torch import Tensor
 from ..core.rollout import ROUNDING_STEPS, Rollout, invalid_log_probs, what_is_wrong
 from ..errors import LogError, RolloutError
 from ..support import ROLES, WHOSE, role_of
-
-# Limits on the memory for a log, in every format. A file beyond these limits is refused before it is decoded.
-
-LONGEST_ROW = 2**22
-"""Largest number of tokens of a completion."""
-
-LONGEST_PROMPT = 2**22
-"""Largest size of an identifier in the group column, in bytes."""
-
-LONGEST_LINE = 2**26
-"""Largest size of a line of JSON, in bytes."""
-
-MOST_BYTES = 2**26
-"""Largest size of the identifiers that are decoded at once, in bytes."""
-
-
-def too_many_tokens(name: str, tokens: int, place: str) -> LogError:
-    """The error for a completion with more than `LONGEST_ROW` tokens."""
-    return LogError(
-        f"completions of up to {LONGEST_ROW:,} tokens",
-        f"{tokens:,} entries of `{name}` in {place}",
-        "log one row per completion; shorten a longer one, or write it as several rows",
-    )
-
-
-def too_long_a_prompt(name: str, size: int, place: str) -> LogError:
-    """The error for an identifier of more than `LONGEST_PROMPT` bytes."""
-    return LogError(
-        f"prompts of up to {LONGEST_PROMPT:,} bytes in `{name}`",
-        f"{size:,} bytes in {place}",
-        "log a number or a hash of the prompt, or leave the column out with --column group=",
-    )
-
 
 # Finds the column of each role by the names that frameworks use.
 
@@ -80,27 +47,27 @@ def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
             role, priority = recognised
             if role not in best or priority < best[role][0]:
                 best[role] = priority, name
-    found = {role: name for role, (_, name) in best.items() if role not in chosen}
-    found |= {role: _chosen(role, name, present) for role, name in chosen.items() if name}
-    if "logp" in found and not chosen.keys() & {"logp", "behavior_logp"} and _is_of_the_sampler(found):
-        found["behavior_logp"] = found.pop("logp")
-    if "logp" not in found and "old_logp" in found:
-        found["logp"] = found.pop("old_logp")
+    names = {role: name for role, (_, name) in best.items() if role not in chosen}
+    names |= {role: _check_choice(role, name, present) for role, name in chosen.items() if name}
+    if "logp" in names and not chosen.keys() & {"logp", "behavior_logp"} and _is_sampler(names):
+        names["behavior_logp"] = names.pop("logp")
+    if "logp" not in names and "old_logp" in names:
+        names["logp"] = names.pop("old_logp")
     for role in ("logp", "ref_logp"):
-        if role not in found:
-            raise _missing(role, present)
-    return {role: found[role] for role in (*ROLES, "by") if role in found}
+        if role not in names:
+            raise _report_missing(role, present)
+    return {role: names[role] for role in (*ROLES, "by") if role in names}
 
 
-def _is_of_the_sampler(found: dict[str, str]) -> bool:
+def _is_sampler(names: dict[str, str]) -> bool:
     """AReaL names the trainer's recomputed log-probs `prox_logp`, and the sampler's log-probs just `logprobs`."""
-    plain = found["logp"].lower() in ("logprobs", "logprob", "log_probs")
-    return plain and found.get("old_logp", "").lower().startswith("prox") and "behavior_logp" not in found
+    plain = names["logp"].lower() in ("logprobs", "logprob", "log_probs")
+    return plain and names.get("old_logp", "").lower().startswith("prox") and "behavior_logp" not in names
 
 
 def parse_choices(choices: Iterable[str]) -> dict[str, str]:
     """Parse `role=NAME`, as given to the command; `role=` leaves an optional role out."""
-    found = {}
+    names = {}
     for choice in choices:
         role, equals, name = choice.partition("=")
         role = role.strip().replace("-", "_")
@@ -110,32 +77,32 @@ def parse_choices(choices: Iterable[str]) -> dict[str, str]:
                 repr(choice),
                 "write for example --column ref_logp=my_reference; --column mask= leaves an optional column out",
             )
-        found[role] = name.strip()
-    return found
+        names[role] = name.strip()
+    return names
 
 
-def another(role: str) -> str:
+def suggest_other_column(role: str) -> str:
     """The remedy that names another column for a role, or none."""
     if role == "by":
         return "name another column with --by NAME"
     return f"name another column with --column {role}=NAME" + (f", or none with {role}=" * (role not in EXAMPLES))
 
 
-def _chosen(role: str, name: str, present: Sequence[str]) -> str:
+def _check_choice(role: str, name: str, present: Sequence[str]) -> str:
     if name in present:
         return name
     near = difflib.get_close_matches(name, present, n=3, cutoff=0.5)
     other = "name a column that there is with --by NAME" if role == "by" else REMEDY.format(role=role)
     remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else other
-    raise LogError(f"a column {name!r} for `{role}`", f"columns {_listed(present)}", remedy)
+    raise LogError(f"a column {name!r} for `{role}`", f"columns {_join_names(present)}", remedy)
 
 
-def _missing(role: str, present: Sequence[str]) -> LogError:
+def _report_missing(role: str, present: Sequence[str]) -> LogError:
     near = _nearest(role, present)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return LogError(
         f"a column of per-token log-probs for `{role}`, such as {', '.join(EXAMPLES[role])}",
-        f"columns {_listed(present)}",
+        f"columns {_join_names(present)}",
         hint + REMEDY.format(role=role),
     )
 
@@ -151,7 +118,7 @@ def _nearest(role: str, present: Sequence[str]) -> list[str]:
     return sorted((name for name in score if score[name] >= 0.6), key=lambda name: -score[name])[:3]
 
 
-def _listed(names: Sequence[str], most: int = 20) -> str:
+def _join_names(names: Sequence[str], most: int = 20) -> str:
     if not names:
         return "(none)"
     return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -159,7 +126,7 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
 
 # Numbers prompt identifiers, and other values of rows, in the order of their first occurrence.
 
-LONGEST = 64
+LONGEST_IDENTIFIER = 64
 """Largest number of characters of a prompt's identifier that is stored unchanged; a longer one, such as a whole prompt,
 is stored as a digest."""
 
@@ -168,7 +135,7 @@ Known = dict[str, dict[object, int]]
 """The numbers of identifiers, by role; several files of one run share them."""
 
 
-class Groups:
+class Numbering:
     """Numbers identifiers. Its memory grows with the number of prompts, not with the number of tokens.
 
     Args:
@@ -198,10 +165,10 @@ class Groups:
         seen: dict[int, int] = {}  # digest a long prompt once if many rows share the object
         for i, x in enumerate(given):
             if id(x) not in seen:
-                seen[id(x)] = self._known.setdefault(self._checked(x, int(rows[i])), len(self._known))
+                seen[id(x)] = self._known.setdefault(self._check(x, int(rows[i])), len(self._known))
         return torch.tensor([seen[id(x)] for x in given], dtype=torch.int64)
 
-    def _checked(self, x: object, row: int) -> object:
+    def _check(self, x: object, row: int) -> object:
         """The key of an identifier, after checks."""
         if x is None or x != x:
             raise LogError(
@@ -223,24 +190,25 @@ def _key(x: object, *, whole: bool) -> object:
     """A hashable key, small unless it has to be `whole`. Messages and dictionaries are compared as JSON."""
     if not isinstance(x, str | int | float):
         x = json.dumps(x, sort_keys=True, default=str)
-    if isinstance(x, str) and len(x) > LONGEST and not whole:
+    if isinstance(x, str) and len(x) > LONGEST_IDENTIFIER and not whole:
         return hashlib.blake2b(x.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return x
 
 
-def per_row(names: dict[str, str], unit: str, known: Known) -> dict[str, Groups]:
+def numberings(names: dict[str, str], unit: str, known: Known) -> dict[str, Numbering]:
     """What numbers the values of each column that has one per completion, by role."""
     what = {"group": "prompt", "by": "value"}
-    found = [role for role in PER_ROW if role in names]
     return {
-        role: Groups(names[role], unit, known.setdefault(role, {}), what[role], shown=role == "by") for role in found
+        role: Numbering(names[role], unit, known.setdefault(role, {}), what[role], shown=role == "by")
+        for role in PER_ROW
+        if role in names
     }
 
 
-# A bounded number of rows of a log: ragged, and as padded blocks for the formulas of this package.
+# A bounded number of rows of a log: ragged, and as padded batches for the formulas of this package.
 
-BLOCK_CELLS = 2**17
-"""Cells of a padded block, including padding. A block fits into the cache of a core, so memory is not the limit."""
+BATCH_CELLS = 2**17
+"""Cells of a padded batch, including padding. It fits into the cache of a core, so memory is not the limit."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +231,7 @@ class Chunk:
         per_row: (B,) numbers of the completion's values by role: of its prompt (`group`), of its part (`by`).
         mask: whether each token is live, before dead tokens were removed, or None.
         names: role to the column's name in the file.
-        done: the position in the file where the chunk ends, in a unit of the reader.
+        share: share of the file up to the end of the chunk.
     """
 
     rows: Tensor
@@ -273,7 +241,7 @@ class Chunk:
     per_row: dict[str, Tensor]
     mask: Ragged | None
     names: dict[str, str]
-    done: int
+    share: float
 
     @property
     def starts(self) -> Tensor:
@@ -290,7 +258,7 @@ class Chunk:
 
 
 def build(
-    rows: Tensor, unit: str, given: dict[str, Ragged], per_row: dict[str, Tensor], done: int, names: dict[str, str]
+    rows: Tensor, unit: str, given: dict[str, Ragged], per_row: dict[str, Tensor], share: float, names: dict[str, str]
 ) -> Chunk:
     """Check that all columns of a row have the same length, and remove the dead tokens.
 
@@ -299,7 +267,7 @@ def build(
         unit: `row` or `line`.
         given: role to values.
         per_row: role to (B,) numbers of the completions' values.
-        done: the position in the file where these rows end.
+        share: share of the file up to the end of these rows.
         names: role to the column's name in the file.
 
     Returns:
@@ -314,26 +282,26 @@ def build(
                 f"{int(column.lengths[i])} and {int(lengths[i])} in {unit} {int(rows[i])}",
                 f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
             )
-    columns = {role: _at_most_0(column.values) for role, column in given.items() if role in PER_TOKEN}
+    columns = {role: _clear_rounding(column.values) for role, column in given.items() if role in PER_TOKEN}
     mask = given.get("mask")
     if mask is not None:
-        live = _as_bool(mask, rows, unit, names["mask"])
+        live = _to_bool(mask, rows, unit, names["mask"])
         mask = Ragged(live, lengths)
         columns = {role: x[live] for role, x in columns.items()}
         counted = torch.cat([torch.zeros(1, dtype=torch.int64), live.cumsum(0)])
         ends = lengths.cumsum(0)
         lengths = counted[ends] - counted[ends - lengths]
-    return Chunk(rows, unit, lengths, columns, per_row, mask, names, done)
+    return Chunk(rows, unit, lengths, columns, per_row, mask, names, share)
 
 
-def _at_most_0(x: Tensor) -> Tensor:
+def _clear_rounding(x: Tensor) -> Tensor:
     """Set float64 values above 0 to 0 if the rounding of float32, in which a trainer computes, can explain them."""
     if x.dtype != torch.float64:
         return x
     return torch.where((x > 0) & (x <= ROUNDING_STEPS * torch.finfo(torch.float32).eps), 0.0, x)
 
 
-def _as_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
+def _to_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
     if mask.values.dtype == torch.bool:
         return mask.values
     live = mask.values != 0
@@ -350,7 +318,7 @@ def _as_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Block:
+class PaddedBatch:
     """Rows of similar length as one padded batch.
 
     Attributes:
@@ -367,30 +335,30 @@ class Block:
     by: Tensor | None
 
 
-def blocks(chunk: Chunk) -> Iterator[Block]:
-    """Cut a chunk into padded blocks. Rows are sorted by length, so that there is little padding."""
+def padded_batches(chunk: Chunk) -> Iterator[PaddedBatch]:
+    """Cut a chunk into padded batches. Rows are sorted by length, so that there is little padding."""
     order = torch.argsort(chunk.lengths, stable=True)
     starts = chunk.starts
     for index in _cut(order, chunk.lengths):
         try:
             yield _pad(chunk, index, starts)
         except RolloutError:
-            _name_the_row(chunk)
+            _raise_with_place(chunk)
             raise
 
 
 def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Runs of rows whose padded size is within `BLOCK_CELLS`, or single rows."""
+    """Runs of rows whose padded size is within `BATCH_CELLS`, or single rows."""
     width = lengths[order].clamp(min=1).tolist()
     begin = 0
     for i, longest in enumerate(width):
-        if i > begin and (i - begin + 1) * longest > BLOCK_CELLS:
+        if i > begin and (i - begin + 1) * longest > BATCH_CELLS:
             yield order[begin:i]
             begin = i
     yield order[begin:]
 
 
-def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> Block:
+def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
     lengths = chunk.lengths[index]
     steps = torch.arange(max(1, int(lengths.max())))
     mask = steps < lengths[:, None]
@@ -404,21 +372,21 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> Block:
     if behavior is not None:
         trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
     group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
-    return Block(rollout, trainer, group, by)
+    return PaddedBatch(rollout, trainer, group, by)
 
 
 def _take(x: Tensor, at: Tensor) -> Tensor:
     return x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype)
 
 
-def _name_the_row(chunk: Chunk) -> None:
+def _raise_with_place(chunk: Chunk) -> None:
     """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
-    found: list[tuple[int, str]] = []
+    places: list[tuple[int, str]] = []
     for role, x in chunk.columns.items():
         invalid = torch.nonzero(invalid_log_probs(x))
-        found += [(int(invalid[0]), role)] if len(invalid) else []
-    if found:
-        at, role = min(found)
+        places += [(int(invalid[0]), role)] if len(invalid) else []
+    if places:
+        at, role = min(places)
         row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
         place = chunk.place(row, at - int(chunk.starts[row]))
         raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))

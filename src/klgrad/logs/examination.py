@@ -1,24 +1,31 @@
-"""One pass over a log."""
+"""One pass over a log: its sums, the coefficients that a KL term gives to its tokens, and sums of its parts."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from .. import zoo as cells
+from ..core.importance import ImportanceWeighting, Truncate
+from ..core.rollout import Rollout
+from ..core.term import KLTerm, as_code
 from ..errors import KlgradError, LogError, MissingExtraError
-from ..reports import KLSums, MismatchSums, Report
+from ..reports import KLSums, MismatchSums, Ratios, Report
 from ..zoo import Cell
-from .coefficients import CoefficientSums, LabelSums, cell_of
-from .columns import Block, Chunk, Known, blocks
-from .log_report import LogReport
+from .columns import Chunk, Known, PaddedBatch, padded_batches
+from .log_report import CoefficientComparison, LogPart, LogReport
 from .mismatch import Evidence, Lags, Padding, cause_of
 from .reader import CHUNK_TOKENS, Log, describe, files_of, open_log
 
 ASSUMED_CELL = "k3-loss"
 """The KL loss that a run is assumed to have if none is named: that of GRPO as published."""
 
-Progress = Callable[[int, int], None]
-"""Called with the position in the file and its end, in a unit of the format; with files, if there are several."""
+Progress = Callable[[float, float], None]
+"""Called with the share of the file that is read, and 1; with numbers of files, if there are several."""
 
 
 def examine(
@@ -66,11 +73,17 @@ def examine(
     given = [path] if isinstance(path, Path) else list(path)
     files, known = files_of(given), Known()
     wanted = {**(columns or {}), **({} if by is None else {"by": by})}
-    logs = [_named(file, len(files), lambda file=file: open_log(file, wanted, chunk_tokens, known)) for file in files]
+    logs: list[Log] = []
+    for file in files:
+        with _name_file(file, len(files)):
+            logs.append(open_log(file, wanted))
     _check_columns(files, logs)
     sums = _Sums(chosen, logs[0].columns)
-    for done, total in _read(sums, files, logs):
-        progress(done, total)
+    for i, (file, log) in enumerate(zip(files, logs, strict=True)):
+        with _name_file(file, len(files)):
+            for chunk in log.chunks(chunk_tokens, known):
+                sums.add(chunk)
+                progress(*((chunk.share, 1) if len(files) == 1 else (i, len(files))))
     if not sums.kl.lengths.tokens:
         rows = sums.kl.lengths.rows
         raise LogError(
@@ -82,19 +95,11 @@ def examine(
     return replace(report, cell_is_assumed=cell is None)
 
 
-def _read(sums: "_Sums", files: list[Path], logs: list[Log]) -> Iterator[tuple[int, int]]:
-    """Add all chunks of all files; the progress after each."""
-    for i, (file, log) in enumerate(zip(files, logs, strict=True)):
-        chunks = log.chunks()
-        while (chunk := _named(file, len(files), lambda chunks=chunks: next(chunks, None))) is not None:
-            _named(file, len(files), lambda chunk=chunk: sums.add_chunk(chunk))
-            yield (chunk.done, log.total) if len(files) == 1 else (i, len(files))
-
-
-def _named(file: Path, count: int, work: Callable[[], Any]) -> Any:
-    """Do some work; an error about one of several files names the file."""
+@contextmanager
+def _name_file(file: Path, count: int) -> Iterator[None]:
+    """An error about one of several files names the file."""
     try:
-        return work()
+        yield
     except KlgradError as error:
         if count == 1 or isinstance(error, MissingExtraError) or str(file) in error.received:
             raise
@@ -122,27 +127,24 @@ class _Sums:
         # Without an old policy the trainer is π itself, and has the same ratios to the sampler.
         self.mismatch = MismatchSums(ratios=None if "old_logp" in columns else self.kl.ratios)
         self.evidence = Evidence() if "behavior_logp" in columns else None
-        self.by = LabelSums(columns["by"], "old_logp" in columns) if "by" in columns else None
+        self.by = PartSums(columns["by"], "old_logp" in columns) if "by" in columns else None
 
-    def add_chunk(self, chunk: Chunk) -> None:
-        self.check_padding(chunk)
-        for block in blocks(chunk):
-            self.add(block)
-
-    def check_padding(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         if chunk.mask is None:  # rows that end in exact zeros are then probably padded
             self.padding.add(chunk)
+        for batch in padded_batches(chunk):
+            self._add_batch(batch)
 
-    def add(self, block: Block) -> None:
-        rollout = block.rollout
-        self.kl.add(rollout, block.group)
+    def _add_batch(self, batch: PaddedBatch) -> None:
+        rollout = batch.rollout
+        self.kl.add(rollout, batch.group)
         if self.by is not None:
-            self.by.add(block)
+            self.by.add(batch)
         self.coefficients.add(rollout)
         self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
-        if self.evidence is not None and block.trainer is not None:
-            self.mismatch.add(block.trainer, block.group)
-            self.evidence.add(block.trainer, block.group)
+        if self.evidence is not None and batch.trainer is not None:
+            self.mismatch.add(batch.trainer, batch.group)
+            self.evidence.add(batch.trainer, batch.group)
 
     def report(self, file: str, labels: list[object]) -> LogReport:
         evidence, kl = self.evidence, self.kl.report()
@@ -169,5 +171,177 @@ ON_POLICY = 0.01
 
 def _is_on_policy(kl: Report) -> bool:
     """Whether the sampler is π itself on these data."""
-    found = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
-    return all(x is not None and abs(float(x) - 1) < ON_POLICY for x in found)
+    ratios = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
+    return all(x is not None and abs(float(x) - 1) < ON_POLICY for x in ratios)
+
+
+# The coefficients of a cell on the tokens of the data, compared with those of the sound terms.
+
+PREFIX_BOUND = Truncate(2.0)
+"""The bound on prefix ratios. Without one, the product of hundreds of ratios is mostly noise; training uses one too."""
+
+ALIVE, DEAD = 1e-2, 1e-3
+"""A token is in a dead zone if the sound coefficient is larger than `ALIVE`, and the coefficient of the cell is smaller
+than `DEAD` times the sound one."""
+
+
+def sound_terms(off_policy: bool) -> dict[str, KLTerm]:
+    """The reverse KL by level, with importance weights if the file has log-probs of the sampler."""
+    if not off_policy:
+        return {"token": KLTerm(level="token"), "sequence": KLTerm()}
+    return {
+        "token": KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None)),
+        "sequence": KLTerm(weighting=ImportanceWeighting("prefix", bound=PREFIX_BOUND)),
+    }
+
+
+def cell_of(name: str) -> Cell:
+    """Look up a cell, and check that its coefficients depend on one completion only."""
+    cell = cells.get(name)
+    if cell.couples_groups or cell.compares_completions:
+        raise LogError(
+            "a cell whose coefficients depend on one completion only",
+            f"{name!r}, which needs the whole batch or group",
+            f"choose another cell, such as k3-loss or k1-reward; `klgrad audit {name}` examines this one",
+        )
+    return cell
+
+
+def coefficients(cell: Cell, rollout: Rollout) -> Tensor:
+    """(B, T) coefficients of the token scores in the gradient of the cell, summed over the completion."""
+    with torch.enable_grad():
+        loss = cell(rollout)
+        if not loss.requires_grad:
+            return torch.zeros_like(rollout.log_ratio)
+        (gradient,) = torch.autograd.grad(loss, rollout.logp, allow_unused=True)
+    # The cell is a mean over completions: times their number, it gives the coefficients of each completion.
+    return torch.zeros_like(rollout.log_ratio) if gradient is None else gradient * len(rollout.logp)
+
+
+class CoefficientSums:
+    """Second moments of the coefficients of one cell and of the sound terms."""
+
+    def __init__(self, cell: Cell, off_policy: bool) -> None:
+        self.cell, self.terms = cell, sound_terms(off_policy)
+        self.moments = {level: torch.zeros(6, dtype=torch.float64) for level in self.terms}
+        self.largest = torch.zeros(3, dtype=torch.float64)
+        self.tokens = self.dead = 0
+
+    def add(self, rollout: Rollout) -> None:
+        """Add a batch."""
+        live = rollout.mask
+        c = coefficients(self.cell, rollout)[live].double()
+        if not len(c):
+            return
+        largest = [c.abs().max()]
+        for level, term in self.terms.items():
+            s = term(rollout).coefficient[live].double()
+            # The squared difference has its own sum: computed from the others, it would cancel where c is near s.
+            self.moments[level] += torch.stack([c.sum(), s.sum(), c @ c, s @ s, c @ s, (c - s) @ (c - s)])
+            largest.append(s.abs().max())
+            if level == "token":
+                self.dead += int(((s.abs() > ALIVE) & (c.abs() < DEAD * s.abs())).sum())
+        self.largest = torch.maximum(self.largest, torch.stack(largest))
+        self.tokens += len(c)
+
+    @property
+    def dead_share(self) -> float:
+        """Share of tokens in a dead zone, compared with the sound term at token level."""
+        return self.dead / max(self.tokens, 1)
+
+    def comparisons(self, *, on_policy: bool = False) -> dict[str, CoefficientComparison]:
+        """Comparisons by level. With `on_policy` the terms are shown without weights, since every ratio was 1."""
+        comparisons = {}
+        terms = sound_terms(off_policy=False) if on_policy else self.terms
+        for (level, moments), sound in zip(self.moments.items(), self.largest[1:].tolist(), strict=True):
+            c, s, cc, ss, cs, off = moments.tolist()
+            n = max(self.tokens, 1)
+            spread = max(cc - c * c / n, 0.0) * max(ss - s * s / n, 0.0)
+            # A spread of the size of rounding counts as zero: a constant has no correlation.
+            varies = spread > 1e-20 * cc * ss
+            comparisons[level] = CoefficientComparison(
+                as_code(terms[level]),
+                (off / ss) ** 0.5 if ss else float("nan"),
+                (cs - c * s / n) / spread**0.5 if varies else float("nan"),
+                cs / ss if ss else float("nan"),
+                float(self.largest[0]),
+                sound,
+            )
+        return comparisons
+
+
+# The KL of each part of a log: of each step of a run, for example.
+
+MOST_LABELS = 10_000
+"""Largest number of parts: each needs sums of its own."""
+
+KEPT = 2**10
+"""Ratios of each part from which their quantiles are computed; the memory of all parts together is bounded so."""
+
+
+class PartSums:
+    """Sums over each part, in memory that grows with the number of parts and of their prompts.
+
+    Args:
+        name: the column's name.
+        has_old_policy: whether the trainer's policy at the time of sampling has a column of its own.
+    """
+
+    def __init__(self, name: str, has_old_policy: bool) -> None:
+        self._name, self._has_old_policy = name, has_old_policy
+        self._sums: dict[int, _SumsOfPart] = {}
+
+    def add(self, batch: PaddedBatch) -> None:
+        """Add a batch, row by row to the parts that its rows belong to."""
+        assert batch.by is not None  # the column was chosen
+        for number in batch.by.unique().tolist():
+            if number not in self._sums:
+                self._check_count()
+                self._sums[number] = _SumsOfPart(self._has_old_policy)
+            self._sums[number].add(batch, torch.nonzero(batch.by == number)[:, 0])
+
+    def parts(self, labels: list[object]) -> list[LogPart]:
+        """The parts that have a live token, by increasing value if all values are numbers."""
+        parts = [sums.part(labels[number]) for number, sums in self._sums.items() if sums.kl.lengths.tokens]
+        numeric = all(isinstance(part.label, int | float) for part in parts)
+        value: Any = lambda part: part.label
+        return sorted(parts, key=value) if numeric else parts
+
+    def _check_count(self) -> None:
+        if len(self._sums) >= MOST_LABELS:
+            raise LogError(
+                f"at most {MOST_LABELS:,} different values in `{self._name}`",
+                "more",
+                "choose a column with fewer values, such as the step",
+            )
+
+
+class _SumsOfPart:
+    def __init__(self, has_old_policy: bool) -> None:
+        self.kl = KLSums(Ratios(KEPT))
+        self.mismatch = MismatchSums(ratios=Ratios(KEPT) if has_old_policy else self.kl.ratios)
+        self._has_old_policy = has_old_policy
+        self._groups: dict[int, int] = {}
+
+    def add(self, batch: PaddedBatch, index: Tensor) -> None:
+        group = None if batch.group is None else self._number_groups(batch.group[index])
+        self.kl.add(_take_rows(batch.rollout, index), group)
+        if batch.trainer is not None:
+            trainer = _take_rows(batch.trainer, index)
+            self.mismatch.add(trainer, group)
+            if self._has_old_policy:  # a `MismatchSums` that was given ratios leaves them to its caller
+                self.mismatch.ratios.add(trainer)
+
+    def part(self, label: object) -> LogPart:
+        mismatch = self.mismatch.report() if self.mismatch.lengths.rows else None
+        return LogPart(label, self.kl.lengths.rows, self.kl.lengths.tokens, self.kl.report(), mismatch)
+
+    def _number_groups(self, group: Tensor) -> Tensor:
+        """Numbers from 0 within the part: sums are stored for all numbers up to the largest."""
+        return torch.tensor([self._groups.setdefault(x, len(self._groups)) for x in group.tolist()])
+
+
+def _take_rows(rollout: Rollout, index: Tensor) -> Rollout:
+    logp, ref_logp, mask = (x.detach()[index] for x in (rollout.logp, rollout.ref_logp, rollout.mask))
+    behavior = rollout.behavior_logp
+    return Rollout(logp, ref_logp, mask, None if behavior is None else behavior.detach()[index])

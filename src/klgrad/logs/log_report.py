@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,133 +12,10 @@ from ..reports import Report
 from ..support import finite
 from ..targets import TARGETS, UNCORRECTED
 from ..zoo import Cell
-from .coefficients import Comparison, Part
-from .columns import LONGEST
+from .columns import LONGEST_IDENTIFIER
 from .mismatch import Cause, Lags, Padding
 
-# The geometry of the figures of a log's page: quantities by the values of a column, in pixels.
-
-WIDTH, HEIGHT = 640.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 30.0
-
-
-class Point(NamedTuple):
-    """A value at x, with the ends of its 95% interval; equal to the value where there is none."""
-
-    x: float
-    y: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A label of an axis, at a pixel."""
-
-    at: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One quantity by the values of a column, with bars for 95% intervals.
-
-    Attributes:
-        title: the quantity and its unit.
-        line: an SVG path through the values.
-        bars: an SVG path of the intervals.
-        dots: pixels of the values.
-        across, up: ticks of both axes.
-    """
-
-    title: str
-    line: str
-    bars: str
-    dots: list[tuple[str, str]]
-    across: list[Tick]
-    up: list[Tick]
-    width: str = f"{WIDTH:g}"
-    height: str = f"{HEIGHT:g}"
-    left: str = f"{LEFT:g}"
-    right: str = f"{WIDTH - RIGHT:g}"
-    base: str = f"{HEIGHT - BOTTOM:g}"
-    bottom: str = f"{HEIGHT - 8:g}"
-
-
-def figures_of(parts: list[Part]) -> list[Figure]:
-    """The figures of all quantities that the parts have; none if there are fewer than two parts, or no numbers."""
-    if len(parts) < 2 or not all(isinstance(part.label, int | float) for part in parts):
-        return []
-    found = [(title, _points(parts, kind, name)) for title, kind, name in QUANTITIES]
-    return [_figure(title, points) for title, points in found if points]
-
-
-QUANTITIES = (
-    ("KL(π‖ref) by k3, nats per token", "kl", "kl/reverse/k3/per_token"),
-    ("KL(π‖ref) by k1, nats per completion", "kl", "kl/reverse/k1/per_sequence"),
-    ("KL(sampler‖trainer) by k3, nats per token", "mismatch", "kl/mismatch/k3/per_token"),
-    ("Effective sample size, share of the completions", "mismatch", "ratio/sequence/effective_sample_size"),
-    ("Tokens per completion", "kl", "length/mean"),
-)
-"""Title, report and name of each quantity that is drawn."""
-
-
-def _points(parts: list[Part], kind: str, name: str) -> list[Point]:
-    found = []
-    for part in parts:
-        report = part.kl if kind == "kl" else part.mismatch
-        if report is None:
-            continue
-        x = float(part.label)  # pyright: ignore[reportArgumentType]  # `figures_of` has looked
-        if name in report.estimates:
-            estimate = report.estimates[name]
-            y, (low, high) = float(estimate.mean), estimate.interval()
-            found.append(Point(x, y, *((low, high) if math.isfinite(low) else (y, y))))
-        elif name in report.scalars:
-            y = float(report.scalars[name])
-            found.append(Point(x, y, y, y))
-    return [point for point in found if math.isfinite(point.y)]
-
-
-def _figure(title: str, points: list[Point]) -> Figure:
-    xs = [point.x for point in points]
-    # The mean and 0 are always in the frame; an interval much wider than all means is cut at the frame.
-    top = max(0.0, *(point.y for point in points))
-    bottom = min(0.0, *(point.y for point in points))
-    reach = (top - bottom) or 1.0
-    top = min(max(top, *(point.high for point in points)), top + reach)
-    bottom = max(min(bottom, *(point.low for point in points)), bottom - reach)
-    across, up = _scale(min(xs), max(xs), LEFT + 8, WIDTH - RIGHT - 8), _scale(bottom, top, HEIGHT - BOTTOM, TOP)
-    cut = lambda y: up(min(max(y, bottom), top))
-    pixels = [(f"{across(p.x):.1f}", f"{up(p.y):.1f}") for p in points]
-    return Figure(
-        title,
-        line="M" + "L".join(f"{x} {y}" for x, y in pixels),
-        bars="".join(f"M{across(p.x):.1f} {cut(p.low):.1f}V{cut(p.high):.1f}" for p in points if p.high > p.low),
-        dots=pixels,
-        across=[Tick(f"{across(x):.1f}", f"{x:g}") for x in sorted({min(xs), xs[len(xs) // 2], max(xs)})],
-        up=[Tick(f"{up(y):.1f}", _short(y)) for y in _round_values(bottom, top)],
-    )
-
-
-def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    span = (high - low) or 1.0
-    return lambda value: start + (value - low) / span * (end - start)
-
-
-def _round_values(low: float, high: float) -> list[float]:
-    """Three to six multiples of 1, 2 or 5 times a power of ten."""
-    rough = ((high - low) or 1.0) / 4
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
-    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-def _short(y: float) -> str:
-    return f"{y:.3g}".replace("-", "−")
-
-
-# The report on a log, as text and as JSON.
+# The report on a log, and on each part of it, as text and as JSON.
 
 HARDLY = 0.05
 """Relative difference of coefficients below which an unsound cell makes little difference on this data."""
@@ -152,6 +28,56 @@ RARE = 1e-4
 
 APART = 0.5
 """Relative difference from the sequence-level coefficients above which the report explains it."""
+
+
+@dataclass(frozen=True)
+class CoefficientComparison:
+    """The coefficients c of a cell compared with the coefficients s of a term, over all tokens.
+
+    Attributes:
+        term: the code of the term.
+        relative_difference: ‖c - s‖ / ‖s‖.
+        correlation: of c with s; NaN if one of them is constant.
+        scale: the multiple of s nearest to c.
+        largest, largest_sound: max |c|, max |s|.
+    """
+
+    term: str
+    relative_difference: float
+    correlation: float
+    scale: float
+    largest: float
+    largest_sound: float
+
+
+@dataclass(frozen=True, eq=False)
+class LogPart:
+    """The completions with one value in the column.
+
+    Attributes:
+        label: the value.
+        rows: the number of completions.
+        tokens: the number of live tokens.
+        kl: the `kl_report`.
+        mismatch: the `mismatch_report`; None without log-probs of the sampler.
+    """
+
+    label: object
+    rows: int
+    tokens: int
+    kl: Report
+    mismatch: Report | None
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data, ready for JSON."""
+        return {
+            "value": self.label,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "report": self.kl.metrics(),
+            "intervals": self.kl.intervals(),
+            "mismatch": None if self.mismatch is None else self.mismatch.metrics(),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,43 +120,43 @@ class LogReport:
     tokens: int
     kl: Report
     cell: Cell
-    comparisons: dict[str, Comparison]
+    comparisons: dict[str, CoefficientComparison]
     dead_share: float
     mismatch: Report | None
     cause: Cause | None
     reference: Lags
     padding: Padding
-    parts: list[Part] = field(default_factory=list)
+    parts: list[LogPart] = field(default_factory=list)
     cell_is_assumed: bool = False
 
     @property
     def notes(self) -> list[str]:
         """Remarks on how the file was read, and on the limits of its numbers."""
-        found = []
+        notes = []
         if "logp" in self.columns and self.columns["logp"].lower().startswith(
             ("old", "prev", "prox", "pi_old", "b_log")
         ):
-            found.append(f"`{self.columns['logp']}` is used as logp: at the start of an update π is the old policy.")
+            notes.append(f"`{self.columns['logp']}` is used as logp: at the start of an update π is the old policy.")
         if self.padding.share > 0.01:
-            found.append(
+            notes.append(
                 f"There is no mask, and {self.padding.share:.0%} of the rows end in log-probs of exactly 0. If these "
                 "are padding, every mean per token is too small: log the completion mask."
             )
         if "behavior_logp" not in self.columns and "old_logp" in self.columns:
-            found.append("Ratios are π/old; the sampler's own log-probs are not in the file.")
+            notes.append("Ratios are π/old; the sampler's own log-probs are not in the file.")
         if self._is_at_the_reference:
-            found.append(
+            notes.append(
                 "π equals ref at every token: this is expected before the first update; later it means that ref is "
                 "not held fixed."
             )
         elif self._is_stale:
-            found.append("The tokens are not sampled from π, and the KLs to the reference are not corrected for this.")
+            notes.append("The tokens are not sampled from π, and the KLs to the reference are not corrected for this.")
         if self.cell_is_assumed and not self._is_at_the_reference:
-            found.append(
+            notes.append(
                 f"The log does not say which KL loss the run has: {self.cell.name} is assumed. Name yours by --cell; "
                 "if β is 0 there is none, and what follows about its coefficients does not apply."
             )
-        return found
+        return notes
 
     @property
     def _is_at_the_reference(self) -> bool:
@@ -255,18 +181,23 @@ class LogReport:
     @property
     def advice(self) -> list[str]:
         """What to change, most important first. Findings that depend on misaligned columns are left out."""
-        misaligned = self._misaligned()
-        found = [*misaligned, *self._cause(), *([] if misaligned else self._unsound()), *self._stale()]
-        return found or [self._nothing()]
+        misaligned = self._advise_on_alignment()
+        advice = [
+            *misaligned,
+            *self._advise_on_cause(),
+            *([] if misaligned else self._advise_on_loss()),
+            *self._advise_on_staleness(),
+        ]
+        return advice or [self._say_nothing_to_change()]
 
-    def _nothing(self) -> str:
+    def _say_nothing_to_change(self) -> str:
         if self._is_at_the_reference:
             return "The KL term cannot be examined: π equals ref at every token."
         if self.cause is None:
             return "Nothing to change in reference and KL term; whether trainer and sampler agree is unknown."
         return "Nothing to change: no fault of trainer, reference or KL term was found in these data."
 
-    def _misaligned(self) -> list[str]:
+    def _advise_on_alignment(self) -> list[str]:
         shift = self.reference.shift()
         if not shift:
             return []
@@ -276,12 +207,12 @@ class LogReport:
             f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as logged)."
         ]
 
-    def _cause(self) -> list[str]:
+    def _advise_on_cause(self) -> list[str]:
         if self.cause is None or not self.cause.remedy:
             return []
         return [self.cause.remedy + (" Then log again: there is another cause." if self.cause.alone is False else "")]
 
-    def _unsound(self) -> list[str]:
+    def _advise_on_loss(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
         what = TARGETS[self.cell.descends.on_policy].phrase
         if self.cell.instead is None or off != off:  # if π equals ref, there is nothing to compare
@@ -305,7 +236,7 @@ class LogReport:
     def _named(self) -> str:
         return f"If the KL loss of the run is {self.cell.name}: it" if self.cell_is_assumed else self.cell.name
 
-    def _stale(self) -> list[str]:
+    def _advise_on_staleness(self) -> list[str]:
         has_cause = self.cause is not None and self.cause.name not in ("none", "systematic", "unexplained")
         off_policy = self.cell.descends.off_policy
         is_kl = TARGETS[off_policy].has_gradient and off_policy not in UNCORRECTED
@@ -352,6 +283,128 @@ def to_json(report: LogReport) -> str:
     return json.dumps(finite(report.to_dict()), indent=2, ensure_ascii=False) + "\n"
 
 
+# The geometry of the figures of a log's page: quantities by the values of a column, in pixels.
+
+WIDTH, HEIGHT = 640.0, 220.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 30.0
+
+
+class Point(NamedTuple):
+    """A value at x, with the ends of its 95% interval; equal to the value where there is none."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class AxisLabel:
+    """A label of an axis, at a pixel."""
+
+    at: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity by the values of a column, with bars for 95% intervals.
+
+    Attributes:
+        title: the quantity and its unit.
+        line: an SVG path through the values.
+        bars: an SVG path of the intervals.
+        dots: pixels of the values.
+        across, up: ticks of both axes.
+    """
+
+    title: str
+    line: str
+    bars: str
+    dots: list[tuple[str, str]]
+    across: list[AxisLabel]
+    up: list[AxisLabel]
+    width: str = f"{WIDTH:g}"
+    height: str = f"{HEIGHT:g}"
+    left: str = f"{LEFT:g}"
+    right: str = f"{WIDTH - RIGHT:g}"
+    base: str = f"{HEIGHT - BOTTOM:g}"
+    bottom: str = f"{HEIGHT - 8:g}"
+
+
+def figures_of(parts: list[LogPart]) -> list[Figure]:
+    """The figures of all quantities that the parts have; none if there are fewer than two parts, or no numbers."""
+    if len(parts) < 2 or not all(isinstance(part.label, int | float) for part in parts):
+        return []
+    curves = [(title, _points(parts, kind, name)) for title, kind, name in QUANTITIES]
+    return [_figure(title, points) for title, points in curves if points]
+
+
+QUANTITIES = (
+    ("KL(π‖ref) by k3, nats per token", "kl", "kl/reverse/k3/per_token"),
+    ("KL(π‖ref) by k1, nats per completion", "kl", "kl/reverse/k1/per_sequence"),
+    ("KL(sampler‖trainer) by k3, nats per token", "mismatch", "kl/mismatch/k3/per_token"),
+    ("Effective sample size, share of the completions", "mismatch", "ratio/sequence/effective_sample_size"),
+    ("Tokens per completion", "kl", "length/mean"),
+)
+"""Title, report and name of each quantity that is drawn."""
+
+
+def _points(parts: list[LogPart], kind: str, name: str) -> list[Point]:
+    points = []
+    for part in parts:
+        report = part.kl if kind == "kl" else part.mismatch
+        if report is None:
+            continue
+        x = float(part.label)  # pyright: ignore[reportArgumentType]  # `figures_of` has looked
+        if name in report.estimates:
+            estimate = report.estimates[name]
+            y, (low, high) = float(estimate.mean), estimate.interval()
+            points.append(Point(x, y, *((low, high) if math.isfinite(low) else (y, y))))
+        elif name in report.scalars:
+            y = float(report.scalars[name])
+            points.append(Point(x, y, y, y))
+    return [point for point in points if math.isfinite(point.y)]
+
+
+def _figure(title: str, points: list[Point]) -> Figure:
+    xs = [point.x for point in points]
+    # The mean and 0 are always in the frame; an interval much wider than all means is cut at the frame.
+    top = max(0.0, *(point.y for point in points))
+    bottom = min(0.0, *(point.y for point in points))
+    reach = (top - bottom) or 1.0
+    top = min(max(top, *(point.high for point in points)), top + reach)
+    bottom = max(min(bottom, *(point.low for point in points)), bottom - reach)
+    across, up = _scale(min(xs), max(xs), LEFT + 8, WIDTH - RIGHT - 8), _scale(bottom, top, HEIGHT - BOTTOM, TOP)
+    cut = lambda y: up(min(max(y, bottom), top))
+    pixels = [(f"{across(p.x):.1f}", f"{up(p.y):.1f}") for p in points]
+    return Figure(
+        title,
+        line="M" + "L".join(f"{x} {y}" for x, y in pixels),
+        bars="".join(f"M{across(p.x):.1f} {cut(p.low):.1f}V{cut(p.high):.1f}" for p in points if p.high > p.low),
+        dots=pixels,
+        across=[AxisLabel(f"{across(x):.1f}", f"{x:g}") for x in sorted({min(xs), xs[len(xs) // 2], max(xs)})],
+        up=[AxisLabel(f"{up(y):.1f}", _short(y)) for y in _round_values(bottom, top)],
+    )
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    span = (high - low) or 1.0
+    return lambda value: start + (value - low) / span * (end - start)
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Three to six multiples of 1, 2 or 5 times a power of ten."""
+    rough = ((high - low) or 1.0) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _short(y: float) -> str:
+    return f"{y:.3g}".replace("-", "−")
+
+
 # The report on a log as one HTML page, with figures; it needs no network, no scripts and no fonts.
 
 MEANINGS = {
@@ -378,31 +431,22 @@ BY_PART = (
 
 
 def to_html(report: LogReport) -> str:
-    """Render one page; the same report gives the same page."""
-    return (
-        environment()
-        .get_template("logs.html")
-        .render(
-            report=report,
-            estimates=[*estimate_rows(report.kl), *([] if report.mismatch is None else estimate_rows(report.mismatch))],
-            by=report.columns.get("by"),
-            figures=figures_of(report.parts),
-            heads=part_heads(report),
-            parts=part_rows(report),
-        )
-    )
-
-
-@cache
-def environment() -> Environment:
-    """The templates, with escaping of all values: labels and names come from the file."""
-    return Environment(
+    """Render one page; the same report gives the same page. All values are escaped: they come from the file."""
+    environment = Environment(
         loader=PackageLoader("klgrad.logs"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+    )
+    return environment.get_template("logs.html").render(
+        report=report,
+        estimates=[*estimate_rows(report.kl), *([] if report.mismatch is None else estimate_rows(report.mismatch))],
+        by=report.columns.get("by"),
+        figures=figures_of(report.parts),
+        heads=part_heads(report),
+        parts=part_rows(report),
     )
 
 
@@ -415,7 +459,7 @@ def estimate_rows(report: Report) -> list[list[str]]:
 
 def part_heads(report: LogReport) -> list[str]:
     """The heads of the table of the parts."""
-    return [report.columns.get("by", ""), "completions", "tokens each", *(head for head, _, _ in _shown(report))]
+    return [report.columns.get("by", ""), "completions", "tokens each", *(head for head, _, _ in _columns_of(report))]
 
 
 def part_rows(report: LogReport) -> list[list[str]]:
@@ -423,17 +467,15 @@ def part_rows(report: LogReport) -> list[list[str]]:
     rows = []
     for part in report.parts:
         reports = {"kl": part.kl, "mismatch": part.mismatch}
-        cells = [_cell(reports[kind], name) for _, kind, name in _shown(report)]
-        rows.append([_cut(str(part.label)), f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
+        label = str(part.label)
+        if len(label) > LONGEST_IDENTIFIER:  # JSON has it whole
+            label = f"{label[: LONGEST_IDENTIFIER - 1]}…"
+        cells = [_cell(reports[kind], name) for _, kind, name in _columns_of(report)]
+        rows.append([label, f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
     return rows
 
 
-def _cut(label: str) -> str:
-    """A label, without the end of a long one: JSON has it whole."""
-    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
-
-
-def _shown(report: LogReport) -> list[tuple[str, str, str]]:
+def _columns_of(report: LogReport) -> list[tuple[str, str, str]]:
     return [column for column in BY_PART if column[1] == "kl" or report.mismatch is not None]
 
 

@@ -86,7 +86,7 @@ class Padding:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class FirstTokenRepeats:
     """Repeats of the same first token after the same prompt.
 
     Attributes:
@@ -101,7 +101,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Line:
+class FirstTokenLine:
     """The regression of d on x over different first tokens after the same prompt: one context, several tokens.
 
     Attributes:
@@ -147,10 +147,10 @@ class Evidence:
     def mass_kept(self) -> tuple[float, float]:
         """E_μ[π/μ] per token, and its standard error."""
         assert self._mass is not None  # there was a batch
-        (found,) = self._mass.estimates()
-        return float(found.mean), float(found.standard_error)
+        (ratio,) = self._mass.estimates()
+        return float(ratio.mean), float(ratio.standard_error)
 
-    def prompts(self) -> Prompts | None:
+    def prompts(self) -> FirstTokenRepeats | None:
         """Repeats of first tokens; None without groups, or with too few repeats."""
         if not self.grouped:
             return None
@@ -159,9 +159,9 @@ class Evidence:
             return None
         noise = float((x[1:] - x[:-1])[again].square().mean().sqrt()) / 2**0.5
         off = float(d[1:][again].square().mean().sqrt())
-        return Prompts(int(again.sum()), noise, off)
+        return FirstTokenRepeats(int(again.sum()), noise, off)
 
-    def line(self) -> Line | None:
+    def line(self) -> FirstTokenLine | None:
         """The regression within prompts; None without groups, or if too few prompts have two first tokens."""
         if not self.grouped:
             return None
@@ -178,7 +178,7 @@ class Evidence:
         return group, x, y - x, (group[1:] == group[:-1]) & (y[1:] == y[:-1])
 
 
-def _line(group: Tensor, x: Tensor, d: Tensor, distinct: int) -> Line:
+def _line(group: Tensor, x: Tensor, d: Tensor, distinct: int) -> FirstTokenLine:
     """The regression of d on x within groups; its degrees of freedom count distinct tokens only."""
     _, index, size = torch.unique_consecutive(group, return_inverse=True, return_counts=True)
     inner_x, inner_d = (
@@ -186,9 +186,9 @@ def _line(group: Tensor, x: Tensor, d: Tensor, distinct: int) -> Line:
     )
     whole, xx, dd, xd = (float(v) for v in (d @ d, inner_x @ inner_x, inner_d @ inner_d, inner_x @ inner_d))
     if not whole or not xx or not dd:
-        return Line(dd / whole if whole else 0.0, 0.0, 0.0, 0.0)
+        return FirstTokenLine(dd / whole if whole else 0.0, 0.0, 0.0, 0.0)
     left = max(dd - xd * xd / xx, 0.0)
-    return Line(dd / whole, xd * xd / (xx * dd), xd / xx, (left / (distinct - 1) / xx) ** 0.5)
+    return FirstTokenLine(dd / whole, xd * xd / (xx * dd), xd / xx, (left / (distinct - 1) / xx) ** 0.5)
 
 
 # The limits that a temperature sets for each token, in any context.
@@ -226,7 +226,7 @@ same position of a completion."""
 
 
 @dataclass(frozen=True)
-class Range:
+class TemperatureRange:
     """The temperatures that the limits allow.
 
     Attributes:
@@ -252,7 +252,7 @@ class Range:
         return self.low / STEP <= t <= self.high * STEP
 
 
-def allowed(x: Tensor, y: Tensor) -> Range:
+def possible_temperatures(x: Tensor, y: Tensor) -> TemperatureRange:
     """The temperatures that are possible for given log-probs.
 
     Args:
@@ -270,7 +270,8 @@ def allowed(x: Tensor, y: Tensor) -> Range:
     whole = float(square.sum())
     logit = x - torch.log(-torch.expm1(x))  # infinite at probability 1, where it is used as such
     share = lambda t: _beyond(logit, y, 1 / t) / whole
-    shares = {t: share(t) for t in _tried()}
+    first, last = (round(math.log(t) / math.log(STEP)) for t in (LOWEST, HIGHEST))
+    shares = {t: share(t) for t in (STEP**n for n in range(first, last + 1) if n)}  # without 1
     least = min(shares.values())
     most = max(2 * least, least + ROOM)
     possible = [t for t in shares if shares[t] <= most]
@@ -279,7 +280,7 @@ def allowed(x: Tensor, y: Tensor) -> Range:
     )
     one_sided = max(possible) < 1 / STEP or min(possible) > STEP
     tested = float(square[logit > 0].sum()) >= TESTED * whole
-    return Range(low, high, least, one_sided, tested)
+    return TemperatureRange(low, high, least, one_sided, tested)
 
 
 def _end(is_possible: Callable[[float], bool], t: float, step: float) -> float:
@@ -289,12 +290,6 @@ def _end(is_possible: Callable[[float], bool], t: float, step: float) -> float:
         middle = math.sqrt(t * beyond)
         t, beyond = (middle, beyond) if is_possible(middle) else (t, middle)
     return beyond
-
-
-def _tried() -> list[float]:
-    """Temperatures with evenly spaced logarithms, without 1."""
-    first, last = (round(math.log(t) / math.log(STEP)) for t in (LOWEST, HIGHEST))
-    return [STEP**n for n in range(first, last + 1) if n]
 
 
 def _beyond(logit: Tensor, y: Tensor, a: float) -> float:
@@ -328,7 +323,7 @@ class Cause:
     statistics: dict[str, float] = field(default_factory=dict)
 
 
-class Case:
+class MismatchCase:
     """The evidence, with the quantities that several checks use: x and y of some tokens, and d = y - x."""
 
     def __init__(self, evidence: Evidence) -> None:
@@ -336,13 +331,13 @@ class Case:
         self.x, self.y = evidence.tokens()
         self.d = self.y - self.x
         self.rms = float(self.d.square().mean().sqrt())
-        self.prompts: Prompts | None = evidence.prompts()
-        self.line: Line | None = evidence.line()
+        self.prompts: FirstTokenRepeats | None = evidence.prompts()
+        self.line: FirstTokenLine | None = evidence.line()
 
     @cached_property
-    def temperatures(self) -> Range:
+    def temperatures(self) -> TemperatureRange:
         """The temperatures that are possible for all of the tokens."""
-        return allowed(self.x, self.y)
+        return possible_temperatures(self.x, self.y)
 
     @property
     def opposite_share(self) -> float:
@@ -389,7 +384,7 @@ MOSTLY = 0.02
 ALL = "whether this is the only cause"
 
 
-def filtered(case: Case) -> Cause | None:
+def find_filter(case: MismatchCase) -> Cause | None:
     """Top-p, top-k or min-p: the trainer's probability of the tokens that the sampler could draw is below 1."""
     mean, error = case.evidence.mass_kept()
     ratio = torch.exp(-case.d)
@@ -414,7 +409,7 @@ def filtered(case: Case) -> Cause | None:
         )
     return Cause(
         "filter",
-        text + {True: "", False: f" {_rest(case, opposite)}", None: f" {case.missing_data(ALL)}"}[alone],
+        text + {True: "", False: f" {_name_other_cause(case, opposite)}", None: f" {case.missing_data(ALL)}"}[alone],
         "Turn top-p, top-k and min-p off while sampling, or apply the same mask in the trainer.",
         alone,
         {
@@ -426,18 +421,18 @@ def filtered(case: Case) -> Cause | None:
     )
 
 
-def _is_low(case: Case) -> bool:
+def _is_low(case: MismatchCase) -> bool:
     """Whether a low temperature explains the data, so that no filter is needed to explain them."""
-    found = case.temperatures
-    return found.holds and found.one_sided and (found.low * found.high) ** 0.5 < TOO_LOW
+    temperatures = case.temperatures
+    return temperatures.holds and temperatures.one_sided and (temperatures.low * temperatures.high) ** 0.5 < TOO_LOW
 
 
-def _of_contexts_alone(found: Line) -> bool:
+def _of_contexts_alone(line: FirstTokenLine) -> bool:
     """Whether all tokens after one prompt have the same difference, as with a filter, except for a little noise."""
-    return found.within < 0.05 and not (found.within > ROUNDED and found.along > IN_LINE)
+    return line.within < 0.05 and not (line.within > ROUNDED and line.along > IN_LINE)
 
 
-def _rest(case: Case, opposite: float) -> str:
+def _name_other_cause(case: MismatchCase, opposite: float) -> str:
     """Describe why a filter is not the only cause."""
     if case.noise is not None and case.noise > 0.3:
         return "There is also noise: the same first token after the same prompt gets several log-probs."
@@ -447,7 +442,7 @@ def _rest(case: Case, opposite: float) -> str:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _Temperature:
     """A temperature, and the range of its possible values."""
 
     t: float
@@ -466,24 +461,24 @@ class _Value:
         return f"about {value}" + (f" ({low} to {high})" if low != high else "")
 
 
-def tempered(case: Case) -> Cause | None:
+def find_temperature(case: MismatchCase) -> Cause | None:
     """Another temperature: all tokens are within its limits, or differences are linear after every prompt."""
-    found, line = case.temperatures, case.line
+    temperatures, line = case.temperatures, case.line
     in_line = line is not None and line.along > IN_LINE and line.within > ROUNDED and abs(line.slope) >= LEAST
     mean = _by_mean(case)
-    if in_line and line is not None and found.holds and found.contains(1 / (1 + line.slope)):
-        value = _by_line(line)
-    elif found.holds and found.one_sided and found.tested:
+    if in_line and line is not None and temperatures.holds and temperatures.contains(1 / (1 + line.slope)):
+        value = _by_slope(line.slope, line.error)
+    elif temperatures.holds and temperatures.one_sided and temperatures.tested:
         value = _by_limits(case, mean)
-    elif mean is not None and found.beyond <= MOSTLY:
+    elif mean is not None and temperatures.beyond <= MOSTLY:
         value = mean
     else:
         return None
-    alone = None if line is None else in_line and found.holds
-    return _named(case, value, alone)
+    alone = None if line is None else in_line and temperatures.holds
+    return _name_temperature(case, value, alone)
 
 
-def _named(case: Case, value: _Value, alone: bool | None) -> Cause:
+def _name_temperature(case: MismatchCase, value: _Temperature, alone: bool | None) -> Cause:
     explained, correlation = 1 - case.temperatures.beyond, float(torch.corrcoef(torch.stack([case.x, case.d]))[0, 1])
     lines = {
         True: "After one prompt, the differences are linear in the log-probs.",
@@ -510,28 +505,24 @@ def _named(case: Case, value: _Value, alone: bool | None) -> Cause:
     )
 
 
-def _by_line(line: Line) -> _Value:
-    """The temperature from the slope after one prompt, with two standard errors."""
-    return _value(line.slope, 2 * line.error)
-
-
-def _value(slope: float, error: float) -> _Value:
+def _by_slope(slope: float, error: float) -> _Temperature:
+    """The temperature from the slope of d against x, with two standard errors."""
     a = 1 + slope
-    return _Value(1 / a, 1 / (a + error), 1 / max(a - error, 0.1))
+    return _Temperature(1 / a, 1 / (a + 2 * error), 1 / max(a - 2 * error, 0.1))
 
 
-def _by_limits(case: Case, mean: _Value | None) -> _Value:
+def _by_limits(case: MismatchCase, mean: _Temperature | None) -> _Temperature:
     """The range within the limits. The value is that of the mean if it is inside, else the limit nearest to 1.
 
     That limit is the sharper one of the two.
     """
-    found = case.temperatures
-    inside = mean is not None and found.contains(mean.t)
-    t = mean.t if mean is not None and inside else (found.high if found.high < 1 else found.low)
-    return _Value(min(max(t, found.low), found.high), found.low, found.high)
+    temperatures = case.temperatures
+    inside = mean is not None and temperatures.contains(mean.t)
+    t = mean.t if mean is not None and inside else (temperatures.high if temperatures.high < 1 else temperatures.low)
+    return _Temperature(min(max(t, temperatures.low), temperatures.high), temperatures.low, temperatures.high)
 
 
-def _by_mean(case: Case) -> _Value | None:
+def _by_mean(case: MismatchCase) -> _Temperature | None:
     """The power from E[(exp(-d) - 1) d] = (a - 1) E[(exp(-d) - 1) x], if d is correlated with x.
 
     exp(-d) - 1 has mean 0 in every context, so it is uncorrelated with every function of the context alone. Noise in
@@ -547,7 +538,7 @@ def _by_mean(case: Case) -> _Value | None:
     error = float((centred * case.d - slope * weight).square().sum()) ** 0.5 / abs(total)
     if not (-0.7 <= slope <= 0.8 and abs(slope) >= max(LEAST, 4 * error) and correlation >= 0.5):
         return None
-    return _value(slope, 2 * error)
+    return _by_slope(slope, error)
 
 
 # Find the likely cause of a mismatch of trainer and sampler, and whether it is the only one.
@@ -569,26 +560,26 @@ def cause_of(evidence: Evidence) -> Cause:
     Returns:
         The cause; `none` if trainer and sampler agree, `unexplained` if no check finds one.
     """
-    case = Case(evidence)
-    checks = (_nothing, _shift, _rounding, _agreement, filtered, tempered, _half, _random)
-    return next((cause for check in checks if (cause := check(case)) is not None), None) or _unexplained(case)
-
-
-def _nothing(case: Case) -> Cause | None:
-    return None if case.rms > AGREE / 100 else _none(case, "agree")
-
-
-def _agreement(case: Case) -> Cause | None:
-    return None if case.rms > AGREE else _none(case, "agree to rounding")
-
-
-def _none(case: Case, how: str) -> Cause:
-    return Cause(
-        "none", f"Trainer and sampler {how} (root mean square difference {case.rms:.2g}).", "", True, {"rms": case.rms}
+    case = MismatchCase(evidence)
+    checks = (
+        *(_find_equality, _find_shift, _find_rounding, _find_agreement),
+        *(find_filter, find_temperature, _find_logits_in_half, _find_randomness),
     )
+    return next((cause for check in checks if (cause := check(case)) is not None), None) or _describe_rest(case)
 
 
-def _shift(case: Case) -> Cause | None:
+def _find_equality(case: MismatchCase) -> Cause | None:
+    return _find_agreement(case, AGREE / 100, "agree")
+
+
+def _find_agreement(case: MismatchCase, most: float = AGREE, how: str = "agree to rounding") -> Cause | None:
+    if case.rms > most:
+        return None
+    text = f"Trainer and sampler {how} (root mean square difference {case.rms:.2g})."
+    return Cause("none", text, statistics={"rms": case.rms})
+
+
+def _find_shift(case: MismatchCase) -> Cause | None:
     lags = case.evidence.lags
     shift = lags.shift()
     if not shift:
@@ -610,15 +601,11 @@ STEPS = {"bf16": (torch.bfloat16, 2**-8), "fp16": (torch.float16, 2**-11)}
 """Half-precision formats, with half their relative spacing: the largest relative change by rounding."""
 
 
-def _rounding(case: Case) -> Cause | None:
-    return _half_format(case, everything=True)
+def _find_logits_in_half(case: MismatchCase) -> Cause | None:
+    return _find_rounding(case, everything=False) if case.rms < HALF else None
 
 
-def _half(case: Case) -> Cause | None:
-    return _half_format(case, everything=False) if case.rms < HALF else None
-
-
-def _half_format(case: Case, *, everything: bool) -> Cause | None:
+def _find_rounding(case: MismatchCase, *, everything: bool = True) -> Cause | None:
     """Whether one side's log-probs are numbers of a half-precision format.
 
     With `everything`, almost all differences must also be within the rounding of that format.
@@ -643,24 +630,24 @@ def _half_format(case: Case, *, everything: bool) -> Cause | None:
     return None
 
 
-def _random(case: Case) -> Cause | None:
+def _find_randomness(case: MismatchCase) -> Cause | None:
     """Compare repeats of the same first token after the same prompt."""
-    found = case.prompts
-    if found is None or case.noise is None or found.off <= AGREE:
+    repeats = case.prompts
+    if repeats is None or case.noise is None or repeats.off <= AGREE:
         return None
     statistics = {
-        "repeats": float(found.repeats),
-        "rms_of_repeats": found.noise,
-        "rms_at_repeats": found.off,
+        "repeats": float(repeats.repeats),
+        "rms_of_repeats": repeats.noise,
+        "rms_at_repeats": repeats.off,
         "rms": case.rms,
     }
-    again = f"{found.repeats} times, the same first token after the same prompt got"
+    again = f"{repeats.repeats} times, the same first token after the same prompt got"
     if case.noise > 0.5:
         alone = case.noise > 0.85
         return Cause(
             "random trainer",
-            f"The trainer is random: {again} another log-prob (spread {found.noise:.2g}, of a difference of "
-            f"{found.off:.2g}). The reason is dropout, or kernels that depend on the batch."
+            f"The trainer is random: {again} another log-prob (spread {repeats.noise:.2g}, of a difference of "
+            f"{repeats.off:.2g}). The reason is dropout, or kernels that depend on the batch."
             + ("" if alone else " This is not the only cause: a part of the difference is the same every time."),
             "Score in evaluation mode (`model.eval()`), with dropout 0 in the configuration.",
             alone,
@@ -672,28 +659,29 @@ def _random(case: Case) -> Cause | None:
     return Cause(
         "systematic",
         f"The difference is {'not' if alone else 'not only'} noise: {again} {'' if alone else 'nearly '}the same "
-        f"log-prob from the trainer (spread {found.noise:.2g}), which differs from the sampler's by {found.off:.2g}.",
+        f"log-prob from the trainer (spread {repeats.noise:.2g}), which differs from the sampler's by "
+        f"{repeats.off:.2g}.",
         "Look for stale weights in the sampler, another prompt template, or a penalty in the sampler.",
         alone,
         statistics,
     )
 
 
-def _could_be_sampling(case: Case) -> bool:
+def _could_be_sampling(case: MismatchCase) -> bool:
     """Whether a temperature or a filter is possible, though not shown: stale weights would then be a guess."""
     in_doubt = case.temperatures.holds and (case.line is None or case.line.along > NOT_IN_LINE)
     return in_doubt or case.opposite_share < ONE_SIGN
 
 
-def _unexplained(case: Case) -> Cause:
+def _describe_rest(case: MismatchCase) -> Cause:
     noise = case.rms < HALF
     size = "as half-precision kernels can cause" if noise else "more than half-precision kernels cause"
     hint = "" if case.prompts is not None else " " + case.missing_data("whether it is noise (dropout) or systematic")
-    found = case.temperatures
-    if not noise and found.holds and found.one_sided:
+    temperatures = case.temperatures
+    if not noise and temperatures.holds and temperatures.one_sided:
         hint = (
-            f" A temperature of {found.low:.2g} to {found.high:.2g} times the trainer's could cause it, and so could "
-            f"other weights: these data cannot distinguish the two.{hint}"
+            f" A temperature of {temperatures.low:.2g} to {temperatures.high:.2g} times the trainer's could cause it, "
+            f"and so could other weights: these data cannot distinguish the two.{hint}"
         )
     return Cause(
         "unexplained",

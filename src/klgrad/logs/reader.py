@@ -1,410 +1,43 @@
-"""Open a log of any format: JSON lines and NumPy archives are read here."""
+"""Logs in Parquet, JSON lines and NumPy archives, as a stream of chunks. Reading these formats cannot run code."""
 
 import glob
-import io
 import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..errors import LogError, MissingExtraError
-from . import columns, parquet
-from .columns import (
-    LONGEST_LINE,
-    LONGEST_PROMPT,
-    LONGEST_ROW,
-    MOST_BYTES,
-    Chunk,
-    Groups,
-    Known,
-    Ragged,
-    build,
-    per_row,
-    too_long_a_prompt,
-    too_many_tokens,
-)
-
-# Parses JSON lines one by one with the standard library, so that errors name the line.
-
-
-class Block(NamedTuple):
-    """Whole lines: their bytes, the number of the first line, and the number of lines."""
-
-    data: bytes
-    first: int
-    lines: int
-
-
-Part = tuple[torch.Tensor, dict[str, Ragged], dict[str, list[object]]]
-"""Numbers of the lines, their columns by role, and their values by role."""
-
-
-def read_lines(block: Block, names: dict[str, str], path: Path) -> Part:
-    """The rows of the block; an error names the first invalid line."""
-    rows = [
-        (line, {role: _entry(record, role, name, line) for role, name in names.items()})
-        for line, record in records(block, path)
-    ]
-    given = {}
-    for role in [role for role in names if role not in columns.PER_ROW] if rows else []:
-        lists = [row[role] for _, row in rows]
-        given[role] = Ragged(torch.cat(lists), torch.tensor([len(x) for x in lists]))
-    per_row = {role: [row[role] for _, row in rows] for role in columns.PER_ROW if role in names}
-    return torch.tensor([line for line, _ in rows], dtype=torch.int64), given, per_row
-
-
-def records(block: Block, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number and the object of each line that is not blank."""
-    lines = block.data.split(b"\n")
-    for i, line in enumerate(lines):
-        number = block.first + i
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            what = "cut off or " if i == len(lines) - 1 else ""  # no line break after it
-            raise LogError(
-                "one JSON object per line",
-                f"line {number} of {path}, which is {what}not valid JSON ({error})",
-                "write the file again, one `json.dumps(row)` per line",
-            ) from error
-        if not isinstance(record, dict):
-            raise LogError(
-                "one JSON object per line",
-                f"{type(record).__name__} in line {number} of {path}",
-                'write {"logp": [...], "ref_logp": [...]} per completion',
-            )
-        yield number, record
-
-
-def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
-    if name not in record:
-        raise LogError(
-            f"`{name}` in every line, as in the first",
-            f"line {number} without it",
-            "remove the line, or log the value",
-        )
-    value = record[name]
-    if role in columns.PER_ROW:
-        return value
-    if not isinstance(value, list):
-        raise LogError(
-            f"`{name}` as a list, one number per token",
-            f"{type(value).__name__} in line {number}",
-            f"log per-token values, or {columns.another(role)}",
-        )
-    try:
-        # float32, in which trainers compute: there a log-prob of 1e-7 is rounding; in float64 it would be an error.
-        numbers = torch.tensor(value, dtype=torch.float32)
-        if numbers.ndim != 1:
-            raise TypeError("lists in a list")
-        return numbers
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        token = next((i for i, x in enumerate(value) if not isinstance(x, float) and not _fits(x)), 0)
-        raise LogError(
-            f"a number per token in `{name}`",
-            f"{json.dumps(value[token])[:40] if value else value} at line {number}, token {token}",
-            "log a number for every token, and mask the tokens to ignore",
-        ) from error
-
-
-def _fits(x: object) -> bool:
-    return isinstance(x, int) and abs(x) < 2**63
-
-
-# JSON lines: one object per completion, read in blocks of lines.
-#
-# pyarrow parses a block if it is installed and the block is valid; this is five times as fast. Otherwise the standard
-# library parses it line by line, so that errors name the line.
-
-BLOCK = 2**23
-"""Bytes of a block; a longer line is a block of its own."""
-
-
-def open_jsonl(
-    path: Path, chosen: dict[str, str], chunk_tokens: int, known: Known
-) -> tuple[dict[str, str], int, Callable[[], Iterator[Chunk]]]:
-    """Columns (from the first line), number of bytes, and the reader."""
-    with path.open("rb") as handle:
-        first = next((record for block in _blocks(handle) for _, record in records(block, path)), None)
-    if first is None:
-        raise LogError("a log with rows in it", f"{path}, which has blank lines only", "write the log again")
-    names = columns.assign(list(first), chosen)
-    # pyarrow needs the types in advance: blocks with other types than the first line are read line by line.
-    schema = _schema(names, first)
-    return names, path.stat().st_size, lambda: _jsonl_chunks(path, names, schema, chunk_tokens, known)
-
-
-def _blocks(handle: IO[bytes]) -> Iterator[Block]:
-    first = 1
-    while data := handle.read(BLOCK):
-        rest = handle.readline(LONGEST_LINE + 1)
-        breaks = data.count(b"\n")
-        if len(rest) > LONGEST_LINE:
-            raise LogError(
-                f"lines of up to {LONGEST_LINE:,} bytes",
-                f"a longer line {first + breaks}",
-                "write one completion per line; write longer completions as Parquet",
-            )
-        data += rest
-        breaks += rest.endswith(b"\n")
-        yield Block(data, first, breaks + (not data.endswith(b"\n")))
-        first += breaks
-
-
-def _jsonl_chunks(path: Path, names: dict[str, str], schema: Any, chunk_tokens: int, known: Known) -> Iterator[Chunk]:
-    labels = per_row(names, "line", known)
-    held: list[Part] = []
-    tokens = done = 0
-    with path.open("rb") as handle:
-        for block in _blocks(handle):
-            part = _fast(block, names, schema) or read_lines(block, names, path)
-            done += len(block.data)
-            if not len(part[0]):
-                continue
-            held.append(part)
-            tokens += len(part[1]["logp"].values)
-            if tokens >= chunk_tokens:
-                yield _assemble(held, names, labels, done)
-                held, tokens = [], 0
-    if held:
-        yield _assemble(held, names, labels, done)
-
-
-def _assemble(held: list[Part], names: dict[str, str], labels: dict[str, Groups], done: int) -> Chunk:
-    numbers = torch.cat([part[0] for part in held])
-    given = {}
-    for role in [role for role in names if role not in columns.PER_ROW]:
-        parts = [part[1][role] for part in held]
-        given[role] = Ragged(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
-    found = {role: each.number((x for part in held for x in part[2][role]), numbers) for role, each in labels.items()}
-    return build(numbers, "line", given, found, done, names)
-
-
-def _schema(names: dict[str, str], first: dict[str, Any]) -> Any:
-    """The schema of the first line's values; None without pyarrow, or if they have another type than expected."""
-    try:
-        import pyarrow as pa
-    except ImportError:
-        return None
-    kinds = {}
-    for role, name in names.items():
-        value = first[name]
-        if role in columns.PER_ROW:
-            kinds[name] = {str: pa.string(), int: pa.int64()}.get(type(value))
-        else:
-            flags = role == "mask" and isinstance(value, list) and bool(value) and isinstance(value[0], bool)
-            kinds[name] = pa.list_(pa.bool_() if flags else pa.float32())
-    return None if None in kinds.values() else pa.schema(kinds)
-
-
-def _fast(block: Block, names: dict[str, str], schema: Any) -> Part | None:
-    """The rows of the block; None if it has a null, a blank line or a value of another type."""
-    if schema is None:
-        return None
-    import pyarrow as pa
-    import pyarrow.json as pj
-
-    try:
-        table = pj.read_json(
-            pa.BufferReader(block.data),
-            read_options=pj.ReadOptions(block_size=len(block.data) // 2 + 1),  # two blocks, for two threads
-            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        )
-    except (pa.ArrowException, UnicodeError):
-        return None
-    if table.num_rows != block.lines:
-        return None
-    given = {}
-    for role, name in names.items():
-        column = table.column(name).combine_chunks()
-        if column.null_count:
-            return None
-        if role not in columns.PER_ROW:
-            flat = column.flatten()
-            if flat.null_count:
-                return None
-            values = torch.from_numpy(flat.to_numpy(zero_copy_only=False).copy())
-            given[role] = Ragged(values, torch.from_numpy(column.value_lengths().to_numpy().astype("int64")))
-    values = {role: table.column(names[role]).to_pylist() for role in columns.PER_ROW if role in names}
-    return torch.arange(block.first, block.first + block.lines), given, values
-
-
-# NPZ: rectangular arrays, read from the archive row by row, so that a wrong size in a header allocates no memory.
-
-BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
-
-LONGEST_HEADER = 2**16
-"""Largest size of a header in bytes; NumPy, too, considers a longer one unsafe."""
-
-KINDS = {"mask": "biuf", **dict.fromkeys(columns.PER_TOKEN, "f")}
-"""The `dtype.kind` letters that are valid for each role."""
-
-
-@dataclass(frozen=True)
-class _Header:
-    """Shape and dtype of an array."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-def open_npz(
-    path: Path, chosen: dict[str, str], chunk_tokens: int, known: Known
-) -> tuple[dict[str, str], int, Callable[[], Iterator[Chunk]]]:
-    """Columns, number of rows, and the reader."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            present = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            names = columns.assign(present, chosen)
-            headers = {}
-            for role, name in names.items():
-                with archive.open(f"{name}.npy") as stream:
-                    headers[role] = _header(stream, name)
-    except (*BROKEN, RuntimeError) as error:  # a RuntimeError if the archive is encrypted
-        raise _broken(path, error) from error
-    _check(headers, names)
-    rows, width = headers["logp"].shape
-    size = max(1, min(rows, chunk_tokens // max(width, 1)))
-    for role in [role for role in columns.PER_ROW if role in headers]:
-        size = max(1, min(size, MOST_BYTES // max(headers[role].dtype.itemsize, 1)))
-    return names, rows, lambda: _chunks(path, names, size, known)
-
-
-def _numpy() -> Any:
-    try:
-        import numpy
-        import numpy.lib.format
-    except ImportError as error:
-        raise MissingExtraError("numpy, to read NPZ", "no such package", "pip install 'klgrad[logs]'") from error
-    return numpy
-
-
-def _header(stream: IO[bytes], name: str) -> _Header:
-    form = _numpy().lib.format
-    try:
-        version = form.read_magic(stream)
-        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, fortran, dtype = read(_header_bytes(stream, 2 if version == (1, 0) else 4))
-    except (
-        ValueError,
-        TypeError,
-        SyntaxError,
-        RecursionError,
-        MemoryError,
-    ) as error:  # all are possible for a damaged header
-        reason = str(error).split("\n")[0]
-        raise LogError(f"`{name}` as a NumPy array", reason, "write the file again with numpy.savez") from error
-    if dtype.hasobject:
-        raise LogError(
-            f"`{name}` as an array of numbers",
-            "an array of Python objects, which is a pickle and can run code",
-            "save rectangular arrays and a mask, or write ragged lists as Parquet or JSONL",
-        )
-    if fortran and len(shape) > 1:
-        raise LogError(
-            f"`{name}` row by row (C order)", "Fortran order", "save numpy.ascontiguousarray(x), or the transpose"
-        )
-    return _Header(shape, dtype)
-
-
-def _header_bytes(stream: IO[bytes], size: int) -> IO[bytes]:
-    """The header, after its length; the length is checked before the header is read."""
-    length = stream.read(size)
-    if int.from_bytes(length, "little") > LONGEST_HEADER:
-        raise ValueError(f"a header of {int.from_bytes(length, 'little')} bytes")
-    return io.BytesIO(length + stream.read(int.from_bytes(length, "little")))
-
-
-def _check(headers: dict[str, _Header], names: dict[str, str]) -> None:
-    shape = headers["logp"].shape
-    for role, header in headers.items():
-        once = role in columns.PER_ROW
-        expected = shape[:1] if once else shape
-        if len(shape) != 2 or header.shape != expected:
-            raise LogError(
-                f"`{names[role]}` of shape {f'{expected}, one entry per completion' if once else '(B, T)'}"
-                + (f", as `{names['logp']}` with {shape}" if len(shape) == 2 and not once else ""),
-                f"shape {header.shape}",
-                "pad the completions to one length and save a mask",
-            )
-        if role in KINDS and (header.dtype.kind not in KINDS[role] or header.dtype.itemsize > 8):
-            wanted = "a number or boolean" if role == "mask" else "a floating-point"
-            raise LogError(
-                f"`{names[role]}` with {wanted} dtype of up to 64 bits",
-                str(header.dtype),
-                "save a mask as booleans" if role == "mask" else "save log-probs, not token ids, as float32",
-            )
-        if once and header.dtype.itemsize > LONGEST_PROMPT:
-            raise too_long_a_prompt(names[role], header.dtype.itemsize, f"every row, by its dtype {header.dtype}")
-    if shape[0] < 0 or shape[1] < 0:
-        raise LogError(f"`{names['logp']}` of shape (B, T)", f"shape {shape}", "write the file again with numpy.savez")
-    if shape[1] > LONGEST_ROW:
-        raise too_many_tokens(names["logp"], shape[1], f"every row, by its shape {shape}")
-
-
-def _chunks(path: Path, names: dict[str, str], size: int, known: Known) -> Iterator[Chunk]:
-    labels, done = per_row(names, "row", known), 0
-    try:
-        with ExitStack() as stack:
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            streams = {role: stack.enter_context(archive.open(f"{name}.npy")) for role, name in names.items()}
-            headers = {role: _header(stream, names[role]) for role, stream in streams.items()}
-            rows = headers["logp"].shape[0]
-            while done < rows:
-                count = min(size, rows - done)
-                numbers = torch.arange(done, done + count)
-                read = {role: _rows(streams[role], headers[role], names[role], done, count) for role in names}
-                found = {role: each.number(read.pop(role).tolist(), numbers) for role, each in labels.items()}
-                given = {role: _ragged(x) for role, x in read.items()}
-                done += count
-                yield build(numbers, "row", given, found, done, names)
-    except BROKEN as error:
-        raise _broken(path, error) from error
-
-
-def _rows(stream: IO[bytes], header: _Header, name: str, done: int, count: int) -> Any:
-    numpy = _numpy()
-    per_row = header.dtype.itemsize * int(numpy.prod(header.shape[1:], dtype=object))
-    wanted = per_row * count
-    data = stream.read(wanted)
-    if len(data) != wanted:
-        held = done + len(data) // max(per_row, 1)
-        raise LogError(
-            f"{header.shape[0]} rows of `{name}`, as its header states",
-            f"data that end in row {held}",
-            "write the file again",
-        )
-    flat = numpy.frombuffer(data, header.dtype)
-    return flat.astype(header.dtype.newbyteorder("=")).reshape(count, *header.shape[1:])
-
-
-def _ragged(x: Any) -> Ragged:
-    rows, width = x.shape
-    return Ragged(torch.from_numpy(x.reshape(-1)), torch.full((rows,), width, dtype=torch.int64))
-
-
-def _broken(path: Path, error: BaseException) -> LogError:
-    what = str(error) or type(error).__name__
-    return LogError(
-        "a complete NPZ file", f"{path}: {what}", "write it again with numpy.savez: it was cut off, or is not NPZ"
-    )
-
-
-# Logs in Parquet, JSONL and NPZ as a stream of chunks. Reading these formats cannot run code.
+from .columns import PER_ROW, PER_TOKEN, Chunk, Known, Ragged, assign, build, numberings, suggest_other_column
 
 CHUNK_TOKENS = 2**20
 """The approximate number of tokens in memory, for each column."""
 
+DECODED_ROWS = 2**8
+"""Number of completions that are decoded at once; a chunk consists of several such parts."""
+
 CODE = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
 """Suffixes of files that can run code when they are read."""
+
+
+class DecodedRows(NamedTuple):
+    """Completions as the file has them.
+
+    Attributes:
+        numbers: (B,) numbers of the rows in the file.
+        tokens: role to one number per token.
+        values: role to one value per completion.
+        share: share of the file up to the last of them.
+    """
+
+    numbers: Tensor
+    tokens: dict[str, Ragged]
+    values: dict[str, list[object]]
+    share: float
 
 
 @dataclass(frozen=True)
@@ -413,29 +46,55 @@ class Log:
 
     Attributes:
         columns: role to the column's name.
-        total: the value of `Chunk.done` at the end of the file.
-        chunks: reads the file once.
+        unit: the name of a row in messages: `row` (counted from 0) or `line` (from 1).
+        decode: reads the file once.
     """
 
     columns: dict[str, str]
-    total: int
-    chunks: Callable[[], Iterator[Chunk]]
+    unit: str
+    decode: Callable[[], Iterator[DecodedRows]]
+
+    def chunks(self, chunk_tokens: int, known: Known) -> Iterator[Chunk]:
+        """Read the file once.
+
+        Args:
+            chunk_tokens: the approximate number of tokens of a chunk.
+            known: the numbers of prompts in the files before this one, to which those of this file are added.
+        """
+        labels = numberings(self.columns, self.unit, known)
+        held: list[tuple[DecodedRows, dict[str, Tensor]]] = []
+        tokens = 0
+        for part in self.decode():
+            # Numbered here, so that the texts of long prompts are not held.
+            per_row = {role: each.number(part.values[role], part.numbers) for role, each in labels.items()}
+            held.append((part._replace(values={}), per_row))
+            tokens += len(part.tokens["logp"].values)
+            if tokens >= chunk_tokens:
+                yield self._join(held)
+                held, tokens = [], 0
+        if held:
+            yield self._join(held)
+
+    def _join(self, held: list[tuple[DecodedRows, dict[str, Tensor]]]) -> Chunk:
+        parts = [part for part, _ in held]
+        tokens = {}
+        for role in parts[0].tokens:
+            columns = [part.tokens[role] for part in parts]
+            tokens[role] = Ragged(torch.cat([x.values for x in columns]), torch.cat([x.lengths for x in columns]))
+        per_row = {role: torch.cat([numbers[role] for _, numbers in held]) for role in held[0][1]}
+        rows = torch.cat([part.numbers for part in parts])
+        return build(rows, self.unit, tokens, per_row, parts[-1].share, self.columns)
 
 
-READERS = {".parquet": parquet.open_log, ".jsonl": open_jsonl, ".ndjson": open_jsonl, ".npz": open_npz}
-
-
-def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKENS, known: Known | None = None) -> Log:
+def open_log(path: Path, chosen: dict[str, str]) -> Log:
     """Find the columns of a log.
 
     Args:
         path: the file.
         chosen: role to column name, to override the recognised names.
-        chunk_tokens: the approximate number of tokens of a chunk.
-        known: the numbers of prompts in the files before this one, to which those of this file are added.
 
     Returns:
-        The log, from which nothing but names and sizes has been read.
+        The log, from which nothing but names has been read.
     """
     if not path.exists():
         raise LogError("an existing file or folder", str(path), "check the path")
@@ -449,7 +108,258 @@ def open_log(path: Path, chosen: dict[str, str], chunk_tokens: int = CHUNK_TOKEN
         raise LogError("a regular file", str(path), "save the log in one")
     if path.stat().st_size == 0:
         raise LogError("a log with rows in it", f"{path}, which is empty (0 bytes)", "write the log again")
-    return Log(*READERS[suffix](path, chosen, chunk_tokens, {} if known is None else known))
+    return READERS[suffix](path, chosen)
+
+
+# Parquet: list columns, read in batches of rows.
+
+READ_BUFFER = 2**20
+"""Size in bytes of the buffer for reading a column; otherwise a whole row group would be read at once."""
+
+REWRITE = "write the file again: it was cut off, or is not Parquet"
+
+
+def _open_parquet(path: Path, chosen: dict[str, str]) -> Log:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError("pyarrow, to read Parquet", "no such package", "pip install 'klgrad[logs]'") from error
+    try:
+        # It need not be closed: nothing is written, and the object is freed together with the reader.
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_BUFFER)
+        schema = file.schema_arrow
+        present = schema.names
+    except (pa.ArrowException, OSError, ValueError) as error:  # a ValueError if a name is not UTF-8
+        raise LogError("a complete Parquet file", f"{path}: {_first_line(error)}", REWRITE) from error
+    names = assign(present, chosen)
+    for role, name in names.items():
+        if present.count(name) > 1:
+            raise LogError(f"one column `{name}`", f"{present.count(name)} columns of that name", "write it once")
+        if role not in PER_ROW:
+            _check_type(pa, role, name, schema.field(name).type)
+    return Log(names, "row", lambda: _decode_parquet(pa, path, file, names))
+
+
+def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
+    is_list = any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+    tests = [pa.types.is_floating] + ([pa.types.is_integer, pa.types.is_boolean] if role == "mask" else [])
+    if not is_list or not any(test(kind.value_type) for test in tests):
+        wanted = "numbers or booleans" if role == "mask" else "floats"
+        raise LogError(
+            f"`{name}` as lists of {wanted}, one list per completion",
+            f"a column of {kind}",
+            f"log per-token values, or {suggest_other_column(role)}",
+        )
+
+
+def _decode_parquet(pa: Any, path: Path, file: Any, names: dict[str, str]) -> Iterator[DecodedRows]:
+    rows, done = file.metadata.num_rows, 0
+    try:
+        for batch in file.iter_batches(DECODED_ROWS, columns=list(dict.fromkeys(names.values()))):
+            numbers = torch.arange(done, done + batch.num_rows)
+            tokens = {
+                role: _lists(batch.column(name), name, numbers) for role, name in names.items() if role not in PER_ROW
+            }
+            values = {role: _values(pa, batch.column(names[role]), names[role]) for role in PER_ROW if role in names}
+            done += batch.num_rows
+            yield DecodedRows(numbers, tokens, values, done / max(rows, 1))
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        raise LogError(
+            f"a complete Parquet file of {rows} rows", f"{path}: {_first_line(error)} after row {done}", REWRITE
+        ) from error
+    if done != rows:
+        raise LogError(f"{rows} rows in {path}, as its metadata state", f"{done} rows", REWRITE)
+
+
+def _lists(column: Any, name: str, rows: Tensor) -> Ragged:
+    if column.null_count:
+        at = column.is_null().to_pylist().index(True)
+        raise LogError(
+            f"a list in `{name}` in every row",
+            f"null in row {int(rows[at])}",
+            "remove the row, or log an empty list",
+        )
+    lengths = torch.from_numpy(column.value_lengths().to_numpy(zero_copy_only=False).astype("int64"))
+    flat = column.flatten()
+    # A null inside a list becomes NaN, and later gives the same error; booleans have no NaN.
+    flat = flat.cast("float32") if flat.null_count and flat.type == "bool" else flat
+    values = flat.to_numpy(zero_copy_only=False)
+    return Ragged(torch.from_numpy(values if values.flags.writeable else values.copy()), lengths)
+
+
+def _values(pa: Any, column: Any, name: str) -> list[object]:
+    """The values of a column of any type. Dates and times become numbers, since Python's dates end in the year 9999."""
+    kind = column.type
+    if pa.types.is_temporal(kind) and kind.bit_width in (32, 64):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise LogError(
+            f"prompts in `{name}` that Python can represent",
+            f"a column of {kind}: {_first_line(error)}",
+            "log a number or a text, or leave the column out with --column group=",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
+
+
+# JSON lines: one object per completion.
+
+
+def _open_jsonl(path: Path, chosen: dict[str, str]) -> Log:
+    first = next(_records(path), None)
+    if first is None:
+        raise LogError("a log with rows in it", f"{path}, which has blank lines only", "write the log again")
+    names = assign(list(first[1]), chosen)
+    return Log(names, "line", lambda: _decode_jsonl(path, names))
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """The number and the object of each line that is not blank, and the number of bytes up to its end."""
+    done = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            done += len(line)
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                what = "" if line.endswith(b"\n") else "cut off or "
+                raise LogError(
+                    "one JSON object per line",
+                    f"line {number} of {path}, which is {what}not valid JSON ({error})",
+                    "write the file again, one `json.dumps(row)` per line",
+                ) from error
+            if not isinstance(record, dict):
+                raise LogError(
+                    "one JSON object per line",
+                    f"{type(record).__name__} in line {number} of {path}",
+                    'write {"logp": [...], "ref_logp": [...]} per completion',
+                )
+            yield number, record, done
+
+
+def _decode_jsonl(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
+    size = path.stat().st_size
+    rows = (
+        (number, {role: _entry(record, role, name, number) for role, name in names.items()}, done)
+        for number, record, done in _records(path)
+    )
+    while part := list(islice(rows, DECODED_ROWS)):
+        tokens = {}
+        for role in [role for role in names if role not in PER_ROW]:
+            lists = [row[role] for _, row, _ in part]
+            tokens[role] = Ragged(torch.cat(lists), torch.tensor([len(x) for x in lists]))
+        values = {role: [row[role] for _, row, _ in part] for role in PER_ROW if role in names}
+        yield DecodedRows(torch.tensor([number for number, _, _ in part]), tokens, values, part[-1][2] / size)
+
+
+def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
+    """A value of a line: a tensor if it has one number per token."""
+    if name not in record:
+        raise LogError(
+            f"`{name}` in every line, as in the first",
+            f"line {number} without it",
+            "remove the line, or log the value",
+        )
+    value = record[name]
+    if role in PER_ROW:
+        return value
+    if not isinstance(value, list):
+        raise LogError(
+            f"`{name}` as a list, one number per token",
+            f"{type(value).__name__} in line {number}",
+            f"log per-token values, or {suggest_other_column(role)}",
+        )
+    try:
+        # float32, in which trainers compute: there a log-prob of 1e-7 is rounding; in float64 it would be an error.
+        numbers = torch.tensor(value, dtype=torch.float32)
+        if numbers.ndim != 1:
+            raise TypeError("lists in a list")
+        return numbers
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        is_number = lambda x: isinstance(x, float) or (isinstance(x, int) and abs(x) < 2**63)
+        token = next((i for i, x in enumerate(value) if not is_number(x)), 0)
+        raise LogError(
+            f"a number per token in `{name}`",
+            f"{json.dumps(value[token])[:40] if value else value} at line {number}, token {token}",
+            "log a number for every token, and mask the tokens to ignore",
+        ) from error
+
+
+# NPZ: rectangular arrays.
+
+KINDS = {"mask": "biuf", **dict.fromkeys(PER_TOKEN, "f")}
+"""The `dtype.kind` letters that are valid for each role."""
+
+
+def _open_npz(path: Path, chosen: dict[str, str]) -> Log:
+    names = assign(_load(path, lambda archive: archive.files), chosen)
+    return Log(names, "row", lambda: _decode_npz(path, names))
+
+
+def _load(path: Path, get: Callable[[Any], Any]) -> Any:
+    """Get something from an archive."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise MissingExtraError("numpy, to read NPZ", "no such package", "pip install 'klgrad[logs]'") from error
+    try:
+        with path.open("rb") as file, numpy.load(file, allow_pickle=False) as archive:
+            return get(archive)
+    except Exception as error:  # NumPy raises errors of many kinds for a damaged file
+        raise LogError(
+            "a complete NPZ file with arrays of numbers",
+            f"{path}: {_first_line(error)}",
+            "write it again with numpy.savez: it was cut off, is not NPZ, or has Python objects, which are pickles and "
+            "can run code; save rectangular arrays and a mask, or write ragged lists as Parquet or JSONL",
+        ) from error
+
+
+def _decode_npz(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
+    import numpy
+
+    # A damaged array is read as plain bytes, which have no shape.
+    arrays = _load(path, lambda archive: {role: numpy.asarray(archive[name]) for role, name in names.items()})
+    _check_arrays(arrays, names)
+    rows, width = arrays["logp"].shape
+    arrays = {role: x.astype(x.dtype.newbyteorder("="), copy=False) for role, x in arrays.items()}
+    for start in range(0, rows, DECODED_ROWS):
+        part = {role: x[start : start + DECODED_ROWS] for role, x in arrays.items()}
+        values = {role: part.pop(role).tolist() for role in PER_ROW if role in part}
+        end = start + len(part["logp"])
+        lengths = torch.full((end - start,), width)
+        tokens = {role: Ragged(torch.from_numpy(x.reshape(-1)), lengths) for role, x in part.items()}
+        yield DecodedRows(torch.arange(start, end), tokens, values, end / rows)
+
+
+def _check_arrays(arrays: dict[str, Any], names: dict[str, str]) -> None:
+    shape = arrays["logp"].shape
+    for role, array in arrays.items():
+        once = role in PER_ROW
+        expected = shape[:1] if once else shape
+        if len(shape) != 2 or array.shape != expected:
+            raise LogError(
+                f"`{names[role]}` of shape {f'{expected}, one entry per completion' if once else '(B, T)'}"
+                + (f", as `{names['logp']}` with {shape}" if len(shape) == 2 and not once else ""),
+                f"shape {array.shape}",
+                "pad the completions to one length and save a mask",
+            )
+        if role in KINDS and (array.dtype.kind not in KINDS[role] or array.dtype.itemsize > 8):
+            wanted = "a number or boolean" if role == "mask" else "a floating-point"
+            raise LogError(
+                f"`{names[role]}` with {wanted} dtype of up to 64 bits",
+                str(array.dtype),
+                "save a mask as booleans" if role == "mask" else "save log-probs, not token ids, as float32",
+            )
+
+
+READERS = {".parquet": _open_parquet, ".jsonl": _open_jsonl, ".ndjson": _open_jsonl, ".npz": _open_npz}
 
 
 # The files that a user names: single ones, folders and patterns.
@@ -461,22 +371,18 @@ def files_of(given: Sequence[Path]) -> list[Path]:
     Args:
         given: files, folders (all log files directly in them) and patterns with `*`, `?` or `[...]`.
     """
-    found = [path for each in given for path in _expanded(each)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(path for each in given for path in _expand(each)))
 
 
 def describe(given: Sequence[Path], files: Sequence[Path]) -> str:
     """What was read, for the head of a report."""
+    count = f"{len(files)} file{'s' * (len(files) != 1)}"
     if len(given) == 1:
-        return str(given[0]) + (f" ({_count(len(files))})" if list(files) != list(given) else "")
-    return f"{given[0]} and {len(given) - 1} more ({_count(len(files))})"
+        return str(given[0]) + (f" ({count})" if list(files) != list(given) else "")
+    return f"{given[0]} and {len(given) - 1} more ({count})"
 
 
-def _count(files: int) -> str:
-    return f"{files} file{'s' * (files != 1)}"
-
-
-def _expanded(path: Path) -> list[Path]:
+def _expand(path: Path) -> list[Path]:
     if path.is_dir():
         # A file whose name begins with a dot is still being written.
         inside = [x for x in path.iterdir() if x.suffix.lower() in READERS and not x.name.startswith(".")]
