@@ -255,7 +255,7 @@ class KLConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        checks.fields(self)
+        checks.check_own(self, checks.own_settings(KLConfig))
         super().__post_init__()
         self.declare(stacklevel=4)  # where the configuration is written
 

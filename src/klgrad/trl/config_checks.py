@@ -1,15 +1,12 @@
 """Checks of the settings of `KLConfig`: types, limits, contradictions, and notes on what they mean."""
 
 import math
-import operator
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields as dataclass_fields
-from enum import Enum
 from functools import cache
 from numbers import Integral, Real
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from .. import zoo
 from ..core.term import KLTerm
@@ -20,63 +17,85 @@ if TYPE_CHECKING:
     from .config import KLConfig
 
 
-# Whether a value is of the type that a dataclass field declares, from the field's annotation and metadata alone.
+# Types, choices and ranges of the settings that this package adds; TRL and transformers check their own.
 
-MAY_BE_INFINITE = frozenset({"max_grad_norm"})
-"""Settings that may be infinite: an infinite `max_grad_norm` clips nothing."""
-NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
+KINDS: dict[type, tuple[str, type]] = {
+    int: ("a whole number", Integral),
+    float: ("a number", Real),
+    str: ("text", str),
+    bool: ("true or false", bool),
+}
+"""A type of a setting in words, and what a value of it is."""
 
 Complaint = tuple[str, str, str]
 """Expected, received, remedy."""
 
+LIMITS: dict[str, tuple[str, float, str]] = {
+    "kl_coef": (">=", 0, "a negative β would reward distance from the reference"),
+    "kl_target": (">", 0, "name the KL to hold, or None for a constant β"),
+    "kl_memory": (">=", 1, "MiB for tiles of logits; 256 is the default"),
+    "kl_horizon": (">=", 1, "use 50, for example"),
+    "kl_top_k": (">=", 1, "use 64, for example, or leave it out for the full vocabulary"),
+    "rollout_lag": (">=", 0, "0 trains on fresh completions"),
+    "train_size": (">=", 1, "write how many questions to train on"),
+    "eval_size": (">=", 0, "0 evaluates nothing"),
+    "eval_every": (">=", 0, "0 evaluates only before and after"),
+    "student_layers": (">=", 1, "write how many layers to keep"),
+    "num_processes": (">=", 1, "1 trains in this process"),
+}
+"""The smallest value of a setting, and what to do about a smaller one."""
+
 
 @dataclass(frozen=True)
-class Setting:
-    """One field of a configuration: its type, its choices and its default."""
+class OwnSetting:
+    """One setting of this package: a number, a text or a switch, which may be None if that is its default."""
 
     name: str
-    kind: Any
-    choices: tuple[Any, ...] | None
-    const: Any
+    kind: type
     default: Any
+    choices: tuple[Any, ...] | None
+
+    def complaint(self, value: Any) -> Complaint | None:
+        """Why a value cannot be used, by its type, its choices or its range; None if it can."""
+        misfit = self.misfit(value)
+        if misfit is not None or value is None or self.name not in LIMITS:
+            return misfit
+        sign, bound, remedy = LIMITS[self.name]
+        if value > bound or (sign == ">=" and value == bound):
+            return None
+        return f"`{self.name}` {sign} {bound:g}", repr(value), remedy
 
     def misfit(self, value: Any) -> Complaint | None:
-        """Why a value is not of the declared type, or None if it is."""
-        if fits(value, self.kind) or (self.const is not None and value == self.const):
-            return self._not_finite(value) or self._not_chosen(value)
-        expected = f"`{self.name}` as {described(self.kind)}"
-        return expected, f"{value!r}, {_called(value)}", self._remedy(value)
-
-    def _not_finite(self, value: Any) -> Complaint | None:
-        if not isinstance(value, Real) or math.isfinite(value) or self.name in MAY_BE_INFINITE:
+        """Why a value is not of the declared type and among the choices; None if it is."""
+        if value is None and self.default is None:
             return None
-        return f"`{self.name}` as a finite number", str(value), "write a number"
-
-    def _not_chosen(self, value: Any) -> Complaint | None:
-        if self.choices is None or value is None or value in self.choices:
-            return None
-        return f"`{self.name}` {' or '.join(map(str, self.choices))}", repr(value), f"{self.default} is the default"
+        word, abstract = KINDS[self.kind]
+        if not isinstance(value, abstract) or isinstance(value, bool) != (self.kind is bool):
+            said = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
+            return f"`{self.name}` as {word}", f"{value!r}, {said}", self._remedy(value)
+        if isinstance(value, Real) and not math.isfinite(value):
+            return f"`{self.name}` as a finite number", str(value), "write a number"
+        if self.choices is not None and value not in self.choices:
+            return f"`{self.name}` {' or '.join(self.choices)}", repr(value), f"{self.default} is the default"
+        return None
 
     def _remedy(self, value: Any) -> str:
-        wants_text = fits("", self.kind)
-        if wants_text and isinstance(value, list) and all(isinstance(x, str) for x in value):
+        if self.kind is str and isinstance(value, list) and all(isinstance(x, str) for x in value):
             return f"write it as one text, with commas: {self.name}: {','.join(value)}"
-        if wants_text and isinstance(value, Real):
+        if self.kind is str and isinstance(value, Real):
             return f'write it in quotes: {self.name}: "{value}"'
-        if value is None:
-            return "leave the setting out for its default"
-        return f"write {described(self.kind)}"
+        return "leave the setting out for its default" if value is None else f"write {KINDS[self.kind][0]}"
 
 
 @cache
-def settings_of_class(kind: type) -> dict[str, Setting]:
-    """The fields of a dataclass that its constructor takes, by name."""
-    hints = get_type_hints(kind)
+def own_settings(kind: type) -> dict[str, OwnSetting]:
+    """The fields that a dataclass adds to those of its base, by name."""
+    hints, fields = get_type_hints(kind), {f.name: f for f in dataclass_fields(kind)}
     return {
-        f.name: Setting(f.name, hints[f.name], _choices(f.metadata), f.metadata.get("const"), f.default)
-        for f in dataclass_fields(kind)
-        if f.init
-    }
+        name: OwnSetting(name, next(x for x in get_args(hints[name]) or (hints[name],) if x in KINDS),
+                         fields[name].default, fields[name].metadata.get("choices"))
+        for name in kind.__annotations__ if name in fields
+    }  # fmt: skip
 
 
 def changed(config: Any) -> dict[str, Any]:
@@ -85,233 +104,6 @@ def changed(config: Any) -> dict[str, Any]:
     defaults = {f.name: f.default_factory() if f.default is MISSING and f.default_factory is not MISSING else f.default
                 for f in dataclass_fields(config) if f.init}  # fmt: skip
     return {name: value for name, value in given.items() if value != defaults[name]}
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated type. A bool is not a number; an int fits a float."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(fits(value, part) for part in _alternatives(parts))
-    if origin is Literal:
-        return value in parts
-    if origin is list:
-        return isinstance(value, list) and all(fits(each, parts[0]) for each in value)
-    kind = origin or kind
-    if kind is Any:
-        return True
-    if kind in (int, float):
-        return isinstance(value, Real if kind is float else Integral) and not isinstance(value, bool)
-    if issubclass(kind, Enum):
-        return isinstance(value, kind) or value in [member.value for member in kind]
-    return isinstance(value, kind)
-
-
-def described(kind: Any) -> str:
-    """An annotated type in words."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return " or ".join(described(part) for part in _alternatives(parts) if part is not NoneType)
-    if origin is Literal:
-        return " or ".join(map(str, parts))
-    if origin is list:
-        return f"a list of {described(parts[0]).removeprefix('a ')}s" if parts[0] is not str else "a list of texts"
-    kind = origin or kind
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return " or ".join(str(member.value) for member in kind)
-    return NAMES.get(kind, f"a {getattr(kind, '__name__', kind)}")
-
-
-def _alternatives(parts: tuple[Any, ...]) -> list[Any]:
-    """The types of a union. Beside an enumeration, `str` stands only for its members as text."""
-    named = any(isinstance(part, type) and issubclass(part, Enum) for part in parts)
-    return [part for part in parts if not (named and part is str)]
-
-
-def _choices(metadata: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    found = metadata.get("choices")
-    return None if found is None else tuple(found)
-
-
-def _called(value: Any) -> str:
-    """The type of a value in words."""
-    if value is None:
-        return "no value"
-    return NAMES.get(type(value), f"a {type(value).__name__}")
-
-
-# Ranges and choices of settings, of this package's and of TRL's, in one table.
-#
-# TRL and transformers check most of theirs late, when a model is loaded or trained, and some not at all.
-
-LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
-LARGEST_SEED = 2**32 - 1
-"""The largest that NumPy accepts."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What a value has to be, and what to do otherwise; `required` settings may not be None."""
-
-    expected: str
-    holds: Callable[[Any], bool]
-    remedy: str
-    required: bool = False
-    choices: tuple[Any, ...] | None = None
-
-    def complaint(self, name: str, value: Any) -> Complaint:
-        """The message for a value outside the limit."""
-        return f"`{name}` {self.expected}", repr(value), self.remedy
-
-
-def _compared(sign: str, compare: Callable[[Any, Any], bool], bound: float, remedy: str, required: bool) -> Limit:
-    return Limit(f"{sign} {bound:g}", lambda value: compare(value, bound), remedy, required)
-
-
-def at_least(bound: float, remedy: str, *, required: bool = False) -> Limit:
-    """>= `bound`."""
-    return _compared(">=", operator.ge, bound, remedy, required)
-
-
-def above(bound: float, remedy: str) -> Limit:
-    """> `bound`."""
-    return _compared(">", operator.gt, bound, remedy, False)
-
-
-def between(low: float, high: float, remedy: str, *, above_low: bool = False, below_high: bool = False) -> Limit:
-    """From `low` to `high`; either end may be excluded."""
-    first, last = "above" if above_low else "from", "below" if below_high else "to"
-    return Limit(
-        f"{first} {low:g} {last} {high:g}",
-        lambda value: (low < value if above_low else low <= value) and (value < high if below_high else value <= high),
-        remedy,
-    )
-
-
-def among(choices: tuple[Any, ...], remedy: str) -> Limit:
-    """One of these."""
-    return Limit(" or ".join(map(str, choices)), lambda value: value in choices, remedy, choices=choices)
-
-
-COUNT = "write a whole number that is larger than 0"
-SHARE = "write a share of 1"
-SEED = between(0, LARGEST_SEED, "random generators take no other seed")
-
-LIMITS: dict[str, Limit] = {
-    # Updates and batches: with 0 of any of them, nothing would be trained.
-    "per_device_train_batch_size": at_least(1, COUNT),
-    "per_device_eval_batch_size": at_least(1, COUNT),
-    "gradient_accumulation_steps": at_least(1, "1 makes an update of every batch"),
-    "steps_per_generation": at_least(1, "leave it out for `gradient_accumulation_steps`"),
-    "generation_batch_size": at_least(1, "leave it out; it follows from the batch size"),
-    "num_iterations": at_least(1, "1 uses every completion once; with 0 nothing would be trained"),
-    "num_generations": at_least(2, "a group of one has no peers to compare with; use 8, for example", required=True),
-    "num_generations_eval": at_least(1, COUNT),
-    "max_completion_length": at_least(1, "write the largest number of tokens of a completion", required=True),
-    "max_steps": Limit("-1 or >= 1", lambda n: n == -1 or n >= 1, "-1 trains for `num_train_epochs`"),
-    "num_train_epochs": above(0, "with 0 epochs nothing would be trained"),
-    "train_size": at_least(1, "write how many questions to train on"),
-    "eval_size": at_least(0, "0 evaluates nothing"),
-    "eval_every": at_least(0, "0 evaluates only before and after"),
-    "student_layers": at_least(1, "write how many layers to keep"),
-    "num_processes": at_least(1, "1 trains in this process"),
-    # The optimizer: a negative rate would raise the loss, and with a beta of 1 nothing would be learnt.
-    "learning_rate": at_least(0, "a negative rate would raise the loss; use 1e-6, for example"),
-    "weight_decay": at_least(0, "0 switches it off"),
-    "adam_beta1": between(0, 1, "use 0.9, for example", below_high=True),
-    "adam_beta2": between(0, 1, "use 0.999, for example", below_high=True),
-    "adam_epsilon": at_least(0, "use 1e-8, for example"),
-    "max_grad_norm": at_least(0, "0 clips nothing"),
-    "warmup_steps": at_least(0, "0 switches it off"),
-    "logging_steps": at_least(0, COUNT),
-    "save_steps": above(0, "save_strategy: no switches saving off"),
-    "save_total_limit": at_least(0, "leave it out to keep all checkpoints"),
-    "eval_steps": at_least(0, COUNT),
-    "ddp_timeout": at_least(1, "seconds to wait for other processes; 1800 is the default"),
-    "dataloader_num_workers": at_least(0, "0 loads in this process"),
-    "seed": SEED,
-    "data_seed": SEED,
-    # Sampling.
-    "temperature": above(0, "greedy sampling has no distribution to take a KL of; 1.0 samples the policy itself"),
-    "top_p": between(0, 1, "1.0 samples from all tokens", above_low=True),
-    "top_k": at_least(0, "0 samples from all tokens"),
-    "min_p": between(0, 1, "leave it out to sample from all tokens"),
-    "repetition_penalty": above(0, "1.0 switches it off"),
-    "vllm_mode": among(("colocate", "server"), "colocate runs vLLM in the training processes"),
-    "vllm_model_impl": among(("vllm", "transformers"), "vllm is the default"),
-    "vllm_server_port": between(1, 65535, "write a port"),
-    "vllm_group_port": between(1, 65535, "write a port"),
-    "vllm_server_timeout": at_least(0, "seconds to wait for the server"),
-    "vllm_gpu_memory_utilization": between(0, 1, SHARE, above_low=True),
-    "vllm_tensor_parallel_size": at_least(1, COUNT),
-    "vllm_max_model_length": at_least(1, COUNT),
-    # The policy loss.
-    "loss_type": among(LOSS_TYPES, "dapo is TRL's default"),
-    "importance_sampling_level": among(("token", "sequence"), "token is TRL's default"),
-    "scale_rewards": among(("group", "batch", "none", True, False), "none leaves rewards as they are"),
-    "multi_objective_aggregation": among(("sum_then_normalize", "normalize_then_sum"), "the first is TRL's default"),
-    "vllm_importance_sampling_mode": among(
-        ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"), "sequence_mask is TRL's default"
-    ),
-    "epsilon": at_least(0, "0.2 is TRL's default"),
-    "epsilon_high": at_least(0, "leave it out for `epsilon`"),
-    "delta": above(1, "a ratio of 1 must pass, or nothing on-policy would be trained; use 4.0, for example"),
-    "sapo_temperature_neg": above(0, "1.05 is TRL's default"),
-    "sapo_temperature_pos": above(0, "1.0 is TRL's default"),
-    **dict.fromkeys(
-        ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), at_least(0, "leave it out for TRL's")
-    ),
-    "vllm_importance_sampling_clip_max": above(0, "3.0 is TRL's default"),
-    "vllm_importance_sampling_clip_min": at_least(0, "leave it out for no lower bound"),
-    "top_entropy_quantile": between(0, 1, "1.0 trains on all tokens", above_low=True),
-    "off_policy_mask_threshold": at_least(0, "leave it out to mask nothing"),
-    "ref_model_mixup_alpha": between(0, 1, SHARE),
-    "ref_model_sync_steps": at_least(1, COUNT),
-    # Adapters.
-    "lora_r": at_least(1, COUNT),
-    "lora_alpha": above(0, "32 is TRL's default"),
-    "lora_dropout": between(0, 1, SHARE, below_high=True),
-    # The KL.
-    "kl_coef": at_least(0, "a negative β would reward distance from the reference"),
-    "kl_target": above(0, "name the KL to hold, or None for a constant β"),
-    "kl_memory": at_least(1, "MiB for tiles of logits; 256 is the default"),
-    "kl_horizon": at_least(1, "use 50, for example"),
-    "kl_top_k": at_least(1, "use 64, for example, or leave it out for the full vocabulary"),
-    "rollout_lag": at_least(0, "0 trains on fresh completions"),
-}
-"""Limits by setting. A setting without one is checked for its type, and for the choices that its field declares."""
-
-
-def has_choices(name: str) -> bool:
-    """Whether the table lists all values of a setting, of any type."""
-    return name in LIMITS and LIMITS[name].choices is not None
-
-
-def complaint(setting: Setting, value: Any) -> Complaint | None:
-    """Why a value cannot be used, by its type, its choices or its range; None if it can."""
-    limit = LIMITS.get(setting.name)
-    if limit is not None and limit.choices is not None:  # they are stricter than the type
-        return None if limit.holds(value) else limit.complaint(setting.name, value)
-    found = setting.misfit(value)
-    if found is not None or limit is None:
-        return found or (_unreported(value) if setting.name == "report_to" else None)
-    if value is None:
-        return limit.complaint(setting.name, value) if limit.required else None
-    return None if limit.holds(value) else limit.complaint(setting.name, value)
-
-
-def _unreported(value: Any) -> Complaint | None:
-    """Why `report_to` cannot be used: transformers checks it only when the model is loaded."""
-    from transformers.integrations import integration_utils
-
-    known = integration_utils.INTEGRATION_TO_CALLBACK
-    wanted = [name for name in ([value] if isinstance(value, str) else value or []) if name not in ("all", "none")]
-    for name in wanted:
-        if name not in known:
-            return f"`report_to` none, all, {', '.join(sorted(known))}", repr(name), "choose one of them"
-        is_available = getattr(integration_utils, f"is_{name}_available", None)  # two integrations have other names
-        if is_available is not None and not is_available():
-            return f"the package of `report_to` {name}", "no such package", "install it, or choose none"
-    return None
 
 
 # Settings of a `KLConfig` that contradict each other, refused before anything is loaded.
@@ -327,8 +119,6 @@ SAMPLERS = (
     "frequency_penalty", "presence_penalty", "logit_bias", "min_tokens",
 )  # fmt: skip
 """Keys of `generation_kwargs`, for transformers and for vLLM, that change the distribution that is sampled."""
-OTHERS = ("rollout_lag_uncorrected", "teacher")
-"""Settings of this package whose names do not begin with `kl_`, and that have no range."""
 TERM_FIELDS = (
     "kl_divergence",
     "kl_level",
@@ -341,14 +131,12 @@ TERM_FIELDS = (
 """Fields that describe the term: a `KLTerm` takes their place, and a loss of the zoo leaves them no meaning."""
 
 
-def fields(config: "KLConfig") -> None:
-    """Check types and ranges of this package's settings, and of those of TRL's that have limits here."""
-    for name, setting in settings_of_class(type(config)).items():
-        if name not in LIMITS and not name.startswith("kl_") and name not in OTHERS:
-            continue
-        found = complaint(setting, getattr(config, name))
-        if found is not None:
-            raise MeaningError(*found)
+def check_own(config: "KLConfig", settings: Mapping[str, OwnSetting]) -> None:
+    """Check types, choices and ranges of this package's settings."""
+    for name, setting in settings.items():
+        complaint = setting.complaint(getattr(config, name))
+        if complaint is not None:
+            raise MeaningError(*complaint)
 
 
 def together(config: "KLConfig") -> None:
@@ -389,8 +177,7 @@ def cell_of(config: "KLConfig") -> Cell:
 
 def changed_among(config: "KLConfig", names: tuple[str, ...]) -> dict[str, Any]:
     """Those of the named fields that are not at their defaults."""
-    defaults = {name: setting.default for name, setting in settings_of_class(type(config)).items()}
-    return {name: getattr(config, name) for name in names if getattr(config, name) != defaults[name]}
+    return {name: value for name, value in changed(config).items() if name in names}
 
 
 def placement(config: "KLConfig", term: KLTerm) -> None:
