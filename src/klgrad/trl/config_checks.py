@@ -1,101 +1,21 @@
-"""Checks of the settings of `KLConfig`: types, limits, contradictions, and notes on what they mean."""
+"""Settings of TRL that contradict the KL of a `KLConfig`, and notes on those that change what it means."""
 
-import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields as dataclass_fields
-from functools import cache
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from collections.abc import Callable
+from dataclasses import MISSING, fields as dataclass_fields
+from typing import TYPE_CHECKING, Any
 
 from .. import zoo
 from ..core.term import KLTerm
 from ..errors import MeaningError
+from ..integrations import Facts, needs_no_weights as needs_no_weights, own_settings as own_settings
 from ..zoo import Cell
 
 if TYPE_CHECKING:
     from .config import KLConfig
 
 
-# Types, choices and ranges of the settings that this package adds; TRL and transformers check their own.
-
-KINDS: dict[type, tuple[str, type]] = {
-    int: ("a whole number", Integral),
-    float: ("a number", Real),
-    str: ("text", str),
-    bool: ("true or false", bool),
-}
-"""A type of a setting in words, and what a value of it is."""
-
-Complaint = tuple[str, str, str]
-"""Expected, received, remedy."""
-
-LIMITS: dict[str, tuple[str, float, str]] = {
-    "kl_coef": (">=", 0, "a negative β would reward distance from the reference"),
-    "kl_target": (">", 0, "name the KL to hold, or None for a constant β"),
-    "kl_memory": (">=", 1, "MiB for tiles of logits; 256 is the default"),
-    "kl_horizon": (">=", 1, "use 50, for example"),
-    "kl_top_k": (">=", 1, "use 64, for example, or leave it out for the full vocabulary"),
-    "rollout_lag": (">=", 0, "0 trains on fresh completions"),
-    "train_size": (">=", 1, "write how many questions to train on"),
-    "eval_size": (">=", 0, "0 evaluates nothing"),
-    "eval_every": (">=", 0, "0 evaluates only before and after"),
-    "student_layers": (">=", 1, "write how many layers to keep"),
-    "num_processes": (">=", 1, "1 trains in this process"),
-}
-"""The smallest value of a setting, and what to do about a smaller one."""
-
-
-@dataclass(frozen=True)
-class OwnSetting:
-    """One setting of this package: a number, a text or a switch, which may be None if that is its default."""
-
-    name: str
-    kind: type
-    default: Any
-    choices: tuple[Any, ...] | None
-
-    def complaint(self, value: Any) -> Complaint | None:
-        """Why a value cannot be used, by its type, its choices or its range; None if it can."""
-        misfit = self.misfit(value)
-        if misfit is not None or value is None or self.name not in LIMITS:
-            return misfit
-        sign, bound, remedy = LIMITS[self.name]
-        if value > bound or (sign == ">=" and value == bound):
-            return None
-        return f"`{self.name}` {sign} {bound:g}", repr(value), remedy
-
-    def misfit(self, value: Any) -> Complaint | None:
-        """Why a value is not of the declared type and among the choices; None if it is."""
-        if value is None and self.default is None:
-            return None
-        word, abstract = KINDS[self.kind]
-        if not isinstance(value, abstract) or isinstance(value, bool) != (self.kind is bool):
-            said = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
-            return f"`{self.name}` as {word}", f"{value!r}, {said}", self._remedy(value)
-        if isinstance(value, Real) and not math.isfinite(value):
-            return f"`{self.name}` as a finite number", str(value), "write a number"
-        if self.choices is not None and value not in self.choices:
-            return f"`{self.name}` {' or '.join(self.choices)}", repr(value), f"{self.default} is the default"
-        return None
-
-    def _remedy(self, value: Any) -> str:
-        if self.kind is str and isinstance(value, list) and all(isinstance(x, str) for x in value):
-            return f"write it as one text, with commas: {self.name}: {','.join(value)}"
-        if self.kind is str and isinstance(value, Real):
-            return f'write it in quotes: {self.name}: "{value}"'
-        return "leave the setting out for its default" if value is None else f"write {KINDS[self.kind][0]}"
-
-
-@cache
-def own_settings(kind: type) -> dict[str, OwnSetting]:
-    """The fields that a dataclass adds to those of its base, by name."""
-    hints, fields = get_type_hints(kind), {f.name: f for f in dataclass_fields(kind)}
-    return {
-        name: OwnSetting(name, next(x for x in get_args(hints[name]) or (hints[name],) if x in KINDS),
-                         fields[name].default, fields[name].metadata.get("choices"))
-        for name in kind.__annotations__ if name in fields
-    }  # fmt: skip
+# Settings that differ from their defaults.
 
 
 def changed(config: Any) -> dict[str, Any]:
@@ -108,10 +28,6 @@ def changed(config: Any) -> dict[str, Any]:
 
 # Settings of a `KLConfig` that contradict each other, refused before anything is loaded.
 
-PLACEMENTS = ("loss", "advantage", "reward")
-REDUCTIONS = ("policy", "sequence")
-TAILS = ("sampled", "lump")
-UNITS = ("sequence", "token")
 SAMPLERS = (
     "do_sample", "num_beams", "temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
     "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
@@ -129,24 +45,6 @@ TERM_FIELDS = (
     "kl_influence_bound",
 )
 """Fields that describe the term: a `KLTerm` takes their place, and a loss of the zoo leaves them no meaning."""
-
-
-def check_own(config: "KLConfig", settings: Mapping[str, OwnSetting]) -> None:
-    """Check types, choices and ranges of this package's settings."""
-    for name, setting in settings.items():
-        complaint = setting.complaint(getattr(config, name))
-        if complaint is not None:
-            raise MeaningError(*complaint)
-
-
-def together(config: "KLConfig") -> None:
-    """Refuse a target for a β of 0."""
-    if config.kl_target is not None and not config.kl_coef > 0:
-        raise MeaningError(
-            "`kl_coef` > 0 with `kl_target`",
-            "0",
-            "use a positive `kl_coef`: β is adapted by multiplication, and 0 would stay 0",
-        )
 
 
 def reference(config: "KLConfig") -> None:
@@ -189,12 +87,6 @@ def placement(config: "KLConfig", term: KLTerm) -> None:
             f"no `kl_ratio` with kl_placement={config.kl_placement!r}",
             f"kl_ratio={config.kl_ratio!r}",
             "TRL multiplies advantages by a ratio of its own; kl_placement='loss' weights the KL once",
-        )
-    if config.kl_reduction != "policy":
-        raise MeaningError(
-            f"`kl_reduction`='policy' with kl_placement={config.kl_placement!r}",
-            repr(config.kl_reduction),
-            "advantages are reduced like the policy loss; use kl_placement='loss' to sum the KL",
         )
     _masks(config)
     if config.kl_placement == "advantage":
@@ -267,24 +159,13 @@ def stale(config: "KLConfig") -> str | None:
 
 def staleness(config: "KLConfig") -> None:
     """Refuse `rollout_lag` without importance weights, unless `rollout_lag_uncorrected` is set."""
-    if config.rollout_lag and not config.rollout_lag_uncorrected and not is_weighted(config):
+    if config.rollout_lag and not config.rollout_lag_uncorrected and not config.objective.is_corrected:
         raise MeaningError(
             "`kl_ratio` with `rollout_lag`",
             "none",
             "set kl_ratio='prefix' with kl_placement='loss', because the sampler is no longer the policy; or set "
             "rollout_lag_uncorrected=True to study what happens without a correction",
         )
-
-
-def is_weighted(config: "KLConfig") -> bool:
-    """Whether the KL has importance weights, or needs none for old completions."""
-    term = config.objective.term
-    return term is not None and (term.weighting is not None or needs_no_weights(term))
-
-
-def needs_no_weights(term: KLTerm) -> bool:
-    """Whether the term is right on old completions: a KL summed over the vocabulary does not depend on the sampler."""
-    return term.weighting is None and term.descends.off_policy != "unknown"
 
 
 def top_k(config: "KLConfig") -> None:
@@ -317,8 +198,8 @@ def notes(config: "KLConfig") -> list[str]:
         >>> notes(KLConfig("runs/mine", bf16=False))
         []
     """
-    found = (note(config) for note in NOTES)
-    return [sentence for sentence in found if sentence is not None]
+    own = (note(config) for note in NOTES)
+    return [*config.objective.notes(facts_of(config)), *(sentence for sentence in own if sentence is not None)]
 
 
 def warn_of(config: "KLConfig", stacklevel: int) -> None:
@@ -327,39 +208,22 @@ def warn_of(config: "KLConfig", stacklevel: int) -> None:
         warnings.warn(sentence, MeaningWarning, stacklevel=stacklevel + 1)
 
 
-def _old_completions(config: "KLConfig") -> str | None:
-    why = stale(config)
-    if why is None or is_weighted(config) or config.rollout_lag or config.kl_placement == "reward":
-        return None
-    return (
-        f"{why} trains on completions that another policy sampled, and kl_ratio='none' leaves the KL uncorrected "
-        "for it; kl_ratio='prefix' corrects it at sequence level, 'token' on the sampler's prefixes"
-    )
-
-
-def _other_samples(config: "KLConfig") -> str | None:
-    """Filters and penalties: the completions are no samples of the policy, and their true log-probs are not known."""
+def facts_of(config: "KLConfig") -> Facts:
+    """What TRL's settings say of the completions and of the loss."""
+    uncorrected = config.rollout_lag or config.kl_placement == "reward"  # refused or allowed by name; scored when new
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    changed = [f"{name}={getattr(config, name)}" for name, value in neutral.items() if getattr(config, name) != value]
+    filters = [f"{name}={getattr(config, name)}" for name, value in neutral.items() if getattr(config, name) != value]
     given = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
-    changed += [f"generation_kwargs {name}={given[name]}" for name in SAMPLERS if name in given]
+    filters += [f"generation_kwargs {name}={given[name]}" for name in SAMPLERS if name in given]
     if config.vllm_structured_outputs_regex:
-        changed.append("vllm_structured_outputs_regex")
-    term = config.objective.term
-    if not changed or (term is not None and needs_no_weights(term)):
-        return None
-    return (
-        f"{', '.join(changed)}: completions are not sampled from the policy that is trained, so that the KL is an "
-        "average over other completions than its own, and kl_ratio does not correct for it"
-    )
-
-
-def _entropy(config: "KLConfig") -> str | None:
-    if not config.entropy_coef and not config.use_adaptive_entropy:
-        return None
-    return (
-        f"entropy_coef={config.entropy_coef:g}: TRL adds an entropy bonus to the loss, so that the optimum is not that "
-        "of the reward and the KL alone"
+        filters.append("vllm_structured_outputs_regex")
+    return Facts(
+        "TRL",
+        stale=None if uncorrected else stale(config),
+        filters=filters,
+        entropy=f"entropy_coef={config.entropy_coef:g}" if config.entropy_coef or config.use_adaptive_entropy else None,
+        mean=f"loss_type={config.loss_type!r}" if config.loss_type in PER_COMPLETION_MEANS else None,
+        sums=_other_reductions(config),
     )
 
 
@@ -392,17 +256,6 @@ def _weighed_by_trl(config: "KLConfig") -> str | None:
     )
 
 
-def _per_completion(config: "KLConfig") -> str | None:
-    """A mean over each completion: the tokens of short completions count more, in batches of any size."""
-    if config.loss_type not in PER_COMPLETION_MEANS or config.objective.reduction != "policy" or not config.kl_coef:
-        return None
-    return (
-        f"loss_type={config.loss_type!r} averages the KL over the tokens of each completion, so that a token of a "
-        f"short completion counts more, and the gradient is that of no divergence, however large the batch; "
-        f"{_other_reductions(config)}"
-    )
-
-
 def _per_forward_pass(config: "KLConfig") -> str | None:
     """A mean over the tokens of each forward pass: the size of the update does not help."""
     each = config.per_device_train_batch_size
@@ -416,14 +269,15 @@ def _per_forward_pass(config: "KLConfig") -> str | None:
         effect = "that is a mean over the tokens of each completion, the gradient of no divergence"
     return (
         f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {each} completion{'s' * (each != 1)} "
-        f"on each process, and not by those of the update, of {together}: {effect}; {_other_reductions(config)}"
+        f"on each process, and not by those of the update, of {together}: {effect}; {_other_reductions(config)} keeps "
+        "the declared KL"
     )
 
 
 def _other_reductions(config: "KLConfig") -> str:
     """What keeps the declared KL; in the advantage and the reward, the KL is always reduced like the policy loss."""
     first = "kl_reduction='sequence', " if config.kl_placement == "loss" else ""
-    return f"{first}loss_type='dapo' or loss_type='dr_grpo' keeps the declared KL"
+    return f"{first}loss_type='dapo' or loss_type='dr_grpo'"
 
 
 def _scaled_rewards(config: "KLConfig") -> str | None:
@@ -453,13 +307,9 @@ def _noise(config: "KLConfig") -> str | None:
 
 
 NOTES: tuple[Callable[["KLConfig"], str | None], ...] = (
-    _old_completions,
-    _other_samples,
-    _entropy,
     _moving_reference,
     _scaled_advantages,
     _weighed_by_trl,
-    _per_completion,
     _per_forward_pass,
     _scaled_rewards,
     _noise,

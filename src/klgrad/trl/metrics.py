@@ -14,7 +14,7 @@ from ..core.rollout import Rollout
 from ..integrations import AdaptiveCoefficient, total_reverse_kl, weighted_k3
 from ..reports import KLSums, MismatchSums
 from .compat import Mode
-from .config import KLConfig, Objective
+from .config import KLConfig, TRLObjective
 
 # The KL and the mismatch to the sampler on the completions since the last logged row.
 
@@ -136,7 +136,7 @@ class KLMetrics:
     def __init__(
         self,
         args: KLConfig,
-        objective: Objective,
+        objective: TRLObjective,
         coefficient: AdaptiveCoefficient,
         log: Callable[[Mode, dict[str, float]], None],
     ) -> None:
@@ -184,7 +184,7 @@ class KLMetrics:
             self.lengths.see(report["length/mean"], report["kl/reverse/k3/per_sequence"])
 
 
-def unbiased_kl(args: KLConfig, objective: Objective, rollout: Rollout) -> Tensor | float:
+def unbiased_kl(args: KLConfig, objective: TRLObjective, rollout: Rollout) -> Tensor | float:
     """KL(π‖ref) summed over the completions, for an adaptive β; 0 if β is constant.
 
     It is exact where the term is, else estimated by k3, and weighted by the declared ratio.

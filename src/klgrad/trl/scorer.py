@@ -41,7 +41,7 @@ from .compat import (
     padded_mask,
     reference_model,
 )
-from .config import KLConfig, Objective
+from .config import KLConfig, TRLObjective
 
 # All processes' completions of one step, so that baselines and reports are those of the whole batch.
 
@@ -174,7 +174,7 @@ def shuffled_by_group(batch: Batch) -> Batch:
 
 
 def with_top_k_kl(
-    found: TokenStatistics, best: TopEntries, objective: Objective, mask: Tensor, behavior_logp: Tensor | None
+    found: TokenStatistics, best: TopEntries, objective: TRLObjective, mask: Tensor, behavior_logp: Tensor | None
 ) -> TokenStatistics:
     """Add the declared divergence, over the teacher's likeliest entries and a tail, to the policy's statistics.
 
@@ -209,7 +209,7 @@ def with_top_k_kl(
     return found._replace(ref_logp=best.token_logp, **{name: kl})
 
 
-def _tail_ratio(objective: Objective, rollout: Rollout) -> Tensor | None:
+def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
     """(B, T) the ratio of the sampled token alone; None if it needs none.
 
     The term's own ratio covers the tokens before it (or, for a sequence ratio, the token too). A term without a ratio
@@ -219,7 +219,7 @@ def _tail_ratio(objective: Objective, rollout: Rollout) -> Tensor | None:
     if rollout.behavior_logp is None or (sampler is not None and sampler.ratio == "sequence"):
         return None
     ratio = token_ratio(rollout)
-    return ratio if objective.tail_bound is None else objective.tail_bound(ratio)
+    return ratio if objective.bound is None else objective.bound(ratio)
 
 
 # Exact statistics inside a model's own forward, where DDP, FSDP and DeepSpeed expect its parameters to be used.
@@ -418,7 +418,7 @@ class Scorer:
         objective: what is trained; an exact one prepares both models to return statistics.
     """
 
-    def __init__(self, trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> None:
+    def __init__(self, trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -> None:
         self._trainer, self._args, self._objective = trainer, args, objective
         self.vocabulary = shared_vocabulary(self._bases())
         self._heads_compared = False
