@@ -407,7 +407,7 @@ class KLTrainer(GRPOTrainer):
         self.args = args = declared(args, kl)
         self.objective = args.objective
         self.coefficient = self.objective.beta()
-        self.kl_metrics = KLMetrics(args, self.objective, self.coefficient, partial(log_metrics, self))
+        self.kl_metrics = KLMetrics(self.objective, self.coefficient, partial(log_metrics, self))
         self.lag_queue, self.prompt_numbers = LagQueue(args), PromptNumbers(self, args)
         self.checkpointed: Parts = {
             "generation": GenerationState(self),
