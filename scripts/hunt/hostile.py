@@ -347,7 +347,7 @@ def _run_folder(rng: random.Random, model: Path) -> Case:
 def _damaged(path: Path, rng: random.Random) -> None:
     if path.suffix in ("", ".bin"):
         path.mkdir()
-        for name in ("klgrad_manifest.json", "trainer_state.json", "klgrad_state_0.json", "model.safetensors"):
+        for name in ("klgrad_manifest.json", "trainer_state.json", "klgrad_state_0.pt", "model.safetensors"):
             if rng.random() < 0.7:
                 _write(path / name, json.dumps(rng.choice([{"files": [1]}, {"files": {}}, {"files": None}, [], {}, 3])))
         return

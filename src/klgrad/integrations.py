@@ -1,13 +1,18 @@
-"""What the integrations into TRL and verl share: the coefficient β, bounds as text, and KL values to report."""
+"""What the integrations into TRL and verl share: the declared KL with its checks, β, and KL values to report."""
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
+from inspect import get_annotations
+from numbers import Integral, Real
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor
 
 from .core.estimators import forward_k3, k3
-from .core.importance import Bound, Clip, ImportanceWeighting, Mask, Truncate, sequence_ratio, token_ratio
+from .core.families import CHOICES
+from .core.importance import Bound, Clip, ImportanceWeighting, Mask, Ratio, Truncate, sequence_ratio, token_ratio
 from .core.rollout import Rollout
 from .core.term import KLTerm
 from .errors import MeaningError
@@ -89,6 +94,242 @@ def written(bound: Bound | None) -> str:
     if bound is None:
         return "none"
     return ":".join([type(bound).__name__.lower(), *(repr(getattr(bound, f.name)) for f in fields(bound))])
+
+
+# Types, choices and ranges of the settings that this package adds; TRL and transformers check their own.
+
+KINDS: dict[type, tuple[str, type]] = {
+    int: ("a whole number", Integral),
+    float: ("a number", Real),
+    str: ("text", str),
+    bool: ("true or false", bool),
+}
+"""A type of a setting in words, and what a value of it is."""
+
+Complaint = tuple[str, str, str]
+"""Expected, received, remedy."""
+
+LIMITS: dict[str, tuple[str, float, str]] = {
+    "coef": (">=", 0, "a negative β would reward distance from the reference"),
+    "target": (">", 0, "name the KL to hold, or None for a constant β"),
+    "memory": (">=", 1, "MiB for tiles of logits; 256 is the default"),
+    "horizon": (">=", 1, "use 50, for example"),
+    "top_k": (">=", 1, "use 64, for example, or leave it out for the full vocabulary"),
+    "rollout_lag": (">=", 0, "0 trains on fresh completions"),
+    "train_size": (">=", 1, "write how many questions to train on"),
+    "eval_size": (">=", 0, "0 evaluates nothing"),
+    "eval_every": (">=", 0, "0 evaluates only before and after"),
+    "student_layers": (">=", 1, "write how many layers to keep"),
+    "num_processes": (">=", 1, "1 trains in this process"),
+}
+"""The smallest value of a setting, by its name without a prefix, and what to do about a smaller one."""
+
+
+@dataclass(frozen=True)
+class OwnSetting:
+    """One setting of this package: a number, a text or a switch, which may be None if that is its default."""
+
+    name: str
+    kind: type
+    default: Any
+    choices: tuple[Any, ...] | None
+
+    def complaint(self, value: Any) -> Complaint | None:
+        """Why a value cannot be used, by its type, its choices or its range; None if it can."""
+        misfit = self.misfit(value)
+        key = self.name.removeprefix("kl_").removeprefix("klgrad.")
+        if misfit is not None or value is None or key not in LIMITS:
+            return misfit
+        sign, bound, remedy = LIMITS[key]
+        if value > bound or (sign == ">=" and value == bound):
+            return None
+        return f"`{self.name}` {sign} {bound:g}", repr(value), remedy
+
+    def misfit(self, value: Any) -> Complaint | None:
+        """Why a value is not of the declared type and among the choices; None if it is."""
+        if value is None and self.default is None:
+            return None
+        word, abstract = KINDS[self.kind]
+        if not isinstance(value, abstract) or isinstance(value, bool) != (self.kind is bool):
+            said = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
+            return f"`{self.name}` as {word}", f"{value!r}, {said}", self._remedy(value)
+        if isinstance(value, Real) and not math.isfinite(value):
+            return f"`{self.name}` as a finite number", str(value), "write a number"
+        if self.choices is not None and value not in self.choices:
+            return f"`{self.name}` {' or '.join(self.choices)}", repr(value), f"{self.default} is the default"
+        return None
+
+    def _remedy(self, value: Any) -> str:
+        if self.kind is str and isinstance(value, list) and all(isinstance(x, str) for x in value):
+            return f"write it as one text, with commas: {self.name}: {','.join(value)}"
+        if self.kind is str and isinstance(value, Real):
+            return f'write it in quotes: {self.name}: "{value}"'
+        return "leave the setting out for its default" if value is None else f"write {KINDS[self.kind][0]}"
+
+
+@cache
+def own_settings(kind: type, prefix: str = "") -> dict[str, OwnSetting]:
+    """The numbers, texts and switches among the fields that classes of this package give a dataclass, by name."""
+    own = {name for base in kind.__mro__ if base.__module__.startswith("klgrad") for name in get_annotations(base)}
+    hints, settings = get_type_hints(kind), {}
+    for f in fields(kind):
+        types = [x for x in get_args(hints[f.name]) or (hints[f.name],) if x in KINDS]
+        if f.name in own and types:
+            settings[f.name] = OwnSetting(f"{prefix}{f.name}", types[0], f.default, f.metadata.get("choices"))
+    return settings
+
+
+def check_own(config: Any, prefix: str = "") -> None:
+    """Raise `MeaningError` for the first setting of this package with a wrong type, choice or range."""
+    for name, setting in own_settings(type(config), prefix).items():
+        complaint = setting.complaint(getattr(config, name))
+        if complaint is not None:
+            raise MeaningError(*complaint)
+
+
+# The declared KL: the settings that it has on TRL and on verl, their checks, and notes on what they mean.
+
+
+def words(*choices: str) -> Any:
+    """A field with one of these words, the first by default."""
+    return field(default=choices[0], metadata={"choices": list(choices)})
+
+
+def needs_no_weights(term: KLTerm) -> bool:
+    """Whether the term is right on old completions: a KL summed over the vocabulary does not depend on the sampler."""
+    return term.weighting is None and term.descends.off_policy != "unknown"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a framework's own settings say of the completions and of the loss.
+
+    Attributes:
+        framework: its name.
+        stale: the setting by which completions are older than the policy that is trained on them, or None.
+        filters: the settings by which completions are not samples of the policy.
+        entropy: the setting that adds an entropy bonus, or None.
+        mean: the setting by which a loss is averaged over the tokens of each completion, or None.
+        sums: the settings that keep the declared KL instead of `mean`.
+    """
+
+    framework: str
+    stale: str | None = None
+    filters: Sequence[str] = ()
+    entropy: str | None = None
+    mean: str | None = None
+    sums: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is trained beside the reward: β times a KL. `docs/train.md` and `docs/verl.md` explain each setting.
+
+    Attributes:
+        coef: β, the weight of the KL. With `target`, its starting value.
+        placement: `loss` adds the term to the policy loss; `advantage` subtracts its coefficient from the advantages
+            after they are normalised; `reward` subtracts it from the reward.
+        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
+        level: `sequence` or `token`.
+        estimator: `k1`, `k1_k3`, `k3` for the forward KL, or `exact`.
+        discount: g in [0, 1] on the later tokens, at sequence level.
+        baseline: `none` or `leave_one_out`, over the completions of a prompt.
+        ratio: importance ratio to the sampler: `none`, `token`, `prefix` or `sequence`.
+        ratio_bound: `truncate:MAX`, `clip:LOW:HIGH`, `mask:LOW:HIGH` or `none`.
+        influence_bound: c > 0 clips each token's own part to [-c, c].
+        reduction: `policy`, as the policy loss is reduced, or `sequence`: summed over each completion, averaged over
+            completions.
+        target: adapt β so that KL(π‖ref) stays near this value; None for a constant β.
+        target_unit: nats per `sequence` or per `token`.
+        horizon: updates over which β changes by a factor of e if the relative error is 1.
+    """
+
+    prefix: ClassVar[str] = "kl_"
+
+    coef: float = 0.05
+    placement: str = words("loss", "advantage", "reward")
+    divergence: str = field(default="reverse", metadata={"choices": list(CHOICES["divergence"])})
+    level: str = field(default="sequence", metadata={"choices": list(CHOICES["level"])})
+    estimator: str = field(default="k1", metadata={"choices": list(CHOICES["estimator"])})
+    discount: float = 1.0
+    baseline: str = field(default="none", metadata={"choices": list(CHOICES["baseline"])})
+    ratio: str = words("none", *get_args(Ratio))
+    ratio_bound: str = "truncate:2"
+    influence_bound: float | None = None
+    reduction: str = words("policy", "sequence")
+    target: float | None = None
+    target_unit: str = words("sequence", "token")
+    horizon: int = 50
+
+    def __post_init__(self) -> None:
+        check_own(self, self.prefix)
+        _ = self.bound
+        if self.target is not None and not self.coef > 0:
+            raise MeaningError(
+                f"`{self.prefix}coef` > 0 with `{self.prefix}target`",
+                "0",
+                f"use a positive `{self.prefix}coef`: β is adapted by multiplication, and 0 would stay 0",
+            )
+        if self.placement != "loss" and self.reduction != "policy":
+            raise MeaningError(
+                f"{self.named('reduction', 'policy')} with {self.named('placement', self.placement)}",
+                self.named("reduction", self.reduction),
+                f"use {self.named('placement', 'loss')} to sum the KL: advantages are reduced like the policy loss",
+            )
+
+    def named(self, name: str, value: object) -> str:
+        """A setting as a user writes it."""
+        return f"{self.prefix}{name}={value!r}"
+
+    @cached_property
+    def bound(self) -> Bound | None:
+        """The bound of the importance ratio."""
+        return bound_of(self.ratio_bound, f"{self.prefix}ratio_bound")
+
+    @cached_property
+    def declared_term(self) -> KLTerm:
+        """The term that the settings describe."""
+        names = ("divergence", "level", "estimator", "baseline", "influence_bound")
+        described: dict[str, Any] = {name: getattr(self, name) for name in names}
+        ratio: Any = self.ratio
+        weighting = None if ratio == "none" else ImportanceWeighting(ratio, self.bound)
+        return KLTerm(**described, discount=float(self.discount), weighting=weighting)
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether the KL has importance weights, or needs none for old completions."""
+        return self.ratio != "none" or needs_no_weights(self.declared_term)
+
+    def beta(self) -> AdaptiveCoefficient:
+        """β as the run starts."""
+        return AdaptiveCoefficient(self.coef, self.target, self.horizon)
+
+    def notes(self, facts: Facts) -> list[str]:
+        """A sentence for each setting of the framework that changes what the KL means without being an error."""
+        found, ratio = [], lambda value: self.named("ratio", value)
+        if facts.stale is not None and not self.is_corrected:
+            found.append(
+                f"{facts.stale} trains on completions that another policy sampled, and {ratio('none')} leaves the KL "
+                f"uncorrected for it; {ratio('prefix')} corrects it at sequence level, {ratio('token')} on the "
+                "sampler's prefixes"
+            )
+        if facts.filters and (self.ratio != "none" or not self.is_corrected):
+            found.append(
+                f"{', '.join(facts.filters)}: completions are not sampled from the policy that is trained, so that the "
+                f"KL is an average over other completions than its own, and {self.prefix}ratio does not correct for it"
+            )
+        if facts.entropy is not None:
+            found.append(
+                f"{facts.entropy}: {facts.framework} adds an entropy bonus to the loss, so that the optimum is not "
+                "that of the reward and the KL alone"
+            )
+        if facts.mean is not None and self.reduction == "policy" and self.coef:
+            found.append(
+                f"{facts.mean} averages the KL over the tokens of each completion, so that a token of a short "
+                "completion counts more, and the gradient is that of no divergence, however large the batch; "
+                f"{facts.sums} keeps the declared KL"
+            )
+        return found
 
 
 # Values of the KL to the reference that a trainer logs or adapts β by.

@@ -5,7 +5,7 @@ from on_verl.configuration import HAS_VERL, composed, small
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Truncate
 from klgrad.errors import KlgradError, MeaningError, UnknownNameError
-from klgrad.verl.declaration import Settings, declared, notes, term_of
+from klgrad.verl.declaration import VerlObjective, declared, notes, term_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -16,7 +16,7 @@ PREFIX = {"ratio": "prefix"}
 def test_the_defaults_are_a_term():
     found = declared(small())
     assert found.term == KLTerm()
-    assert (found.settings.coef, found.settings.placement, found.in_advantage) == (0.05, "loss", False)
+    assert (found.coef, found.placement, found.in_advantage) == (0.05, "loss", False)
 
 
 def test_every_field_of_a_term_can_be_declared():
@@ -39,7 +39,7 @@ def test_every_field_of_a_term_can_be_declared():
 
 def test_a_bound_and_a_target_may_be_none():
     found = declared(small(klgrad={"influence_bound": None, "target": None}))
-    assert (found.term, found.settings) == (KLTerm(), Settings())
+    assert (found.term, found) == (KLTerm(), VerlObjective())
 
 
 def test_the_default_bound_is_that_of_the_trainer_on_trl():
@@ -100,15 +100,17 @@ REFUSED = {
         "rollout_is=token",
     ),
     "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
-    "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` of 0 or more"),
-    "no number": ({"klgrad": {"coef": "much"}}, "as a finite number; received 'much'"),
+    "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` >= 0; received -1"),
+    "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` as a number; received 'much', text"),
     **{
-        f"no {name}": ({"klgrad": {name: None}}, f"`klgrad.{name}` as a finite number; received None")
-        for name in ("coef", "discount", "horizon")
+        f"no {name}": ({"klgrad": {name: None}}, f"`klgrad.{name}` as a {kind}; received None")
+        for name, kind in {"coef": "number", "discount": "number", "horizon": "whole number"}.items()
     },
-    "target": ({"klgrad": {"target": 0}}, "above 0"),
+    "target": ({"klgrad": {"target": 0}}, "`klgrad.target` > 0; received 0"),
+    "target without β": ({"klgrad": {"target": 1.0, "coef": 0}}, "0 would stay 0"),
+    "part of an update": ({"klgrad": {"horizon": 1.5}}, "`klgrad.horizon` as a whole number"),
     "bound": ({"klgrad": {"ratio_bound": "truncate"}}, "`klgrad.ratio_bound` as truncate:MAX"),
-    "word": ({"klgrad": {"placement": "reward"}}, "`klgrad.placement` in ('loss', 'advantage')"),
+    "word": ({"klgrad": {"placement": "reward"}}, "`klgrad.placement` loss or advantage; received 'reward'"),
     "contradiction of the term": ({"klgrad": {"level": "token", "discount": 0.5}}, "discount=0.5"),
 }
 
@@ -198,7 +200,7 @@ def test_the_command_line_of_verl_declares_a_term():
                       "actor_rollout_ref.rollout.calculate_log_probs=true")  # fmt: skip
     found = declared(config)
     assert found.term.name == "reverse-token-k1-prefix-ratio"
-    assert found.settings.coef == 0.01
+    assert found.coef == 0.01
 
 
 @pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
@@ -233,6 +235,6 @@ def test_a_declaration_tells_what_it_is():
 
 
 def test_settings_have_no_default_that_is_refused():
-    assert Settings() == term_of({}).settings
+    assert VerlObjective() == term_of({})
     with pytest.raises(KlgradError):
-        Settings(placement="nowhere")
+        VerlObjective(placement="nowhere")

@@ -1,16 +1,13 @@
 """The head that exact statistics are computed by is compared with the model's own logits, once."""
 
-from types import SimpleNamespace
-
 import pytest
 import tiny
 import torch
 from torch import nn
 
-from klgrad.errors import MeaningError
-from klgrad.trl import KLConfig, KLTrainer, scorer as head_check
-from klgrad.trl.compat import Completions
-from klgrad.trl.scorer import difference, few_tokens
+from klgrad.errors import KernelInputError
+from klgrad.trl import KLConfig, KLTrainer, scorer
+from klgrad.trl.scorer import compare_head, some_tokens
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
@@ -46,9 +43,7 @@ def test_a_head_that_is_read_wrongly_is_refused(whose, tmp_path):
     trainer = made(tmp_path)
     cap(trainer.model if whose == "policy" else trainer.ref_model)
     before = tiny.weights(trainer)
-    with pytest.raises(
-        MeaningError, match=rf"log-probs of the {whose}'s own logits within .* a difference of [\d.]+ nats"
-    ):
+    with pytest.raises(KernelInputError, match=r"the model's own logits .*a root mean square difference of [\d.]+"):
         trainer.train()
     assert torch.equal(tiny.weights(trainer), before)
 
@@ -60,7 +55,7 @@ def test_with_adapters(tmp_path):
     made(tmp_path / "right", peft_config=adapter).train()
     trainer = made(tmp_path / "wrong", peft_config=adapter)
     cap(trainer.model.get_base_model())
-    with pytest.raises(MeaningError, match="a difference of"):
+    with pytest.raises(KernelInputError, match="root mean square difference"):
         trainer.train()
 
 
@@ -73,30 +68,31 @@ def test_dropout_is_no_difference_and_stays_on(tmp_path):
     assert noisy.training
 
 
-def test_a_few_tokens_of_long_completions(tmp_path):
+def test_the_last_live_tokens_of_a_completion_are_compared():
     ids = torch.arange(300)[None].repeat(3, 1) % 30 + 2
-    attention = torch.ones_like(ids)
-    attention[0, :250] = 0
-    few = few_tokens(Completions(ids, attention, 200, attention[:, -200:]))
-    assert few.ids.tolist() == [ids[0, 250:].tolist()]
-    attention[0] = 1
-    assert few_tokens(Completions(ids, attention, 200, attention[:, -200:])).ids.shape == (1, 64)
+    mask = torch.ones_like(ids)
+    assert torch.equal(some_tokens({"completion_ids": ids, "completion_mask": mask}), ids[:1, -64:])
+    mask[0, 50:] = 0
+    assert torch.equal(some_tokens({"completion_ids": ids, "completion_mask": mask}), ids[:1, :50])
+    assert some_tokens({"completion_ids": ids, "completion_mask": 0 * mask}).shape == (1, 1)
 
 
 def test_it_is_looked_at_once(tmp_path, monkeypatch):
     seen = []
-    compare = lambda scorer, trainer, model, few: seen.append(model) or difference(scorer, trainer, model, few)
-    monkeypatch.setattr(head_check, "difference", compare)
+    compare = lambda accelerator, model, ids: seen.append(model) or compare_head(accelerator, model, ids)
+    monkeypatch.setattr(scorer, "compare_head", compare)
     trainer = tiny.trainer(KLTrainer, KLConfig, tmp_path, kl_estimator="exact", max_steps=3)
     trainer.train()
     assert seen == [trainer.model, trainer.ref_model]
 
 
 def test_rounding_to_bfloat16_is_allowed_for(tmp_path):
-    """The tolerance grows with the logits and with what they are rounded to, and stays below a cap's difference."""
-    trainer = made(tmp_path)
-    few = few_tokens(Completions(torch.arange(2, 12)[None], torch.ones(1, 10), 4, torch.ones(1, 4)))
-    off, allowed = difference(trainer.scorer, trainer, trainer.model, few)
-    assert off < 1e-4 < allowed < 0.01
-    trainer.accelerator = SimpleNamespace(mixed_precision="bf16", autocast=trainer.accelerator.autocast)
-    assert difference(trainer.scorer, trainer, trainer.model, few)[1] > allowed
+    """Also where the logits are given as float32."""
+    model = made(tmp_path).model.bfloat16()
+    model.register_forward_hook(lambda module, args, out: setattr(out, "logits", out.logits.float()))
+    from accelerate import Accelerator
+
+    compare_head(Accelerator(cpu=True), model, torch.arange(2, 12)[None])
+    cap(model)
+    with pytest.raises(KernelInputError, match="root mean square difference"):
+        compare_head(Accelerator(cpu=True), model, torch.arange(2, 12)[None])

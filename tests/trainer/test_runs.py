@@ -146,7 +146,7 @@ def test_what_is_fed_to_beta_is_weighed(tmp_path):
     rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
     weight = (logp - mu).sum(-1).exp()
     plain = ((logp - ref).neg().exp() - 1 + (logp - ref)).sum(-1)
-    SINGLE.check(unbiased_kl(trainer.args, trainer.objective, rollout), (weight * plain).sum())
+    SINGLE.check(unbiased_kl(trainer.objective, rollout), (weight * plain).sum())
 
 
 def test_beta_on_the_samplers_prefixes(tmp_path):
@@ -156,9 +156,7 @@ def test_beta_on_the_samplers_prefixes(tmp_path):
     logp, ref, mu = -torch.rand(3, 6, 4, generator=torch.Generator().manual_seed(0))
     rollout = Rollout(logp, ref, torch.ones(6, 4), behavior_logp=mu)
     plain = (logp - ref).neg().exp() - 1 + (logp - ref)
-    SINGLE.check(
-        unbiased_kl(trainer.args, trainer.objective, rollout), ((logp - mu).exp().clamp(max=1.2) * plain).sum()
-    )
+    SINGLE.check(unbiased_kl(trainer.objective, rollout), ((logp - mu).exp().clamp(max=1.2) * plain).sum())
     trainer.train()
     assert trainer.coefficient.value != 0.05
 

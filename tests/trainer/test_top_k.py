@@ -8,7 +8,7 @@ from tolerances import EXACT
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout
 from klgrad.kernels import TokenStatistics, TopEntries
-from klgrad.trl.config import Objective
+from klgrad.trl.config import TRLObjective, fields_of
 from klgrad.trl.scorer import with_top_k_kl
 
 WORDS, LENGTH, K = 4, 2, 2
@@ -39,7 +39,10 @@ def expected(term, tail="sampled"):
     best = TopEntries(ids, gathered(log_q), of(log_q, words, states), (ids == words[..., None]).any(-1))
     found = TokenStatistics(of(log_p, words, states), torch.zeros(()), None, None, None, gathered(log_p))
     mask, behavior = torch.ones_like(words), of(log_mu, words, states)
-    found = with_top_k_kl(found, best, Objective(term, None, "loss", "sequence", K, tail, None), mask, behavior)
+    fields = {name.removeprefix("kl_"): value for name, value in fields_of(term).items()}
+    objective = TRLObjective(**{"ratio_bound": "none", **fields}, reduction="sequence", top_k=K, tail=tail)
+    assert (objective.term, objective.bound) == (term, None)
+    found = with_top_k_kl(found, best, objective, mask, behavior)
     rollout = Rollout(
         found.logp,
         found.ref_logp,

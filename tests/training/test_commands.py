@@ -509,9 +509,9 @@ def test_two_processes_train_and_write_one_run(model, tmp_path, monkeypatch):
     rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "evaluation" not in row] == [1, 2]
     assert rows[0]["evaluation"]["sets"]["addition"]["count"] == 4
-    assert sorted(p.name for p in (tmp_path / "run" / "checkpoint-2").glob("klgrad_state_*.json")) == [
-        "klgrad_state_0.json",
-        "klgrad_state_1.json",
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoint-2").glob("klgrad_state_*.pt")) == [
+        "klgrad_state_0.pt",
+        "klgrad_state_1.pt",
     ]
     assert done.stdout.count("addition (in-domain, 4)") == 1
 

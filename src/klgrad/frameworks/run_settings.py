@@ -369,16 +369,16 @@ def declared_part(given: dict[str, Any], mode: str) -> tuple[Part, list[Change],
         given: the settings of the file.
         mode: `loss_agg_mode`.
     """
-    from ..verl.declaration import Settings, term_of
+    from ..verl.declaration import VerlObjective, term_of
 
-    types = {**asdict(Settings()), **NUMBERS}
+    types = {**asdict(VerlObjective()), **NUMBERS}
     named = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
     node = {
         name: value if value is None else as_type(f"{PREFIX}{name}", value, types.get(name))
         for name, value in named.items()
     }
     found = term_of(node)
-    reduction = "seq-mean-token-sum" if found.settings.reduction == "sequence" else mode
+    reduction = "seq-mean-token-sum" if found.reduction == "sequence" else mode
     settings = {name: value for name, value in node.items() if name not in ("coef", "target", "target_unit", "horizon")}
     changes = []
     if found.term.weighting is None:
@@ -390,7 +390,7 @@ def declared_part(given: dict[str, Any], mode: str) -> tuple[Part, list[Change],
     part = Part(
         "advantage" if found.in_advantage else "loss",
         name,
-        float(found.settings.coef),
+        float(found.coef),
         partial(_subject, settings, reduction),
         caveat,
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..audit import Subject
 from ..audit.batch import Batch
-from ..verl.declaration import Declaration, term_of
+from ..verl.declaration import VerlObjective, term_of
 from ..verl.loss import KLLoss, lowered_advantages, rollout_of_step
 from .harness import Critic, instead, load, scores, untrained
 
@@ -327,7 +327,7 @@ def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
     )
 
 
-def _in_loss(declaration: Declaration, reduction: str, batch: Batch) -> Tensor:
+def _in_loss(declaration: VerlObjective, reduction: str, batch: Batch) -> Tensor:
     from verl.workers.utils.losses import ppo_loss
 
     wrapped = KLLoss(partial(ppo_loss, config=actor(loss_agg_mode=reduction)), declaration)
@@ -338,7 +338,7 @@ def _in_loss(declaration: Declaration, reduction: str, batch: Batch) -> Tensor:
     return wrapped(output, data)[0]
 
 
-def _in_advantage(declaration: Declaration, reduction: str, batch: Batch) -> Tensor:
+def _in_advantage(declaration: VerlObjective, reduction: str, batch: Batch) -> Tensor:
     from verl.workers.utils.losses import ppo_loss
 
     old = batch.logp.detach()
@@ -349,5 +349,5 @@ def _in_advantage(declaration: Declaration, reduction: str, batch: Batch) -> Ten
         "response_mask": batch.mask,
     }
     rollout = rollout_of_step(step, batch.group.tolist())
-    lower = lowered_advantages(declaration.term, declaration.settings.coef, rollout, batch.advantages)
+    lower = lowered_advantages(declaration.term, declaration.coef, rollout, batch.advantages)
     return ppo_loss(actor(loss_agg_mode=reduction), *micro_batch(batch, lower, old_log_probs=old))[0]

@@ -197,6 +197,10 @@ class Head:
         """The number of vocabulary entries."""
         return self.weight.shape[0]
 
+    def clone(self) -> "Head":
+        """A copy with tensors of its own, for a model whose parameters change or are only gathered for now."""
+        return replace(self, weight=self.weight.clone(), bias=None if self.bias is None else self.bias.clone())
+
     @classmethod
     def of(cls, model: Any, temperature: float = 1.0) -> "Head":
         """The head of a transformers model, with the soft-cap and the scale that its family applies.

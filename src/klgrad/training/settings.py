@@ -14,13 +14,12 @@ from typing import Any, NoReturn
 
 import yaml
 from trl.scripts.utils import TrlParser
-from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.model_config import ModelConfig
 
 from ..errors import KlgradError, MeaningError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
 from ..trl import KLConfig
-from ..trl.config_checks import MeaningWarning, complaint, has_choices, settings_of_class
+from ..trl.config_checks import MeaningWarning, own_settings
 from .run_folder import recorded_settings
 
 # Settings that make a run execute code. With `--resume` they have to be given again.
@@ -367,7 +366,7 @@ class Parser(TrlParser):
         super().__init__(kinds, prog=f"klgrad {command}", allow_abbrev=False)
         self.known = {action.dest for action in self._actions} - {"help"}
         self.pristine = {action.dest: action.default for action in self._actions}
-        self.settings = {name: found for kind in kinds for name, found in settings_of_class(kind).items()}
+        self.settings = {name: found for kind in kinds for name, found in own_settings(kind).items()}
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
@@ -384,7 +383,7 @@ class Parser(TrlParser):
             if name not in self.known:
                 raise UnknownNameError(f"setting in {where}", name, {*self.known, *ALIASES})
             found[name] = self._value(name, value)
-            wrong = None if has_choices(name) else self.settings[name].misfit(found[name])
+            wrong = self.settings[name].misfit(found[name]) if name in self.settings else None
             if wrong is not None:
                 expected, received, remedy = wrong
                 raise SettingError(expected, f"{received}, in {where}", remedy)
@@ -406,12 +405,11 @@ class Parser(TrlParser):
         self.set_defaults_with_config(**values)
 
     def check_values(self, values: dict[str, Any]) -> None:
-        """Check types and ranges of all values, from every source, before any of them is used."""
-        own = {name for name in KLConfig.__annotations__ if name not in GRPOConfig.__dataclass_fields__}
-        for name, value in values.items():
-            found = None if value == self.pristine[name] else complaint(self.settings[name], value)
-            if found is not None:
-                raise (MeaningError if name in own else SettingError)(*found)
+        """Check types and ranges of this package's settings, from every source, before any of them is used."""
+        for name, setting in self.settings.items():
+            wrong = None if values[name] == self.pristine[name] else setting.complaint(values[name])
+            if wrong is not None:
+                raise (MeaningError if name in KLConfig.__annotations__ else SettingError)(*wrong)
 
     def given_flags(self, arguments: list[str]) -> dict[str, Any]:
         """Values of the command line itself, without defaults."""

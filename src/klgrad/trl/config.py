@@ -1,44 +1,45 @@
 """`KLConfig`, the objective that it declares, and how other ways to declare one are read."""
 
 from copy import copy
-from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
-from ..core.families import CHOICES, Formula
-from ..core.importance import Bound, ImportanceWeighting, Ratio
+from ..core.families import Formula
 from ..core.term import KLTerm
 from ..errors import MeaningError
-from ..integrations import bound_of, written
+from ..integrations import Objective, bound_of, check_own, words, written
 from ..zoo import Cell
 from . import config_checks as checks
-from .config_checks import PLACEMENTS, REDUCTIONS, TAILS, TERM_FIELDS, UNITS, changed, changed_among, warn_of
+from .config_checks import TERM_FIELDS, changed, changed_among, warn_of
 
 # From the fields of a `KLConfig` to the objective: a `KLTerm` or a loss of the zoo, and where it is placed.
 
 
-@dataclass(frozen=True)
-class Objective:
-    """What is trained beside the reward: β times a KL term or a loss of the zoo.
+@dataclass(frozen=True, kw_only=True)
+class TRLObjective(Objective):
+    """The declared KL on TRL, or a loss of the zoo in its place.
 
     Attributes:
-        term: the KL term, or None.
         cell: a whole loss of `klgrad.zoo`, or None.
-        placement: `loss`, `advantage` or `reward`.
-        reduction: `policy`, as TRL reduces the policy loss, or `sequence`.
         top_k: how many of the reference's likeliest entries an exact term sums over; None for all.
         tail: how the other entries are treated, `sampled` or `lump`.
-        tail_bound: of the sampled tail's ratio.
     """
 
-    term: KLTerm | None
-    cell: Cell | None
-    placement: str
-    reduction: str
+    cell: Cell | None = None
     top_k: int | None = None
-    tail: str = "sampled"
-    tail_bound: Bound | None = None
+    tail: str = words("sampled", "lump")
+
+    @property
+    def term(self) -> KLTerm | None:
+        """The KL term; None for a loss of the zoo."""
+        return self.declared_term if self.cell is None else None
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether the KL has importance weights, or needs none for old completions."""
+        return self.cell is None and super().is_corrected
 
     @property
     def exact(self) -> bool:
@@ -78,32 +79,23 @@ class Objective:
         return replace(found, notes=(*found.notes, entries))
 
 
-def objective_of(config: Any) -> Objective:
+def objective_of(config: Any) -> TRLObjective:
     """Check the fields of a `KLConfig` together, and build its objective."""
     if config.beta != 0.0:
         raise MeaningError(
             "`beta` = 0, TRL's own KL off", f"beta={config.beta}", "use `kl_coef` instead; two KL terms would add up"
         )
-    checks.together(config)
     checks.reference(config)
     checks.truncation(config)
+    settings = {f.name: getattr(config, f"kl_{f.name}") for f in fields(TRLObjective)}
+    settings["ratio_bound"] = written(bound_of(config.kl_ratio_bound))  # `truncate:2` is `truncate:2.0`
     if config.kl_cell is not None:
-        return Objective(None, checks.cell_of(config), "loss", config.kl_reduction)
-    term = KLTerm(
-        divergence=config.kl_divergence,
-        level=config.kl_level,
-        estimator=config.kl_estimator,
-        discount=config.kl_discount,
-        baseline=config.kl_baseline,
-        weighting=None
-        if config.kl_ratio == "none"
-        else ImportanceWeighting(config.kl_ratio, bound_of(config.kl_ratio_bound)),
-        influence_bound=config.kl_influence_bound,
-    )
-    checks.placement(config, term)
+        return TRLObjective(**{**settings, "cell": checks.cell_of(config)})
+    objective = TRLObjective(**settings)
+    objective = replace(objective, discount=objective.declared_term.discount)  # at token level it is 0
+    checks.placement(config, objective.declared_term)
     checks.top_k(config)
-    top_k, tail, bound = config.kl_top_k, config.kl_tail, bound_of(config.kl_ratio_bound)
-    return Objective(term, None, config.kl_placement, config.kl_reduction, top_k, tail, bound)
+    return objective
 
 
 def fields_of(term: KLTerm) -> dict[str, Any]:
@@ -123,6 +115,12 @@ def fields_of(term: KLTerm) -> dict[str, Any]:
 # `KLConfig`: TRL's `GRPOConfig`, with fields that declare the KL.
 
 
+def declared_field(name: str, text: str) -> Any:
+    """A field of `KLConfig` with the default and the choices that the objective has."""
+    described = TRLObjective.__dataclass_fields__[name]
+    return field(default=described.default, metadata={"help": text, **described.metadata})
+
+
 @dataclass
 class KLConfig(GRPOConfig):
     """All fields of `GRPOConfig`, and fields named `kl_...` that declare the KL; TRL's own `beta` stays 0.
@@ -140,105 +138,72 @@ class KLConfig(GRPOConfig):
         'reverse-sequence-k1-k3'
     """
 
-    kl_coef: float = field(
-        default=0.05, metadata={"help": "β: the weight of the KL. With `kl_target`, its starting value."}
+    kl_coef: float = declared_field("coef", "β: the weight of the KL. With `kl_target`, its starting value.")
+    kl_placement: str = declared_field(
+        "placement",
+        "Where the KL is added. `loss`: to the policy loss. `advantage`: subtracted from the advantages "
+        "after they are normalised. `reward`: subtracted from the reward, where TRL may divide it, and so β, by a "
+        "standard deviation.",
     )
-    kl_placement: str = field(
-        default="loss",
-        metadata={
-            "help": "Where the KL is added. `loss`: to the policy loss. `advantage`: subtracted from the advantages "
-            "after they are normalised. `reward`: subtracted from the reward, where TRL may divide it, and so β, by a "
-            "standard deviation.",
-            "choices": list(PLACEMENTS),
-        },
+    kl_divergence: str = declared_field("divergence", "`reverse` is KL(π‖ref), `forward` is KL(ref‖π).")
+    kl_level: str = declared_field(
+        "level",
+        "`sequence`: the gradient of the divergence between distributions over completions. `token`: the "
+        "gradient of each token's divergence, with the prefixes held fixed.",
     )
-    kl_divergence: str = field(
-        default="reverse",
-        metadata={"help": "`reverse` is KL(π‖ref), `forward` is KL(ref‖π).", "choices": list(CHOICES["divergence"])},
+    kl_estimator: str = declared_field(
+        "estimator",
+        "`k1`; `k1_k3`, which estimates the later tokens by k3; `k3`, for the forward KL; or `exact`, "
+        "which sums over the whole vocabulary.",
     )
-    kl_level: str = field(
-        default="sequence",
-        metadata={
-            "help": "`sequence`: the gradient of the divergence between distributions over completions. `token`: the "
-            "gradient of each token's divergence, with the prefixes held fixed.",
-            "choices": list(CHOICES["level"]),
-        },
+    kl_top_k: int | None = declared_field(
+        "top_k",
+        "With `exact`: sum over this many of the reference's likeliest entries only, and treat the others "
+        "by `kl_tail`. For a teacher of which only the likeliest entries are known.",
     )
-    kl_estimator: str = field(
-        default="k1",
-        metadata={
-            "help": "`k1`; `k1_k3`, which estimates the later tokens by k3; `k3`, for the forward KL; or `exact`, "
-            "which sums over the whole vocabulary.",
-            "choices": list(CHOICES["estimator"]),
-        },
-    )
-    kl_top_k: int | None = field(
-        default=None,
-        metadata={
-            "help": "With `exact`: sum over this many of the reference's likeliest entries only, and treat the others "
-            "by `kl_tail`. For a teacher of which only the likeliest entries are known."
-        },
-    )
-    kl_tail: str = field(
-        default="sampled",
-        metadata={
-            "help": "How `kl_top_k` treats the other entries. `sampled`: by the sampled token, unbiased unless "
-            "`kl_ratio_bound` changes its ratio. `lump`: as one entry, a lower bound without noise.",
-            "choices": list(TAILS),
-        },
+    kl_tail: str = declared_field(
+        "tail",
+        "How `kl_top_k` treats the other entries. `sampled`: by the sampled token, unbiased unless "
+        "`kl_ratio_bound` changes its ratio. `lump`: as one entry, a lower bound without noise.",
     )
     kl_memory: int = field(
         default=256,
         metadata={"help": "MiB for tiles of logits with `exact`. More is slightly faster, up to all logits."},
     )
-    kl_discount: float = field(
-        default=1.0,
-        metadata={"help": "Between 0 and 1: weight of the later tokens in a token's gradient, at sequence level."},
+    kl_discount: float = declared_field(
+        "discount", "Between 0 and 1: weight of the later tokens in a token's gradient, at sequence level."
     )
-    kl_baseline: str = field(
-        default="none",
-        metadata={
-            "help": "`leave_one_out`: subtract the mean over the other completions of the prompt in the micro-batch of "
-            "all processes, which should hold whole groups: a multiple of num_generations on each process.",
-            "choices": list(CHOICES["baseline"]),
-        },
+    kl_baseline: str = declared_field(
+        "baseline",
+        "`leave_one_out`: subtract the mean over the other completions of the prompt in the micro-batch of "
+        "all processes, which should hold whole groups: a multiple of num_generations on each process.",
     )
-    kl_ratio: str = field(
-        default="none",
-        metadata={
-            "help": "Importance ratio of the KL, between the policy and what sampled the completions: `token`, "
-            "`prefix`, `sequence`, or `none`.",
-            "choices": ["none", *get_args(Ratio)],
-        },
+    kl_ratio: str = declared_field(
+        "ratio",
+        "Importance ratio of the KL, between the policy and what sampled the completions: `token`, "
+        "`prefix`, `sequence`, or `none`.",
     )
-    kl_ratio_bound: str = field(
-        default="truncate:2",
-        metadata={"help": "Bound of `kl_ratio`: `truncate:MAX`, `clip:LOW:HIGH`, `mask:LOW:HIGH`, or `none`."},
+    kl_ratio_bound: str = declared_field(
+        "ratio_bound", "Bound of `kl_ratio`: `truncate:MAX`, `clip:LOW:HIGH`, `mask:LOW:HIGH`, or `none`."
     )
-    kl_influence_bound: float | None = field(
-        default=None, metadata={"help": "c > 0 clips each token's own part of the gradient's coefficient to [-c, c]."}
+    kl_influence_bound: float | None = declared_field(
+        "influence_bound", "c > 0 clips each token's own part of the gradient's coefficient to [-c, c]."
     )
-    kl_reduction: str = field(
-        default="policy",
-        metadata={
-            "help": "`policy`: reduced as `loss_type` reduces the policy loss, so that β compares with TRL's. "
-            "`sequence`: summed over each completion, averaged over completions.",
-            "choices": list(REDUCTIONS),
-        },
+    kl_reduction: str = declared_field(
+        "reduction",
+        "`policy`: reduced as `loss_type` reduces the policy loss, so that β compares with TRL's. "
+        "`sequence`: summed over each completion, averaged over completions.",
     )
     kl_cell: str | None = field(
         default=None,
         metadata={"help": "Train with a loss of klgrad.zoo by name, sound or not, instead of a declared KL."},
     )
-    kl_target: float | None = field(
-        default=None, metadata={"help": "Adapt β so that KL(π‖ref) stays near this value, in `kl_target_unit`."}
+    kl_target: float | None = declared_field(
+        "target", "Adapt β so that KL(π‖ref) stays near this value, in `kl_target_unit`."
     )
-    kl_target_unit: str = field(
-        default="sequence",
-        metadata={"help": "Unit of `kl_target`: nats per completion, or per token.", "choices": list(UNITS)},
-    )
-    kl_horizon: int = field(
-        default=50, metadata={"help": "Updates over which β changes by a factor of e if the relative error is 1."}
+    kl_target_unit: str = declared_field("target_unit", "Unit of `kl_target`: nats per completion, or per token.")
+    kl_horizon: int = declared_field(
+        "horizon", "Updates over which β changes by a factor of e if the relative error is 1."
     )
     rollout_lag: int = field(
         default=0,
@@ -255,13 +220,13 @@ class KLConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        checks.fields(self)
+        check_own(self)
         super().__post_init__()
         self.declare(stacklevel=4)  # where the configuration is written
 
     def declare(self, stacklevel: int) -> None:
         """Build the objective from the fields, and warn of settings that change its meaning."""
-        self.objective: Objective = objective_of(self)
+        self.objective: TRLObjective = objective_of(self)
         checks.staleness(self)
         warn_of(self, stacklevel)
 

@@ -1,6 +1,5 @@
 """`DistillationTrainer`: TRL's trainer of this name, with its divergence computed by the kernels of this package."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,14 +8,9 @@ from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillationTrainer
 
 from ..errors import MeaningError
-from ..kernels import Head, check_head, token_statistics
-from .compat import base_of
+from ..kernels import Head, token_statistics
 from .contract import DISTILLATION_PARAMETERS as PARAMETERS, check_distillation, loss_with
-from .scorer import head_of
-
-TOKENS = 64
-"""Tokens of the first batch at which heads are compared with the models' own logits."""
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from .scorer import compare_head, head_of, some_tokens
 
 
 def divergence_loss(
@@ -111,11 +105,8 @@ class DistillationTrainer(TRLDistillationTrainer):
     ) -> Any:
         """Compare the heads before the first loss."""
         if not self._heads_compared:
-            ids = _some_tokens(inputs)
-            # Dropout draws random numbers, which are restored: the run is the one that TRL's trainer makes.
-            with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
-                for each in (model, self.teacher_model):
-                    self._compare_head(each, ids)
+            for each in (model, self.teacher_model):
+                compare_head(self.accelerator, each, some_tokens(inputs))
             self._heads_compared = True
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
@@ -138,36 +129,3 @@ class DistillationTrainer(TRLDistillationTrainer):
 
     def _head(self, model: Any) -> Head:
         return head_of(self.accelerator.unwrap_model(model), self.temperature, None)
-
-    @torch.no_grad()
-    def _compare_head(self, model: Any, ids: Tensor) -> None:
-        """Raise `KernelInputError` if the head differs from the model's own logits by more than rounding."""
-        seen: list[tuple[Tensor, Head]] = []
-        base = base_of(self.accelerator.unwrap_model(model))
-        # In one pass, so that dropout makes no difference, and inside it, where sharded parameters are whole.
-        hook = base.base_model.register_forward_hook(
-            lambda _, args, output: seen.append((output[0], _copied(self._head(model))))
-        )
-        try:
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-        finally:
-            hook.remove()
-        if len(seen) != 1:
-            raise MeaningError(
-                "a model that calls its base model once for its logits",
-                f"{len(seen)} calls by {type(base).__name__}",
-                "use trl.DistillationTrainer, and report the model",
-            )
-        hidden, head = seen[0]
-        # accelerate returns the results of autocast as float32, but they were rounded.
-        check_head(head, hidden, logits.to(HALF.get(str(self.accelerator.mixed_precision), logits.dtype)))
-
-
-def _copied(head: Head) -> Head:
-    return replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
-
-
-def _some_tokens(inputs: Any) -> Tensor:
-    """(1, n) the last live tokens of the first completion, which have no image."""
-    ids = inputs["completion_ids"][0][inputs["completion_mask"][0].bool()][-TOKENS:]
-    return (ids if len(ids) else inputs["completion_ids"][0][-1:])[None]

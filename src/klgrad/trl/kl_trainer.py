@@ -19,7 +19,7 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout, checked_at_the_end
 from ..core.term import KLTerm
 from ..errors import KernelInputError, MeaningError, RunError
-from ..integrations import AdaptiveCoefficient, token_values
+from ..integrations import token_values
 from ..models import resolve_embedded
 from ..zoo import Cell
 from . import compat
@@ -42,7 +42,7 @@ from .compat import (
     reference_loaded_from,
     shuffled_by,
 )
-from .config import KLConfig, Objective, declared
+from .config import KLConfig, TRLObjective, declared
 from .contract import check_contract, warn_of_cudnn_attention
 from .metrics import KLMetrics
 from .scorer import PromptNumbers, Scorer, everywhere, shuffled_by_group
@@ -56,7 +56,9 @@ def own_rows(x: Tensor, own: slice, like: Tensor) -> Tensor:
     return x[own, : like.shape[1]]
 
 
-def per_token_loss(objective: Objective, rollout: Rollout, result: KLResult, own: slice, logp: Tensor) -> Tensor | None:
+def per_token_loss(
+    objective: TRLObjective, rollout: Rollout, result: KLResult, own: slice, logp: Tensor
+) -> Tensor | None:
     """The KL in value and the declared term in gradient, for each token of this process.
 
     Args:
@@ -272,7 +274,7 @@ def check_prompts(args: KLConfig, prompts: int) -> None:
         )
 
 
-def check_built(trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> None:
+def check_built(trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -> None:
     """Raise `MeaningError` for settings that do not fit the number of processes or the model; warn of bad gradients."""
     half = bool(args.bf16 or args.fp16)
     warn_of_cudnn_attention(trainer.accelerator.device, attention_of(trainer.model), half=half)
@@ -404,8 +406,8 @@ class KLTrainer(GRPOTrainer):
         check_contract(self, KLTrainer)
         self.args = args = declared(args, kl)
         self.objective = args.objective
-        self.coefficient = AdaptiveCoefficient(args.kl_coef, args.kl_target, args.kl_horizon)
-        self.kl_metrics = KLMetrics(args, self.objective, self.coefficient, partial(log_metrics, self))
+        self.coefficient = self.objective.beta()
+        self.kl_metrics = KLMetrics(self.objective, self.coefficient, partial(log_metrics, self))
         self.lag_queue, self.prompt_numbers = LagQueue(args), PromptNumbers(self, args)
         self.checkpointed: Parts = {
             "generation": GenerationState(self),

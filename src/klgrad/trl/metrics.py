@@ -14,7 +14,7 @@ from ..core.rollout import Rollout
 from ..integrations import AdaptiveCoefficient, total_reverse_kl, weighted_k3
 from ..reports import KLSums, MismatchSums
 from .compat import Mode
-from .config import KLConfig, Objective
+from .config import TRLObjective
 
 # The KL and the mismatch to the sampler on the completions since the last logged row.
 
@@ -127,7 +127,6 @@ class KLMetrics:
     """Collects micro-batches, logs their report when an update or an evaluation is complete, and adapts β.
 
     Args:
-        args: the configuration.
         objective: what is trained.
         coefficient: β, which is logged and adapted.
         log: takes `train` or `eval` and the metrics by name.
@@ -135,12 +134,11 @@ class KLMetrics:
 
     def __init__(
         self,
-        args: KLConfig,
-        objective: Objective,
+        objective: TRLObjective,
         coefficient: AdaptiveCoefficient,
         log: Callable[[Mode, dict[str, float]], None],
     ) -> None:
-        self._args, self._objective, self._coefficient, self._log = args, objective, coefficient, log
+        self._objective, self._coefficient, self._log = objective, coefficient, log
         self._windows: dict[Mode, MetricWindow] = {"train": MetricWindow(), "eval": MetricWindow()}
         self._held: tuple[Rollout, Tensor, KLResult | None] | None = None
         self.lengths = LengthWatch()
@@ -161,7 +159,7 @@ class KLMetrics:
 
     def record(self, mode: Mode, rollout: Rollout, group: Tensor, result: KLResult | None, *, last: bool) -> None:
         """Add a micro-batch; `last` if it completes an update or an evaluation."""
-        self._windows[mode].add(rollout, group, result, unbiased_kl(self._args, self._objective, rollout))
+        self._windows[mode].add(rollout, group, result, unbiased_kl(self._objective, rollout))
         if last:
             self.finish(mode)
 
@@ -180,16 +178,16 @@ class KLMetrics:
         self._log(mode, {**report, "kl/coef": self._coefficient.value})
         if mode == "train":
             if self._coefficient.target is not None:
-                self._coefficient.update(window.kl(self._args.kl_target_unit))
+                self._coefficient.update(window.kl(self._objective.target_unit))
             self.lengths.see(report["length/mean"], report["kl/reverse/k3/per_sequence"])
 
 
-def unbiased_kl(args: KLConfig, objective: Objective, rollout: Rollout) -> Tensor | float:
+def unbiased_kl(objective: TRLObjective, rollout: Rollout) -> Tensor | float:
     """KL(π‖ref) summed over the completions, for an adaptive β; 0 if β is constant.
 
     It is exact where the term is, else estimated by k3, and weighted by the declared ratio.
     """
-    if args.kl_target is None:
+    if objective.target is None:
         return 0.0
     weighting = objective.term.weighting if objective.term is not None else None
     whole = objective.top_k is None and rollout.token_reverse_kl is not None

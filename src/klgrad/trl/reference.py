@@ -4,8 +4,6 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,7 +13,16 @@ from ..errors import MeaningError
 from ..kernels import Head
 from . import compat
 from .compat import Batch, Completions, base_of, has_adapters, is_split, without_adapters
-from .scorer import Answer, HeadCheck, Question, head_of, shared_vocabulary, statistics_forward, without_dropout
+from .scorer import (
+    Question,
+    ask,
+    compare_head,
+    head_of,
+    shared_vocabulary,
+    some_tokens,
+    statistics_forward,
+    without_dropout,
+)
 
 # How much memory of a device a measurement may use.
 
@@ -193,7 +200,7 @@ class Passes:
 
     def __init__(self, trainer: Any, reference: Reference, exact: bool) -> None:
         self._trainer, self._reference, self._exact = trainer, reference, exact
-        self._check_head = HeadCheck()
+        self._heads_compared = False
         self.vocabulary: int | None = None
         self.temperature = float(getattr(trainer, "temperature", 1.0))
 
@@ -253,28 +260,16 @@ class Passes:
                 stack.enter_context(statistics_forward(base))
             stack.enter_context(without_dropout(policy))
             stack.enter_context(without_dropout(ref))
-            view: Any = SimpleNamespace(
-                accelerator=self._trainer.accelerator,
-                temperature=self.temperature,
-                ref_model=self._reference.separate,
-            )
-            self._check_head(self, view, policy, given[0])
-            hidden = [self.ask(ref, each, Question(each.keep, self.temperature)).hidden for each in given]
+            if not self._heads_compared:
+                self._heads_compared = True
+                for model in (policy, self._reference.separate):
+                    if model is not None:
+                        compare_head(self._trainer.accelerator, model, some_tokens(batches[0]))
+            plain = [Question(each.keep, self.temperature) for each in given]
+            hidden = [ask(self._trainer.accelerator, ref, *each).hidden for each in zip(given, plain, strict=True)]
             head = self._head(ref)
         with statistics_forward(self._base(policy)), without_dropout(policy):
             return [self._statistics(each, h, head) for each, h in zip(given, hidden, strict=True)]
-
-    def ask(self, model: Any, batch: Completions, question: Question) -> Answer:
-        """Call a model as training calls it."""
-        with self._trainer.accelerator.autocast():
-            return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
-
-    def question(self, batch: Completions) -> Question:
-        """A question about the statistics of completions."""
-        cast = bool(getattr(self._trainer.args, "cast_lm_head_to_fp32", False))
-        return Question(
-            batch.keep, self.temperature, batch.targets, batch.mask, vocabulary=self.vocabulary, float32=cast
-        )
 
     def _base(self, model: Any) -> Any:
         return base_of(self._trainer.accelerator.unwrap_model(model))
@@ -284,11 +279,20 @@ class Passes:
         head = head_of(self._trainer.accelerator.unwrap_model(ref), self.temperature, self.vocabulary)
         if self._reference.separate is not None:
             return head
-        return replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
+        return head.clone()
 
     def _statistics(self, batch: Completions, hidden: Tensor | None, head: Head) -> dict[str, Tensor]:
-        asked = replace(self.question(batch), ref_hidden=hidden, ref_head=head)
-        found = self.ask(self._trainer.model, batch, asked)
+        question = Question(
+            batch.keep,
+            self.temperature,
+            batch.targets,
+            batch.mask,
+            hidden,
+            head,
+            self.vocabulary,
+            float32=bool(getattr(self._trainer.args, "cast_lm_head_to_fp32", False)),
+        )
+        found = ask(self._trainer.accelerator, self._trainer.model, batch, question)
         names = {"ref_logp": "ref_logp", "token_reverse_kl": "reverse_kl", "token_forward_kl": "forward_kl"}
         return {name: found[field] for name, field in {"logp": "logp", **names}.items()}
 

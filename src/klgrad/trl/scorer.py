@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,16 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..core.importance import token_ratio
 from ..core.rollout import Rollout
 from ..errors import MeaningError
-from ..kernels import Head, TokenStatistics, TopEntries, lumped_kl, sampled_tail_kl, token_statistics, top_entries
+from ..kernels import (
+    Head,
+    TokenStatistics,
+    TopEntries,
+    check_head,
+    lumped_kl,
+    sampled_tail_kl,
+    token_statistics,
+    top_entries,
+)
 from . import compat
 from .compat import (
     Batch,
@@ -32,7 +41,7 @@ from .compat import (
     padded_mask,
     reference_model,
 )
-from .config import KLConfig, Objective
+from .config import KLConfig, TRLObjective
 
 # All processes' completions of one step, so that baselines and reports are those of the whole batch.
 
@@ -165,7 +174,7 @@ def shuffled_by_group(batch: Batch) -> Batch:
 
 
 def with_top_k_kl(
-    found: TokenStatistics, best: TopEntries, objective: Objective, mask: Tensor, behavior_logp: Tensor | None
+    found: TokenStatistics, best: TopEntries, objective: TRLObjective, mask: Tensor, behavior_logp: Tensor | None
 ) -> TokenStatistics:
     """Add the declared divergence, over the teacher's likeliest entries and a tail, to the policy's statistics.
 
@@ -200,7 +209,7 @@ def with_top_k_kl(
     return found._replace(ref_logp=best.token_logp, **{name: kl})
 
 
-def _tail_ratio(objective: Objective, rollout: Rollout) -> Tensor | None:
+def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
     """(B, T) the ratio of the sampled token alone; None if it needs none.
 
     The term's own ratio covers the tokens before it (or, for a sequence ratio, the token too). A term without a ratio
@@ -210,7 +219,7 @@ def _tail_ratio(objective: Objective, rollout: Rollout) -> Tensor | None:
     if rollout.behavior_logp is None or (sampler is not None and sampler.ratio == "sequence"):
         return None
     ratio = token_ratio(rollout)
-    return ratio if objective.tail_bound is None else objective.tail_bound(ratio)
+    return ratio if objective.bound is None else objective.bound(ratio)
 
 
 # Exact statistics inside a model's own forward, where DDP, FSDP and DeepSpeed expect its parameters to be used.
@@ -320,7 +329,7 @@ def head_of(model: Any, temperature: float, vocabulary: int | None) -> Head:
     with gathered([x for x in (output.weight, bias) if x is not None]):
         head = Head.of(model, temperature=temperature)
         if is_split(output.weight):  # gathered only for now: the backward pass needs a copy
-            head = replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
+            head = head.clone()
     if vocabulary is None or vocabulary == head.vocabulary:
         return head
     return replace(head, weight=head.weight[:vocabulary], bias=None if head.bias is None else head.bias[:vocabulary])
@@ -332,93 +341,51 @@ def shared_vocabulary(models: list[Any]) -> int | None:
     return min(sizes) if len(sizes) > 1 else None
 
 
-# Checks once that exact statistics are computed with the head that the model itself uses.
+# A comparison, before the first use, of the head that is read from a model with the model's own logits.
 #
 # `Head.of` reads what follows the last hidden state (scale, soft cap, bias) from the names of a model's fields. A model
 # that names them differently would get other log-probs, in the KL and in the policy loss, without an error.
 
 TOKENS = 64
-"""Tokens that are compared, the last ones of one sequence: their logits fit into memory beside any model."""
-ROUNDING = {torch.float32: 2**-10, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-"""Relative rounding error of a logit; float32 products may be computed in TF32, which has ten bits."""
-SMALLEST = 1e-3
-"""Nats by which sums in another order may differ where logits are small."""
+"""Tokens that are compared, the last ones of one completion: their logits fit into memory beside any model."""
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Scores(Protocol):
-    """Calls models for exact statistics, as `Scorer` and `KLCallback` do."""
-
-    vocabulary: int | None
-
-    def ask(self, model: Any, batch: Completions, question: Question) -> Answer:
-        """Call a model as training calls it."""
-        ...
-
-    def question(self, batch: Completions) -> Question:
-        """A question about the statistics of completions."""
-        ...
-
-
-class HeadCheck:
-    """Compares the head with the model's own logits at the first call, and does nothing later."""
-
-    def __init__(self) -> None:
-        self._done = False
-
-    def __call__(self, scorer: Scores, trainer: GRPOTrainer, model: Any, batch: Completions) -> None:
-        """Compare on a few tokens, for the policy and for a reference of its own; refuse a head that differs.
-
-        The models are called as the loss calls them, on all processes at once, so that DDP, FSDP and DeepSpeed find
-        their parameters. With adapters the reference has the policy's head.
-        """
-        if self._done:
-            return
-        self._done = True
-        for name, each in (("the policy", model), ("the reference", trainer.ref_model)):
-            if each is None:
-                continue
-            off, allowed = (float(x) for x in _widest(trainer, *difference(scorer, trainer, each, few_tokens(batch))))
-            if off > allowed:
-                raise MeaningError(
-                    f"log-probs of {name}'s own logits within {allowed:.2g} nats",
-                    f"a difference of {off:.3g} nats, with {type(trainer.accelerator.unwrap_model(each)).__name__}",
-                    "the head is not what the exact KL assumes (it may have a scale or a soft cap under another name): "
-                    "choose a sampled estimator, k1 or k1_k3 (KLCallback(exact=False)), and report the model",
-                )
-
-
-def few_tokens(batch: Completions) -> Completions:
-    """The last live tokens of the first row, as a sequence of their own: any text can be used to compare heads."""
-    ids = batch.ids[0][batch.attention[0].bool()][-TOKENS:]
-    ids = ids if len(ids) > 1 else batch.ids[0][-2:]  # a row of padding only
-    ones = torch.ones_like(ids)[None]
-    return Completions(ids[None], ones, len(ids) - 1, ones[:, 1:])
+def some_tokens(batch: Batch) -> Tensor:
+    """(1, n) the last live tokens of the first completion, which have no image."""
+    ids = batch["completion_ids"][0][batch["completion_mask"][0].bool()][-TOKENS:]
+    return (ids if len(ids) else batch["completion_ids"][0][-1:])[None]
 
 
 @torch.no_grad()
-def difference(scorer: Scores, trainer: GRPOTrainer, model: Any, few: Completions) -> tuple[Tensor, Tensor]:
-    """The largest difference of log-probs, and how much of it rounding explains."""
-    with without_dropout(model):
-        found: Any = scorer.ask(model, few, replace(scorer.question(few), budget=None)).logp
-        with trainer.accelerator.autocast():
-            own = model(input_ids=few.ids, attention_mask=few.attention, use_cache=False).logits
-    logits = own[:, -few.keep - 1 : -1, : scorer.vocabulary].float() / trainer.temperature
-    expected = logits.log_softmax(-1).gather(-1, few.targets[..., None])[..., 0]
-    rounding = max(ROUNDING.get(kind, ROUNDING[torch.float32]) for kind in _dtypes(trainer, model, own))
-    return (found.float() - expected).abs().max(), 2 * rounding * logits.abs().max() + SMALLEST
+def compare_head(accelerator: Any, model: Any, ids: Tensor) -> None:
+    """Raise `KernelInputError` if the head differs from the model's own logits by more than rounding.
 
-
-def _dtypes(trainer: GRPOTrainer, model: Any, logits: Tensor) -> set[torch.dtype]:
-    """All dtypes that logits may have been rounded to: accelerate returns autocast's results as float32."""
-    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(trainer.accelerator.mixed_precision))
-    weights = next(iter(model.parameters())).dtype
-    return {logits.dtype, weights, *([] if mixed is None else [mixed])}
-
-
-def _widest(trainer: GRPOTrainer, off: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of the process whose difference is largest, so that all processes stop or none does."""
-    both: Any = trainer.accelerator.gather(torch.stack([off, allowed]).float()[None])
-    return tuple(both[(both[:, 0] - both[:, 1]).argmax()])
+    The model is called as training calls it, on all processes at once, and its head is read within that call: there
+    DDP, FSDP and DeepSpeed have its parameters whole.
+    """
+    seen: list[tuple[Tensor, Head]] = []
+    unwrapped = accelerator.unwrap_model(model)
+    base = base_of(unwrapped)
+    hook = base.base_model.register_forward_hook(
+        lambda _, args, output: seen.append((output[0], head_of(unwrapped, 1.0, None).clone()))
+    )
+    try:
+        with without_dropout(model), accelerator.autocast():
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    finally:
+        hook.remove()
+    if len(seen) != 1:
+        raise MeaningError(
+            "a model that calls its base model once for its logits",
+            f"{len(seen)} calls by {type(base).__name__}",
+            "use a sampled estimator, or trl.DistillationTrainer, and report the model",
+        )
+    hidden, head = seen[0]
+    # accelerate returns the results of autocast as float32, but they were rounded.
+    mixed = HALF.get(str(accelerator.mixed_precision), torch.float32)
+    kinds: list[torch.dtype] = [logits.dtype, head.weight.dtype, mixed]
+    check_head(head, hidden, logits.to(max(kinds, key=lambda kind: torch.finfo(kind).eps)))
 
 
 @contextmanager
@@ -436,6 +403,12 @@ def without_dropout(model: Any) -> Iterator[None]:
 # Forward passes of the policy and of its reference over completions.
 
 
+def ask(accelerator: Any, model: Any, batch: Completions, question: Question) -> Answer:
+    """Call a model as training calls it."""
+    with accelerator.autocast():
+        return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
+
+
 class Scorer:
     """Log-probs and exact KLs of completions, as the objective needs them.
 
@@ -445,10 +418,10 @@ class Scorer:
         objective: what is trained; an exact one prepares both models to return statistics.
     """
 
-    def __init__(self, trainer: GRPOTrainer, args: KLConfig, objective: Objective) -> None:
+    def __init__(self, trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -> None:
         self._trainer, self._args, self._objective = trainer, args, objective
         self.vocabulary = shared_vocabulary(self._bases())
-        self._check_head = HeadCheck()
+        self._heads_compared = False
         if objective.exact:
             self.enable_exact()
 
@@ -474,11 +447,6 @@ class Scorer:
             size = self._args.per_device_train_batch_size
             return completion_log_probs(self._trainer, model, batch, batch_size=size)[0]
 
-    def ask(self, model: Any, batch: Completions, question: Question) -> Answer:
-        """Call a model as training calls it."""
-        with self._trainer.accelerator.autocast():
-            return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
-
     def question(self, batch: Completions) -> Question:
         """A question about the statistics of completions."""
         return Question(
@@ -497,17 +465,21 @@ class Scorer:
         """Log-probs, both exact KLs to the reference, and the entropy of completions; no logits are stored."""
         temperature = self._trainer.temperature
         with torch.no_grad(), self.reference() as ref:
-            hidden = self.ask(ref, batch, Question(batch.keep, temperature)).hidden
+            hidden = ask(self._trainer.accelerator, ref, batch, Question(batch.keep, temperature)).hidden
             head = head_of(self._trainer.accelerator.unwrap_model(ref), temperature, self.vocabulary)
-        return _statistics(self.ask(model, batch, replace(self.question(batch), ref_hidden=hidden, ref_head=head)))
+        return _statistics(
+            ask(
+                self._trainer.accelerator, model, batch, replace(self.question(batch), ref_hidden=hidden, ref_head=head)
+            )
+        )
 
     def top_k(self, model: Any, batch: Completions, k: int) -> tuple[TokenStatistics, TopEntries]:
         """Log-probs and entropy of the policy, also at the reference's k likeliest entries, and these entries."""
         plain = self.question(batch)
         with torch.no_grad(), self.reference() as ref:
-            best = self.ask(ref, batch, replace(plain, top_k=k))
+            best = ask(self._trainer.accelerator, ref, batch, replace(plain, top_k=k))
         found = TopEntries(*(best[name] for name in ("ids", "logp", "token_logp", "has_token")))
-        return _statistics(self.ask(model, batch, replace(plain, entries=found.ids))), found
+        return _statistics(ask(self._trainer.accelerator, model, batch, replace(plain, entries=found.ids))), found
 
     def forward(self, model: Any, batch: Batch) -> ForwardPass:
         """The policy's pass over a batch, with its gradient, and the exact KLs where the objective needs them."""
@@ -516,7 +488,11 @@ class Scorer:
             return ForwardPass(*completion_log_probs(self._trainer, model, batch, **how))
         refuse_images(compat.has_images(batch), "kl_estimator='exact'")
         given = Completions.of(batch)
-        self._check_head(self, self._trainer, model, given)
+        if not self._heads_compared:  # with adapters the reference has the policy's head
+            self._heads_compared = True
+            for each in (model, self._trainer.ref_model):
+                if each is not None:
+                    compare_head(self._trainer.accelerator, each, some_tokens(batch))
         if self._objective.top_k is None:
             found = self.exact(model, given)
         else:

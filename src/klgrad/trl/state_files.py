@@ -1,10 +1,12 @@
-"""State of a trainer that TRL's checkpoints leave out, as files beside the checkpoint."""
+"""State of a trainer that TRL's checkpoints leave out, in one file per process beside the checkpoint."""
 
-import json
+import io
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..errors import RunError
@@ -46,26 +48,22 @@ def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
         part.load_state_dict(state[name])
 
 
-# The files that a checkpoint has beside `Trainer`'s own: the parts of `KLTrainer`, as JSON and safetensors.
+# The file that a checkpoint has beside `Trainer`'s own, for each process.
 
 
 def save_parts(trainer: "KLTrainer", folder: Path, **more: Any) -> None:
-    """Write the state of `trainer.checkpointed` to a checkpoint, one pair of files for each process.
+    """Write the state of `trainer.checkpointed` to a checkpoint.
 
     Args:
         trainer: the trainer.
         folder: the checkpoint.
         more: further plain data of this process.
     """
-    from safetensors.torch import save_file
-
-    rank, tensors = trainer.accelerator.process_index, {}
-    state = packed(state_of(trainer.checkpointed), "state", tensors)
+    state = {"processes": trainer.accelerator.num_processes, **more, "state": state_of(trainer.checkpointed)}
+    content = io.BytesIO()
+    torch.save({name: plain(x, name) for name, x in state.items()}, content)
     folder.mkdir(parents=True, exist_ok=True)
-    if tensors:
-        save_file(tensors, folder / _tensor_file(rank))
-    known = {"processes": trainer.accelerator.num_processes, **more, "state": state}
-    write_whole(folder / _state_file(rank), json.dumps(known))
+    write_whole(_state_file(folder, trainer.accelerator.process_index), content.getvalue())
 
 
 def load_parts(trainer: "KLTrainer", folder: Path) -> dict[str, Any]:
@@ -77,71 +75,49 @@ def load_parts(trainer: "KLTrainer", folder: Path) -> dict[str, Any]:
     Raises:
         RunError: there is no state of as many processes.
     """
-    from safetensors.torch import load_file
-
-    rank, device = trainer.accelerator.process_index, trainer.accelerator.device
-    saved, wanted = read_state(folder, rank) or {"processes": "fewer"}, trainer.accelerator.num_processes
-    if saved["processes"] != wanted:
-        received = f"{folder.name}, of {saved['processes']}"
-        raise RunError(f"a checkpoint of {wanted} processes", received, "resume with the number that wrote it")
-    stored = folder / _tensor_file(rank)
-    tensors = {k: v.to(device) for k, v in load_file(stored).items()} if stored.is_file() else {}
-    known: dict[str, Any] = unpacked(saved["state"], tensors)
-    load_state(trainer.checkpointed, known)
-    return known
+    accelerator = trainer.accelerator
+    saved = read_state(folder, accelerator.process_index, accelerator.device) or {"processes": "fewer"}
+    if saved["processes"] != accelerator.num_processes:
+        expected, received = f"a checkpoint of {accelerator.num_processes} processes", f"of {saved['processes']}"
+        raise RunError(expected, f"{folder.name}, {received}", "resume with the number that wrote it")
+    load_state(trainer.checkpointed, saved["state"])
+    return saved["state"]
 
 
-def read_state(folder: Path, rank: int) -> dict[str, Any] | None:
-    """What `save_parts` wrote for one process, with tensors as their names; None if it wrote nothing."""
-    path = folder / _state_file(rank)
+def read_state(folder: Path, rank: int, device: Any = "cpu") -> dict[str, Any] | None:
+    """What `save_parts` wrote for one process; None if it wrote nothing. No code in the file is executed."""
+    path = _state_file(folder, rank)
     if not path.is_file():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or "processes" not in found or "state" not in found:
+    try:
+        saved = torch.load(path, map_location=device, weights_only=True)
+        return {"processes": saved["processes"], "state": saved["state"], **saved}
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError) as error:
         received = f"{path}, which has no state of a run"
-        raise RunError("a checkpoint of this version of klgrad", received, "resume with the version that wrote it")
-    return found
+        remedy = "resume with the version that wrote it"
+        raise RunError("a checkpoint of this version of klgrad", received, remedy) from error
 
 
-def packed(x: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Nested data as JSON; each tensor is moved to `tensors` under its path.
+def plain(x: Any, name: str) -> Any:
+    """Nested data of tensors, numbers and text, which `torch.load` reads without running code; tuples become lists.
 
     Example:
-        >>> import torch
-        >>> tensors = {}
-        >>> packed({"step": 3, "ids": torch.tensor([1, 2])}, "state", tensors)
-        {'dict': {'step': 3, 'ids': {'tensor': 'state.ids'}}}
-        >>> tensors
-        {'state.ids': tensor([1, 2])}
+        >>> plain({"step": 3, "entropy": (0.5, None)}, "state")
+        {'step': 3, 'entropy': [0.5, None]}
     """
-    if isinstance(x, Tensor):
-        tensors[name] = x.detach().cpu().contiguous().clone()
-        return {"tensor": name}
-    if isinstance(x, dict):
-        return {"dict": {key: packed(value, f"{name}.{key}", tensors) for key, value in x.items()}}
-    if isinstance(x, list | tuple):
-        return {"list": [packed(value, f"{name}.{i}", tensors) for i, value in enumerate(x)]}
-    if x is None or isinstance(x, bool | int | float | str):
+    if x is None or isinstance(x, Tensor):
         return x
+    for kind in (bool, int, float, str):  # a number of NumPy is no plain one
+        if isinstance(x, kind):
+            return kind(x)
+    if isinstance(x, dict):
+        return {key: plain(value, f"{name}.{key}") for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [plain(value, f"{name}.{i}") for i, value in enumerate(x)]
     raise RunError(
         f"tensors and plain data in {name}", type(x).__name__, "save_strategy='no' trains without checkpoints"
     )
 
 
-def unpacked(x: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `packed`, except that tuples become lists."""
-    if not isinstance(x, dict):
-        return x
-    if "tensor" in x:
-        return tensors[x["tensor"]]
-    if "dict" in x:
-        return {key: unpacked(value, tensors) for key, value in x["dict"].items()}
-    return [unpacked(value, tensors) for value in x["list"]]
-
-
-def _state_file(rank: int) -> str:
-    return f"klgrad_state_{rank}.json"
-
-
-def _tensor_file(rank: int) -> str:
-    return f"klgrad_state_{rank}.safetensors"
+def _state_file(folder: Path, rank: int) -> Path:
+    return folder / f"klgrad_state_{rank}.pt"

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ActivationError
 from ..integrations import AdaptiveCoefficient
-from .declaration import Declaration, term_of
+from .declaration import VerlObjective, term_of
 from .loss import KLLoss
 
 # Whether the declared KL is active in this process, and in every worker of a run.
@@ -40,12 +40,12 @@ def status(loss: object) -> Status:
     }
 
 
-def identity(declaration: Declaration) -> str:
+def identity(declaration: VerlObjective) -> str:
     """All that is declared, as text that two processes can compare."""
-    return f"{declaration.settings!r}, task_rewards={declaration.task_rewards}"
+    return repr(declaration)
 
 
-def expected(declaration: Declaration) -> Status:
+def expected(declaration: VerlObjective) -> Status:
     """What the driver expects of every worker."""
     return {"version": version("klgrad"), "plugin": True, "declaration": identity(declaration)}
 
@@ -86,16 +86,13 @@ NODE_OF_WORKERS = "klgrad"
 """The key inside `actor_rollout_ref`, all of the configuration that verl's workers get."""
 
 
-def sent(declaration: Declaration) -> dict[str, Any]:
+def sent(declaration: VerlObjective) -> dict[str, Any]:
     """The declaration and what the driver expects of a worker, as plain values."""
-    return {
-        "settings": asdict(declaration.settings),
-        "task_rewards": declaration.task_rewards,
-        "expected": expected(declaration),
-    }
+    settings = asdict(declaration)
+    return {"task_rewards": settings.pop("task_rewards"), "settings": settings, "expected": expected(declaration)}
 
 
-def received(node: Any) -> tuple[Declaration, Status]:
+def received(node: Any) -> tuple[VerlObjective, Status]:
     """The inverse of `sent`."""
     declaration = replace(term_of(node["settings"]), task_rewards=bool(node["task_rewards"]))
     return declaration, dict(node["expected"])

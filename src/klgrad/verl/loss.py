@@ -14,7 +14,7 @@ from ..core.term import KLTerm
 from ..errors import RolloutError
 from ..integrations import token_values, total_reverse_kl
 from ..reports import kl_report, mismatch_report
-from .declaration import Declaration
+from .declaration import VerlObjective
 
 # verl's tensors as a `Rollout`: the driver's after `_compute_advantage`, and a worker's micro-batch.
 #
@@ -43,7 +43,7 @@ def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[Any], *, scored: 
     )
 
 
-def rollout_of_micro_batch(declaration: Declaration, logp: Tensor, ref_logp: Tensor, batch: Any) -> Rollout:
+def rollout_of_micro_batch(declaration: VerlObjective, logp: Tensor, ref_logp: Tensor, batch: Any) -> Rollout:
     """A micro-batch of a worker: the policy that is trained is π, and `sampler` says what sampled.
 
     Args:
@@ -54,7 +54,7 @@ def rollout_of_micro_batch(declaration: Declaration, logp: Tensor, ref_logp: Ten
     """
     behavior = None
     if declaration.term.weighting is not None:
-        behavior = _needed(batch, SAMPLERS[declaration.settings.sampler])
+        behavior = _needed(batch, SAMPLERS[declaration.sampler])
     return Rollout(logp, ref_logp, batch["response_mask"].to(torch.bool), behavior_logp=behavior)
 
 
@@ -122,7 +122,7 @@ def check_one_row_per_session(keys: Sequence[str]) -> None:
 # What the driver logs of each batch: every estimator with its error, the mismatch to the sampler, the ratios.
 
 
-def step_metrics(declaration: Declaration, beta: float, rollout: Rollout) -> dict[str, float]:
+def step_metrics(declaration: VerlObjective, beta: float, rollout: Rollout) -> dict[str, float]:
     """Metrics by name, under the names that `KLTrainer` logs on TRL.
 
     Args:
@@ -144,23 +144,23 @@ def step_metrics(declaration: Declaration, beta: float, rollout: Rollout) -> dic
     return found
 
 
-def weighting_of_step(declaration: Declaration, rollout: Rollout) -> ImportanceWeighting | None:
+def weighting_of_step(declaration: VerlObjective, rollout: Rollout) -> ImportanceWeighting | None:
     """The declared importance weights of the policy before the update.
 
     None where they are all 1: with sampler=old, and where the rollout engine's log-probs stand for the policy's. The
     workers log how they move.
     """
-    known = declaration.settings.sampler == "rollout" and rollout.behavior_logp is not None
+    known = declaration.sampler == "rollout" and rollout.behavior_logp is not None
     return declaration.term.weighting if known else None
 
 
-def step_kl(declaration: Declaration, rollout: Rollout) -> float | None:
+def step_kl(declaration: VerlObjective, rollout: Rollout) -> float | None:
     """KL(π‖ref) in the unit of `target`, for an adaptive β; None if no token is live."""
     if not bool(rollout.mask.any()):
         return None
     seen = rows(rollout, rollout.mask.any(-1))
     total = float(total_reverse_kl(seen, weighting_of_step(declaration, seen), exact=False))
-    return total / (float(seen.lengths.sum()) if declaration.settings.target_unit == "token" else len(seen.mask))
+    return total / (float(seen.lengths.sum()) if declaration.target_unit == "token" else len(seen.mask))
 
 
 # The KL in the loss: a picklable function around verl's own loss, called in the workers on each micro-batch.
@@ -185,7 +185,7 @@ class KLLoss:
     """
 
     policy_loss: Callable[..., tuple[Tensor, dict[str, Any]]]
-    declaration: Declaration
+    declaration: VerlObjective
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
         """The loss and the metrics of a micro-batch, as verl's workers call it."""
@@ -199,8 +199,8 @@ class KLLoss:
         return rest + beta * kl, {**metrics, **more, "klgrad/coef": beta}
 
     def _beta(self, data: Any) -> float:
-        if self.declaration.settings.target is None:
-            return self.declaration.settings.coef
+        if self.declaration.target is None:
+            return self.declaration.coef
         from verl.utils import tensordict_utils
 
         found = tensordict_utils.get(data, BETA)
@@ -211,7 +211,7 @@ class KLLoss:
         return float(found)
 
 
-def kl_loss(declaration: Declaration, actor: Any, model_output: Any, data: Any) -> tuple[Tensor, dict[str, Any]]:
+def kl_loss(declaration: VerlObjective, actor: Any, model_output: Any, data: Any) -> tuple[Tensor, dict[str, Any]]:
     """The declared term on a micro-batch, and its metrics.
 
     Args:
@@ -234,7 +234,7 @@ def kl_loss(declaration: Declaration, actor: Any, model_output: Any, data: Any) 
         ref_logp = kept.get("ref_log_prob", None)
     rollout = rollout_of_micro_batch(declaration, logp, ref_logp, kept)
     result = declaration.term(rollout)
-    by_sequence = declaration.settings.reduction == "sequence"
+    by_sequence = declaration.reduction == "sequence"
     kl = agg_loss(
         loss_mat=result.per_token + token_values(declaration.term, rollout),
         loss_mask=rollout.mask,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from some import first
@@ -16,6 +17,7 @@ from training.small import SMALL, arguments
 from klgrad.errors import RewardError, RunError
 from klgrad.training.checkpoint import RunTrainer, checkpoints, fault, is_over, last_sound, rotate, seal
 from klgrad.training.run_folder import drop_replaced, in_updates, set_aside
+from klgrad.trl.state_files import plain, read_state
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -206,8 +208,8 @@ DAMAGE = {
     "a bit of the optimizer": ("optimizer.pt", flip, "has changed since it was written"),
     "trainer state cut off": ("trainer_state.json", cut, "bytes, not"),
     "random numbers gone": ("rng_state.pth", remove, "is missing"),
-    "our state cut off": ("klgrad_state_0.json", cut, "bytes, not"),
-    "our tensors gone": ("klgrad_state_0.safetensors", remove, "is missing"),
+    "our state cut off": ("klgrad_state_0.pt", cut, "bytes, not"),
+    "our state gone": ("klgrad_state_0.pt", remove, "is missing"),
     "never finished": ("klgrad_manifest.json", remove, "was not finished"),
     "manifest cut off": ("klgrad_manifest.json", cut, "cannot be read"),
     "a manifest of a list": ("klgrad_manifest.json", holding('{"files": [1]}'), "does not list the files"),
@@ -309,8 +311,8 @@ def test_when_a_run_is_over(state, max_steps, epochs, over, tmp_path):
 def test_another_number_of_processes_is_refused(finished, run, tmp_path):
     parts = tmp_path / "parts"
     shutil.copytree(finished, parts)
-    path = parts / "checkpoint-4" / "klgrad_state_0.json"
-    path.write_text(path.read_text().replace('"processes": 1', '"processes": 2'))
+    path = parts / "checkpoint-4" / "klgrad_state_0.pt"
+    torch.save({**torch.load(path, weights_only=True), "processes": 2}, path)
     seal(path.parent)
     with pytest.raises(RunError, match="a checkpoint of 1 processes; received checkpoint-4, of 2"):
         run("train", parts, resume=True, max_steps=5)
@@ -342,16 +344,30 @@ def test_only_as_many_are_kept_as_were_asked_for(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
 
 
-def test_no_pickle_of_ours(finished):
-    ours = [path.suffix for path in (finished / "checkpoint-3").glob("klgrad_*")]
-    assert sorted(ours) == [".json", ".json", ".safetensors"]
+class Opens:
+    """Code that a file could contain."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
 
 
-def test_a_state_that_cannot_be_plain_is_refused(tmp_path):
-    from klgrad.trl.state_files import packed
+def test_no_code_of_a_state_is_executed(finished, tmp_path):
+    state = read_state(finished / "checkpoint-3", 0)
+    assert (state["processes"], set(state)) == (1, {"processes", "parameters", "state"})
+    torch.save({**state, "more": Opens(tmp_path / "made")}, tmp_path / "klgrad_state_0.pt")
+    with pytest.raises(RunError, match="which has no state of a run"):
+        read_state(tmp_path, 0)
+    assert not (tmp_path / "made").exists()
 
-    with pytest.raises(RunError, match="object"):
-        packed({"a": [object()]}, "buffer", {})
+
+def test_a_state_is_plain_or_refused():
+    state = {"a": (np.float64(0.5), True, torch.ones(2)), "b": None}
+    assert type(plain(state, "state")["a"][0]) is float
+    with pytest.raises(RunError, match=r"buffer\.a\.0; received object"):
+        plain({"a": [object()]}, "buffer")
 
 
 def test_the_trainer_is_trls(model):

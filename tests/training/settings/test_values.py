@@ -1,10 +1,9 @@
-"""Every setting is checked for its type and its range before anything is loaded, from a file as from flags."""
+"""Every setting of this package is checked for type and range before anything is loaded; TRL checks its own."""
 
 import pytest
 
 from klgrad.errors import MeaningError, SettingError
 from klgrad.training.settings import parse
-from klgrad.trl.config_checks import described, fits
 
 CPU = ("--use_cpu",)
 
@@ -15,24 +14,10 @@ CPU = ("--use_cpu",)
         ("kl_ratio_bound: 2.0", r'`kl_ratio_bound` as text; received 2.0, a number, in .* kl_ratio_bound: "2.0"'),
         ("task: [addition, subtraction]", r"`task` as text; .* with commas: task: addition,subtraction"),
         ("reward: [a.py:f]", r"`reward` as text; .* reward: a.py:f"),
-        ("max_steps: 3.7", "`max_steps` as a whole number; received 3.7"),
-        ("seed: null", "`seed` as a whole number; received None.* leave the setting out"),
         ("5: 1", "names of settings; received the key 5 in the configuration file"),
         ("kl_coef: yes", "`kl_coef` as a number; received True, true or false"),
-        ("use_vllm: 1", "`use_vllm` as true or false; received 1, a whole number"),
         ("quick: [1]", "`quick` as true or false"),
-        ("model_init_kwargs: 3", "`model_init_kwargs` as a mapping or text"),
-        ("reward_weights: [1.0, one]", "reward_weights"),
-        ("reward_weights: {a: 1}", "`reward_weights` as a list of numbers"),
-        ("lr_scheduler_type: nope", "`lr_scheduler_type` as linear or cosine"),
-        ("optim: nope", "`optim` as .*adamw_torch"),
-        ("dtype: int8", "`dtype` auto or bfloat16 or float16 or float32; received 'int8'"),
         ("kl_level: tokens", "`kl_level` token or sequence; received 'tokens'"),
-        ("scale_rewards: 1.5", "`scale_rewards` group or batch or none"),
-        ("learning_rate: .nan", "`learning_rate` as a finite number; received nan"),
-        ("max_completion_length: null", "`max_completion_length` >= 1; received None"),
-        ("num_generations: null", "`num_generations` >= 2; received None"),
-        ("report_to: 5", "`report_to` as text or a list of texts"),
     ],
 )
 def test_a_file_with_a_value_of_another_type(yaml, text, said):
@@ -43,42 +28,16 @@ def test_a_file_with_a_value_of_another_type(yaml, text, said):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("gradient_accumulation_steps", "0", ">= 1; received 0; remedy: 1 makes an update of every batch"),
-        ("steps_per_generation", "0", ">= 1; received 0"),
-        ("per_device_train_batch_size", "0", ">= 1; received 0"),
-        ("num_iterations", "0", ">= 1; received 0; .*nothing would be trained"),
-        ("num_train_epochs", "0", "> 0; received 0.0"),
-        ("max_steps", "0", "-1 or >= 1; received 0"),
         ("train_size", "0", ">= 1; received 0"),
         ("eval_every", "-1", ">= 0; received -1"),
-        ("num_generations", "-2", ">= 2; received -2"),
-        ("loss_type", "nope", "grpo or dr_grpo or .*; received 'nope'"),
-        ("importance_sampling_level", "word", "token or sequence; received 'word'"),
-        ("scale_rewards", "nope", "group or batch or none"),
-        ("multi_objective_aggregation", "nope", "sum_then_normalize"),
-        ("vllm_importance_sampling_mode", "nope", "token_truncate"),
-        ("vllm_mode", "nope", "colocate or server"),
-        ("temperature", "0", "> 0; received 0.0"),
-        ("temperature", "nan", "as a finite number; received nan"),
-        ("learning_rate", "nan", "as a finite number; received nan"),
-        ("learning_rate", "-1e-5", ">= 0; received -1e-05"),
-        ("top_p", "1.5", "above 0 to 1; received 1.5"),
-        ("delta", "0.5", "> 1; received 0.5"),
-        ("seed", "-1", "from 0 to 4.29497e\\+09; received -1"),
-        ("save_steps", "0", "> 0; received 0"),
-        ("lora_dropout", "1", "from 0 below 1; received 1"),
-        ("report_to", "nowhere", "none, all, .*wandb.*; received 'nowhere'"),
+        ("kl_coef", "-1", ">= 0; received -1.0; remedy: a negative β"),
+        ("kl_target", "0", "> 0; received 0.0"),
+        ("kl_coef", "nan", "as a finite number; received nan"),
     ],
 )
 def test_a_flag_out_of_its_range(name, value, said):
-    with pytest.raises(SettingError, match=f"`{name}` {said}"):
+    with pytest.raises((SettingError, MeaningError), match=f"`{name}` {said}"):
         parse("train", [f"--{name}={value}", *CPU])
-
-
-def test_metrics_cannot_be_sent_by_a_package_that_is_not_here(monkeypatch):
-    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: False)
-    with pytest.raises(SettingError, match="the package of `report_to` wandb; received no such package"):
-        parse("train", ["--report_to", "wandb", *CPU])
 
 
 @pytest.mark.parametrize(
@@ -125,24 +84,9 @@ def test_a_file_that_says_false_in_quotes_does_not_resume(yaml):
     assert parse("train", [*yaml("resume: 'false'\n"), *CPU]).run.resume is False
 
 
-def test_types_of_annotations():
-    assert fits(1, float)
-    assert not fits(True, int)
-    assert not fits("x", list[str])
-    assert fits(None, int | None)
-    assert described(list[float] | None) == "a list of numbers"
-
-
 def test_in_python_too():
     from klgrad.trl import KLConfig
 
-    wrong = (
-        {"kl_ratio_bound": 2.0},
-        {"loss_type": "nope"},
-        {"temperature": 0.0},
-        {"num_iterations": 0},
-        {"teacher": 5},
-    )
-    for settings in wrong:
+    for settings in ({"kl_ratio_bound": 2.0}, {"kl_coef": True}, {"kl_horizon": 1.5}, {"teacher": 5}):
         with pytest.raises(MeaningError, match=next(iter(settings))):
             KLConfig("unused", use_cpu=True, bf16=False, **settings)
