@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 
 from ..trl.state_files import load_state, state_of
 from . import libraries, run_folder
-from .checkpoint import RunTrainer, fault, rename_damaged, step_of
+from .checkpoint import RunTrainer, is_complete, step_of
 from .evaluate import Evaluator
 from .report import estimated as estimate, formula, objective, scaling, score
 from .run_folder import History, evaluations, in_updates, kl_of, length_of
@@ -87,7 +87,7 @@ class Stopping(TrainerCallback):
 
 
 class Adoption(TrainerCallback):
-    """Main process only: after the first update, write `run.json`, cut the history, rename damaged checkpoints."""
+    """Main process only: after the first update, write `run.json` and cut the history."""
 
     def __init__(self, settings: Settings, history: History, checkpoint: Path | None) -> None:
         self.settings, self.history, self.checkpoint = settings, history, checkpoint
@@ -113,10 +113,8 @@ class Adoption(TrainerCallback):
             run_folder.drop_replaced(self.folder)
 
     def release(self) -> None:
-        """Cut the history at the checkpoint, and rename later checkpoints, which are damaged."""
+        """Cut the history at the checkpoint."""
         self.history.release(0 if self.checkpoint is None else step_of(self.checkpoint))
-        if self.checkpoint is not None:
-            rename_damaged(self.folder, self.checkpoint)
 
     def withdraw(self) -> None:
         """After a failure before the first update: remove what was written, and restore the old run."""
@@ -171,7 +169,7 @@ class CrashCheckpoint(TrainerCallback):
         if known is None or t.accelerator.num_processes > 1 or t.state.global_step == 0:
             return False
         folder = t.folder / f"checkpoint-{t.state.global_step}"
-        if fault(folder) is None:
+        if is_complete(folder):
             return True
         load_state(t.checkpointed, known["state"])
         libraries.set_rng_states(known["rng"])

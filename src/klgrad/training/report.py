@@ -26,7 +26,7 @@ from ..trl import KLConfig
 from ..trl.config_checks import needs_no_weights, notes, stale
 from . import run_folder
 from .build import Models
-from .checkpoint import RunTrainer, checkpoints, last_sound, step_of
+from .checkpoint import RunTrainer, checkpoints, last_complete, step_of
 from .run_folder import (
     HISTORY,
     History,
@@ -440,7 +440,7 @@ def announcement(settings: Settings, models: Models, checkpoint: Path | None) ->
 
 def how_to_continue(settings: Settings, folder: Path) -> str:
     """What of the run is on disk, and the command that continues it."""
-    found, _ = last_sound(folder)
+    found = last_complete(folder)
     if found is not None:
         again = resume_command(settings.command, folder, settings.given)
         return f"The run is saved after {in_updates(step_of(found))} in {found}. Continue with: {again}"
@@ -454,8 +454,7 @@ NO_CHECKPOINT = "There is no complete checkpoint to make the run longer from: --
 
 def finished(folder: Path, updates: int) -> str:
     """What is said of a run that is finished; it can be made longer only from a complete checkpoint."""
-    sound, _ = last_sound(folder)
-    longer = NO_CHECKPOINT if sound is None else "To make it longer, give a larger --max_steps with --resume"
+    longer = "To make it longer, give a larger --max_steps with --resume" if last_complete(folder) else NO_CHECKPOINT
     return f"The run in {folder} is finished, after {in_updates(updates)}; nothing was changed. {longer}."
 
 
@@ -482,7 +481,8 @@ def unloadable(checkpoint: Path, error: Exception) -> RunError:
     return RunError(
         "a checkpoint that these settings can continue from",
         f"{checkpoint}: {type(error).__name__}: {detail[0]}",
-        "resume with the settings that the run was started with; nothing in its folder was changed",
+        "resume with the settings that the run was started with, or, if a file is damaged, remove this checkpoint to "
+        "continue from the one before; nothing in the folder was changed",
     )
 
 

@@ -1,5 +1,6 @@
 """A run from its settings to its summary."""
 
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,10 +14,10 @@ from ..support import write_whole
 from . import run_folder
 from .build import Models, build, models_of
 from .callbacks import Adoption, CrashCheckpoint, Recorder, Stopping
-from .checkpoint import RunTrainer, check_fits, is_over, last_sound, remove_all, step_of
+from .checkpoint import RunTrainer, check_fits, checkpoints, is_over, last_complete, step_of
 from .evaluate import Evaluator
 from .figures import Drawn, draw
-from .libraries import messages_once, refusal, refusals_in_one_line, write_failure
+from .libraries import messages_once, refusal, write_failure
 from .report import (
     CARD,
     announcement,
@@ -83,8 +84,12 @@ class _Run:
                 self._check_folder()
             if self.main and not self.err.is_terminal:
                 self.err.print(Text(f"loading {self.models.name} and its reference", style="dim"))
-            with refusals_in_one_line():
+            try:
                 trainer, evaluator = build(self.settings, self.models)
+            except Exception as error:
+                if (refused := refusal(error)) is None:
+                    raise
+                raise refused from error
             if checkpoint is not None:
                 check_fits(trainer, checkpoint)
             try:
@@ -100,9 +105,11 @@ class _Run:
         """The checkpoint to continue from; None to start from the beginning."""
         if not self.settings.run.resume:
             return None
-        found, damaged = last_sound(self.folder)
-        for sentence in damaged if self.main else []:
-            self.warn(f"{sentence}; the one before it is used, if there is one.")
+        found = last_complete(self.folder)
+        for path in checkpoints(self.folder) if self.main else []:
+            if path == found:
+                break
+            self.warn(f"{path.name} is not complete; the one before it is used, if there is one.")
         return found
 
     def _check_folder(self) -> None:
@@ -209,7 +216,8 @@ class _Run:
         write_whole(self.folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))
         run_folder.write_summary(self.folder, summary)
         if self.settings.run.weights_only:  # after the summary, without which the run is not finished
-            remove_all(self.folder)
+            for path in checkpoints(self.folder):
+                shutil.rmtree(path, ignore_errors=True)
         draw([Drawn(self.folder.name, self.history.rows())], self.folder)
         self.out.print(table_of(summary))
         took = f" in {seconds:.0f} s" if seconds else ", completed before"

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from .. import __version__
 from ..errors import OutputError, RunError
 from ..support import ensure_folder, finite, write_whole
-from .checkpoint import checkpoints, damaged, step_of
+from .checkpoint import checkpoints, last_complete, step_of
 
 # `history.jsonl`: one line of JSON for each update and each evaluation.
 
@@ -181,7 +181,8 @@ def updates_if_finished(folder: Path, settings: Any) -> int | None:
     updates = summary.get("updates")
     if not isinstance(updates, int) or any(row["step"] > updates for row in History(folder).rows()):
         return None
-    if any(step_of(checkpoint) > updates for checkpoint in checkpoints(folder)):
+    checkpoint = last_complete(folder)
+    if checkpoint is not None and step_of(checkpoint) > updates:
         return None
     if settings.training.max_steps > 0:
         return updates if updates >= settings.training.max_steps else None
@@ -290,7 +291,7 @@ def lost_by_starting_again(folder: Path) -> list[str]:
 
 def _files_of_a_run(folder: Path) -> list[Path]:
     files = [folder / name for name in (RUN, HISTORY, SUMMARY, *FIGURES, MODEL, *UNFINISHED)]
-    return [path for path in (*files, *checkpoints(folder), *damaged(folder)) if path.exists()]
+    return [path for path in (*files, *checkpoints(folder)) if path.exists()]
 
 
 # One run per output folder: the process that trains holds a lock on a file in it.
