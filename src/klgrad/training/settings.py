@@ -14,13 +14,12 @@ from typing import Any, NoReturn
 
 import yaml
 from trl.scripts.utils import TrlParser
-from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.model_config import ModelConfig
 
-from ..errors import KlgradError, MeaningError, RunError, SettingError, UnknownNameError
+from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
 from ..trl import KLConfig
-from ..trl.config_checks import MeaningWarning, complaint, has_choices, settings_of_class
+from ..trl.config_checks import MeaningWarning
 from .run_folder import recorded_settings
 
 # Settings that make a run execute code. With `--resume` they have to be given again.
@@ -303,6 +302,14 @@ class RunConfig:
         metadata={"help": "Configuration file of accelerate (FSDP, DeepSpeed, several nodes) to launch with."},
     )
 
+    def __post_init__(self) -> None:
+        """Check ranges; that of `digits` is checked where a task has digits."""
+        least = {"train_size": 1, "eval_size": 0, "eval_every": 0, "student_layers": 1, "num_processes": 1}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise SettingError(f"`{name}` >= {bound}", str(value), f"see klgrad train --help-all for `{name}`")
+
 
 @dataclass
 class PolicyConfig(ModelConfig):
@@ -356,7 +363,7 @@ ALIASES = {"model": "model_name_or_path"}
 """Short names that a file of settings may use."""
 
 
-# TRL's parser, with errors of one line, checks of every value, and settings from files.
+# TRL's parser, with errors of one line. Values of files are read as on a command line, so argparse checks their types.
 
 
 class Parser(TrlParser):
@@ -365,56 +372,35 @@ class Parser(TrlParser):
     def __init__(self, command: str) -> None:
         kinds: Any = (RunConfig, KLConfig, PolicyConfig)
         super().__init__(kinds, prog=f"klgrad {command}", allow_abbrev=False)
-        self.known = {action.dest for action in self._actions} - {"help"}
-        self.pristine = {action.dest: action.default for action in self._actions}
-        self.settings = {name: found for kind in kinds for name, found in settings_of_class(kind).items()}
+        self.actions = {action.dest: action for action in self._actions if action.dest != "help"}
+        self.pristine = {name: action.default for name, action in self.actions.items()}
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
         raise SettingError("settings of the right kind", message, f"see {self.prog} --help")
 
-    def checked(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
-        """Settings of a file, under their full names and with the declared types; text is read as on a command line."""
-        found = {}
-        for key, value in values.items():
-            if not isinstance(key, str):
-                received = f"the key {key!r} in {where}"
-                raise SettingError("names of settings", received, f"see {self.prog} --help for the names")
-            name = ALIASES.get(key, key)
-            if name not in self.known:
-                raise UnknownNameError(f"setting in {where}", name, {*self.known, *ALIASES})
-            found[name] = self._value(name, value)
-            wrong = None if has_choices(name) else self.settings[name].misfit(found[name])
-            if wrong is not None:
-                expected, received, remedy = wrong
-                raise SettingError(expected, f"{received}, in {where}", remedy)
+    def named(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
+        """Settings of a file, under their full names."""
+        found = {ALIASES.get(key, key): value for key, value in values.items()}
+        for name in found:
+            if name not in self.actions:
+                raise UnknownNameError(f"setting in {where}", str(name), {*self.actions, *ALIASES})
         return found
 
-    def _value(self, name: str, value: Any) -> Any:
-        """Convert text, as YAML reads 3e-5 as text, and a single value where a list is declared."""
-        action = next(action for action in self._actions if action.dest == name)
-        try:
-            if isinstance(value, list):
-                return [self._get_value(action, x) if isinstance(x, str) else x for x in value]
-            value = self._get_value(action, value) if isinstance(value, str) else value
-        except argparse.ArgumentError as error:
-            self.error(str(error))
-        return [value] if action.nargs == "+" and value is not None else value
-
-    def adopt(self, values: dict[str, Any]) -> None:
-        """Make these values the defaults."""
-        self.set_defaults_with_config(**values)
-
-    def check_values(self, values: dict[str, Any]) -> None:
-        """Check types and ranges of all values, from every source, before any of them is used."""
-        own = {name for name in KLConfig.__annotations__ if name not in GRPOConfig.__dataclass_fields__}
+    def flags(self, values: dict[str, Any]) -> list[str]:
+        """Settings as on a command line; None stands for the default."""
+        words: list[str] = []
         for name, value in values.items():
-            found = None if value == self.pristine[name] else complaint(self.settings[name], value)
-            if found is not None:
-                raise (MeaningError if name in own else SettingError)(*found)
+            if isinstance(value, list) and self.actions[name].nargs == "+":
+                words += [f"--{name}", *map(str, value)]
+            elif isinstance(value, list):
+                words.append(f"--{name}={','.join(map(str, value))}")
+            elif value is not None:
+                words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+        return words
 
-    def given_flags(self, arguments: list[str]) -> dict[str, Any]:
-        """Values of the command line itself, without defaults."""
+    def given(self, arguments: list[str]) -> dict[str, Any]:
+        """Values of these arguments, without defaults."""
         before = {action: action.default for action in self._actions}
         for action in self._actions:
             action.default = argparse.SUPPRESS
@@ -433,7 +419,7 @@ NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "num_processes", "ac
 
 @dataclass(frozen=True)
 class Parsed:
-    """Values by name, each of a known name and checked alone; whether they fit together is not checked yet."""
+    """Values by name, each of a known name; whether they fit together is not checked yet."""
 
     command: str
     arguments: list[str]
@@ -453,7 +439,7 @@ def parse(command: str, arguments: list[str]) -> Settings:
         arguments: the command line after the command.
 
     Returns:
-        The settings, checked one by one and together.
+        The settings, checked by argparse, by TRL and by this package.
 
     Example:
         >>> parse("train", ["--quick", "--kl_coef", "0.1"]).training.kl_coef
@@ -465,23 +451,23 @@ def parse(command: str, arguments: list[str]) -> Settings:
 def read(command: str, arguments: list[str]) -> Parsed:
     """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
     parser, (arguments, file) = Parser(command), _split_config(arguments)
-    file = parser.checked(file, "the configuration file")
-    given = {**file, **parser.given_flags(arguments)}
+    arguments = [*parser.flags(parser.named(file, "the configuration file")), *arguments]
+    given = parser.given(arguments)
     output = str(given.get("output_dir") or f"runs/{command}")
-    preset, kept = preset_of(command, given), {}
+    preset, recorded = preset_of(command, given), {}
     if given.get("resume"):  # `run.json` contains the preset of that time
-        preset, kept = {}, parser.checked(recorded_settings(Path(output), command), f"{output}/run.json")
-        check_confirmed(kept, given, Path(output), command)
+        preset, recorded = {}, parser.named(recorded_settings(Path(output), command), f"{output}/run.json")
+        check_confirmed(recorded, given, Path(output), command)
         if "num_train_epochs" in given:
-            kept.pop("max_steps", None)  # otherwise TRL would ignore the epochs
+            recorded.pop("max_steps", None)  # otherwise TRL would ignore the epochs
     preset |= machine_settings()
-    parser.adopt({**preset, "output_dir": output, **kept, **file})
+    parser.set_defaults(**{**preset, "output_dir": output})
+    arguments = [*parser.flags(recorded), *arguments]
     values, unknown = parser.parse_known_args(arguments)
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown
-        raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.known, *ALIASES})
-    parser.check_values(vars(values))
-    return Parsed(command, arguments, parser, vars(values), frozenset({*preset, *kept, *given}))
+        raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.actions, *ALIASES})
+    return Parsed(command, arguments, parser, vars(values), frozenset({*preset, *recorded, *given}))
 
 
 def settings_of(parsed: Parsed, processes: int | None = None) -> Settings:
@@ -514,7 +500,7 @@ def _misfit(parser: Parser, error: Exception) -> SettingError:
     """Another library's error, with the settings that its text mentions."""
     text = str(error) or type(error).__name__
     words = re.findall(r"(--|`)?\b([a-z]\w+)\b", text)
-    named = dict.fromkeys(word for mark, word in words if word in parser.known and (mark or not word.isalpha()))
+    named = dict.fromkeys(word for mark, word in words if word in parser.actions and (mark or not word.isalpha()))
     about = f": {', '.join(f'`{name}`' for name in named)}" if named else ""
     remedy = f"change {'one of them' if len(named) > 1 else 'it'}; see {parser.prog} --help-all"
     return SettingError(f"settings that fit together{about}", " ".join(text.split()), remedy)
@@ -562,12 +548,9 @@ OWN = ("num_processes", "accelerate_config")
 
 def is_needed(parsed: Parsed) -> bool:
     """Whether this process should only start others."""
-    count = parsed.values["num_processes"]
-    if not isinstance(count, int) or count < 1:
-        raise SettingError("`num_processes` >= 1", str(count), "use 1 to train in this process")
     if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or parsed.values["dry_run"]:
         return False
-    return count > 1 or parsed.values["accelerate_config"] is not None
+    return parsed.values["num_processes"] > 1 or parsed.values["accelerate_config"] is not None
 
 
 def processes(parsed: Parsed) -> int:
