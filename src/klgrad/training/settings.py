@@ -241,65 +241,48 @@ def machine_settings() -> dict[str, Any]:
 # The settings of `klgrad train` and `klgrad distill` beside those of TRL.
 
 
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
 class RunConfig:
     """Data, evaluation, and how the command behaves."""
 
-    task: str = field(
-        default="arithmetic",
-        metadata={
-            "help": "What to train on: `arithmetic`, or some of its tasks, separated by commas (addition, subtraction, "
-            "multiplication, maximum, word-problems); `reasoning-gym:NAME`; or a dataset with a `prompt` column (a "
-            "JSON, JSONL or Parquet file, a folder, or a name on the hub)."
-        },
+    task: str = _setting(
+        "arithmetic",
+        "What to train on: `arithmetic`, or some of its tasks, separated by commas (addition, subtraction, "
+        "multiplication, maximum, word-problems); `reasoning-gym:NAME`; or a dataset with a `prompt` column (a "
+        "JSON, JSONL or Parquet file, a folder, or a name on the hub).",
     )
-    eval_task: str | None = field(
-        default=None,
-        metadata={"help": "What to evaluate on. Default: held-out prompts; those of all tasks for built-in ones."},
+    eval_task: str | None = _setting(
+        None, "What to evaluate on. Default: held-out prompts; those of all tasks for built-in ones."
     )
-    reward: str | None = field(
-        default=None,
-        metadata={
-            "help": "Reward functions as TRL calls them, separated by commas: package.module:function or "
-            "path/file.py:function."
-        },
+    reward: str | None = _setting(
+        None,
+        "Reward functions as TRL calls them, separated by commas: package.module:function or path/file.py:function.",
     )
-    digits: int = field(default=1, metadata={"help": "Digits of the numbers in the built-in tasks, 1 to 9."})
-    train_size: int = field(default=2048, metadata={"help": "Number of training questions of a built-in task."})
-    eval_size: int = field(default=64, metadata={"help": "Number of held-out prompts of each task."})
-    eval_every: int = field(
-        default=20, metadata={"help": "Updates between evaluations; 0 evaluates only before and after training."}
+    digits: int = _setting(1, "Digits of the numbers in the built-in tasks, 1 to 9.")
+    train_size: int = _setting(2048, "Number of training questions of a built-in task.")
+    eval_size: int = _setting(64, "Number of held-out prompts of each task.")
+    eval_every: int = _setting(20, "Updates between evaluations; 0 evaluates only before and after training.")
+    eval_greedy: bool = _setting(False, "Evaluate with greedy decoding instead of sampling as in training.")
+    dataset_config: str | None = _setting(None, "Configuration of a dataset on the hub.")
+    dataset_split: str = _setting("train", "Split of the dataset to train on.")
+    dataset_eval_split: str | None = _setting(None, "Split of the dataset to evaluate on. Default: `dataset_split`.")
+    student_layers: int | None = _setting(None, "Number of layers of the model to keep, evenly spaced.")
+    quick: bool = _setting(False, "Preset of a small run: about ten minutes on a CPU.")
+    dry_run: bool = _setting(False, "Print what would be trained and the memory it needs, and exit.")
+    resume: bool = _setting(
+        False, "Continue the run in `output_dir` from its last complete checkpoint, with its settings."
     )
-    eval_greedy: bool = field(
-        default=False, metadata={"help": "Evaluate with greedy decoding instead of sampling as in training."}
+    overwrite: bool = _setting(False, "Replace the run in `output_dir`.")
+    weights_only: bool = _setting(
+        False, "Remove the checkpoints of a finished run; --resume cannot make it longer then."
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a dataset on the hub."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset to train on."})
-    dataset_eval_split: str | None = field(
-        default=None, metadata={"help": "Split of the dataset to evaluate on. Default: `dataset_split`."}
-    )
-    student_layers: int | None = field(
-        default=None, metadata={"help": "Number of layers of the model to keep, evenly spaced."}
-    )
-    quick: bool = field(default=False, metadata={"help": "Preset of a small run: about ten minutes on a CPU."})
-    dry_run: bool = field(
-        default=False, metadata={"help": "Print what would be trained and the memory it needs, and exit."}
-    )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Continue the run in `output_dir` from its last complete checkpoint, with its settings."},
-    )
-    overwrite: bool = field(default=False, metadata={"help": "Replace the run in `output_dir`."})
-    weights_only: bool = field(
-        default=False,
-        metadata={"help": "Remove the checkpoints of a finished run; --resume cannot make it longer then."},
-    )
-    num_processes: int = field(
-        default=1, metadata={"help": "Number of processes; more than 1 are started by `accelerate launch`."}
-    )
-    accelerate_config: str | None = field(
-        default=None,
-        metadata={"help": "Configuration file of accelerate (FSDP, DeepSpeed, several nodes) to launch with."},
+    num_processes: int = _setting(1, "Number of processes; more than 1 are started by `accelerate launch`.")
+    accelerate_config: str | None = _setting(
+        None, "Configuration file of accelerate (FSDP, DeepSpeed, several nodes) to launch with."
     )
 
     def __post_init__(self) -> None:
@@ -381,10 +364,10 @@ class Parser(TrlParser):
 
     def named(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
         """Settings of a file, under their full names."""
-        found = {ALIASES.get(key, key): value for key, value in values.items()}
+        found = {str(ALIASES.get(key, key)): value for key, value in values.items()}
         for name in found:
             if name not in self.actions:
-                raise UnknownNameError(f"setting in {where}", str(name), {*self.actions, *ALIASES})
+                raise UnknownNameError(f"setting in {where}", name, {*self.actions, *ALIASES})
         return found
 
     def flags(self, values: dict[str, Any]) -> list[str]:
@@ -450,8 +433,10 @@ def parse(command: str, arguments: list[str]) -> Settings:
 
 def read(command: str, arguments: list[str]) -> Parsed:
     """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
-    parser, (arguments, file) = Parser(command), _split_config(arguments)
-    arguments = [*parser.flags(parser.named(file, "the configuration file")), *arguments]
+    parser, (files, arguments) = Parser(command), _take(arguments, "config")
+    if files["config"] is not None:
+        file = parser.named(_read_settings(files["config"]), "the configuration file")
+        arguments = [*parser.flags(file), *arguments]
     given = parser.given(arguments)
     output = str(given.get("output_dir") or f"runs/{command}")
     preset, recorded = preset_of(command, given), {}
@@ -506,44 +491,30 @@ def _misfit(parser: Parser, error: Exception) -> SettingError:
     return SettingError(f"settings that fit together{about}", " ".join(text.split()), remedy)
 
 
-def _split_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Remove `--config FILE` from the arguments, and read the file."""
-    rest, path = [], None
-    given = iter(arguments)
-    for argument in given:
-        name, equals, value = argument.partition("=")
-        if name == "--config":
-            path = value if equals else next(given, None)
-            if not path or path.startswith("--"):
-                raise SettingError("--config FILE", "no file", "name a YAML file")
-        else:
-            rest.append(argument)
-    return rest, _read(Path(path)) if path else {}
+def _take(arguments: list[str], *names: str) -> tuple[dict[str, str | None], list[str]]:
+    """The values of these flags, None for those that are not given, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, nargs="?", const="")
+    values, rest = parser.parse_known_args(arguments)
+    return vars(values), rest
 
 
-def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
+def _read_settings(path: str) -> dict[Any, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise SettingError("a YAML file that can be read", f"{path}: {reason}", "check the path") from error
-    except yaml.YAMLError as error:
-        raise SettingError(
-            "YAML", f"{path}: {' '.join(str(error).split())}", "correct the line that it names"
-        ) from error
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = " ".join(str(error).split())
+        raise SettingError("a YAML file of settings", f"{path!r}: {text}", "--config FILE names a YAML file") from error
     if not isinstance(found, dict):
-        raise SettingError(
-            "names and values in YAML", f"{path}: {type(found).__name__}", "write one `name: value` per line"
-        )
+        received = f"{path}: {type(found).__name__}"
+        raise SettingError("names and values in YAML", received, "write one `name: value` per line")
     return found
 
 
 # Start the same command again in several processes, by `accelerate launch`.
 
 LAUNCHED = "KLGRAD_LAUNCHED"
-OWN = ("num_processes", "accelerate_config")
 
 
 def is_needed(parsed: Parsed) -> bool:
@@ -555,7 +526,7 @@ def is_needed(parsed: Parsed) -> bool:
 
 def processes(parsed: Parsed) -> int:
     """The number of processes that would train."""
-    count, config = parsed.values["num_processes"], _config(parsed)
+    count, config = parsed.values["num_processes"], _accelerate_config(parsed)
     if count > 1 or config is None:
         return count
     found = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
@@ -564,15 +535,15 @@ def processes(parsed: Parsed) -> int:
 
 def command(parsed: Parsed, arguments: list[str]) -> list[str]:
     """The command line to execute; it has the same settings, except those that choose the processes."""
-    config, count = _config(parsed), parsed.values["num_processes"]
-    chosen = ["--config_file", config] if config is not None else []
+    config, count = _accelerate_config(parsed), parsed.values["num_processes"]
+    chosen = [] if config is None else ["--config_file", config]
     if count > 1:
         chosen += ["--num_processes", str(count)]
     if config is None:
         chosen += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         chosen += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", parsed.command]
-    return [*launcher, *_without_own(arguments)]
+    _, others = _take(arguments, "num_processes", "accelerate_config")
+    return [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", parsed.command, *others]
 
 
 def execute(parsed: Parsed, arguments: list[str]) -> None:
@@ -582,22 +553,9 @@ def execute(parsed: Parsed, arguments: list[str]) -> None:
     os.execv(found[0], found)
 
 
-def _config(parsed: Parsed) -> str | None:
+def _accelerate_config(parsed: Parsed) -> str | None:
     config = parsed.values["accelerate_config"]
     if config is not None and not Path(config).is_file():
-        raise SettingError(
-            "a configuration of accelerate", f"{config}, no such file", "write one with `accelerate config`"
-        )
+        received = f"{config}, no such file"
+        raise SettingError("a configuration of accelerate", received, "write one with `accelerate config`")
     return config
-
-
-def _without_own(arguments: list[str]) -> list[str]:
-    rest, given = [], iter(arguments)
-    for argument in given:
-        name, equals, _ = argument.lstrip("-").partition("=")
-        if argument.startswith("--") and name.replace("-", "_") in OWN:
-            if not equals:
-                next(given, None)
-        else:
-            rest.append(argument)
-    return rest
