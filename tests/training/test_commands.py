@@ -146,7 +146,7 @@ def test_overwriting_removes_the_old_run(run, tmp_path):
 @pytest.fixture
 def no_audit(monkeypatch):
     """For a test of other parts of a dry run, of which the audit takes longest."""
-    monkeypatch.setattr("klgrad.training.report.trained_lines", lambda _: ["audited"])
+    monkeypatch.setattr("klgrad.training.report.audit_lines", lambda _: ["audited"])
 
 
 def dry_run(command, which, **settings):
@@ -448,18 +448,18 @@ def test_several_processes_are_the_same_command_through_accelerate(tmp_path, mon
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     given = ["--num_processes", "2", "--kl_coef=0.5", "--quick", "--use_cpu"]
     asked = read("train", given)
-    assert launch.is_needed(asked)
+    assert launch.needs_launch(asked)
     found = launch.command(asked, given)
     assert found[found.index("--num_processes") + 1] == "2"
     assert found[found.index("klgrad") :] == ["klgrad", "train", "--kl_coef=0.5", "--quick", "--use_cpu"]
     monkeypatch.setenv(launch.LAUNCHED, "1")
-    assert not launch.is_needed(asked)
+    assert not launch.needs_launch(asked)
 
 
 def test_a_configuration_of_accelerate_must_be_there(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     asked = read("train", ["--accelerate_config=missing.yaml", "--use_cpu"])
-    assert launch.is_needed(asked)
+    assert launch.needs_launch(asked)
     with pytest.raises(SettingError, match="no such file"):
         launch.command(asked, [])
 

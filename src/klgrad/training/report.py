@@ -113,7 +113,7 @@ NEAR = 0.5
 """A loss that is farther from every target, relatively, is near none."""
 
 
-def trained_lines(training: KLConfig) -> list[str]:
+def audit_lines(training: KLConfig) -> list[str]:
     """What the KL of a run descends, on fresh samples, and on stale ones where the settings make them stale.
 
     The trainer's own loss is summed over every outcome of small problems, which takes a few seconds.
@@ -309,7 +309,7 @@ def in_units(count: float) -> str:
 # `--dry-run`: the objective, what the trainer's loss descends, the settings, and the memory.
 
 
-def described(settings: Settings, models: Models) -> RenderableType:
+def describe(settings: Settings, models: Models) -> RenderableType:
     """What `--dry-run` prints."""
     audit = "What its KL descends, with the trainer's own loss summed over every outcome of small problems"
     memory = "Memory of all processes together, with each model counted once; activations are not included"
@@ -325,7 +325,7 @@ def described(settings: Settings, models: Models) -> RenderableType:
         *(Text(f"  {line}") for line in objective_lines(settings)),
         "",
         Text(audit, style="bold"),
-        *(Text(f"  {line}") for line in trained_lines(settings.training)),
+        *(Text(f"  {line}") for line in audit_lines(settings.training)),
         "",
         main,
         "",
@@ -407,13 +407,13 @@ def how_to_continue(settings: Settings, folder: Path) -> str:
 NO_CHECKPOINT = "There is no complete checkpoint to make the run longer from: --weights_only false keeps them"
 
 
-def finished(folder: Path, updates: int) -> str:
+def finished_message(folder: Path, updates: int) -> str:
     """What is said of a run that is finished; it can be made longer only from a complete checkpoint."""
     longer = "To make it longer, give a larger --max_steps with --resume" if last_complete(folder) else NO_CHECKPOINT
     return f"The run in {folder} is finished, after {in_updates(updates)}; nothing was changed. {longer}."
 
 
-def kept(folder: Path) -> str:
+def folder_contents(folder: Path) -> str:
     """What a finished run has left in its folder, with sizes."""
     names = (run_folder.MODEL, *run_folder.FIGURES, run_folder.SUMMARY, HISTORY)
     found = [f"{name}{_size(folder / name)}" for name in names if (folder / name).exists()]
@@ -430,7 +430,7 @@ def _size(*paths: Path) -> str:
     return f" ({sum(file.stat().st_size for file in files) / 1e6:,.1f} MB)" if files else ""
 
 
-def unloadable(checkpoint: Path, error: Exception) -> RunError:
+def load_error(checkpoint: Path, error: Exception) -> RunError:
     """The error for a checkpoint that another library cannot load."""
     detail = str(error).strip().splitlines() or [""]
     return RunError(
@@ -441,7 +441,7 @@ def unloadable(checkpoint: Path, error: Exception) -> RunError:
     )
 
 
-def no_updates(trainer: RunTrainer, start: int) -> RunError:
+def no_update_error(trainer: RunTrainer, start: int) -> RunError:
     """The error for a training that has ended without an update."""
     args: Any = trainer.args
     dataset: Any = trainer.train_dataset
@@ -494,7 +494,7 @@ def table_of(summary: dict[str, Any]) -> Table:
         table.add_row(f"{name} ({domain}, {row['count']})", *scores)
     for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
         if all(each is None or each["kl"] is not None for each in columns):  # greedy completions have none
-            table.add_row(title, *(estimated(each["kl"][unit]) if each else "" for each in columns))
+            table.add_row(title, *(format_estimate(each["kl"][unit]) if each else "" for each in columns))
     table.add_row("tokens per completion", *(f"{each['length']:.1f}" if each else "" for each in columns))
     return table
 
@@ -507,7 +507,7 @@ def score(row: dict[str, Any] | None) -> str:
     return f"{row['reward']:.3f}" + ("" if error is None or math.isnan(error) else f" ± {error:.3f}")
 
 
-def estimated(row: dict[str, Any]) -> str:
+def format_estimate(row: dict[str, Any]) -> str:
     """A KL with its standard error; the history has None for a number that was not finite."""
     if row["mean"] is None:
         return "not finite"
@@ -551,8 +551,8 @@ def model_card(settings: Settings, models: Models, summary: dict[str, Any] | Non
             for name, row in after["sets"].items():
                 lines.append(f"| reward, {name} | {score(before['sets'].get(name)) if before else ''} | {score(row)} |")
             if after["kl"] is not None:
-                first = estimated(before["kl"]["per_sequence"]) if before and before["kl"] else ""
-                last = estimated(after["kl"]["per_sequence"])
+                first = format_estimate(before["kl"]["per_sequence"]) if before and before["kl"] else ""
+                last = format_estimate(after["kl"]["per_sequence"])
                 lines.append(f"| KL(π‖ref), nats per completion | {first} | {last} |")
             lines.append("\nA number after ± is one standard error.")
     lines.append(f"\nVersions: {', '.join(f'{name} {version}' for name, version in versions().items())}.\n")

@@ -13,23 +13,23 @@ from ..errors import KlgradError, RunError
 from ..support import write_whole
 from . import run_folder
 from .build import Models, build, models_of
-from .callbacks import Adoption, CrashCheckpoint, Recorder, Stopping
+from .callbacks import CrashCheckpoint, Recorder, RunCommit, Stopping
 from .checkpoint import RunTrainer, check_fits, checkpoints, is_over, last_complete, step_of
 from .evaluate import Evaluator
-from .figures import Drawn, draw
+from .figures import RunHistory, draw
 from .libraries import messages_once, refusal, write_failure
 from .report import (
     CARD,
     announcement,
-    described,
-    finished,
+    describe,
+    finished_message,
+    folder_contents,
     how_to_continue,
-    kept,
+    load_error,
     model_card,
-    no_updates,
+    no_update_error,
     summarise,
     table_of,
-    unloadable,
 )
 from .run_folder import History, in_updates, owned
 from .settings import Settings, resume_command
@@ -54,7 +54,7 @@ def run(settings: Settings, out: Console, err: Console) -> int:
         models = models_of(settings)
         if settings.run.dry_run:
             with err.status("Auditing the trainer's loss on small problems (a few seconds)"):
-                description = described(settings, models)
+                description = describe(settings, models)
             out.print(description)
             return 0
         return _Run(settings, models, out, err, warn).go()
@@ -71,7 +71,7 @@ class _Run:
 
     def go(self) -> int:
         """Train; the main process holds the folder's lock on behalf of all processes."""
-        with run_folder.nothing_left_by_failure(self.folder), owned(self.folder) if self.main else nullcontext():
+        with run_folder.remove_if_empty_on_failure(self.folder), owned(self.folder) if self.main else nullcontext():
             if self.main and not self.settings.run.resume:  # --resume starts the new run, not the replaced one, again
                 run_folder.put_back(self.folder)
             if self.settings.run.resume:
@@ -127,18 +127,18 @@ class _Run:
 
     def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
         trainer.card = model_card(self.settings, self.models)
-        adoption = Adoption(self.settings, self.history, checkpoint)
+        commit = RunCommit(self.settings, self.history, checkpoint)
         if self.main:
-            adoption.prepare()
+            commit.begin()
             for line in announcement(self.settings, self.models, checkpoint):
                 self.err.print(line)
         start = 0 if checkpoint is None else step_of(checkpoint)
         recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err, start)
         args = self.settings.training
         if checkpoint is not None and is_over(checkpoint, args.max_steps, args.num_train_epochs):
-            return self._complete(trainer, checkpoint, recorder, adoption)
+            return self._complete(trainer, checkpoint, recorder, commit)
         stopping, crash = Stopping(trainer, self.warn), CrashCheckpoint(trainer)
-        for callback in (crash, *([adoption] if self.main else []), recorder, stopping):
+        for callback in (crash, *([commit] if self.main else []), recorder, stopping):
             trainer.add_callback(callback)
         # In this order, so that an evaluation that fails loses no training.
         trainer.after_update = [crash.note, recorder.evaluate_on_schedule]
@@ -150,31 +150,31 @@ class _Run:
             crash.save()
             return self._stopped(stopping.received or 2)
         except Exception as error:
-            adoption.withdraw()
+            commit.rollback()
             self._save_after(error, trainer, crash)
             if checkpoint is not None and not crash.began and not isinstance(error, KlgradError):
-                raise unloadable(checkpoint, error) from error
+                raise load_error(checkpoint, error) from error
             if trainer.state.global_step == start and (refused := refusal(error)) is not None:
                 raise refused from error
             raise
         if stopping.received is not None and trainer.state.global_step < trainer.state.max_steps:
             return self._stopped(stopping.received)
         if trainer.state.global_step == start:
-            adoption.withdraw()
-            raise no_updates(trainer, start)
+            commit.rollback()
+            raise no_update_error(trainer, start)
         return self._finish(trainer, time.monotonic() - started)
 
-    def _complete(self, trainer: RunTrainer, checkpoint: Path, recorder: Recorder, adoption: Adoption) -> int:
+    def _complete(self, trainer: RunTrainer, checkpoint: Path, recorder: Recorder, commit: RunCommit) -> int:
         """Write what is missing of a run that was killed between its last update and its summary."""
         try:
             trainer.load_ended(checkpoint)
         except (OSError, ValueError, RuntimeError) as error:
             if isinstance(error, KlgradError):
                 raise
-            raise unloadable(checkpoint, error) from error
-        recorder.catch_up(step_of(checkpoint), is_last=True)
+            raise load_error(checkpoint, error) from error
+        recorder.evaluate_if_due(step_of(checkpoint), is_last=True)
         if self.main:
-            adoption.release()
+            commit.cut_history()
         return self._finish(trainer, 0.0)
 
     def _save_after(self, error: Exception, trainer: RunTrainer, crash: CrashCheckpoint) -> None:
@@ -201,7 +201,7 @@ class _Run:
 
     def _say_finished(self, updates: int) -> None:
         if self.main:
-            self.out.print(Text(finished(self.folder, updates)))
+            self.out.print(Text(finished_message(self.folder, updates)))
 
     def _finish(self, trainer: RunTrainer, seconds: float) -> int:
         trainer.save_whole_model(self.folder / run_folder.MODEL)
@@ -218,7 +218,7 @@ class _Run:
         if self.settings.run.weights_only:  # after the summary, without which the run is not finished
             for path in checkpoints(self.folder):
                 shutil.rmtree(path, ignore_errors=True)
-        draw([Drawn(self.folder.name, self.history.rows())], self.folder)
+        draw([RunHistory(self.folder.name, self.history.rows())], self.folder)
         self.out.print(table_of(summary))
         took = f" in {seconds:.0f} s" if seconds else ", completed before"
-        self.out.print(Text(f"{in_updates(updates)}{took}. {kept(self.folder)}"))
+        self.out.print(Text(f"{in_updates(updates)}{took}. {folder_contents(self.folder)}"))

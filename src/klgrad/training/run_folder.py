@@ -222,7 +222,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def nothing_left_by_failure(folder: Path) -> Iterator[None]:
+def remove_if_empty_on_failure(folder: Path) -> Iterator[None]:
     """On an error, remove the folders that were created inside the block and are still empty."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

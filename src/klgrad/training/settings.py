@@ -517,7 +517,7 @@ def _read_settings(path: str) -> dict[Any, Any]:
 LAUNCHED = "KLGRAD_LAUNCHED"
 
 
-def is_needed(parsed: Parsed) -> bool:
+def needs_launch(parsed: Parsed) -> bool:
     """Whether this process should only start others."""
     if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or parsed.values["dry_run"]:
         return False
