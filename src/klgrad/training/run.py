@@ -77,7 +77,8 @@ class _Run:
             if self.settings.run.resume:
                 updates = run_folder.updates_if_finished(self.folder, self.settings)
                 if updates is not None:
-                    self._say_finished(updates)
+                    if self.main:
+                        self.out.print(Text(finished_message(self.folder, updates)))
                     return 0
             checkpoint = self._checkpoint()
             if self.main and checkpoint is None:
@@ -199,26 +200,22 @@ class _Run:
             self.warn(f"Stopped. {how_to_continue(self.settings, self.folder)}")
         return 128 + number
 
-    def _say_finished(self, updates: int) -> None:
-        if self.main:
-            self.out.print(Text(finished_message(self.folder, updates)))
-
     def _finish(self, trainer: RunTrainer, seconds: float) -> int:
-        trainer.save_whole_model(self.folder / run_folder.MODEL)
-        if self.main:
-            self._summarise(seconds, trainer.state.global_step)
-        return 0
-
-    def _summarise(self, seconds: float, updates: int) -> None:
-        summary = {**summarise(self.folder), "updates": updates, "seconds": round(seconds, 1)}
+        """Save the model, and write and print the results."""
+        folder, updates = self.folder, trainer.state.global_step
+        trainer.save_whole_model(folder / run_folder.MODEL)
+        if not self.main:
+            return 0
+        summary = {**summarise(folder), "updates": updates, "seconds": round(seconds, 1)}
         if self.settings.training.max_steps <= 0:
             summary["num_train_epochs"] = self.settings.training.num_train_epochs
-        write_whole(self.folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))
-        run_folder.write_summary(self.folder, summary)
+        write_whole(folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))
+        run_folder.write_json(folder / run_folder.SUMMARY, summary)
         if self.settings.run.weights_only:  # after the summary, without which the run is not finished
-            for path in checkpoints(self.folder):
+            for path in checkpoints(folder):
                 shutil.rmtree(path, ignore_errors=True)
-        draw([RunHistory(self.folder.name, self.history.rows())], self.folder)
+        draw([RunHistory(folder.name, self.history.rows())], folder)
         self.out.print(table_of(summary))
         took = f" in {seconds:.0f} s" if seconds else ", completed before"
-        self.out.print(Text(f"{in_updates(updates)}{took}. {folder_contents(self.folder)}"))
+        self.out.print(Text(f"{in_updates(updates)}{took}. {folder_contents(folder)}"))
+        return 0

@@ -132,12 +132,12 @@ def write_run(folder: Path, command: str, settings: dict[str, Any], objective: d
     """Write everything that is needed to start the same run again."""
     kept = {name: value for name, value in settings.items() if name not in SECRET}
     content = {"command": command, "settings": kept, "objective": objective, "versions": versions()}
-    write_whole(folder / RUN, json.dumps(finite(content), indent=1, default=str, ensure_ascii=False))
+    write_json(folder / RUN, content)
 
 
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Write the results for programs to read."""
-    write_whole(folder / SUMMARY, json.dumps(finite(summary), indent=1, ensure_ascii=False))
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write results for programs to read."""
+    write_whole(path, json.dumps(finite(content), indent=1, default=str, ensure_ascii=False))
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
@@ -149,9 +149,8 @@ def read(folder: Path, name: str) -> dict[str, Any]:
         remedy = "name the output folder of klgrad train or distill"
         raise RunError(f"a run's folder, with {name}", str(folder), remedy) from None
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"{name} that can be read", f"{path}: {error}", "restore it from a backup, or train again"
-        ) from error
+        remedy = "restore it from a backup, or train again"
+        raise RunError(f"{name} that can be read", f"{path}: {error}", remedy) from error
     if not isinstance(found, dict):
         raise RunError(f"{name} of a run", f"{path} with a {type(found).__name__}", "train again")
     return found
