@@ -371,13 +371,15 @@ class Parser(TrlParser):
         return found
 
     def flags(self, values: dict[str, Any]) -> list[str]:
-        """Settings as on a command line; None stands for the default."""
+        """Settings as on a command line; None stands for the default. A list that a flag cannot give becomes one."""
         words: list[str] = []
         for name, value in values.items():
             if isinstance(value, list) and self.actions[name].nargs == "+":
                 words += [f"--{name}", *map(str, value)]
-            elif isinstance(value, list):
+            elif isinstance(value, list) and name in RunConfig.__dataclass_fields__:
                 words.append(f"--{name}={','.join(map(str, value))}")
+            elif isinstance(value, list):
+                self.set_defaults(**{name: value})
             elif value is not None:
                 words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
         return words
@@ -433,7 +435,7 @@ def parse(command: str, arguments: list[str]) -> Settings:
 
 def read(command: str, arguments: list[str]) -> Parsed:
     """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
-    parser, (files, arguments) = Parser(command), _take(arguments, "config")
+    parser, file, (files, arguments) = Parser(command), {}, _take(arguments, "config")
     if files["config"] is not None:
         file = parser.named(_read_settings(files["config"]), "the configuration file")
         arguments = [*parser.flags(file), *arguments]
@@ -447,7 +449,7 @@ def read(command: str, arguments: list[str]) -> Parsed:
             recorded.pop("max_steps", None)  # otherwise TRL would ignore the epochs
     preset |= machine_settings()
     parser.set_defaults(**{**preset, "output_dir": output})
-    arguments = [*parser.flags(recorded), *arguments]
+    arguments = [*parser.flags({name: x for name, x in recorded.items() if name not in file}), *arguments]
     values, unknown = parser.parse_known_args(arguments)
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown

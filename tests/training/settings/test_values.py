@@ -55,6 +55,7 @@ def test_a_flag_out_of_its_range(name, value, bound):
         ("max_grad_norm: .inf", "max_grad_norm", float("inf")),
         ("kl_target: null", "kl_target", None),
         ("report_to: [none]", "report_to", []),
+        ("report_to: [wandb, tensorboard]", "report_to", ["wandb", "tensorboard"]),
         ("model_init_kwargs: {use_cache: false}", "model_init_kwargs", {"use_cache": False}),
         ("loss_type: dr_grpo", "loss_type", "dr_grpo"),
     ],
