@@ -116,11 +116,6 @@ LIMITS: dict[str, tuple[str, float, str]] = {
     "horizon": (">=", 1, "use 50, for example"),
     "top_k": (">=", 1, "use 64, for example, or leave it out for the full vocabulary"),
     "rollout_lag": (">=", 0, "0 trains on fresh completions"),
-    "train_size": (">=", 1, "write how many questions to train on"),
-    "eval_size": (">=", 0, "0 evaluates nothing"),
-    "eval_every": (">=", 0, "0 evaluates only before and after"),
-    "student_layers": (">=", 1, "write how many layers to keep"),
-    "num_processes": (">=", 1, "1 trains in this process"),
 }
 """The smallest value of a setting, by its name without a prefix, and what to do about a smaller one."""
 

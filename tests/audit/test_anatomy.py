@@ -5,7 +5,7 @@ import torch
 
 from klgrad import ImportanceWeighting, KLTerm, Truncate
 from klgrad.audit import catalogue
-from klgrad.audit.anatomy import GROUP, STEP, coefficients_of, read_curve, read_anatomy
+from klgrad.audit.anatomy import GROUP, STEP, coefficients_of, read_anatomy, read_curve
 from klgrad.audit.subject import as_subject
 from klgrad.core.divergences import REVERSE_KL, alpha, huber
 

@@ -135,7 +135,7 @@ def test_greedy_is_the_likeliest(trainer):
 
 @pytest.mark.slow
 def test_a_greedy_run_tells_no_kl(run, tmp_path):
-    from klgrad.training.figures import Drawn, _draw_run, load, table
+    from klgrad.training.figures import RunHistory, _draw_run, load, table
 
     status, text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)
     assert status == 0
@@ -152,7 +152,7 @@ def test_a_greedy_run_tells_no_kl(run, tmp_path):
         def errorbar(self, xs, ys, **style):
             drawn.append(next(name for name in ("xerr", "yerr") if name in style))
 
-    _draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), Drawn("a", compared.rows), "black")
+    _draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), RunHistory("a", compared.rows), "black")
     assert drawn.count("o") == 3  # rewards of two domains, and lengths: no mark at a KL
     assert (drawn.count("yerr"), drawn.count("xerr")) == (2, 0)  # of the rewards
     with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):

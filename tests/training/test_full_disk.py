@@ -14,7 +14,7 @@ from training.small import SMALL, arguments
 
 from klgrad.cli import main
 from klgrad.errors import OutputError, RewardError, RunError
-from klgrad.training.checkpoint import fault, last_sound
+from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
 from klgrad.training.libraries import write_failure
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -55,9 +55,8 @@ def test_a_disk_that_fills_up_keeps_the_checkpoints_that_are_whole(small_disk, r
     assert run("train", whole, **QUIET)[0] == 0
     with pytest.raises(RunError) as raised:
         run("train", parts, **QUIET)
-    found, passed = last_sound(parts)
-    assert found is not None
-    assert passed == []  # half of a checkpoint was removed, which makes room
+    found = last_complete(parts)
+    assert found == checkpoints(parts)[0]  # half of a checkpoint was removed, which makes room
     said = str(raised.value)
     assert f"after {found.name.rpartition('-')[2]} updates in {found}" in said
     assert f"klgrad train --output_dir {parts} --resume" in said
@@ -117,7 +116,7 @@ def test_each_writer_that_fails_is_explained(what, run, parts, monkeypatch):
     safe = 5 if what == "history" else 4  # a checkpoint could be written where only the history cannot
     assert f"after {safe} updates in {parts / f'checkpoint-{safe}'}" in str(raised.value)
     assert contents(parts / "checkpoint-4") == before
-    assert last_sound(parts)[0] == parts / f"checkpoint-{safe}"
+    assert last_complete(parts) == parts / f"checkpoint-{safe}"
     assert (parts / "model" / "config.json").is_file()
 
 
@@ -136,7 +135,7 @@ def test_a_model_that_cannot_be_written_leaves_the_one_that_is_there(run, parts,
         run("train", parts, resume=True, max_steps=5)
     assert contents(parts / "model") == before
     assert not (parts / ".model.partial").exists()
-    assert fault(parts / "checkpoint-5") is None
+    assert is_complete(parts / "checkpoint-5")
 
 
 def test_a_step_that_fails_on_a_full_disk_names_both(run, tmp_path, monkeypatch):

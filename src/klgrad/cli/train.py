@@ -125,15 +125,9 @@ USAGE = {
         "klgrad distill --teacher Qwen/Qwen2.5-3B-Instruct --model Qwen/Qwen2.5-0.5B-Instruct --task prompts.jsonl",
     ),
 }
-COMMAND = (
-    "output_dir", "quick", "dry_run", "resume", "overwrite", "weights_only", "num_processes", "accelerate_config",
-)  # fmt: skip
+COMMAND = tuple(row.flag for row in SECTIONS["The command"])
 MODEL = ("model_name_or_path", "teacher", "student_layers", "dtype", "attn_implementation", "use_peft", "lora_r")
-TRAINING = (
-    "max_steps", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "num_generations", "max_completion_length", "temperature", "loss_type", "num_iterations", "use_vllm", "report_to",
-    "save_steps", "seed",
-)  # fmt: skip
+TRAINING = tuple(row.flag for row in SECTIONS["Training (settings of TRL)"])
 
 
 def train_or_distill(command: str, arguments: list[str]) -> None:
@@ -147,10 +141,10 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
         stdout().print(_help_all(command))
         return
     from ..training.run import run
-    from ..training.settings import execute, is_needed, processes, read, settings_of
+    from ..training.settings import execute, needs_launch, processes, read, settings_of
 
     parsed = read(command, arguments)
-    if is_needed(parsed):
+    if needs_launch(parsed):
         execute(parsed, arguments)
     settings = settings_of(parsed, processes(parsed) if parsed.values["dry_run"] else None)
     try:

@@ -129,7 +129,7 @@ def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
     probe(data.rewards, data.train[0])
     trained = (
         rewards if settings.rewarded else []
-    )  # a distillation may be evaluated by rewards that it is not trained on
+    )  # a distillation may be evaluated by rewards that it does not train on
     weights = list(training.reward_weights or [1.0] * len(rewards))
     trainer = _trainer(settings, models, tokenizer, data, trained)
     trainer.remove_callback(PrinterCallback)

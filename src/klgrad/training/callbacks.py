@@ -25,9 +25,9 @@ from transformers import TrainerCallback
 
 from ..trl.state_files import load_state, state_of
 from . import libraries, run_folder
-from .checkpoint import RunTrainer, fault, rename_damaged, step_of
+from .checkpoint import RunTrainer, is_complete, step_of
 from .evaluate import Evaluator
-from .report import estimated as estimate, formula, objective, scaling, score
+from .report import format_estimate, formula, objective, scaling, score
 from .run_folder import History, evaluations, in_updates, kl_of, length_of
 from .settings import Settings
 
@@ -57,27 +57,22 @@ class Stopping(TrainerCallback):
                 signal.signal(number, handler)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None and time.monotonic() - self._when > SAME_SIGNAL:
-            raise KeyboardInterrupt
         if self.received is not None:
+            if time.monotonic() - self._when > SAME_SIGNAL:
+                raise KeyboardInterrupt
             return
         self.received, self._when = number, time.monotonic()
         self.say("Stopping after this update; press Ctrl-C again to stop at once.")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Save and stop if any process has received a signal."""
-        if self._anywhere():
+        stop, accelerator = self.received is not None, self.trainer.accelerator
+        if accelerator.num_processes > 1:  # they receive signals at different moments, and stop at the same update
+            counted: Any = accelerator.reduce(torch.tensor(float(stop), device=accelerator.device))
+            stop = bool(counted > 0)
+        if stop:
             control.should_save = control.should_training_stop = True
         return control
-
-    def _anywhere(self) -> bool:
-        """Whether any process has: they receive signals at different moments, and must stop at the same update."""
-        here = self.received is not None
-        accelerator = self.trainer.accelerator
-        if accelerator.num_processes == 1:
-            return here
-        counted: Any = accelerator.reduce(torch.tensor(float(here), device=accelerator.device))
-        return bool(counted > 0)
 
 
 # Write a run's files only after the first update of a new process.
@@ -86,15 +81,15 @@ class Stopping(TrainerCallback):
 # be unchanged.
 
 
-class Adoption(TrainerCallback):
-    """Main process only: after the first update, write `run.json`, cut the history, rename damaged checkpoints."""
+class RunCommit(TrainerCallback):
+    """Main process only: after the first update, write `run.json` and cut the history."""
 
     def __init__(self, settings: Settings, history: History, checkpoint: Path | None) -> None:
         self.settings, self.history, self.checkpoint = settings, history, checkpoint
         self.folder = history.path.parent
         self._wrote = self._done = False
 
-    def prepare(self) -> None:
+    def begin(self) -> None:
         """Before training: hold the history in memory, and set an old run aside if a new one starts."""
         self.history.hold()
         if self.checkpoint is not None:
@@ -108,17 +103,15 @@ class Adoption(TrainerCallback):
         """After the first update, before it is logged or saved."""
         if not self._done:
             self._done = True
-            self.release()
+            self.cut_history()
             self._write_run()
             run_folder.drop_replaced(self.folder)
 
-    def release(self) -> None:
-        """Cut the history at the checkpoint, and rename later checkpoints, which are damaged."""
+    def cut_history(self) -> None:
+        """Cut the history at the checkpoint."""
         self.history.release(0 if self.checkpoint is None else step_of(self.checkpoint))
-        if self.checkpoint is not None:
-            rename_damaged(self.folder, self.checkpoint)
 
-    def withdraw(self) -> None:
+    def rollback(self) -> None:
         """After a failure before the first update: remove what was written, and restore the old run."""
         if self._done:
             return
@@ -171,7 +164,7 @@ class CrashCheckpoint(TrainerCallback):
         if known is None or t.accelerator.num_processes > 1 or t.state.global_step == 0:
             return False
         folder = t.folder / f"checkpoint-{t.state.global_step}"
-        if fault(folder) is None:
+        if is_complete(folder):
             return True
         load_state(t.checkpointed, known["state"])
         libraries.set_rng_states(known["rng"])
@@ -220,7 +213,7 @@ class Recorder(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Evaluate before training, unless a resumed run has that evaluation."""
         self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
-        self.catch_up(state.global_step, is_last=state.global_step >= state.max_steps)
+        self.evaluate_if_due(state.global_step, is_last=state.global_step >= state.max_steps)
         self._say(f"training: {state.global_step} of {in_updates(state.max_steps)} made")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -230,9 +223,9 @@ class Recorder(TrainerCallback):
     def evaluate_on_schedule(self) -> None:
         """Evaluate if it is due after the current update."""
         state = self.trainer.state
-        self.catch_up(state.global_step, is_last=state.global_step >= state.max_steps)
+        self.evaluate_if_due(state.global_step, is_last=state.global_step >= state.max_steps)
 
-    def catch_up(self, step: int, *, is_last: bool) -> None:
+    def evaluate_if_due(self, step: int, *, is_last: bool) -> None:
         """Evaluate if it is due after this step and has not been done, as after an evaluation that failed."""
         due = step == 0 or is_last or (self.every > 0 and step % self.every == 0)
         if due and self._evaluated != step:
@@ -301,5 +294,5 @@ def evaluation_line(found: dict[str, Any]) -> str:
     names = {"in": "in-domain", "out": "out-of-domain"}
     parts = [f"{names[d]} {score(x)}" for d, x in found["domains"].items()]
     if found["kl"] is not None:
-        parts.append(f"KL {estimate(found['kl']['per_token'])} nats per token")
+        parts.append(f"KL {format_estimate(found['kl']['per_token'])} nats per token")
     return "  ".join(parts)

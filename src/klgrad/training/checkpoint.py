@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,74 +80,45 @@ def _moving_reference(trainer: "RunTrainer") -> dict[str, Tensor]:
     return {name: x.detach().cpu().contiguous().clone() for name, x in state.items()}
 
 
-# Which checkpoints of a run are complete, by a manifest that is written last and compared before use.
+# Which checkpoints of a run are complete: those with a manifest, which is written last, and the files that it names.
 #
 # transformers' `get_last_checkpoint` and `rotate_checkpoints` go by step numbers alone: they would resume from a
 # checkpoint that was not finished, and count it among those to keep.
 
 MANIFEST, STATE = "klgrad_manifest.json", "trainer_state.json"
-END = 1 << 20
-"""Bytes compared at the start and at the end of a file, so that large files need not be read in full."""
 NAME = re.compile(r"checkpoint-(\d+)$")
-DAMAGED = "damaged-"
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest: the size and checksums of every file. A checkpoint without one was never finished."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    entries = {str(p.relative_to(folder)): _fingerprint(p) for p in files}
+    """Write the manifest: the size of every file. A checkpoint without one was never finished."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST]
+    entries = {str(path.relative_to(folder)): {"bytes": path.stat().st_size} for path in files}
     write_whole(folder / MANIFEST, json.dumps({"files": entries}, indent=1))
 
 
-def fault(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None if it is complete."""
+def is_complete(folder: Path) -> bool:
+    """Whether a checkpoint was finished, and its files still have their sizes."""
     try:
         entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except FileNotFoundError:
-        return "it was not finished"
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{MANIFEST} cannot be read"
-    if not isinstance(entries, dict) or STATE not in entries:
-        return f"{MANIFEST} does not list the files of a checkpoint"
-    for name, expected in entries.items():
-        try:
-            found = _fingerprint(folder / name)
-        except OSError:
-            return f"{name} is missing or cannot be read"
-        if found != expected:
-            size = expected.get("bytes") if isinstance(expected, dict) else None
-            if found["bytes"] != size:
-                return f"{name} has {found['bytes']} bytes, not {size}"
-            return f"{name} has changed since it was written"
-    return None if planned(folder) is not None else f"{STATE} has no number of updates"
+        sizes = {name: entry["bytes"] for name, entry in entries.items()}
+        return STATE in sizes and all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """Checkpoint folders of a run, the newest first."""
-    found = [(int(match[1]), path) for path in output.glob("checkpoint-*") if (match := NAME.match(path.name))]
-    return [path for _, path in sorted(found, reverse=True) if path.is_dir()]
+    """Checkpoint folders of a run, complete or not, the newest first."""
+    return sorted((p for p in output.glob("checkpoint-*") if NAME.match(p.name) and p.is_dir()), key=step_of)[::-1]
 
 
-def last_sound(output: Path) -> tuple[Path | None, list[str]]:
-    """Find the checkpoint to resume from.
-
-    Returns:
-        The newest complete checkpoint, or None; and a sentence for each damaged one that is newer.
-    """
-    passed = []
-    for path in checkpoints(output):
-        wrong = fault(path)
-        if wrong is None:
-            return path, passed
-        passed.append(f"{path.name} is damaged ({wrong})")
-    return None, passed
+def last_complete(output: Path) -> Path | None:
+    """The checkpoint to resume from; None if there is none."""
+    return next(filter(is_complete, checkpoints(output)), None)
 
 
 def step_of(checkpoint: Path) -> int:
     """The number of updates after which it was written."""
-    match = NAME.match(checkpoint.name)
-    assert match is not None, checkpoint
-    return int(match[1])
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def is_over(checkpoint: Path, max_steps: int, num_train_epochs: float) -> bool:
@@ -159,64 +129,19 @@ def is_over(checkpoint: Path, max_steps: int, num_train_epochs: float) -> bool:
     step = step_of(checkpoint)
     if max_steps > 0:
         return step >= max_steps
-    wanted, epoch = planned(checkpoint), _in_state(checkpoint, "epoch")
-    if wanted is None or epoch is None or step < wanted:
+    state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    if step < state["max_steps"]:
         return False
-    return epoch + epoch / max(step, 1) > num_train_epochs  # less than one update is left
-
-
-def planned(checkpoint: Path) -> int | None:
-    """The number of updates planned when the checkpoint was written; None if it cannot be read."""
-    found = _in_state(checkpoint, "max_steps")
-    return None if found is None else int(found)
-
-
-def _in_state(checkpoint: Path, name: str) -> float | None:
-    try:
-        found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))[name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, int | float) else None
+    return state["epoch"] * (1 + 1 / max(step, 1)) > num_train_epochs  # less than one update is left
 
 
 def rotate(output: Path, keep: int | None) -> None:
     """Delete checkpoints older than the newest `keep` complete ones. Call it after the newest has been sealed."""
-    if keep is None or keep <= 0:
-        return
-    sound = 0
-    for path in checkpoints(output):
-        if sound == keep:
+    complete = 0
+    for path in checkpoints(output) if keep else []:
+        if complete == keep:
             shutil.rmtree(path, ignore_errors=True)
-        elif fault(path) is None:
-            sound += 1
-
-
-def remove_all(output: Path) -> None:
-    """Delete every checkpoint, as after a finished run that is not to be made longer."""
-    for path in (*checkpoints(output), *damaged(output)):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def rename_damaged(output: Path, after: Path) -> None:
-    """Rename the checkpoints of later steps, which are damaged, so that none of them is taken for the newest."""
-    for path in checkpoints(output):
-        if step_of(path) > step_of(after):
-            target = path.with_name(f"{DAMAGED}{path.name}")
-            shutil.rmtree(target, ignore_errors=True)
-            path.rename(target)
-
-
-def damaged(output: Path) -> list[Path]:
-    """The checkpoints that `rename_damaged` has renamed."""
-    return sorted(output.glob(f"{DAMAGED}checkpoint-*"))
-
-
-def _fingerprint(path: Path) -> dict[str, int]:
-    with path.open("rb") as file:
-        head = zlib.crc32(file.read(END))
-        size = file.seek(0, 2)
-        file.seek(max(0, size - END))
-        return {"bytes": size, "head": head, "tail": zlib.crc32(file.read(END))}
+        complete += is_complete(path)
 
 
 # `RunTrainer`: a `KLTrainer` whose checkpoints are complete or recognised as damaged, and resume exactly.

@@ -12,8 +12,8 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,25 +109,32 @@ def load_reward(spec: str) -> Reward:
 def checked(reward: Reward) -> Reward:
     """Wrap a reward function: errors name the function, and a NaN, an infinity or a wrong count is an error."""
     name = name_of(reward)
-    if inspect.iscoroutinefunction(reward):
 
-        @wraps(reward)
-        async def deferred(**given: Any) -> list[float | None]:
-            try:
-                return _numbers(name, await reward(**given), given)
-            except Exception as error:
-                raise _explained(name, error) from error
+    @contextmanager
+    def explained() -> Iterator[None]:
+        try:
+            yield
+        except KlgradError:
+            raise
+        except Exception as error:
+            raise RewardError(
+                f"a number for each completion of reward function {name!r}",
+                f"{type(error).__name__}: {error}",
+                "correct the function; it is called as TRL does, with `prompts`, `completions`, `completion_ids` and "
+                "the dataset's columns by keyword",
+            ) from error
 
-        return deferred
+    async def deferred(**given: Any) -> list[float | None]:
+        with explained():
+            return _numbers(name, await reward(**given), given)
 
     def immediate(**given: Any) -> list[float | None]:
-        try:
+        with explained():
             return _numbers(name, reward(**given), given)
-        except Exception as error:
-            raise _explained(name, error) from error
 
-    immediate.__name__ = name  # TRL logs `rewards/<name>/mean`; an object with a __call__ may have no name
-    return immediate
+    found = deferred if inspect.iscoroutinefunction(reward) else immediate
+    found.__name__ = name  # TRL logs `rewards/<name>/mean`; an object with a __call__ may have no name
+    return found
 
 
 def name_of(reward: Reward) -> str:
@@ -141,32 +148,16 @@ def values_of(reward: Reward, arguments: dict[str, Any]) -> list[float | None]:
     return asyncio.run(found) if inspect.iscoroutine(found) else found
 
 
-def _explained(name: str, error: Exception) -> KlgradError:
-    if isinstance(error, KlgradError):
-        return error
-    return RewardError(
-        f"a number for each completion of reward function {name!r}",
-        f"{type(error).__name__}: {error}",
-        "correct the function; it is called as TRL does, with `prompts`, `completions`, `completion_ids` and the "
-        "dataset's columns by keyword",
-    )
-
-
 def _numbers(name: str, values: Any, given: dict[str, Any]) -> list[float | None]:
     """Convert to floats; None, which means "not applicable" in TRL, is kept."""
-    found = [None if value is None else float(value) for value in values]
-    wanted = len(given["completions"])
-    if len(found) != wanted:
-        raise RewardError(
-            f"{wanted} rewards of {name!r}", f"{len(found)}", "return one number per completion, in their order"
-        )
-    for value, completion in zip(found, given["completions"], strict=True):
+    found, completions = [None if value is None else float(value) for value in values], given["completions"]
+    if len(found) != len(completions):
+        remedy = "return one number per completion, in their order"
+        raise RewardError(f"{len(completions)} rewards of {name!r}", f"{len(found)}", remedy)
+    for value, completion in zip(found, completions, strict=True):
         if value is not None and not math.isfinite(value):
-            raise RewardError(
-                f"a finite reward of {name!r}",
-                f"{value} for {str(completion)[:80]!r}",
-                "return 0, or None to leave it out",
-            )
+            received = f"{value} for {str(completion)[:80]!r}"
+            raise RewardError(f"a finite reward of {name!r}", received, "return 0, or None to leave it out")
     return found
 
 
@@ -174,22 +165,21 @@ def probe(rewards: list[Reward], row: dict[str, Any]) -> None:
     """Call each function once on a made-up completion of a real prompt, to find errors before training."""
     from transformers import TrainerState
 
-    text = "0"
-    completion = text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+    completion = "0" if isinstance(row["prompt"], str) else [{"role": "assistant", "content": "0"}]
     for reward in rewards:
         values_of(checked(reward), arguments([row], [completion], [[0]], TrainerState()))
 
 
 def arguments(rows: list[dict[str, Any]], completions: list[Any], ids: list[list[int]], state: Any) -> dict[str, Any]:
     """The keyword arguments with which TRL calls a reward function: its own, and the dataset's columns."""
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in LEFT_OUT}
-    own = {"trainer_state": state, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
     return {
-        **columns,
+        **{name: [row[name] for row in rows] for name in rows[0] if name not in LEFT_OUT},
         "prompts": [row["prompt"] for row in rows],
         "completions": completions,
         "completion_ids": ids,
-        **own,
+        "trainer_state": state,
+        "log_extra": lambda *_: None,
+        "log_metric": lambda *_: None,
     }
 
 
@@ -215,10 +205,8 @@ def distinct(rows: list[Row], size: int) -> list[Row]:
     """The first rows of up to `size` different prompts."""
     found: dict[str, Row] = {}
     for row in rows:
-        if len(found) == size:
-            break
         found.setdefault(key(row), row)
-    return list(found.values())
+    return list(found.values())[:size]
 
 
 def split(rows: list[Row], size: int, part: int = HELD_OUT) -> tuple[list[Row], list[Row]]:
@@ -237,11 +225,8 @@ def without(rows: list[Row], evaluated: list[Row]) -> list[Row]:
     known = {key(row) for row in evaluated}
     found = [row for row in rows if key(row) not in known]
     if len(found) < len(rows):
-        warnings.warn(
-            f"{len(rows) - len(found)} of {len(rows)} training rows "
-            "have prompts that are evaluated on and are left out",
-            stacklevel=2,
-        )
+        count = f"{len(rows) - len(found)} of {len(rows)} training rows"
+        warnings.warn(f"{count} have prompts that are evaluated on and are left out", stacklevel=2)
     return found
 
 
@@ -293,17 +278,13 @@ def _is_file(name: str) -> bool:
 def _rows_of(name: str, config: str | None, split_name: str) -> list[dict[str, Any]]:
     from datasets import load_dataset
 
-    path = Path(name)
-    if _is_file(name) and not path.is_file():
-        raise DataError(
-            "an existing file of prompts", str(path), "check the path; it is relative to the current folder"
-        )
+    if _is_file(name) and not Path(name).is_file():
+        raise DataError("an existing file of prompts", name, "check the path; it is relative to the current folder")
     try:
-        found = (
-            load_dataset(FORMATS[path.suffix], data_files=glob.escape(name), split="train")
-            if _is_file(name)
-            else load_dataset(name, config, split=split_name)
-        )
+        if _is_file(name):
+            found = load_dataset(FORMATS[Path(name).suffix], data_files=glob.escape(name), split="train")
+        else:
+            found = load_dataset(name, config, split=split_name)
     except Exception as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
@@ -312,17 +293,12 @@ def _rows_of(name: str, config: str | None, split_name: str) -> list[dict[str, A
             "give a path that can be read; the hub needs a network, and perhaps `dataset_config` and `dataset_split`",
         ) from error
     columns = list(found.column_names)
-    taken = [column for column in columns if column in TAKEN]
-    if taken:
-        raise DataError(
-            f"columns with other names than {', '.join(TAKEN)}, which TRL passes to reward functions itself",
-            f"{name} with {', '.join(taken)}",
-            "rename the column",
-        )
+    if taken := [column for column in columns if column in TAKEN]:
+        expected = f"columns with other names than {', '.join(TAKEN)}, which TRL passes to reward functions itself"
+        raise DataError(expected, f"{name} with {', '.join(taken)}", "rename the column")
     if "prompt" not in columns:
-        raise DataError(
-            "a column `prompt`", f"{name} with {', '.join(columns) or 'none'}", "rename the column that has the prompts"
-        )
+        received = f"{name} with {', '.join(columns) or 'none'}"
+        raise DataError("a column `prompt`", received, "rename the column that has the prompts")
     return [dict(row) for row in found]
 
 
@@ -534,6 +510,8 @@ def data_of(settings: Any, seed: int, *, conversational: bool) -> Data:
     Returns:
         The data. No training row has a prompt of an evaluation set.
     """
+    from datasets import Dataset
+
     names, evaluated = _names(settings)
     make = {"dataset": from_dataset, "reasoning-gym": from_gym, "built-in": _built_in}[_kind(names)]
     rows, sets, rewards = make(settings, names, evaluated, seed)
@@ -546,21 +524,21 @@ def data_of(settings: Any, seed: int, *, conversational: bool) -> Data:
         )
     if settings.reward is not None:
         rewards = [load_reward(name) for name in _listed(settings.reward)]
-        _check_names(rewards)
-    sets = [EvaluationSet(s.name, s.domain, [_chat(row, conversational) for row in s.rows]) for s in sets if s.rows]
-    return Data(_dataset([_chat(row, conversational) for row in rows]), sets, rewards)
+        called = [name_of(reward) for reward in rewards]
+        if repeated := sorted({name for name in called if called.count(name) > 1}):
+            raise SettingError(
+                "reward functions of different names, under which their means are logged",
+                f"several named {', '.join(map(repr, repeated))}",
+                "rename one of the functions, or leave out one that is given twice",
+            )
 
+    def chat(row: Row) -> Row:
+        if conversational and isinstance(row["prompt"], str):
+            return {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}
+        return row
 
-def _check_names(rewards: list[Reward]) -> None:
-    """Refuse two reward functions of one name: TRL logs their mean as one value, and each has a weight of its own."""
-    names = [name_of(reward) for reward in rewards]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise SettingError(
-            "reward functions of different names, under which their means are logged",
-            f"several named {', '.join(map(repr, repeated))}",
-            "rename one of the functions, or leave out one that is given twice",
-        )
+    sets = [EvaluationSet(each.name, each.domain, list(map(chat, each.rows))) for each in sets if each.rows]
+    return Data(Dataset.from_list(list(map(chat, rows))), sets, rewards)
 
 
 def reward_count(settings: Any) -> int:
@@ -599,30 +577,13 @@ def _listed(names: str) -> list[str]:
     return found
 
 
-def _chat(row: dict[str, Any], conversational: bool) -> dict[str, Any]:
-    if conversational and isinstance(row["prompt"], str):
-        return {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}
-    return row
-
-
-def _dataset(rows: list[dict[str, Any]]) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_list(rows)
-
-
-def _built_in(settings: Any, names: list[str], evaluated_names: list[str] | None, seed: int) -> Made:
+def _built_in(settings: Any, names: list[str], evaluated: list[str] | None, seed: int) -> Made:
     trained = tasks_of(names)
-    if evaluated_names is not None:
-        evaluated = tasks_of(evaluated_names)
-    else:
-        evaluated = [*trained, *(t for t in TASKS.values() if t not in trained and t.use != "named")]
+    known = [task for task in TASKS.values() if task.use != "named"]
+    tasks = dict.fromkeys([*trained, *known] if evaluated is None else tasks_of(evaluated))
+    size, digits = settings.eval_size, settings.digits
     sets = [
-        EvaluationSet(
-            task.name,
-            "in" if task in trained else "out",
-            evaluation_rows(task, settings.eval_size, settings.digits, seed),
-        )
-        for task in dict.fromkeys(evaluated)
+        EvaluationSet(task.name, "in" if task in trained else "out", evaluation_rows(task, size, digits, seed))
+        for task in tasks
     ]
-    return training_rows(trained, settings.train_size, settings.digits, seed), sets, [correct]
+    return training_rows(trained, settings.train_size, digits, seed), sets, [correct]

@@ -63,11 +63,11 @@ class Evaluator:
         trainer.model.eval()
         try:
             with apart(self.seed + trainer.accelerator.process_index), torch.no_grad():
-                return self._evaluated(trainer, advanced)
+                return self._evaluate(trainer, advanced)
         finally:
             trainer.model.train(training)
 
-    def _evaluated(self, trainer: KLTrainer, advanced: Callable[[int], None]) -> dict[str, Any]:
+    def _evaluate(self, trainer: KLTrainer, advanced: Callable[[int], None]) -> dict[str, Any]:
         sums, scores, found, samples = KLSums(), {"in": [], "out": []}, {}, []
         for each in self.sets:
             rewards, texts = self._scores(trainer, each, sums, advanced)

@@ -13,7 +13,7 @@ from ..drawing import content, look
 from ..errors import MissingExtraError, RunError
 from ..support import write_whole
 from . import run_folder
-from .report import estimated as estimate, score, summarise
+from .report import format_estimate, score, summarise
 from .run_folder import FIGURES, History, evaluations, kl_of, length_of, training
 
 # Figures of one or several runs: reward, KL, reward against KL, lengths.
@@ -28,21 +28,21 @@ def _none(row: Row) -> None:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RunHistory:
     """A run's name and history."""
 
     name: str
     rows: list[Row]
 
 
-def draw(runs: list[Drawn], folder: Path) -> None:
+def draw(runs: list[RunHistory], folder: Path) -> None:
     """Draw the runs to the figures of a folder."""
     kinds = [name.rpartition(".")[2] for name in FIGURES]
     for name, picture in zip(FIGURES, drawn(runs, *kinds), strict=True):
         write_whole(folder / name, picture)
 
 
-def drawn(runs: list[Drawn], *kinds: str) -> list[bytes]:
+def drawn(runs: list[RunHistory], *kinds: str) -> list[bytes]:
     """The figure in each format: thin lines for updates, markers with bars of one standard error for held-out prompts.
 
     Args:
@@ -54,13 +54,16 @@ def drawn(runs: list[Drawn], *kinds: str) -> list[bytes]:
     """
     try:
         import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
     with matplotlib.rc_context(look(9)):
-        figure, axes = _axes()
-        colours = _colours(len(runs))
-        for i, run in enumerate(runs):
-            _draw_run(axes, run, colours[i])
+        figure = Figure(figsize=(10, 7.4), layout="constrained")
+        axes: dict[str, Any] = dict(
+            zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True)
+        )
+        for run, colour in zip(runs, _colours(len(runs)), strict=True):
+            _draw_run(axes, run, colour)
         _label(axes)
         _legend(figure, runs)
         return [content(figure, kind) for kind in kinds]
@@ -76,15 +79,7 @@ def _colours(runs: int) -> list[str]:
     return [to_hex(colormaps["turbo"](i / (runs - 1))) for i in range(runs)]
 
 
-def _axes() -> tuple[Any, dict[str, Any]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 7.4), layout="constrained")
-    grid = figure.subplots(2, 2)
-    return figure, dict(zip(("reward", "kl", "frontier", "length"), grid.flat, strict=True))
-
-
-def _draw_run(axes: dict[str, Any], run: Drawn, colour: str) -> None:
+def _draw_run(axes: dict[str, Any], run: RunHistory, colour: str) -> None:
     trained, evaluated = training(run.rows), evaluations(run.rows)
     plain: dict[str, Any] = {"color": colour}
     thin = {**plain, "linewidth": 0.8, "alpha": 0.6}
@@ -94,11 +89,12 @@ def _draw_run(axes: dict[str, Any], run: Drawn, colour: str) -> None:
     _line(axes["length"], trained, _step, length_of, **thin)
     filled: dict[str, Any] = {**plain, "marker": "o", "markersize": 5, "linewidth": 1.2}
     hollow = {**filled, "markerfacecolor": "white", "linestyle": ":"}
+    kl, kl_error = _kl("mean"), _kl("standard_error")
     for domain, style in (("in", filled), ("out", hollow)):
-        reward, reward_error = _domain(domain), _domain(domain, "standard_error")
+        reward, reward_error = _domain(domain, "reward"), _domain(domain, "standard_error")
         _line(axes["reward"], evaluated, _step, reward, y_error=reward_error, **style)
-        _line(axes["frontier"], evaluated, _evaluated_kl, reward, x_error=_kl_error, y_error=reward_error, **style)
-    _line(axes["kl"], evaluated, _step, _evaluated_kl, y_error=_kl_error, **filled)
+        _line(axes["frontier"], evaluated, kl, reward, x_error=kl_error, y_error=reward_error, **style)
+    _line(axes["kl"], evaluated, _step, kl, y_error=kl_error, **filled)
     _line(axes["length"], evaluated, _step, lambda row: row["evaluation"]["length"], **filled)
 
 
@@ -125,17 +121,12 @@ def _task_reward(row: Row) -> float | None:
     return row.get("task_reward")
 
 
-def _evaluated_kl(row: Row) -> float | None:
-    kl = row["evaluation"]["kl"]  # None for greedy completions
-    return None if kl is None else kl["per_sequence"]["mean"]
+def _kl(value: str) -> Value:
+    """Of an evaluation; greedy completions have none."""
+    return lambda row: None if row["evaluation"]["kl"] is None else row["evaluation"]["kl"]["per_sequence"][value]
 
 
-def _kl_error(row: Row) -> float | None:
-    kl = row["evaluation"]["kl"]
-    return None if kl is None else kl["per_sequence"]["standard_error"]
-
-
-def _domain(name: str, value: str = "reward") -> Value:
+def _domain(name: str, value: str) -> Value:
     return lambda row: row["evaluation"]["domains"].get(name, {}).get(value)
 
 
@@ -158,7 +149,7 @@ def _label(axes: dict[str, Any]) -> None:
     axes["length"].set_ylim(0, 1.05 * axes["length"].get_ylim()[1])
 
 
-def _legend(figure: Any, runs: list[Drawn]) -> None:
+def _legend(figure: Any, runs: list[RunHistory]) -> None:
     from matplotlib.lines import Line2D
 
     names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in _colours(len(runs))]
@@ -180,7 +171,7 @@ def _legend(figure: Any, runs: list[Drawn]) -> None:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRun:
     """One run: its name, `run.json`, history and summary."""
 
     name: str
@@ -189,7 +180,7 @@ class Compared:
     summary: dict[str, Any]
 
 
-def load(folders: list[Path]) -> list[Compared]:
+def load(folders: list[Path]) -> list[ComparedRun]:
     """Read the runs, finished or not."""
     names = _names(folders)
     found = []
@@ -197,16 +188,16 @@ def load(folders: list[Path]) -> list[Compared]:
         run, rows = run_folder.read(folder, run_folder.RUN), History(folder).rows()
         if not rows:
             raise RunError("a run with a history", f"{folder} without one", "train it for at least one update")
-        found.append(Compared(name, run, rows, summarise(folder)))
+        found.append(ComparedRun(name, run, rows, summarise(folder)))
     return found
 
 
-def picture(runs: list[Compared], kind: str = "png") -> bytes:
+def picture(runs: list[ComparedRun], kind: str = "png") -> bytes:
     """One figure of all runs, as `png`, `svg` or `pdf`."""
-    return drawn([Drawn(run.name, run.rows) for run in runs], kind)[0]
+    return drawn([RunHistory(run.name, run.rows) for run in runs], kind)[0]
 
 
-def table(runs: list[Compared]) -> Table:
+def table(runs: list[ComparedRun]) -> Table:
     """A table with one row per run."""
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i, title in enumerate(
@@ -214,14 +205,11 @@ def table(runs: list[Compared]) -> Table:
     ):
         found.add_column(title, justify="left" if i < 2 else "right", no_wrap=i > 1, overflow="fold")
     for run in runs:
-        named = Text(run.name), Text(_objective(run.run))  # `Text`: [x] in a name is not markup
+        said = run.run.get("objective")
+        objective = str(said.get("objective", "")) if isinstance(said, dict) else ""
+        named = Text(run.name), Text(objective)  # `Text`: [x] in a name is not markup
         found.add_row(*named, str(run.summary["updates"]), *_results(run.summary))
     return found
-
-
-def _objective(run: dict[str, Any]) -> str:
-    objective = run.get("objective")
-    return str(objective.get("objective", "")) if isinstance(objective, dict) else ""
 
 
 def _results(summary: dict[str, Any]) -> list[str]:
@@ -231,7 +219,7 @@ def _results(summary: dict[str, Any]) -> list[str]:
         return ["", "", f"{summary['last_updates']['kl_per_sequence'] or 0:.4g}", ""]
     first = before or {"domains": {}, "kl": None, "length": None}
     moved = [_moved(first["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
-    kl = "" if after["kl"] is None else estimate(after["kl"]["per_sequence"])
+    kl = "" if after["kl"] is None else format_estimate(after["kl"]["per_sequence"])
     if kl and first["kl"] is not None:
         kl = f"{first['kl']['per_sequence']['mean'] or 0:.3g} -> {kl}"
     length = f"{after['length']:.1f}"

@@ -8,7 +8,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,22 +72,6 @@ WRITE_MESSAGES = re.compile(
     r"PytorchStreamWriter failed|iostream error|unexpected pos \d+ vs \d+|os error (28|122|27|5|30)\b"
 )
 """Messages of torch and safetensors for the same failures, which are not `OSError`s; torch gives no cause."""
-DETAIL = 200
-"""Characters of another library's message that are repeated."""
-
-
-@contextmanager
-def refusals_in_one_line() -> Iterator[None]:
-    """Turn an error raised inside another library into a `SettingError`; errors of this package's code pass through."""
-    try:
-        yield
-    except KlgradError:
-        raise
-    except Exception as error:
-        refused = refusal(error)
-        if refused is None:
-            raise
-        raise refused from error
 
 
 def refusal(error: Exception) -> SettingError | None:
@@ -102,12 +86,10 @@ def refusal(error: Exception) -> SettingError | None:
     known = [path for path in frames if "site-packages" in path.parts or path.is_relative_to(PACKAGE)]
     if not known or known[-1].is_relative_to(PACKAGE):
         return None
-    parts = known[-1].parts
-    library = parts[parts.index("site-packages") + 1].removesuffix(".py")
-    text = " ".join(str(error).split())
+    library = known[-1].parts[known[-1].parts.index("site-packages") + 1].removesuffix(".py")
     return SettingError(
         "settings, a model and data that the libraries underneath accept",
-        f"{type(error).__name__} from {library}: {text[:400]}",
+        f"{type(error).__name__} from {library}: {' '.join(str(error).split())[:400]}",
         f"change what the message names; {SHOW_TRACEBACK}=1 shows the traceback",
     )
 
@@ -116,22 +98,14 @@ def write_failure(error: BaseException) -> str | None:
     """Why a file could not be written, in a few words; None if the error has another cause."""
     if isinstance(error, KlgradError) and not isinstance(error, OutputError):
         return None  # it has an explanation of its own
-    for each in _chain(error):
-        if isinstance(each, OSError) and each.errno in WRITE_ERRORS:
-            return f"{each.strerror} ({each.filename})" if each.filename else str(each.strerror)
-        if WRITE_MESSAGES.search(str(each)):
-            return f"a file that could not be written whole ({' '.join(str(each).split())[:DETAIL]})"
+    cause: BaseException | None = error
+    while cause is not None:  # torch hides the first error behind a failure to close the file
+        if isinstance(cause, OSError) and cause.errno in WRITE_ERRORS:
+            return f"{cause.strerror} ({cause.filename})" if cause.filename else str(cause.strerror)
+        if WRITE_MESSAGES.search(str(cause)):
+            return f"a file that could not be written whole ({' '.join(str(cause).split())[:200]})"
+        cause = cause.__cause__ or cause.__context__
     return None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes: torch hides the first one behind a failure to close the file."""
-    seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
-        following = following.__cause__ or following.__context__
 
 
 # Warnings and log lines of the libraries underneath: each text is shown once, progress bars are switched off.
@@ -150,6 +124,9 @@ KNOWN = (
 @contextmanager
 def messages_once(say: Callable[[str], None]) -> Iterator[None]:
     """Pass each distinct warning or log line (from level WARNING on) to `say` once, and show no progress bars."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
     shown: set[str] = set()
 
     def once(text: str) -> None:
@@ -158,55 +135,22 @@ def messages_once(say: Callable[[str], None]) -> Iterator[None]:
             shown.add(text)
             say(text)
 
-    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        once(str(message))
-
-    with _no_bars(), _logs_to(once), warnings.catch_warnings():
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: once(record.getMessage())
+    with warnings.catch_warnings(), ExitStack() as restore:
         warnings.simplefilter("always")
         for category in NOT_FOR_USERS:
             warnings.simplefilter("ignore", category)
-        warnings.showwarning = show
+        warnings.showwarning = lambda message, *_, **__: once(str(message))
+        for logger in map(logging.getLogger, LIBRARIES):
+            restore.callback(logger.__dict__.update, handlers=logger.handlers, propagate=logger.propagate)
+            restore.callback(logger.setLevel, logger.level)
+            logger.handlers, logger.propagate = [handler], False
+            logger.setLevel(logging.WARNING)
+        if transformers_logging.is_progress_bar_enabled():
+            restore.callback(transformers_logging.enable_progress_bar)
+        if not datasets.are_progress_bars_disabled():
+            restore.callback(datasets.enable_progress_bars)
+        transformers_logging.disable_progress_bar()
+        datasets.disable_progress_bars()
         yield
-
-
-class _Handler(logging.Handler):
-    def __init__(self, once: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self.once = once
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.once(record.getMessage())
-
-
-@contextmanager
-def _logs_to(once: Callable[[str], None]) -> Iterator[None]:
-    """Replace the handlers of the libraries' loggers, and restore them afterwards."""
-    loggers = [logging.getLogger(name) for name in LIBRARIES]
-    before = [(logger, logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
-    handler = _Handler(once)
-    for logger in loggers:
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level, propagate, handlers in before:
-            logger.handlers, logger.propagate = handlers, propagate
-            logger.setLevel(level)
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    import datasets
-    from transformers.utils import logging as transformers_logging
-
-    shown = transformers_logging.is_progress_bar_enabled(), datasets.are_progress_bars_disabled()
-    transformers_logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown[0]:
-            transformers_logging.enable_progress_bar()
-        if not shown[1]:
-            datasets.enable_progress_bars()

@@ -26,7 +26,7 @@ from ..trl import KLConfig
 from ..trl.config_checks import needs_no_weights, notes, stale
 from . import run_folder
 from .build import Models
-from .checkpoint import RunTrainer, checkpoints, last_sound, step_of
+from .checkpoint import RunTrainer, checkpoints, last_complete, step_of
 from .run_folder import (
     HISTORY,
     History,
@@ -113,7 +113,7 @@ NEAR = 0.5
 """A loss that is farther from every target, relatively, is near none."""
 
 
-def trained_lines(training: KLConfig) -> list[str]:
+def audit_lines(training: KLConfig) -> list[str]:
     """What the KL of a run descends, on fresh samples, and on stale ones where the settings make them stale.
 
     The trainer's own loss is summed over every outcome of small problems, which takes a few seconds.
@@ -208,16 +208,12 @@ def _on_stale(training: KLConfig) -> str:
     bounded = training.kl_ratio_bound != "none" and (training.objective.is_weighted or training.kl_top_k)
     if found.verdict != "unknown" or not bounded:
         return said
-    unbounded = audited(_without_bound(training), on_policy=False)
-    if unbounded.verdict == "unknown":
+    unbounded = copy(training)
+    unbounded.kl_ratio_bound = "none"
+    found = audited(unbounded, on_policy=False)
+    if found.verdict == "unknown":
         return said
-    return f"{said}; where no ratio reaches its bound, it {_sentence(unbounded)}{_batches(unbounded, training)}"
-
-
-def _without_bound(training: KLConfig) -> KLConfig:
-    found = copy(training)
-    found.kl_ratio_bound = "none"
-    return found
+    return f"{said}; where no ratio reaches its bound, it {_sentence(found)}{_batches(found, training)}"
 
 
 # Estimate the memory of a run from the models' configurations, without loading weights.
@@ -245,88 +241,64 @@ class Item:
 def estimate(settings: Any, models: Models) -> list[Item]:
     """Memory of all processes together, as if every model were sharded; activations are not included."""
     training, policy = settings.training, settings.policy
-    shape, kind = _shape(models.path, models.load_options), DTYPES.get(str(policy.dtype), torch.float32)
-    parameters = shape.parameters
-    trained = _adapter_parameters(policy, shape) if policy.use_peft else parameters
-    of_what = f"adapters of queries and values{_left_out(policy, LORA)}" if policy.use_peft else "weights"
-    weights = f"{parameters / 1e6:.0f}M weights in {_name(kind)}{_left_out(policy, QUANTISED)}"
+    kind = DTYPES.get(str(policy.dtype), torch.float32)
+    config, parameters = _size_of(models.path, models.load_options)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    trained, of_what = parameters, "weights"
+    if policy.use_peft:  # two low-rank matrices for queries and values of each layer, PEFT's default for a Llama
+        trained = config.num_hidden_layers * policy.lora_r * (3 * config.hidden_size + heads * width)
+        of_what = f"adapters of queries and values{_left_out(policy, LORA)}"
+    optimizer = getattr(training.optim, "value", training.optim)
+    adam = "AdamW" if optimizer in ADAMW else f"AdamW assumed; does not account for optim={optimizer}"
+    dtype = str(kind).removeprefix("torch.")
     found = [
-        Item("policy", parameters * kind.itemsize, weights),
+        Item("policy", parameters * kind.itemsize, f"{_millions(parameters)} in {dtype}{_left_out(policy, QUANTISED)}"),
         Item("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {of_what}"),
-        Item("optimizer", 2 * trained * kind.itemsize, f"two numbers for each ({_optimizer(training)})"),
+        Item("optimizer", 2 * trained * kind.itemsize, f"two numbers for each ({adam})"),
     ]
     if policy.use_peft:
         found.append(Item("reference", 0, "the policy with its adapters off"))
     else:
-        other = _shape(models.reference, models.reference_options)
-        found.append(Item("reference", other.parameters * kind.itemsize, f"{other.parameters / 1e6:.0f}M weights"))
-    return [*found, _cache(training, shape, kind), *_kernels(training, shape, kind)]
+        _, others = _size_of(models.reference, models.reference_options)
+        found.append(Item("reference", others * kind.itemsize, _millions(others)))
+    if training.use_vllm:
+        found.append(Item("sampling", 0, "vLLM allocates its own memory"))
+    else:
+        rows, tokens = training.generation_batch_size, training.max_completion_length
+        size = rows * tokens * config.num_hidden_layers * 2 * heads * width * kind.itemsize
+        note = f"keys and values of {rows} completions x {tokens} tokens, prompts not included"
+        found.append(Item("sampling", size, note))
+    if training.objective.exact:
+        tokens = training.per_device_train_batch_size * training.max_completion_length
+        plan = make_plan(tokens, config.vocab_size, kind, paired=True, budget=training.kl_memory << 20)
+        whole = 2 * tokens * config.vocab_size * 4 * training.world_size
+        tiles = (plan.tile_bytes + plan.kept_bytes) * training.world_size
+        saved = f"; all logits of both models would be {in_units(whole)}" if whole > tiles else ""
+        found.append(Item("exact KL", tiles, f"tiles of {plan.strip} x {plan.columns} logits{saved}"))
+    return found
 
 
-@dataclass(frozen=True)
-class ModelSize:
-    """Sizes of a model that memory depends on."""
-
-    parameters: int
-    layers: int
-    keys: int
-    """Numbers per token and layer in the cache: keys and values."""
-    vocabulary: int
-    hidden: int
-
-
-def _shape(model: str, how: dict[str, Any]) -> ModelSize:
+def _size_of(model: str, how: dict[str, Any]) -> tuple[Any, int]:
+    """The configuration of a model's text part, and its number of parameters."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(model, **how)
-    text = config.get_text_config()
     with init_empty_weights():
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=how.get("trust_remote_code", False))
     empty.tie_weights()  # otherwise a shared head is counted twice
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    parameters = sum(p.numel() for p in empty.parameters())
-    return ModelSize(parameters, text.num_hidden_layers, 2 * heads * width, text.vocab_size, text.hidden_size)
+    return config.get_text_config(), sum(p.numel() for p in empty.parameters())
 
 
-def _adapter_parameters(policy: Any, shape: ModelSize) -> int:
-    """Two low-rank matrices for the query and the value projection of each layer, PEFT's default for a Llama."""
-    return shape.layers * policy.lora_r * (3 * shape.hidden + shape.keys // 2)
+def _millions(parameters: int) -> str:
+    return f"{parameters / 1e6:.0f}M weights"
 
 
 def _left_out(policy: Any, names: tuple[str, ...]) -> str:
     """The end of a note, with those of the settings that are given."""
     given = [name for name in names if getattr(policy, name)]
     return f"; does not account for {', '.join(given)}" if given else ""
-
-
-def _optimizer(training: Any) -> str:
-    name = getattr(training.optim, "value", training.optim)
-    return "AdamW" if name in ADAMW else f"AdamW assumed; does not account for optim={name}"
-
-
-def _cache(training: Any, shape: ModelSize, kind: torch.dtype) -> Item:
-    if training.use_vllm:
-        return Item("sampling", 0, "vLLM allocates its own memory")
-    rows, tokens = training.generation_batch_size, training.max_completion_length
-    size = rows * tokens * shape.layers * shape.keys * kind.itemsize
-    return Item("sampling", size, f"keys and values of {rows} completions x {tokens} tokens, prompts not included")
-
-
-def _kernels(training: Any, shape: ModelSize, kind: torch.dtype) -> list[Item]:
-    if not training.objective.exact:
-        return []
-    tokens = training.per_device_train_batch_size * training.max_completion_length
-    plan = make_plan(tokens, shape.vocabulary, kind, paired=True, budget=training.kl_memory << 20)
-    whole = 2 * tokens * shape.vocabulary * 4 * training.world_size
-    taken = (plan.tile_bytes + plan.kept_bytes) * training.world_size
-    saved = f"; all logits of both models would be {in_units(whole)}" if whole > taken else ""
-    return [Item("exact KL", taken, f"tiles of {plan.strip} x {plan.columns} logits{saved}")]
-
-
-def _name(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
 
 
 def in_units(count: float) -> str:
@@ -337,26 +309,37 @@ def in_units(count: float) -> str:
 # `--dry-run`: the objective, what the trainer's loss descends, the settings, and the memory.
 
 
-def described(settings: Settings, models: Models) -> RenderableType:
+def describe(settings: Settings, models: Models) -> RenderableType:
     """What `--dry-run` prints."""
-    parts: list[RenderableType] = [
+    audit = "What its KL descends, with the trainer's own loss summed over every outcome of small problems"
+    memory = "Memory of all processes together, with each model counted once; activations are not included"
+    main, sizes = _grid("bold", ""), _grid("", "", "dim")
+    for name, value in facts(settings, models).items():
+        main.add_row(name, Text(value))
+    items = estimate(settings, models)
+    sizes.columns[1].justify, sizes.columns[1].no_wrap = "right", True
+    for item in (*items, Item("total", sum(item.bytes for item in items), "")):
+        sizes.add_row(item.name, in_units(item.bytes), item.note)
+    return Group(
         Text("Maximises", style="bold"),
         *(Text(f"  {line}") for line in objective_lines(settings)),
         "",
-        Text(
-            "What its KL descends, with the trainer's own loss summed over every outcome of small problems",
-            style="bold",
-        ),
-        *(Text(f"  {line}") for line in trained_lines(settings.training)),
+        Text(audit, style="bold"),
+        *(Text(f"  {line}") for line in audit_lines(settings.training)),
         "",
-        _key_values(facts(settings, models)),
+        main,
         "",
-        Text(
-            "Memory of all processes together, with each model counted once; activations are not included", style="bold"
-        ),
-        _memory(settings, models),
-    ]
-    return Group(*parts)
+        Text(memory, style="bold"),
+        sizes,
+    )
+
+
+def _grid(*styles: str) -> Table:
+    """A table without lines and titles; its first column is not wrapped."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, style in enumerate(styles):
+        table.add_column(style=style, no_wrap=i == 0)
+    return table
 
 
 def objective_lines(settings: Settings) -> list[str]:
@@ -369,63 +352,35 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
     """The main settings, by title."""
     training: Any = settings.training
     per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
+    reference = "the model as it starts"
+    if training.teacher:
+        reference = f"the teacher {models.reference_name}"
+    elif training.sync_ref_model:
+        reference += f", moved towards the policy every {training.ref_model_sync_steps} updates"
     beta = f"{training.kl_coef:g}, constant"
     if training.kl_target is not None:
         beta = f"from {training.kl_coef:g}, adapted to {training.kl_target:g} nats per {training.kl_target_unit}"
     length = f"{training.max_steps} updates" if training.max_steps > 0 else f"{training.num_train_epochs:g} epochs"
+    trains = (
+        f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} completions "
+        f"of at most {training.max_completion_length} tokens"
+    )
+    if training.num_iterations > 1:
+        trains += f", each of which is used for {training.num_iterations} updates"
+    if training.world_size > 1:
+        trains += f", on {training.world_size} processes"
+    scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
     found = {
         "model": models.name,
-        "reference": _reference(training, models),
+        "reference": reference,
         "placement": f"in the {training.kl_placement}; {reduction(settings)}",
         "β": beta,
-        "trains": f"{length} of {per_update // training.num_generations} prompts x {training.num_generations} "
-        f"completions of at most {training.max_completion_length} tokens{_uses(training.num_iterations)}"
-        f"{_together(training.world_size)}",
-        "learning rate": f"{training.learning_rate:g}, {_scheduler(training)}",
+        "trains": trains,
+        "learning rate": f"{training.learning_rate:g}, {scheduler}",
     }
     if training.rollout_lag:
         found["lag"] = f"{training.rollout_lag} updates, ratio {training.kl_ratio}"
     return found
-
-
-def _reference(training: Any, models: Models) -> str:
-    if training.teacher:
-        return f"the teacher {models.reference_name}"
-    follows = f", moved towards the policy every {training.ref_model_sync_steps} updates"
-    return "the model as it starts" + (follows if training.sync_ref_model else "")
-
-
-def _uses(count: int) -> str:
-    return f", each of which is used for {count} updates" if count > 1 else ""
-
-
-def _together(processes: int) -> str:
-    return f", on {processes} processes" if processes > 1 else ""
-
-
-def _scheduler(training: Any) -> str:
-    return str(getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type))
-
-
-def _key_values(values: dict[str, str]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
-    for name, value in values.items():
-        table.add_row(name, Text(value))
-    return table
-
-
-def _memory(settings: Settings, models: Models) -> Table:
-    items = estimate(settings, models)
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
-    for item in items:
-        table.add_row(item.name, in_units(item.bytes), item.note)
-    table.add_row("total", in_units(sum(item.bytes for item in items)), "")
-    return table
 
 
 # Sentences and errors about a run: what it does at the start, what is saved when it stops, why it cannot continue.
@@ -440,7 +395,7 @@ def announcement(settings: Settings, models: Models, checkpoint: Path | None) ->
 
 def how_to_continue(settings: Settings, folder: Path) -> str:
     """What of the run is on disk, and the command that continues it."""
-    found, _ = last_sound(folder)
+    found = last_complete(folder)
     if found is not None:
         again = resume_command(settings.command, folder, settings.given)
         return f"The run is saved after {in_updates(step_of(found))} in {found}. Continue with: {again}"
@@ -452,14 +407,13 @@ def how_to_continue(settings: Settings, folder: Path) -> str:
 NO_CHECKPOINT = "There is no complete checkpoint to make the run longer from: --weights_only false keeps them"
 
 
-def finished(folder: Path, updates: int) -> str:
+def finished_message(folder: Path, updates: int) -> str:
     """What is said of a run that is finished; it can be made longer only from a complete checkpoint."""
-    sound, _ = last_sound(folder)
-    longer = NO_CHECKPOINT if sound is None else "To make it longer, give a larger --max_steps with --resume"
+    longer = "To make it longer, give a larger --max_steps with --resume" if last_complete(folder) else NO_CHECKPOINT
     return f"The run in {folder} is finished, after {in_updates(updates)}; nothing was changed. {longer}."
 
 
-def kept(folder: Path) -> str:
+def folder_contents(folder: Path) -> str:
     """What a finished run has left in its folder, with sizes."""
     names = (run_folder.MODEL, *run_folder.FIGURES, run_folder.SUMMARY, HISTORY)
     found = [f"{name}{_size(folder / name)}" for name in names if (folder / name).exists()]
@@ -476,17 +430,18 @@ def _size(*paths: Path) -> str:
     return f" ({sum(file.stat().st_size for file in files) / 1e6:,.1f} MB)" if files else ""
 
 
-def unloadable(checkpoint: Path, error: Exception) -> RunError:
+def load_error(checkpoint: Path, error: Exception) -> RunError:
     """The error for a checkpoint that another library cannot load."""
     detail = str(error).strip().splitlines() or [""]
     return RunError(
         "a checkpoint that these settings can continue from",
         f"{checkpoint}: {type(error).__name__}: {detail[0]}",
-        "resume with the settings that the run was started with; nothing in its folder was changed",
+        "resume with the settings that the run was started with, or, if a file is damaged, remove this checkpoint to "
+        "continue from the one before; nothing in the folder was changed",
     )
 
 
-def no_updates(trainer: RunTrainer, start: int) -> RunError:
+def no_update_error(trainer: RunTrainer, start: int) -> RunError:
     """The error for a training that has ended without an update."""
     args: Any = trainer.args
     dataset: Any = trainer.train_dataset
@@ -539,7 +494,7 @@ def table_of(summary: dict[str, Any]) -> Table:
         table.add_row(f"{name} ({domain}, {row['count']})", *scores)
     for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
         if all(each is None or each["kl"] is not None for each in columns):  # greedy completions have none
-            table.add_row(title, *(estimated(each["kl"][unit]) if each else "" for each in columns))
+            table.add_row(title, *(format_estimate(each["kl"][unit]) if each else "" for each in columns))
     table.add_row("tokens per completion", *(f"{each['length']:.1f}" if each else "" for each in columns))
     return table
 
@@ -552,7 +507,7 @@ def score(row: dict[str, Any] | None) -> str:
     return f"{row['reward']:.3f}" + ("" if error is None or math.isnan(error) else f" ± {error:.3f}")
 
 
-def estimated(row: dict[str, Any]) -> str:
+def format_estimate(row: dict[str, Any]) -> str:
     """A KL with its standard error; the history has None for a number that was not finite."""
     if row["mean"] is None:
         return "not finite"
@@ -571,38 +526,37 @@ CARD = "README.md"
 
 
 def model_card(settings: Settings, models: Models, summary: dict[str, Any] | None = None) -> str:
-    """Describe a run in Markdown, with the metadata that the hub reads.
-
-    Args:
-        settings: of the run.
-        models: the policy and the reference.
-        summary: the results, if the run is finished.
-
-    Returns:
-        The text of `README.md`.
-    """
-    command = settings.command
-    parts = [
-        _metadata(models),
+    """`README.md` of a run, with the metadata that the hub reads, and with its results if it is finished."""
+    base, rescaled, run = _on_hub(models.name), scaling(settings), settings.run
+    lines = [
+        "---",
+        "library_name: transformers",
+        *([f"base_model: {base}"] if base else []),
+        "tags: [klgrad, trl, grpo]",
+        "---\n",
         f"# {Path(str(settings.training.output_dir)).name}\n",
-        f"Trained by `klgrad {command}`, on TRL's GRPOTrainer.\n",
+        f"Trained by `klgrad {settings.command}`, on TRL's GRPOTrainer.\n",
         f"- base model: {_named(models.name)}",
         f"- reference of the KL: {_named(models.reference_name)}",
         f"- maximises: {objective(settings)}",
         f"- gradient of the KL: {formula(settings)}",
-        *([f"- {text}"] if (text := scaling(settings)) else []),
-        f"- trained on: {settings.run.task}{f', reward {settings.run.reward}' if settings.run.reward else ''}",
+        *([f"- {rescaled}"] if rescaled else []),
+        f"- trained on: {run.task}{f', reward {run.reward}' if run.reward else ''}",
     ]
     if summary is not None:
-        parts += _results(summary)
-    parts.append(f"\nVersions: {', '.join(f'{name} {version}' for name, version in versions().items())}.\n")
-    return "\n".join(parts)
-
-
-def _metadata(models: Models) -> str:
-    base = _on_hub(models.name)
-    lines = ["library_name: transformers", *([f"base_model: {base}"] if base else []), "tags: [klgrad, trl, grpo]"]
-    return "\n".join(["---", *lines, "---\n"])
+        lines.append(f"- updates: {summary['updates']}")
+        before, after = summary["before"], summary["after"]
+        if after is not None:
+            lines += ["\n| held out | before | after |", "|---|---|---|"]
+            for name, row in after["sets"].items():
+                lines.append(f"| reward, {name} | {score(before['sets'].get(name)) if before else ''} | {score(row)} |")
+            if after["kl"] is not None:
+                first = format_estimate(before["kl"]["per_sequence"]) if before and before["kl"] else ""
+                last = format_estimate(after["kl"]["per_sequence"])
+                lines.append(f"| KL(π‖ref), nats per completion | {first} | {last} |")
+            lines.append("\nA number after ± is one standard error.")
+    lines.append(f"\nVersions: {', '.join(f'{name} {version}' for name, version in versions().items())}.\n")
+    return "\n".join(lines)
 
 
 def _on_hub(name: str) -> str | None:
@@ -615,18 +569,3 @@ def _on_hub(name: str) -> str | None:
 
 def _named(name: str) -> str:
     return f"{name} ({SOURCE})" if name.partition(":")[0].partition(" ")[0] == EMBEDDED else name
-
-
-def _results(summary: dict[str, Any]) -> list[str]:
-    """Held-out rewards and the KL, before and after."""
-    before, after = summary["before"], summary["after"]
-    lines = [f"- updates: {summary['updates']}"]
-    if after is None:
-        return lines
-    lines += ["\n| held out | before | after |", "|---|---|---|"]
-    for name, row in after["sets"].items():
-        lines.append(f"| reward, {name} | {score(before['sets'].get(name)) if before else ''} | {score(row)} |")
-    if after["kl"] is not None:
-        first = estimated(before["kl"]["per_sequence"]) if before and before["kl"] else ""
-        lines.append(f"| KL(π‖ref), nats per completion | {first} | {estimated(after['kl']['per_sequence'])} |")
-    return [*lines, "\nA number after ± is one standard error."]

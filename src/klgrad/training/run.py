@@ -1,5 +1,6 @@
 """A run from its settings to its summary."""
 
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,23 +13,23 @@ from ..errors import KlgradError, RunError
 from ..support import write_whole
 from . import run_folder
 from .build import Models, build, models_of
-from .callbacks import Adoption, CrashCheckpoint, Recorder, Stopping
-from .checkpoint import RunTrainer, check_fits, is_over, last_sound, remove_all, step_of
+from .callbacks import CrashCheckpoint, Recorder, RunCommit, Stopping
+from .checkpoint import RunTrainer, check_fits, checkpoints, is_over, last_complete, step_of
 from .evaluate import Evaluator
-from .figures import Drawn, draw
-from .libraries import messages_once, refusal, refusals_in_one_line, write_failure
+from .figures import RunHistory, draw
+from .libraries import messages_once, refusal, write_failure
 from .report import (
     CARD,
     announcement,
-    described,
-    finished,
+    describe,
+    finished_message,
+    folder_contents,
     how_to_continue,
-    kept,
+    load_error,
     model_card,
-    no_updates,
+    no_update_error,
     summarise,
     table_of,
-    unloadable,
 )
 from .run_folder import History, in_updates, owned
 from .settings import Settings, resume_command
@@ -53,7 +54,7 @@ def run(settings: Settings, out: Console, err: Console) -> int:
         models = models_of(settings)
         if settings.run.dry_run:
             with err.status("Auditing the trainer's loss on small problems (a few seconds)"):
-                description = described(settings, models)
+                description = describe(settings, models)
             out.print(description)
             return 0
         return _Run(settings, models, out, err, warn).go()
@@ -70,21 +71,26 @@ class _Run:
 
     def go(self) -> int:
         """Train; the main process holds the folder's lock on behalf of all processes."""
-        with run_folder.nothing_left_by_failure(self.folder), owned(self.folder) if self.main else nullcontext():
+        with run_folder.remove_if_empty_on_failure(self.folder), owned(self.folder) if self.main else nullcontext():
             if self.main and not self.settings.run.resume:  # --resume starts the new run, not the replaced one, again
                 run_folder.put_back(self.folder)
             if self.settings.run.resume:
                 updates = run_folder.updates_if_finished(self.folder, self.settings)
                 if updates is not None:
-                    self._say_finished(updates)
+                    if self.main:
+                        self.out.print(Text(finished_message(self.folder, updates)))
                     return 0
             checkpoint = self._checkpoint()
             if self.main and checkpoint is None:
                 self._check_folder()
             if self.main and not self.err.is_terminal:
                 self.err.print(Text(f"loading {self.models.name} and its reference", style="dim"))
-            with refusals_in_one_line():
+            try:
                 trainer, evaluator = build(self.settings, self.models)
+            except Exception as error:
+                if (refused := refusal(error)) is None:
+                    raise
+                raise refused from error
             if checkpoint is not None:
                 check_fits(trainer, checkpoint)
             try:
@@ -100,9 +106,11 @@ class _Run:
         """The checkpoint to continue from; None to start from the beginning."""
         if not self.settings.run.resume:
             return None
-        found, damaged = last_sound(self.folder)
-        for sentence in damaged if self.main else []:
-            self.warn(f"{sentence}; the one before it is used, if there is one.")
+        found = last_complete(self.folder)
+        for path in checkpoints(self.folder) if self.main else []:
+            if path == found:
+                break
+            self.warn(f"{path.name} is not complete; the one before it is used, if there is one.")
         return found
 
     def _check_folder(self) -> None:
@@ -120,18 +128,18 @@ class _Run:
 
     def _train(self, trainer: RunTrainer, evaluator: Evaluator, checkpoint: Path | None) -> int:
         trainer.card = model_card(self.settings, self.models)
-        adoption = Adoption(self.settings, self.history, checkpoint)
+        commit = RunCommit(self.settings, self.history, checkpoint)
         if self.main:
-            adoption.prepare()
+            commit.begin()
             for line in announcement(self.settings, self.models, checkpoint):
                 self.err.print(line)
         start = 0 if checkpoint is None else step_of(checkpoint)
         recorder = Recorder(trainer, self.history, evaluator, self.settings.run.eval_every, self.err, start)
         args = self.settings.training
         if checkpoint is not None and is_over(checkpoint, args.max_steps, args.num_train_epochs):
-            return self._complete(trainer, checkpoint, recorder, adoption)
+            return self._complete(trainer, checkpoint, recorder, commit)
         stopping, crash = Stopping(trainer, self.warn), CrashCheckpoint(trainer)
-        for callback in (crash, *([adoption] if self.main else []), recorder, stopping):
+        for callback in (crash, *([commit] if self.main else []), recorder, stopping):
             trainer.add_callback(callback)
         # In this order, so that an evaluation that fails loses no training.
         trainer.after_update = [crash.note, recorder.evaluate_on_schedule]
@@ -143,31 +151,31 @@ class _Run:
             crash.save()
             return self._stopped(stopping.received or 2)
         except Exception as error:
-            adoption.withdraw()
+            commit.rollback()
             self._save_after(error, trainer, crash)
             if checkpoint is not None and not crash.began and not isinstance(error, KlgradError):
-                raise unloadable(checkpoint, error) from error
+                raise load_error(checkpoint, error) from error
             if trainer.state.global_step == start and (refused := refusal(error)) is not None:
                 raise refused from error
             raise
         if stopping.received is not None and trainer.state.global_step < trainer.state.max_steps:
             return self._stopped(stopping.received)
         if trainer.state.global_step == start:
-            adoption.withdraw()
-            raise no_updates(trainer, start)
+            commit.rollback()
+            raise no_update_error(trainer, start)
         return self._finish(trainer, time.monotonic() - started)
 
-    def _complete(self, trainer: RunTrainer, checkpoint: Path, recorder: Recorder, adoption: Adoption) -> int:
+    def _complete(self, trainer: RunTrainer, checkpoint: Path, recorder: Recorder, commit: RunCommit) -> int:
         """Write what is missing of a run that was killed between its last update and its summary."""
         try:
             trainer.load_ended(checkpoint)
         except (OSError, ValueError, RuntimeError) as error:
             if isinstance(error, KlgradError):
                 raise
-            raise unloadable(checkpoint, error) from error
-        recorder.catch_up(step_of(checkpoint), is_last=True)
+            raise load_error(checkpoint, error) from error
+        recorder.evaluate_if_due(step_of(checkpoint), is_last=True)
         if self.main:
-            adoption.release()
+            commit.cut_history()
         return self._finish(trainer, 0.0)
 
     def _save_after(self, error: Exception, trainer: RunTrainer, crash: CrashCheckpoint) -> None:
@@ -192,25 +200,22 @@ class _Run:
             self.warn(f"Stopped. {how_to_continue(self.settings, self.folder)}")
         return 128 + number
 
-    def _say_finished(self, updates: int) -> None:
-        if self.main:
-            self.out.print(Text(finished(self.folder, updates)))
-
     def _finish(self, trainer: RunTrainer, seconds: float) -> int:
-        trainer.save_whole_model(self.folder / run_folder.MODEL)
-        if self.main:
-            self._summarise(seconds, trainer.state.global_step)
-        return 0
-
-    def _summarise(self, seconds: float, updates: int) -> None:
-        summary = {**summarise(self.folder), "updates": updates, "seconds": round(seconds, 1)}
+        """Save the model, and write and print the results."""
+        folder, updates = self.folder, trainer.state.global_step
+        trainer.save_whole_model(folder / run_folder.MODEL)
+        if not self.main:
+            return 0
+        summary = {**summarise(folder), "updates": updates, "seconds": round(seconds, 1)}
         if self.settings.training.max_steps <= 0:
             summary["num_train_epochs"] = self.settings.training.num_train_epochs
-        write_whole(self.folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))
-        run_folder.write_summary(self.folder, summary)
+        write_whole(folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))
+        run_folder.write_json(folder / run_folder.SUMMARY, summary)
         if self.settings.run.weights_only:  # after the summary, without which the run is not finished
-            remove_all(self.folder)
-        draw([Drawn(self.folder.name, self.history.rows())], self.folder)
+            for path in checkpoints(folder):
+                shutil.rmtree(path, ignore_errors=True)
+        draw([RunHistory(folder.name, self.history.rows())], folder)
         self.out.print(table_of(summary))
         took = f" in {seconds:.0f} s" if seconds else ", completed before"
-        self.out.print(Text(f"{in_updates(updates)}{took}. {kept(self.folder)}"))
+        self.out.print(Text(f"{in_updates(updates)}{took}. {folder_contents(folder)}"))
+        return 0

@@ -4,18 +4,18 @@ import json
 import os
 import platform
 import shutil
-import socket
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from .. import __version__
 from ..errors import OutputError, RunError
 from ..support import ensure_folder, finite, write_whole
-from .checkpoint import checkpoints, damaged, step_of
+from .checkpoint import checkpoints, last_complete, step_of
 
 # `history.jsonl`: one line of JSON for each update and each evaluation.
 
@@ -132,12 +132,12 @@ def write_run(folder: Path, command: str, settings: dict[str, Any], objective: d
     """Write everything that is needed to start the same run again."""
     kept = {name: value for name, value in settings.items() if name not in SECRET}
     content = {"command": command, "settings": kept, "objective": objective, "versions": versions()}
-    write_whole(folder / RUN, json.dumps(finite(content), indent=1, default=str, ensure_ascii=False))
+    write_json(folder / RUN, content)
 
 
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Write the results for programs to read."""
-    write_whole(folder / SUMMARY, json.dumps(finite(summary), indent=1, ensure_ascii=False))
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write results for programs to read."""
+    write_whole(path, json.dumps(finite(content), indent=1, default=str, ensure_ascii=False))
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
@@ -149,9 +149,8 @@ def read(folder: Path, name: str) -> dict[str, Any]:
         remedy = "name the output folder of klgrad train or distill"
         raise RunError(f"a run's folder, with {name}", str(folder), remedy) from None
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"{name} that can be read", f"{path}: {error}", "restore it from a backup, or train again"
-        ) from error
+        remedy = "restore it from a backup, or train again"
+        raise RunError(f"{name} that can be read", f"{path}: {error}", remedy) from error
     if not isinstance(found, dict):
         raise RunError(f"{name} of a run", f"{path} with a {type(found).__name__}", "train again")
     return found
@@ -181,7 +180,8 @@ def updates_if_finished(folder: Path, settings: Any) -> int | None:
     updates = summary.get("updates")
     if not isinstance(updates, int) or any(row["step"] > updates for row in History(folder).rows()):
         return None
-    if any(step_of(checkpoint) > updates for checkpoint in checkpoints(folder)):
+    checkpoint = last_complete(folder)
+    if checkpoint is not None and step_of(checkpoint) > updates:
         return None
     if settings.training.max_steps > 0:
         return updates if updates >= settings.training.max_steps else None
@@ -221,7 +221,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def nothing_left_by_failure(folder: Path) -> Iterator[None]:
+def remove_if_empty_on_failure(folder: Path) -> Iterator[None]:
     """On an error, remove the folders that were created inside the block and are still empty."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -290,65 +290,37 @@ def lost_by_starting_again(folder: Path) -> list[str]:
 
 def _files_of_a_run(folder: Path) -> list[Path]:
     files = [folder / name for name in (RUN, HISTORY, SUMMARY, *FIGURES, MODEL, *UNFINISHED)]
-    return [path for path in (*files, *checkpoints(folder), *damaged(folder)) if path.exists()]
+    return [path for path in (*files, *checkpoints(folder)) if path.exists()]
 
 
 # One run per output folder: the process that trains holds a lock on a file in it.
 #
-# The lock belongs to the open file, so the kernel releases it when the process ends, also when it is killed. A lock
-# file that a killed process left behind does not block another run.
-
-try:
-    import fcntl
-except ImportError:  # on Windows only the owner recorded in the file is used
-    fcntl = None
+# The system releases the lock when the process ends, also when it is killed. A lock file that remains blocks nobody.
 
 LOCK = ".klgrad.lock"
-SETTLED = 0.5
-"""Seconds to wait, on a file system without locks, before reading which of several claims was written last."""
-NAMED = 1.0
-"""Seconds to wait for the owner to record itself in a lock that it has just taken."""
 
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder inside the block; raise if another process holds it."""
-    file = _take(folder)
+    ensure_folder(folder)
+    _refuse_links(folder)  # before the lock is taken, which empties its file
+    lock = FileLock(folder / LOCK, timeout=0)
     try:
-        _refuse_links(folder)
+        lock.acquire()
+    except Timeout:
+        raise RunError(
+            "an output folder that no other run is using",
+            f"{folder}, which another process is using",
+            "wait until that process ends, or stop it, or give another --output_dir",
+        ) from None
+    except OSError as error:
+        raise OutputError("a folder that can be written", f"{folder / LOCK}: {error}", "give another path") from error
+    try:
         yield
     finally:
-        with suppress(OSError):  # removed while it is held: a process that opened it in between tries again
-            (folder / LOCK).unlink()
-        file.close()
-
-
-def _take(folder: Path) -> IO[str]:
-    path = folder / LOCK
-    while True:
-        ensure_folder(folder)
-        try:
-            file = open(path, "a+", encoding="utf-8", opener=_without_links)  # noqa: SIM115
-        except FileNotFoundError:  # the folder was removed in between
-            continue
-        except OSError as error:
-            if path.is_symlink():
-                raise _linked(path) from error
-            raise OutputError(
-                "a folder that can be written", f"{path}: {error.strerror}", "give another path"
-            ) from error
-        try:
-            if _locked(file, path) and _is_at(file, path):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def _without_links(path: str, flags: int) -> int:
-    """Open a file; a link in its place is an error, since what it points to would be truncated."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
 
 
 def _refuse_links(folder: Path) -> None:
@@ -356,102 +328,5 @@ def _refuse_links(folder: Path) -> None:
     home = folder.resolve()
     for path in (*folder.iterdir(), *folder.glob("*/*")):
         if path.is_symlink() and not path.resolve().is_relative_to(home):
-            raise _linked(path)
-
-
-def _linked(path: Path) -> RunError:
-    return RunError("a run folder without links out of it", f"{path}, a link to {os.readlink(path)}", "remove the link")
-
-
-def _locked(file: IO[str], path: Path) -> bool:
-    """Take the lock and record the owner. False if another process has claimed the file, to try again."""
-    try:
-        if fcntl is None:
-            raise OSError
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _in_use(path, _owner(path, wait=NAMED)) from None
-    except OSError:  # some network file systems have no locks
-        return _claimed(file, path)
-    with suppress(OSError):  # on a full disk: the lock works without the record
-        _write(file)
-    return True
-
-
-def _claimed(file: IO[str], path: Path) -> bool:
-    """On a file system without locks: the recorded owner has the lock as long as its process runs."""
-    owner = _owner(path)
-    if owner is not None and is_running(owner):
-        raise _in_use(path, owner)
-    _write(file)
-    time.sleep(SETTLED)
-    owner = _owner(path)
-    if owner is not None and owner != _this_process():
-        raise _in_use(path, owner)
-    return owner is not None
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether the path still names the file that was locked: its last owner may have removed it in between."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _write(file: IO[str]) -> None:
-    file.truncate(0)
-    file.write(json.dumps(_this_process()))
-    file.flush()
-
-
-def _owner(path: Path, wait: float = 0.0) -> dict[str, Any] | None:
-    """The owner recorded in the lock; None if there is none after `wait` seconds."""
-    until = time.monotonic() + wait
-    while True:
-        with suppress(OSError, ValueError):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(found, dict):
-                return found
-        if time.monotonic() >= until:
-            return None
-        time.sleep(0.02)
-
-
-def _in_use(path: Path, owner: dict[str, Any] | None) -> RunError:
-    who = "another process" if owner is None else f"process {owner.get('pid')} on {owner.get('host')}"
-    remedy = "wait until that process ends, or stop it, or give another --output_dir"
-    if owner is not None and owner.get("host") != socket.gethostname():
-        remedy += f"; if it has ended, which this host cannot check, remove {path}"
-    return RunError("an output folder that no other run is using", f"{path.parent}, which {who} is using", remedy)
-
-
-def _this_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())}
-
-
-def is_running(owner: dict[str, Any]) -> bool:
-    """Whether the recorded process still runs; its start time distinguishes it from a later one of the same number."""
-    pid = owner.get("pid")
-    if owner.get("host") != socket.gethostname():
-        return True  # this host cannot check
-    if not isinstance(pid, int):
-        return False
-    if owner.get("started") is not None:
-        return _started(pid) == owner["started"]
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to another user
-        return True
-    return True
-
-
-def _started(pid: int) -> int | None:
-    """Start time in clock ticks since boot; None without /proc, or if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stat.rpartition(")")[2].split()[19])  # the process name before it, in brackets, may contain spaces
-    except (OSError, ValueError, IndexError):
-        return None
+            received = f"{path}, a link to {os.readlink(path)}"
+            raise RunError("a run folder without links out of it", received, "remove the link")

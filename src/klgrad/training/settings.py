@@ -16,10 +16,10 @@ import yaml
 from trl.scripts.utils import TrlParser
 from trl.trainer.model_config import ModelConfig
 
-from ..errors import KlgradError, MeaningError, RunError, SettingError, UnknownNameError
+from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
 from ..trl import KLConfig
-from ..trl.config_checks import MeaningWarning, own_settings
+from ..trl.config_checks import MeaningWarning
 from .run_folder import recorded_settings
 
 # Settings that make a run execute code. With `--resume` they have to be given again.
@@ -241,66 +241,57 @@ def machine_settings() -> dict[str, Any]:
 # The settings of `klgrad train` and `klgrad distill` beside those of TRL.
 
 
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
 class RunConfig:
     """Data, evaluation, and how the command behaves."""
 
-    task: str = field(
-        default="arithmetic",
-        metadata={
-            "help": "What to train on: `arithmetic`, or some of its tasks, separated by commas (addition, subtraction, "
-            "multiplication, maximum, word-problems); `reasoning-gym:NAME`; or a dataset with a `prompt` column (a "
-            "JSON, JSONL or Parquet file, a folder, or a name on the hub)."
-        },
+    task: str = _setting(
+        "arithmetic",
+        "What to train on: `arithmetic`, or some of its tasks, separated by commas (addition, subtraction, "
+        "multiplication, maximum, word-problems); `reasoning-gym:NAME`; or a dataset with a `prompt` column (a "
+        "JSON, JSONL or Parquet file, a folder, or a name on the hub).",
     )
-    eval_task: str | None = field(
-        default=None,
-        metadata={"help": "What to evaluate on. Default: held-out prompts; those of all tasks for built-in ones."},
+    eval_task: str | None = _setting(
+        None, "What to evaluate on. Default: held-out prompts; those of all tasks for built-in ones."
     )
-    reward: str | None = field(
-        default=None,
-        metadata={
-            "help": "Reward functions as TRL calls them, separated by commas: package.module:function or "
-            "path/file.py:function."
-        },
+    reward: str | None = _setting(
+        None,
+        "Reward functions as TRL calls them, separated by commas: package.module:function or path/file.py:function.",
     )
-    digits: int = field(default=1, metadata={"help": "Digits of the numbers in the built-in tasks, 1 to 9."})
-    train_size: int = field(default=2048, metadata={"help": "Number of training questions of a built-in task."})
-    eval_size: int = field(default=64, metadata={"help": "Number of held-out prompts of each task."})
-    eval_every: int = field(
-        default=20, metadata={"help": "Updates between evaluations; 0 evaluates only before and after training."}
+    digits: int = _setting(1, "Digits of the numbers in the built-in tasks, 1 to 9.")
+    train_size: int = _setting(2048, "Number of training questions of a built-in task.")
+    eval_size: int = _setting(64, "Number of held-out prompts of each task.")
+    eval_every: int = _setting(20, "Updates between evaluations; 0 evaluates only before and after training.")
+    eval_greedy: bool = _setting(False, "Evaluate with greedy decoding instead of sampling as in training.")
+    dataset_config: str | None = _setting(None, "Configuration of a dataset on the hub.")
+    dataset_split: str = _setting("train", "Split of the dataset to train on.")
+    dataset_eval_split: str | None = _setting(None, "Split of the dataset to evaluate on. Default: `dataset_split`.")
+    student_layers: int | None = _setting(None, "Number of layers of the model to keep, evenly spaced.")
+    quick: bool = _setting(False, "Preset of a small run: about ten minutes on a CPU.")
+    dry_run: bool = _setting(False, "Print what would be trained and the memory it needs, and exit.")
+    resume: bool = _setting(
+        False, "Continue the run in `output_dir` from its last complete checkpoint, with its settings."
     )
-    eval_greedy: bool = field(
-        default=False, metadata={"help": "Evaluate with greedy decoding instead of sampling as in training."}
+    overwrite: bool = _setting(False, "Replace the run in `output_dir`.")
+    weights_only: bool = _setting(
+        False, "Remove the checkpoints of a finished run; --resume cannot make it longer then."
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a dataset on the hub."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset to train on."})
-    dataset_eval_split: str | None = field(
-        default=None, metadata={"help": "Split of the dataset to evaluate on. Default: `dataset_split`."}
+    num_processes: int = _setting(1, "Number of processes; more than 1 are started by `accelerate launch`.")
+    accelerate_config: str | None = _setting(
+        None, "Configuration file of accelerate (FSDP, DeepSpeed, several nodes) to launch with."
     )
-    student_layers: int | None = field(
-        default=None, metadata={"help": "Number of layers of the model to keep, evenly spaced."}
-    )
-    quick: bool = field(default=False, metadata={"help": "Preset of a small run: about ten minutes on a CPU."})
-    dry_run: bool = field(
-        default=False, metadata={"help": "Print what would be trained and the memory it needs, and exit."}
-    )
-    resume: bool = field(
-        default=False,
-        metadata={"help": "Continue the run in `output_dir` from its last complete checkpoint, with its settings."},
-    )
-    overwrite: bool = field(default=False, metadata={"help": "Replace the run in `output_dir`."})
-    weights_only: bool = field(
-        default=False,
-        metadata={"help": "Remove the checkpoints of a finished run; --resume cannot make it longer then."},
-    )
-    num_processes: int = field(
-        default=1, metadata={"help": "Number of processes; more than 1 are started by `accelerate launch`."}
-    )
-    accelerate_config: str | None = field(
-        default=None,
-        metadata={"help": "Configuration file of accelerate (FSDP, DeepSpeed, several nodes) to launch with."},
-    )
+
+    def __post_init__(self) -> None:
+        """Check ranges; that of `digits` is checked where a task has digits."""
+        least = {"train_size": 1, "eval_size": 0, "eval_every": 0, "student_layers": 1, "num_processes": 1}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise SettingError(f"`{name}` >= {bound}", str(value), f"see klgrad train --help-all for `{name}`")
 
 
 @dataclass
@@ -355,7 +346,7 @@ ALIASES = {"model": "model_name_or_path"}
 """Short names that a file of settings may use."""
 
 
-# TRL's parser, with errors of one line, checks of every value, and settings from files.
+# TRL's parser, with errors of one line. Values of files are read as on a command line, so argparse checks their types.
 
 
 class Parser(TrlParser):
@@ -364,55 +355,37 @@ class Parser(TrlParser):
     def __init__(self, command: str) -> None:
         kinds: Any = (RunConfig, KLConfig, PolicyConfig)
         super().__init__(kinds, prog=f"klgrad {command}", allow_abbrev=False)
-        self.known = {action.dest for action in self._actions} - {"help"}
-        self.pristine = {action.dest: action.default for action in self._actions}
-        self.settings = {name: found for kind in kinds for name, found in own_settings(kind).items()}
+        self.actions = {action.dest: action for action in self._actions if action.dest != "help"}
+        self.pristine = {name: action.default for name, action in self.actions.items()}
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
         raise SettingError("settings of the right kind", message, f"see {self.prog} --help")
 
-    def checked(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
-        """Settings of a file, under their full names and with the declared types; text is read as on a command line."""
-        found = {}
-        for key, value in values.items():
-            if not isinstance(key, str):
-                received = f"the key {key!r} in {where}"
-                raise SettingError("names of settings", received, f"see {self.prog} --help for the names")
-            name = ALIASES.get(key, key)
-            if name not in self.known:
-                raise UnknownNameError(f"setting in {where}", name, {*self.known, *ALIASES})
-            found[name] = self._value(name, value)
-            wrong = self.settings[name].misfit(found[name]) if name in self.settings else None
-            if wrong is not None:
-                expected, received, remedy = wrong
-                raise SettingError(expected, f"{received}, in {where}", remedy)
+    def named(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
+        """Settings of a file, under their full names."""
+        found = {str(ALIASES.get(key, key)): value for key, value in values.items()}
+        for name in found:
+            if name not in self.actions:
+                raise UnknownNameError(f"setting in {where}", name, {*self.actions, *ALIASES})
         return found
 
-    def _value(self, name: str, value: Any) -> Any:
-        """Convert text, as YAML reads 3e-5 as text, and a single value where a list is declared."""
-        action = next(action for action in self._actions if action.dest == name)
-        try:
-            if isinstance(value, list):
-                return [self._get_value(action, x) if isinstance(x, str) else x for x in value]
-            value = self._get_value(action, value) if isinstance(value, str) else value
-        except argparse.ArgumentError as error:
-            self.error(str(error))
-        return [value] if action.nargs == "+" and value is not None else value
+    def flags(self, values: dict[str, Any]) -> list[str]:
+        """Settings as on a command line; None stands for the default. A list that a flag cannot give becomes one."""
+        words: list[str] = []
+        for name, value in values.items():
+            if isinstance(value, list) and self.actions[name].nargs == "+":
+                words += [f"--{name}", *map(str, value)]
+            elif isinstance(value, list) and name in RunConfig.__dataclass_fields__:
+                words.append(f"--{name}={','.join(map(str, value))}")
+            elif isinstance(value, list):
+                self.set_defaults(**{name: value})
+            elif value is not None:
+                words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+        return words
 
-    def adopt(self, values: dict[str, Any]) -> None:
-        """Make these values the defaults."""
-        self.set_defaults_with_config(**values)
-
-    def check_values(self, values: dict[str, Any]) -> None:
-        """Check types and ranges of this package's settings, from every source, before any of them is used."""
-        for name, setting in self.settings.items():
-            wrong = None if values[name] == self.pristine[name] else setting.complaint(values[name])
-            if wrong is not None:
-                raise (MeaningError if name in KLConfig.__annotations__ else SettingError)(*wrong)
-
-    def given_flags(self, arguments: list[str]) -> dict[str, Any]:
-        """Values of the command line itself, without defaults."""
+    def given(self, arguments: list[str]) -> dict[str, Any]:
+        """Values of these arguments, without defaults."""
         before = {action: action.default for action in self._actions}
         for action in self._actions:
             action.default = argparse.SUPPRESS
@@ -431,7 +404,7 @@ NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "num_processes", "ac
 
 @dataclass(frozen=True)
 class Parsed:
-    """Values by name, each of a known name and checked alone; whether they fit together is not checked yet."""
+    """Values by name, each of a known name; whether they fit together is not checked yet."""
 
     command: str
     arguments: list[str]
@@ -451,7 +424,7 @@ def parse(command: str, arguments: list[str]) -> Settings:
         arguments: the command line after the command.
 
     Returns:
-        The settings, checked one by one and together.
+        The settings, checked by argparse, by TRL and by this package.
 
     Example:
         >>> parse("train", ["--quick", "--kl_coef", "0.1"]).training.kl_coef
@@ -462,24 +435,26 @@ def parse(command: str, arguments: list[str]) -> Settings:
 
 def read(command: str, arguments: list[str]) -> Parsed:
     """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
-    parser, (arguments, file) = Parser(command), _split_config(arguments)
-    file = parser.checked(file, "the configuration file")
-    given = {**file, **parser.given_flags(arguments)}
+    parser, file, (files, arguments) = Parser(command), {}, _take(arguments, "config")
+    if files["config"] is not None:
+        file = parser.named(_read_settings(files["config"]), "the configuration file")
+        arguments = [*parser.flags(file), *arguments]
+    given = parser.given(arguments)
     output = str(given.get("output_dir") or f"runs/{command}")
-    preset, kept = preset_of(command, given), {}
+    preset, recorded = preset_of(command, given), {}
     if given.get("resume"):  # `run.json` contains the preset of that time
-        preset, kept = {}, parser.checked(recorded_settings(Path(output), command), f"{output}/run.json")
-        check_confirmed(kept, given, Path(output), command)
+        preset, recorded = {}, parser.named(recorded_settings(Path(output), command), f"{output}/run.json")
+        check_confirmed(recorded, given, Path(output), command)
         if "num_train_epochs" in given:
-            kept.pop("max_steps", None)  # otherwise TRL would ignore the epochs
+            recorded.pop("max_steps", None)  # otherwise TRL would ignore the epochs
     preset |= machine_settings()
-    parser.adopt({**preset, "output_dir": output, **kept, **file})
+    parser.set_defaults(**{**preset, "output_dir": output})
+    arguments = [*parser.flags({name: x for name, x in recorded.items() if name not in file}), *arguments]
     values, unknown = parser.parse_known_args(arguments)
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown
-        raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.known, *ALIASES})
-    parser.check_values(vars(values))
-    return Parsed(command, arguments, parser, vars(values), frozenset({*preset, *kept, *given}))
+        raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.actions, *ALIASES})
+    return Parsed(command, arguments, parser, vars(values), frozenset({*preset, *recorded, *given}))
 
 
 def settings_of(parsed: Parsed, processes: int | None = None) -> Settings:
@@ -512,65 +487,48 @@ def _misfit(parser: Parser, error: Exception) -> SettingError:
     """Another library's error, with the settings that its text mentions."""
     text = str(error) or type(error).__name__
     words = re.findall(r"(--|`)?\b([a-z]\w+)\b", text)
-    named = dict.fromkeys(word for mark, word in words if word in parser.known and (mark or not word.isalpha()))
+    named = dict.fromkeys(word for mark, word in words if word in parser.actions and (mark or not word.isalpha()))
     about = f": {', '.join(f'`{name}`' for name in named)}" if named else ""
     remedy = f"change {'one of them' if len(named) > 1 else 'it'}; see {parser.prog} --help-all"
     return SettingError(f"settings that fit together{about}", " ".join(text.split()), remedy)
 
 
-def _split_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Remove `--config FILE` from the arguments, and read the file."""
-    rest, path = [], None
-    given = iter(arguments)
-    for argument in given:
-        name, equals, value = argument.partition("=")
-        if name == "--config":
-            path = value if equals else next(given, None)
-            if not path or path.startswith("--"):
-                raise SettingError("--config FILE", "no file", "name a YAML file")
-        else:
-            rest.append(argument)
-    return rest, _read(Path(path)) if path else {}
+def _take(arguments: list[str], *names: str) -> tuple[dict[str, str | None], list[str]]:
+    """The values of these flags, None for those that are not given, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, nargs="?", const="")
+    values, rest = parser.parse_known_args(arguments)
+    return vars(values), rest
 
 
-def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
+def _read_settings(path: str) -> dict[Any, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise SettingError("a YAML file that can be read", f"{path}: {reason}", "check the path") from error
-    except yaml.YAMLError as error:
-        raise SettingError(
-            "YAML", f"{path}: {' '.join(str(error).split())}", "correct the line that it names"
-        ) from error
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = " ".join(str(error).split())
+        raise SettingError("a YAML file of settings", f"{path!r}: {text}", "--config FILE names a YAML file") from error
     if not isinstance(found, dict):
-        raise SettingError(
-            "names and values in YAML", f"{path}: {type(found).__name__}", "write one `name: value` per line"
-        )
+        received = f"{path}: {type(found).__name__}"
+        raise SettingError("names and values in YAML", received, "write one `name: value` per line")
     return found
 
 
 # Start the same command again in several processes, by `accelerate launch`.
 
 LAUNCHED = "KLGRAD_LAUNCHED"
-OWN = ("num_processes", "accelerate_config")
 
 
-def is_needed(parsed: Parsed) -> bool:
+def needs_launch(parsed: Parsed) -> bool:
     """Whether this process should only start others."""
-    count = parsed.values["num_processes"]
-    if not isinstance(count, int) or count < 1:
-        raise SettingError("`num_processes` >= 1", str(count), "use 1 to train in this process")
     if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or parsed.values["dry_run"]:
         return False
-    return count > 1 or parsed.values["accelerate_config"] is not None
+    return parsed.values["num_processes"] > 1 or parsed.values["accelerate_config"] is not None
 
 
 def processes(parsed: Parsed) -> int:
     """The number of processes that would train."""
-    count, config = parsed.values["num_processes"], _config(parsed)
+    count, config = parsed.values["num_processes"], _accelerate_config(parsed)
     if count > 1 or config is None:
         return count
     found = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
@@ -579,15 +537,15 @@ def processes(parsed: Parsed) -> int:
 
 def command(parsed: Parsed, arguments: list[str]) -> list[str]:
     """The command line to execute; it has the same settings, except those that choose the processes."""
-    config, count = _config(parsed), parsed.values["num_processes"]
-    chosen = ["--config_file", config] if config is not None else []
+    config, count = _accelerate_config(parsed), parsed.values["num_processes"]
+    chosen = [] if config is None else ["--config_file", config]
     if count > 1:
         chosen += ["--num_processes", str(count)]
     if config is None:
         chosen += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         chosen += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", parsed.command]
-    return [*launcher, *_without_own(arguments)]
+    _, others = _take(arguments, "num_processes", "accelerate_config")
+    return [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", parsed.command, *others]
 
 
 def execute(parsed: Parsed, arguments: list[str]) -> None:
@@ -597,22 +555,9 @@ def execute(parsed: Parsed, arguments: list[str]) -> None:
     os.execv(found[0], found)
 
 
-def _config(parsed: Parsed) -> str | None:
+def _accelerate_config(parsed: Parsed) -> str | None:
     config = parsed.values["accelerate_config"]
     if config is not None and not Path(config).is_file():
-        raise SettingError(
-            "a configuration of accelerate", f"{config}, no such file", "write one with `accelerate config`"
-        )
+        received = f"{config}, no such file"
+        raise SettingError("a configuration of accelerate", received, "write one with `accelerate config`")
     return config
-
-
-def _without_own(arguments: list[str]) -> list[str]:
-    rest, given = [], iter(arguments)
-    for argument in given:
-        name, equals, _ = argument.lstrip("-").partition("=")
-        if argument.startswith("--") and name.replace("-", "_") in OWN:
-            if not equals:
-                next(given, None)
-        else:
-            rest.append(argument)
-    return rest

@@ -37,7 +37,7 @@ def settings(folder):
 
 @pytest.mark.slow
 def test_a_resumption_that_fails_leaves_the_run_as_it_was(failing, run, parts, finished, weights):
-    """Not even the damaged checkpoint is renamed, nor is the history cut that a later resumption would cut."""
+    """Not even the history is cut that a later resumption would cut."""
     shutil.rmtree(parts / "model")
     (parts / "checkpoint-4" / "optimizer.pt").unlink()
     before = contents(parts)

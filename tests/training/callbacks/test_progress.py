@@ -41,7 +41,7 @@ def test_an_evaluation_has_a_bar_of_its_own(tmp_path):
     trainer: Any = SimpleNamespace(task_rewards={}, accelerator=accelerator)
     evaluator: Any = Watched()
     evaluator.recorder = Recorder(trainer, History(tmp_path), evaluator, 5, Console(file=io.StringIO()))
-    evaluator.recorder.catch_up(5, is_last=False)
+    evaluator.recorder.evaluate_if_due(5, is_last=False)
     assert [tasks[1] for tasks in evaluator.seen] == [("Evaluating", 3, 6), ("Evaluating", 6, 6)]
     assert [task.description for task in evaluator.recorder.bar.tasks] == ["Training"]
 
@@ -63,5 +63,5 @@ def test_without_a_terminal_an_evaluation_says_what_it_does(tmp_path, monkeypatc
         "after 0 updates  ",
         "training: 0 of 1 update made",
     ]
-    evaluator.recorder.catch_up(1, is_last=True)
+    evaluator.recorder.evaluate_if_due(1, is_last=True)
     assert "after 1 update " in said.getvalue()

@@ -6,6 +6,7 @@ import re
 import sys
 import types
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_another_choice_of_tasks():
         ({"task": "additon"}, UnknownNameError, "did you mean 'addition'"),
         ({"task": " , "}, SettingError, "at least one name"),
         ({"digits": 0}, SettingError, "1 to 9"),
-        ({"train_size": 0}, DataError, "at least one prompt"),
+        ({"train_size": 0}, SettingError, "`train_size` >= 1"),
         ({"task": "addition,reasoning-gym:x"}, SettingError, "names of one kind"),
         ({"task": "addition", "eval_task": "my.jsonl"}, SettingError, "one verifier judges both"),
         ({"task": "a.jsonl,b.jsonl"}, SettingError, "one dataset"),
@@ -118,6 +119,15 @@ def test_another_choice_of_tasks():
 def test_what_cannot_be_used(settings, error, said):
     with pytest.raises(error, match=said):
         data_of(RunConfig(**settings), seed=0, conversational=False)
+
+
+@pytest.mark.filterwarnings("ignore:2 of 2 training rows")
+def test_prompts_that_are_all_evaluated_on_leave_none_to_train_on(tmp_path):
+    names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    for name in names:
+        Path(name).write_text('{"prompt": "1 + 1"}\n{"prompt": "1 + 2"}\n')
+    with pytest.raises(DataError, match="at least one prompt"):
+        data_of(RunConfig(task=names[0], eval_task=names[1]), seed=0, conversational=False)
 
 
 def test_two_rewards_of_one_name_are_refused(tmp_path):

@@ -60,7 +60,6 @@ def test_a_run_of_epochs_can_be_made_longer(run, tmp_path):
 LEFT = {
     "history.jsonl": lambda parts: shutil.rmtree(parts / "model"),
     "model": lambda parts: (parts / "history.jsonl").unlink() or (parts / "summary.json").unlink(),
-    "damaged-checkpoint-4": lambda parts: (parts / "checkpoint-4").rename(parts / "damaged-checkpoint-4"),
 }
 
 

@@ -105,7 +105,7 @@ def test_dashes_are_underscores():
         (["--num_generations", "1", "--kl_baseline", "leave_one_out"], SettingError, "at least 2 generations"),
         (["--generation_batch_size", "7"], SettingError, "fit together"),
         (["--rollout_lag", "1"], MeaningError, "`kl_ratio` with `rollout_lag`"),
-        (["--config"], SettingError, "name a YAML file"),
+        (["--config"], SettingError, "names a YAML file"),
         (["--config", "missing.yaml"], SettingError, "No such file"),
         (["stray"], UnknownNameError, "stray"),
     ],
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_used(yaml, text, error, said):
 def test_a_binary_file_is_no_settings(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingError, match="not text"):
+    with pytest.raises(SettingError, match="codec can't decode"):
         parse("train", ["--config", str(path)])
 
 
