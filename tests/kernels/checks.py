@@ -9,7 +9,7 @@ from klgrad.kernels import fused_statistics
 
 def tiled(package, kept=None, **settings) -> None:
     """Values and gradients over many small tiles, with nothing, something or everything kept."""
-    vars(package.plan).update(SMALL_TILES)
+    vars(package.tiling).update(SMALL_TILES)
     case = make(**settings)
     agree(case, EXACT, package=package, **({} if kept is None else {"budget": budget(case, kept=kept)}))
 
