@@ -51,7 +51,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The allowed values of each field that takes one of a few strings."""
 
 
-class Declaration(Protocol):
+class TermChoices(Protocol):
     """The fields of a `KLTerm` that its family depends on, as documented there."""
 
     @property
@@ -151,7 +151,7 @@ class Table:
     partial_discount: TableCell
     influence_bound: TableCell = NO_BOUND_FOR_EXACT
 
-    def check(self, term: Declaration) -> None:
+    def check(self, term: TermChoices) -> None:
         """Raise `MeaningError` if an option of the term is an empty cell."""
         ratio = None if term.weighting is None else term.weighting.ratio
         cells: list[tuple[TableCell, object]] = [
@@ -231,12 +231,12 @@ SYMBOLS = {
 """The symbols of the weights, by ratio."""
 
 
-def weight_symbols(term: Declaration) -> WeightSymbols:
+def weight_symbols(term: TermChoices) -> WeightSymbols:
     """The symbols of the weights that the term uses."""
     return SYMBOLS[None if term.weighting is None else term.weighting.ratio]
 
 
-def notes(term: Declaration) -> tuple[str, ...]:
+def notes(term: TermChoices) -> tuple[str, ...]:
     """The declared bounds and baseline, one sentence each."""
     found: list[str] = []
     if term.weighting is not None:
@@ -264,7 +264,7 @@ class Contributions(NamedTuple):
     later: Tensor | None
 
 
-class Parts(NamedTuple):
+class TermParts(NamedTuple):
     """What a family computes from one batch, with the importance weights applied.
 
     Attributes:
@@ -299,7 +299,7 @@ class Family(ABC):
     full_kl_field: ClassVar[str]
     table: ClassVar[Table]
 
-    def descends(self, term: Declaration) -> Descends:
+    def descends(self, term: TermChoices) -> Descends:
         """The targets whose gradients the term is, on-policy and off-policy.
 
         With `reduction="token"` they are those of large batches: a mean over the tokens of a small batch is biased.
@@ -309,15 +309,15 @@ class Family(ABC):
         corrected = term.weighting is not None and term.weighting.bound is None
         return Descends(self.target, self.off_policy_target(term) if corrected else self.uncorrected_target(term))
 
-    def off_policy_target(self, term: Declaration) -> Verdict:
+    def off_policy_target(self, term: TermChoices) -> Verdict:
         """What the term descends off-policy with its ratio unbounded."""
         return self.target
 
-    def uncorrected_target(self, term: Declaration) -> Verdict:
+    def uncorrected_target(self, term: TermChoices) -> Verdict:
         """What the term descends off-policy without a ratio, or with a bounded one."""
         return "unknown"
 
-    def formula(self, term: Declaration) -> Formula:
+    def formula(self, term: TermChoices) -> Formula:
         """The term's gradient, with everything that was declared."""
         ratio = None if term.weighting is None else term.weighting.ratio
         return Formula(
@@ -330,24 +330,24 @@ class Family(ABC):
             notes=notes(term),
         )
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: TermChoices) -> str:
         """What is summed over t inside the expectation: here, that of an exact token term."""
         return f"{weight_symbols(term).before}∇KL_t"
 
-    def parts(self, term: Declaration, rollout: Rollout, weights: Weights) -> Parts:
+    def parts(self, term: TermChoices, rollout: Rollout, weights: Weights) -> TermParts:
         """Compute the parts of the gradient and the value, weighted and bounded."""
         if term.estimator == "exact":
             return self.exact_parts(rollout, weights)
         found = self.contributions(term, rollout)
         present = weights.own * clip_influence(found.own, term.influence_bound)
         later = None if found.later is None else weights.own * clip_influence(found.later, term.influence_bound)
-        return Parts(present, later, self.value(rollout, found, weights), None)
+        return TermParts(present, later, self.value(rollout, found, weights), None)
 
-    def exact_parts(self, rollout: Rollout, weights: Weights) -> Parts:
+    def exact_parts(self, rollout: Rollout, weights: Weights) -> TermParts:
         """The parts of an exact term: no sampled score of its own, and the full KL differentiated."""
         pathwise = weights.before * self.full_kl(rollout)
         kl = pathwise.detach()
-        return Parts(torch.zeros_like(kl), kl if self.level == "sequence" else None, kl.sum(-1), pathwise)
+        return TermParts(torch.zeros_like(kl), kl if self.level == "sequence" else None, kl.sum(-1), pathwise)
 
     def full_kl(self, rollout: Rollout) -> Tensor:
         """The divergence of each token over the full vocabulary, (B, T)."""
@@ -361,7 +361,7 @@ class Family(ABC):
         return found
 
     @abstractmethod
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: TermChoices, rollout: Rollout) -> Contributions:
         """What the tokens of a sampled term contribute to the coefficients."""
 
     @abstractmethod
@@ -407,7 +407,7 @@ class ReverseSequence(Family):
         partial_discount=ALLOWED,
     )
 
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: TermChoices, rollout: Rollout) -> Contributions:
         """The log-ratio on the token's own score; on earlier scores the log-ratio (k1) or k3 (k1_k3)."""
         own = rollout.log_ratio
         return Contributions(own, own if term.estimator == "k1" else k3.value(own))
@@ -416,7 +416,7 @@ class ReverseSequence(Family):
         """The sum of what the tokens put on earlier scores, which is an estimate of their KL."""
         return (weights.own * (found.own if found.later is None else found.later)).sum(-1)
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: TermChoices) -> str:
         """The token's own part, then the future."""
         weight = weight_symbols(term)
         future = " + Σ_{s>t} " + ("" if term.discount == 1 else f"{term.discount:g}^(s-t) ")
@@ -465,18 +465,18 @@ class ReverseToken(Family):
         partial_discount=NO_FUTURE_TO_DISCOUNT,
     )
 
-    def off_policy_target(self, term: Declaration) -> Verdict:
+    def off_policy_target(self, term: TermChoices) -> Verdict:
         """The token ratio corrects the token and leaves the sampler's prefixes."""
         on_sampled_prefixes = term.weighting is not None and term.weighting.ratio == "token"
         return "reverse-kl-token-sampler" if on_sampled_prefixes else self.target
 
-    def uncorrected_target(self, term: Declaration) -> Verdict:
+    def uncorrected_target(self, term: TermChoices) -> Verdict:
         """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
         if term.weighting is not None or term.baseline != "none":
             return "unknown"
         return "reverse-kl-token-sampler" if term.estimator == "exact" else "squared-token"
 
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: TermChoices, rollout: Rollout) -> Contributions:
         """The log-ratio on the token's own score."""
         return Contributions(rollout.log_ratio, None)
 
@@ -484,7 +484,7 @@ class ReverseToken(Family):
         """The sum of the log-ratios."""
         return (weights.own * found.own).sum(-1)
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: TermChoices) -> str:
         """The token's own part."""
         if term.estimator == "exact":
             return super().body(term)
@@ -531,13 +531,13 @@ class ForwardToken(Family):
         partial_discount=NO_FUTURE_TO_DISCOUNT,
     )
 
-    def uncorrected_target(self, term: Declaration) -> Verdict:
+    def uncorrected_target(self, term: TermChoices) -> Verdict:
         """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
         if term.weighting is not None or term.baseline != "none":
             return "unknown"
         return "forward-kl-token-sampler" if term.estimator == "exact" else "k3-token"
 
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: TermChoices, rollout: Rollout) -> Contributions:
         """The slope of k3 on the token's own score."""
         return Contributions(k3.slope(rollout.log_ratio), None)
 
@@ -545,7 +545,7 @@ class ForwardToken(Family):
         """The forward estimate of each token, summed."""
         return (weights.own * forward_k3.value(rollout.log_ratio)).sum(-1)
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: TermChoices) -> str:
         """The token's own part."""
         if term.estimator == "exact":
             return super().body(term)
@@ -587,7 +587,7 @@ class ForwardSequence(Family):
         ),
     )
 
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: TermChoices, rollout: Rollout) -> Contributions:
         """The slope of k3 at the completion's log-ratio, on every token's score."""
         return Contributions(k3.slope(credit.whole(rollout.log_ratio, rollout.mask)), None)
 
@@ -595,7 +595,7 @@ class ForwardSequence(Family):
         """The forward estimate at the completion's log-ratio."""
         return weights.own[:, 0] * forward_k3.value(rollout.log_ratio.sum(-1))
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: TermChoices) -> str:
         """The completion's part."""
         return f"{weight_symbols(term).own}(1 - exp(-Σ_s l_s)) {SCORE}"
 

@@ -299,21 +299,21 @@ def ratio_of_means(total: Tensor, count: Tensor, group: Tensor | None = None) ->
     return Estimate(mean, error, found.clusters, found.degrees_of_freedom)
 
 
-KEPT = 2**20
+SAMPLED = 2**20
 """How many values quantiles are computed from. Of a longer stream at least half as many are kept, as a sample."""
 
 SPREAD, KEYS = 2654435769, 2**32
 """The keys i x 2^32 / golden ratio, modulo 2^32, are spread evenly, also over every n-th i."""
 
 
-class Kept:
+class StreamSample:
     """An even sample of a stream of (..., N) values: all of them, until there are more than `limit`.
 
     The i-th value is kept while its key is below a threshold, which halves whenever too many values are kept. Keeping
     every n-th value instead would, for completions of n tokens, see a single position of them.
     """
 
-    def __init__(self, limit: int = KEPT) -> None:
+    def __init__(self, limit: int = SAMPLED) -> None:
         self.limit, self.below, self.seen, self._held = limit, KEYS, 0, 0
         self._parts: list[tuple[Tensor, Tensor]] = []
 
