@@ -20,7 +20,6 @@ from .families import (
     Family,
     Formula,
     Level,
-    TermChoices,
     TermEstimator,
     check_influence_bound,
 )
@@ -31,7 +30,7 @@ from .rollout import Rollout
 # Numbers about how a term was computed on one batch: lengths, extremes, and what the bounds did.
 
 
-def diagnostics(family: Family, term: TermChoices, rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
+def diagnostics(family: Family, term: "KLTerm", rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
     """Describe one evaluation of a term.
 
     Args:
