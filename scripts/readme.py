@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parent.parent / "docs" / "figures"))
 import experiments
 import footguns
 import large_batches
+import layout
 import notebooks
 import on_and_off_policy
 import reference
@@ -322,6 +323,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     DOCS / "verdicts.md": {"verdicts": verdicts},
     DOCS / "frameworks.md": {"frameworks": frameworks},
+    DOCS / "layout.md": {"files": layout.files},
     DOCS / "which-term.md": {"settings": which_term.settings},
     DOCS / "footguns.md": footguns.parts(),
     DOCS / "concepts" / "token-and-sequence.md": {"numbers": token_and_sequence.numbers},

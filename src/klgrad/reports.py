@@ -11,7 +11,7 @@ from .core.credit import number_groups
 from .core.estimators import forward_k3, k1, k2, k3
 from .core.importance import effective_share, prefix_ratio, sequence_ratio, token_ratio
 from .core.rollout import Rollout
-from .core.statistics import Estimate, Interval, Kept, RatioSums, wide, wide_dtype
+from .core.statistics import Estimate, Interval, RatioSums, StreamSample, wide, wide_dtype
 from .errors import RolloutError
 
 __all__ = ["KLSums", "MismatchSums", "Report", "kl_report", "mismatch_report"]
@@ -85,7 +85,7 @@ class Ratios:
     KINDS: tuple[str, ...] = ("token", "prefix", "sequence")
 
     def __init__(self, kept: int | None = None) -> None:
-        self.kept = {kind: Kept() if kept is None else Kept(kept) for kind in self.KINDS}
+        self.kept = {kind: StreamSample() if kept is None else StreamSample(kept) for kind in self.KINDS}
         self._count = dict.fromkeys(self.KINDS, 0)
         self._sums: dict[str, Tensor] = {}
         self._largest: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, requirements of packages, and names of tensors."""
+"""Files that are written whole or not at all, and names of tensors."""
 
 import glob
 import math
@@ -9,9 +9,6 @@ import stat
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
-from operator import ge, lt
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +16,9 @@ from .errors import OutputError
 
 # Write files completely or not at all, and make data valid JSON.
 
-STDOUT = Path("-")
-"""The conventional name of standard output in a command's arguments."""
 STDOUT_PATHS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
-
-
-def _partial_of(target: Path) -> Path:
-    """A new temporary file of this process beside a file. Nobody can foresee its name, and put a link there."""
-    return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.partial")
-
-
-def partials_of(path: Path, processes: Iterable[int]) -> list[Path]:
-    """Temporary files that killed processes have left for a path."""
-    target = Path(os.path.realpath(path))
-    name = glob.escape(target.name)
-    return [found for process in processes for found in target.parent.glob(f".{name}.{process}.*.partial")]
+DESCRIPTORS = ("/dev/fd/", "/dev/std", "/proc/")
+"""Open files by number, which are written to where they stand: another file in their place would not be read."""
 
 
 def ensure_folder(path: Path) -> None:
@@ -51,7 +36,7 @@ def is_stdout(path: Path | None) -> bool:
         >>> is_stdout(Path("-")), is_stdout(Path("report.json"))
         (True, False)
     """
-    return path == STDOUT or (path is not None and os.path.abspath(path) in STDOUT_PATHS)
+    return path is not None and (str(path) == "-" or os.path.abspath(path) in STDOUT_PATHS)
 
 
 def write_output(path: Path, content: str | bytes) -> None:
@@ -62,13 +47,10 @@ def write_output(path: Path, content: str | bytes) -> None:
     if sys.stdout is None:
         raise OutputError("standard output that is open", "a closed one", "name a file")
     sys.stdout.flush()  # keep the order with what was printed before
-    binary = getattr(sys.stdout, "buffer", None)
-    if binary is None:  # for example in a notebook, which accepts text only
-        sys.stdout.write(content if isinstance(content, str) else content.decode("utf-8", "backslashreplace"))
-    else:
-        # The commands replace sys.stdout by a stream that reports a closed pipe or a full disk.
-        write = getattr(sys.stdout, "write_bytes", binary.write)
-        write(_encoded(content))
+    if hasattr(sys.stdout, "buffer"):
+        sys.stdout.buffer.write(_encoded(content))
+    else:  # for example in a notebook, which accepts text only
+        sys.stdout.write(_encoded(content).decode("utf-8", "backslashreplace"))
     sys.stdout.flush()
 
 
@@ -78,63 +60,58 @@ def write_whole(path: Path, content: str | bytes) -> None:
     A symbolic link is kept: the file that it points to is replaced, with its permissions. A pipe, a device or an open
     descriptor cannot be replaced and is written to directly.
     """
+    if os.path.isdir(path):
+        raise OutputError("a file that can be written", f"{path}, which is a folder", "name a file in it")
     try:
-        found = _stat(path)
-        if found is not None and stat.S_ISDIR(found.st_mode):
-            raise OutputError("a file that can be written", f"{path}, which is a folder", "name a file in it")
-        if found is not None and (not stat.S_ISREG(found.st_mode) or _is_descriptor(path)):
+        try:
+            before = path.stat()
+        except FileNotFoundError:
+            before = None
+        is_file = before is None or stat.S_ISREG(before.st_mode)
+        if not is_file or os.path.abspath(path).startswith(DESCRIPTORS):
             with path.open("ab") as file:  # append, to keep what an open file contains
                 file.write(_encoded(content))
         else:
-            _replace(Path(os.path.realpath(path)), _encoded(content), found)
-    except OutputError:
-        raise
+            _replace(Path(os.path.realpath(path)), _encoded(content), before)
     except OSError as error:
         raise OutputError("a file that can be written", f"{path}: {error.strerror}", "give another path") from error
 
 
-def _encoded(content: str | bytes) -> bytes:
-    """UTF-8; what it cannot encode, such as undecodable bytes of a file name, is escaped as in JSON."""
-    return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
-
-
-def _is_descriptor(path: Path) -> bool:
-    """Whether the path, directly or through links, is an open descriptor (`/dev/fd/5`), whose file must be kept."""
-    while True:
-        folder = os.path.realpath(path.parent)
-        if folder == "/dev/fd" or re.fullmatch(r"/proc/\d+(/task/\d+)?/fd", folder):
-            return True
-        if not path.is_symlink():
-            return False
-        path = Path(folder, os.readlink(path))
-
-
-def _replace(target: Path, content: bytes, found: os.stat_result | None) -> None:
-    if found is not None and not os.access(target, os.W_OK):
+def _replace(target: Path, content: bytes, before: os.stat_result | None) -> None:
+    if before is not None and not os.access(target, os.W_OK):
         raise PermissionError(None, "Permission denied")  # renaming would succeed without this permission
-    partial = _partial_of(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    mode = 0o666 if found is None else 0o600
+    partial, mode = _partial_of(target), 0o666 if before is None else 0o600
     file = open(partial, "xb", opener=lambda p, flags: os.open(p, flags, mode))  # noqa: SIM115  x follows no link
     try:
         with file:
             file.write(content)
-        if found is not None:
+        if before is not None:
             with suppress(OSError, AttributeError):  # only root may change the owner
-                os.chown(partial, found.st_uid, found.st_gid)
-            os.chmod(partial, stat.S_IMODE(found.st_mode))
+                os.chown(partial, before.st_uid, before.st_gid)
+            os.chmod(partial, stat.S_IMODE(before.st_mode))
         os.replace(partial, target)
     except BaseException:
         with suppress(OSError):  # if writing failed, this may fail too
             partial.unlink(missing_ok=True)
         raise
+
+
+def _partial_of(target: Path) -> Path:
+    """A new temporary file of this process beside a file. Nobody can foresee its name, and put a link there."""
+    return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.partial")
+
+
+def partials_of(path: Path, processes: Iterable[int]) -> list[Path]:
+    """Temporary files that killed processes have left for a path."""
+    target = Path(os.path.realpath(path))
+    name = glob.escape(target.name)
+    return [partial for process in processes for partial in target.parent.glob(f".{name}.{process}.*.partial")]
+
+
+def _encoded(content: str | bytes) -> bytes:
+    """UTF-8; what it cannot encode, such as undecodable bytes of a file name, is escaped as in JSON."""
+    return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
 
 
 def finite(data: Any) -> Any:
@@ -152,75 +129,6 @@ def finite(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [finite(v) for v in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-# What this package needs, by its own metadata, and what is installed.
-#
-# `packaging`, which reads requirements in full, is not a dependency; those of this package are of the form
-# `name>=1.2,<2; extra == "x"`.
-
-LINE = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,]*\])?(?P<range>[^;]*)(?:;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?")
-BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
-COMPARE = {">=": ge, "<": lt}
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """One package that is needed.
-
-    Attributes:
-        name: of the package.
-        range: the versions that will do, such as `>=1.16,<1.17`; empty for any.
-        extra: the extra that needs it; empty if every installation does.
-
-    Example:
-        >>> from klgrad.support import parse
-        >>> needed = parse("trl<1.17,>=1.16; extra == 'train'")
-        >>> needed.name, needed.extra, needed.allows("1.16.2"), needed.allows("1.17.0")
-        ('trl', 'train', True, False)
-    """
-
-    name: str
-    range: str = ""
-    extra: str = ""
-
-    @property
-    def installed(self) -> str | None:
-        """The installed version, or None."""
-        try:
-            return version(self.name)
-        except PackageNotFoundError:
-            return None
-
-    @property
-    def is_met(self) -> bool:
-        """Whether a version that will do is installed."""
-        return self.installed is not None and self.allows(self.installed)
-
-    def allows(self, found: str) -> bool:
-        """Whether a version will do; a pre-release or a local version such as `2.6.0+cpu` counts as its release."""
-        return all(COMPARE[sign](_release(found), _release(bound)) for sign, bound in BOUND.findall(self.range))
-
-
-def _release(text: str) -> tuple[int, ...]:
-    numbers = [int(n) for n in re.sub(r"[^\d.].*", "", text).split(".") if n]
-    return (*numbers, *(0,) * (4 - len(numbers)))
-
-
-def parse(line: str) -> Requirement:
-    """Read a line of the metadata."""
-    found = LINE.match(line)
-    assert found is not None, line
-    return Requirement(found["name"], found["range"].strip(), found["extra"] or "")
-
-
-def requirements() -> list[Requirement]:
-    """What this package needs, without the extra for its development; empty if it is not installed."""
-    try:
-        lines = requires("klgrad") or []
-    except PackageNotFoundError:  # run from a checkout that is only on the path
-        return []
-    return [needed for needed in map(parse, lines) if needed.extra != "dev"]
 
 
 # The names that frameworks give to log-probs, masks and groups, in columns of logs and in arguments of losses.

@@ -175,15 +175,17 @@ def started(*arguments, **settings):
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_ends_the_command_without_a_message(tmp_path):
+@pytest.mark.parametrize("files", [["--json", "r.json"], ["--json", "-", "--markdown", "r.json"]], ids=" ".join)
+def test_a_closed_pipe_ends_the_command_without_an_error(files, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
-    process = started("audit", "k1-loss", "--json", tmp_path / "r.json", stdout=writer)
+    process = started("audit", "k1-loss", *files, stdout=writer, cwd=tmp_path)
     os.close(writer)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGPIPE
-    assert err == ""
-    assert (tmp_path / "r.json").exists()
+    assert "-" in files or err == ""
+    assert "Error" not in err
+    assert (tmp_path / "r.json").exists() == ("-" not in files)
 
 
 @pytest.mark.slow

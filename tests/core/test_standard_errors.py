@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 from tolerances import EXACT, SINGLE
 
-from klgrad.core.statistics import Estimate, Kept, RatioSums, proportion_interval, ratio_of_means
+from klgrad.core.statistics import Estimate, RatioSums, StreamSample, proportion_interval, ratio_of_means
 
 
 def written_out(total, count):
@@ -106,7 +106,7 @@ def test_the_error_is_clustered_by_group_and_the_dtype_stays():
 
 
 def test_everything_is_kept_until_the_limit():
-    kept, stream = Kept(1000), torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
+    kept, stream = StreamSample(1000), torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
     for part in stream.split(37, -1):
         kept.add(part)
     assert torch.equal(kept.values(), stream)
@@ -115,7 +115,7 @@ def test_everything_is_kept_until_the_limit():
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 13, 64, 100, 1024])
 def test_a_longer_stream_is_thinned_without_favouring_a_position(tokens):
     """Every 2nd, 4th, 8th value of completions of 8 tokens would be their first alone."""
-    kept, n = Kept(4096), 2**17 // tokens * tokens
+    kept, n = StreamSample(4096), 2**17 // tokens * tokens
     for part in torch.arange(n).split(999):
         kept.add(part)
     values = kept.values()

@@ -17,7 +17,7 @@ from tolerances import BFLOAT16, KEPT, SINGLE
 
 from klgrad.kernels import from_logits, fused_statistics, hopper, state, tile as tiles, tiles_torch, tiles_triton
 from klgrad.kernels.head import Transform
-from klgrad.kernels.tile import Kept, Tile
+from klgrad.kernels.tile import CachedLogits, Tile
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 TOKENS, SLICE, START = 5, 8, 40
@@ -82,7 +82,7 @@ def scanned(backend, tile, keep=None):
     states = torch.full((fields, 1 + backend.slices(tile.width), TOKENS), torch.nan)  # one state of a tile before it
     picked = torch.zeros(2, TOKENS)
     room = lambda: torch.full((TOKENS, tile.width), torch.nan, dtype=keep)
-    kept = Kept(room(), room() if paired else None) if keep else None
+    kept = CachedLogits(room(), room() if paired else None) if keep else None
     backend.statistics(tile, states, 1, picked, kept)
     assert states[:, 0].isnan().all()
     return states, picked, kept
@@ -107,8 +107,8 @@ def gradient(backend, one, used, keep=None, dtype=torch.float32):
     states, _, kept = scanned(backend if keep else tiles_torch, one, keep)
     finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
     upstream = [ROWS[n] if n in used else torch.zeros(TOKENS) for n in ROWS]
-    rows = state.per_token(finished, state.Upstream(*upstream))
-    out = torch.full((TOKENS, one.width), torch.nan, dtype=dtype) if kept is None else kept.larger.view(dtype)
+    rows = state.gradient_numbers(finished, state.Upstream(*upstream))
+    out = torch.full((TOKENS, one.width), torch.nan, dtype=dtype) if kept is None else kept.a_or_minus_b.view(dtype)
     backend.gradient(one, rows, states, 1, kept, out)
     return out
 
@@ -139,14 +139,14 @@ def marked(monkeypatch, one, larger, apart, narrow=4):
     """The logits of a tile, kept relative to slices narrower than those of the kernel; and its gradient from them."""
     monkeypatch.setattr(tiles_triton, "MARKED", narrow)
     monkeypatch.setattr(tiles, "MARKED", narrow)
-    kept = Kept(larger, apart, torch.full((3, TOKENS, -(-one.width // narrow)), torch.nan))
+    kept = CachedLogits(larger, apart, torch.full((3, TOKENS, -(-one.width // narrow)), torch.nan))
     for columns in (range(i, min(i + narrow, one.width)) for i in range(0, one.width, narrow)):
         a, b, sums = state.of_logits(one.raw[:, list(columns)], one.ref_raw[:, list(columns)])
         part, mean = kept.cut(slice(0, TOKENS), columns), state.mean_difference(sums)
         part.store(a, b, mean[:, None])
-        part.marks[:, :, 0] = torch.stack([sums[0], sums[3], mean])
+        part.slice_stats[:, :, 0] = torch.stack([sums[0], sums[3], mean])
     finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
-    rows = state.per_token(finished, state.Upstream(*ROWS.values()))
+    rows = state.gradient_numbers(finished, state.Upstream(*ROWS.values()))
     return kept, lambda backend, out: backend.gradient(
         replace(one, raw=None, ref_raw=None), rows, torch.empty(11, 0, TOKENS), 0, kept, out
     )
@@ -174,8 +174,8 @@ def test_rows_of_more_than_two_billion_entries_in_all(tmp_path, monkeypatch):
     file = torch.from_file(str(tmp_path / "rows"), True, first + TOKENS * stride, dtype=torch.float16)
     larger, apart = (file[first + i :].as_strided((TOKENS, 19), (stride, 1)) for i in (0, 64))
     kept, gradient_of = marked(monkeypatch, one, larger, apart)
-    gradient_of(tiles_triton, kept.larger.view(torch.bfloat16))
-    BFLOAT16.check_vector(kept.larger.view(torch.bfloat16).float(), gradient(tiles_torch, one, ROWS))
+    gradient_of(tiles_triton, kept.a_or_minus_b.view(torch.bfloat16))
+    BFLOAT16.check_vector(kept.a_or_minus_b.view(torch.bfloat16).float(), gradient(tiles_torch, one, ROWS))
 
 
 def test_states_with_fields_of_more_than_two_billion_numbers_in_all(tmp_path):
@@ -184,11 +184,11 @@ def test_states_with_fields_of_more_than_two_billion_numbers_in_all(tmp_path):
     shape, strides = (state.FIELDS, 1 + tiles_triton.slices(one.width), TOKENS), (stride, TOKENS, 1)
     file = torch.from_file(str(tmp_path / "states"), True, first + state.FIELDS * stride, dtype=torch.float32)
     states, room = file[first:].as_strided(shape, strides), torch.full((2, TOKENS, one.width), torch.nan)
-    tiles_triton.statistics(one, states, 1, torch.zeros(2, TOKENS), Kept(*room))
+    tiles_triton.statistics(one, states, 1, torch.zeros(2, TOKENS), CachedLogits(*room))
     for found, truth in zip(state.merge(states[:, 1:]), state.merge(scanned(tiles_torch, one)[0][:, 1:]), strict=True):
         SINGLE.check(found, truth)
-    rows = state.per_token(state.finish(state.merge(states[:, 1:])), state.Upstream(*ROWS.values()))
-    tiles_triton.gradient(replace(one, raw=None, ref_raw=None), rows, states, 1, Kept(*room), room[0])
+    rows = state.gradient_numbers(state.finish(state.merge(states[:, 1:])), state.Upstream(*ROWS.values()))
+    tiles_triton.gradient(replace(one, raw=None, ref_raw=None), rows, states, 1, CachedLogits(*room), room[0])
     SINGLE.check_vector(room[0], gradient(tiles_torch, one, ROWS))
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from klgrad.kernels import hopper, state, tile
-from klgrad.kernels.hopper import Models, gluon
-from klgrad.kernels.tile import LARGEST_KEPT, Kept
+from klgrad.kernels.hopper import HopperOperands, gluon
+from klgrad.kernels.tile import LARGEST_KEPT, CachedLogits
 
 GL = SimpleNamespace(
     abs=torch.abs,
@@ -17,14 +17,14 @@ GL = SimpleNamespace(
 )
 
 
-def logits(models: Models) -> tuple[Tensor, Tensor]:
+def logits(models: HopperOperands) -> tuple[Tensor, Tensor]:
     """The raw logits of both models times their factors."""
     wide = lambda x, w, factor: x.float() @ w.float().T * factor
     policy = wide(models.hidden, models.weight, models.factors[0])
     return policy, wide(models.ref_hidden, models.ref_weight, models.factors[1])
 
 
-def sums(models: Models, states: Tensor, picked: Tensor, kept: Kept | None) -> None:
+def sums(models: HopperOperands, states: Tensor, picked: Tensor, kept: CachedLogits | None) -> None:
     """As `launch.sums`."""
     assert models.weight.stride(0) % 8 == 0
     z, z_ref = logits(models)
@@ -35,16 +35,16 @@ def sums(models: Models, states: Tensor, picked: Tensor, kept: Kept | None) -> N
     for i, first in enumerate(range(0, z.shape[1], tile.MARKED)):
         x, y = (each[:, first : first + tile.MARKED] for each in (z, z_ref))
         a, b = x - x.amax(1, keepdim=True), y - y.amax(1, keepdim=True)
-        mass, energy, ref_mass, gap, ref_gap, *excesses = (t.sum(1) for t in gluon.terms.fn(a, b))
-        states[:, i] = torch.stack([x.amax(1), mass, energy, y.amax(1), ref_mass, gap, -ref_gap, *excesses])
+        mass, energy, ref_mass, gap, ref_gap, *bregman_terms = (t.sum(1) for t in gluon.terms.fn(a, b))
+        states[:, i] = torch.stack([x.amax(1), mass, energy, y.amax(1), ref_mass, gap, -ref_gap, *bregman_terms])
         if kept is not None:
             pair = gluon.kept_pair.fn(a, b, (gap / mass)[:, None], kept.tiny, LARGEST_KEPT)
-            for out, numbers in zip((kept.larger, kept.apart), pair, strict=True):
+            for out, numbers in zip((kept.a_or_minus_b, kept.delta), pair, strict=True):
                 assert out.stride(0) % 8 == 0  # rows of a multiple of 16 bytes
                 out[:, first : first + tile.MARKED] = numbers
 
 
-def gradient(models: Models, numbers: Tensor, out: Tensor) -> None:
+def gradient(models: HopperOperands, numbers: Tensor, out: Tensor) -> None:
     """As `launch.gradient`."""
     assert out.stride(0) % 8 == 0
     hit = models.start + torch.arange(len(models.weight)) == models.targets[:, None]

@@ -24,7 +24,7 @@ if not choice._importable():
 from kernels import on_torch
 
 from klgrad.kernels.hopper import gluon
-from klgrad.kernels.tile import LARGEST_KEPT, Kept
+from klgrad.kernels.tile import LARGEST_KEPT, CachedLogits
 
 NARROW = 8
 """Entries of a slice in these tests."""
@@ -54,11 +54,11 @@ def test_terms_are_those_of_a_state(apart):
         x.double().sum(1) for x in gluon.terms.fn(a.float(), b.float())
     )
     expected = state.State(*truth)
-    for found, name in ((mass, "mass"), (energy, "energy"), (ref_mass, "ref_mass"), (gap, "gap")):
+    for found, name in ((mass, "mass"), (energy, "sum_p_logit"), (ref_mass, "ref_mass"), (gap, "sum_p_delta")):
         SINGLE.check(found, getattr(expected, name))
-    SINGLE.check(-ref_gap, expected.ref_gap)
+    SINGLE.check(-ref_gap, expected.ref_sum_p_delta)
     # From float32 numbers, d has an error of 1e-6: compare with the same numbers in float64.
-    rounded = state.excesses(a.float().double(), b.float().double())
+    rounded = state.bregman_terms(a.float().double(), b.float().double())
     for found, exact in zip((reverse, forward), rounded, strict=True):
         torch.testing.assert_close(found, exact.sum(1), rtol=1e-5, atol=0)
 
@@ -68,11 +68,11 @@ def test_terms_are_those_of_a_state(apart):
 def test_the_kept_pair_is_that_of_kept(apart):
     a, b, sums = state.of_logits(*pair(apart))
     mean = state.mean_difference(sums)[:, None]
-    truth = Kept(*torch.empty(2, *a.shape, dtype=torch.float16))
+    truth = CachedLogits(*torch.empty(2, *a.shape, dtype=torch.float16))
     truth.store(a, b, mean)
     larger, distance = gluon.kept_pair.fn(a, b, mean, truth.tiny, LARGEST_KEPT)
-    assert torch.equal(larger.half(), truth.larger)
-    assert torch.equal(distance.half(), truth.apart)
+    assert torch.equal(larger.half(), truth.a_or_minus_b)
+    assert torch.equal(distance.half(), truth.delta)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -89,11 +89,11 @@ def test_the_gradient_is_that_of_the_weights(output):
     z, z_ref = pair(0.7)
     finished = state.finish(state.of_logits(z, z_ref)[2])
     upstream = {name: torch.zeros(len(z)) for name in state.Upstream._fields} | {output: torch.linspace(-1, 2, 40)}
-    numbers = state.per_token(finished, state.Upstream(**upstream))
-    log_p, shift = z - finished.logsumexp[:, None], finished.shift[:, None]
+    numbers = state.gradient_numbers(finished, state.Upstream(**upstream))
+    log_p, shift = z - finished.logsumexp[:, None], finished.lse_difference[:, None]
     hit = torch.arange(128) == torch.arange(40)[:, None]
     gap = (z - z_ref - shift, z_ref - (finished.logsumexp[:, None] - shift))
-    truth = state.at_logits(numbers, log_p, gap, hit, None)
+    truth = state.logit_gradient(numbers, log_p, gap, hit, None)
     SINGLE.check_vector(gluon.logit_gradient.fn(z, z_ref, hit, numbers[:, :, None]), truth)
 
 
@@ -122,9 +122,9 @@ FAULTS = {
         "a",
         lambda: test_a_maximum_above_zero_by_rounding_is_kept_as_zero(),
     ),
-    "no shift": (
+    "no difference of log-sum-exps": (
         "klgrad.kernels.hopper.gluon.logit_gradient",
-        "(z - z_ref) - shift",
+        "(z - z_ref) - lse_difference",
         "(z - z_ref)",
         lambda: test_the_gradient_is_that_of_the_weights("reverse_kl"),
     ),
@@ -189,14 +189,14 @@ def test_one_launch_for_all_kept_logits(kept, monkeypatch):
 
     def gradient(whole, rows, states, first, kept, out):
         launches.append((len(whole.targets), whole.width))
-        by_tile = Kept(kept.larger.clone(), kept.apart.clone(), kept.marks)
+        by_tile = CachedLogits(kept.a_or_minus_b.clone(), kept.delta.clone(), kept.slice_stats)
         for columns in (range(i, min(i + 16, whole.width)) for i in range(0, whole.width, 16)):
             for strip in (slice(i, i + 3) for i in range(0, len(whole.targets), 3)):
                 own, part = by_tile.cut(strip, columns), replace(whole, start=columns.start, width=len(columns))
                 part = replace(part, targets=whole.targets[strip])
-                tiles_torch.gradient(part, rows[:, strip], states, 0, own, own.larger.view(out.dtype))
+                tiles_torch.gradient(part, rows[:, strip], states, 0, own, own.a_or_minus_b.view(out.dtype))
         tiles_torch.gradient(whole, rows, states, first, kept, out)
-        assert torch.equal(by_tile.larger, kept.larger)
+        assert torch.equal(by_tile.a_or_minus_b, kept.a_or_minus_b)
 
     on_torch.install(monkeypatch)
     backend = SimpleNamespace(gradient=gradient, slices=tiles_torch.slices)
@@ -327,15 +327,15 @@ def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
 
 
 def test_what_is_kept_has_the_size_of_the_plan(monkeypatch):
-    """The marks of a token are side by side."""
+    """The numbers of a token are side by side."""
     rooms, room = [], passes._room
-    monkeypatch.setattr(passes, "_room", lambda inputs: rooms.append((room(inputs), inputs.job.plan)) or rooms[-1][0])
+    monkeypatch.setattr(passes, "_room", lambda given: rooms.append((room(given), given.config.plan)) or rooms[-1][0])
     on_torch.install(monkeypatch)
     make((12,), 2048, entries=0, dtype=torch.bfloat16).statistics(mode="fast")
     [(kept, made)] = rooms
-    assert kept.marks.shape == (3, 12, 16)
-    assert kept.marks.is_contiguous()
-    assert made.kept_bytes == sum(x.nbytes for x in (kept.larger, kept.apart, kept.marks))
+    assert kept.slice_stats.shape == (3, 12, 16)
+    assert kept.slice_stats.is_contiguous()
+    assert made.kept_bytes == sum(x.nbytes for x in (kept.a_or_minus_b, kept.delta, kept.slice_stats))
 
 
 def test_kernels_start_on_the_device_of_the_tensors(monkeypatch):

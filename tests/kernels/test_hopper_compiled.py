@@ -15,8 +15,8 @@ import torch
 
 from klgrad.kernels import hopper
 from klgrad.kernels.head import Transform
-from klgrad.kernels.hopper import Models
-from klgrad.kernels.tile import MARKED, Kept, Tile
+from klgrad.kernels.hopper import HopperOperands
+from klgrad.kernels.tile import MARKED, CachedLogits, Tile
 
 if not hopper._importable():
     pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
@@ -55,13 +55,13 @@ def start(name, tokens=300, vocabulary=1001):
 
     new = lambda *shape, dtype=torch.bfloat16: torch.zeros(*shape, dtype=dtype)
     operands = (new(tokens, 200), new(vocabulary, 200), new(tokens, 64), new(vocabulary, 64))
-    models = Models(*operands, (1.0, 0.7), new(tokens, dtype=torch.long), 0)
+    models = HopperOperands(*operands, (1.0, 0.7), new(tokens, dtype=torch.long), 0)
     if name == "gradient":
         launch.gradient(models, new(7, tokens, dtype=torch.float32), new(tokens, 1024)[:, :vocabulary])
         return
     room = lambda: new(tokens, 1008, dtype=torch.float16)[:, :vocabulary]
     states, picked = new(9, 8, tokens, dtype=torch.float32), new(2, tokens, dtype=torch.float32)
-    launch.sums(models, states, picked, Kept(room(), room()) if name == "sums, kept" else None)
+    launch.sums(models, states, picked, CachedLogits(room(), room()) if name == "sums, kept" else None)
 
 
 @pytest.fixture(scope="module", params=SPILLED)
@@ -116,9 +116,11 @@ def test_kept_logits_are_read_and_overwritten_16_bytes_at_a_time(vocabulary, mon
     compile_only = lambda kernel, tile, *given, **how: made.append(kernel.warmup(*given, **how, num_warps=4, grid=(1,)))
     monkeypatch.setattr(tiles_triton, "_launch", compile_only)
     room = lambda: torch.zeros(300, -(-vocabulary // 8) * 8, dtype=torch.float16)[:, :vocabulary]
-    kept = Kept(room(), room(), torch.zeros(3, 300, -(-vocabulary // MARKED)))
+    kept = CachedLogits(room(), room(), torch.zeros(3, 300, -(-vocabulary // MARKED)))
     one = Tile(0, vocabulary, torch.zeros(300).long(), None, None, None, None, Transform(), Transform())
-    tiles_triton.gradient(one, torch.zeros(7, 300), torch.zeros(11, 8, 300), 0, kept, kept.larger.view(torch.bfloat16))
+    tiles_triton.gradient(
+        one, torch.zeros(7, 300), torch.zeros(11, 8, 300), 0, kept, kept.a_or_minus_b.view(torch.bfloat16)
+    )
     accesses = re.findall(r"(?:ld|st)\.global\S*\.(?:v\d\.)?b16|(?:ld|st)\.global\S*\.v4\.b32", made[0].asm["ptx"])
     assert len(accesses) == 3 * tiles_triton.SLICE // (4 * 32 * 8)  # two numbers read and one written, by 4 warps
     assert all(access.endswith("v4.b32") for access in accesses)
@@ -183,11 +185,11 @@ for apart, count in ((0.02, 37), (3.0, 37), (3.0, 3), (0.02, 9), (3.0, 1)):
     cuts = range(0, 8 * count, 8)
     parts = torch.stack([state.of_logits(z[:, i:i + 8], z_ref[:, i:i + 8])[2] for i in cuts], 1)
     wide = torch.full((3, 45, count + 2), torch.nan)
-    merged = merging.merge(parts[:9].contiguous(), wide[:, :, 1:-1])
+    merged = merging.merge_states(parts[:9].contiguous(), wide[:, :, 1:-1])
     assert merged.shape[1] <= merging.GROUPS
     torch.testing.assert_close(wide[:, :, 1:-1].mT, torch.stack([parts[0], parts[3], parts[5] / parts[1]]))
     assert wide[:, :, [0, -1]].isnan().all()
-    assert torch.equal(merging.merge(parts[:9].contiguous(), None), merged)
+    assert torch.equal(merging.merge_states(parts[:9].contiguous(), None), merged)
     got = state.finish(state.merge(merged))
     for name, value in state.finish(state.merge(parts))._asdict().items():
         torch.testing.assert_close(getattr(got, name), value, rtol=2e-5, atol=1e-6, msg=lambda m: name + m)

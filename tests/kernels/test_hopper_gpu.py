@@ -8,8 +8,8 @@ from kernels.cases import agree, budget, check_gradient_of, confident, make, wei
 from tolerances import BFLOAT16, FLOAT16, KEPT, SINGLE, TENSOR_CORES
 
 from klgrad.kernels import state, tiling
-from klgrad.kernels.hopper import Models
-from klgrad.kernels.tile import MARKED, Kept
+from klgrad.kernels.hopper import HopperOperands
+from klgrad.kernels.tile import MARKED, CachedLogits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,10 +49,10 @@ def models(tokens, hidden, ref_hidden, vocabulary, start=0, dtype=torch.bfloat16
     own = new(tokens, hidden), new(vocabulary, hidden, scale=3 / hidden**0.5)
     other = new(tokens, ref_hidden), new(vocabulary, ref_hidden, scale=3 / ref_hidden**0.5)
     targets = torch.randint(start - 5, start + vocabulary + 5, (tokens,), generator=generator, device="cuda")
-    return Models(*own, *other, FACTORS, targets, start)
+    return HopperOperands(*own, *other, FACTORS, targets, start)
 
 
-def logits(given: Models):
+def logits(given: HopperOperands):
     pairs = ((given.hidden, given.weight), (given.ref_hidden, given.ref_weight))
     return [h.double() @ w.double().T * f for (h, w), f in zip(pairs, given.factors, strict=True)]
 
@@ -70,7 +70,7 @@ def test_states_and_kept_logits(size, keep):
     states = torch.full((9, -(-vocabulary // MARKED), tokens), torch.nan, device="cuda")
     picked = torch.zeros(2, tokens, device="cuda")
     wide = torch.full((2, tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.float16, device="cuda")
-    kept = Kept(wide[0, :tokens, :vocabulary], wide[1, :tokens, :vocabulary]) if keep else None
+    kept = CachedLogits(wide[0, :tokens, :vocabulary], wide[1, :tokens, :vocabulary]) if keep else None
     launch.sums(given, states, picked, kept)
     z, z_ref = logits(given)
     cuts = [slice(i, i + MARKED) for i in range(0, vocabulary, MARKED)]
@@ -87,7 +87,7 @@ def test_states_and_kept_logits(size, keep):
     assert (wide[:, tokens:] == 7).all()
     assert (wide[:, :, -(-vocabulary // 8) * 8 :] == 7).all()
     for cut, mine, (a, b, _) in zip(cuts, states.unbind(1), parts, strict=True):
-        part, mean = Kept(kept.larger[:, cut], kept.apart[:, cut]), (mine[5] / mine[1])[:, None].double()
+        part, mean = CachedLogits(kept.a_or_minus_b[:, cut], kept.delta[:, cut]), (mine[5] / mine[1])[:, None].double()
         found_a, found_d = part.load(torch.float64, mean)
         KEPT.check_vector(found_a, a)
         KEPT.check_vector(found_d, a - b)
@@ -117,10 +117,10 @@ def test_gradient_of_the_logits(size):
     z, z_ref = logits(given)
     finished = state.finish(state.of_logits(z, z_ref)[2])
     upstream = state.Upstream(*torch.randn(4, tokens, dtype=torch.float64, device="cuda"))
-    numbers = state.per_token(finished, upstream)
-    lse, shift = finished.logsumexp[:, None], finished.shift[:, None]
+    numbers = state.gradient_numbers(finished, upstream)
+    lse, shift = finished.logsumexp[:, None], finished.lse_difference[:, None]
     hit = given.start + torch.arange(vocabulary, device="cuda") == given.targets[:, None]
-    truth = state.at_logits(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
+    truth = state.logit_gradient(numbers, z - lse, (z - z_ref - shift, z_ref - lse + shift), hit, None)
     wide = torch.full((tokens + 1, -(-vocabulary // 8) * 8 + 8), 7.0, dtype=torch.bfloat16, device="cuda")
     launch.gradient(given, numbers.float(), wide[:tokens, :vocabulary])
     BFLOAT16.check_vector(wide[:tokens, :vocabulary].double(), truth)

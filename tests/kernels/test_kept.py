@@ -9,7 +9,7 @@ from tolerances import BFLOAT16, EXACT, KEPT
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from klgrad.kernels import fused_statistics, fused_statistics as function, passes, state, tiles_torch
-from klgrad.kernels.tile import Kept
+from klgrad.kernels.tile import CachedLogits
 
 OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
 DOUBTS = (0.1, 0.01, 2e-3, 1e-4)
@@ -53,7 +53,7 @@ def test_kept_logits_are_restored(dtype):
     z, z_ref = 5 * torch.randn(2, 6, 50, generator=generator, dtype=torch.float64)
     a, b, sums = state.of_logits(z, z_ref)
     mean = state.mean_difference(sums)[:, None]
-    kept = Kept(torch.empty(6, 50, dtype=dtype), torch.empty(6, 50, dtype=dtype))
+    kept = CachedLogits(torch.empty(6, 50, dtype=dtype), torch.empty(6, 50, dtype=dtype))
     kept.store(a, b, mean)
     found_a, found_d = kept.load(torch.float64, mean)
     step, least = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
@@ -71,7 +71,7 @@ def test_an_entry_that_one_model_bans():
     z[0, 0] = z_ref[0, 1] = state.LOWEST
     a, b, sums = state.of_logits(z, z_ref)
     mean = state.mean_difference(sums)[:, None]
-    kept = Kept(*torch.empty(2, 1, 3, dtype=torch.float16))
+    kept = CachedLogits(*torch.empty(2, 1, 3, dtype=torch.float16))
     kept.store(a, b, mean)
     found_a, found_d = kept.load(torch.float32, mean)
     assert found_a[0, 0] < -50000
@@ -82,7 +82,7 @@ def test_an_entry_that_one_model_bans():
 
 def test_the_policy_alone():
     a = torch.tensor([[0.0, -1.5, -3e4, -1e30]])
-    kept = Kept(torch.empty(1, 4, dtype=torch.float16), None)
+    kept = CachedLogits(torch.empty(1, 4, dtype=torch.float16), None)
     kept.store(a, None, None)
     found, none = kept.load(torch.float32, None)
     assert none is None
@@ -98,7 +98,7 @@ def test_half_of_what_was_kept_is_freed_before_the_gradients_need_memory(kept, m
 
     def noted(inputs):
         made = room(inputs)
-        storages.extend(StorageWeakRef(x.untyped_storage()) for x in (made.larger, made.apart))
+        storages.extend(StorageWeakRef(x.untyped_storage()) for x in (made.a_or_minus_b, made.delta))
         return made
 
     def looked_at(*given):

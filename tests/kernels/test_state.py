@@ -50,8 +50,8 @@ def test_any_partition_in_any_order_merges_to_the_whole(problem):
     z, z_ref, parts = problem
     whole, merged = state.of_logits(z, z_ref)[2], state.merge(of_parts(z, z_ref, parts))
     sums = state.State(*whole)
-    infinite = {"gap": sums.stray > 0, "reverse": sums.stray > 0}
-    infinite |= {"ref_gap": sums.ref_stray > 0, "forward": sums.ref_stray > 0}
+    infinite = {"sum_p_delta": sums.banned_mass > 0, "reverse": sums.banned_mass > 0}
+    infinite |= {"ref_sum_p_delta": sums.ref_banned_mass > 0, "forward": sums.ref_banned_mass > 0}
     for name, x, y in zip(state.State._fields, merged, whole, strict=True):
         means_nothing = infinite.get(name, torch.zeros_like(x, dtype=torch.bool))
         EXACT.check(x[~means_nothing], y[~means_nothing])
@@ -98,12 +98,12 @@ def test_a_small_kl_survives_merging_in_single_precision(problem):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_the_excesses_are_smooth_where_the_series_ends(dtype):
+def test_the_bregman_terms_are_smooth_where_the_series_ends(dtype):
     edge = state.NEAR[dtype]
     d = torch.linspace(0.9 * edge, 1.1 * edge, 101, dtype=torch.float64)
     a = torch.zeros_like(d)
     truth = torch.exp(-d) - 1 + d
-    found, mirrored = state.excesses(d.to(dtype) * 0, -d.to(dtype)), state.excesses(a.to(dtype), d.to(dtype))
+    found, mirrored = state.bregman_terms(d.to(dtype) * 0, -d.to(dtype)), state.bregman_terms(a.to(dtype), d.to(dtype))
     tolerance = EXACT if dtype == torch.float64 else SINGLE
     tolerance.check(found[0], truth)
     tolerance.check(mirrored[0], torch.exp(d) - 1 - d)

@@ -10,7 +10,7 @@ from strategies import rollouts
 from tolerances import EXACT, SINGLE
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
-from klgrad.core.statistics import Kept
+from klgrad.core.statistics import StreamSample
 from klgrad.logs import LogError, columns, examine, reader
 from klgrad.logs.examination import cell_of, coefficients
 from klgrad.reports import KLSums, MismatchSums
@@ -164,7 +164,7 @@ def test_every_cell_is_taken_or_refused():
 def test_thinned_quantiles_are_near(tmp_path, monkeypatch):
     data = float64(rows=200, tokens=20)
     exact = kl_report(Rollout(**data)).metrics()
-    monkeypatch.setattr(Kept.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(StreamSample.__init__, "__defaults__", (1000,))
     found = examine(write(tmp_path / "log.npz", data)).kl.metrics()
     assert found["ratio/token/quantile_0.5"] != exact["ratio/token/quantile_0.5"]
     for q in ("0.01", "0.5", "0.99"):

@@ -9,7 +9,7 @@ import pytest
 
 from klgrad import support
 from klgrad.errors import OutputError
-from klgrad.support import partials_of, write_output, write_whole
+from klgrad.support import partials_of, write_whole
 
 
 def names_in(folder):
@@ -182,15 +182,3 @@ def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path, monkeyp
     assert victim.read_text() == "data"
     assert foreseen.is_symlink()  # it belongs to somebody else
     assert (tmp_path / "out.json").read_text() == "whole"
-
-
-def test_bytes_into_a_pipe_that_nobody_reads(monkeypatch):
-    """More than the pipe and the buffer hold, so that the write itself fails."""
-    from klgrad.cli.console import PipeClosed, Stream
-
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "wb") as file:
-        monkeypatch.setattr("sys.stdout", Stream(file, "utf-8"))
-        with pytest.raises(PipeClosed):
-            write_output(Path("-"), b"x" * 2**20)

@@ -4,6 +4,7 @@ What needs torch is imported by the function that needs it, so that a help text,
 without waiting for torch.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -16,7 +17,7 @@ from typer.rich_utils import rich_format_error
 from .. import __version__
 from ..errors import KlgradError
 from . import advise, audit, doctor, logs, reproduce, train
-from .console import INTERRUPTED, PipeClosed, safe_streams, stderr, stdout
+from .console import INTERRUPTED, discard_output, spell_symbols, stderr, stdout
 
 ERROR = 2
 CLOSED_PIPE = 141
@@ -51,25 +52,27 @@ def _top(
 
 def main() -> None:
     """Run the command line. Exit status 1 means only that a verdict differs; every error is 2."""
-    with safe_streams():
-        status = _status()
+    spell_symbols()
+    status = _status()
+    discard_output()
     sys.exit(status)
 
 
 def _status() -> int:
     try:
-        found = app(standalone_mode=False, prog_name="klgrad")
+        status = app(standalone_mode=False, prog_name="klgrad")
         if sys.stdout is not None:  # it is None if it was closed at the start
             sys.stdout.flush()  # here, where a failure can still be reported
-        return found or 0
-    except PipeClosed:
-        return CLOSED_PIPE
+        return status or 0
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except (Exception, SystemExit) as error:
+        # typer and rich exit with status 1 when they find a closed pipe.
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+            return CLOSED_PIPE
         if isinstance(error, SystemExit) and COMPLETING in os.environ:  # this is how typer ends a completion
             return int(error.code or 0)
-        with suppress(PipeClosed):
+        with suppress(OSError, SystemExit):  # standard error may be closed
             _report(error)
         return ERROR
 
@@ -78,6 +81,11 @@ def _report(error: BaseException) -> None:
     """Print an error on standard error."""
     if isinstance(error, KlgradError):
         _print_error(f"{type(error).__name__}: {error}")
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        _print_error(
+            f"OutputError: expected standard output that can be written; received {error.strerror}; "
+            "remedy: redirect it to another place, or free disk space"
+        )
     elif isinstance(error, SystemExit):  # raised by user code: the commands themselves raise typer.Exit
         _print_error(
             f"SystemExit: expected code that returns; received sys.exit({error.code!r}); remedy: remove the call"

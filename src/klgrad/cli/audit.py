@@ -126,7 +126,7 @@ def _table(known: Recorded, shown: list[str]) -> Table:
     return table
 
 
-class Lengths(StrEnum):
+class ProblemLengths(StrEnum):
     """The problems that a loss is audited on."""
 
     all = "all"
@@ -201,11 +201,11 @@ def command(
         ),
     ] = Advantages.zero,
     lengths: Annotated[
-        Lengths,
+        ProblemLengths,
         typer.Option(
             help="`equal` leaves out the problems with varying lengths, for a loss that averages over tokens."
         ),
-    ] = Lengths.all,
+    ] = ProblemLengths.all,
     whole: Annotated[
         bool,
         typer.Option(
@@ -260,7 +260,7 @@ def command(
     if whole:
         _refuse_with_whole(
             {"--strict": strict, "--html": html, "--all": all_, "--catalogue": whole_catalogue}
-            | {"--lengths": lengths is not Lengths.all, "--advantages": advantages is not Advantages.zero}
+            | {"--lengths": lengths is not ProblemLengths.all, "--advantages": advantages is not Advantages.zero}
         )
         from .losses import check_whole, report_whole
 

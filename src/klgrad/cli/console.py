@@ -1,4 +1,4 @@
-"""Streams and consoles: what is printed, where, and what happens if that fails."""
+"""Streams and consoles: what is printed, and where."""
 
 import codecs
 import io
@@ -6,10 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn, track
@@ -18,7 +18,7 @@ from rich.segment import Segment
 from ..errors import OutputError
 from ..support import is_stdout, write_output
 
-# Standard output and standard error that can print any character, and raise clear errors if they cannot be written.
+# Standard output and standard error that can print any character.
 
 SPELLED = {
     "π": "pi", "‖": "||", "±": "+-", "β": "beta", "μ": "mu", "∇": "grad", "Σ": "sum", "δ": "delta", "λ": "lambda",
@@ -47,75 +47,25 @@ def _spelled(c: str) -> str:
 codecs.register_error(ERRORS, _spell)
 
 
-class PipeClosed(Exception):
-    """The output pipe was closed. Not an `OSError`, for which typer and rich would exit with status 1."""
+def each_stream() -> list[io.TextIOWrapper]:
+    """Standard output and standard error, except a closed one and that of a notebook, which accepts any text."""
+    return [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
 
 
-class Stream(io.TextIOWrapper):
-    """Writes into the buffer of another stream, which stays open."""
+def spell_symbols() -> None:
+    """Let the streams spell out what their encoding does not have."""
+    for stream in each_stream():
+        stream.reconfigure(errors=ERRORS)
 
-    def write(self, text: str) -> int:
-        """Write text."""
-        with self._named_errors():
-            return super().write(text)
 
-    def flush(self) -> None:
-        """Flush the buffer."""
-        with self._named_errors():
-            super().flush()
-
-    def write_bytes(self, content: bytes) -> None:
-        """Write bytes unchanged, after the text that was written before."""
-        with self._named_errors():
-            super().flush()
-            self.buffer.write(content)
-            self.buffer.flush()
-
-    def close(self) -> None:
-        """Flush only: the buffer belongs to the other stream."""
-        self.flush()
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
+def discard_output() -> None:
+    """Discard what the streams still hold: Python would fail again when it writes it at exit."""
+    for stream in each_stream():
         try:
-            yield
-        except BrokenPipeError:
-            self._discard()
-            raise PipeClosed from None
-        except OSError as error:
-            self._discard()
-            name = "standard error" if self.fileno() == 2 else "standard output"
-            remedy = "redirect it to another place, or free disk space"
-            raise OutputError(f"{name} that can be written", str(error.strerror), remedy) from error
-
-    def _discard(self) -> None:
-        """Discard the rest of the buffer: otherwise Python would fail again when it writes it at exit."""
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self.fileno())
-        os.close(null)
-
-
-@contextmanager
-def safe_streams() -> Iterator[None]:
-    """Replace `sys.stdout` and `sys.stderr` by a `Stream` each within the context."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = ours = tuple(map(_wrapped, before))
-    try:
-        yield
-    finally:
-        for stream in filter(None, ours):
-            with suppress(PipeClosed, OutputError):  # results were flushed before, where a failure sets the status
-                stream.flush()
-        sys.stdout, sys.stderr = before
-
-
-def _wrapped(stream: Any) -> Any:
-    if not isinstance(stream, io.TextIOWrapper):  # None, or the stream of a notebook, which accepts any text
-        return stream
-    stream.flush()
-    return Stream(
-        stream.buffer, stream.encoding, ERRORS, line_buffering=stream.line_buffering, write_through=stream.write_through
-    )
+            stream.flush()
+        except OSError:
+            with open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), stream.fileno())
 
 
 # The consoles of the commands, and how they write their files.

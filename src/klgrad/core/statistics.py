@@ -45,8 +45,8 @@ def t_quantile(level: float, degrees_of_freedom: float) -> float:
         1.959964
 
     References:
-        Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.1 (tail as an incomplete beta function) and
-        26.7.5 (series for many degrees of freedom).
+        Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.1 (tail as an incomplete beta function),
+        26.5.4 (its series) and 26.7.5 (series for many degrees of freedom).
     """
     if not (0 < level < 1 and degrees_of_freedom > 0):
         raise MeaningError(
@@ -54,67 +54,48 @@ def t_quantile(level: float, degrees_of_freedom: float) -> float:
             f"level={level:g}, degrees_of_freedom={degrees_of_freedom:g}",
             "write level=0.95 for 95%; a single cluster has no interval",
         )
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    if degrees_of_freedom >= SERIES_FROM:
-        return z + _beyond_normal(z, 1 / degrees_of_freedom)
+    z, nu = NormalDist().inv_cdf((1 + level) / 2), degrees_of_freedom
+    if nu >= SERIES_FROM:
+        s, h = z * z, 1 / nu
+        g = (
+            z * (s + 1) / 4,
+            z * ((5 * s + 16) * s + 3) / 96,
+            z * (((3 * s + 19) * s + 17) * s - 15) / 384,
+            z * ((((79 * s + 776) * s + 1482) * s - 1920) * s - 945) / 92160,
+        )
+        return z + h * (g[0] + h * (g[1] + h * (g[2] + h * g[3])))
     # Newton's method for log P(|T| > t) as a function of log t. It is concave, so all steps but the first decrease t.
-    log_t, target = math.log(z), math.log1p(-level)
+    log_t = math.log(z)
     for _ in range(NEWTON_STEPS):
-        log_tail, slope = _log_tail(log_t, degrees_of_freedom)
-        step = (target - log_tail) / slope
+        log_tail, slope = _log_tail(log_t, nu)
+        step = (math.log1p(-level) - log_tail) / slope
         log_t += step
         if abs(step) < 1e-15 * max(1.0, abs(log_t)):
             break
     return math.exp(log_t) if log_t < math.log(1e300) else math.inf
 
 
-def _beyond_normal(z: float, h: float) -> float:
-    """The sum over k of g_k(z) h^k with h = 1/ν (26.7.5)."""
-    s = z * z
-    g = (
-        z * (s + 1) / 4,
-        z * ((5 * s + 16) * s + 3) / 96,
-        z * (((3 * s + 19) * s + 17) * s - 15) / 384,
-        z * ((((79 * s + 776) * s + 1482) * s - 1920) * s - 945) / 92160,
-    )
-    return h * (g[0] + h * (g[1] + h * (g[2] + h * g[3])))
-
-
 def _log_tail(log_t: float, nu: float) -> tuple[float, float]:
     """The log of P(|T| > t), and its derivative by log t."""
-    # With x = ν/(ν + t²) the tail is the regularised incomplete beta function I_x(ν/2, 1/2).
-    odds = 2 * log_t - math.log(nu)  # log of t²/ν = (1 - x)/x
-    log_x, log_rest = -_log1pexp(odds), -_log1pexp(-odds)
-    a, b = nu / 2, 0.5
-    log_power = a * log_x + b * log_rest + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    if math.exp(log_x) < (a + 1) / (a + b + 2):
-        log_tail = log_power + math.log(_beta_fraction(math.exp(log_x), a, b) / a)
+    # With x = ν/(ν + t²) the tail is the regularised incomplete beta function I_x(ν/2, 1/2), and 1 - I_(1-x)(1/2, ν/2).
+    a, odds = nu / 2, 2 * log_t - math.log(nu)  # log of t²/ν = (1 - x)/x
+    log_x = -max(odds, 0.0) - math.log1p(math.exp(-abs(odds)))
+    log_density = a * log_x + (log_x + odds) / 2 + math.lgamma(a + 0.5) - math.lgamma(a) - math.lgamma(0.5)
+    x = math.exp(log_x)
+    if odds > 0:
+        log_tail = log_density + math.log(_beta_series(a + 0.5, a + 1, x) / a)
     else:
-        log_tail = math.log1p(-math.exp(log_power) * _beta_fraction(math.exp(log_rest), b, a) / b)
-    # -dI/d(log t) = 2 x^a (1 - x)^b / B(a, b)
-    return log_tail, -2 * math.exp(log_power - log_tail)
+        log_tail = math.log1p(-2 * math.exp(log_density) * _beta_series(a + 0.5, 1.5, 1 - x))
+    return log_tail, -2 * math.exp(log_density - log_tail)
 
 
-def _log1pexp(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of I_x(a, b) x B(a, b) a / (x^a (1-x)^b) (26.5.8), from its front by Lentz's method."""
-    tiny = 1e-300
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
-    value = d
-    for m in range(1, 10_000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        before = value
-        for term in (even, odd):
-            d = 1 / (1 + term * d or tiny)
-            c = 1 + term / c or tiny
-            value *= c * d
-        if abs(value - before) <= 1e-16 * abs(value):
-            break
-    return value
+def _beta_series(top: float, bottom: float, x: float) -> float:
+    """The sum over n of x^n top (top + 1) ... / (bottom (bottom + 1) ...), n factors each; no term is negative."""
+    total = term = 1.0
+    while term > 1e-17 * total:
+        term *= x * top / bottom
+        total, top, bottom = total + term, top + 1, bottom + 1
+    return total
 
 
 # Means with standard errors and confidence intervals, clustered by what was sampled independently.
@@ -318,21 +299,21 @@ def ratio_of_means(total: Tensor, count: Tensor, group: Tensor | None = None) ->
     return Estimate(mean, error, found.clusters, found.degrees_of_freedom)
 
 
-KEPT = 2**20
+SAMPLED = 2**20
 """How many values quantiles are computed from. Of a longer stream at least half as many are kept, as a sample."""
 
 SPREAD, KEYS = 2654435769, 2**32
 """The keys i x 2^32 / golden ratio, modulo 2^32, are spread evenly, also over every n-th i."""
 
 
-class Kept:
+class StreamSample:
     """An even sample of a stream of (..., N) values: all of them, until there are more than `limit`.
 
     The i-th value is kept while its key is below a threshold, which halves whenever too many values are kept. Keeping
     every n-th value instead would, for completions of n tokens, see a single position of them.
     """
 
-    def __init__(self, limit: int = KEPT) -> None:
+    def __init__(self, limit: int = SAMPLED) -> None:
         self.limit, self.below, self.seen, self._held = limit, KEYS, 0, 0
         self._parts: list[tuple[Tensor, Tensor]] = []
 

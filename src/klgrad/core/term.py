@@ -16,7 +16,6 @@ from .families import (
     CHOICES,
     FAMILIES,
     Baseline,
-    Declaration,
     Divergence,
     Family,
     Formula,
@@ -31,7 +30,7 @@ from .rollout import Rollout
 # Numbers about how a term was computed on one batch: lengths, extremes, and what the bounds did.
 
 
-def diagnostics(family: Family, term: Declaration, rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
+def diagnostics(family: Family, term: "KLTerm", rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
     """Describe one evaluation of a term.
 
     Args:

@@ -6,7 +6,11 @@ from .fused_statistics import (
     token_statistics as token_statistics,
 )
 from .head import Head as Head, check_head as check_head
-from .tiling import Plan as Plan, make_plan as make_plan
+from .tiling import (
+    TilePlan as Plan,  # noqa: F401  its name until the next release
+    TilePlan as TilePlan,
+    make_plan as make_plan,
+)
 from .topk import (
     TopEntries as TopEntries,
     lumped_kl as lumped_kl,

@@ -17,7 +17,7 @@ from .hopper import used_for
 from .passes import gradients, over_kept, scan
 from .state import log_prob
 from .tile import Tile
-from .tiling import Inputs, Job, Mode, make_plan, shard_of
+from .tiling import Mode, Operands, PassConfig, make_plan, shard_of
 
 # Checks of the inputs and results of the kernels.
 
@@ -194,17 +194,19 @@ class StatisticsFunction(torch.autograd.Function):
         ref_hidden: Tensor | None,
         ref_weight: Tensor | None,
         ref_bias: Tensor | None,
-        job: Job,
+        config: PassConfig,
     ) -> tuple[Tensor, ...]:
         """Run one pass over all tiles."""
-        seen = scan(Inputs(hidden, weight, bias, ref_hidden, ref_weight, ref_bias, job))
+        forward_state = scan(Operands(hidden, weight, bias, ref_hidden, ref_weight, ref_bias, config))
         ctx.save_for_backward(hidden, weight, bias, ref_hidden, ref_weight, ref_bias)
-        ctx.job, ctx.seen = job, seen
+        ctx.config, ctx.forward_state = config, forward_state
         ctx.set_materialize_grads(False)
-        logsumexp, entropy, shift, reverse, forward = seen.finished
-        logp, ref_logp = (log_prob(*pair) for pair in zip(seen.picked, (logsumexp, logsumexp - shift), strict=True))
+        logsumexp, entropy, lse_difference, reverse, forward = forward_state.statistics
+        logp, ref_logp = (
+            log_prob(*pair) for pair in zip(forward_state.picked, (logsumexp, logsumexp - lse_difference), strict=True)
+        )
         ctx.mark_non_differentiable(ref_logp)
-        others = log_prob(seen.others, logsumexp[:, None])
+        others = log_prob(forward_state.others, logsumexp[:, None])
         # Copies, because a caller may change the returned tensors in place, and backward still needs these.
         return logp, ref_logp, reverse.clone(), forward.clone(), entropy.clone(), others
 
@@ -212,17 +214,17 @@ class StatisticsFunction(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of the policy's hidden states, weight and bias."""
         check_first_order()
-        inputs, seen = Inputs(*ctx.saved_tensors, job=ctx.job), ctx.seen
+        operands, forward_state = Operands(*ctx.saved_tensors, config=ctx.config), ctx.forward_state
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.
-        ctx.seen = replace(seen, kept=None)
+        ctx.forward_state = replace(forward_state, kept=None)
         logp, _, reverse, forward, entropy, others = upstream
-        none = torch.zeros_like(seen.finished.logsumexp)
+        none = torch.zeros_like(forward_state.statistics.logsumexp)
         given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
         elsewhere = None if others is None else others.sum(-1).to(none.dtype)
-        numbers = state.per_token(seen.finished, state.Upstream(*given), elsewhere)
-        kept = over_kept(inputs, seen, numbers, others)
-        seen = ctx.seen  # the last reference to the other half of what was kept is gone, and its memory free
-        found = gradients(inputs, seen, numbers, others, kept, ctx.needs_input_grad)
+        numbers = state.gradient_numbers(forward_state.statistics, state.Upstream(*given), elsewhere)
+        kept = over_kept(operands, forward_state, numbers, others)
+        forward_state = ctx.forward_state  # without the other half of what was kept, whose memory is now free
+        found = gradients(operands, forward_state, numbers, others, kept, ctx.needs_input_grad)
         return found.hidden, found.weight, found.bias, None, None, None, None
 
 
@@ -366,7 +368,7 @@ def token_statistics(
         hopper=hopper,
     )
     own = lambda x: x if shard.start == 0 else x - shard.start
-    job = Job(
+    config = PassConfig(
         own(wanted),
         own(others),
         plan,
@@ -376,7 +378,7 @@ def token_statistics(
         hopper,
     )
     with torch.autocast(hidden.device.type, enabled=False):
-        found = StatisticsFunction.apply(*policy, *reference, job)
+        found = StatisticsFunction.apply(*policy, *reference, config)
     logp, ref_logp, reverse, forward, entropy, entries_logp = found
     if validate:
         check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, found, policy, reference)
@@ -519,23 +521,23 @@ class _FromLogits(torch.autograd.Function):
         states = new(fields, backend.slices(z.shape[1]), len(targets))
         picked = new(2, len(targets))
         backend.statistics(tile, states, 0, picked, None)
-        finished = state.finish(state.merge(states))
+        statistics = state.finish(state.merge(states))
         ctx.save_for_backward(z, z_ref, targets, places)
-        ctx.transform, ctx.finished, ctx.states = transform, finished, states
+        ctx.transform, ctx.statistics, ctx.states = transform, statistics, states
         ctx.set_materialize_grads(False)
-        ref_logp = state.log_prob(picked[1], finished.logsumexp - finished.shift)
+        ref_logp = state.log_prob(picked[1], statistics.logsumexp - statistics.lse_difference)
         ctx.mark_non_differentiable(ref_logp)
-        copies = (x.clone() for x in (finished.reverse_kl, finished.forward_kl))
-        return state.log_prob(picked[0], finished.logsumexp), finished.entropy.clone(), ref_logp, *copies
+        copies = (x.clone() for x in (statistics.reverse_kl, statistics.forward_kl))
+        return state.log_prob(picked[0], statistics.logsumexp), statistics.entropy.clone(), ref_logp, *copies
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         check_first_order()
         z, z_ref, targets, places = ctx.saved_tensors
         logp, entropy, _, reverse, forward = upstream
-        none = torch.zeros_like(ctx.finished.logsumexp)
+        none = torch.zeros_like(ctx.statistics.logsumexp)
         given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
-        rows = state.per_token(ctx.finished, state.Upstream(*given))
+        rows = state.gradient_numbers(ctx.statistics, state.Upstream(*given))
         new = torch.empty_like if places is None else torch.zeros_like  # masked rows are not written
         out = new(z, memory_format=torch.contiguous_format)
         tile = _tile(z, z_ref, targets, places, ctx.transform)

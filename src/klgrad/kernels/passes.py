@@ -7,71 +7,73 @@ import torch
 from torch import Tensor
 
 from . import hopper as hopper_passes, state, tile as tiles, tiles_torch
-from .state import Finished
-from .tile import Kept, Tile, kept_dtype
-from .tiling import Inputs, add_product, product
+from .state import Statistics
+from .tile import CachedLogits, Tile, kept_dtype
+from .tiling import Operands, addmm, matmul
 
 # The first pass over the tiles: sums, logits of the wanted entries, and the logits that are kept.
 
 
 @dataclass(frozen=True, eq=False)
-class Scan:
+class ForwardState:
     """The results of the first pass, for all tokens.
 
     Attributes:
-        finished: log-sum-exps, KLs, entropies.
+        statistics: log-sum-exps, KLs, entropies.
         picked: (2, N) logits of the targets, by the policy and by the reference.
         others: (N, k) logits of other entries, by the policy.
         states: (FIELDS, slices, N) of this process' part of the vocabulary; on Hopper some are merged.
         kept: logits of the first `plan.kept` entries, or None.
     """
 
-    finished: Finished
+    statistics: Statistics
     picked: Tensor
     others: Tensor
     states: Tensor
-    kept: Kept | None
+    kept: CachedLogits | None
 
 
-def scan(inputs: Inputs) -> Scan:
+def scan(operands: Operands) -> ForwardState:
     """Run one pass over every tile."""
-    job, tokens = inputs.job, len(inputs.hidden)
-    picked = torch.zeros_like(inputs.new(2, tokens))
-    others = torch.zeros_like(inputs.new(tokens, job.others.shape[1]))
-    kept = _room(inputs)
-    states = hopper_passes.states_of(inputs, picked, kept) if job.hopper else _states_of(inputs, picked, others, kept)
-    finished = state.finish(job.shard.merge(state.merge(states)))
-    return Scan(finished, job.shard.total(picked), job.shard.total(others), states, kept)
+    config, tokens = operands.config, len(operands.hidden)
+    picked = torch.zeros_like(operands.new(2, tokens))
+    others = torch.zeros_like(operands.new(tokens, config.others.shape[1]))
+    kept = _room(operands)
+    states = (
+        hopper_passes.states_of(operands, picked, kept) if config.hopper else _states_of(operands, picked, others, kept)
+    )
+    statistics = state.finish(config.shard.merge(state.merge(states)))
+    return ForwardState(statistics, config.shard.total(picked), config.shard.total(others), states, kept)
 
 
-def _states_of(inputs: Inputs, picked: Tensor, others: Tensor, kept: Kept | None) -> Tensor:
+def _states_of(operands: Operands, picked: Tensor, others: Tensor, kept: CachedLogits | None) -> Tensor:
     """Compute the states of all slices, and write the logits of the wanted entries and those that are kept."""
-    job, tokens = inputs.job, len(inputs.hidden)
-    fields = state.FIELDS if inputs.paired else state.POLICY_FIELDS
-    states = inputs.new(fields, sum(job.backend.slices(len(t)) for t in inputs.tiles), tokens)
-    buffers, first = inputs.buffers(), 0
-    for columns in inputs.tiles:
-        for rows in job.plan.strips(0, tokens):
-            tile = inputs.projected(rows, columns, buffers)
+    config, tokens = operands.config, len(operands.hidden)
+    fields = state.FIELDS if operands.paired else state.POLICY_FIELDS
+    states = operands.new(fields, sum(config.backend.slices(len(t)) for t in operands.tiles), tokens)
+    buffers, first = operands.buffers(), 0
+    for columns in operands.tiles:
+        for rows in config.plan.strips(0, tokens):
+            tile = operands.projected(rows, columns, buffers)
             own = kept.cut(rows, columns) if kept else None
-            job.backend.statistics(tile, states[:, :, rows], first, picked[:, rows], own)
+            config.backend.statistics(tile, states[:, :, rows], first, picked[:, rows], own)
             if others.shape[1]:
-                _pick(tile, job.others[rows], others[rows])
-        first += job.backend.slices(len(columns))
+                _pick(tile, config.others[rows], others[rows])
+        first += config.backend.slices(len(columns))
     return states
 
 
-def _room(inputs: Inputs) -> Kept | None:
-    columns = inputs.job.plan.kept
+def _room(operands: Operands) -> CachedLogits | None:
+    columns = operands.config.plan.kept
     if not columns:
         return None
-    tokens, dtype = len(inputs.hidden), kept_dtype(inputs.hidden.dtype)
-    if not inputs.job.hopper:
-        new = lambda: inputs.new(tokens, columns, dtype=dtype)
-        return Kept(new(), new() if inputs.paired else None)
+    tokens, dtype = len(operands.hidden), kept_dtype(operands.hidden.dtype)
+    if not operands.config.hopper:
+        new = lambda: operands.new(tokens, columns, dtype=dtype)
+        return CachedLogits(new(), new() if operands.paired else None)
     # The copy engine stores multiples of 16 bytes: what a row has beyond its last entry is overwritten.
-    new = lambda: inputs.new(tokens, -(-columns // 8) * 8, dtype=dtype)[:, :columns]
-    return Kept(new(), new(), inputs.new(3, tokens, -(-columns // tiles.MARKED)))
+    new = lambda: operands.new(tokens, -(-columns // 8) * 8, dtype=dtype)[:, :columns]
+    return CachedLogits(new(), new(), operands.new(3, tokens, -(-columns // tiles.MARKED)))
 
 
 def _pick(tile: Tile, wanted: Tensor, logits: Tensor) -> None:
@@ -98,36 +100,40 @@ class Gradients:
     bias: Tensor | None
 
 
-def over_kept(inputs: Inputs, seen: Scan, numbers: Tensor, others: Tensor | None) -> Tensor | None:
+def over_kept(operands: Operands, forward_state: ForwardState, numbers: Tensor, others: Tensor | None) -> Tensor | None:
     """Overwrite the kept logits with the gradient of the raw logits, which is returned; None if there are none.
 
     Args:
-        inputs: of the forward pass.
-        seen: results of the forward pass.
-        numbers: the weights of the outputs, as `weights.per_token` returns them.
+        operands: of the forward pass.
+        forward_state: results of the forward pass.
+        numbers: the weights of the outputs, as `state.gradient_numbers` returns them.
         others: (N, k) weights of the log-probs of other entries, or None.
     """
-    if seen.kept is None:
+    if forward_state.kept is None:
         return None
-    first, plan, tokens = 0, inputs.job.plan, len(inputs.hidden)
-    # As few launches as possible, for which the GPU would wait. Slices without marks belong to tiles; torch, and the
-    # weights of other entries, need matrices of the size of a tile.
-    tiles = [t for t in inputs.tiles if t.start < plan.kept] if seen.kept.marks is None else [range(plan.kept)]
-    dense = others is not None or inputs.job.backend is tiles_torch
+    first, plan, tokens = 0, operands.config.plan, len(operands.hidden)
+    # As few launches as possible, for which the GPU would wait. Slices without `slice_stats` belong to tiles; torch,
+    # and the weights of other entries, need matrices of the size of a tile.
+    tiles = (
+        [t for t in operands.tiles if t.start < plan.kept]
+        if forward_state.kept.slice_stats is None
+        else [range(plan.kept)]
+    )
+    dense = others is not None or operands.config.backend is tiles_torch
     strips = plan.strips(0, tokens) if dense else [slice(0, tokens)]
     for columns in tiles:
         for rows in strips:
-            own = seen.kept.cut(rows, columns)
+            own = forward_state.kept.cut(rows, columns)
             assert own is not None  # a tile is kept completely or not at all
-            tile, out = inputs.tile(rows, columns), own.larger.view(inputs.weight.dtype)
-            _to_logits(inputs, tile, rows, seen, first, numbers, others, own, out)
-        first += inputs.job.backend.slices(len(columns))
-    return seen.kept.larger.view(inputs.weight.dtype)
+            tile, out = operands.tile(rows, columns), own.a_or_minus_b.view(operands.weight.dtype)
+            _to_logits(operands, tile, rows, forward_state, first, numbers, others, own, out)
+        first += operands.config.backend.slices(len(columns))
+    return forward_state.kept.a_or_minus_b.view(operands.weight.dtype)
 
 
 def gradients(
-    inputs: Inputs,
-    seen: Scan,
+    operands: Operands,
+    forward_state: ForwardState,
     numbers: Tensor,
     others: Tensor | None,
     kept: Tensor | None,
@@ -136,9 +142,9 @@ def gradients(
     """Compute the gradients of a weighted sum of the outputs.
 
     Args:
-        inputs: of the forward pass.
-        seen: results of the forward pass, without kept logits.
-        numbers: the weights of the outputs, as `weights.per_token` returns them.
+        operands: of the forward pass.
+        forward_state: results of the forward pass, without kept logits.
+        numbers: the weights of the outputs, as `state.gradient_numbers` returns them.
         others: (N, k) weights of the log-probs of other entries, or None.
         kept: (N, entries) the gradient at the first entries, as `over_kept` returns it; the rest is computed here.
         needed: which of hidden states, weight and bias need a gradient.
@@ -146,27 +152,27 @@ def gradients(
     Returns:
         The gradients.
     """
-    several = len(inputs.chunks) != 1
+    several = len(operands.chunks) != 1
     # The matrix product sums over the tokens of a chunk; several chunks also need a sum in float32.
     new_weight = torch.zeros_like if several else torch.empty_like
     total = Gradients(
-        torch.empty_like(inputs.hidden) if needed[0] else None,
-        new_weight(inputs.weight, dtype=inputs.dtype if several else None) if needed[1] else None,
-        torch.zeros_like(inputs.bias, dtype=inputs.dtype) if needed[2] and inputs.bias is not None else None,
+        torch.empty_like(operands.hidden) if needed[0] else None,
+        new_weight(operands.weight, dtype=operands.dtype if several else None) if needed[1] else None,
+        torch.zeros_like(operands.bias, dtype=operands.dtype) if needed[2] and operands.bias is not None else None,
     )
-    for rows in inputs.chunks:
-        _chunk(inputs, rows, seen, numbers, others, None if kept is None else kept[rows], total)
+    for rows in operands.chunks:
+        _chunk(operands, rows, forward_state, numbers, others, None if kept is None else kept[rows], total)
     return Gradients(
-        None if total.hidden is None else inputs.job.shard.total(total.hidden),
-        None if total.weight is None else total.weight.to(inputs.weight.dtype),
-        None if total.bias is None or inputs.bias is None else total.bias.to(inputs.bias.dtype),
+        None if total.hidden is None else operands.config.shard.total(total.hidden),
+        None if total.weight is None else total.weight.to(operands.weight.dtype),
+        None if total.bias is None or operands.bias is None else total.bias.to(operands.bias.dtype),
     )
 
 
 def _chunk(
-    inputs: Inputs,
+    operands: Operands,
     rows: slice,
-    seen: Scan,
+    forward_state: ForwardState,
     numbers: Tensor,
     others: Tensor | None,
     kept: Tensor | None,
@@ -174,59 +180,64 @@ def _chunk(
 ) -> None:
     """One chunk of tokens: one product for all kept tiles, and one for each other tile."""
     done = 0 if kept is None else kept.shape[1]
-    recomputed = [t for t in inputs.tiles if t.start >= done]
+    recomputed = [t for t in operands.tiles if t.start >= done]
     parts = len(recomputed) + (kept is not None)
     to_hidden = None if total.hidden is None else total.hidden[rows]
-    hidden_sum = to_hidden if to_hidden is None or parts == 1 else inputs.new(*to_hidden.shape)
+    hidden_sum = to_hidden if to_hidden is None or parts == 1 else operands.new(*to_hidden.shape)
     if kept is not None:  # the kept part is one matrix, so one product is enough
-        _multiply(inputs, rows, range(done), kept, hidden_sum, True, total)
-    for columns, out in _recomputed(inputs, rows, recomputed, seen, numbers, others):
-        _multiply(inputs, rows, columns, out, hidden_sum, columns.start == 0, total)
+        _multiply(operands, rows, range(done), kept, hidden_sum, True, total)
+    for columns, out in _recomputed(operands, rows, recomputed, forward_state, numbers, others):
+        _multiply(operands, rows, columns, out, hidden_sum, columns.start == 0, total)
     if to_hidden is not None and hidden_sum is not None and hidden_sum is not to_hidden:
         to_hidden.copy_(hidden_sum)
 
 
 def _recomputed(
-    inputs: Inputs, rows: slice, tiles: list[range], seen: Scan, numbers: Tensor, others: Tensor | None
+    operands: Operands,
+    rows: slice,
+    tiles: list[range],
+    forward_state: ForwardState,
+    numbers: Tensor,
+    others: Tensor | None,
 ) -> Iterator[tuple[range, Tensor]]:
     """Compute the logits of some tiles again, and yield each tile with its gradient; the next one overwrites it."""
     if not tiles:
         return
-    plan, hopper = inputs.job.plan, inputs.job.hopper
-    room = inputs.new(rows.stop - rows.start, plan.columns, dtype=inputs.weight.dtype)
-    buffers = [] if hopper else inputs.buffers()
-    raw_numbers = hopper_passes.scaled(inputs, numbers) if hopper else numbers
+    plan, hopper = operands.config.plan, operands.config.hopper
+    room = operands.new(rows.stop - rows.start, plan.columns, dtype=operands.weight.dtype)
+    buffers = [] if hopper else operands.buffers()
+    raw_numbers = hopper_passes.scaled(operands, numbers) if hopper else numbers
     for columns in tiles:
         out = room[:, : len(columns)]
         if hopper:
-            hopper_passes.gradient(inputs, rows, columns, raw_numbers, out)
+            hopper_passes.gradient(operands, rows, columns, raw_numbers, out)
         else:
             for strip in plan.strips(rows.start, rows.stop):
                 local = out[strip.start - rows.start : strip.stop - rows.start]
-                tile = inputs.projected(strip, columns, buffers)
-                _to_logits(inputs, tile, strip, seen, 0, numbers, others, None, local)
+                tile = operands.projected(strip, columns, buffers)
+                _to_logits(operands, tile, strip, forward_state, 0, numbers, others, None, local)
         yield columns, out
 
 
 def _to_logits(
-    inputs: Inputs,
+    operands: Operands,
     tile: Tile,
     rows: slice,
-    seen: Scan,
+    forward_state: ForwardState,
     first: int,
     numbers: Tensor,
     others: Tensor | None,
-    kept: Kept | None,
+    kept: CachedLogits | None,
     out: Tensor,
 ) -> None:
     """Write the gradient of one tile's raw logits; `first` is the number of its first slice, for kept logits."""
     if others is not None:
-        tile = replace(tile, extra=_scattered(inputs, tile, inputs.job.others[rows], others[rows]))
-    inputs.job.backend.gradient(tile, numbers[:, rows], seen.states[:, :, rows], first, kept, out)
+        tile = replace(tile, extra=_scattered(operands, tile, operands.config.others[rows], others[rows]))
+    operands.config.backend.gradient(tile, numbers[:, rows], forward_state.states[:, :, rows], first, kept, out)
 
 
 def _multiply(
-    inputs: Inputs,
+    operands: Operands,
     rows: slice,
     columns: range,
     to_logits: Tensor,
@@ -238,20 +249,20 @@ def _multiply(
     part = slice(columns.start, columns.stop)
     if hidden_sum is not None:
         if fresh and hidden_sum.dtype == to_logits.dtype:
-            product(to_logits, inputs.weight[part], out=hidden_sum)
+            matmul(to_logits, operands.weight[part], out=hidden_sum)
         else:
-            add_product(hidden_sum.zero_() if fresh else hidden_sum, to_logits, inputs.weight[part])
+            addmm(hidden_sum.zero_() if fresh else hidden_sum, to_logits, operands.weight[part])
     if total.weight is not None:
-        if len(inputs.chunks) == 1:
-            product(to_logits.T, inputs.hidden[rows], out=total.weight[part])
+        if len(operands.chunks) == 1:
+            matmul(to_logits.T, operands.hidden[rows], out=total.weight[part])
         else:
-            add_product(total.weight[part], to_logits.T, inputs.hidden[rows])
+            addmm(total.weight[part], to_logits.T, operands.hidden[rows])
     if total.bias is not None:
         total.bias[part] += to_logits.sum(0, dtype=total.bias.dtype)
 
 
-def _scattered(inputs: Inputs, tile: Tile, wanted: Tensor, weights: Tensor) -> Tensor:
+def _scattered(operands: Operands, tile: Tile, wanted: Tensor, weights: Tensor) -> Tensor:
     """The weights on other entries' log-probs, at their columns of the tile."""
     local, here = tile.locate(wanted)
-    extra = torch.zeros_like(inputs.new(len(weights), tile.width))
+    extra = torch.zeros_like(operands.new(len(weights), tile.width))
     return extra.scatter_add_(1, local, torch.where(here, weights, 0.0).to(extra.dtype))

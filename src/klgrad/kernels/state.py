@@ -1,13 +1,12 @@
 r"""Sums over a part of the vocabulary, which can be merged into log-probs, both KLs and the entropy of the whole.
 
 With a = z - max z and b = z_ref - max z_ref over the part and d = a - b, a state has Σe^a, Σe^b, Σe^a d, -Σe^b d,
-Σe^a a and the two *excesses*
+Σe^a a and the two sums of *Bregman terms*
 
     reverse: Σ e^b - e^a + e^a d     forward: Σ e^a - e^b - e^b d
 
-whose terms are Bregman divergences. No term is negative, so that nothing cancels even very near the reference. The KL
-is reverse / Σe^a plus log1p(x) - x at x = Σe^b / Σe^a - 1, which is also of second order. Far from the reference the
-usual formula is used.
+of which none is negative, so that nothing cancels even very near the reference. The KL is reverse / Σe^a plus
+log1p(x) - x at x = Σe^b / Σe^a - 1, which is also of second order. Far from the reference the usual formula is used.
 
 An entry that only one of the two models bans makes one of the KLs infinite. Such an entry has d = 0 here, so that all
 sums stay finite and the other KL is correct. The probabilities of such entries have separate sums.
@@ -36,25 +35,25 @@ class State(NamedTuple):
 
     top: Tensor
     mass: Tensor
-    energy: Tensor
+    sum_p_logit: Tensor
     ref_top: Tensor
     ref_mass: Tensor
-    gap: Tensor
-    ref_gap: Tensor
+    sum_p_delta: Tensor
+    ref_sum_p_delta: Tensor
     reverse: Tensor
     forward: Tensor
-    stray: Tensor
+    banned_mass: Tensor
     """Σe^a over the entries that only the reference bans; if it is not 0, the reverse KL is infinite."""
-    ref_stray: Tensor
+    ref_banned_mass: Tensor
     """Σe^b over the entries that only the policy bans; if it is not 0, the forward KL is infinite."""
 
 
-class Finished(NamedTuple):
+class Statistics(NamedTuple):
     """The results for the whole vocabulary: log-sum-exp, entropy and both KLs."""
 
     logsumexp: Tensor
     entropy: Tensor
-    shift: Tensor
+    lse_difference: Tensor
     """Log-sum-exp of the policy minus that of the reference."""
     reverse_kl: Tensor
     forward_kl: Tensor
@@ -66,7 +65,7 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(d.abs() > BANNED, 0.0, d)
 
 
-def excesses(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def bregman_terms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """e^b - e^a + e^a d, and the same with a and b exchanged, without cancellation."""
     d, p, q = difference(a, b), a.exp(), b.exp()
     square = d * d
@@ -87,62 +86,62 @@ def of_logits(z: Tensor, z_ref: Tensor | None) -> tuple[Tensor, Tensor | None, T
     ref_top = z_ref.amax(-1)
     b = z_ref - ref_top[:, None]
     d, q = a - b, b.exp()
-    gap = difference(a, b)
-    terms = [q, p * gap, -q * gap, *excesses(a, b), p * (d > BANNED), q * (d < -BANNED)]
+    delta = difference(a, b)
+    terms = [q, p * delta, -q * delta, *bregman_terms(a, b), p * (d > BANNED), q * (d < -BANNED)]
     return a, b, torch.stack([*policy, ref_top, *(x.sum(-1) for x in terms)])
 
 
 def mean_difference(own: Tensor) -> Tensor:
     """The mean of d under the policy, over the part of the vocabulary that a state, (FIELDS, ...), covers."""
     s = State(*own)
-    return s.gap / s.mass
+    return s.sum_p_delta / s.mass
 
 
 def merge(parts: Tensor) -> Tensor:
     """Merge (FIELDS, parts, N) states of disjoint parts of the vocabulary into the (FIELDS, N) state of their union."""
-    top, mass, energy = parts[:POLICY_FIELDS]
+    top, mass, sum_p_logit = parts[:POLICY_FIELDS]
     drop = top - top.amax(0)
     weight = drop.exp()
-    policy = [top.amax(0), (weight * mass).sum(0), (weight * (energy + drop * mass)).sum(0)]
+    policy = [top.amax(0), (weight * mass).sum(0), (weight * (sum_p_logit + drop * mass)).sum(0)]
     if len(parts) == POLICY_FIELDS:
         return torch.stack(policy)
-    # Changing the two maxima by different amounts changes every d by the same amount. The excesses follow from
-    # φ(x - s) = e^s φ(x) + φ(-s) - x (e^s - 1), whose middle term `excesses` computes.
+    # Changing the two maxima by different amounts changes every d by the same amount. The Bregman terms follow from
+    # φ(x - s) = e^s φ(x) + φ(-s) - x (e^s - 1), whose middle term `bregman_terms` computes.
     s = State(*parts)
     ref_drop = s.ref_top - s.ref_top.amax(0)
     ref_weight = ref_drop.exp()
-    reverse, forward = excesses(drop, ref_drop)
-    lag, apart = weight - ref_weight, drop - ref_drop
+    reverse, forward = bregman_terms(drop, ref_drop)
+    lag, offset = weight - ref_weight, drop - ref_drop
     sums = [
         ref_weight * s.ref_mass,
-        weight * (s.gap + difference(drop, ref_drop) * s.mass),
-        ref_weight * (s.ref_gap - difference(drop, ref_drop) * s.ref_mass),
-        ref_weight * s.reverse + reverse * s.mass + lag * s.gap,
-        weight * s.forward + forward * s.ref_mass - lag * s.ref_gap,
-        weight * torch.where(apart > BANNED, s.mass, s.stray),
-        ref_weight * torch.where(apart < -BANNED, s.ref_mass, s.ref_stray),
+        weight * (s.sum_p_delta + difference(drop, ref_drop) * s.mass),
+        ref_weight * (s.ref_sum_p_delta - difference(drop, ref_drop) * s.ref_mass),
+        ref_weight * s.reverse + reverse * s.mass + lag * s.sum_p_delta,
+        weight * s.forward + forward * s.ref_mass - lag * s.ref_sum_p_delta,
+        weight * torch.where(offset > BANNED, s.mass, s.banned_mass),
+        ref_weight * torch.where(offset < -BANNED, s.ref_mass, s.ref_banned_mass),
     ]
     return torch.stack([*policy, s.ref_top.amax(0), *(x.sum(0) for x in sums)])
 
 
-def finish(state: Tensor) -> Finished:
+def finish(state: Tensor) -> Statistics:
     """Compute the results from the state of the whole vocabulary."""
-    top, mass, energy = state[:POLICY_FIELDS]
-    logsumexp, entropy = top + mass.log(), mass.log() - energy / mass
+    top, mass, sum_p_logit = state[:POLICY_FIELDS]
+    logsumexp, entropy = top + mass.log(), mass.log() - sum_p_logit / mass
     if len(state) == POLICY_FIELDS:
         none = torch.zeros_like(top)
-        return Finished(logsumexp, entropy, none, none, none)
+        return Statistics(logsumexp, entropy, none, none, none)
     s = State(*state)
-    beyond, reverse = _kl(s.reverse, s.gap, s.mass, s.ref_mass)
-    _, forward = _kl(s.forward, s.ref_gap, s.ref_mass, s.mass)
+    beyond, reverse = _kl(s.reverse, s.sum_p_delta, s.mass, s.ref_mass)
+    _, forward = _kl(s.forward, s.ref_sum_p_delta, s.ref_mass, s.mass)
     # A model that bans every entry has no distribution, so the KLs are undefined.
     undefined = (top <= LOWEST) | (s.ref_top <= LOWEST)
-    return Finished(
+    return Statistics(
         logsumexp,
         entropy,
-        shift=top - s.ref_top - torch.log1p(beyond),
-        reverse_kl=torch.where(undefined, torch.nan, torch.where(s.stray > 0, torch.inf, reverse)),
-        forward_kl=torch.where(undefined, torch.nan, torch.where(s.ref_stray > 0, torch.inf, forward)),
+        lse_difference=top - s.ref_top - torch.log1p(beyond),
+        reverse_kl=torch.where(undefined, torch.nan, torch.where(s.banned_mass > 0, torch.inf, reverse)),
+        forward_kl=torch.where(undefined, torch.nan, torch.where(s.ref_banned_mass > 0, torch.inf, forward)),
     )
 
 
@@ -151,12 +150,12 @@ def log_prob(logits: Tensor, logsumexp: Tensor) -> Tensor:
     return torch.where(logits <= LOWEST, -torch.inf, logits - logsumexp)
 
 
-def _kl(excess: Tensor, gap: Tensor, mass: Tensor, other_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The quotient of the masses minus 1, and the KL: from the excess near 0, else as E[d] + log quotient."""
+def _kl(bregman: Tensor, sum_p_delta: Tensor, mass: Tensor, other_mass: Tensor) -> tuple[Tensor, Tensor]:
+    """The quotient of the masses minus 1, and the KL: by Bregman terms near 0, else as E[d] + log quotient."""
     far = other_mass / mass - 1
     near = far.abs() < NEAR[far.dtype]
-    beyond = torch.where(near, (excess - gap) / mass, far)  # the excess is other_mass - mass + gap
-    return beyond, torch.where(near, excess / mass + _log1p_minus(beyond), gap / mass + torch.log1p(far))
+    beyond = torch.where(near, (bregman - sum_p_delta) / mass, far)  # bregman is other_mass - mass + sum_p_delta
+    return beyond, torch.where(near, bregman / mass + _log1p_minus(beyond), sum_p_delta / mass + torch.log1p(far))
 
 
 def _log1p_minus(x: Tensor) -> Tensor:
@@ -189,16 +188,16 @@ class Upstream(NamedTuple):
     entropy: Tensor
 
 
-def per_token(finished: Finished, upstream: Upstream, elsewhere: Tensor | None = None) -> Tensor:
-    """The (FIELDS, N) numbers: log-sum-exp, shift, α, w_r, -w_e, w_f, w_l.
+def gradient_numbers(statistics: Statistics, upstream: Upstream, elsewhere: Tensor | None = None) -> Tensor:
+    """The (FIELDS, N) numbers: log-sum-exp, lse_difference, α, w_r, -w_e, w_f, w_l.
 
     `elsewhere` is the (N,) sum of the weights on other entries' log-probs.
     """
     w = upstream
     total = w.logp if elsewhere is None else w.logp + elsewhere
-    alpha = w.forward_kl - total - _product(w.reverse_kl, finished.reverse_kl) - w.entropy * finished.entropy
+    alpha = w.forward_kl - total - _product(w.reverse_kl, statistics.reverse_kl) - w.entropy * statistics.entropy
     return torch.stack(
-        [finished.logsumexp, finished.shift, alpha, w.reverse_kl, -w.entropy, w.forward_kl, w.logp]
+        [statistics.logsumexp, statistics.lse_difference, alpha, w.reverse_kl, -w.entropy, w.forward_kl, w.logp]
     ).contiguous()
 
 
@@ -206,7 +205,7 @@ def _product(weight: Tensor, kl: Tensor) -> Tensor:
     return torch.where(weight == 0, 0.0, weight * kl)  # an infinite KL without a weight contributes nothing
 
 
-def at_logits(
+def logit_gradient(
     rows: Tensor, log_p: Tensor, pair: tuple[Tensor, Tensor] | None, hit: Tensor, extra: Tensor | None
 ) -> Tensor:
     """The formula above, for a (N, width) tile; `pair` is (Δ, log q), `hit` marks the sampled token."""

@@ -54,11 +54,11 @@ class Tile:
 LARGEST_KEPT = 60000.0
 """Kept values are clamped to this, so that float16 stays finite: such an entry has no probability."""
 MARKED = 128
-"""Entries of a slice, where kept logits have marks."""
+"""Entries of a slice, where kept logits have statistics of their own slices."""
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class CachedLogits:
     """The logits that are kept until the backward pass, in 16 bits for half-precision inputs.
 
     With a = z - max z and b = z_ref - max z_ref over a slice and d = a - b, an entry is kept as two numbers. Rounding
@@ -73,48 +73,49 @@ class Kept:
     The sign of the first number distinguishes the two cases: a <= 0, and -b > 0.
 
     Attributes:
-        larger: (N, columns) a or -b, from the larger one of a and b. The backward pass overwrites it with the gradient.
-        apart: (N, columns) d or d minus its mean; None without a reference, where `larger` is always a.
-        marks: (3, N, slices) max z, max z_ref and the mean of d over slices of `MARKED` entries; None if the slices are
-            those of the backend's states. A token's marks are side by side, because a program reads those of one token.
+        a_or_minus_b: (N, columns) a or -b, from the larger one of a and b. The backward pass overwrites it with the
+            gradient.
+        delta: (N, columns) d or d minus its mean; None without a reference, where `a_or_minus_b` is always a.
+        slice_stats: (3, N, slices) max z, max z_ref and the mean of d over slices of `MARKED` entries; None if the
+            slices are those of the backend's states. A token's are side by side: a program reads those of one.
     """
 
-    larger: Tensor
-    apart: Tensor | None
-    marks: Tensor | None = None
+    a_or_minus_b: Tensor
+    delta: Tensor | None
+    slice_stats: Tensor | None = None
 
     def store(self, a: Tensor, b: Tensor | None, mean: Tensor | None) -> None:
         """Round and store; `mean` is the (N, 1) mean of d over the slice."""
-        if self.apart is None or b is None or mean is None:
-            self.larger.copy_(a.clamp(min=-LARGEST_KEPT))
+        if self.delta is None or b is None or mean is None:
+            self.a_or_minus_b.copy_(a.clamp(min=-LARGEST_KEPT))
             return
         d = a - b
         own = d >= 0
-        self.larger.copy_(torch.where(own, a, (-b).clamp(min=self.tiny)).clamp(-LARGEST_KEPT, LARGEST_KEPT))
-        self.apart.copy_(torch.where(own, d - mean, d).clamp(-LARGEST_KEPT, LARGEST_KEPT))
+        self.a_or_minus_b.copy_(torch.where(own, a, (-b).clamp(min=self.tiny)).clamp(-LARGEST_KEPT, LARGEST_KEPT))
+        self.delta.copy_(torch.where(own, d - mean, d).clamp(-LARGEST_KEPT, LARGEST_KEPT))
 
     def load(self, dtype: torch.dtype, mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return a and d, in a wider dtype."""
-        larger = self.larger.to(dtype)
-        if self.apart is None or mean is None:
-            return larger, None
-        own = larger <= 0
-        d = self.apart.to(dtype) + torch.where(own, mean, 0.0)
-        return torch.where(own, larger, d - larger), d
+        a_or_minus_b = self.a_or_minus_b.to(dtype)
+        if self.delta is None or mean is None:
+            return a_or_minus_b, None
+        own = a_or_minus_b <= 0
+        d = self.delta.to(dtype) + torch.where(own, mean, 0.0)
+        return torch.where(own, a_or_minus_b, d - a_or_minus_b), d
 
     @property
     def tiny(self) -> float:
         """The smallest value of -b, so that rounding does not change its sign."""
-        return torch.finfo(self.larger.dtype).tiny
+        return torch.finfo(self.a_or_minus_b.dtype).tiny
 
-    def cut(self, rows: slice, columns: range) -> "Kept | None":
+    def cut(self, rows: slice, columns: range) -> "CachedLogits | None":
         """The part of a tile, or None if the tile is not kept."""
-        if columns.start >= self.larger.shape[1]:
+        if columns.start >= self.a_or_minus_b.shape[1]:
             return None
         part = (rows, slice(columns.start, columns.stop))
         slices = slice(columns.start // MARKED, -(-columns.stop // MARKED))
-        marks = None if self.marks is None else self.marks[:, rows, slices]
-        return Kept(self.larger[part], None if self.apart is None else self.apart[part], marks)
+        slice_stats = None if self.slice_stats is None else self.slice_stats[:, rows, slices]
+        return CachedLogits(self.a_or_minus_b[part], None if self.delta is None else self.delta[part], slice_stats)
 
 
 def kept_dtype(inputs: torch.dtype) -> torch.dtype:

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from . import state, tile as tiles
 from .head import Transform
-from .tile import Kept, Tile
+from .tile import CachedLogits, Tile
 
 
-def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kept | None) -> None:
+def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: CachedLogits | None) -> None:
     """Write the tile's state at `states[:, first]`, its targets' logits into `picked`, and its logits into `kept`."""
     z, z_ref = _logits(tile)
     local, here = tile.locate(tile.targets)
@@ -20,24 +20,24 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         kept.store(a, b, None if b is None else state.mean_difference(states[:, first])[:, None])
 
 
-def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | None, out: Tensor) -> None:
+def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedLogits | None, out: Tensor) -> None:
     """Write d loss / d raw logit of the tile into `out`, from its logits or from the kept ones."""
-    logsumexp, shift = rows[0, :, None], rows[1, :, None]
+    logsumexp, lse_difference = rows[0, :, None], rows[1, :, None]
     pair = None
     if kept is None:
         z, z_ref = _logits(tile)
         if z_ref is not None:
-            pair = z - z_ref - shift, z_ref - (logsumexp - shift)
+            pair = z - z_ref - lse_difference, z_ref - (logsumexp - lse_difference)
     else:
-        top, ref_top, mean = _marks(tile, states, first, kept)
+        top, ref_top, mean = _slice_stats(tile, states, first, kept)
         a, d = kept.load(rows.dtype, mean)
         z = a + top
         if d is not None:
-            delta = d + (top - ref_top) - shift
+            delta = d + (top - ref_top) - lse_difference
             pair = delta, z - logsumexp - delta
     columns = torch.arange(tile.start, tile.start + tile.width, device=z.device)
     hit = columns == tile.targets[:, None]
-    gradient = state.at_logits(rows, z - logsumexp, pair, hit, tile.extra)
+    gradient = state.logit_gradient(rows, z - logsumexp, pair, hit, tile.extra)
     gradient = (gradient * tile.transform.slope(z)).to(out.dtype)
     if tile.places is None:
         out.copy_(gradient)
@@ -45,13 +45,13 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         out.index_copy_(0, tile.places, gradient)
 
 
-def _marks(tile: Tile, states: Tensor, first: int, kept: Kept) -> tuple[Tensor, Tensor, Tensor | None]:
+def _slice_stats(tile: Tile, states: Tensor, first: int, kept: CachedLogits) -> tuple[Tensor, Tensor, Tensor | None]:
     """Both maxima and the mean of d that the kept logits of a tile are relative to; the last is None for one model."""
-    if kept.marks is not None:
-        top, ref_top, mean = kept.marks.repeat_interleave(tiles.MARKED, 2)[:, :, : tile.width]
+    if kept.slice_stats is not None:
+        top, ref_top, mean = kept.slice_stats.repeat_interleave(tiles.MARKED, 2)[:, :, : tile.width]
         return top, ref_top, mean
     own = states[:, first, :, None]
-    return own[0], own[-1] if kept.apart is None else own[3], None if kept.apart is None else state.mean_difference(own)
+    return own[0], own[-1] if kept.delta is None else own[3], None if kept.delta is None else state.mean_difference(own)
 
 
 def slices(width: int) -> int:
@@ -61,11 +61,11 @@ def slices(width: int) -> int:
 
 def _logits(tile: Tile) -> tuple[Tensor, Tensor | None]:
     assert tile.raw is not None  # only kept tiles have no logits, and these are read from `kept`
-    z = _finished(tile.raw, tile.bias, tile, tile.transform)
-    return z, None if tile.ref_raw is None else _finished(tile.ref_raw, tile.ref_bias, tile, tile.ref_transform)
+    z = _transformed(tile.raw, tile.bias, tile, tile.transform)
+    return z, None if tile.ref_raw is None else _transformed(tile.ref_raw, tile.ref_bias, tile, tile.ref_transform)
 
 
-def _finished(raw: Tensor, bias: Tensor | None, tile: Tile, transform: Transform) -> Tensor:
+def _transformed(raw: Tensor, bias: Tensor | None, tile: Tile, transform: Transform) -> Tensor:
     raw = raw if tile.places is None else raw.index_select(0, tile.places)
     raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
     raw = raw if bias is None else raw + bias[tile.start : tile.start + tile.width]

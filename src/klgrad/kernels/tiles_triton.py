@@ -1,6 +1,6 @@
 """Tiles in Triton: one program for each token and slice of the vocabulary, with all sums of a slice in registers.
 
-The formulas are those of `state.py` and `state.py`; tests compare the two.
+The formulas are those of `state.py`; tests compare the two.
 """
 
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .head import Transform
 from .state import BANNED, LOWEST, NEAR
-from .tile import LARGEST_KEPT, MARKED, Kept, Tile
+from .tile import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 # pyright: reportOperatorIssue=false
@@ -29,7 +29,7 @@ def slices(width: int) -> int:
     return triton.cdiv(width, SLICE)
 
 
-def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kept | None) -> None:
+def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: CachedLogits | None) -> None:
     """Write the tile's states from `states[:, first]` on, its targets' logits into `picked`, its logits into `kept`."""
     paired = tile.ref_raw is not None
     raw = _present(tile.raw, states)
@@ -45,9 +45,9 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
         _present(tile.places, tile.targets),
         states,
         picked,
-        states if kept is None else kept.larger,
-        states if kept is None or kept.apart is None else kept.apart,
-        *(raw.stride(0), ref_raw.stride(0), *states.stride()[:2], 0 if kept is None else kept.larger.stride(0)),
+        states if kept is None else kept.a_or_minus_b,
+        states if kept is None or kept.delta is None else kept.delta,
+        *(raw.stride(0), ref_raw.stride(0), *states.stride()[:2], 0 if kept is None else kept.a_or_minus_b.stride(0)),
         *(picked.stride(0), tile.start, tile.width, first),
         *_numbers(tile.transform),
         *_numbers(tile.ref_transform),
@@ -69,19 +69,19 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Kep
     )
 
 
-def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | None, out: Tensor) -> None:
-    """Write d loss / d raw logit of the tile into `out`; `out` may be the memory of `kept.larger`.
+def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedLogits | None, out: Tensor) -> None:
+    """Write d loss / d raw logit of the tile into `out`; `out` may be the memory of `kept.a_or_minus_b`.
 
-    If kept logits have marks, rows of them and of `out` must have room up to a multiple of 8 entries.
+    If kept logits have `slice_stats`, rows of them and of `out` must have room up to a multiple of 8 entries.
     """
-    paired = tile.ref_raw is not None if kept is None else kept.apart is not None
-    source = _present(tile.raw, rows) if kept is None else kept.larger
-    ref_source = _present(tile.ref_raw if kept is None else kept.apart, rows)
+    paired = tile.ref_raw is not None if kept is None else kept.delta is not None
+    source = _present(tile.raw, rows) if kept is None else kept.a_or_minus_b
+    ref_source = _present(tile.ref_raw if kept is None else kept.delta, rows)
     extra = _present(tile.extra, rows)
-    marks = None if kept is None else kept.marks
-    if marks is not None:
+    slice_stats = None if kept is None else kept.slice_stats
+    if slice_stats is not None:
         assert source.stride(0) % 8 == ref_source.stride(0) % 8 == out.stride(0) % 8 == 0
-        states, first = marks, 0
+        states, first = slice_stats, 0
     _launch(
         _gradient_kernel,
         tile,
@@ -106,7 +106,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: Kept | 
         REF_SOFTCAP=tile.ref_transform.softcap is not None,
         EXTRA=tile.extra is not None,
         KEPT=kept is not None,
-        MARKED=0 if marks is None else MARKED,
+        MARKED=0 if slice_stats is None else MARKED,
         PLACES=tile.places is not None,
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
@@ -193,8 +193,8 @@ def _statistics_kernel(
     places_ptr,
     states_ptr,
     picked_ptr,
-    larger_ptr,
-    apart_ptr,
+    a_or_minus_b_ptr,
+    delta_ptr,
     raw_stride,
     ref_raw_stride,
     field_stride,
@@ -275,48 +275,50 @@ def _statistics_kernel(
         d = a - b
         p = tl.exp(a)
         q = tl.exp(b)
-        apart = d
+        delta = d
         near = tl.abs(d) < NEAR
         if FINITE:
-            stray = 0.0
-            ref_stray = 0.0
+            banned_mass = 0.0
+            ref_banned_mass = 0.0
         else:
-            stray, ref_stray = tl.reduce((tl.where(d > BANNED, p, 0.0), tl.where(d < -BANNED, q, 0.0)), 0, _sum2)
+            banned_mass, ref_banned_mass = tl.reduce(
+                (tl.where(d > BANNED, p, 0.0), tl.where(d < -BANNED, q, 0.0)), 0, _sum2
+            )
             d = tl.where(tl.abs(d) > BANNED, 0.0, d)
         square = d * d
         even = square * (1 / 2 + square * (1 / 24 + square * (1 / 720)))
         odd = square * d * (1 / 6 + square * (1 / 120 + square * (1 / 5040)))
         reverse = tl.where(near, p * (even - odd), q - p + p * d)
         forward = tl.where(near, q * (even + odd), p - q - q * d)
-        mass, energy, ref_mass, gap, ref_gap, reverse, forward = tl.reduce(
+        mass, sum_p_logit, ref_mass, sum_p_delta, ref_sum_p_delta, reverse, forward = tl.reduce(
             (p, p * a, q, p * d, q * d, reverse, forward), 0, _sum7
         )
         tl.store(state + 3 * field_stride, ref_top)
         tl.store(state + 4 * field_stride, ref_mass)
-        tl.store(state + 5 * field_stride, gap)
-        tl.store(state + 6 * field_stride, -ref_gap)
+        tl.store(state + 5 * field_stride, sum_p_delta)
+        tl.store(state + 6 * field_stride, -ref_sum_p_delta)
         tl.store(state + 7 * field_stride, reverse)
         tl.store(state + 8 * field_stride, forward)
-        tl.store(state + 9 * field_stride, stray)
-        tl.store(state + 10 * field_stride, ref_stray)
-        if KEEP:  # the same as Kept.store
-            own = apart >= 0
-            larger = tl.where(own, a, tl.maximum(-b, TINY))
-            apart = tl.where(own, apart - gap / mass, apart)
-            apart = tl.minimum(tl.maximum(apart, -LIMIT), LIMIT)
-            tl.store(apart_ptr + row * kept_stride + columns, apart, mask=live)
+        tl.store(state + 9 * field_stride, banned_mass)
+        tl.store(state + 10 * field_stride, ref_banned_mass)
+        if KEEP:  # the same as CachedLogits.store
+            own = delta >= 0
+            a_or_minus_b = tl.where(own, a, tl.maximum(-b, TINY))
+            delta = tl.where(own, delta - sum_p_delta / mass, delta)
+            delta = tl.minimum(tl.maximum(delta, -LIMIT), LIMIT)
+            tl.store(delta_ptr + row * kept_stride + columns, delta, mask=live)
     else:
         top = tl.max(z, 0)
         a = z - top
         p = tl.exp(a)
-        mass, energy = tl.reduce((p, p * a), 0, _sum2)
-        larger = a
+        mass, sum_p_logit = tl.reduce((p, p * a), 0, _sum2)
+        a_or_minus_b = a
     tl.store(state, top)
     tl.store(state + field_stride, mass)
-    tl.store(state + 2 * field_stride, energy)
+    tl.store(state + 2 * field_stride, sum_p_logit)
     if KEEP:
-        larger = tl.minimum(tl.maximum(larger, -LIMIT), LIMIT)
-        tl.store(larger_ptr + row * kept_stride + columns, larger, mask=live)
+        a_or_minus_b = tl.minimum(tl.maximum(a_or_minus_b, -LIMIT), LIMIT)
+        tl.store(a_or_minus_b_ptr + row * kept_stride + columns, a_or_minus_b, mask=live)
 
 
 @triton.jit
@@ -363,7 +365,7 @@ def _gradient_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    if MARKED > 0:  # one row for each mark, so that a thread loads few of them
+    if MARKED > 0:  # one row for each slice, so that a thread loads few of them
         within = tl.arange(0, SLICE // MARKED)
         columns = part * SLICE + within[:, None] * MARKED + tl.arange(0, MARKED)[None, :]
         # Rows are multiples of 16 bytes, and what they have beyond the last entry may be overwritten. The compiler sees
@@ -378,7 +380,7 @@ def _gradient_kernel(
     numbers = rows_ptr + row
     place = tl.load(places_ptr + row) if PLACES else row
     logsumexp = tl.load(numbers)
-    shift = tl.load(numbers + rows_stride)
+    lse_difference = tl.load(numbers + rows_stride)
     alpha = tl.load(numbers + 2 * rows_stride)
     w_reverse = tl.load(numbers + 3 * rows_stride)
     minus_w_entropy = tl.load(numbers + 4 * rows_stride)
@@ -392,7 +394,9 @@ def _gradient_kernel(
         field_stride = tl.cast(field_stride, tl.int64)
         if MARKED > 0:
             mark = part * (SLICE // MARKED) + within
-            state = states_ptr + row * state_stride + mark  # a row of marks is a token, and a row of states a slice
+            state = (
+                states_ptr + row * state_stride + mark
+            )  # a row of slice_stats is a token, and a row of states a slice
             top = tl.load(state, mask=mark * MARKED < width, other=0.0)[:, None]
             ref_top = tl.load(state + field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
             mean = tl.load(state + 2 * field_stride, mask=mark * MARKED < width, other=0.0)[:, None]
@@ -403,7 +407,7 @@ def _gradient_kernel(
                 ref_top = tl.load(state + 3 * field_stride)
                 mean = tl.load(state + 5 * field_stride) / tl.load(state + field_stride)
         a = tl.load(source_ptr + row * source_stride + columns, mask=live, other=0.0).to(tl.float32)
-        if PAIRED:  # the same as Kept.load
+        if PAIRED:  # the same as CachedLogits.load
             own = a <= 0
             d = tl.load(ref_source_ptr + row * ref_source_stride + columns, mask=live, other=0.0).to(tl.float32)
             d = tl.where(own, d + mean, d)
@@ -423,7 +427,7 @@ def _gradient_kernel(
     gradient = tl.where(columns == target, w_logp, 0.0)
     if PAIRED:
         if KEPT:
-            delta = d + (top - ref_top - shift)
+            delta = d + (top - ref_top - lse_difference)
             log_q = log_p - delta
         else:
             z_ref = _logits(
@@ -433,8 +437,8 @@ def _gradient_kernel(
                 live,
                 *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE, LOWEST),
             )
-            delta = z - z_ref - shift
-            log_q = z_ref - (logsumexp - shift)
+            delta = z - z_ref - lse_difference
+            log_q = z_ref - (logsumexp - lse_difference)
         inner += w_reverse * delta
         gradient -= w_forward * tl.exp(log_q)
     gradient += p * inner

@@ -29,7 +29,7 @@ GRANULE = 1024
 
 
 @dataclass(frozen=True)
-class Plan:
+class TilePlan:
     """Sizes of the tiles, and of the memory that they need.
 
     Attributes:
@@ -82,7 +82,7 @@ def make_plan(
     mode: Mode = "lean",
     budget: int | None = None,
     hopper: bool = False,
-) -> Plan:
+) -> TilePlan:
     """Choose tiles that fit into the budget.
 
     The remaining budget is used to keep logits; the other logits are recomputed in the backward pass.
@@ -122,12 +122,12 @@ def make_plan(
         _check_room(columns, per_column, limit)
     per_kept = models * kept_dtype(dtype).itemsize * tokens
     kept = vocabulary
-    # A slice's marks are three float32 numbers of a token.
-    marks = 3 * torch.float32.itemsize * tokens * (GRANULE // MARKED) if hopper else 0
+    # The `slice_stats` of a slice are three float32 numbers of a token.
+    stats_bytes = 3 * torch.float32.itemsize * tokens * (GRANULE // MARKED) if hopper else 0
     if limit is not None:
-        kept = min(vocabulary, (limit - columns * per_column) // (GRANULE * per_kept + marks) * GRANULE)
-    kept_bytes = kept * per_kept + -(-kept // GRANULE) * marks
-    return Plan(rows, strip, columns, kept, columns * per_column, kept_bytes)
+        kept = min(vocabulary, (limit - columns * per_column) // (GRANULE * per_kept + stats_bytes) * GRANULE)
+    kept_bytes = kept * per_kept + -(-kept // GRANULE) * stats_bytes
+    return TilePlan(rows, strip, columns, kept, columns * per_column, kept_bytes)
 
 
 def _check_room(columns: int, per_column: int, limit: int) -> None:
@@ -188,7 +188,7 @@ HAS_OUT_DTYPE = all("dtype_out" in op.overloads() for op in (torch.ops.aten.mm, 
 """Whether torch has products of half-precision matrices without rounding to half precision (2.8 and newer)."""
 
 
-def project(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
+def matmul_t(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write hidden @ weight.T into `out`, whose dtype must not be narrower."""
     if hidden.dtype == out.dtype:
         torch.mm(hidden, weight.T, out=out)
@@ -198,7 +198,7 @@ def project(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
         torch.mm(hidden.to(out.dtype), weight.T.to(out.dtype), out=out)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def addmm(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a @ b to `total` in the dtype of `total`."""
     if a.dtype == total.dtype:
         torch.addmm(total, a, b, out=total)
@@ -208,7 +208,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)
 
 
-def product(a: Tensor, b: Tensor, out: Tensor) -> None:
+def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Write a @ b into `out`, rounded once to its dtype."""
     if a.is_cuda or a.dtype not in HALVES:
         torch.mm(a, b, out=out)
@@ -220,7 +220,7 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class PassConfig:
     """The inputs that are not differentiated: targets and settings.
 
     Attributes:
@@ -236,7 +236,7 @@ class Job:
 
     targets: Tensor
     others: Tensor
-    plan: Plan
+    plan: TilePlan
     transform: Transform
     ref_transform: Transform
     shard: Shard
@@ -245,8 +245,8 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
-    """Tensors of the policy, of the reference (or None), and the job."""
+class Operands:
+    """Tensors of the policy, of the reference (or None), and the settings."""
 
     hidden: Tensor
     weight: Tensor
@@ -254,7 +254,7 @@ class Inputs:
     ref_hidden: Tensor | None
     ref_weight: Tensor | None
     ref_bias: Tensor | None
-    job: Job
+    config: PassConfig
 
     @property
     def paired(self) -> bool:
@@ -269,12 +269,12 @@ class Inputs:
     @property
     def tiles(self) -> list[range]:
         """The tiles of the vocabulary."""
-        return self.job.plan.tiles(len(self.weight))
+        return self.config.plan.tiles(len(self.weight))
 
     @property
     def chunks(self) -> list[slice]:
         """The chunks of the tokens."""
-        return self.job.plan.chunks(len(self.hidden))
+        return self.config.plan.chunks(len(self.hidden))
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """An uninitialised tensor on the device of the hidden states."""
@@ -282,16 +282,16 @@ class Inputs:
 
     def buffers(self) -> list[Tensor]:
         """Buffers for the raw logits of one tile, one for each model."""
-        plan = self.job.plan
+        plan = self.config.plan
         return [self.new(min(plan.strip, len(self.hidden)), plan.columns) for _ in range(2 if self.paired else 1)]
 
     def projected(self, rows: slice, columns: range, buffers: list[Tensor]) -> Tile:
         """The tile, with raw logits computed into the buffers."""
         raw = [buffer[: rows.stop - rows.start, : len(columns)] for buffer in buffers]
         part = slice(columns.start, columns.stop)
-        project(self.hidden[rows], self.weight[part], raw[0])
+        matmul_t(self.hidden[rows], self.weight[part], raw[0])
         if self.ref_hidden is not None and self.ref_weight is not None:
-            project(self.ref_hidden[rows], self.ref_weight[part], raw[1])
+            matmul_t(self.ref_hidden[rows], self.ref_weight[part], raw[1])
         return self.tile(rows, columns, *raw)
 
     def tile(self, rows: slice, columns: range, raw: Tensor | None = None, ref_raw: Tensor | None = None) -> Tile:
@@ -299,11 +299,11 @@ class Inputs:
         return Tile(
             columns.start,
             len(columns),
-            self.job.targets[rows],
+            self.config.targets[rows],
             raw,
             ref_raw,
             self.bias,
             self.ref_bias,
-            self.job.transform,
-            self.job.ref_transform,
+            self.config.transform,
+            self.config.ref_transform,
         )

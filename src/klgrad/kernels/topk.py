@@ -11,8 +11,8 @@ from ..errors import KernelInputError
 from . import fused_statistics
 from .fused_statistics import all_rows, head_tensors, live_rows
 from .head import Head
-from .state import BANNED, LOWEST, excesses
-from .tiling import LEAN_BUDGET, project
+from .state import BANNED, LOWEST, bregman_terms
+from .tiling import LEAN_BUDGET, matmul_t
 
 # `top_entries`: the most likely vocabulary entries at each token, without storing all logits at once.
 
@@ -94,7 +94,7 @@ def top_entries(
     for start in range(0, len(x), step):
         part = slice(start, start + step)
         logits = x.new_empty(len(x[part]), head.vocabulary, dtype=dtype)
-        project(x[part], weight, logits)
+        matmul_t(x[part], weight, logits)
         logits = head.transform.apply(logits if bias is None else logits.add_(bias))
         total = logits.logsumexp(-1, keepdim=True)
         best = logits.topk(k)
@@ -143,7 +143,7 @@ def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: Divergence = "reverse"
         tensor(0.0401)
     """
     a, b = (_with_tail(x) for x in _checked(logp, ref_logp))
-    return _with_gradient(_excess(a, b, divergence).sum(-1), _surrogate(a, b, divergence).sum(-1))
+    return _with_gradient(_bregman_term(a, b, divergence).sum(-1), _surrogate(a, b, divergence).sum(-1))
 
 
 def sampled_tail_kl(
@@ -196,20 +196,20 @@ def sampled_tail_kl(
         tail, coefficient = k3.value(log_ratio), log_ratio
     else:  # k3's slope is 1 - q/p, and the tail's share of -Σ q ∇log p is -q/p
         tail, coefficient = forward_k3.value(log_ratio), k3.slope(log_ratio) - 1
-    value = _excess(logp, b, divergence).sum(-1) + weight * tail
+    value = _bregman_term(logp, b, divergence).sum(-1) + weight * tail
     return _with_gradient(value, _surrogate(logp, b, divergence).sum(-1) + weight * coefficient * token_logp)
 
 
-def _excess(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
+def _bregman_term(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
     """Compute q - p + p log(p/q) of each entry, or the same with p and q exchanged: never negative.
 
     The sum over the entries is the KL if p and q both sum to 1.
     """
-    reverse, forward = excesses(a.detach(), b)
-    apart = a.detach() - b
+    reverse, forward = bregman_terms(a.detach(), b)
+    difference = a.detach() - b
     if divergence == "reverse":
-        return torch.where(apart > BANNED, torch.inf, reverse)
-    return torch.where(apart < -BANNED, torch.inf, forward)
+        return torch.where(difference > BANNED, torch.inf, reverse)
+    return torch.where(difference < -BANNED, torch.inf, forward)
 
 
 def _surrogate(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from ..core.importance import token_ratio
 from ..core.rollout import Rollout
-from ..core.statistics import Kept, RatioSums
+from ..core.statistics import RatioSums, StreamSample
 from .columns import Chunk
 
 # The statistics from which the cause of a mismatch of trainer and sampler is found, summed over batches.
@@ -123,7 +123,7 @@ class Evidence:
     def __init__(self) -> None:
         self.lags, self.grouped = Lags(), False
         self._mass: RatioSums | None = None
-        self._sample, self._first = Kept(SAMPLE), Kept(FIRST_TOKENS)
+        self._sample, self._first = StreamSample(SAMPLE), StreamSample(FIRST_TOKENS)
 
     def add(self, seen: Rollout, group: Tensor | None) -> None:
         """Add a batch, with the trainer as π and the sampler as μ."""

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from .. import tile
 from ..head import Transform
-from ..tile import Kept
-from ..tiling import HALVES, Inputs
+from ..tile import CachedLogits
+from ..tiling import HALVES, Operands
 
 # What the kernels for Hopper read: some tokens and some entries of both models.
 
 
 @dataclass(frozen=True, eq=False)
-class Models:
+class HopperOperands:
     """Operands of the products.
 
     Attributes:
@@ -107,63 +107,63 @@ FIELDS = 9
 """Of a token's state of one tile, in float32: those of `state.State` without the last two, for banned entries."""
 
 
-def states_of(inputs: Inputs, picked: Tensor, kept: Kept | None) -> Tensor:
+def states_of(operands: Operands, picked: Tensor, kept: CachedLogits | None) -> Tensor:
     """Compute a few states of every token, (FIELDS, groups, N), over all entries.
 
     Args:
-        inputs: both models.
+        operands: both models.
         picked: (2, N); the logits of the targets that are among the entries are written.
         kept: where the logits are kept whose places it has, or None.
     """
     found = []
-    for block in _blocks(inputs, kept):
-        parts = [_block(inputs, rows, block, picked[:, rows], kept) for rows in inputs.chunks]
+    for block in _blocks(operands, kept):
+        parts = [_block(operands, rows, block, picked[:, rows], kept) for rows in operands.chunks]
         found.append(torch.cat(parts, 2))
     return torch.cat(found, 1)
 
 
-def _blocks(inputs: Inputs, kept: Kept | None) -> list[range]:
+def _blocks(operands: Operands, kept: CachedLogits | None) -> list[range]:
     """Entries of which all tokens of a chunk have states that fit into the memory of the tiles; all kept, or none."""
-    plan = inputs.job.plan
+    plan = operands.config.plan
     step = max(plan.tile_bytes // (FIELDS * torch.float32.itemsize * plan.rows), 1) * tile.MARKED
-    middle = 0 if kept is None else kept.larger.shape[1]
+    middle = 0 if kept is None else kept.a_or_minus_b.shape[1]
     cut = lambda start, stop: [range(i, min(i + step, stop)) for i in range(start, stop, step)]
-    return cut(0, middle) + cut(middle, len(inputs.weight))
+    return cut(0, middle) + cut(middle, len(operands.weight))
 
 
-def _block(inputs: Inputs, rows: slice, columns: range, picked: Tensor, kept: Kept | None) -> Tensor:
+def _block(operands: Operands, rows: slice, columns: range, picked: Tensor, kept: CachedLogits | None) -> Tensor:
     from . import gluon as launch
 
-    states = inputs.new(FIELDS, -(-len(columns) // tile.MARKED), rows.stop - rows.start)
+    states = operands.new(FIELDS, -(-len(columns) // tile.MARKED), rows.stop - rows.start)
     own = kept.cut(rows, columns) if kept else None
-    launch.sums(_models(inputs, rows, columns), states, picked, own)
-    return launch.merge(states, own.marks if own else None)
+    launch.sums(_models(operands, rows, columns), states, picked, own)
+    return launch.merge(states, own.slice_stats if own else None)
 
 
-def gradient(inputs: Inputs, rows: slice, columns: range, numbers: Tensor, out: Tensor) -> None:
+def gradient(operands: Operands, rows: slice, columns: range, numbers: Tensor, out: Tensor) -> None:
     """Write the gradient of the raw logits of some tokens and entries into `out`; `numbers` as `scaled` has them."""
     from . import gluon as launch
 
-    launch.gradient(_models(inputs, rows, columns), numbers[:, rows], out)
+    launch.gradient(_models(operands, rows, columns), numbers[:, rows], out)
 
 
-def scaled(inputs: Inputs, numbers: Tensor) -> Tensor:
-    """The numbers of `weights.per_token` for raw logits: all weights times the slope of the policy's transform."""
-    slope = inputs.job.transform.slope(numbers)
+def scaled(operands: Operands, numbers: Tensor) -> Tensor:
+    """The numbers of `state.gradient_numbers` for raw logits: all weights times the slope of the policy's transform."""
+    slope = operands.config.transform.slope(numbers)
     return numbers if slope == 1 else torch.cat([numbers[:2], numbers[2:] * slope])
 
 
-def _models(inputs: Inputs, rows: slice, columns: range) -> Models:
-    assert inputs.ref_hidden is not None  # `used_for` requires a reference
-    assert inputs.ref_weight is not None
+def _models(operands: Operands, rows: slice, columns: range) -> HopperOperands:
+    assert operands.ref_hidden is not None  # `used_for` requires a reference
+    assert operands.ref_weight is not None
     part = slice(columns.start, columns.stop)
-    transforms = (inputs.job.transform, inputs.job.ref_transform)
-    return Models(
-        inputs.hidden[rows],
-        inputs.weight[part],
-        inputs.ref_hidden[rows],
-        inputs.ref_weight[part],
+    transforms = (operands.config.transform, operands.config.ref_transform)
+    return HopperOperands(
+        operands.hidden[rows],
+        operands.weight[part],
+        operands.ref_hidden[rows],
+        operands.ref_weight[part],
         (transforms[0].scale / transforms[0].temperature, transforms[1].scale / transforms[1].temperature),
-        inputs.job.targets[rows],
+        operands.config.targets[rows],
         columns.start,
     )

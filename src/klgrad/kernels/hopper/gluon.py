@@ -19,8 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..state import FIELDS, LOWEST, NEAR
-from ..tile import LARGEST_KEPT, Kept
-from . import Models
+from ..tile import LARGEST_KEPT, CachedLogits
+from . import HopperOperands
 
 # The products of both models' tiles, with the logits left in registers. In Gluon, for Hopper.
 #
@@ -162,12 +162,13 @@ def put(x, room, target, row, column, PENDING: gl.constexpr):
     store(target, [row, column], room)
 
 
-# The formulas of `state.py`, `Kept` and `weights.py` at each entry, for kernels in Gluon.
+# The formulas of `state.py` and `CachedLogits` at each entry, for kernels in Gluon.
 #
 # They have no layout and no memory, so that tests run them on a CPU with torch in place of `gl`, and compare the two.
 #
-# For |d| < 1/2 the excess of the reverse KL is p d² S(d) with S(d) = (e^-d - 1 + d) / d², here by a polynomial that is
-# within 1.1e-7 of it, relatively; that of the forward KL is p d² (1 - (1 + d) S(d)), which needs no second polynomial.
+# For |d| < 1/2 the Bregman term of the reverse KL is p d² S(d) with S(d) = (e^-d - 1 + d) / d², here by a polynomial
+# that is within 1.1e-7 of it, relatively; that of the forward KL is p d² (1 - (1 + d) S(d)), which needs no second
+# polynomial.
 
 # Triton compiles these functions; they are not run as Python.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
@@ -200,29 +201,29 @@ def terms(a, b):
 
 @gluon.jit
 def kept_pair(a, b, mean, tiny, limit):
-    """The two numbers of `Kept.store`. With a factor of the logits, a can be above 0 by rounding."""
+    """The two numbers of `CachedLogits.store`. With a factor of the logits, a can be above 0 by rounding."""
     a = gl.minimum(a, 0.0)
     d = a - b
     own = d >= 0
-    larger = gl.where(own, a, gl.maximum(0.0 - b, tiny))
-    apart = gl.where(own, d - mean, d)
-    return gl.minimum(gl.maximum(larger, 0.0 - limit), limit), gl.minimum(gl.maximum(apart, 0.0 - limit), limit)
+    a_or_minus_b = gl.where(own, a, gl.maximum(0.0 - b, tiny))
+    delta = gl.where(own, d - mean, d)
+    return gl.minimum(gl.maximum(a_or_minus_b, 0.0 - limit), limit), gl.minimum(gl.maximum(delta, 0.0 - limit), limit)
 
 
 @gluon.jit
 def logit_gradient(z, z_ref, hit, numbers):
-    """The gradient of `weights.at_logits`, from the numbers of `weights.per_token`; `hit` marks the sampled token."""
-    logsumexp, shift, alpha, w_reverse, minus_w_entropy, w_forward, w_logp = numbers
+    """The same as `state.logit_gradient`, from its numbers; `hit` marks the sampled token."""
+    logsumexp, lse_difference, alpha, w_reverse, minus_w_entropy, w_forward, w_logp = numbers
     log_p = z - logsumexp
-    log_q = z_ref - (logsumexp - shift)
-    delta = (z - z_ref) - shift
+    log_q = z_ref - (logsumexp - lse_difference)
+    delta = (z - z_ref) - lse_difference
     inner = (alpha + minus_w_entropy * log_p) + w_reverse * delta
     return (gl.where(hit, w_logp, 0.0) - w_forward * exp(log_q)) + exp(log_p) * inner
 
 
 # The forward pass over two heads: the state of every token and tile of 128 entries, and the targets' logits.
 #
-# No logit is stored unless it is kept for the backward pass; then the two 16-bit numbers of `Kept` are.
+# No logit is stored unless it is kept for the backward pass; then the two 16-bit numbers of `CachedLogits` are.
 
 # Triton compiles these functions; they are not run as Python.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportAssignmentType=false
@@ -276,17 +277,17 @@ def _kept(x, y, tops, mean, factors, tiny, limit, WIDTH: gl.constexpr):
     if x.shape[1] == WIDTH:
         a = x * factors[0] - by_row(tops[0], x)
         b = y * factors[1] - by_row(tops[1], y)
-        larger, apart = kept_pair(a, b, by_row(mean, x), tiny, limit)
-        larger = larger.to(gl.float16)
-        apart = apart.to(gl.float16)
+        a_or_minus_b, delta = kept_pair(a, b, by_row(mean, x), tiny, limit)
+        a_or_minus_b = a_or_minus_b.to(gl.float16)
+        delta = delta.to(gl.float16)
     else:
         x0, x1 = halves(x)
         y0, y1 = halves(y)
-        larger0, apart0 = _kept(x0, y0, tops, mean, factors, tiny, limit, WIDTH)
-        larger1, apart1 = _kept(x1, y1, tops, mean, factors, tiny, limit, WIDTH)
-        larger = side_by_side(larger0, larger1)
-        apart = side_by_side(apart0, apart1)
-    return larger, apart
+        a_or_minus_b0, delta0 = _kept(x0, y0, tops, mean, factors, tiny, limit, WIDTH)
+        a_or_minus_b1, delta1 = _kept(x1, y1, tops, mean, factors, tiny, limit, WIDTH)
+        a_or_minus_b = side_by_side(a_or_minus_b0, a_or_minus_b1)
+        delta = side_by_side(delta0, delta1)
+    return a_or_minus_b, delta
 
 
 @gluon.jit
@@ -300,7 +301,7 @@ def _pick(x, target, hit, factor, out):
 def _consume_sums(
     ring, room, outputs, sizes, limits, factors, WHO: gl.constexpr, WIDTH: gl.constexpr, KEEP: gl.constexpr
 ):
-    targets, states, picked, picked_stride, larger, apart = outputs
+    targets, states, picked, picked_stride, a_or_minus_b, delta = outputs
     row_tiles, column_tiles, steps, ref_steps, GROUP = sizes
     tokens, vocabulary, first, tiny, limit = limits
     M: gl.constexpr = ring[0].type.shape[1] // 2
@@ -326,21 +327,21 @@ def _consume_sums(
         tops = gl.max(x, 1) * factors[0], gl.max(y, 1) * factors[1]
         s = _sums(x, y, tops, factors, WIDTH)
         mass = _total(s[0], R)
-        gap = _total(s[3], R)
+        sum_p_delta = _total(s[3], R)
         out = states + column.to(gl.int64) * tokens + r
         gl.store(out, tops[0], mask=inside)
         gl.store(out + field, mass, mask=inside)
         gl.store(out + 2 * field, _total(s[1], R), mask=inside)
         gl.store(out + 3 * field, tops[1], mask=inside)
         gl.store(out + 4 * field, _total(s[2], R), mask=inside)
-        gl.store(out + 5 * field, gap, mask=inside)
+        gl.store(out + 5 * field, sum_p_delta, mask=inside)
         gl.store(out + 6 * field, 0.0 - _total(s[4], R), mask=inside)
         gl.store(out + 7 * field, _total(s[5], R), mask=inside)
         gl.store(out + 8 * field, _total(s[6], R), mask=inside)
         if KEEP:
-            u, v = _kept(x, y, tops, gap / mass, factors, tiny, limit, WIDTH)
-            put(u, room.index(2 * WHO), larger, (row * 2 + WHO) * M, column * N, 1)
-            put(v, room.index(2 * WHO + 1), apart, (row * 2 + WHO) * M, column * N, 1)
+            u, v = _kept(x, y, tops, sum_p_delta / mass, factors, tiny, limit, WIDTH)
+            put(u, room.index(2 * WHO), a_or_minus_b, (row * 2 + WHO) * M, column * N, 1)
+            put(v, room.index(2 * WHO + 1), delta, (row * 2 + WHO) * M, column * N, 1)
     if KEEP:
         tma.store_wait(0)
 
@@ -351,8 +352,8 @@ def sums_kernel(
     w,
     h_ref,
     w_ref,
-    larger,
-    apart,
+    a_or_minus_b,
+    delta,
     targets,
     states,
     picked,
@@ -378,14 +379,16 @@ def sums_kernel(
     room = ring[0]
     if KEEP:
         room = gl.allocate_shared_memory(
-            larger.dtype, [4, larger.block_type.shape[0], larger.block_type.shape[1]], larger.layout
+            a_or_minus_b.dtype,
+            [4, a_or_minus_b.block_type.shape[0], a_or_minus_b.block_type.shape[1]],
+            a_or_minus_b.layout,
         )
     M: gl.constexpr = h.block_type.shape[0]
     N: gl.constexpr = w.block_type.shape[0]
     K: gl.constexpr = h.block_type.shape[1]
     sizes = (gl.cdiv(tokens, M), gl.cdiv(vocabulary, N), gl.cdiv(hidden, K), gl.cdiv(ref_hidden, K), GROUP)
     limits = (tokens, vocabulary, first, tiny, limit)
-    outputs = (targets, states, picked, picked_stride, larger, apart)
+    outputs = (targets, states, picked, picked_stride, a_or_minus_b, delta)
     factors = (factor, ref_factor)
     gl.warp_specialize(
         [
@@ -517,7 +520,7 @@ def gradient_kernel(
     )
 
 
-# Merge the states of a token's many tiles of 128 entries into a few, and write their marks, in Triton.
+# Merge the states of a token's many tiles of 128 entries into a few, and write their `slice_stats`, in Triton.
 
 # Triton compiles the kernel; it is not run as Python.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -532,7 +535,7 @@ GROUPS, TOKENS, PARTS = 8, 32, 16
 def _merge_kernel(
     states,
     out,
-    marks,
+    slice_stats,
     parts,
     per_program,
     tokens,
@@ -558,10 +561,10 @@ def _merge_kernel(
         high = tl.maximum(high, tl.max(tl.load(at, mask=live, other=LOWEST), 0))
         ref_high = tl.maximum(ref_high, tl.max(tl.load(at + 3 * field, mask=live, other=LOWEST), 0))
     mass_sum = tl.zeros((R,), tl.float32)
-    energy_sum = tl.zeros((R,), tl.float32)
+    p_logit_total = tl.zeros((R,), tl.float32)
     ref_mass_sum = tl.zeros((R,), tl.float32)
-    gap_sum = tl.zeros((R,), tl.float32)
-    ref_gap_sum = tl.zeros((R,), tl.float32)
+    p_delta_total = tl.zeros((R,), tl.float32)
+    ref_p_delta_total = tl.zeros((R,), tl.float32)
     reverse_sum = tl.zeros((R,), tl.float32)
     forward_sum = tl.zeros((R,), tl.float32)
     for i in range(first, last, P):
@@ -571,15 +574,15 @@ def _merge_kernel(
         top = tl.load(at, mask=live, other=LOWEST)
         ref_top = tl.load(at + 3 * field, mask=live, other=LOWEST)
         mass = tl.load(at + field, mask=live, other=0.0)
-        energy = tl.load(at + 2 * field, mask=live, other=0.0)
+        sum_p_logit = tl.load(at + 2 * field, mask=live, other=0.0)
         ref_mass = tl.load(at + 4 * field, mask=live, other=0.0)
-        gap = tl.load(at + 5 * field, mask=live, other=0.0)
-        ref_gap = tl.load(at + 6 * field, mask=live, other=0.0)
+        sum_p_delta = tl.load(at + 5 * field, mask=live, other=0.0)
+        ref_sum_p_delta = tl.load(at + 6 * field, mask=live, other=0.0)
         if MARKS:
-            mark = marks + rows.to(tl.int64)[None, :] * mark_stride + part[:, None]
+            mark = slice_stats + rows.to(tl.int64)[None, :] * mark_stride + part[:, None]
             tl.store(mark, top, mask=live)
             tl.store(mark + mark_field, ref_top, mask=live)
-            tl.store(mark + 2 * mark_field, gap / mass, mask=live)
+            tl.store(mark + 2 * mark_field, sum_p_delta / mass, mask=live)
         drop = top - high[None, :]
         ref_drop = ref_top - ref_high[None, :]
         p = tl.exp(drop)
@@ -592,40 +595,40 @@ def _merge_kernel(
         reverse = tl.where(near, p * (even - odd), q - p + p * d)
         forward = tl.where(near, q * (even + odd), p - q - q * d)
         mass_sum += tl.sum(p * mass, 0)
-        energy_sum += tl.sum(tl.where(live, p * (energy + drop * mass), 0.0), 0)
+        p_logit_total += tl.sum(tl.where(live, p * (sum_p_logit + drop * mass), 0.0), 0)
         ref_mass_sum += tl.sum(q * ref_mass, 0)
-        gap_sum += tl.sum(p * (gap + d * mass), 0)
-        ref_gap_sum += tl.sum(q * (ref_gap - d * ref_mass), 0)
+        p_delta_total += tl.sum(p * (sum_p_delta + d * mass), 0)
+        ref_p_delta_total += tl.sum(q * (ref_sum_p_delta - d * ref_mass), 0)
         own_reverse = tl.load(at + 7 * field, mask=live, other=0.0)
         own_forward = tl.load(at + 8 * field, mask=live, other=0.0)
-        reverse_sum += tl.sum(q * own_reverse + reverse * mass + (p - q) * gap, 0)
-        forward_sum += tl.sum(p * own_forward + forward * ref_mass - (p - q) * ref_gap, 0)
+        reverse_sum += tl.sum(q * own_reverse + reverse * mass + (p - q) * sum_p_delta, 0)
+        forward_sum += tl.sum(p * own_forward + forward * ref_mass - (p - q) * ref_sum_p_delta, 0)
     to = out + tl.program_id(1).to(tl.int64) * tokens + rows
     step = tl.num_programs(1).to(tl.int64) * tokens
     tl.store(to, high, mask=inside)
     tl.store(to + step, mass_sum, mask=inside)
-    tl.store(to + 2 * step, energy_sum, mask=inside)
+    tl.store(to + 2 * step, p_logit_total, mask=inside)
     tl.store(to + 3 * step, ref_high, mask=inside)
     tl.store(to + 4 * step, ref_mass_sum, mask=inside)
-    tl.store(to + 5 * step, gap_sum, mask=inside)
-    tl.store(to + 6 * step, ref_gap_sum, mask=inside)
+    tl.store(to + 5 * step, p_delta_total, mask=inside)
+    tl.store(to + 6 * step, ref_p_delta_total, mask=inside)
     tl.store(to + 7 * step, reverse_sum, mask=inside)
     tl.store(to + 8 * step, forward_sum, mask=inside)
 
 
-def merge_states(states: Tensor, marks: Tensor | None) -> Tensor:
+def merge_states(states: Tensor, slice_stats: Tensor | None) -> Tensor:
     """Merge (9, parts, N) states, in which no entry is banned, into at most GROUPS, (FIELDS, groups, N).
 
-    The states' maxima and means of d are written into `marks`, (3, N, parts), unless it is None.
+    The states' maxima and means of d are written into `slice_stats`, (3, N, parts), unless it is None.
     """
     _, parts, tokens = states.shape
     per_group = triton.cdiv(parts, GROUPS)
     groups = triton.cdiv(parts, per_group)  # no group is empty
     out = states.new_zeros(FIELDS, groups, tokens)
     grid = (triton.cdiv(tokens, TOKENS), groups)
-    to = states if marks is None else marks  # a kernel needs a valid pointer even if it writes nothing
+    to = states if slice_stats is None else slice_stats  # a kernel needs a valid pointer even if it writes nothing
     sizes = (parts, per_group, tokens, *to.stride()[:2])
-    _merge_kernel[grid](states, out, to, *sizes, marks is not None, PARTS, TOKENS, LOWEST, NEAR[torch.float32])
+    _merge_kernel[grid](states, out, to, *sizes, slice_stats is not None, PARTS, TOKENS, LOWEST, NEAR[torch.float32])
     return out
 
 
@@ -636,7 +639,7 @@ GROUP = 16
 """Rows of tiles that are computed together."""
 
 
-def sums(models: Models, states: Tensor, picked: Tensor, kept: Kept | None) -> None:
+def sums(models: HopperOperands, states: Tensor, picked: Tensor, kept: CachedLogits | None) -> None:
     """Compute the states of tiles of 128 entries, and the targets' logits, of all tokens of two models.
 
     Args:
@@ -645,7 +648,7 @@ def sums(models: Models, states: Tensor, picked: Tensor, kept: Kept | None) -> N
         picked: (2, N) float32; the logits of the targets that are among the entries are written.
         kept: (N, entries) where the logits are kept, or None.
     """
-    given = (*_operands(models), *((_out(kept.larger), _out(kept.apart)) if kept else (None, None)))
+    given = (*_operands(models), *((_out(kept.a_or_minus_b), _out(kept.delta)) if kept else (None, None)))
     numbers = (*_sizes(models), *models.factors, kept.tiny if kept else 0.0, LARGEST_KEPT)
     stages = KEEPING_STAGES if kept else STAGES
     _start(
@@ -656,12 +659,12 @@ def sums(models: Models, states: Tensor, picked: Tensor, kept: Kept | None) -> N
     )
 
 
-def gradient(models: Models, numbers: Tensor, out: Tensor) -> None:
+def gradient(models: HopperOperands, numbers: Tensor, out: Tensor) -> None:
     """Compute the logits again, and write the gradient of the policy's raw logits.
 
     Args:
         models: both models' operands.
-        numbers: (7, N) of `weights.per_token`, float32, times the slope of the policy's transform from the third on.
+        numbers: (7, N) of `state.gradient_numbers`, float32, from the third on times the slope of the transform.
         out: (N, entries), which is written.
     """
     _start(
@@ -673,13 +676,13 @@ def gradient(models: Models, numbers: Tensor, out: Tensor) -> None:
     )
 
 
-def merge(states: Tensor, marks: Tensor | None) -> Tensor:
-    """Merge (9, tiles, N) states into a few, (FIELDS, groups, N), and write their marks, (3, N, tiles)."""
+def merge(states: Tensor, slice_stats: Tensor | None) -> Tensor:
+    """Merge (9, tiles, N) states into a few, (FIELDS, groups, N), and write `slice_stats`, (3, N, tiles)."""
     with torch.cuda.device(states.device):
-        return merge_states(states, marks)
+        return merge_states(states, slice_stats)
 
 
-def _start(kernel: Any, models: Models, *given: Any) -> None:
+def _start(kernel: Any, models: HopperOperands, *given: Any) -> None:
     """One program for each multiprocessor, on the device of the tensors: Triton starts kernels on the current one."""
     device = models.hidden.device
     with torch.cuda.device(device):
@@ -691,7 +694,7 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _operands(models: Models) -> list[Any]:
+def _operands(models: HopperOperands) -> list[Any]:
     pairs = ((models.hidden, ROWS), (models.weight, COLUMNS), (models.ref_hidden, ROWS), (models.ref_weight, COLUMNS))
     return [TensorDescriptor.from_tensor(x, [rows, DEPTH], SHARED) for x, rows in pairs]
 
@@ -702,6 +705,6 @@ def _out(x: Tensor | None) -> Any:
     return TensorDescriptor.from_tensor(x, [ROWS // 2, COLUMNS], SHARED)
 
 
-def _sizes(models: Models) -> tuple[int, ...]:
+def _sizes(models: HopperOperands) -> tuple[int, ...]:
     widths = (models.hidden.shape[1], models.ref_hidden.shape[1])
     return (len(models.hidden), len(models.weight), models.start, *widths, GROUP)
