@@ -337,6 +337,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "papers.md": {"verdict counts": results.counts_by_paper},
     EXPERIMENTS / "distillation-far.md": {
         "fig8": experiments.fig8,
+        "fig8 runs": experiments.fig8_runs,
         "fig8 claims": lambda: experiments.checks_of("tang-munos/fig8"),
     },
     EXPERIMENTS / "division.md": {
@@ -356,7 +357,6 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     EXPERIMENTS / "stale-distillation.md": {
         "stale distillation": experiments.stale_distillation,
         "stale costs": experiments.stale_costs,
-        "stale batches": experiments.stale_batches,
         "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
     },
     EXPERIMENTS / "discount.md": {
@@ -369,6 +369,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     EXPERIMENTS / "stale-completions.md": {
         "asynchronous": experiments.asynchronous,
+        "k1 as a loss": experiments.k1_loss,
         "asynchronous claims": lambda: experiments.checks_of("comedy/asynchronous"),
         "weighted": experiments.weighted,
     },
