@@ -184,15 +184,14 @@ def kernels() -> str:
 
 def _timings(name: str, title: str) -> str:
     rows = _rows(f"kernels_{name}")
-    lines = []
+    one, lines = rows[0], []
     for hidden, size in dict.fromkeys((row["hidden"], row["vocabulary"]) for row in rows):
         lines += [
             f"| {title}: hidden {hidden}, vocabulary {size} | time | times the floor | memory |",
             "|---|---|---|---|",
         ]
-        lines += [_line(row) for row in rows if (row["hidden"], row["vocabulary"]) == (hidden, size)]
+        lines += [_line(row, one) for row in rows if (row["hidden"], row["vocabulary"]) == (hidden, size)]
         lines.append("")
-    one = rows[0]
     rounds = f"{one['rounds']} rounds, " if one.get("rounds") else ""
     made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, {rounds}commit {one['commit']}, {one['date']}"
     libraries = [
@@ -201,8 +200,11 @@ def _timings(name: str, title: str) -> str:
     return "\n".join([*lines, f"*{'; '.join([made, *libraries])}*", ""])
 
 
-def _line(row: dict[str, str]) -> str:
-    """One candidate: its numbers, or why it did not run."""
+def _line(row: dict[str, str], first: dict[str, str]) -> str:
+    """One candidate: its numbers, or why it did not run; a row of another run than the first says of which."""
+    if row["commit"] != first["commit"]:
+        made = f"{row['library']}, {row['rounds']} rounds, commit {row['commit']}, {row['date']}"
+        row = {**row, "candidate": f"{row['candidate']}: {made}"}
     if row.get("failure"):
         why = re.sub(r"[|`]", " ", row["failure"])
         # As code, because a name in angle brackets would be a tag of the page.
