@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from klgrad.papers import Settings
-from klgrad.papers.asyncopd.stale_distillation import LAGS, batches_of
+from klgrad.papers.asyncopd.stale_distillation import COMPARED
 from klgrad.papers.comedy.asynchronous import ARMS
 from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.own.discount import BATCH, BIAS, COSINE, ONE_RATE, STUDENTS, VARIANCE, squared_error
@@ -14,7 +14,7 @@ from klgrad.papers.study import Check, Numbers, studies
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
 from klgrad.papers.tang_munos.long_runs import LAST as LONG_LAST, WORDS as LONG_ARMS
 
-AGES = ("lag-4", "lag-16", "reuse-4", "reuse-16")
+AGES = ("fresh", "fresh-24", "lag-4", "lag-16", "filled-16", "reuse-4", "reuse-16")
 """Completions that are that many updates old, or that are used for so many updates."""
 REUSED = "trainer | uses | completions of a batch"
 """The columns that an arm of the experiment on reused completions has in its name."""
@@ -28,16 +28,28 @@ def _numbers(name: str) -> Numbers:
 def fig8() -> str:
     """Every arm of the distillation experiment after its last update, with means over seeds."""
     lines = [
-        "| completions | arm | rate | KL(student‖teacher) per completion | per token | tokens | "
+        "| completions | arm | rate | seeds | KL(student‖teacher) per completion | per token | tokens | "
         "KL(teacher‖student) per token | entropy per token | right answers |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     numbers = _numbers("tang-munos/fig8")
     last = numbers["updates"].index(FIG8_LAST)
     for name in sorted(numbers["arms"], key=lambda name: (not name.startswith("may-end"), name)):
         lengths, arm = name.split()
         cells = [_with_error(numbers["arms"][name][column][last]) for column in FIG8_COLUMNS]
-        lines.append(f"| {lengths} | `{arm}` | {numbers['rates'][name]} | {' | '.join(cells)} |")
+        seeds = len(numbers["runs"][name])
+        lines.append(f"| {lengths} | `{arm}` | {numbers['rates'][name]} | {seeds} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def fig8_runs() -> str:
+    """The end of every run of the distillation experiment that is judged: KL per completion, with its tokens."""
+    lines = ["| completions | arm | KL(student‖teacher) per completion of each run (tokens) |", "|---|---|---|"]
+    runs = _numbers("tang-munos/fig8")["runs"]
+    for name in sorted(runs, key=lambda name: (not name.startswith("may-end"), name)):
+        lengths, arm = name.split()
+        ends = ", ".join(f"{run['kl_per_sequence'][-1]:.1f} ({run['length'][-1]:.0f})" for run in runs[name])
+        lines.append(f"| {lengths} | `{arm}` | {ends} |")
     return "\n".join([*lines, ""])
 
 
@@ -48,32 +60,20 @@ def stale_distillation() -> str:
         "entropy per token | tokens |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    end, ages = _numbers("asyncopd/stale-distillation")["end"], ("fresh", *AGES)
-    for name in sorted(end, key=lambda name: (name.split()[0], ages.index(name.split()[1]))):
+    end = _numbers("asyncopd/stale-distillation")["end"]
+    for name in sorted(end, key=lambda name: (name.split()[0], AGES.index(name.split()[1]))):
         arm, stale = name.split()
         lines.append(f"| `{arm}` | {stale} | {_distilled(end[name])} |")
     return "\n".join([*lines, ""])
 
 
 def stale_costs() -> str:
-    """What stale completions cost each arm of that experiment; bold if it counts by the rule of the experiments."""
-    lines = [f"| measure | arm | {' | '.join(AGES)} |", "|---|---|" + "---|" * len(AGES)]
+    """What each comparison costs each arm of that experiment, seed by seed; bold if it counts."""
+    lines = [f"| measure | arm | {' | '.join(COMPARED)} |", "|---|---|" + "---|" * len(COMPARED)]
     measures = {OWN: "KL(student‖teacher)", TEACHERS: "KL(teacher‖student)", RIGHT: "right answers"}
     for column, found in _numbers("asyncopd/stale-distillation")["costs"].items():
-        for arm in sorted({setting.split()[0] for setting in found}):
-            cells = [_difference(found[f"{arm} {age}"]) if f"{arm} {age}" in found else "" for age in AGES]
-            lines.append(f"| {measures[column]} | `{arm}` | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
-
-
-def stale_batches() -> str:
-    """What a lag costs each arm against its fresh run after as many different batches; bold if it counts."""
-    heads = " | ".join(f"{stale}, {batches_of(stale)} batches" for stale in LAGS)
-    lines = [f"| measure | arm | {heads} |", "|---|---|" + "---|" * len(LAGS)]
-    measures = {OWN: "KL(student‖teacher)", TEACHERS: "KL(teacher‖student)"}
-    for column, found in _numbers("asyncopd/stale-distillation")["by batches"].items():
-        for arm in sorted({setting.split()[0] for setting in found}):
-            cells = [_signed(found.get(f"{arm} {stale}")) for stale in LAGS]
+        for arm in dict.fromkeys(setting.split()[0] for setting in found):
+            cells = [_signed(found[f"{arm} {name}"]) for name in COMPARED]
             lines.append(f"| {measures[column]} | `{arm}` | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
@@ -271,6 +271,20 @@ def asynchronous() -> str:
     return "\n".join([*lines, ""])
 
 
+def k1_loss() -> str:
+    """Every run of k1 as a loss on old completions: right answers after each 20 updates, and the last KL."""
+    lines = [
+        "| β | lag | lag x β | seed | right answers at 0, 20, 40 and 60 updates | last KL(π‖ref) per completion |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in _numbers("comedy/asynchronous")["k1-loss"]:
+        right = ", ".join(f"{x:.3f}" for x in run["correct_in"])
+        product = f"{int(run['lag']) * float(run['kl_coef']):.2g}"
+        kl = f"{run['kl_per_sequence'][-1]:.3g}"
+        lines.append(f"| {run['kl_coef']} | {run['lag']} | {product} | {run['seed']} | {right} | {kl} |")
+    return "\n".join([*lines, ""])
+
+
 def weighted() -> str:
     """What importance weights on the KL change, at each lag; bold if it counts by the rule of the experiments."""
     lines = [
@@ -348,7 +362,7 @@ def long_pairs() -> str:
     for pair, columns in numbers["pairs"].items():
         one, other = pair.split()
         cells = [_signed(found) for at in columns.values() for found in at.values()]
-        cells.append(_signed(numbers["equal_kl"][pair]))
+        cells.append(_signed(numbers["equal_kl"].get(pair)))
         lines.append(f"| `{one}` less `{other}` | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 

@@ -185,15 +185,14 @@ def kernels() -> str:
 
 def _timings(name: str, title: str) -> str:
     rows = _rows(f"kernels_{name}")
-    lines = []
+    one, lines = rows[0], []
     for hidden, size in dict.fromkeys((row["hidden"], row["vocabulary"]) for row in rows):
         lines += [
             f"| {title}: hidden {hidden}, vocabulary {size} | time | times the floor | memory |",
             "|---|---|---|---|",
         ]
-        lines += [_line(row) for row in rows if (row["hidden"], row["vocabulary"]) == (hidden, size)]
+        lines += [_line(row, one) for row in rows if (row["hidden"], row["vocabulary"]) == (hidden, size)]
         lines.append("")
-    one = rows[0]
     rounds = f"{one['rounds']} rounds, " if one.get("rounds") else ""
     made = f"{one['gpu']}, torch {one['torch']}, Triton {one['triton']}, {rounds}commit {one['commit']}, {one['date']}"
     libraries = [
@@ -202,8 +201,11 @@ def _timings(name: str, title: str) -> str:
     return "\n".join([*lines, f"*{'; '.join([made, *libraries])}*", ""])
 
 
-def _line(row: dict[str, str]) -> str:
-    """One candidate: its numbers, or why it did not run."""
+def _line(row: dict[str, str], first: dict[str, str]) -> str:
+    """One candidate: its numbers, or why it did not run; a row of another run than the first says of which."""
+    if row["commit"] != first["commit"]:
+        made = f"{row['library']}, {row['rounds']} rounds, commit {row['commit']}, {row['date']}"
+        row = {**row, "candidate": f"{row['candidate']}: {made}"}
     if row.get("failure"):
         why = re.sub(r"[|`]", " ", row["failure"])
         # As code, because a name in angle brackets would be a tag of the page.
@@ -339,6 +341,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "papers.md": {"verdict counts": results.counts_by_paper},
     EXPERIMENTS / "distillation-far.md": {
         "fig8": experiments.fig8,
+        "fig8 runs": experiments.fig8_runs,
         "fig8 claims": lambda: experiments.checks_of("tang-munos/fig8"),
     },
     EXPERIMENTS / "division.md": {
@@ -358,7 +361,6 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     EXPERIMENTS / "stale-distillation.md": {
         "stale distillation": experiments.stale_distillation,
         "stale costs": experiments.stale_costs,
-        "stale batches": experiments.stale_batches,
         "stale claims": lambda: experiments.checks_of("asyncopd/stale-distillation"),
     },
     EXPERIMENTS / "discount.md": {
@@ -371,6 +373,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     EXPERIMENTS / "stale-completions.md": {
         "asynchronous": experiments.asynchronous,
+        "k1 as a loss": experiments.k1_loss,
         "asynchronous claims": lambda: experiments.checks_of("comedy/asynchronous"),
         "weighted": experiments.weighted,
     },

@@ -13,6 +13,8 @@ AS_CLAIMED = {"none": -0.05, "k3-reward": -0.06, "k1-loss": -0.04, "k1-reward": 
 """Gains in right answers at a lag of 10 that make every sentence hold; with fresh completions every gain is 0.4."""
 SEEDS = (0, 1, 2)
 K1_REWARD = ("k1-reward 10", "k1-reward 2")
+EVERY = [(lag, coef) for coef in (0.05, 0.1, 0.2) for lag in (4, 6, 8)]
+"""Lags and coefficients at which k1 as a loss falls."""
 ROUNDING = 1e-9
 """Sums and fits of a few float64 numbers of the order of 1."""
 
@@ -26,7 +28,7 @@ def fresh(arm, seed, gain=0.4, coef=0.1):
     return run(own, gain, kl=4.0)
 
 
-def numbers(folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda rows: rows):
+def numbers(folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda rows: rows, fallen=EVERY):
     """The study's numbers: two lags with the same gains, without the settings that are left out."""
     gains = AS_CLAIMED | (gains or {})
     stale = [
@@ -37,6 +39,10 @@ def numbers(folder, gains=None, seeds=SEEDS, left_out=(), kl=2.0, changed=lambda
         if f"{arm} {lag}" not in left_out
         for row in run(label(arm, lag, seed), gain, kl=kl)
     ]
+    between = [(lag, coef) for coef in (0.05, 0.1, 0.2) for lag in (4, 6, 8)]
+    for (lag, coef), seed in ((each, seed) for each in between for seed in seeds[:2]):
+        gain = -0.05 if (lag, coef) in fallen else 0.2
+        stale += run(label("k1-loss", lag, seed, coef), gain, kl=kl)
     write(folder / "async.csv", changed(stale))
     others = [row for arm in asynchronous.UNCORRECTED for seed in SEEDS for row in fresh(arm, seed)]
     others += [row for seed in SEEDS for row in fresh("k1-reward", seed, gain=-0.09, coef=1.0)]
@@ -49,9 +55,9 @@ def verdicts(found):
 
 
 def test_every_sentence_holds_on_numbers_that_are_as_claimed(tmp_path):
-    found = verdicts(numbers(tmp_path))
+    found = verdicts(numbers(tmp_path, {"k1-loss": -0.04}))
     assert all(check.holds for check in found.values()), [name for name, check in found.items() if not check.holds]
-    assert len(found) == len(asynchronous.CLAIMED) + len(asynchronous.STEADIER)
+    assert len(found) == len(asynchronous.CLAIMED) + len(asynchronous.STEADIER) + 4
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_every_sentence_holds_on_numbers_that_are_as_claimed(tmp_path):
     [
         ("none", 0.4, ("without a KL", "than no KL")),
         ("k3-reward", 0.3, ("k3 in the reward ends",)),
-        ("k1-loss", 0.3, ("k1 as loss ends",)),
+        ("k1-loss", 0.3, ("k1 as loss ends below its start, lag 10", "product of lag")),
         ("k3-loss", -0.05, ("k3 as loss ends", "k3 as loss answers more right than no KL", "costs k3 as loss")),
         ("k1-reward", 0.05, ("k1 in the reward answers more right than k3 as loss",)),
     ],
@@ -71,8 +77,28 @@ def test_other_right_answers_of_one_arm_change_its_sentences_and_no_others(arm, 
     assert {name for name, check in found.items() if not check.holds} == expected
 
 
+@pytest.mark.parametrize(
+    ("fallen", "by_coefficient", "by_product"),
+    [
+        (EVERY, ["holds"] * 3, "undecided"),  # a product of 0.2 falls as 4 x 0.05, and not as 2 x 0.1
+        (EVERY[1:], ["undecided", "holds", "holds"], "holds"),  # 0.2 never falls
+        (EVERY[3:], ["undecided", "holds", "holds"], "undecided"),  # 0.4 falls as 4 x 0.1, and not as 8 x 0.05
+        ([], ["undecided"] * 3, "undecided"),
+    ],
+)
+def test_runs_of_k1_as_a_loss_at_lags_between_are_counted(fallen, by_coefficient, by_product, tmp_path):
+    """With a lag of 2 none falls at 0.1, a product of 0.2, and with 10 all do."""
+
+    def at_two(rows):
+        return [{**r, "correct_in": 0.5} if (r["arm"], r["lag"]) == ("k1-loss", 2) and r["update"] else r for r in rows]
+
+    found = [check.verdict for check in asynchronous.check(numbers(tmp_path, fallen=fallen, changed=at_two))][-4:]
+    assert found[:3] == by_coefficient
+    assert found[3] == by_product
+
+
 def test_nothing_is_decided_with_two_seeds(tmp_path):
-    found = verdicts(numbers(tmp_path, seeds=(0, 1)))
+    found = verdicts(numbers(tmp_path, seeds=(0, 1), fallen=()))
     assert not any(check.holds or check.decided for check in found.values())
 
 
@@ -164,5 +190,5 @@ def test_the_figure_shows_the_arms_that_there_are(left_out, compared_with, tmp_p
     figure = Figure()
     asynchronous.draw(numbers(tmp_path, {asynchronous.CONTROL: 0.2}, left_out=left_out), figure)
     absent = [arm for arm in asynchronous.ARMS if {f"{arm} 10", f"{arm} 2"} <= set(left_out)]
-    assert len(figure.legends[0].get_texts()) == len(asynchronous.ARMS) - len(absent)
-    assert figure.axes[3].get_xlabel() == f"right answers, less those of {compared_with}"
+    assert len(figure.axes[5].get_legend().get_texts()) == len(asynchronous.ARMS) - len(absent)
+    assert figure.axes[4].get_xlabel() == f"right answers, less those of {compared_with}"

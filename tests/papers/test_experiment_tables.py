@@ -8,13 +8,14 @@ import pytest
 from papers.made_up_rl_runs import write as write_one
 from papers.made_up_runs import write
 from papers.test_discount import runs, written
-from papers.test_long_runs import changed, made
+from papers.test_long_runs import ENDS, changed, made
 from papers.test_reuse import files
 
 from klgrad.papers import Settings
 from klgrad.papers.own import discount, reuse
 from klgrad.papers.tang_munos import long_runs
 
+SOME = ("k3-loss", "k1-reward", "none")
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -40,18 +41,17 @@ def cells(table):
 
 def test_long_runs(tables, tmp_path):
     write_one(
-        tmp_path / "long.csv", changed(made(left_out=("k2-loss", "k1-reward-near")), "none", (300,), correct_in=0.2)
+        tmp_path / "long.csv",
+        changed(made(left_out=[arm for arm in ENDS if arm not in SOME]), "none", (300,), correct_in=0.2),
     )
     module = tables(long_runs.run(Settings(measured=str(tmp_path))))
     rows = cells(module.long_runs())
-    assert [(row[0], row[1]) for row in rows] == [
-        (f"`{arm}`", str(update)) for arm in ("k3-loss", "k1-reward", "none") for update in (60, 300)
-    ]
+    assert [(row[0], row[1]) for row in rows] == [(f"`{arm}`", str(update)) for arm in SOME for update in (60, 300)]
     assert [row[9] for row in rows] == ["", "0", "", "0", "", "3"]
     assert rows[1][4].startswith("**+0.111 ±")
     assert rows[1][3].startswith("2 ± ")
     pairs = {row[0]: row[1:] for row in cells(module.long_pairs())}
-    assert len(pairs) == 7
+    assert len(pairs) == 12
     assert set(pairs["`k3-loss` less `k2-loss`"]) == {""}
     assert pairs["`k3-loss` less `k1-reward`"][3].startswith("**-2.000 ±")
 
@@ -78,7 +78,7 @@ def test_arms_of_reuse_are_in_order(tables, tmp_path):
     """Our trainer first, then larger batches, then fewer uses."""
     rows = {name: list(reversed(found)) for name, found in files().items()}
     module = tables(reuse.run(write(tmp_path, **rows)))
-    ours = [("`klgrad`", uses, size) for size, some in (("256", "1248"), ("64", "12")) for uses in some]
+    ours = [("`klgrad`", uses, size) for size, some in (("256", "1248"), ("64", "12"), ("32", "1")) for uses in some]
     theirs = [(f"`trl-{kind}`", "1", "256") for kind in ("forward", "jsd", "reverse")]
     in_order = [*ours, *theirs, ("`trl-reverse`", "1", "64")]
     assert list(by_arm(module.reuse())) == list(by_arm(module.reuse_sweep())) == in_order

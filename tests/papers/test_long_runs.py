@@ -16,6 +16,11 @@ ENDS = {
     "k2-loss": (0.1, 3.0),
     "none": (0.08, 9.0),
     "k1-reward-near": (0.1, 2.5),
+    "k3-reward-0.1": (0.05, 9.0),
+    "k3-reward-1": (0.04, 9.0),
+    "k1-loss-0.1": (0.06, 9.0),
+    "k1-loss-1": (0.05, 9.0),
+    "k1-reward-divided": (0.09, 4.0),
 }
 """Right answers rise with the root of the KL, by this factor, and the KL evenly to this."""
 GROWS = "(ours) the KL of k3 as loss still grows from 270 to 300 updates"
@@ -52,13 +57,15 @@ def changed(rows, arm, updates, **factors):
 
 
 def settled(rows):
-    return changed(rows, "k3-loss", (270,), kl_per_sequence=300 / 270 / 1.01)
+    """The KL of k3 as a loss stays at the end, and the divided arm was behind at 60 updates."""
+    rows = changed(rows, "k3-loss", (270,), kl_per_sequence=300 / 270 / 1.01)
+    return changed(rows, "k1-reward-divided", (60,), correct_in=0.7)
 
 
 def test_runs_for_which_every_sentence_holds(tmp_path):
     found = verdicts(tmp_path, settled(made()))
     assert set(found.values()) == {"holds"}, {claim for claim in found if found[claim] != "holds"}
-    assert len(found) == 21
+    assert len(found) == 37
 
 
 def test_a_kl_that_grows_with_the_updates_has_not_settled(tmp_path):
@@ -94,6 +101,7 @@ def test_an_arm_that_ends_below_its_start_has_collapsed(tmp_path):
     found, failures = verdicts(tmp_path, rows), numbers(tmp_path, rows)["failures"]
     assert {arm: each["collapsed"] for arm, each in failures.items()} == {arm: 3 * (arm == "k2-loss") for arm in ENDS}
     ends = {claim: verdict for claim, verdict in found.items() if "ends above its start" in claim}
+    assert len(ends) == len(ENDS)
     assert ends == {claim: "contradicted" if "k2" in claim else "holds" for claim in ends}
     assert found["(ours) k2 as loss answers more right at 300 updates than at 60"] == "contradicted"
 
@@ -138,9 +146,27 @@ def test_nothing_is_decided_with_fewer_than_three_seeds(seeds, tmp_path):
 @pytest.mark.parametrize("arm", ENDS)
 def test_a_missing_arm_leaves_its_sentences_open(arm, tmp_path):
     found = verdicts(tmp_path, settled(made(left_out=(arm,))))
-    expected = {claim for claim in found if study.WORDS[arm] in claim or ("order" in claim and arm != study.NEAR)}
+    ordered = arm in ("k3-loss", "k1-reward", "k2-loss", "none")
+    expected = {claim for claim in found if study.WORDS[arm] in claim or ("order" in claim and ordered)}
     assert {claim for claim, verdict in found.items() if verdict == "undecided"} == expected
     assert {verdict for claim, verdict in found.items() if claim not in expected} == {"holds"}
+
+
+@pytest.mark.parametrize(("slope", "caught_up"), [(0.09, "holds"), (0.02, "contradicted")])
+def test_whether_the_divided_arm_catches_up(slope, caught_up, tmp_path):
+    """Its right answers end 0.02 or 0.16 below those of the undivided arm, and are behind by more at 60 updates."""
+    rows = changed(made({"k1-reward-divided": (slope, 4.0)}), "k1-reward-divided", (60,), correct_in=0.5)
+    found = verdicts(tmp_path, rows)
+    of = lambda part: next(verdict for claim, verdict in found.items() if part in claim)
+    assert of("catches up") == caught_up
+    assert of("less far behind") == ("holds" if slope == 0.09 else "contradicted")
+
+
+def test_arms_are_compared_seed_by_seed(tmp_path):
+    """Seeds that are far apart leave no error if each arm is."""
+    rows = [{**row, "correct_in": row["correct_in"] + 0.3 * row["seed"]} for row in made()]
+    gap = numbers(tmp_path, rows)["pairs"]["k1-reward none"]["correct_in"]["300"]
+    assert gap["error"] == pytest.approx(0.001 * (2 / 3) ** 0.5, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -176,6 +176,40 @@ def test_little_progress_of_k3_is_a_share_of_that_of_k2(tmp_path):
         assert [check.verdict for check in little] == [verdict] * 2
 
 
+def test_figure_8_is_judged_by_seeds_that_chose_no_rate(tmp_path):
+    """Seeds 0 to 2 of arms that have others change nothing; k3 as a loss has no others."""
+    with (COMMITTED / "fig8_seeds.csv").open(newline="", encoding="utf-8") as file:
+        kept = list(csv.DictReader(file))
+    for row in kept:
+        if row["arm"] not in ("k3-loss", "k2-loss") and row["seed"] in "012":
+            row[fig8_language_model.KL] = "999"
+    with (tmp_path / "fig8_seeds.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(kept[0]))
+        writer.writeheader()
+        writer.writerows(kept)
+    found, changed = (fig8_language_model.run(each) for each in (Settings(), Settings(measured=str(tmp_path))))
+    assert changed["differences"] == found["differences"]
+    gaps = found["differences"]["may-end"]
+    assert {gap["seeds"] for claim, gap in gaps.items() if "k3" not in claim} == {6}
+    assert {gap["seeds"] for claim, gap in gaps.items() if "k3" in claim} == {3}
+
+
+def test_a_collapse_is_judged_by_the_long_runs(tmp_path):
+    """The committed ones end far above their start; if they ended at 0, the paper's sentences would hold."""
+    for name in ("comedy.csv", "std.csv", "long.csv"):
+        with (COMMITTED / name).open(newline="", encoding="utf-8") as file:
+            kept = list(csv.DictReader(file))
+        for row in kept:
+            row["correct_in"] = "0" if row["update"] == "300" else row["correct_in"]
+        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(kept[0]))
+            writer.writeheader()
+            writer.writerows(kept)
+    for settings, verdict in ((Settings(), "contradicted"), (Settings(measured=str(tmp_path)), "holds")):
+        checks = on_policy.check(on_policy.run(settings))
+        assert [check.verdict for check in checks if "after 300 updates" in check.claim] == [verdict] * 3
+
+
 @pytest.mark.parametrize(
     ("gap", "seeds", "holds", "decided"),
     [
@@ -404,9 +438,14 @@ def test_the_commands_of_run(tmp_path):
     chosen = [STUDIES[name] for name in ("tang-munos/fig8", "frpo/kl-in-reward")]
     found = list(experiments.commands(chosen, Path("benchmarks"), "MODEL", tmp_path))
     assert [command[:2] for command in found] == [
-        [sys.executable, str(Path("benchmarks") / script)] for script in ("exp_fig8.py", "exp_fig8.py", "exp_std.py")
+        [sys.executable, str(Path("benchmarks") / script)] for script in (*["exp_fig8.py"] * 3, "exp_std.py")
     ]
-    assert [command[2:-4] for command in found] == [["sweep", "MODEL"], ["seeds", "MODEL"], ["MODEL"]]
+    assert [command[2:-4] for command in found] == [
+        ["sweep", "MODEL"],
+        ["seeds", "MODEL"],
+        ["fresh", "MODEL"],
+        ["MODEL"],
+    ]
     assert all(command[-4:-2] == ["--out", str(tmp_path)] for command in found)
 
 
@@ -449,4 +488,4 @@ def test_run_calls_the_scripts_and_reports_a_failure(status, tmp_path, monkeypat
         assert len(calls) == 1
     else:
         assert experiments.measure(chosen, STUDIES, tmp_path) == str(tmp_path / "runs")
-        assert len(calls) == 2
+        assert len(calls) == 3

@@ -105,6 +105,42 @@ def paired_difference(pairs: Sequence[tuple[Row, Row]], column: str) -> Found:
     return {"difference": over_pairs["mean"], "error": error, "seeds": between["seeds"]}
 
 
+def pairs_by_seed(ones: Iterable[Row], others: Iterable[Row]) -> list[tuple[Row, Row]]:
+    """The runs of two settings that have one seed; each setting has one row for a seed."""
+    by_seed = {row["seed"]: row for row in others}
+    return [(row, by_seed[row["seed"]]) for row in ones if row["seed"] in by_seed]
+
+
+def paired_if_run(ones: Iterable[Row], others: Iterable[Row], column: str) -> Found | None:
+    """`paired_difference` of two settings by seed; None if no seed has both."""
+    pairs = pairs_by_seed(ones, others)
+    return paired_difference(pairs, column) if pairs else None
+
+
+def excess_by_seed(ones: Iterable[Row], others: Iterable[Row], column: str) -> list[Row]:
+    """By which share the first run of each seed is higher than the second: a row with `excess` and its error.
+
+    Example:
+        >>> run = lambda seed, kl: {"seed": seed, "kl": kl}
+        >>> excess_by_seed([run("0", "1.5"), run("1", "3")], [run("0", "1.0")], "kl")
+        [{'seed': '0', 'excess': '0.5', 'excess_se': '0.0'}]
+    """
+    found = []
+    for one, other in pairs_by_seed(ones, others):
+        ratio = float(one[column]) / float(other[column])
+        relative = (float(row.get(f"{column}_se") or 0) / float(row[column]) for row in (one, other))
+        found.append({"seed": one["seed"], "excess": str(ratio - 1), "excess_se": str(ratio * math.hypot(*relative))})
+    return found
+
+
+def mean_excess(shares: Sequence[Row]) -> Found | None:
+    """The mean of `excess_by_seed` as a difference; None without a seed."""
+    if not shares:
+        return None
+    found = over_seeds(shares, "excess")
+    return {"difference": found["mean"], "error": found["error"], "seeds": found["seeds"]}
+
+
 def difference_if_run(higher: Found | None, lower: Found | None) -> Found | None:
     """`difference`; None if one of the two is missing."""
     return None if higher is None or lower is None else difference(higher, lower)

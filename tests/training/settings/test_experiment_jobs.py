@@ -51,7 +51,7 @@ def test_the_studies_know_the_arms_of_the_experiments(monkeypatch):
     assert set(stale_distillation.ARMS) == set(stale.ARMS)
     named = {arm for arms in stale_distillation.COSTS_MORE.values() for arm in arms}
     assert named | {arm for arm, _ in stale_distillation.COSTS_LITTLE.values()} <= set(stale.ARMS)
-    assert {stale_distillation.FRESH, stale_distillation.LATE, stale_distillation.REUSED} <= set(stale.STALE)
+    assert {age for pair in stale_distillation.COMPARED.values() for age in pair} == set(stale.STALE)
     assert {arm for _, *arms in discount.NEARER.values() for arm in arms} <= set(discounted.ARMS)
     pairs = (*discount.BASELINES, *discount.SAMPLED)
     assert {*discount.RISING, *(arm for pair in pairs for arm in pair)} == set(discounted.ARMS)
@@ -68,6 +68,8 @@ def test_the_studies_know_the_arms_of_the_experiments_with_a_reward(monkeypatch)
     assert (set(asynchronous.CORRECTED), {asynchronous.CONTROL}) == (set(stale.CORRECTED), set(stale.CONTROL))
     assert (set(asynchronous.LAGS), asynchronous.LAST) == (set(map(str, stale.LAGS)), stale.UPDATES)
     assert set(asynchronous.COEFFICIENTS) == {str(stale.COEF), "0.0"}
+    assert set(asynchronous.BETWEEN) == set(map(str, stale.BETWEEN))
+    assert set(asynchronous.BETWEEN_COEFFICIENTS) == set(map(str, stale.BETWEEN_COEFFICIENTS))
     assert set(language_model.LABELS) == set(rethought.ARMS)
     assert {arm for _, *arms in language_model.HIGHER.values() for arm in arms} <= set(rethought.ARMS)
     assert set(language_model.RATES) == {f"{rate:g}" for rate in rethought.RATES}
@@ -79,7 +81,7 @@ def test_the_studies_know_the_arms_of_the_experiments_with_a_reward(monkeypatch)
 def test_the_study_of_long_runs_knows_its_arms_and_evaluations(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     script = importlib.import_module("exp_long")
-    assert set(long_runs.WORDS) == set(long_runs.LABELS) == set(script.ARMS)
+    assert set(long_runs.WORDS) == {*long_runs.LABELS, *long_runs.POOR} == {*script.ARMS, *script.POOR, *script.DIVIDED}
     evaluated = range(0, script.UPDATES + 1, script.EVERY)
     assert long_runs.EARLY in evaluated
     assert list(evaluated)[-2:] == [long_runs.BEFORE_LAST, long_runs.LAST]
@@ -90,7 +92,7 @@ def test_the_study_of_reuse_knows_its_arms_and_evaluations(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     script, runs = map(importlib.import_module, ("exp_reuse", "distill_runs"))
     given = argparse.Namespace(model=tmp_path)
-    jobs = [*script.sweep(given), *script.trl_sweep(given)]
+    jobs = [*script.sweep(given), *script.small(given), *script.trl_sweep(given)]
     assert len({job.name for job in jobs}) == len(jobs)
     labels = [{key: str(x) for key, x in job.settings.items()} for job in jobs]
     assert {reuse.arm_of(label) for label in labels} == set(reuse.ARMS)

@@ -3,9 +3,11 @@ update, and than TRL's own trainer.
 
 The exact KL of a token needs no importance weights on completions of an earlier student, so a batch can be used again.
 A student with 20 of SmolLM2-135M's 30 layers is trained towards the whole model with 40 batches of 256 completions,
-each used for 1, 2, 4 or 8 updates, or with 160 batches of 64, each used once or twice. TRL's trainer uses a batch once;
+each used for 1, 2, 4 or 8 updates, with 160 batches of 64, each used once or twice, or with
+320 batches of 32, each used once. TRL's trainer uses a batch once;
 it has the same student, prompts and evaluation, with three divergences. The rate and the schedule of every arm are
-those that were best with one seed, by the KL on the student's completions, and it is judged by three others. Design,
+those that were best with one seed, by the KL on the student's completions, and it is judged by three others, seed by
+seed. Design,
 tables and limits: docs/experiments.md.
 """
 
@@ -13,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
+from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from ..runs import (
     COLUMNS as DISTILLED,
     FIRST_SEED,
@@ -24,14 +26,16 @@ from ..runs import (
     Row,
     at_start,
     below_if_run,
-    difference_if_run,
     equal_over_seeds,
     exceeds_if_run,
+    excess_by_seed,
     excess_of,
     finite_rows,
     grouped,
+    mean_excess,
     nearest,
     over_seeds,
+    paired_if_run,
     provenance,
 )
 from ..study import Check, Experiment, Numbers, Settings
@@ -49,8 +53,9 @@ ARMS = {
     "klgrad 8 256": ("8 uses", ORANGE, "-"),
     "klgrad 1 64": ("1 use, batches of 64", SKY, ":"),
     "klgrad 2 64": ("2 uses, batches of 64", BLUE, ":"),
+    "klgrad 1 32": ("1 use, batches of 32", PURPLE, ":"),
     "trl-reverse 1 256": ("TRL, reverse KL", BLACK, "--"),
-    "trl-jsd 1 256": ("TRL, JSD", PURPLE, "--"),
+    "trl-jsd 1 256": ("TRL, JSD", VERMILION, "--"),
     "trl-forward 1 256": ("TRL, forward KL", GREY, "--"),
     "trl-reverse 1 64": ("TRL, reverse KL, batches of 64", BLACK, ":"),
 }
@@ -67,8 +72,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     figure.set_size_inches(14, 8.4)
     axes = figure.subplots(len(ROWS), len(OVER), sharey="row", sharex="col")
     for (column, label), row in zip(ROWS.items(), axes, strict=True):
-        for (over, _), axis in zip(OVER.items(), row, strict=True):
+        for (over, name), axis in zip(OVER.items(), row, strict=True):
             _lines(numbers, column, over, axis)
+            axis.set_title(f"over {name}; ± 1 SE", fontsize=9.5)
         row[0].set(ylabel=label, yscale="log")
         for formatter in (row[0].yaxis.set_major_formatter, row[0].yaxis.set_minor_formatter):
             formatter("{x:g}")
@@ -100,13 +106,18 @@ def _lines(numbers: Numbers, column: str, over: str, axis: Any) -> None:
 
 
 SCRIPT = "exp_reuse.py"
-TRL = Experiment("reuse_trl.csv", SCRIPT, ("trl", "trl-seeds"))
+TRL = Experiment("reuse_trl.csv", SCRIPT, ("trl", "trl-seeds", "small-trl"))
 EXPERIMENT = Experiment(
-    "reuse_sweep.csv", SCRIPT, ("sweep",), also=(Experiment("reuse_seeds.csv", SCRIPT, ("seeds",)), TRL)
+    "reuse_sweep.csv",
+    SCRIPT,
+    ("sweep", "small"),
+    also=(Experiment("reuse_seeds.csv", SCRIPT, ("seeds", "small-seeds")), TRL),
 )
 PER_COMPLETION = "kl_per_sequence"
 """KL(student‖teacher) of whole completions: students differ in the length of theirs."""
 COLUMNS = (*DISTILLED, PER_COMPLETION)
+BY_SEED = ("seed", *(f"{column}{end}" for column in (OWN, TEACHERS, RIGHT) for end in ("", "_se")), PER_COMPLETION)
+"""What is kept of each run at its end."""
 ALL, HALF = 10240, 5120
 """Sampled completions: those of a whole run, and those at which a run is compared with whole ones."""
 WHOLE_BATCH = "256"
@@ -120,6 +131,7 @@ def named(trainer: str, uses: int | str, size: int | str) -> str:
 
 ONCE, TWICE, FOUR, EIGHT = (named("klgrad", uses, WHOLE_BATCH) for uses in (1, 2, 4, 8))
 SMALL_ONCE, SMALL_TWICE = (named("klgrad", uses, 64) for uses in (1, 2))
+SMALLEST = named("klgrad", 1, 32)
 MEASURES = {OWN: "on the student's completions", TEACHERS: "on the teacher's completions"}
 NEARER = {
     "2 uses end nearer than 1": (ONCE, TWICE),
@@ -130,6 +142,8 @@ NEARER = {
     "1 use of batches of 64 ends nearer than 1 of batches of 256": (ONCE, SMALL_ONCE),
     "4 uses of batches of 256 end nearer than 1 of batches of 64, with as many updates": (SMALL_ONCE, FOUR),
     "8 uses of batches of 256 end nearer than 2 of batches of 64, with as many updates": (SMALL_TWICE, EIGHT),
+    "1 use of batches of 32 ends nearer than 1 of batches of 64": (SMALL_ONCE, SMALLEST),
+    "8 uses of batches of 256 end nearer than 1 of batches of 32, with as many updates": (SMALLEST, EIGHT),
 }
 """The arm that should end farther from the teacher, and the one that should end nearer."""
 REUSED = {"2": TWICE, "4": FOUR, "8": EIGHT}
@@ -207,6 +221,7 @@ def _at(arms: dict[str, list[Row]], completions: int) -> Numbers:
     for arm, group in arms.items():
         if here := [row for row in group if completions_of(row) == completions]:
             found[arm] = {column: over_seeds(here, column) for column in COLUMNS} | {"seconds": _seconds(here)}
+            found[arm]["rows"] = [{name: row.get(name) or "" for name in BY_SEED} for row in here]
     return found
 
 
@@ -242,26 +257,24 @@ def check(numbers: Numbers) -> list[Check]:
 
 
 def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
-    at = lambda arm: _of(end, arm, measure)
+    less = lambda farther, nearer: paired_if_run(_rows_at(end, farther), _rows_at(end, nearer), measure)
     for claim, (farther, nearer) in NEARER.items():
-        yield exceeds_if_run(f"{claim}, {words}", difference_if_run(at(farther), at(nearer)))
-    trl = at(nearest_of_trl(end, measure))
+        yield exceeds_if_run(f"{claim}, {words}", less(farther, nearer))
+    trl = nearest_of_trl(end, measure)
     for uses, arm in REUSED.items():
-        yield exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", difference_if_run(trl, at(arm)))
+        yield exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", less(trl, arm))
     claim = f"1 use ends as near as TRL's reverse KL, within a tenth, {words}"
-    once, same = at(ONCE), at(named("trl-reverse", 1, WHOLE_BATCH))
-    if once and same:
-        yield equal_over_seeds(claim, excess_of(once, same), CLOSE)
-    else:
-        yield exceeds_if_run(claim, None)
+    same = named("trl-reverse", 1, WHOLE_BATCH)
+    excess = mean_excess(excess_by_seed(_rows_at(end, ONCE), _rows_at(end, same), measure))
+    yield equal_over_seeds(claim, excess, CLOSE) if excess else exceeds_if_run(claim, None)
 
 
 def _right_answers(end: Numbers) -> Iterator[Check]:
-    four, once = _of(end, FOUR, RIGHT), _of(end, ONCE, RIGHT)
-    trl = [found for arm in end if arm.startswith("trl") and (found := _of(end, arm, RIGHT))]
-    yield exceeds_if_run("4 uses answer more right than 1", difference_if_run(four, once))
-    most = max(trl, key=lambda found: found["mean"]) if trl else None
-    yield exceeds_if_run("4 uses answer more right than TRL's trainer", difference_if_run(four, most))
+    less = lambda other: paired_if_run(_rows_at(end, FOUR), _rows_at(end, other), RIGHT)
+    trl = [arm for arm in end if arm.startswith("trl")]
+    yield exceeds_if_run("4 uses answer more right than 1", less(ONCE))
+    most = max(trl, key=lambda arm: end[arm][RIGHT]["mean"]) if trl else None
+    yield exceeds_if_run("4 uses answer more right than TRL's trainer", less(most))
 
 
 def _with_half(numbers: Numbers) -> Iterator[Check]:
@@ -269,8 +282,13 @@ def _with_half(numbers: Numbers) -> Iterator[Check]:
     others = {"1 use": ONCE, "TRL's trainer": nearest_of_trl(end, OWN)}
     for (words, arm), uses in product(others.items(), ("4", "8")):
         claim = f"{uses} uses of half of the completions are nearer than {words} with all, {MEASURES[OWN]}"
-        half = _of(numbers["half"], REUSED[uses], OWN)
-        yield exceeds_if_run(claim, difference_if_run(_of(end, arm, OWN), half))
+        half = _rows_at(numbers["half"], REUSED[uses])
+        yield exceeds_if_run(claim, paired_if_run(_rows_at(end, arm), half, OWN))
+
+
+def _rows_at(found: Numbers, arm: str | None) -> list[Row]:
+    """The runs of an arm; none for an arm without runs."""
+    return found[arm]["rows"] if arm in found else []
 
 
 def _by_seconds(end: Numbers) -> Iterator[Check]:

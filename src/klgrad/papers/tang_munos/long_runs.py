@@ -1,32 +1,35 @@
-"""In long training with a small coefficient five arms keep their order, none of them collapses, the estimator makes
-no difference at equal KL, and the KL of k3 as a loss settles.
+"""In long training every arm ends above its start, five of them keep their order, the estimator makes no difference at
+equal KL, and a KL in the reward with divided advantages does not catch up.
 
-The paper leaves long runs open, so all sentences are ours. k3 in the reward, k1 as a loss and divided advantages, which
-collapse or fail by other papers, have no long runs. SmolLM2-135M-Instruct learns sums and differences for 300 updates,
-with k3 or k2 as a loss or k1 in the reward at a coefficient of 0.03, and without a KL. Advantages are centred in their
-group and not divided by a standard deviation. k1 in the reward at a coefficient of 0.07 should end about as far from
-the reference as k3 as a loss, after as many updates. A run has collapsed if it ends with fewer right answers than it
-began with, or if its weights were not finite before the last update. Design, tables and limits: docs/experiments.md.
+The paper leaves long runs open, so all sentences are ours. SmolLM2-135M-Instruct learns sums and differences for 300
+updates, with k3 or k2 as a loss or k1 in the reward at a coefficient of 0.03, and without a KL. Advantages are centred
+in their group and not divided by a standard deviation. k1 in the reward at a coefficient of 0.07 should end about as
+far from the reference as k3 as a loss, after as many updates. Other papers say of the other arms that they collapse or
+fail: k3 in the reward and k1 as a loss, at 0.1 and 1, and k1 in the reward at 0.03 with divided advantages. A run has
+collapsed if it ends with fewer right answers than it began with, or if its weights were not finite before the last
+update. Arms are compared seed by seed. Design, tables and limits: docs/experiments.md.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...drawing import BLACK, PURPLE, STYLES
+from ...drawing import BLACK, BLUE, PURPLE, SKY, STYLES, VERMILION
 from ..runs import (
     Row,
     at_start,
     at_update,
+    band,
     below_if_run,
     counts,
-    difference,
     equal_over_seeds,
     exceeds_over_seeds,
     gap_at_equal_kl,
     grouped,
     over_seeds,
+    paired_if_run,
+    pairs_by_seed,
     paths,
     provenance,
     rows_of,
@@ -49,46 +52,53 @@ LABELS = {
     "none": ("no KL", BLACK, "x"),
     "k1-reward-near": ("k1 in the reward, β = 0.07", PURPLE, "s"),
 }
-"""Label, colour and mark of an arm."""
-LEGEND = "lines: means of three seeds, bands: one\nstandard error; marks: one evaluation of one run"
+"""Label, colour and mark of an arm of the upper row; β = 0.03 where it is not said."""
+POOR = {
+    "k1-reward": LABELS["k1-reward"],
+    "k1-reward-divided": ("k1 in the reward, divided", VERMILION, "o"),
+    "k1-loss-0.1": ("k1 as loss, β = 0.1", SKY, "v"),
+    "k1-loss-1": ("k1 as loss, β = 1", BLUE, "v"),
+    "k3-reward-0.1": ("k3 in the reward, β = 0.1", "#888888", "*"),
+    "k3-reward-1": ("k3 in the reward, β = 1", "#444444", "*"),
+}
+"""Those of the lower row."""
 PANELS = {
     "correct_in": "right answers, in domain",
     "kl_per_sequence": "KL(π‖ref) per completion, nats",
     "entropy_per_token": "entropy per token, nats",
-    "length": "tokens of a completion",
 }
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Means over seeds with bands of one standard error, and a mark for each evaluation of each run."""
-    figure.set_size_inches(11, 6.4)
-    *panels, last, rest = figure.subplots(2, 3).flat
-    for (column, title), axis in zip(PANELS.items(), panels, strict=True):
-        _over_updates(numbers["paths"][column], axis)
-        axis.set(xlabel="updates", title=title)
-    _over_kl(numbers, last)
-    for axis in (*panels, last):
-        axis.title.set_fontsize(10)
-    rest.axis("off")
-    if numbers["points"]:
-        rest.legend(*last.get_legend_handles_labels(), loc="center", title=LEGEND, fontsize=10, title_fontsize=9)
+    figure.set_size_inches(13, 8.4)
+    axes = figure.subplots(2, 4, width_ratios=[1, 1, 1, 1])
+    for across, arms in zip(axes, (LABELS, POOR), strict=True):
+        for (column, title), axis in zip(PANELS.items(), across, strict=False):
+            _over_updates(numbers["paths"][column], axis, arms)
+            axis.set_xlabel("updates")
+            axis.set_title(f"{title}\n3 seeds, ± 1 SE", fontsize=9.5)
+        _over_kl(numbers, across[3], arms)
+        across[3].set_title("right answers over the KL,\neach evaluation of each run", fontsize=9.5)
+        if across[3].lines:
+            across[0].legend(*across[3].get_legend_handles_labels(), loc="lower right", fontsize=7.5)
+        across[0].set_ylim(0, 0.8)
 
 
-def _over_updates(paths: dict[str, Any], axis: Any) -> None:
-    for arm, (_, colour, _) in LABELS.items():
+def _over_updates(paths: dict[str, Any], axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
+    for arm, (_, colour, _) in arms.items():
         if (path := paths.get(arm)) is None:
             continue
         axis.plot(path["updates"], path["mean"], color=colour, lw=1.6)
-        low, high = ([m + s * e for m, e in zip(path["mean"], path["error"], strict=True)] for s in (-1, 1))
-        axis.fill_between(path["updates"], low, high, color=colour, alpha=0.13, lw=0)
+        band(axis, path["updates"], path, colour)
 
 
-def _over_kl(numbers: Numbers, axis: Any) -> None:
-    for arm, (label, colour, mark) in LABELS.items():
+def _over_kl(numbers: Numbers, axis: Any, arms: dict[str, tuple[str, str, str]]) -> None:
+    for arm, (label, colour, mark) in arms.items():
         if own := [point for point in numbers["points"] if point["name"] == arm]:
             look = {"ms": 4, "color": colour, "mfc": "none", "lw": 0, "label": label}
             axis.plot([p["kl"] for p in own], [p["correct_in"] for p in own], mark, **look)
-    axis.set(xlabel="KL(π‖ref) per completion, nats", title="right answers over the KL")
+    axis.set_xlabel("KL(π‖ref) per completion, nats")
 
 
 EXPERIMENT = Experiment("long.csv", "exp_long.py")
@@ -98,9 +108,24 @@ RIGHT, KL = "correct_in", "kl_per_sequence"
 SHOWN = (RIGHT, KL, "entropy_per_token", "length")
 COLUMNS = (*SHOWN, "correct_out", "skipped_updates")
 K3, K1, K2, NONE, NEAR = "k3-loss", "k1-reward", "k2-loss", "none", "k1-reward-near"
-WORDS = {K3: "k3 as loss", K1: "k1 in the reward", K2: "k2 as loss", NONE: "no KL", NEAR: "k1 at β = 0.07"}
+DIVIDED = "k1-reward-divided"
+WORDS = {
+    K3: "k3 as loss",
+    K1: "k1 in the reward",
+    K2: "k2 as loss",
+    NONE: "no KL",
+    NEAR: "k1 at β = 0.07",
+    "k3-reward-0.1": "k3 in the reward at β = 0.1",
+    "k3-reward-1": "k3 in the reward at β = 1",
+    "k1-loss-0.1": "k1 as loss at β = 0.1",
+    "k1-loss-1": "k1 as loss at β = 1",
+    DIVIDED: "the divided KL",
+}
+FEWER = ("k3-reward-0.1", "k3-reward-1", "k1-loss-0.1", "k1-loss-1")
+"""Arms that should answer fewer right than no KL."""
 ORDERED = tuple(itertools.combinations((K3, K1, K2, NONE), 2))
-PAIRS = (*ORDERED, (K3, NEAR))
+AT_EQUAL_KL = (*ORDERED, (K3, NEAR))
+PAIRS = (*AT_EQUAL_KL, *((arm, NONE) for arm in FEWER), (DIVIDED, K1))
 MARGIN = 0.05
 """Of right answers; about what a KL gains over none at equal KL in 60 updates (tang-munos/fig7)."""
 SETTLED = 0.05
@@ -131,8 +156,10 @@ def run(settings: Settings) -> Numbers:
         "start": start,
         "at": at,
         "failures": {arm: _failures(group) for arm, group in grouped(rows, arm_of).items()},
-        "pairs": {_pair(*pair): _differences(at, *pair) for pair in PAIRS},
-        "equal_kl": {_pair(*pair): _gap(by_arm, pair, start[RIGHT]["mean"]) for pair in PAIRS},
+        "pairs": {_pair(*pair): _differences(by_arm, *pair) for pair in PAIRS},
+        "gained": {arm: _gained(group) for arm, group in grouped(rows, arm_of).items()},
+        "caught up": _caught_up(by_arm),
+        "equal_kl": {_pair(*pair): _gap(by_arm, pair, start[RIGHT]["mean"]) for pair in AT_EQUAL_KL},
         "growth": {arm: _growth(group) for arm, group in by_arm.items()},
         "paths": {column: paths(rows, column, arm_of) for column in SHOWN},
         "points": runs_of(trained, arm_of),
@@ -152,11 +179,32 @@ def _failures(rows: list[Row]) -> dict[str, int]:
     return {"runs": len(runs), "collapsed": collapsed, "stopped": len(runs) - len(ended)}
 
 
-def _differences(at: Numbers, one: str, other: str) -> Numbers:
-    """The first arm less the second, by column and update; None without runs of both."""
-    both = lambda found: one in found and other in found
-    less = lambda found, column: difference(found[one][column], found[other][column]) if both(found) else None
-    return {column: {update: less(found, column) for update, found in at.items()} for column in (RIGHT, KL)}
+def _differences(by_arm: dict[str, list[Row]], one: str, other: str) -> Numbers:
+    """The first arm less the second, seed by seed, by column and update; None without runs of both."""
+    ends = lambda arm, update: at_update(by_arm.get(arm, []), update)
+    less = lambda column, update: paired_if_run(ends(one, update), ends(other, update), column)
+    return {column: {str(update): less(column, update) for update in (EARLY, LAST)} for column in (RIGHT, KL)}
+
+
+def _gained(rows: list[Row]) -> dict[str, Found | None]:
+    """Right answers at the end less those before training and less those early, seed by seed."""
+    end = at_update(rows, LAST)
+    return {str(update): paired_if_run(end, at_update(rows, update), RIGHT) for update in (0, EARLY)}
+
+
+def _caught_up(by_arm: dict[str, list[Row]]) -> Found | None:
+    """By how much the distance of `DIVIDED` from `K1` is smaller at the end than early, seed by seed."""
+
+    def behind(update: int) -> list[Row]:
+        pairs = pairs_by_seed(*(at_update(by_arm.get(arm, []), update) for arm in (K1, DIVIDED)))
+        errors = [math.hypot(*(float(row[f"{RIGHT}_se"]) for row in pair)) for pair in pairs]
+        gaps = [float(one[RIGHT]) - float(other[RIGHT]) for one, other in pairs]
+        return [
+            {"seed": one["seed"], "gap": str(gap), "gap_se": str(error)}
+            for (one, _), gap, error in zip(pairs, gaps, errors, strict=True)
+        ]
+
+    return paired_if_run(behind(EARLY), behind(LAST), "gap")
 
 
 def _gap(by_arm: dict[str, list[Row]], pair: tuple[str, str], start: float) -> Found | None:
@@ -205,11 +253,28 @@ def check(numbers: Numbers) -> list[Check]:
     found = [_order(numbers, RIGHT, "right answers"), _order(numbers, KL, "KL")]
     found += [_no_collapse(numbers, arm) for arm in WORDS]
     found += [_later(numbers, arm) for arm in WORDS]
-    found += [_at_equal_kl(numbers, *pair) for pair in PAIRS]
+    found += [_at_equal_kl(numbers, *pair) for pair in AT_EQUAL_KL]
+    found += [*_poor(numbers), *_divided(numbers)]
     growth = numbers["growth"].get(K3)
     grows = "(ours) the KL of k3 as loss still grows from 270 to 300 updates"
     settles = "(ours) the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
     return [*found, _judged(grows, growth, exceeds_over_seeds), below_if_run(settles, growth, SETTLED)]
+
+
+def _poor(numbers: Numbers) -> Iterator[Check]:
+    for arm in FEWER:
+        less = numbers["pairs"][_pair(arm, NONE)][RIGHT][str(LAST)]
+        fewer = {**less, "difference": -less["difference"]} if less else None
+        claim = f"(ours) {WORDS[arm]} answers fewer right than {WORDS[NONE]} at 300 updates"
+        yield _judged(claim, fewer, exceeds_over_seeds)
+
+
+def _divided(numbers: Numbers) -> Iterator[Check]:
+    apart = numbers["pairs"][_pair(DIVIDED, K1)][RIGHT][str(LAST)]
+    claim = f"(ours) {WORDS[DIVIDED]} catches up with {WORDS[K1]} by 300 updates, within 0.05"
+    yield _judged(claim, apart, lambda name, found: equal_over_seeds(name, found, MARGIN))
+    claim = f"(ours) {WORDS[DIVIDED]} is less far behind {WORDS[K1]} at 300 updates than at 60"
+    yield _judged(claim, numbers["caught up"], exceeds_over_seeds)
 
 
 def _order(numbers: Numbers, column: str, words: str) -> Check:
@@ -239,16 +304,15 @@ def _in_errors(found: Found) -> float:
 
 def _no_collapse(numbers: Numbers, arm: str) -> Check:
     claim = f"(ours) {WORDS[arm]} ends above its start"
-    failed, end = numbers["failures"].get(arm), numbers["at"][str(LAST)].get(arm)
+    failed = numbers["failures"].get(arm)
     if failed and failed["stopped"]:
         measured = f"weights were not finite in {failed['stopped']} of {failed['runs']} runs"
         return Check(claim, measured, holds=False)
-    return _judged(claim, difference(end[RIGHT], numbers["start"][RIGHT]) if end else None, exceeds_over_seeds)
+    return _judged(claim, numbers["gained"].get(arm, {}).get("0"), exceeds_over_seeds)
 
 
 def _later(numbers: Numbers, arm: str) -> Check:
-    early, last = (numbers["at"][str(update)].get(arm) for update in (EARLY, LAST))
-    gained = difference(last[RIGHT], early[RIGHT]) if early and last else None
+    gained = numbers["gained"].get(arm, {}).get(str(EARLY))
     return _judged(f"(ours) {WORDS[arm]} answers more right at 300 updates than at 60", gained, exceeds_over_seeds)
 
 
