@@ -37,7 +37,7 @@ def _meaning(name: str, meaning: Meaning) -> str:
 
 def _fenced(lines: str) -> str:
     language = "python" if "import " in lines else "text"
-    mark = "<!-- not run here: tests/adapters runs it -->\n" if language == "python" else ""
+    mark = "<!-- not run here: tests/frameworks runs it -->\n" if language == "python" else ""
     return f"{mark}```{language}\n{lines}\n```\n"
 
 

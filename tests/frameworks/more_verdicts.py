@@ -1,6 +1,6 @@
 """As `verdicts`, for ms-swift, Unsloth and Trinity-RFT, and for the frameworks whose formulae are transcribed."""
 
-from adapters.verdicts import ALL as FIRST, UNKNOWN, WHITENED, per_completion, summed
+from frameworks.verdicts import ALL as FIRST, UNKNOWN, WHITENED, per_completion, summed
 
 # k3 with values clamped at 10 has no gradient where log ref/π > 2.61, however it is averaged.
 CLAMPED_K3 = UNKNOWN

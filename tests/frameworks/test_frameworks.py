@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapters.more_verdicts import ALL
+from frameworks.more_verdicts import ALL
 from oracle import mean_gradient_over_groups
 from some import first
 from tolerances import EXACT, SINGLE

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from adapters.verdicts import ALL
+from frameworks.verdicts import ALL
 from typer.testing import CliRunner
 
 from klgrad.cli import app
