@@ -8,8 +8,7 @@ from frameworks.more_verdicts import ALL
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.frameworks import DEFAULTS, FRAMEWORKS, recorded
-from klgrad.frameworks.recommendation import SETTINGS
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, SETTINGS, recorded
 
 
 def advised(*arguments):

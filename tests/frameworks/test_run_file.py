@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import RunFileError, UnknownNameError
 from klgrad.frameworks import recorded
+from klgrad.frameworks.openrlhf import ENGINE as OPENRLHF_ENGINE
 from klgrad.frameworks.run_file import find, mistyped, names_like_a_kl, read_data, read_run
-from klgrad.frameworks.run_settings import DEFAULTS as VERL, OPENRLHF_ENGINE, TRAINERS
+from klgrad.frameworks.trl import TRAINERS
+from klgrad.frameworks.verl import KNOWN as VERL
 
 FILES = Path(__file__).parent / "run_files"
 

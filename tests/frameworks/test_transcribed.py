@@ -9,8 +9,8 @@ from tolerances import EXACT
 
 from klgrad.audit.batch import from_problem
 from klgrad.enumeration import autoregressive
-from klgrad.frameworks import FRAMEWORKS, SOURCES
-from klgrad.frameworks.transcribed import subjects
+from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.transcribed import SOURCES, subjects
 
 
 def batch():
