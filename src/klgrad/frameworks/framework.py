@@ -178,7 +178,7 @@ class Recorded:
 
 def recorded(framework: str) -> Recorded | None:
     """The recorded audit of a framework, or None if there is none."""
-    file = files(__package__) / "records" / f"{framework}.json"
+    file = files("klgrad.frameworks") / "records" / f"{framework}.json"
     if not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))

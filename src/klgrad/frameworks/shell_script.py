@@ -10,19 +10,27 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import RunFileError
 from .run_settings import Reading
 
-NAME = re.compile(r"[A-Za-z_]\w*")
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-BRACED = re.compile(r"([A-Za-z_]\w*|\d+)(?:\[([@*]|\d+)\])?(?:(:?[-=+])(.*))?", re.DOTALL)
+NAME = r"[A-Za-z_]\w*"
+ASSIGNMENT = re.compile(rf"({NAME})(\+?)=")
+BRACED = re.compile(rf"({NAME}|\d+)(?:\[([@*]|\d+)\])?(?:(:?[-=+])(.*))?", re.DOTALL)
 """The inside of `${...}`: a name, an index, and a default or a replacement."""
 
-REDIRECTION = re.compile(r"\d*(?:&>>?|>>|>&|>\||<&|<<<|<>|>|<)")
+BLANK = re.compile(r"(?:[ \t]|\\\n|#[^\n]*)+")
+BLANK_LINES = re.compile(r"(?:[ \t\n]|\\\n|#[^\n]*)+")
+REDIRECTION = re.compile(r"(?>\d*(?:&>>?|>>|>&|>\||<&|<<<|<>|>|<))(?!\()[ \t]*")
 HEREDOC = re.compile(r"\d*<<(?!<)(-?)[ \t]*(['\"]?)([\w.-]+)\2")
-OPERATORS = ("&&", "||", ";;&", ";;", ";&", "|&", ";", "|", "&", "(", ")", "\n")
+OPERATOR = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[;|&()\n]")
+PLAIN = re.compile(r"[^ \t\n;|&()<>\\'\"$`]+")
+QUOTED = re.compile(r"[^\"\\$`]+")
+EXPANSION = re.compile(rf"\$(?:{NAME}|[@*#?$!\-0-9])|`[^`]*`")
+INSIDE, INSIDE_BRACES = re.compile(r"\\.|'[^']*'|['()]", re.DOTALL), re.compile(r"\\.|[{}]", re.DOTALL)
+"""Brackets, and what hides them."""
+
 DECLARATIONS = ("export", "local", "declare", "typeset", "readonly")
 TESTS = ("[", "[[", "test", "((")
 SHELLS = ("bash", "sh", "zsh")
@@ -48,53 +56,202 @@ class Word(str):
         environment: variables whose defaults are in it, as `BETA` in `${BETA:-0.04}`.
     """
 
-    environment: tuple[str, ...] = ()
+    environment: tuple[str, ...]
 
-    @classmethod
-    def of(cls, text: str, environment: tuple[str, ...]) -> "Word":
+    def __new__(cls, text: object, environment: tuple[str, ...] = ()) -> "Word":
         """The text, with the variables whose defaults are in it."""
-        word = cls(text)
+        word = super().__new__(cls, text)
         word.environment = environment
         return word
 
 
-@dataclass
-class _Token:
-    """A word in pieces, an array, or an operator.
+Variables = dict[str, list[Word] | None]
+"""The words of each variable: one, or those of an array; None if they are unknown."""
 
-    Attributes:
-        pieces: texts, each with whether it is quoted, and whether it is to be expanded.
-        operator: the operator; empty for a word.
-        array: the elements of `NAME=(...)`, whose name is in the pieces.
-    """
 
-    pieces: list[tuple[str, bool, bool]] = field(default_factory=list)
-    operator: str = ""
-    array: "list[_Token] | None" = None
+def _join(words: list[Word], between: str = " ") -> Word:
+    return Word(between.join(words), tuple(name for word in words for name in word.environment))
+
+
+# The words and the operators of a script.
+
+
+class _Piece(NamedTuple):
+    text: str
+    quoted: bool = False
+    expanded: bool = False  # whether it is to be replaced by a value
+
+
+class _RawWord:
+    """A word before its variables are replaced; `array` has the elements of `NAME=(...)`."""
+
+    def __init__(self) -> None:
+        self.pieces: list[_Piece] = []
+        self.array: list[_RawWord] | None = None
+
+    def add(self, piece: _Piece) -> None:
+        last = self.pieces[-1] if self.pieces else None
+        if last and not piece.expanded and last[1:] == piece[1:]:
+            self.pieces[-1] = last._replace(text=last.text + piece.text)
+        else:
+            self.pieces.append(piece)
 
     @property
     def plain(self) -> str:
-        """The text, if no part of it is quoted or expanded."""
-        return "".join(text for text, quoted, expanded in self.pieces if not (quoted or expanded))
+        """The text without the parts that are quoted or expanded."""
+        return "".join(piece.text for piece in self.pieces if not any(piece[1:]))
 
     @property
     def is_plain(self) -> bool:
-        return not any(quoted or expanded for _, quoted, expanded in self.pieces)
+        return self.array is None and not any(any(piece[1:]) for piece in self.pieces)
+
+    @property
+    def assignment(self) -> re.Match[str] | None:
+        """The match of `NAME=` at its beginning."""
+        return ASSIGNMENT.match(self.pieces[0].text) if self.pieces and not any(self.pieces[0][1:]) else None
 
 
-@dataclass
-class _Branch:
-    """A part of the script that may not run, or may run often.
+class _Lexer:
+    """Reads a text from left to right."""
 
-    Attributes:
-        keyword: what began it.
-        before: the variables before it.
-        changed: those that a part of it changed.
-    """
+    def __init__(self, text: str) -> None:
+        self.text, self.place = text.replace("\r\n", "\n"), 0
 
-    keyword: str
-    before: dict[str, list[Word] | None]
-    changed: set[str] = field(default_factory=set)
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """What matches here, and go on after it."""
+        match = pattern.match(self.text, self.place)
+        self.place = match.end() if match else self.place
+        return match
+
+    def tokens(self) -> Iterator[_RawWord | str]:
+        """Words, and operators as texts, without comments, redirections and documents in the script."""
+        documents: list[str] = []
+        while self.place < len(self.text):
+            if self.take(BLANK):
+                continue
+            if match := self.take(HEREDOC):
+                indent = r"\t*" if match[1] else ""
+                documents.append(f"^{indent}{re.escape(match[3])}$")
+            elif self.take(REDIRECTION):
+                if self.place < len(self.text) and not OPERATOR.match(self.text, self.place):
+                    self.word()
+            elif self.text.startswith("((", self.place):
+                self.skip("))")
+                test = _RawWord()
+                test.add(_Piece("(("))
+                yield test
+            elif match := self.take(OPERATOR):
+                yield match[0]
+                for document in documents if match[0] == "\n" else ():
+                    end = re.compile(document, re.MULTILINE).search(self.text, self.place)
+                    self.place = min(end.end() + 1, len(self.text)) if end else len(self.text)
+                documents = [] if match[0] == "\n" else documents
+            else:
+                yield self.word()
+
+    def skip(self, ending: str) -> None:
+        """Go on after the next such text, or to the end."""
+        end = self.text.find(ending, self.place)
+        self.place = len(self.text) if end < 0 else end + len(ending)
+
+    def word(self) -> _RawWord:
+        """The word that begins here."""
+        word = _RawWord()
+        while self.place < len(self.text):
+            c, following = self.text[self.place], self.text[self.place + 1 : self.place + 2]
+            if match := self.take(PLAIN):
+                word.add(_Piece(match[0]))
+            elif c == "(" and len(word.pieces) == 1 and word.is_plain and ASSIGNMENT.fullmatch(word.plain):
+                self.place += 1
+                word.array = list(self.elements())
+                break
+            elif c in "<>" and following == "(":  # a process substitution
+                word.add(_Piece(f"${c}{self.brackets()}", quoted=True))
+            elif c == "\\":
+                self.place += 2
+                if following != "\n":
+                    word.add(_Piece(following, quoted=True))
+            elif c == "'" or (c == "$" and following == "'"):
+                begin = self.place + len(c + following if c == "$" else c)
+                end = self.text.find("'", begin)
+                if end < 0:
+                    raise ValueError("No closing quotation")
+                word.add(_Piece(self.text[begin:end], quoted=True))
+                self.place = end + 1
+            elif c == '"':
+                self.place += 1
+                self.quoted(word)
+            elif c not in "$`":
+                break
+            elif text := self.expansion():
+                word.add(_Piece(text, expanded=True))
+            else:
+                word.add(_Piece(c))
+                self.place += 1
+        return word
+
+    def quoted(self, word: _RawWord) -> None:
+        """Add what is between double quotes; "$@" alone adds no empty text, and is no word without arguments."""
+        after_expansion = False
+        while self.place < len(self.text):
+            c, following = self.text[self.place], self.text[self.place + 1 : self.place + 2]
+            if c == '"':
+                self.place += 1
+                if not after_expansion:
+                    word.add(_Piece("", quoted=True))
+                return
+            after_expansion = False
+            if match := self.take(QUOTED):
+                word.add(_Piece(match[0], quoted=True))
+            elif c == "\\" and following and following in '$`"\\\n':
+                self.place += 2
+                word.add(_Piece(following.strip("\n"), quoted=True))
+            elif c != "\\" and (text := self.expansion()):
+                word.add(_Piece(text, quoted=True, expanded=True))
+                after_expansion = True
+            else:
+                word.add(_Piece(c, quoted=True))
+                self.place += 1
+        raise ValueError("No closing quotation")
+
+    def expansion(self) -> str:
+        """The expansion that begins here; empty for a single $."""
+        if self.text.startswith(("${", "$("), self.place):
+            return f"${self.brackets()}"
+        if match := self.take(EXPANSION):
+            return match[0]
+        if self.text[self.place] == "`":
+            raise ValueError("No closing quotation")
+        return ""
+
+    def brackets(self) -> str:
+        """The text in the brackets that open after this character, with them."""
+        begin, depth = self.place + 1, 0
+        kind = "()" if self.text[begin] == "(" else "{}"
+        for match in (INSIDE if kind == "()" else INSIDE_BRACES).finditer(self.text, begin):
+            if match[0] == "'":
+                break
+            depth += (match[0] == kind[0]) - (match[0] == kind[1])
+            if depth == 0:
+                self.place = match.end()
+                return self.text[begin : self.place]
+        raise ValueError(f"No closing {kind[1]}")
+
+    def elements(self) -> Iterator[_RawWord]:
+        """The elements of an array, up to the bracket that closes it."""
+        while self.place < len(self.text):
+            c = self.text[self.place]
+            if c == ")":
+                self.place += 1
+                return
+            if c in "<>;|&(":
+                raise ValueError(f"an array with {c}")
+            if not self.take(BLANK_LINES):
+                yield self.word()
+        raise ValueError("No closing )")
+
+
+# The commands, with the variables in their places.
 
 
 def commands_of(text: str, path: Path) -> list[list[Word]]:
@@ -114,40 +271,63 @@ def commands_of(text: str, path: Path) -> list[list[Word]]:
         raise RunFileError("a shell script", f"{path}: {reason}", "close its quotes, or give a YAML file") from error
 
 
+@dataclass
+class _Branch:
+    """A part of the script that may not run, or may run often.
+
+    Attributes:
+        keyword: what began it.
+        before: the variables before it.
+        changed: those that a part of it changed.
+    """
+
+    keyword: str
+    before: Variables
+    changed: set[str] = field(default_factory=set)
+
+    def note(self, after: Variables) -> None:
+        """Add what is not as it was before."""
+        names = {*self.before, *after}
+        self.changed |= {name for name in names if self.before.get(name, ()) != after.get(name, ())}
+
+
 class _ShellScript:
     """The variables at one place of a script."""
 
-    def __init__(self, variables: dict[str, list[Word] | None], depth: int = 0, in_function: bool = False) -> None:
-        self.variables = variables  # None is unknown; an array has several words
-        self.branches: list[_Branch] = []
-        self.depth, self.in_function = depth, in_function
+    def __init__(self, variables: Variables, depth: int = 0, in_function: bool = False) -> None:
+        self.variables, self.depth = variables, depth
+        self.branches: list[_Branch] = [_Branch("function", {})] * in_function
 
     def run(self, text: str) -> Iterator[list[Word]]:
         """The commands of a text."""
-        current: list[_Token] = []
+        current: list[_RawWord] = []
         before, test = "", False  # the operator before this command, and whether a test is before that
-        tokens = [*_tokens(text), _Token(operator="\n")]
+        tokens = [*_Lexer(text).tokens(), "\n"]
         for i, token in enumerate(tokens):
-            if not token.operator:
+            if isinstance(token, _RawWord):
                 current.append(token)
                 continue
-            if token.operator == "(" and len(current) == 1 and tokens[i + 1].operator == ")":
+            if token == "(" and len(current) == 1 and tokens[i + 1] == ")":
                 self._enter("function")
                 current = []
                 continue
-            if token.operator == "(":
+            if token == "(":
                 self._enter("(")
             first = current[0].plain if current else ""
-            if not (token.operator == ")" and self._innermost("case")):
+            if not (token == ")" and self._innermost("case")):
                 yield from self._command(current, certain=before != "||" and not (before == "&&" and test))
-            if token.operator == ")" and not self._innermost("case"):
+            if token == ")":
                 self._leave("(")
-            if token.operator.startswith(";;"):
+            if token.startswith(";;"):
                 self._alternative()
-            before, test, current = token.operator, first in TESTS, []
+            before, test, current = token, first in TESTS, []
 
     def _innermost(self, keyword: str) -> bool:
         return bool(self.branches) and self.branches[-1].keyword == keyword
+
+    @property
+    def _in_function(self) -> bool:
+        return any(branch.keyword == "function" for branch in self.branches)
 
     def _enter(self, keyword: str) -> None:
         self.branches.append(_Branch(keyword, dict(self.variables)))
@@ -155,126 +335,103 @@ class _ShellScript:
     def _alternative(self) -> None:
         """Another branch begins: the variables are those before the first one."""
         if self.branches:
-            branch = self.branches[-1]
-            branch.changed |= _differences(branch.before, self.variables)
-            self.variables = dict(branch.before)
+            self.branches[-1].note(self.variables)
+            self.variables = dict(self.branches[-1].before)
 
     def _leave(self, *keywords: str) -> None:
-        if not self.branches or self.branches[-1].keyword not in keywords:
-            return
-        branch = self.branches.pop()
-        for name in branch.changed | _differences(branch.before, self.variables):
-            self.variables[name] = None
+        if any(map(self._innermost, keywords)):
+            branch = self.branches.pop()
+            branch.note(self.variables)
+            self.variables |= dict.fromkeys(branch.changed)
 
-    def _command(self, tokens: list[_Token], certain: bool) -> Iterator[list[Word]]:
+    def _command(self, words: list[_RawWord], certain: bool) -> Iterator[list[Word]]:
         """Assign variables, follow keywords, and give the words of a command."""
-        while tokens and tokens[0].is_plain and tokens[0].array is None:
-            word = tokens[0].plain
-            if word in ("if", "while", "until", "{"):
-                waits = word == "{" and self._innermost("function")
-                if not waits:
-                    self._enter(word)
-            elif word in ("else", "elif"):
+        while words and words[0].is_plain:
+            keyword = words[0].plain
+            if keyword in ("if", "while", "until", "{"):
+                if not (keyword == "{" and self._innermost("function")):  # which has begun already
+                    self._enter(keyword)
+            elif keyword in ("else", "elif"):
                 self._alternative()
-            elif word in ("fi", "done", "esac", "}"):
+            elif keyword in ("fi", "done", "esac", "}"):
                 self._leave("if", "while", "until", "for", "case", "{", "function")
-            elif word in ("for", "select", "case"):
-                self._enter("case" if word == "case" else "for")
-                if word != "case" and len(tokens) > 1 and tokens[1].is_plain:
-                    self.variables[tokens[1].plain] = None
+            elif keyword in ("for", "select", "case", "function"):
+                self._enter("for" if keyword == "select" else keyword)
+                if keyword in ("for", "select") and len(words) > 1 and words[1].is_plain:
+                    self.variables[words[1].plain] = None
                 return
-            elif word == "function":
-                self._enter("function")
-                return
-            elif word not in ("then", "do", "!", "time"):
+            elif keyword not in ("then", "do", "!", "time"):
                 break
-            tokens = tokens[1:]
-        if self._innermost("case") and tokens and tokens[0].plain == "in":
-            return
-        yield from self._simple(tokens, certain)
+            words = words[1:]
+        if not (self._innermost("case") and words and words[0].plain == "in"):
+            yield from self._simple(words, certain)
 
-    def _simple(self, tokens: list[_Token], certain: bool) -> Iterator[list[Word]]:
-        first = tokens[0].plain if tokens else ""
-        declared = first in DECLARATIONS
-        rest = tokens[1:] if declared else tokens
-        assigned = [token for token in rest if ASSIGNMENT.match(_head(token))]
-        if declared or (assigned and len(assigned) == len(tokens)):
-            for token in assigned:
-                self._assign(token, certain)
+    def _simple(self, raw: list[_RawWord], certain: bool) -> Iterator[list[Word]]:
+        declares = bool(raw) and raw[0].plain in DECLARATIONS
+        assigned = [word for word in raw[declares:] if word.assignment]
+        if declares or (assigned and len(assigned) == len(raw)):
+            for word in assigned:
+                self._assign(word, certain)
             return
-        while tokens and ASSIGNMENT.match(_head(tokens[0])):  # for the environment of the command
-            tokens = tokens[1:]
-        words = [word for token in tokens for word in self.expand(token)]
+        while raw and raw[0].assignment:  # for the environment of the command
+            raw = raw[1:]
+        words = [word for each in raw for word in self._expand(each)]
         if not words:
             return
         if words[0] in ("read", "unset", "mapfile", "readarray", "getopts"):
-            for word in words[1:]:
-                self.variables[word] = None
+            self.variables |= dict.fromkeys(words[1:])
         yield words
-        if self.depth >= DEEPEST:
-            return
-        if words[0] == "eval":
-            yield from self._inner(" ".join(words[1:]))
+        inner = [" ".join(words[1:])] if words[0] == "eval" else []
         for shell, option, text in zip(words, words[1:], words[2:], strict=False):
             if shell.split("/")[-1] in SHELLS and re.fullmatch(r"-\w*c", option):
-                yield from self._inner(text)
+                inner.append(text)
+        for text in inner if self.depth < DEEPEST else ():
+            yield from _ShellScript(dict(self.variables), self.depth + 1, self._in_function).run(text)
 
-    def _inner(self, text: str) -> Iterator[list[Word]]:
-        in_function = self.in_function or any(branch.keyword == "function" for branch in self.branches)
-        yield from _ShellScript(dict(self.variables), self.depth + 1, in_function).run(text)
-
-    def _assign(self, token: _Token, certain: bool) -> None:
-        match = ASSIGNMENT.match(_head(token))
+    def _assign(self, raw: _RawWord, certain: bool) -> None:
+        match = raw.assignment
         assert match is not None
-        name = match[1]
-        if token.array is not None:
-            words = [word for element in token.array for word in self.expand(element)]
-        else:
-            words = [self._text(_without(token, match.end()))]
-        if match[2]:
+        name, adds = match.groups()
+        words: list[Word] | None
+        if raw.array is not None:
+            words = [word for element in raw.array for word in self._expand(element)]
+        else:  # which is not split into words
+            value = _RawWord()
+            value.pieces = [piece._replace(quoted=True) for piece in raw.pieces]
+            value.pieces[0] = value.pieces[0]._replace(text=value.pieces[0].text[match.end() :])
+            words = [_join(self._expand(value))]
+        if adds:
             before = self.variables.get(name)
             if before is None:
-                words = []
-            elif token.array is not None:
+                words = None
+            elif raw.array is not None:
                 words = [*before, *words]
             else:
-                words = [Word.of(before[0] + words[0], before[0].environment + words[0].environment), *before[1:]]
-        unknown = bool(match[2]) and self.variables.get(name) is None
-        too_long = sum(map(len, words)) > LONGEST
-        value = None if unknown or too_long else words
-        known = self.variables.get(name, [])
-        self.variables[name] = value if certain or value == known else None
+                words = [_join([before[0], words[0]], ""), *before[1:]]
+        if words and sum(map(len, words)) > LONGEST:
+            words = None
+        self.variables[name] = words if certain or words == self.variables.get(name, []) else None
 
-    def _text(self, token: _Token) -> Word:
-        """The value of an assignment, which is not split into words."""
-        quoted = _Token([(text, True, expanded) for text, _, expanded in token.pieces])
-        words = self.expand(quoted)
-        return Word.of(" ".join(words), tuple(name for word in words for name in word.environment))
-
-    def expand(self, token: _Token) -> list[Word]:
-        """The words of a token, with the variables in their places."""
-        made: list[Word] = []
-        text, environment, began = "", (), False
-        for piece, quoted, expanded in token.pieces:
-            if not expanded:
-                text, began = text + piece, True
-                continue
-            values = self._value(piece)
-            if values == [piece]:  # unknown, and kept in one piece
+    def _expand(self, raw: _RawWord) -> list[Word]:
+        """The words of one, with the variables in their places."""
+        words: list[Word] = []
+        begun = False  # whether the next part belongs to the last word
+        for text, quoted, expanded in raw.pieces:
+            values = self._value(text) if expanded else [Word(text)]
+            if values == [text]:  # plain, or unknown and kept in one piece
                 parts = values
-            elif quoted and "@" not in piece:
-                parts = [Word.of(" ".join(values), _environment(values))]
+            elif quoted and "@" not in text:
+                parts = [_join(values)]
             else:
                 parts = _split(values, quoted)
-            if not parts:
-                continue
-            spaced = not quoted and bool(values) and values[0][:1].isspace()
+            apart = expanded and not quoted and bool(values) and values[0][:1].isspace()
             for k, part in enumerate(parts):
-                if (k > 0 or spaced) and (began or text):
-                    made.append(Word.of(text, environment))
-                    text, environment, began = "", (), False
-                text, environment, began = text + part, environment + part.environment, True
-        return [*made, Word.of(text, environment)] if began else made
+                if begun and k == 0 and not apart:
+                    words[-1] = _join([words[-1], part], "")
+                else:
+                    words.append(part)
+                begun = True
+        return words
 
     def _value(self, text: str) -> list[Word]:
         """The value of `$NAME`, `${...}`, `$((...))` or `$(...)`, or the text itself."""
@@ -286,35 +443,32 @@ class _ShellScript:
             return raw if number is None else [Word(number)]
         if text.startswith(("$(", "`")):
             return raw
-        in_function = self.in_function or any(branch.keyword == "function" for branch in self.branches)
         if text[1:].lstrip("{")[:1] in ("@", "*"):
-            return raw if in_function else []  # the script's own arguments
+            return raw if self._in_function else []  # the script's own arguments
         match = BRACED.fullmatch(text[2:-1] if text.startswith("${") else text[1:])
         if match is None:
             return raw
-        name, index, rule, word = match.groups()
-        value = self.variables.get(name, [])
-        if value is None or (name.isdigit() and in_function):
+        name, index, rule, default = match.groups()
+        value, known = self.variables.get(name, []), name in self.variables
+        if value is None or (name.isdigit() and self._in_function):
             return raw
-        if index and index.isdigit():
-            value = value[int(index) : int(index) + 1]
-        elif not index:
-            value = value[:1]
+        if index not in ("@", "*"):
+            value = value[int(index or 0) :][:1]
         if rule is None:
-            return value if name in self.variables else raw
-        is_set = name in self.variables and (value != [""] or ":" not in rule)
+            return value if known else raw
+        is_set = known and (value != [""] or ":" not in rule)
         if rule.endswith("+"):
-            chosen = self._default(word) if is_set else [Word("")]
-        else:
-            chosen = value if is_set else self._default(word)
-            if rule.endswith("=") and not is_set:
-                self.variables[name] = chosen
-        from_outside = () if name in self.variables and not rule.endswith("=") else (name,)
-        return [Word.of(part, part.environment + from_outside) for part in chosen]
+            value = [self._default(default) if is_set else Word("")]
+        elif not is_set:
+            value = [self._default(default)]
+            if rule.endswith("="):
+                self.variables[name] = value
+        outside = () if known and not rule.endswith("=") else (name,)
+        return [Word(part, part.environment + outside) for part in value]
 
-    def _default(self, text: str) -> list[Word]:
-        tokens = [token for token in _tokens(text) if not token.operator]
-        return [Word.of(" ".join(words := [w for t in tokens for w in self.expand(t)]), _environment(words))]
+    def _default(self, text: str) -> Word:
+        tokens = [token for token in _Lexer(text).tokens() if isinstance(token, _RawWord)]
+        return _join([word for token in tokens for word in self._expand(token)])
 
     def _number(self, text: str) -> int | None:
         """The value of an arithmetic expression of whole numbers and variables."""
@@ -335,209 +489,12 @@ class _ShellScript:
         raise ValueError("no arithmetic of whole numbers")
 
 
-def _environment(words: list[Word]) -> tuple[str, ...]:
-    return tuple(name for word in words for name in word.environment)
-
-
 def _split(values: list[Word], quoted: bool) -> list[Word]:
     """The words of values; a command in them, whose output is unknown, is kept in one piece."""
     is_whole = lambda value: quoted or "$(" in value or "`" in value
-    parts = [(part, value.environment) for value in values for part in ([value] if is_whole(value) else value.split())]
-    return [Word.of(*part) for part in parts]
-
-
-def _differences(before: dict[str, list[Word] | None], after: dict[str, list[Word] | None]) -> set[str]:
-    return {name for name in {*before, *after} if before.get(name, ()) != after.get(name, ())}
-
-
-def _head(token: _Token) -> str:
-    """The text up to the first part that is quoted or expanded."""
-    return token.pieces[0][0] if token.pieces and not any(token.pieces[0][1:]) else ""
-
-
-def _without(token: _Token, length: int) -> _Token:
-    text, quoted, expanded = token.pieces[0]
-    return _Token([(text[length:], quoted, expanded), *token.pieces[1:]])
-
-
-def _tokens(text: str) -> Iterator[_Token]:
-    """The words and the operators of a script, without comments, redirections and documents in it."""
-    i, documents, text = 0, [], text.replace("\r\n", "\n")
-    while i < len(text):
-        if text[i] in " \t":
-            i += 1
-        elif text.startswith("\\\n", i):
-            i += 2
-        elif text[i] == "#":
-            i = _end_of_line(text, i)
-        elif match := HEREDOC.match(text, i):
-            documents.append((match[3], bool(match[1])))
-            i = match.end()
-        elif (match := REDIRECTION.match(text, i)) and text[match.end() : match.end() + 1] != "(":
-            i = match.end()
-            while i < len(text) and text[i] in " \t":
-                i += 1
-            if i < len(text) and not text.startswith(OPERATORS, i):
-                _, i = _word(text, i)
-        elif text.startswith("((", i):
-            end = text.find("))", i)
-            i = len(text) if end < 0 else end + 2
-            yield _Token([("((", False, False)])
-        elif found := next((x for x in OPERATORS if text.startswith(x, i)), None):
-            yield _Token(operator=found)
-            i += len(found)
-            if found == "\n":
-                for ending, indented in documents:
-                    i = _after_document(text, i, ending, indented)
-                documents = []
-        else:
-            token, i = _word(text, i)
-            yield token
-
-
-def _end_of_line(text: str, i: int) -> int:
-    end = text.find("\n", i)
-    return len(text) if end < 0 else end
-
-
-def _after_document(text: str, i: int, ending: str, indented: bool) -> int:
-    while i < len(text):
-        end = _end_of_line(text, i)
-        line = text[i:end]
-        i = min(end + 1, len(text))
-        if (line.lstrip("\t") if indented else line) == ending:
-            break
-    return i
-
-
-def _word(text: str, i: int) -> tuple[_Token, int]:
-    """The word that begins at a place, and the place after it."""
-    token = _Token()
-    plain = ""
-
-    def flush() -> None:
-        nonlocal plain
-        if plain:
-            token.pieces.append((plain, False, False))
-        plain = ""
-
-    while i < len(text):
-        c = text[i]
-        if c == "(" and not token.pieces and ASSIGNMENT.fullmatch(plain):
-            flush()
-            token.array, i = _array(text, i + 1)
-            return token, i
-        if c in " \t\n;|&()" or (c in "<>" and text[i + 1 : i + 2] != "("):
-            break
-        if c in "<>":  # a process substitution
-            flush()
-            end = _closing(text, i + 1, "(", ")")
-            token.pieces.append((f"${text[i:end]}", True, False))
-            i = end
-        elif c == "\\":
-            if text[i + 1 : i + 2] != "\n":
-                flush()
-                token.pieces.append((text[i + 1 : i + 2], True, False))
-            i += 2
-        elif c == "'" or text.startswith("$'", i):
-            flush()
-            begin = i + (1 if c == "'" else 2)
-            end = text.find("'", begin)
-            if end < 0:
-                raise ValueError("No closing quotation")
-            token.pieces.append((text[begin:end], True, False))
-            i = end + 1
-        elif c == '"':
-            flush()
-            i = _quoted(text, i + 1, token)
-        elif c in "$`" and (end := _expansion(text, i)) > i + 1:
-            flush()
-            token.pieces.append((text[i:end], False, True))
-            i = end
-        else:
-            plain, i = plain + c, i + 1
-    flush()
-    return token, i
-
-
-def _quoted(text: str, i: int, token: _Token) -> int:
-    """Add what is between double quotes."""
-    plain = ""
-    while True:
-        if i >= len(text):
-            raise ValueError("No closing quotation")
-        c = text[i]
-        if c == '"':
-            token.pieces.append((plain, True, False))
-            return i + 1
-        if c == "\\" and text[i + 1 : i + 2] in ("$", "`", '"', "\\", "\n"):
-            plain, i = plain + text[i + 1].strip("\n"), i + 2
-        elif c in "$`" and (end := _expansion(text, i)) > i + 1:
-            if plain:
-                token.pieces.append((plain, True, False))
-            token.pieces.append((text[i:end], True, True))
-            plain, i = "", end
-            if text[i : i + 1] == '"':  # "$@" without arguments is no word at all
-                return i + 1
-        else:
-            plain, i = plain + c, i + 1
-
-
-def _expansion(text: str, i: int) -> int:
-    """The end of the expansion that begins at a place."""
-    if text[i] == "`":
-        end = text.find("`", i + 1)
-        if end < 0:
-            raise ValueError("No closing quotation")
-        return end + 1
-    following = text[i + 1 : i + 2]
-    if following == "{":
-        return _closing(text, i + 1, "{", "}")
-    if following == "(":
-        return _closing(text, i + 1, "(", ")")
-    if match := NAME.match(text, i + 1):
-        return match.end()
-    return i + 2 if following and following in "@*#?$!-0123456789" else i + 1
-
-
-def _closing(text: str, i: int, begins: str, ends: str) -> int:
-    """The place after the bracket that closes the one at a place."""
-    depth = 0
-    while i < len(text):
-        c = text[i]
-        if c == "\\":
-            i += 1
-        elif c == "'" and begins == "(":
-            i = text.find("'", i + 1)
-            if i < 0:
-                break
-        elif c == begins:
-            depth += 1
-        elif c == ends:
-            depth -= 1
-            if depth == 0:
-                return i + 1
-        i += 1
-    raise ValueError(f"No closing {ends}")
-
-
-def _array(text: str, i: int) -> tuple[list[_Token], int]:
-    elements: list[_Token] = []
-    while i < len(text):
-        if text[i] == ")":
-            return elements, i + 1
-        if text[i] in " \t\n":
-            i += 1
-        elif text.startswith("\\\n", i):
-            i += 2
-        elif text[i] == "#":
-            i = _end_of_line(text, i)
-        elif text.startswith(OPERATORS, i) or text[i] in "<>":
-            raise ValueError(f"an array with {text[i]}")
-        else:
-            token, i = _word(text, i)
-            elements.append(token)
-    raise ValueError("No closing )")
+    return [
+        Word(part, value.environment) for value in values for part in ([value] if is_whole(value) else value.split())
+    ]
 
 
 # The settings of a command that starts a program of Python.

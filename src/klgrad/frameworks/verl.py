@@ -345,9 +345,7 @@ def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
     loss = _in_advantage if declaration.in_advantage else _in_loss
     written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **node}.items())
     name = f"verl klgrad {written} loss_agg_mode={reduction}"
-    return Subject(
-        name, "framework", partial(loss, declaration, reduction), framework="verl", stacks=reduction in MEANS_OVER_ROWS
-    )
+    return subject("verl", name, partial(loss, declaration, reduction), stacks=reduction in MEANS_OVER_ROWS)
 
 
 def _in_loss(declaration: Declaration, reduction: str, batch: Batch) -> Tensor:
