@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import time
 from itertools import pairwise, product
 from pathlib import Path
@@ -842,3 +844,16 @@ def test_the_defaults_are_those_of_verl():
         for key in name.split("."):
             value = value[key]
         assert value == default, name
+
+
+@pytest.mark.parametrize("file", ["grpo.yaml", "grpo_arguments.py", "openrlhf.sh", "skyrl.yaml", "verl.sh"])
+def test_a_file_is_read_without_torch_and_without_a_framework(file):
+    lines = f"""
+import sys
+from pathlib import Path
+from klgrad.frameworks.run_file import read_run
+read_run(Path({str(FILES / file)!r}))
+print(sorted({{"torch", "trl", "verl", "transformers", "openrlhf", "skyrl"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr

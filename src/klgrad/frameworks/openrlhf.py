@@ -22,7 +22,7 @@ from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, subject, untrained
 from .recommendation import Home, Setting, in_place
-from .run_settings import ADAPTS, Change, Part, Reader, Run, one_of, with_defaults
+from .run_settings import ADAPTS, Change, Part, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,7 +196,7 @@ WHITENED = ("gae", "reinforce", "reinforce_baseline")
 """Estimators that are whitened over the batch after the KL is added; with `no_std_norm` only the mean is subtracted."""
 
 BATCH_MEAN = "the mean of the batch is subtracted after the KL is added, which is right in large batches only"
-BATCH_STD = "whitening divides the KL by the standard deviation of the batch"
+WHITENING = "whitening divides the KL by the standard deviation of the batch"
 
 ENGINE = "OpenRLHF samples with vLLM, whose log-probs differ from those of the trainer"
 
@@ -228,9 +228,9 @@ def _read_reward(settings: dict[str, Any], estimator: str, changes: list[Change]
     kind = settings["algo.advantage.estimator"]
     mean_only = kind in WHITENED and settings["algo.advantage.no_std_norm"]  # the others ignore the flag
     if estimator != "k1":
-        changes.append(Change("algo.kl.estimator", "k1", estimator, "in the reward only k1 descends the reverse KL"))
+        changes.append(Change("algo.kl.estimator", "k1", estimator, Why.ONLY_K1))
     if kind in WHITENED:
-        why = BATCH_MEAN if mean_only else BATCH_STD
+        why = BATCH_MEAN if mean_only else WHITENING
         changes.append(Change("algo.advantage.estimator", "rloo", kind, why, optional=mean_only))
     advantage = "gae critic=0" if kind == "gae" else kind
     if mean_only:

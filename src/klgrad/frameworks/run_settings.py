@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import RunFileError
 from ..targets import Verdict
@@ -33,8 +33,18 @@ class Part:
 
 
 ADAPTS = "β is adapted during training: the number below is its first value."
-MEAN_OVER_TOKENS = "a mean over the tokens of the batch is right in large batches only"
-"""The reason of an optional change."""
+
+
+class Why:
+    """Reasons of changes."""
+
+    MEAN_OVER_TOKENS = "a mean over the tokens of the batch is right in large batches only"
+    GROUP_STD = "the standard deviation of the group divides the KL too"
+    BATCH_STD = "whitened advantages divide the KL by the standard deviation of the batch"
+    ONLY_K1 = "in the reward only k1 descends the reverse KL"
+    NOT_AUDITED = "this estimator is not audited"
+    AS_LOSS: ClassVar[dict[str, str]] = {"k1": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
+    CUT_K3 = "k3 as a loss descends the forward KL, and its clamp has no gradient where log π/ref is below -2.61"
 
 
 @dataclass(frozen=True)

@@ -23,24 +23,13 @@ from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, scores, standing_in, subject, untrained
 from .recommendation import Home, Setting, in_place
-from .run_settings import (
-    ADAPTS,
-    MEAN_OVER_TOKENS,
-    OTHER_PROGRAMS,
-    Change,
-    Part,
-    Reader,
-    Run,
-    one_of,
-    with_defaults,
-)
+from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, Part, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..audit import Subject
     from ..audit.batch import Batch
-    from ..targets import Verdict
     from .harness import Critic
 
 STAND_INS = (
@@ -247,6 +236,7 @@ HARMLESS = tuple(f"{ALGORITHM}{name}" for name in ("kl_ctrl.type", "kl_ctrl.kl_t
 )
 """What adapts β, and a policy loss."""
 
+TRAINER = "its trainer"
 ENGINE = "SkyRL samples with an inference engine, whose log-probs differ from those of the trainer"
 
 
@@ -255,63 +245,45 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     settings, named = with_defaults(given, KNOWN)
     in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ALGORITHM}use_kl_loss"]
     if in_reward and in_loss:
-        raise RunFileError(
-            "use_kl_loss or use_kl_in_reward",
-            "both (use_kl_loss is on by default)",
-            "switch one off: SkyRL refuses both",
-        )
+        received, remedy = "both (use_kl_loss is on by default)", "switch one off: SkyRL refuses both"
+        raise RunFileError("use_kl_loss or use_kl_in_reward", received, remedy)
     name = f"{ALGORITHM}kl_estimator_type"
     estimator = one_of(name, settings[name], ("k1", "k2", "k3", "abs"))
     coefficient = settings[f"{ALGORITHM}kl_loss_coef"]
     zero = [] if coefficient else [Change(f"{ALGORITHM}kl_loss_coef", 0.001, 0.0, "at 0 there is no KL")]
     if in_reward:
         part, changes = _read_reward(settings, estimator)
-        adapts = given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive"
-        parts = (part,) if coefficient else ()
-        return _run(settings, named, parts, "reverse-kl-sequence", [*zero, *changes], (ADAPTS,) * adapts)
+        parts, changes, target = (part,) if coefficient else (), (*zero, *changes), "reverse-kl-sequence"
+        notes = (ADAPTS,) * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
+        return Run("skyrl", TRAINER, settings, named, parts, _stale(settings), target, changes, notes)
     changes = [] if in_loss else [Change(f"{ALGORITHM}use_kl_loss", True, False, "without it SkyRL has no KL")]
     changes += zero
     if estimator != "k2":
-        why = {"k1": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
-        cut = "k3 as a loss descends the forward KL, and its clamp has no gradient where log π/ref is below -2.61"
-        changes.append(Change(name, "k2", estimator, why.get(estimator, cut)))
+        changes.append(Change(name, "k2", estimator, Why.AS_LOSS.get(estimator, Why.CUT_K3)))
     part = Part("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", settings[f"{ALGORITHM}kl_loss_coef"])
     notes = (
         "SkyRL divides a KL in the loss by the length of each completion, for every loss_reduction: no setting is "
         "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is.",
     )
-    return _run(settings, named, (part,) if in_loss and coefficient else (), "reverse-kl-token", changes, notes)
-
-
-def _run(
-    settings: dict[str, Any],
-    named: tuple[str, ...],
-    parts: tuple[Part, ...],
-    target: Verdict,
-    changes: list[Change],
-    notes: tuple[str, ...] = (),
-) -> Run:
-    return Run("skyrl", "its trainer", settings, named, parts, _stale(settings), target, tuple(changes), notes)
+    parts, target = (part,) if in_loss and coefficient else (), "reverse-kl-token"
+    return Run("skyrl", TRAINER, settings, named, parts, _stale(settings), target, tuple(changes), notes)
 
 
 def _read_reward(settings: dict[str, Any], estimator: str) -> tuple[Part, list[Change]]:
     kind, mode = settings[f"{ALGORITHM}advantage_estimator"], settings[f"{ALGORITHM}loss_reduction"]
     changes: list[Change] = []
     if estimator != "k1":
-        why = "in the reward only k1 descends the reverse KL"
-        changes.append(Change(f"{ALGORITHM}kl_estimator_type", "k1", estimator, why))
+        changes.append(Change(f"{ALGORITHM}kl_estimator_type", "k1", estimator, Why.ONLY_K1))
     if kind == "grpo" and settings[f"{ALGORITHM}grpo_norm_by_std"]:
-        why = "the standard deviation of the group divides the KL too"
-        changes.append(Change(f"{ALGORITHM}grpo_norm_by_std", False, True, why))
+        changes.append(Change(f"{ALGORITHM}grpo_norm_by_std", False, True, Why.GROUP_STD))
     elif kind not in ("grpo", "rloo"):
-        whitened = "whitened advantages divide the KL by the standard deviation of the batch"
-        why = whitened if kind in WHITENED else "this estimator is not audited"
+        why = Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED
         changes.append(Change(f"{ALGORITHM}advantage_estimator", "rloo", kind, why))
     if mode != SUM:
         averaged = mode == "token_mean"
-        why = f"{MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
+        why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
         changes.append(Change(f"{ALGORITHM}loss_reduction", SUM, mode, why, optional=averaged))
-    advantage = {"gae": "gae critic=0", "grpo": "grpo"}.get(kind, kind)
+    advantage = "gae critic=0" if kind == "gae" else kind
     advantage += " without std" if kind == "grpo" and not settings[f"{ALGORITHM}grpo_norm_by_std"] else ""
     averaged = (estimator, kind, mode) in (("k3", "grpo", "token_mean"), ("k1", "rloo", "token_mean"))
     loss = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage}{' token_mean' if averaged else ''}"

@@ -34,7 +34,7 @@ from ..targets import Descends
 from .framework import Default, Framework
 from .harness import subject
 from .recommendation import DR_GRPO, Home, Setting
-from .run_settings import MEAN_OVER_TOKENS, Change, Part, Reader, Run, one_of, with_defaults
+from .run_settings import Change, Part, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -284,7 +284,7 @@ def _read_grpo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[st
     if kind in PER_COMPLETION:
         changes.append(_to(settings, "loss_type", "dr_grpo", "it divides by the length of each completion"))
     elif kind in PER_TOKEN:
-        changes.append(Change("loss_type", "dr_grpo", kind, MEAN_OVER_TOKENS, optional=True))
+        changes.append(Change("loss_type", "dr_grpo", kind, Why.MEAN_OVER_TOKENS, optional=True))
     why, caveat, audited = _of_one_pass(settings)
     if why:
         changes.append(_to(settings, "loss_type", "dr_grpo", why))
@@ -338,7 +338,7 @@ def _run(
 
 
 def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of GRPO that its KL depends on, with those defaults that the adapter's list of settings names."""
+    """The settings of GRPO that its KL depends on, with those defaults that the module's list of settings names."""
     chosen = {name: settings[name] for name in ("loss_type", "importance_sampling_level", "use_bias_correction_kl")}
     if not settings["use_bias_correction_kl"]:
         chosen["importance_sampling_level"] = "token"  # no ratio touches the KL

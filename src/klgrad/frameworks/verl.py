@@ -23,18 +23,7 @@ from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, scores, subject, untrained
 from .recommendation import Home, Setting
-from .run_settings import (
-    ADAPTS,
-    MEAN_OVER_TOKENS,
-    OTHER_PROGRAMS,
-    Change,
-    Part,
-    Reader,
-    Run,
-    as_type,
-    one_of,
-    with_defaults,
-)
+from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, Part, Reader, Run, Why, as_type, one_of, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -385,18 +374,8 @@ NUMBERS = {"influence_bound": 1.0, "target": 1.0}
 """Settings that are absent by default, with a value of their type."""
 
 
-def has_declared(given: dict[str, Any]) -> bool:
-    """Whether the file declares a KL under `klgrad`."""
-    return any(name.startswith(PREFIX) for name in given)
-
-
-def declared_part(given: dict[str, Any], mode: str) -> tuple[Part, list[Change], Verdict]:
-    """The declared KL; what to change; and the divergence that it declares.
-
-    Args:
-        given: the settings of the file.
-        mode: `loss_agg_mode`.
-    """
+def _read_declared(given: dict[str, Any], mode: str) -> tuple[Part, list[Change], Verdict]:
+    """The declared KL; what to change; and the divergence that it declares."""
     from ..verl.declaration import Settings, term_of
 
     types = {**asdict(Settings()), **NUMBERS}
@@ -415,13 +394,8 @@ def declared_part(given: dict[str, Any], mode: str) -> tuple[Part, list[Change],
     written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **settings}.items())
     name = f"verl klgrad {written} loss_agg_mode={reduction}"
     caveat = "Audited at the first update on a batch." if found.in_advantage else ""
-    part = Part(
-        "advantage" if found.in_advantage else "loss",
-        name,
-        float(found.settings.coef),
-        partial(declared, settings, reduction),
-        caveat,
-    )
+    place = "advantage" if found.in_advantage else "loss"
+    part = Part(place, name, float(found.settings.coef), partial(declared, settings, reduction), caveat)
     return part, changes, found.term.descends.on_policy
 
 
@@ -451,15 +425,7 @@ HARMLESS = (
 )
 """What adapts β, policy losses, and settings of older releases that nothing reads."""
 
-SAME = {
-    "k1": "kl",
-    "k2": "mse",
-    "k3": "low_var_kl",
-    "k1+": "kl+",
-    "k2+": "mse",
-    "mse+": "mse",
-    "k3+": "low_var_kl+",
-}
+SAME = {"k1": "kl", "k1+": "kl+", "k2": "mse", "k2+": "mse", "mse+": "mse", "k3": "low_var_kl", "k3+": "low_var_kl+"}
 """Other names of the estimators."""
 
 ESTIMATORS = ("kl", "kl+", "abs", "abs+", "mse", "low_var_kl", "low_var_kl+")
@@ -477,7 +443,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     parts: list[Part] = []
     changes: list[Change] = []
     in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ACTOR}use_kl_loss"]
-    declares = has_declared(given)
+    declares = any(name.startswith(PREFIX) for name in given)
     if in_loss or not (in_reward or declares):
         found, wanted = _read_loss(settings, mode)
         parts, changes = [found] * (in_loss and found.coefficient != 0), wanted
@@ -486,7 +452,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         parts, changes = [*parts, *[found] * (found.coefficient != 0)], [*changes, *wanted]
     target: Verdict = "reverse-kl-sequence" if in_reward else "reverse-kl-token"
     if declares:
-        found, wanted, target = declared_part(given, mode)
+        found, wanted, target = _read_declared(given, mode)
         parts, changes = [*parts, found], [*changes, *wanted]
         shown = {name: value for name, value in given.items() if name.startswith(PREFIX)}
         settings, named = settings | shown, (*named, *shown)
@@ -501,36 +467,29 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
 
 def _read_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
     name = f"{ACTOR}kl_loss_type"
-    given: str = settings[name]
-    kind = SAME.get(given, given)
-    one_of(name, kind, ESTIMATORS)
+    kind = _estimator(settings, name)
     changes = []
     if not settings[f"{ACTOR}use_kl_loss"]:
         changes.append(Change(f"{ACTOR}use_kl_loss", True, False, "without it verl has no KL"))
     changes += _not_zero(settings, f"{ACTOR}kl_loss_coef")
     if kind not in REVERSE:
-        why = {"kl": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
-        cut = "k3 as a loss descends the forward KL, and its clamp has no gradient where log π/ref is below -2.61"
-        changes.append(Change(name, "low_var_kl+", settings[name], why.get(kind, cut)))
+        why = Why.AS_LOSS.get("k1" if kind == "kl" else kind, Why.CUT_K3)
+        changes.append(Change(name, "low_var_kl+", settings[name], why))
     loss = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={mode}"
     return Part("loss", loss, settings[f"{ACTOR}kl_loss_coef"], partial(in_loss, kind, mode)), changes
 
 
 def _read_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
     name = f"{ALGORITHM}kl_penalty"
-    given: str = settings[name]
-    kind = SAME.get(given, given)
-    one_of(name, kind, ESTIMATORS)
+    kind = _estimator(settings, name)
     estimator, by_std = settings[f"{ALGORITHM}adv_estimator"], settings[f"{ALGORITHM}norm_adv_by_std_in_grpo"]
     changes = _not_zero(settings, f"{ALGORITHM}kl_ctrl.kl_coef")
     if kind.rstrip("+") != "kl":
-        changes.append(Change(name, "kl", settings[name], "in the reward only k1 descends the reverse KL"))
+        changes.append(Change(name, "kl", settings[name], Why.ONLY_K1))
     if estimator == "grpo" and by_std:
-        why = "the standard deviation of the group divides the KL too"
-        changes.append(Change(f"{ALGORITHM}norm_adv_by_std_in_grpo", False, True, why))
+        changes.append(Change(f"{ALGORITHM}norm_adv_by_std_in_grpo", False, True, Why.GROUP_STD))
     elif estimator not in ("grpo", "rloo"):
-        whitened = "whitened advantages divide the KL by the standard deviation of the batch"
-        why = whitened if estimator in WHITENED else "this estimator is not audited"
+        why = Why.BATCH_STD if estimator in WHITENED else Why.NOT_AUDITED
         changes.append(Change(f"{ALGORITHM}adv_estimator", "rloo", estimator, why))
     advantage = {"gae": "gae critic=0", "grpo": "grpo" if by_std else "grpo without std"}.get(estimator, estimator)
     loss = f"verl use_kl_in_reward kl_penalty={kind.rstrip('+')} adv_estimator={advantage}"
@@ -539,6 +498,11 @@ def _read_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change
         more = "is the same times the number of completions" if mode == "token-sum" else "divides by lengths as well"
         caveat = f"{caveat} Audited with loss_agg_mode={SUM}: {mode} {more}.".strip()
     return Part("reward", loss, settings[f"{ALGORITHM}kl_ctrl.kl_coef"], caveat=caveat), changes
+
+
+def _estimator(settings: dict[str, Any], name: str) -> str:
+    given: str = settings[name]
+    return one_of(name, SAME.get(given, given), ESTIMATORS)
 
 
 def _not_zero(settings: dict[str, Any], name: str) -> list[Change]:
@@ -550,7 +514,7 @@ def _reduction(mode: str) -> list[Change]:
     if mode == "seq-mean-token-mean":
         return [Change(name, SUM, mode, "it divides by the length of each completion")]
     if mode == "token-mean":
-        return [Change(name, SUM, mode, MEAN_OVER_TOKENS, optional=True)]
+        return [Change(name, SUM, mode, Why.MEAN_OVER_TOKENS, optional=True)]
     return []
 
 
