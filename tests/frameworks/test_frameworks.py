@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from frameworks.more_verdicts import ALL
+from frameworks.verdicts import ALL
 from oracle import mean_gradient_over_groups
 from some import first
 from tolerances import EXACT, SINGLE

@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 
 import pytest
-from frameworks.more_verdicts import ALL
+from frameworks.verdicts import ALL
 
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Recorded, recorded
 
