@@ -176,7 +176,6 @@ CLAMPED_K3 = UNKNOWN
 K2 = summed("reverse-kl-token", "squared-token")
 K3 = summed("forward-kl-token", "k3-token")
 CORRECTED = summed("reverse-kl-token", "reverse-kl-token-sampler")
-REVERSE_SEQUENCE = summed("reverse-kl-sequence", "unknown")
 
 SWIFT = {
     **{f"ms-swift loss_type={kind}": CLAMPED_K3 for kind in ("grpo", "bnpo", "dapo", "dr_grpo")},

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..errors import RunFileError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, recorded
-from ..frameworks.recommendation import TARGET_OF, Meaning, Setting, expresses
+from ..frameworks.recommendation import TARGET_OF, Meaning, SettingLines, expresses
 from ..frameworks.run_file import Finding, Run
 from ..support import finite
 from ..targets import TARGETS, Verdict
@@ -283,7 +283,7 @@ def _other_version(installed: str | None, tested: str) -> str:
     return "" if installed in (None, tested) else f" {installed} is installed, and may differ."
 
 
-def _setting(console: Console, setting: Setting, why: str) -> None:
+def _setting(console: Console, setting: SettingLines, why: str) -> None:
     _print(console, why)
     _advise_lines(console, setting.lines)
     on_policy, off_policy = map(in_words, setting.descends)

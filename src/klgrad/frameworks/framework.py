@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import NotAuditableError
-from .recommendation import Home, Meaning, Setting
+from .recommendation import Home, Meaning, SettingLines
 from .run_settings import Reader
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Framework:
     losses: "Callable[[], list[Subject]]"
     default: Default
     whole_losses: "Callable[[], list[Subject]] | None" = None
-    settings: dict[Meaning, Setting] = field(default_factory=dict)
+    settings: dict[Meaning, SettingLines] = field(default_factory=dict)
     home: Home | None = None
     reader: Reader | None = None
     source: Source | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..targets import Descends
 from .framework import Default, Framework
 from .harness import subject
-from .recommendation import DR_GRPO, Home, Setting, in_place
+from .recommendation import DR_GRPO, Home, SettingLines, in_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ FRAMEWORK = Framework(
         "liger grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=False",
     ),
     settings={
-        ("reverse", "token"): Setting(
+        ("reverse", "token"): SettingLines(
             "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
             'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024, '
             "use_bias_correction_kl=True)",
@@ -74,7 +74,7 @@ FRAMEWORK = Framework(
             Descends("reverse-kl-token", "reverse-kl-token-sampler"),
             policy_loss=DR_GRPO,
         ),
-        ("forward", "token"): Setting(
+        ("forward", "token"): SettingLines(
             "from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss\n\n"
             'loss = LigerFusedLinearGRPOLoss(beta=0.04, loss_type="dr_grpo", max_completion_length=1024)',
             "liger grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",

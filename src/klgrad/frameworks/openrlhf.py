@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, subject, untrained
-from .recommendation import Home, Setting, in_place
-from .run_settings import ADAPTS, Change, Part, Reader, Run, Why, one_of, with_defaults
+from .recommendation import Home, SettingLines, in_place
+from .run_settings import ADAPTS, Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,7 +215,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
             why = "without it the value is clamped at 10, and k1 descends nothing, k3 the forward KL"
             changes.append(Change("algo.kl.unbiased_gradient", True, False, why))
         loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
-        part = Part("loss", loss, settings["algo.kl.init_coef"])
+        part = KLPart("loss", loss, settings["algo.kl.init_coef"])
     else:
         part = _read_reward(settings, estimator, changes)
     parts = (part,) if settings["algo.kl.init_coef"] else ()
@@ -224,7 +224,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     return Run("openrlhf", "PPO", settings, named, parts, _stale(settings), target, tuple(changes), notes)
 
 
-def _read_reward(settings: dict[str, Any], estimator: str, changes: list[Change]) -> Part:
+def _read_reward(settings: dict[str, Any], estimator: str, changes: list[Change]) -> KLPart:
     kind = settings["algo.advantage.estimator"]
     mean_only = kind in WHITENED and settings["algo.advantage.no_std_norm"]  # the others ignore the flag
     if estimator != "k1":
@@ -237,7 +237,7 @@ def _read_reward(settings: dict[str, Any], estimator: str, changes: list[Change]
         advantage += " no_std_norm"
     loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
     caveat = "Audited with a critic that is 0." if kind == "gae" else ""
-    return Part("reward", loss, settings["algo.kl.init_coef"], caveat=caveat)
+    return KLPart("reward", loss, settings["algo.kl.init_coef"], caveat=caveat)
 
 
 def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ FRAMEWORK = Framework(
     ),
     whole_losses=policy_losses,
     settings={
-        ("reverse", "sequence"): Setting(
+        ("reverse", "sequence"): SettingLines(
             "--algo.kl.estimator k1 --algo.advantage.estimator rloo",
             "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
             Descends("unknown", "unknown"),
@@ -287,7 +287,7 @@ FRAMEWORK = Framework(
             "rloo replaces the critic by the other completions of the prompt: set --rollout.n_samples_per_prompt above "
             "1. The KL is added after this baseline.",
         ),
-        ("reverse", "token"): Setting(
+        ("reverse", "token"): SettingLines(
             "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
             "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
             Descends("reverse-kl-token", "unknown"),

@@ -21,7 +21,7 @@ TARGET_OF: dict[Meaning, Verdict] = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingLines:
     """Configuration lines of one framework.
 
     Attributes:
@@ -47,7 +47,7 @@ DR_GRPO = (
 """Of TRL and of Liger, which has the same loss types."""
 
 
-def expresses(setting: Setting, meaning: Meaning, off_policy: bool) -> bool:
+def expresses(setting: SettingLines, meaning: Meaning, off_policy: bool) -> bool:
     """Whether the setting has this meaning on all problems, on-policy or off-policy."""
     return (setting.descends.off_policy if off_policy else setting.descends.on_policy) == TARGET_OF[meaning]
 

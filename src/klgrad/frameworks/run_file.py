@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import NotAuditableError, RunFileError, UnknownNameError
 from . import FRAMEWORKS, READERS, recorded
 from .python_script import LOOKED_FOR, read_python
-from .run_settings import Change as Change, Part as Part, Reader, Reading, Run as Run
+from .run_settings import Change as Change, KLPart as KLPart, Reader, Reading, Run as Run
 from .shell_script import commands_of, settings_of
 
 DATA = (".yaml", ".yml", ".json")
@@ -424,7 +424,7 @@ class Finding:
         notes: the notes of the audit.
     """
 
-    part: Part
+    part: KLPart
     verdict: str
     verdict_off_policy: str
     holds: str | None
@@ -453,7 +453,7 @@ def find(run: Run) -> list[Finding]:
     return [_audited(run, part) or _recorded(run, part) for part in run.parts]
 
 
-def _audited(run: Run, part: Part) -> Finding | None:
+def _audited(run: Run, part: KLPart) -> Finding | None:
     framework = FRAMEWORKS[run.framework]
     if framework.installed is None:
         return None
@@ -475,7 +475,7 @@ def _audited(run: Run, part: Part) -> Finding | None:
     return Finding(part, r.verdict, r.verdict_off_policy, r.holds, *words, source, str(r.advice), "; ".join(notes(r)))
 
 
-def _recorded(run: Run, part: Part) -> Finding:
+def _recorded(run: Run, part: KLPart) -> Finding:
     known = recorded(run.framework)
     if known is None or part.loss not in known.verdicts:
         # Without `build` the framework's list has all that can be audited, installed or not.

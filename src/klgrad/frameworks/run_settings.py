@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class KLPart:
     """One KL of a run.
 
     Attributes:
@@ -87,7 +87,7 @@ class Run:
     trainer: str
     settings: dict[str, Any]
     given: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[KLPart, ...]
     stale: tuple[str, ...]
     target: Verdict
     changes: tuple[Change, ...]

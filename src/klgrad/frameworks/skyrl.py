@@ -22,8 +22,8 @@ from ..errors import RunFileError
 from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, scores, standing_in, subject, untrained
-from .recommendation import Home, Setting, in_place
-from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, Part, Reader, Run, Why, one_of, with_defaults
+from .recommendation import Home, SettingLines, in_place
+from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -260,7 +260,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     changes += zero
     if estimator != "k2":
         changes.append(Change(name, "k2", estimator, Why.AS_LOSS.get(estimator, Why.CUT_K3)))
-    part = Part("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", settings[f"{ALGORITHM}kl_loss_coef"])
+    part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", settings[f"{ALGORITHM}kl_loss_coef"])
     notes = (
         "SkyRL divides a KL in the loss by the length of each completion, for every loss_reduction: no setting is "
         "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is.",
@@ -269,7 +269,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     return Run("skyrl", TRAINER, settings, named, parts, _stale(settings), target, tuple(changes), notes)
 
 
-def _read_reward(settings: dict[str, Any], estimator: str) -> tuple[Part, list[Change]]:
+def _read_reward(settings: dict[str, Any], estimator: str) -> tuple[KLPart, list[Change]]:
     kind, mode = settings[f"{ALGORITHM}advantage_estimator"], settings[f"{ALGORITHM}loss_reduction"]
     changes: list[Change] = []
     if estimator != "k1":
@@ -288,7 +288,7 @@ def _read_reward(settings: dict[str, Any], estimator: str) -> tuple[Part, list[C
     averaged = (estimator, kind, mode) in (("k3", "grpo", "token_mean"), ("k1", "rloo", "token_mean"))
     loss = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage}{' token_mean' if averaged else ''}"
     caveat = "" if averaged or mode == SUM else f"Audited with loss_reduction={SUM}: {mode} divides by lengths as well."
-    return Part("reward", loss, settings[f"{ALGORITHM}kl_loss_coef"], caveat=caveat), changes
+    return KLPart("reward", loss, settings[f"{ALGORITHM}kl_loss_coef"], caveat=caveat), changes
 
 
 def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
@@ -318,7 +318,7 @@ FRAMEWORK = Framework(
     Default("k3 as a loss", "skyrl use_kl_loss kl_estimator_type=k3"),
     whole_losses=policy_losses,
     settings={
-        ("reverse", "sequence"): Setting(
+        ("reverse", "sequence"): SettingLines(
             "trainer.algorithm.use_kl_loss=false\n"
             "trainer.algorithm.use_kl_in_reward=true\n"
             "trainer.algorithm.kl_estimator_type=k1\n"
@@ -334,7 +334,7 @@ FRAMEWORK = Framework(
             "divides by the tokens of the batch: gradients are smaller by mean length / max_seq_len. rloo needs "
             "several completions per prompt.",
         ),
-        ("reverse", "token"): Setting(
+        ("reverse", "token"): SettingLines(
             "trainer.algorithm.use_kl_loss=true\ntrainer.algorithm.kl_estimator_type=k2",
             "skyrl use_kl_loss kl_estimator_type=k2",
             Descends("unknown", "unknown"),

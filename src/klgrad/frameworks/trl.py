@@ -33,8 +33,8 @@ from ..errors import RunFileError
 from ..targets import Descends
 from .framework import Default, Framework
 from .harness import subject
-from .recommendation import DR_GRPO, Home, Setting
-from .run_settings import Change, Part, Reader, Run, Why, one_of, with_defaults
+from .recommendation import DR_GRPO, Home, SettingLines
+from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -290,7 +290,7 @@ def _read_grpo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[st
         changes.append(_to(settings, "loss_type", "dr_grpo", why))
     chosen = _audited_fields({**settings, "loss_type": audited})
     loss = " ".join(["trl grpo", *(f"{name}={value}" for name, value in chosen.items())])
-    part = Part("loss", loss, settings["beta"], partial(grpo, **chosen), caveat)
+    part = KLPart("loss", loss, settings["beta"], partial(grpo, **chosen), caveat)
     return _run("GRPOTrainer", settings, named, part, changes, notes)
 
 
@@ -318,7 +318,7 @@ def _read_rloo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[st
     shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if settings[n]))
     chosen = {name: settings[name] for name in shown}
     loss = " ".join(["trl rloo", *(f"{name}={value}" for name, value in chosen.items())])
-    part = Part("reward", loss, settings["beta"], partial(rloo, **chosen))
+    part = KLPart("reward", loss, settings["beta"], partial(rloo, **chosen))
     return _run("RLOOTrainer", settings, named, part, changes, notes)
 
 
@@ -326,7 +326,7 @@ def _run(
     trainer: str,
     settings: dict[str, Any],
     named: tuple[str, ...],
-    part: Part,
+    part: KLPart,
     changes: list[Change],
     notes: tuple[str, ...],
 ) -> Run:
@@ -419,7 +419,7 @@ FRAMEWORK = Framework(
     ),
     whole_losses=policy_losses,
     settings={
-        ("reverse", "token"): Setting(
+        ("reverse", "token"): SettingLines(
             "from trl import GRPOConfig\n\n"
             "args = GRPOConfig(\n"
             '    "runs/mine", beta=0.04, loss_type="dr_grpo", importance_sampling_level="token", '
@@ -430,7 +430,7 @@ FRAMEWORK = Framework(
             "large batches. With use_vllm, nothing corrects the KL for the difference between vLLM and the trainer.",
             DR_GRPO,
         ),
-        ("reverse", "sequence"): Setting(
+        ("reverse", "sequence"): SettingLines(
             'from trl import RLOOConfig\n\nargs = RLOOConfig("runs/mine", beta=0.05, normalize_advantages=False)',
             "trl rloo normalize_advantages=False",
             Descends("reverse-kl-sequence", "unknown"),
@@ -438,7 +438,7 @@ FRAMEWORK = Framework(
             "this is another trainer, RLOOTrainer: one advantage and one clipped ratio per completion, and no division "
             "of the advantages by a standard deviation.",
         ),
-        ("forward", "token"): Setting(
+        ("forward", "token"): SettingLines(
             "from trl import GRPOConfig\n\n"
             'args = GRPOConfig("runs/mine", beta=0.04, loss_type="dr_grpo", use_bias_correction_kl=False)',
             "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",

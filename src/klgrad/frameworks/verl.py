@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, scores, subject, untrained
-from .recommendation import Home, Setting
-from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, Part, Reader, Run, Why, as_type, one_of, with_defaults
+from .recommendation import Home, SettingLines
+from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, Why, as_type, one_of, with_defaults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -374,7 +374,7 @@ NUMBERS = {"influence_bound": 1.0, "target": 1.0}
 """Settings that are absent by default, with a value of their type."""
 
 
-def _read_declared(given: dict[str, Any], mode: str) -> tuple[Part, list[Change], Verdict]:
+def _read_declared(given: dict[str, Any], mode: str) -> tuple[KLPart, list[Change], Verdict]:
     """The declared KL; what to change; and the divergence that it declares."""
     from ..verl.declaration import Settings, term_of
 
@@ -395,7 +395,7 @@ def _read_declared(given: dict[str, Any], mode: str) -> tuple[Part, list[Change]
     name = f"verl klgrad {written} loss_agg_mode={reduction}"
     caveat = "Audited at the first update on a batch." if found.in_advantage else ""
     place = "advantage" if found.in_advantage else "loss"
-    part = Part(place, name, float(found.settings.coef), partial(declared, settings, reduction), caveat)
+    part = KLPart(place, name, float(found.settings.coef), partial(declared, settings, reduction), caveat)
     return part, changes, found.term.descends.on_policy
 
 
@@ -440,7 +440,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     """Read the settings of a verl trainer, with verl's defaults for those that are missing."""
     settings, named = with_defaults(given, KNOWN)
     mode = one_of(f"{ACTOR}loss_agg_mode", settings[f"{ACTOR}loss_agg_mode"], REDUCTIONS)
-    parts: list[Part] = []
+    parts: list[KLPart] = []
     changes: list[Change] = []
     in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ACTOR}use_kl_loss"]
     declares = any(name.startswith(PREFIX) for name in given)
@@ -465,7 +465,7 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     return Run("verl", "its actor", settings, named, tuple(parts), _stale(settings), target, tuple(changes), notes)
 
 
-def _read_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
+def _read_loss(settings: dict[str, Any], mode: str) -> tuple[KLPart, list[Change]]:
     name = f"{ACTOR}kl_loss_type"
     kind = _estimator(settings, name)
     changes = []
@@ -476,10 +476,10 @@ def _read_loss(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]
         why = Why.AS_LOSS.get("k1" if kind == "kl" else kind, Why.CUT_K3)
         changes.append(Change(name, "low_var_kl+", settings[name], why))
     loss = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={mode}"
-    return Part("loss", loss, settings[f"{ACTOR}kl_loss_coef"], partial(in_loss, kind, mode)), changes
+    return KLPart("loss", loss, settings[f"{ACTOR}kl_loss_coef"], partial(in_loss, kind, mode)), changes
 
 
-def _read_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change]]:
+def _read_reward(settings: dict[str, Any], mode: str) -> tuple[KLPart, list[Change]]:
     name = f"{ALGORITHM}kl_penalty"
     kind = _estimator(settings, name)
     estimator, by_std = settings[f"{ALGORITHM}adv_estimator"], settings[f"{ALGORITHM}norm_adv_by_std_in_grpo"]
@@ -497,7 +497,7 @@ def _read_reward(settings: dict[str, Any], mode: str) -> tuple[Part, list[Change
     if mode not in (SUM, f"{SUM}-norm"):
         more = "is the same times the number of completions" if mode == "token-sum" else "divides by lengths as well"
         caveat = f"{caveat} Audited with loss_agg_mode={SUM}: {mode} {more}.".strip()
-    return Part("reward", loss, settings[f"{ALGORITHM}kl_ctrl.kl_coef"], caveat=caveat), changes
+    return KLPart("reward", loss, settings[f"{ALGORITHM}kl_ctrl.kl_coef"], caveat=caveat), changes
 
 
 def _estimator(settings: dict[str, Any], name: str) -> str:
@@ -571,7 +571,7 @@ FRAMEWORK = Framework(
     ),
     whole_losses=policy_losses,
     settings={
-        ("reverse", "token"): Setting(
+        ("reverse", "token"): SettingLines(
             "actor_rollout_ref.actor.use_kl_loss=True\n"
             "actor_rollout_ref.actor.kl_loss_type=low_var_kl+\n"
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
@@ -580,7 +580,7 @@ FRAMEWORK = Framework(
             "Without the +, low_var_kl is the forward KL with its gradient cut off where log π/ref is below -2.61.",
             SEQ_MEAN_TOKEN_SUM,
         ),
-        ("reverse", "sequence"): Setting(
+        ("reverse", "sequence"): SettingLines(
             "algorithm.use_kl_in_reward=True\nalgorithm.kl_penalty=kl\nalgorithm.adv_estimator=rloo\n"
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
             "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
@@ -591,7 +591,7 @@ FRAMEWORK = Framework(
             f"{SEQ_MEAN_TOKEN_SUM} adv_estimator=rloo needs several completions per prompt, rollout.n > 1, and uses no "
             "critic.",
         ),
-        ("forward", "token"): Setting(
+        ("forward", "token"): SettingLines(
             "actor_rollout_ref.actor.use_kl_loss=True\n"
             "actor_rollout_ref.actor.kl_loss_type=low_var_kl\n"
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
