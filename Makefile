@@ -47,7 +47,7 @@ test-newest: $(DEV)  ## the same tests with the newest torch, which constraints.
 	$(BIN)/python -m pytest $(TORCH_ALONE) $(ARGS)
 
 test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth and Trinity-RFT; the integration into verl; their pins clash with the rest
-	$(VENV)-frameworks/bin/python -m pytest tests/adapters tests/on_verl -k "not ($(TRANSCRIBED))" $(ARGS)
+	$(VENV)-frameworks/bin/python -m pytest tests/frameworks tests/on_verl -k "not ($(TRANSCRIBED))" $(ARGS)
 
 test-verl-runs: $(OTHERS)  ## whole runs of verl's own command with a declared KL, on a CPU; a minute or two each
 	$(VENV)-frameworks/bin/python -m pytest -n 1 tests/verl_runs $(ARGS)

@@ -15,7 +15,7 @@ import torch
 from klgrad.audit import audit
 from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table, whole_to_markdown as whole_table
 from klgrad.audit.whole import WholeResult, audit_whole, row_of
-from klgrad.frameworks import DEFAULTS, FRAMEWORKS, SOURCES, Framework, Recorded
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "frameworks"
@@ -36,7 +36,7 @@ def main(names: list[str]) -> None:
         results = [audit(subject) for subject in framework.subjects()]
         rows = [list(cells_of(r)) for r in results]
         verdicts = {r.name: (r.verdict, r.verdict_off_policy, r.holds) for r in results}
-        whole = [audit_whole(subject) for subject in framework.policy_losses()] if framework.policy_adapter else []
+        whole = [audit_whole(subject) for subject in framework.policy_losses()] if framework.whole_losses else []
         date = datetime.now(UTC).date().isoformat()
         policy_losses = [list(row_of(r)) for r in whole]
         Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, policy_losses).write(RECORDS)
@@ -46,7 +46,7 @@ def main(names: list[str]) -> None:
 
 def _head(framework: Framework, date: str) -> str:
     """What was audited and when, and the default settings."""
-    source = SOURCES.get(framework.name)
+    source = framework.source
     if source is None:
         of = "from its own installed code"
     else:

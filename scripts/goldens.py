@@ -27,7 +27,7 @@ LONG = 8
 ENVIRONMENT = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 COMMANDS = ("audit", "advise", "logs", "reproduce", "train", "distill", "compare", "doctor")
 STUDIES = ("rethinking/fig1", "rethinking/theorem-5.1", "rethinking/k3-bias", "tang-munos/lambda", "schulman/table")
-RUN_FILES = ROOT / "tests" / "adapters" / "run_files"
+RUN_FILES = ROOT / "tests" / "frameworks" / "run_files"
 
 
 def printed(*arguments: str, status: int = 0) -> str:

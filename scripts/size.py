@@ -122,7 +122,7 @@ def _trace(name: str) -> set[str]:
         write(Path("run.parquet"), sampled(rows=64, tokens=10))
         return _command("logs", "run.parquet")
     if name == "advise --config":
-        return _command("advise", "--config", str(TESTS / "adapters" / "run_files" / "verl.yaml"))
+        return _command("advise", "--config", str(TESTS / "frameworks" / "run_files" / "verl.yaml"))
     if name == "KLTerm()(rollout).loss":
         import torch
 

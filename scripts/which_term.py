@@ -1,7 +1,7 @@
 """The generated part of docs/which-term.md: what to write in each framework, from the data of `klgrad advise`."""
 
-from klgrad.frameworks import FRAMEWORKS
-from klgrad.frameworks.recommendation import HOMES, SETTINGS, TARGET_OF, Meaning, code, expresses
+from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS
+from klgrad.frameworks.recommendation import TARGET_OF, Meaning, expresses
 from klgrad.targets import TARGETS, Descends
 
 SHOWN: tuple[Meaning, ...] = (("reverse", "sequence"), ("reverse", "token"), ("forward", "token"))
@@ -31,13 +31,13 @@ def _meaning(name: str, meaning: Meaning) -> str:
         parts += [f"{note}\n" for note in (setting.note,) if note]
     if not exact:
         why = "No setting has this meaning" if setting is None else "For this meaning on every batch"
-        parts.append(f"{why}: in {HOMES[name].place}, write\n\n{_fenced(code(name, meaning, off_policy=False))}")
+        parts.append(f"{why}: in {HOMES[name].place}, write\n\n{_fenced(HOMES[name].lines(meaning, off_policy=False))}")
     return "\n".join(parts)
 
 
 def _fenced(lines: str) -> str:
     language = "python" if "import " in lines else "text"
-    mark = "<!-- not run here: tests/adapters runs it -->\n" if language == "python" else ""
+    mark = "<!-- not run here: tests/frameworks runs it -->\n" if language == "python" else ""
     return f"{mark}```{language}\n{lines}\n```\n"
 
 

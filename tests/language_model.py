@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from klgrad.frameworks.trl import build
-from klgrad.frameworks.trl_stage import in_float64
+from klgrad.frameworks.trl_stage import build, in_float64
 
 WORDS = ("<pad>", "<end>", "a", "b")
 END, LIMIT, PROMPT = 1, 2, "b a"

@@ -31,8 +31,8 @@ from typing import Any, cast
 
 from klgrad.errors import KlgradError
 from klgrad.frameworks.harness import _StandIn, _StandInFinder, path_of
+from klgrad.frameworks.openrlhf import OLD
 from klgrad.frameworks.run_file import read_run
-from klgrad.frameworks.run_settings import OLD
 
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 # (each framework is in one of two environments)

@@ -4,12 +4,11 @@ import dataclasses
 import inspect
 
 import pytest
-from adapters.more_verdicts import ALL
+from frameworks.verdicts import ALL
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.frameworks import DEFAULTS, FRAMEWORKS, recorded
-from klgrad.frameworks.recommendation import SETTINGS
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, SETTINGS, recorded
 
 
 def advised(*arguments):

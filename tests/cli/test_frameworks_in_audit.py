@@ -28,7 +28,7 @@ def nothing_installed(monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("klgrad.frameworks.version", version)
+    monkeypatch.setattr("klgrad.frameworks.framework.version", version)
 
 
 def test_a_setting_by_its_name_is_shown_in_full():

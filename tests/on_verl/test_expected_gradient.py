@@ -77,13 +77,14 @@ def test_it_is_added_to_the_policy_gradient(placement):
 
 
 def test_a_missing_detach_or_a_wrong_sign_would_be_seen(monkeypatch):
-    from klgrad.frameworks import verl as verl_declared
+    from klgrad.frameworks.verl import declared
+    from klgrad.verl import loss
 
     problem, none = PROBLEM.on_policy(), torch.zeros(len(PROBLEM.space)).double()
-    right = gradient_on_verl(verl_declared.declared({"placement": "advantage"}), problem, none)
-    lower = verl_declared.lowered_advantages
-    monkeypatch.setattr(verl_declared, "lowered_advantages", lambda *a: 2 * a[3] - lower(*a))
-    wrong = gradient_on_verl(verl_declared.declared({"placement": "advantage"}), problem, none)
+    right = gradient_on_verl(declared({"placement": "advantage"}), problem, none)
+    lower = loss.lowered_advantages
+    monkeypatch.setattr(loss, "lowered_advantages", lambda *a: 2 * a[3] - lower(*a))
+    wrong = gradient_on_verl(declared({"placement": "advantage"}), problem, none)
     EXACT.check_vector(wrong, -right)
     with pytest.raises(AssertionError):
         EXACT.check_vector(wrong, right)

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import RunFileError, UnknownNameError
-from ..frameworks import DEFAULTS, FRAMEWORKS, recorded
-from ..frameworks.recommendation import HOMES, SETTINGS, TARGET_OF, Meaning, Setting, code, expresses
+from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, recorded
+from ..frameworks.recommendation import TARGET_OF, Meaning, SettingLines, expresses
 from ..frameworks.run_file import Finding, Run
 from ..support import finite
 from ..targets import TARGETS, Verdict
@@ -283,7 +283,7 @@ def _other_version(installed: str | None, tested: str) -> str:
     return "" if installed in (None, tested) else f" {installed} is installed, and may differ."
 
 
-def _setting(console: Console, setting: Setting, why: str) -> None:
+def _setting(console: Console, setting: SettingLines, why: str) -> None:
     _print(console, why)
     _advise_lines(console, setting.lines)
     on_policy, off_policy = map(in_words, setting.descends)
@@ -295,7 +295,7 @@ def _setting(console: Console, setting: Setting, why: str) -> None:
 
 
 def _code(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:
-    _advise_lines(console, code(framework, meaning, off_policy))
+    _advise_lines(console, HOMES[framework].lines(meaning, off_policy))
     _print(console, f"On-policy it {in_words(TARGET_OF[meaning])}.{BOUNDED if off_policy else ''}")
     console.print(Text(HOMES[framework].note))
 

@@ -20,8 +20,8 @@ from ..audit.render.terminal import (
 from ..audit.subject import Found, as_subject, find, imports_for
 from ..audit.whole import WholeResult, audit_whole
 from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameError
-from ..frameworks import FRAMEWORKS
-from ..frameworks.recommendation import HOMES, SETTINGS, TARGET_OF, Meaning, code, expresses
+from ..frameworks import FRAMEWORKS, HOMES, SETTINGS
+from ..frameworks.recommendation import TARGET_OF, Meaning, expresses
 from ..policy_losses import POLICY_LOSSES, PolicyLoss
 from ..targets import Target
 from .audit import framework_of, matching, recorded_policy_losses, settings_of
@@ -156,7 +156,7 @@ def fixes_of(framework: str) -> list[Fix]:
         if setting is not None:
             found.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
         if meaning[0] == "reverse" and (setting is None or not expresses(setting, meaning, off_policy=False)):
-            lines, place = code(framework, meaning, off_policy=False), HOMES[framework].place
+            lines, place = HOMES[framework].lines(meaning, off_policy=False), HOMES[framework].place
             found.append(Fix(target, lines, target, "unknown", place=place))
     return found
 

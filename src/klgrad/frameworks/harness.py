@@ -1,5 +1,7 @@
 """Load single files of a framework without the rest of it, and build the rewards that its code expects."""
 
+from __future__ import annotations
+
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -10,13 +12,17 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import files
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from ..audit.batch import Batch
-from ..core.term import Remedy
+    from ..audit import Subject
+    from ..audit.batch import Batch
+    from ..core.term import Remedy
+
+    Critic = Callable[[Batch], Tensor]
+    """A value (B, T) for the prefix before each token."""
 
 # Load a single file of an installed package, where the whole package cannot be imported.
 #
@@ -39,7 +45,7 @@ class _StandIn(ModuleType):
     def __call__(self, *args: Any, **_: Any) -> Any:
         return args[0] if len(args) == 1 and callable(args[0]) else self
 
-    def __getitem__(self, _: Any) -> "_StandIn":
+    def __getitem__(self, _: Any) -> _StandIn:
         return self
 
     def __bool__(self) -> bool:
@@ -165,21 +171,25 @@ def _importable(name: str) -> bool:
     return "." not in name and importlib.util.find_spec(name) is not None
 
 
-# Shared by the adapters of a KL in the reward: scores, a critic, and the remedy.
+# Shared by the modules of the frameworks: a loss to audit; and for a KL in the reward scores, a critic, and the remedy.
 
-Critic = Callable[[Batch], Tensor]
-"""A value (B, T) for the prefix before each token."""
+
+def subject(framework: str, name: str, loss: Callable[[Batch], Tensor], **more: Any) -> Subject:
+    """A loss of a framework to audit; `more` are further fields of `Subject`."""
+    from ..audit import Subject
+
+    return Subject(name, "framework", loss, framework=framework, **more)
 
 
 def untrained(batch: Batch) -> Tensor:
     """A critic that is 0 everywhere, as a new value head is. With γλ < 1 GAE then discounts the later KL."""
-    return torch.zeros_like(batch.old_logp)
+    return batch.old_logp.new_zeros(batch.old_logp.shape)
 
 
 def scores(batch: Batch) -> Tensor:
     """(B, T) the score of each completion on its last token: the advantages of the audit, zero by default."""
-    last = torch.arange(batch.mask.shape[1]) == batch.mask.sum(-1, keepdim=True) - 1
-    return torch.where(last, batch.advantages, 0)
+    last = batch.mask & (batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True))
+    return batch.advantages * last
 
 
 def instead(*, k1: str = "", unwhitened: str = "") -> Remedy | None:
@@ -192,6 +202,8 @@ def instead(*, k1: str = "", unwhitened: str = "") -> Remedy | None:
     Returns:
         The settings to use, or None where neither is needed.
     """
+    from ..core.term import Remedy
+
     reasons = ["in the reward only k1 descends the reverse KL"] if k1 else []
     if unwhitened:
         reasons.append("whitening divides β by the standard deviation of the batch")

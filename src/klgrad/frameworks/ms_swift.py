@@ -9,16 +9,20 @@ of the audit, zero by default. The package needs more than TRL to import, so onl
 meanwhile, because the file deletes methods of TRL's trainer.
 """
 
+from __future__ import annotations
+
 from functools import cache
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from .framework import Default, Framework
+from .harness import instead, load, subject
 
-from ..audit import Subject
-from ..audit.batch import Batch
-from .harness import instead, load
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
 
 REPLACED = ("swift", "trl", "transformers", "accelerate", "vllm", "packaging")
 ADVANTAGE = "swift.rl_core.advantage"
@@ -56,7 +60,7 @@ def _in_loss(loss_type: str, mode: str | None = None) -> Subject:
         return _loss(trainer, batch, batch.advantages)
 
     name = f"ms-swift loss_type={loss_type}" + (f" rollout_importance_sampling_mode={mode}" if mode else "")
-    return Subject(name, "framework", loss, framework="ms-swift", stacks=loss_type not in TOKEN_MEANS)
+    return subject("ms-swift", name, loss, stacks=loss_type not in TOKEN_MEANS)
 
 
 def in_reward(estimator: str) -> Subject:
@@ -66,7 +70,7 @@ def in_reward(estimator: str) -> Subject:
     def loss(batch: Batch) -> Tensor:
         advantages, _ = advantage.compute_advantages(
             batch.advantages[:, :1],
-            torch.ones(1, dtype=batch.logp.dtype),
+            batch.logp.new_ones(1),
             batch.group_size,
             advantage_estimator=estimator,
             scale_rewards=SCALED_BY[estimator],
@@ -79,14 +83,14 @@ def in_reward(estimator: str) -> Subject:
     name = f"ms-swift kl_in_reward advantage_estimator={estimator} loss_type=dr_grpo"
     whitened = SCALED_BY[estimator] == "batch"
     better = instead(unwhitened="advantage_estimator=rloo" if whitened else "")
-    return Subject(name, "framework", loss, framework="ms-swift", stacks=not whitened, instead=better)
+    return subject("ms-swift", name, loss, stacks=not whitened, instead=better)
 
 
 def _loss(trainer: Any, batch: Batch, advantages: Tensor) -> Tensor:
     sampled_elsewhere = trainer.rollout_importance_sampling_mode is not None
     data = SimpleNamespace(
         completion_mask=batch.mask,
-        truncated_mask=torch.zeros(len(batch.mask), dtype=torch.bool),
+        truncated_mask=batch.mask.new_zeros(len(batch.mask)),
         ref_per_token_logps=batch.ref_logp,
         old_per_token_logps=None if sampled_elsewhere else batch.old_logp,
         rollout_per_token_logps=batch.behavior_logp,
@@ -135,3 +139,12 @@ def _modules() -> dict[str, ModuleType]:
         loaded={ADVANTAGE: advantage},
     )
     return {"advantage": advantage, "trainer": trainer}
+
+
+FRAMEWORK = Framework(
+    "ms-swift",
+    "ms-swift",
+    "4.6.0",
+    subjects,
+    Default("k3 as a loss, beta=0.04", "ms-swift loss_type=grpo"),
+)

@@ -9,16 +9,28 @@ and averages over the tokens of the batch. Baselines and the standard deviation 
 `reinforce_baseline`) after it. Importing the package needs DeepSpeed and more, so only these files are loaded.
 """
 
+from __future__ import annotations
+
+import re
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from ..targets import Descends
+from .framework import Default, Framework
+from .harness import instead, load, subject, untrained
+from .recommendation import Home, SettingLines, in_place
+from .run_settings import ADAPTS, Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
-from ..audit import Subject
-from ..audit.batch import Batch
-from .harness import Critic, instead, load, untrained
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
+    from ..targets import Verdict
+    from .harness import Critic
 
 MODELS, PPO_UTILS = "openrlhf.models", "openrlhf.trainer.ppo_utils"
 STAND_INS = ("deepspeed", "ray", MODELS, "openrlhf.trainer", "openrlhf.utils")
@@ -48,7 +60,7 @@ def _in_loss(estimator: str, unbiased: bool) -> Subject:
         return aggregate(per_token, batch.mask.to(batch.logp.dtype))
 
     name = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
-    return Subject(name, "framework", loss, framework="openrlhf")
+    return subject("openrlhf", name, loss)
 
 
 def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Critic = untrained) -> Subject:
@@ -78,7 +90,7 @@ def in_reward(estimator: str, advantage: str, *, lambd: float = 1.0, critic: Cri
         k1="" if estimator == "k1" else "--algo.kl.estimator k1",
         unwhitened="--algo.advantage.estimator rloo" if advantage == "gae critic=0" else "",
     )
-    return Subject(name, "framework", loss, framework="openrlhf", instead=better)
+    return subject("openrlhf", name, loss, instead=better)
 
 
 def _maker(advantage: str, lambd: float, group_size: int) -> Any:
@@ -140,4 +152,167 @@ def policy_loss(**settings: Any) -> Subject:
         )[0]
 
     name = " ".join(["openrlhf", *(f"{name}={value}" for name, value in settings.items())])
-    return Subject(name if settings else "openrlhf policy_loss_type=ppo", "framework", loss, framework="openrlhf")
+    return subject("openrlhf", name if settings else "openrlhf policy_loss_type=ppo", loss)
+
+
+# OpenRLHF: the flags of `openrlhf.cli.train_ppo_ray`.
+
+KNOWN: dict[str, Any] = {
+    "algo.kl.init_coef": 0.01,
+    "algo.kl.use_loss": False,
+    "algo.kl.estimator": "k1",
+    "algo.kl.unbiased_gradient": False,
+    "algo.advantage.estimator": "gae",
+    "algo.advantage.no_std_norm": False,
+    "train.max_epochs": 1,
+    "train.batch_size": 128,
+    "rollout.batch_size": 1024,
+    "rollout.n_samples_per_prompt": 1,
+}
+"""The defaults of the settings that matter, read in the source of version 0.11.2."""
+
+HARMLESS = ("algo.kl.target", "algo.kl.horizon", "kl_target", "kl_horizon", "train.ema_beta", "ema_beta")
+"""What adapts β, and an average of the weights."""
+
+OLD = {
+    "init_kl_coef": "algo.kl.init_coef",
+    "use_kl_loss": "algo.kl.use_loss",
+    "kl_estimator": "algo.kl.estimator",
+    "advantage_estimator": "algo.advantage.estimator",
+    "no_advantage_std_norm": "algo.advantage.no_std_norm",
+    "max_epochs": "train.max_epochs",
+    "train_batch_size": "train.batch_size",
+    "rollout_batch_size": "rollout.batch_size",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+}
+"""The names of releases before 0.10.2, by those of today; their defaults were the same."""
+
+ONLY_OLD = ("init_kl_coef", "advantage_estimator", "rollout_batch_size", "no_advantage_std_norm")
+"""Those of them that no other framework has."""
+
+OLD_NOTE = "Flags of OpenRLHF before 0.10.2 are read as today's. The audit is of 0.11.2; older releases may differ."
+
+WHITENED = ("gae", "reinforce", "reinforce_baseline")
+"""Estimators that are whitened over the batch after the KL is added; with `no_std_norm` only the mean is subtracted."""
+
+BATCH_MEAN = "the mean of the batch is subtracted after the KL is added, which is right in large batches only"
+WHITENING = "whitening divides the KL by the standard deviation of the batch"
+
+ENGINE = "OpenRLHF samples with vLLM, whose log-probs differ from those of the trainer"
+
+
+def read_config(given: dict[str, Any], _: str | None = None) -> Run:
+    """Read the flags, with OpenRLHF's defaults for those that are missing."""
+    settings, named = with_defaults(given, KNOWN)
+    estimator = one_of("algo.kl.estimator", settings["algo.kl.estimator"], ("k1", "k2", "k3"))
+    changes: list[Change] = []
+    target: Verdict = "reverse-kl-token" if settings["algo.kl.use_loss"] else "reverse-kl-sequence"
+    if not settings["algo.kl.init_coef"]:
+        changes.append(Change("algo.kl.init_coef", 0.01, 0.0, "at 0 OpenRLHF loads no reference and has no KL"))
+    if settings["algo.kl.use_loss"]:
+        unbiased = settings["algo.kl.unbiased_gradient"]
+        if not unbiased:
+            why = "without it the value is clamped at 10, and k1 descends nothing, k3 the forward KL"
+            changes.append(Change("algo.kl.unbiased_gradient", True, False, why))
+        loss = f"openrlhf algo.kl.use_loss estimator={estimator} unbiased_gradient={unbiased}"
+        part = KLPart("loss", loss, settings["algo.kl.init_coef"])
+    else:
+        part = _read_reward(settings, estimator, changes)
+    parts = (part,) if settings["algo.kl.init_coef"] else ()
+    adapts = given.get("algo.kl.target", given.get("kl_target")) is not None
+    notes = (ADAPTS,) if adapts and parts else ()
+    return Run("openrlhf", "PPO", settings, named, parts, _stale(settings), target, tuple(changes), notes)
+
+
+def _read_reward(settings: dict[str, Any], estimator: str, changes: list[Change]) -> KLPart:
+    kind = settings["algo.advantage.estimator"]
+    mean_only = kind in WHITENED and settings["algo.advantage.no_std_norm"]  # the others ignore the flag
+    if estimator != "k1":
+        changes.append(Change("algo.kl.estimator", "k1", estimator, Why.ONLY_K1))
+    if kind in WHITENED:
+        why = BATCH_MEAN if mean_only else WHITENING
+        changes.append(Change("algo.advantage.estimator", "rloo", kind, why, optional=mean_only))
+    advantage = "gae critic=0" if kind == "gae" else kind
+    if mean_only:
+        advantage += " no_std_norm"
+    loss = f"openrlhf algo.kl in reward estimator={estimator} advantage={advantage}"
+    caveat = "Audited with a critic that is 0." if kind == "gae" else ""
+    return KLPart("reward", loss, settings["algo.kl.init_coef"], caveat=caveat)
+
+
+def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
+    rows = settings["rollout.batch_size"] * settings["rollout.n_samples_per_prompt"]
+    update = settings["train.batch_size"]
+    found = []
+    if rows > update:
+        found.append(f"{rows} completions of a rollout above train.batch_size={update}: several updates use a rollout")
+    if settings["train.max_epochs"] > 1:
+        found.append(f"train.max_epochs={settings['train.max_epochs']}: a batch is used for several updates")
+    return (*found, ENGINE)
+
+
+def with_old_names(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """The changes by the names that a release before 0.10.2 has."""
+    old = {new: name for name, new in OLD.items()}
+    renamed = lambda change: {"name": old[change.name]}
+    late = lambda change: {"why": f"{change.why}; releases with the old flags lack it"}
+    return tuple(replace(x, **(renamed(x) if x.name in old else late(x))) for x in changes)
+
+
+TENSORS = {
+    "logp": "action_log_probs",
+    "ref_logp": "base_action_log_probs",
+    "mask": "experience.action_mask",
+    "behavior_logp": "experience.rollout_log_probs",
+}
+
+
+FRAMEWORK = Framework(
+    "openrlhf",
+    "openrlhf",
+    "0.11.2",
+    subjects,
+    Default(
+        "k1 in the reward, advantages by gae",
+        "openrlhf algo.kl in reward estimator=k1 advantage=gae critic=0",
+    ),
+    whole_losses=policy_losses,
+    settings={
+        ("reverse", "sequence"): SettingLines(
+            "--algo.kl.estimator k1 --algo.advantage.estimator rloo",
+            "openrlhf algo.kl in reward estimator=k1 advantage=rloo",
+            Descends("unknown", "unknown"),
+            "The policy loss averages over the batch's tokens, and log-ratios are clamped at 10: reverse-kl-sequence "
+            "only at equal lengths and within ±10. The default estimator, gae, whitens: the batch's spread divides β.",
+            "rloo replaces the critic by the other completions of the prompt: set --rollout.n_samples_per_prompt above "
+            "1. The KL is added after this baseline.",
+        ),
+        ("reverse", "token"): SettingLines(
+            "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.unbiased_gradient",
+            "openrlhf algo.kl.use_loss estimator=k3 unbiased_gradient=True",
+            Descends("reverse-kl-token", "unknown"),
+            "It averages over the batch's tokens: right at equal lengths and in large batches. Off-policy its ratio is "
+            "truncated at 10.",
+            "none; --actor.loss_agg_mode reduces the policy loss, and the KL is always averaged over the tokens.",
+        ),
+    },
+    home=Home(
+        "ActorPPOTrainer.training_step, in the place of its call of compute_approx_kl",
+        in_place("kl = kl.per_token", TENSORS),
+        "ActorPPOTrainer.training_step(self, experience, kl_ctl, ...)",
+        TENSORS,
+        "Set --algo.kl.use_loss and leave --algo.kl.init_coef above 0, which is β: at 0 OpenRLHF loads no reference. "
+        "Its next lines multiply by β and average over the tokens of the batch, as for the policy loss: this KL in "
+        "large batches, and on every batch at equal lengths.",
+    ),
+    reader=Reader(
+        "OpenRLHF",
+        KNOWN,
+        read_config,
+        re.compile(r"(.*[./])?train_ppo(_ray)?(\.py)?"),
+        beginnings=("algo.kl.", "algo.advantage.", *ONLY_OLD),
+        harmless=HARMLESS,
+        old=OLD,
+        old_note=OLD_NOTE,
+    ),
+)

@@ -11,15 +11,26 @@ inference engine, and the log-probs before the update are those of the policy, a
 loss. The package does not import on every Python version, so only its files are loaded.
 """
 
+from __future__ import annotations
+
+import re
 from functools import cache
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from ..errors import RunFileError
+from ..targets import Descends
+from .framework import Default, Framework
+from .harness import instead, load, scores, standing_in, subject, untrained
+from .recommendation import Home, SettingLines, in_place
+from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
-from ..audit import Subject
-from ..audit.batch import Batch
-from .harness import Critic, instead, load, scores, standing_in, untrained
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
+    from .harness import Critic
 
 STAND_INS = (
     *("jaxtyping", "loguru", "omegaconf", "ray", "skyrl_gym", "tqdm", "transformers", "yaml"),
@@ -28,10 +39,11 @@ STAND_INS = (
 TRAIN = "skyrl.backends.skyrl_train"
 
 ADVANTAGES = ("grpo", "grpo without std", "rloo", "maxrl", "reinforce++", "gae critic=0")
-WHITENED = ("reinforce++", "gae critic=0")
-"""Advantages normalised over the whole batch; the others use one group at a time."""
+WHITENED = ("gae", "reinforce++")
+"""Advantages that are whitened over the batch with the KL in them, by the audits of version 0.3.0. The others use one
+group at a time."""
 
-TOKEN_MEAN = "token_mean"
+TOKEN_MEAN, SUM = "token_mean", "seq_mean_token_sum_norm"
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "tis=token": {"tis_ratio_type": "token"},
     "tis=sequence": {"tis_ratio_type": "sequence"},
@@ -58,7 +70,7 @@ def _in_loss(estimator: str) -> Subject:
         return mean(per_token, mask, dim=-1).mean()
 
     name = f"skyrl use_kl_loss kl_estimator_type={estimator}"
-    return Subject(name, "framework", loss, framework="skyrl", stacks=True)
+    return subject("skyrl", name, loss, stacks=True)
 
 
 def in_reward(
@@ -92,12 +104,13 @@ def in_reward(
         )[0]
 
     name = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage} {more}".rstrip()
-    stacks = advantage not in WHITENED and more != TOKEN_MEAN
+    whitened = advantage.split()[0] in WHITENED
+    stacks = not whitened and more != TOKEN_MEAN
     better = instead(
         k1="" if estimator == "k1" else "kl_estimator_type=k1",
-        unwhitened="advantage_estimator=rloo" if advantage in WHITENED else "",
+        unwhitened="advantage_estimator=rloo" if whitened else "",
     )
-    return Subject(name, "framework", loss, framework="skyrl", stacks=stacks, instead=better)
+    return subject("skyrl", name, loss, stacks=stacks, instead=better)
 
 
 @cache
@@ -123,7 +136,7 @@ def _trainer(estimator: str, advantage: str, lambd: float, more: str) -> Any:
         advantage_estimator=advantage.split()[0],
         grpo_norm_by_std="without std" not in advantage,
         lambd=lambd,
-        loss_reduction=TOKEN_MEAN if more == TOKEN_MEAN else "seq_mean_token_sum_norm",
+        loss_reduction=TOKEN_MEAN if more == TOKEN_MEAN else SUM,
         max_seq_len=1,  # divides the sum of scores and KL
         off_policy_correction=config.OffPolicyCorrectionConfig(**CORRECTIONS.get(more, {})),
     )
@@ -198,4 +211,152 @@ def policy_loss(kind: str, **correction: Any) -> Subject:
 
     settings = {"policy_loss_type": kind, **correction}
     name = " ".join(["skyrl", *(f"{name}={value}" for name, value in settings.items())])
-    return Subject(name, "framework", loss, framework="skyrl")
+    return subject("skyrl", name, loss)
+
+
+# SkyRL: `trainer.algorithm` and the sizes of its batches.
+
+ALGORITHM = "trainer.algorithm."
+KNOWN: dict[str, Any] = {
+    f"{ALGORITHM}use_kl_loss": True,
+    f"{ALGORITHM}use_kl_in_reward": False,
+    f"{ALGORITHM}kl_loss_coef": 0.001,
+    f"{ALGORITHM}kl_estimator_type": "k3",
+    f"{ALGORITHM}advantage_estimator": "grpo",
+    f"{ALGORITHM}grpo_norm_by_std": True,
+    f"{ALGORITHM}loss_reduction": "token_mean",
+    "trainer.train_batch_size": 1024,
+    "trainer.policy_mini_batch_size": 256,
+    "trainer.update_epochs_per_batch": 1,
+}
+"""The defaults of the settings that matter, read in the source of version 0.3.0."""
+
+HARMLESS = tuple(f"{ALGORITHM}{name}" for name in ("kl_ctrl.type", "kl_ctrl.kl_target", "kl_ctrl.horizon")) + tuple(
+    f"{ALGORITHM}kl_cov.{name}" for name in ("kl_cov_frac", "ppo_kl_coef")
+)
+"""What adapts β, and a policy loss."""
+
+TRAINER = "its trainer"
+ENGINE = "SkyRL samples with an inference engine, whose log-probs differ from those of the trainer"
+
+
+def read_config(given: dict[str, Any], _: str | None = None) -> Run:
+    """Read the settings of a SkyRL trainer, with SkyRL's defaults for those that are missing."""
+    settings, named = with_defaults(given, KNOWN)
+    in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ALGORITHM}use_kl_loss"]
+    if in_reward and in_loss:
+        received, remedy = "both (use_kl_loss is on by default)", "switch one off: SkyRL refuses both"
+        raise RunFileError("use_kl_loss or use_kl_in_reward", received, remedy)
+    name = f"{ALGORITHM}kl_estimator_type"
+    estimator = one_of(name, settings[name], ("k1", "k2", "k3", "abs"))
+    coefficient = settings[f"{ALGORITHM}kl_loss_coef"]
+    zero = [] if coefficient else [Change(f"{ALGORITHM}kl_loss_coef", 0.001, 0.0, "at 0 there is no KL")]
+    if in_reward:
+        part, changes = _read_reward(settings, estimator)
+        parts, changes, target = (part,) if coefficient else (), (*zero, *changes), "reverse-kl-sequence"
+        notes = (ADAPTS,) * (given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive")
+        return Run("skyrl", TRAINER, settings, named, parts, _stale(settings), target, changes, notes)
+    changes = [] if in_loss else [Change(f"{ALGORITHM}use_kl_loss", True, False, "without it SkyRL has no KL")]
+    changes += zero
+    if estimator != "k2":
+        changes.append(Change(name, "k2", estimator, Why.AS_LOSS.get(estimator, Why.CUT_K3)))
+    part = KLPart("loss", f"skyrl use_kl_loss kl_estimator_type={estimator}", settings[f"{ALGORITHM}kl_loss_coef"])
+    notes = (
+        "SkyRL divides a KL in the loss by the length of each completion, for every loss_reduction: no setting is "
+        "the reverse KL where lengths vary. `klgrad advise skyrl --level token` has code that is.",
+    )
+    parts, target = (part,) if in_loss and coefficient else (), "reverse-kl-token"
+    return Run("skyrl", TRAINER, settings, named, parts, _stale(settings), target, tuple(changes), notes)
+
+
+def _read_reward(settings: dict[str, Any], estimator: str) -> tuple[KLPart, list[Change]]:
+    kind, mode = settings[f"{ALGORITHM}advantage_estimator"], settings[f"{ALGORITHM}loss_reduction"]
+    changes: list[Change] = []
+    if estimator != "k1":
+        changes.append(Change(f"{ALGORITHM}kl_estimator_type", "k1", estimator, Why.ONLY_K1))
+    if kind == "grpo" and settings[f"{ALGORITHM}grpo_norm_by_std"]:
+        changes.append(Change(f"{ALGORITHM}grpo_norm_by_std", False, True, Why.GROUP_STD))
+    elif kind not in ("grpo", "rloo"):
+        why = Why.BATCH_STD if kind in WHITENED else Why.NOT_AUDITED
+        changes.append(Change(f"{ALGORITHM}advantage_estimator", "rloo", kind, why))
+    if mode != SUM:
+        averaged = mode == "token_mean"
+        why = f"{Why.MEAN_OVER_TOKENS if averaged else 'it divides by lengths'}; set max_seq_len with it"
+        changes.append(Change(f"{ALGORITHM}loss_reduction", SUM, mode, why, optional=averaged))
+    advantage = "gae critic=0" if kind == "gae" else kind
+    advantage += " without std" if kind == "grpo" and not settings[f"{ALGORITHM}grpo_norm_by_std"] else ""
+    averaged = (estimator, kind, mode) in (("k3", "grpo", "token_mean"), ("k1", "rloo", "token_mean"))
+    loss = f"skyrl use_kl_in_reward estimator={estimator} advantage={advantage}{' token_mean' if averaged else ''}"
+    caveat = "" if averaged or mode == SUM else f"Audited with loss_reduction={SUM}: {mode} divides by lengths as well."
+    return KLPart("reward", loss, settings[f"{ALGORITHM}kl_loss_coef"], caveat=caveat), changes
+
+
+def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
+    batch, mini = settings["trainer.train_batch_size"], settings["trainer.policy_mini_batch_size"]
+    found = []
+    if batch > mini:
+        found.append(f"train_batch_size={batch} above policy_mini_batch_size={mini}: several updates use a batch")
+    if settings["trainer.update_epochs_per_batch"] > 1:
+        epochs = settings["trainer.update_epochs_per_batch"]
+        found.append(f"update_epochs_per_batch={epochs}: a batch is used for several updates")
+    return (*found, ENGINE)
+
+
+TENSORS = {
+    "logp": "action_log_probs",
+    "ref_logp": "base_action_log_probs",
+    "mask": "loss_mask",
+    "behavior_logp": "rollout_action_logprobs",
+}
+
+
+FRAMEWORK = Framework(
+    "skyrl",
+    "skyrl",
+    "0.3.0",
+    subjects,
+    Default("k3 as a loss", "skyrl use_kl_loss kl_estimator_type=k3"),
+    whole_losses=policy_losses,
+    settings={
+        ("reverse", "sequence"): SettingLines(
+            "trainer.algorithm.use_kl_loss=false\n"
+            "trainer.algorithm.use_kl_in_reward=true\n"
+            "trainer.algorithm.kl_estimator_type=k1\n"
+            "trainer.algorithm.advantage_estimator=rloo\n"
+            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm\n"
+            "trainer.algorithm.max_seq_len=4096",
+            "skyrl use_kl_in_reward estimator=k1 advantage=rloo",
+            Descends("reverse-kl-sequence", "unknown"),
+            "In the reward k3, the default, descends no divergence. With off_policy_correction.tis_ratio_type=sequence "
+            "and sequence_tis_ratio_clip_high out of reach it holds for an inference engine's samples too, on the "
+            "first update after a rollout, at a variance that grows with the length.",
+            "seq_mean_token_sum_norm divides the policy loss by rows x max_seq_len, where token_mean, the default, "
+            "divides by the tokens of the batch: gradients are smaller by mean length / max_seq_len. rloo needs "
+            "several completions per prompt.",
+        ),
+        ("reverse", "token"): SettingLines(
+            "trainer.algorithm.use_kl_loss=true\ntrainer.algorithm.kl_estimator_type=k2",
+            "skyrl use_kl_loss kl_estimator_type=k2",
+            Descends("unknown", "unknown"),
+            "It divides by each completion's length: reverse-kl-token only where all are equally long.",
+            "none; loss_reduction reduces the policy loss only.",
+        ),
+    },
+    home=Home(
+        "PolicyWorkerBase._forward_backward_micro, in the place of the two lines that compute kl_loss",
+        in_place("kl_loss = kl.loss", TENSORS),
+        "PolicyWorkerBase._forward_backward_micro(self, experience, ...)",
+        TENSORS,
+        "Leave trainer.algorithm.use_kl_loss=true: without it SkyRL loads no reference. Its next line multiplies by "
+        "kl_loss_coef, which is β. The KL is summed over each completion and averaged over completions, while "
+        "loss_reduction reduces the policy loss.",
+    ),
+    reader=Reader(
+        "SkyRL",
+        KNOWN,
+        read_config,
+        re.compile(rf"{OTHER_PROGRAMS}skyrl(_train)?[./].*"),
+        beginnings=("trainer.algorithm.",),
+        harmless=HARMLESS,
+    ),
+)

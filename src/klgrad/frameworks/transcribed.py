@@ -5,35 +5,44 @@ framework's code. Casts to float32 and the 1e-8 in denominators are left out. A 
 on ∇log π, found by hand.
 """
 
-from collections.abc import Callable, Iterator
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ..audit import Subject
-from ..audit.batch import Batch
-from ..core.credit import to_go
-from ..core.result import reduce
+from .framework import Default, Framework, Source
+from .harness import subject
 
-PerToken = Callable[[Batch], Tensor]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
+
+    PerToken = Callable[[Batch], Tensor]
+
 
 OVER_TOKENS, OVER_COMPLETIONS, SUM = "a mean over tokens", "a mean per completion", "a sum per completion"
 
 
 def subjects(framework: str) -> list[Subject]:
     """The settings of one framework that affect the KL; the default comes first."""
-    return list(SETTINGS[framework]())
+    return list(FORMULAE[framework]())
 
 
-def _subject(framework: str, settings: str, per_token: PerToken, reduction: str) -> Subject:
+def _subject(framework: str, settings: str, per_token: PerToken, reduction: str, stacks: bool | None = None) -> Subject:
+    from ..core.result import reduce
+
     def loss(batch: Batch) -> Tensor:
         terms = per_token(batch)
         if reduction == OVER_COMPLETIONS:
             terms = terms / batch.mask.sum(-1, keepdim=True)
         return reduce(terms, batch.rollout(), "token" if reduction == OVER_TOKENS else "sequence")
 
-    stacks = reduction != OVER_TOKENS
-    return Subject(f"{framework} {settings}", "framework", loss, framework=framework, stacks=stacks)
+    stacks = reduction != OVER_TOKENS if stacks is None else stacks
+    return subject(framework, f"{framework} {settings}", loss, stacks=stacks)
 
 
 def _kl(kind: str, x: Tensor) -> Tensor:
@@ -54,7 +63,7 @@ def nemo_rl() -> Iterator[Subject]:
             inside = x.clamp(-20, 20)
             ratio = (batch.logp - (batch.behavior_logp if to_sampler else batch.logp.detach())).exp()
             ratio = ratio.nan_to_num(nan=0.0, posinf=0.0)
-            kl = torch.where(x == inside, ratio, ratio.detach()) * _kl(kind, inside)
+            kl = ratio.where(x == inside, ratio.detach()) * _kl(kind, inside)
             return kl.clamp(-10, 10) if clamp else kl
 
         return terms
@@ -129,12 +138,13 @@ def tinker_cookbook() -> Iterator[Subject]:
     The loss itself is computed by the Tinker service: `importance_sampling`, by its documentation minus the sum of π/μ
     times the advantage over all tokens.
     """
+    from ..core.credit import to_go
 
     def per_token(centred: bool, discount: float) -> PerToken:
         def terms(batch: Batch) -> Tensor:
-            away = torch.where(batch.mask, batch.behavior_logp - batch.ref_logp, 0)
+            away = (batch.behavior_logp - batch.ref_logp).where(batch.mask, 0)
             mean = away.sum() / batch.mask.sum() if centred else 0
-            advantage = torch.where(batch.mask, mean - away, 0)
+            advantage = (mean - away).where(batch.mask, 0)
             if discount > 0:
                 advantage = to_go(advantage, batch.mask, discount)
             return -advantage * (batch.logp - batch.behavior_logp).exp()
@@ -143,20 +153,59 @@ def tinker_cookbook() -> Iterator[Subject]:
 
     for path, centred in (("rl", True), ("distillation", False)):
         for discount in (0.0, 1.0):
-            found = _subject(
-                "tinker-cookbook",
-                f"{path} kl_penalty_coef kl_discount_factor={discount}",
-                per_token(centred, discount),
-                SUM,
-            )
+            settings = f"{path} kl_penalty_coef kl_discount_factor={discount}"
             # The mean over the batch couples its groups.
-            yield Subject(found.name, found.kind, found.loss, stacks=not centred, framework=found.framework)
+            yield _subject("tinker-cookbook", settings, per_token(centred, discount), SUM, stacks=not centred)
 
 
-SETTINGS: dict[str, Callable[[], Iterator[Subject]]] = {
+FORMULAE: dict[str, Callable[[], Iterator[Subject]]] = {
     "nemo-rl": nemo_rl,
     "prime-rl": prime_rl,
     "slime": slime,
     "open-instruct": open_instruct,
     "tinker-cookbook": tinker_cookbook,
 }
+
+SOURCES = {
+    "nemo-rl": Source(
+        "NVIDIA-NeMo/RL", "0.7.0", ("nemo_rl/algorithms/utils.py", "nemo_rl/algorithms/loss/loss_functions.py")
+    ),
+    "prime-rl": Source("PrimeIntellect-ai/prime-rl", "0.8.0", ("src/prime_rl/trainer/rl/loss.py",)),
+    "slime": Source("THUDM/slime", "0.3.1", ("slime/utils/ppo_utils.py", "slime/backends/megatron_utils/loss.py")),
+    "open-instruct": Source(
+        "allenai/open-instruct", "0.3.0", ("open_instruct/model_utils.py", "open_instruct/grpo_utils.py")
+    ),
+    "tinker-cookbook": Source(
+        "thinking-machines-lab/tinker-cookbook",
+        "0.5.8",
+        ("tinker_cookbook/rl/metrics.py", "tinker_cookbook/distillation/train_on_policy.py"),
+    ),
+}
+
+DEFAULTS = {
+    "nemo-rl": Default(
+        "k3 as a loss, reference_policy_kl_penalty=0.01",
+        "nemo-rl reference_policy_kl_type=k3 token_level_loss=True",
+    ),
+    "prime-rl": Default(
+        "no reference; a squared log-ratio to the sampler, kl_tau=0.001",
+        "prime-rl trainer.loss.type=default kl_tau",
+    ),
+    "slime": Default(
+        "no KL; with --use-kl-loss alone",
+        "slime --use-kl-loss --kl-loss-type k1",
+    ),
+    "open-instruct": Default(
+        "k3 as a loss, beta=0.05",
+        "open-instruct kl_estimator=2 loss_denominator=token",
+    ),
+    "tinker-cookbook": Default(
+        "no KL; with kl_penalty_coef alone raised",
+        "tinker-cookbook rl kl_penalty_coef kl_discount_factor=0.0",
+    ),
+}
+
+FRAMEWORKS = tuple(
+    Framework(name, source.repository, source.version, partial(subjects, name), DEFAULTS[name], source=source)
+    for name, source in SOURCES.items()
+)

@@ -6,14 +6,20 @@ default) go through verl's advantages: see verl. Only these two files of the pac
 without Ray and verl.
 """
 
+from __future__ import annotations
+
 from functools import cache
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from .framework import Default, Framework
+from .harness import load, subject
 
-from ..audit import Subject
-from ..audit.batch import Batch
-from .harness import load
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
 
 ALGORITHM = "trinity.algorithm"
 FUNCTIONS = {
@@ -41,7 +47,7 @@ def _subject(kind: str, reduction: str) -> Subject:
         return kl.calculate_kl_loss(batch.logp, batch.ref_logp, batch.mask, reduction, batch.old_logp)[0]
 
     name = f"trinity kl_loss_fn={kind} loss_agg_mode={reduction}"
-    return Subject(name, "framework", loss, framework="trinity", stacks=reduction != TOKEN_MEAN)
+    return subject("trinity", name, loss, stacks=reduction != TOKEN_MEAN)
 
 
 @cache
@@ -49,3 +55,15 @@ def _functions() -> ModuleType:
     utils = load("trinity-rft", "trinity/algorithm/utils.py")
     loaded = {f"{ALGORITHM}.utils": utils}
     return load("trinity-rft", "trinity/algorithm/kl_fn/kl_fn.py", replaced=("trinity",), loaded=loaded)
+
+
+FRAMEWORK = Framework(
+    "trinity",
+    "trinity-rft",
+    "0.6.0",
+    subjects,
+    Default(
+        "k2 as a loss, kl_coef=0.001",
+        "trinity kl_loss_fn=k2 loss_agg_mode=token-mean",
+    ),
+)

@@ -1,6 +1,6 @@
 """TRL: its own `GRPOTrainer`, `RLOOTrainer` and `DistillationTrainer`, from sampled completions to the loss.
 
-A real trainer is built for each setting, with models that return given log-probs (`trl_model`). The reference returns
+A real trainer is built for each setting, with models that return given log-probs (`trl_stage`). The reference returns
 `ref_logp`. The policy returns `behavior_logp` when a batch is scored, since that policy sampled it, and `logp` in the
 loss. Only `_generate_single_turn` is replaced: it returns the audited completions; one that fills all columns of the
 batch counts as truncated. Log-probs, rewards, the KL in the reward, baselines, normalisation, clipping and reduction
@@ -17,54 +17,44 @@ of sapo and vespo, the bounds of vLLM's ratio, and `importance_sampling_level` w
 `temperature` divides the logits of both models, so the KL is that of the policies at that temperature (tested).
 An entropy bonus has a gradient of its own; `sync_ref_model` moves the reference between updates.
 
-`DistillationTrainer` is described in `trl_distillation`.
+`DistillationTrainer` is described in `trl_stage`.
 """
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import fields
-from functools import cache
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from .. import zoo
-from ..audit import Subject
-from ..audit.batch import Batch
-from .trl_stage import (
-    WORDS,
-    at_leaves,
-    completion,
-    distillation_stage_of,
-    give_exact_kl,
-    in_float64,
-    offline,
-    one_thread,
-    prompt,
-    quietly,
-    restore_accelerate,
-    saved_model,
-    tokenizer,
-    with_given_log_probs,
-)
+from ..errors import RunFileError
+from ..targets import Descends
+from .framework import Default, Framework
+from .harness import subject
+from .recommendation import DR_GRPO, Home, SettingLines
+from .run_settings import Change, KLPart, Reader, Run, Why, one_of, with_defaults
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
+    from ..targets import Verdict
     from ..trl import KLConfig
-
-
-# pyright: reportPrivateImportUsage=false
-# (the package exports its names lazily, which type checkers do not see)
-
-
-BETA = 1.0
 
 DISTILLATION_BETAS = (1.0, 0.5, 0.0)
 """What `DistillationTrainer`'s β selects: reverse KL, which is its default; Jensen-Shannon divergence; forward KL."""
 
-TOKEN_MEANS = ("dapo", "bnpo", "cispo", "vespo")
-"""Loss types that average over the tokens of the batch: a mean over groups only if all groups have as many tokens."""
+PER_COMPLETION = ("grpo", "sapo")
+PER_TOKEN = ("dapo", "cispo", "vespo")
+PER_PASS = ("bnpo",)
+SUMMED = ("dr_grpo", "luspo")
+"""What each `loss_type` divides by: the length of each completion, the tokens of the batch, those of one forward pass
+on one device, or a constant."""
 
 
 def subjects() -> list[Subject]:
@@ -108,6 +98,8 @@ def distillation(**settings: Any) -> Subject:
 
 def declared(**settings: Any) -> Subject:
     """This package's `KLTrainer` on TRL, at β = 1, with these settings."""
+    from .. import zoo
+
     normalised = settings.get("scale_rewards") == "batch" or "multi_objective_aggregation" in settings
     in_reward = settings.get("kl_placement") == "reward"
     cell = settings.get("kl_cell")
@@ -117,6 +109,10 @@ def declared(**settings: Any) -> Subject:
 
 
 def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
+    import torch
+
+    from .trl_stage import distillation_stage_of, stage_of
+
     def loss(batch: Batch) -> Tensor:
         chosen = tuple(settings.items())
         if kind == "distillation":
@@ -127,129 +123,26 @@ def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
         parts = _by_token_count(batch)
         return torch.stack([loss(part) * len(part.mask) / len(batch.mask) for part in parts]).sum()
 
-    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in TOKEN_MEANS  # distillation too
+    # A mean over the tokens of the batch is one over groups only if all groups have as many tokens.
+    couples = settings.get("loss_type", "dapo" if kind != "rloo" else None) in (
+        *PER_TOKEN,
+        *PER_PASS,
+    )  # distillation too
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
-    return Subject(
-        name,
-        "framework",
-        mean_over_groups if couples else loss,
-        framework="trl",
-        stacks=stacks,
-        exchangeable=True,
-        on_large_batch=loss,
-    )
+    chosen = mean_over_groups if couples else loss
+    return subject("trl", name, chosen, stacks=stacks, exchangeable=True, on_large_batch=loss)
 
 
 def _by_token_count(batch: Batch) -> Iterator[Batch]:
     """Batches of the groups with equally many tokens, in which a mean over tokens does not couple the groups."""
     count = batch.mask.sum(-1).view(-1, batch.group_size).sum(-1).repeat_interleave(batch.group_size)
     for tokens in count.unique():
-        yield Batch(**{field.name: getattr(batch, field.name)[count == tokens] for field in fields(batch)})
-
-
-class Stage:
-    """A trainer whose models, sampler and rewards return the values of the audited batch."""
-
-    def __init__(self, kind: str, group_size: int, settings: dict[str, Any]) -> None:
-        self.trainer = trainer = build(kind, group_size, lambda completions, **_: self.rewards, **settings)
-        trainer._generate_single_turn = self._generate
-        self.policy = with_given_log_probs(trainer.model)
-        # Without a KL, TRL has no reference.
-        self.reference = with_given_log_probs(trainer.ref_model) if trainer.ref_model is not None else None
-        self.reports_logp = kind != "rloo"
-        self.is_exact = kind == "klgrad" and trainer.objective.exact
-        if kind == "klgrad":  # the audited policies are not at the reference, as a model is before its first update
-            trainer._check_start = lambda rollout: None
-        self.completions: list[list[int]] = []
-        self.sampled_logp: list[list[float]] = []
-        self.rewards: list[float] = []
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Score the groups of completions and compute the loss, by the methods of the trainer."""
-        from trl.kernels import chunked_logprob
-
-        restore_accelerate()
-        self._take(batch)
-        with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
-            self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
-            if self.reference is not None:
-                self.reference.logp = batch.ref_logp
-            rows = [{"prompt": prompt(row)} for row in range(len(batch.logp))]
-            scored = self.trainer._generate_and_score_completions(rows)
-            self.policy.logp = batch.logp
-            loss = self.trainer._compute_loss(self.trainer.model, scored)
-            return at_leaves(loss, batch.leaves)
-
-    def _take(self, batch: Batch) -> None:
-        rows, columns = batch.logp.shape
-        if self.is_exact:
-            give_exact_kl(self.trainer, batch)
-        self.trainer.max_completion_length = columns
-        self.trainer.args.per_device_train_batch_size = rows
-        lengths = batch.mask.sum(-1).tolist()
-        self.completions = [completion(n, ended=n < columns) for n in lengths]
-        self.sampled_logp = [logp[:n] for logp, n in zip(batch.behavior_logp.tolist(), lengths, strict=True)]
-        self.rewards = batch.advantages[:, 0].tolist()
-
-    def _generate(self, *_: Any, **__: Any) -> Any:
-        return (self.completions, self.sampled_logp) if self.reports_logp else self.completions
-
-
-@cache
-def stage_of(kind: str, group_size: int, settings: tuple[tuple[str, Any], ...]) -> Stage:
-    """The trainer with these settings; built once."""
-    return Stage(kind, group_size, dict(settings))
-
-
-def build(
-    kind: str, group_size: int, rewards: Any, words: tuple[str, ...] = WORDS, use_vllm: bool = False, **settings: Any
-) -> Any:
-    """A real trainer, with a tiny Llama over these words; the kind `klgrad` is this package's own."""
-    from datasets import Dataset
-
-    trainer_class, config_class = _classes(kind)
-    if kind != "klgrad":
-        settings = {"beta": BETA, **settings}
-    with quietly(), offline(), one_thread():
-        folder = saved_model(words)
-        config = config_class(
-            output_dir=folder,
-            per_device_train_batch_size=group_size,
-            num_generations=group_size,
-            # 2, so that the trainer keeps the log-probs at sampling.
-            num_iterations=1 if use_vllm else 2,
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            disable_tqdm=True,
-            **settings,
-        )
-        trainer = trainer_class(
-            model=folder,
-            reward_funcs=rewards,
-            args=config,
-            train_dataset=Dataset.from_dict({"prompt": [words[-1]] * group_size}),
-            processing_class=tokenizer(words),
-        )
-    trainer.use_vllm = use_vllm  # in the configuration it would start vLLM
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1  # set by the training loop
-    return trainer
-
-
-def _classes(kind: str) -> tuple[Any, Any]:
-    import trl
-
-    if kind == "klgrad":
-        from ..trl import KLConfig, KLTrainer
-
-        return KLTrainer, KLConfig
-    return {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}[kind]
+        yield replace(batch, **{field.name: getattr(batch, field.name)[count == tokens] for field in fields(batch)})
 
 
 # TRL: the whole policy losses of its own `GRPOTrainer` and `RLOOTrainer`, without a KL, as is TRL's default.
 #
-# The trainers are built as in `trl`. A call has the whole batch, so that the statistics of TRL's batch are those of the
+# The trainers are built as above. A call has the whole batch, so that the statistics of TRL's batch are those of the
 # limit of large batches.
 
 TYPES = ("dapo", "grpo", "dr_grpo", "cispo", "sapo", "vespo")
@@ -271,12 +164,13 @@ def policy_losses() -> list[Subject]:
 
 def policy_loss(kind: str, **settings: Any) -> Subject:
     """The loss of a trainer with these settings, without a KL, and TRL's defaults otherwise."""
+    from .trl_stage import stage_of
 
     def loss(batch: Batch) -> Tensor:
         return stage_of(kind, batch.group_size, (("beta", 0.0), *settings.items())).loss(batch)
 
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
-    return Subject(name, "framework", loss, framework="trl")
+    return subject("trl", name, loss)
 
 
 # Which settings of a run an audit of its trainer needs.
@@ -295,7 +189,7 @@ samplers, of which the loss knows the log-probs as it does for old completions.
 """
 
 
-def audited_settings(config: "KLConfig") -> dict[str, Any]:
+def audited_settings(config: KLConfig) -> dict[str, Any]:
     """The settings of a run that may act on its KL, where they differ from their defaults.
 
     Args:
@@ -314,3 +208,267 @@ def audited_settings(config: "KLConfig") -> dict[str, Any]:
 
     kl = lambda name: name.startswith("kl_") and name not in KL_FIELDS_LEFT_OUT
     return {name: value for name, value in changed(config).items() if kl(name) or name.startswith(TRL_FIELDS)}
+
+
+# TRL: the fields of a `GRPOConfig` or `RLOOConfig`.
+
+SAMPLING = {
+    "num_iterations": 1,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "generation_batch_size": None,
+    "steps_per_generation": None,
+    "use_vllm": False,
+}
+GRPO: dict[str, Any] = {
+    "beta": 0.0,
+    "loss_type": "dapo",
+    "importance_sampling_level": "token",
+    "use_bias_correction_kl": True,
+    "mask_truncated_completions": False,
+    "sync_ref_model": False,
+    **SAMPLING,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
+}
+RLOO: dict[str, Any] = {
+    "beta": 0.05,
+    "normalize_advantages": False,
+    "mask_truncated_completions": False,
+    "sync_ref_model": False,
+    **SAMPLING,
+}
+TRAINERS = {"grpo": GRPO, "rloo": RLOO}
+"""The defaults of the settings that matter, by trainer; a test compares them with TRL's."""
+
+TELLING = (
+    *(name for name in GRPO | RLOO if name not in ("per_device_train_batch_size", "gradient_accumulation_steps")),
+    "num_generations", "reward_funcs", "max_completion_length",
+)  # fmt: skip
+"""Settings that tell a run of these trainers from TRL's others."""
+
+LATER = "the later updates of a generation use completions of an earlier policy"
+USUAL_BETA = 0.04
+OWN_FIELDS = ("kl_coef", "kl_level", "kl_divergence", "kl_estimator", "kl_placement", "kl_ratio", "kl_cell")
+"""Fields of this package's `KLConfig`."""
+
+
+def read_config(given: dict[str, Any], trainer: str | None) -> Run:
+    """Read the fields of TRL's configuration.
+
+    Args:
+        given: the settings of the file.
+        trainer: `grpo` or `rloo`; None to tell by the settings, which is GRPO where they do not tell.
+
+    Returns:
+        The run.
+    """
+    if own := [name for name in OWN_FIELDS if name in given]:
+        raise RunFileError("TRL's own settings", f"{own[0]}, of KLConfig", "use klgrad train --config FILE --dry-run")
+    kind = trainer or ("rloo" if "normalize_advantages" in given else "grpo")
+    settings, named = with_defaults(given, TRAINERS[kind])
+    read = _read_grpo if kind == "grpo" else _read_rloo
+    unsure = trainer is None and kind == "grpo" and "loss_type" not in given
+    return read(settings, named, ("Read as the settings of a GRPOTrainer; --trainer rloo for RLOO.",) * unsure)
+
+
+def _read_grpo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[str, ...]) -> Run:
+    kind = one_of("loss_type", settings["loss_type"], (*PER_TOKEN, *PER_PASS, *PER_COMPLETION, *SUMMED))
+    one_of("importance_sampling_level", settings["importance_sampling_level"], ("token", "sequence"))
+    changes = _common(settings)
+    if settings["importance_sampling_level"] != "token":
+        why = "the KL would be corrected by one ratio per completion; this changes the policy loss too"
+        changes.append(_to(settings, "importance_sampling_level", "token", why))
+    if not settings["use_bias_correction_kl"]:
+        changes.append(_to(settings, "use_bias_correction_kl", True, "k3 alone descends the forward KL"))
+    if kind in PER_COMPLETION:
+        changes.append(_to(settings, "loss_type", "dr_grpo", "it divides by the length of each completion"))
+    elif kind in PER_TOKEN:
+        changes.append(Change("loss_type", "dr_grpo", kind, Why.MEAN_OVER_TOKENS, optional=True))
+    why, caveat, audited = _of_one_pass(settings)
+    if why:
+        changes.append(_to(settings, "loss_type", "dr_grpo", why))
+    chosen = _audited_fields({**settings, "loss_type": audited})
+    loss = " ".join(["trl grpo", *(f"{name}={value}" for name, value in chosen.items())])
+    part = KLPart("loss", loss, settings["beta"], partial(grpo, **chosen), caveat)
+    return _run("GRPOTrainer", settings, named, part, changes, notes)
+
+
+def _of_one_pass(settings: dict[str, Any]) -> tuple[str, str, str]:
+    """Why to change a loss that divides by the tokens of one forward pass, how it was audited, and as what."""
+    kind, rows = settings["loss_type"], settings["per_device_train_batch_size"]
+    if kind not in PER_PASS:
+        return "", "", kind
+    why = f"it divides by the tokens of one forward pass, of per_device_train_batch_size={rows} completions"
+    if rows == 1:
+        caveat = f"Audited as loss_type=grpo: with one completion in a forward pass {kind} is the same."
+        return f"{why}: by the length of each completion", caveat, "grpo"
+    caveat = (
+        f"Audited with the batch in one forward pass; here a pass has {rows} completions, however large the batch is: "
+        "what holds in large batches holds if this number is large."
+    )
+    return why, caveat, kind
+
+
+def _read_rloo(settings: dict[str, Any], named: tuple[str, ...], notes: tuple[str, ...]) -> Run:
+    changes = _common(settings)
+    if settings["normalize_advantages"]:
+        why = "the standard deviation of the batch divides the KL too"
+        changes.append(_to(settings, "normalize_advantages", False, why))
+    shown = ("normalize_advantages", *(n for n in ("mask_truncated_completions", "use_vllm") if settings[n]))
+    chosen = {name: settings[name] for name in shown}
+    loss = " ".join(["trl rloo", *(f"{name}={value}" for name, value in chosen.items())])
+    part = KLPart("reward", loss, settings["beta"], partial(rloo, **chosen))
+    return _run("RLOOTrainer", settings, named, part, changes, notes)
+
+
+def _run(
+    trainer: str,
+    settings: dict[str, Any],
+    named: tuple[str, ...],
+    part: KLPart,
+    changes: list[Change],
+    notes: tuple[str, ...],
+) -> Run:
+    parts = (part,) if settings["beta"] else ()
+    target: Verdict = "reverse-kl-token" if part.place == "loss" else "reverse-kl-sequence"
+    if settings["sync_ref_model"]:
+        notes = (*notes, "sync_ref_model moves the reference during training.")
+    return Run("trl", trainer, settings, named, parts, _stale(settings), target, tuple(changes), notes)
+
+
+def _audited_fields(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of GRPO that its KL depends on, with those defaults that the module's list of settings names."""
+    chosen = {name: settings[name] for name in ("loss_type", "importance_sampling_level", "use_bias_correction_kl")}
+    if not settings["use_bias_correction_kl"]:
+        chosen["importance_sampling_level"] = "token"  # no ratio touches the KL
+    plain = chosen["importance_sampling_level"] == "token" and chosen["use_bias_correction_kl"]
+    others = {"mask_truncated_completions": settings["mask_truncated_completions"], "use_vllm": settings["use_vllm"]}
+    if settings["use_vllm"]:
+        others["vllm_importance_sampling_correction"] = settings["vllm_importance_sampling_correction"]
+        others["vllm_importance_sampling_mode"] = settings["vllm_importance_sampling_mode"]
+    others = {name: value for name, value in others.items() if value != GRPO[name]}
+    if plain and (others or chosen["loss_type"] not in ("dapo", "grpo", *SUMMED)):
+        chosen = {"loss_type": chosen["loss_type"]}  # the list of settings leaves defaults out here
+    return chosen | others
+
+
+def _common(settings: dict[str, Any]) -> list[Change]:
+    found = []
+    if not settings["beta"]:
+        found.append(_to(settings, "beta", USUAL_BETA, "without it TRL loads no reference and has no KL"))
+    if settings["mask_truncated_completions"]:
+        why = "it drops the KL of completions that are cut off"
+        found.append(_to(settings, "mask_truncated_completions", False, why))
+    return found
+
+
+def _to(settings: dict[str, Any], name: str, value: Any, why: str) -> Change:
+    return Change(name, value, settings[name], why)
+
+
+def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
+    found = []
+    if settings["num_iterations"] > 1:
+        found.append(f"num_iterations={settings['num_iterations']}: each batch is used for several updates")
+    steps, accumulated = settings["steps_per_generation"], settings["gradient_accumulation_steps"]
+    if _whole(steps) > accumulated:
+        found.append(f"steps_per_generation={steps} above gradient_accumulation_steps={accumulated}: {LATER}")
+    found += _stale_by_size(settings)
+    if settings["use_vllm"]:
+        found.append("use_vllm: the log-probs of vLLM, which samples, differ from those of the trainer")
+    return tuple(found)
+
+
+def _stale_by_size(settings: dict[str, Any]) -> list[str]:
+    """The reason by `generation_batch_size`, which depends on the number of processes: no file has that."""
+    size, batch = settings["generation_batch_size"], settings["per_device_train_batch_size"]
+    accumulated = settings["gradient_accumulation_steps"]
+    processes = math.ceil(_whole(size) / max(batch * accumulated, 1))  # TRL fails with a batch of 0
+    if processes <= 1:
+        return []
+    above = f"per_device_train_batch_size={batch} times gradient_accumulation_steps={accumulated}"
+    return [f"generation_batch_size={size} above {above}: {LATER}, unless there are at least {processes} processes"]
+
+
+def _whole(value: Any) -> int:
+    """The number in a field that is None by default; 0 for None. A script has both as text."""
+    return int(value) if str(value).isdigit() else 0
+
+
+# The advice.
+
+KL_TRAINER = """\
+from klgrad import {names}
+from klgrad.trl import KLConfig, KLTrainer
+
+args = KLConfig("runs/mine", kl_coef=0.04, loss_type="dr_grpo")
+kl = {term}
+trainer = KLTrainer(model, reward, args, kl=kl, train_dataset=prompts)\
+"""
+
+
+FRAMEWORK = Framework(
+    "trl",
+    "trl",
+    "1.16.0",
+    subjects,
+    Default(
+        "GRPO has beta=0.0, no KL; with beta alone raised",
+        "trl grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
+    ),
+    whole_losses=policy_losses,
+    settings={
+        ("reverse", "token"): SettingLines(
+            "from trl import GRPOConfig\n\n"
+            "args = GRPOConfig(\n"
+            '    "runs/mine", beta=0.04, loss_type="dr_grpo", importance_sampling_level="token", '
+            "use_bias_correction_kl=True\n)",
+            "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=True",
+            Descends("reverse-kl-token", "reverse-kl-token-sampler"),
+            "The default loss_type, dapo, averages over the tokens of the batch: the same at equal lengths and in "
+            "large batches. With use_vllm, nothing corrects the KL for the difference between vLLM and the trainer.",
+            DR_GRPO,
+        ),
+        ("reverse", "sequence"): SettingLines(
+            'from trl import RLOOConfig\n\nargs = RLOOConfig("runs/mine", beta=0.05, normalize_advantages=False)',
+            "trl rloo normalize_advantages=False",
+            Descends("reverse-kl-sequence", "unknown"),
+            "The KL is frozen at the policy that sampled: right for the first update on a batch only.",
+            "this is another trainer, RLOOTrainer: one advantage and one clipped ratio per completion, and no division "
+            "of the advantages by a standard deviation.",
+        ),
+        ("forward", "token"): SettingLines(
+            "from trl import GRPOConfig\n\n"
+            'args = GRPOConfig("runs/mine", beta=0.04, loss_type="dr_grpo", use_bias_correction_kl=False)',
+            "trl grpo loss_type=dr_grpo importance_sampling_level=token use_bias_correction_kl=False",
+            Descends("forward-kl-token", "k3-token"),
+            policy_loss=DR_GRPO,
+        ),
+    },
+    home=Home(
+        "KLTrainer, a GRPOTrainer with a KL of your choice",
+        KL_TRAINER,
+        "GRPOTrainer._compute_loss(self, model, inputs)",
+        {
+            "logp": "the first value of self._get_per_token_logps_and_entropies(...)",
+            "ref_logp": 'inputs["ref_per_token_logps"]; TRL computes it only if beta is not 0',
+            "mask": 'inputs["completion_mask"], times inputs["tool_mask"] if there is one',
+            "behavior_logp": 'inputs["sampling_per_token_logps"] with use_vllm; otherwise '
+            'inputs["old_per_token_logps"], which is missing where every batch is used for '
+            "one update (then it is logp)",
+        },
+        'kl_coef is TRL\'s beta. loss_type="dr_grpo" divides the sum over the tokens, of the policy loss and of the KL '
+        "alike, by rows times max_completion_length. The default, dapo, divides by the tokens of the batch: larger by "
+        "max_completion_length / mean length, and exact for the KL in large batches only.",
+    ),
+    reader=Reader(
+        "TRL",
+        GRPO | RLOO,
+        read_config,
+        re.compile(r"trl (grpo|rloo)|trl[./]scripts[./](grpo|rloo)(\.py)?"),
+        telling=(*TELLING, *OWN_FIELDS),
+        scripts=re.compile(r"(grpo|gspo|rloo)\w*\.py$|\.\w*(grpo|gspo|rloo)\w*$"),
+        harmless=OWN_FIELDS,
+    ),
+)

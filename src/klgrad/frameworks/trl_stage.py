@@ -358,3 +358,108 @@ def _top_entries(ref_logits: Tensor, tokens: Tensor) -> TopEntries:
     logp, ids = every.topk(ENTRIES, -1)
     token_logp = every.gather(-1, tokens[..., None]).squeeze(-1)
     return TopEntries(ids, logp, token_logp, (ids == tokens[..., None]).any(-1))
+
+
+# The trainers, and what runs them on a batch of the audit.
+
+BETA = 1.0
+
+
+class Stage:
+    """A trainer whose models, sampler and rewards return the values of the audited batch."""
+
+    def __init__(self, kind: str, group_size: int, settings: dict[str, Any]) -> None:
+        self.trainer = trainer = build(kind, group_size, lambda completions, **_: self.rewards, **settings)
+        trainer._generate_single_turn = self._generate
+        self.policy = with_given_log_probs(trainer.model)
+        # Without a KL, TRL has no reference.
+        self.reference = with_given_log_probs(trainer.ref_model) if trainer.ref_model is not None else None
+        self.reports_logp = kind != "rloo"
+        self.is_exact = kind == "klgrad" and trainer.objective.exact
+        if kind == "klgrad":  # the audited policies are not at the reference, as a model is before its first update
+            trainer._check_start = lambda rollout: None
+        self.completions: list[list[int]] = []
+        self.sampled_logp: list[list[float]] = []
+        self.rewards: list[float] = []
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Score the groups of completions and compute the loss, by the methods of the trainer."""
+        from trl.kernels import chunked_logprob
+
+        restore_accelerate()
+        self._take(batch)
+        with one_thread(), in_float64(chunked_logprob) if batch.logp.dtype == torch.float64 else nullcontext():
+            self.policy.logp = batch.logp if self.trainer.use_vllm else batch.behavior_logp
+            if self.reference is not None:
+                self.reference.logp = batch.ref_logp
+            rows = [{"prompt": prompt(row)} for row in range(len(batch.logp))]
+            scored = self.trainer._generate_and_score_completions(rows)
+            self.policy.logp = batch.logp
+            loss = self.trainer._compute_loss(self.trainer.model, scored)
+            return at_leaves(loss, batch.leaves)
+
+    def _take(self, batch: Batch) -> None:
+        rows, columns = batch.logp.shape
+        if self.is_exact:
+            give_exact_kl(self.trainer, batch)
+        self.trainer.max_completion_length = columns
+        self.trainer.args.per_device_train_batch_size = rows
+        lengths = batch.mask.sum(-1).tolist()
+        self.completions = [completion(n, ended=n < columns) for n in lengths]
+        self.sampled_logp = [logp[:n] for logp, n in zip(batch.behavior_logp.tolist(), lengths, strict=True)]
+        self.rewards = batch.advantages[:, 0].tolist()
+
+    def _generate(self, *_: Any, **__: Any) -> Any:
+        return (self.completions, self.sampled_logp) if self.reports_logp else self.completions
+
+
+@cache
+def stage_of(kind: str, group_size: int, settings: tuple[tuple[str, Any], ...]) -> Stage:
+    """The trainer with these settings; built once."""
+    return Stage(kind, group_size, dict(settings))
+
+
+def build(
+    kind: str, group_size: int, rewards: Any, words: tuple[str, ...] = WORDS, use_vllm: bool = False, **settings: Any
+) -> Any:
+    """A real trainer, with a tiny Llama over these words; the kind `klgrad` is this package's own."""
+    from datasets import Dataset
+
+    trainer_class, config_class = _classes(kind)
+    if kind != "klgrad":
+        settings = {"beta": BETA, **settings}
+    with quietly(), offline(), one_thread():
+        folder = saved_model(words)
+        config = config_class(
+            output_dir=folder,
+            per_device_train_batch_size=group_size,
+            num_generations=group_size,
+            # 2, so that the trainer keeps the log-probs at sampling.
+            num_iterations=1 if use_vllm else 2,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            disable_tqdm=True,
+            **settings,
+        )
+        trainer = trainer_class(
+            model=folder,
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": [words[-1]] * group_size}),
+            processing_class=tokenizer(words),
+        )
+    trainer.use_vllm = use_vllm  # in the configuration it would start vLLM
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1  # set by the training loop
+    return trainer
+
+
+def _classes(kind: str) -> tuple[Any, Any]:
+    import trl
+
+    if kind == "klgrad":
+        from ..trl import KLConfig, KLTrainer
+
+        return KLTrainer, KLConfig
+    return {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}[kind]

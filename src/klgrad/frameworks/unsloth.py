@@ -6,16 +6,20 @@ the gradient has been applied. `use_bias_correction_kl` is that of the installed
 so only this file of `unsloth_zoo` is loaded.
 """
 
+from __future__ import annotations
+
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from .framework import Default, Framework
+from .harness import load, subject
 
-from ..audit import Subject
-from ..audit.batch import Batch
-from .harness import load
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
 
 TOKEN_MEAN = "dapo"
 
@@ -35,7 +39,7 @@ def _subject(kind: str, level: str, correction: bool) -> Subject:
             batch.logp,
             batch.old_logp,
             None,
-            torch.zeros_like(batch.mask, dtype=torch.long),
+            batch.mask.long() * 0,
             batch.mask,
             1.0,
             batch.advantages[:, 0],
@@ -48,10 +52,22 @@ def _subject(kind: str, level: str, correction: bool) -> Subject:
 
     name = f"unsloth grpo loss_type={kind} importance_sampling_level={level} use_bias_correction_kl={correction}"
     # A mean over the tokens of the batch couples its groups; the other loss types are means over completions.
-    return Subject(name, "framework", loss, framework="unsloth", stacks=kind != TOKEN_MEAN)
+    return subject("unsloth", name, loss, stacks=kind != TOKEN_MEAN)
 
 
 @cache
 def _loss_fn() -> Any:
     path = "unsloth_zoo/rl_replacements.py"
     return load("unsloth_zoo", path, replaced=("unsloth_zoo",), package="unsloth_zoo").grpo_compute_loss
+
+
+FRAMEWORK = Framework(
+    "unsloth",
+    "unsloth_zoo",
+    "2026.10.9",
+    subjects,
+    Default(
+        "GRPO has beta=0.0, no KL; with beta alone raised, and TRL's use_bias_correction_kl",
+        "unsloth grpo loss_type=dapo importance_sampling_level=token use_bias_correction_kl=True",
+    ),
+)

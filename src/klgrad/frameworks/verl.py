@@ -11,18 +11,28 @@ which a batch of the audit does not have: a separate test checks what it descend
 `klgrad advise verl --divergence forward` reports it.
 """
 
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
 from functools import cache, partial
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from ..targets import Descends
+from .framework import Default, Framework
+from .harness import instead, load, scores, subject, untrained
+from .recommendation import Home, SettingLines
+from .run_settings import ADAPTS, OTHER_PROGRAMS, Change, KLPart, Reader, Run, Why, as_type, one_of, with_defaults
 
-from ..audit import Subject
-from ..audit.batch import Batch
-from ..verl.declaration import VerlObjective, term_of
-from ..verl.loss import KLLoss, lowered_advantages, rollout_of_step
-from .harness import Critic, instead, load, scores, untrained
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..audit import Subject
+    from ..audit.batch import Batch
+    from ..targets import Verdict
+    from ..verl.declaration import VerlObjective
+    from .harness import Critic
 
 # pyright: reportMissingImports=false
 # (it is audited in an environment of its own)
@@ -30,8 +40,11 @@ from .harness import Critic, instead, load, scores, untrained
 
 TYPES = ("low_var_kl", "low_var_kl+", "kl", "kl+", "mse", "abs")
 ADVANTAGES = ("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0")
-WHITENED = ("reinforce_plus_plus", "gae critic=0")
-"""Advantages normalised over the whole batch; the others use one group at a time."""
+WHITENED = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Advantages that are whitened over the batch with the KL in them, read in the source of version 0.9.1.
+
+`gdpo` is whitened too, but its rewards are those of `gdpo_reward_keys`, without the KL.
+"""
 
 REFUSED = ("k1", False)
 """Distillation by differentiating k1, which has no effect: the configuration of verl rejects it."""
@@ -71,7 +84,7 @@ def in_loss(kind: str, reduction: str) -> Subject:
         return ppo_loss(config, *micro_batch(batch, batch.advantages))[0]
 
     name = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={reduction}"
-    return Subject(name, "framework", loss, framework="verl", stacks=reduction in MEANS_OVER_ROWS)
+    return subject("verl", name, loss, stacks=reduction in MEANS_OVER_ROWS)
 
 
 def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = untrained) -> Subject:
@@ -102,9 +115,9 @@ def in_reward(kind: str, advantage: str, *, lam: float = 1.0, critic: Critic = u
         return ppo_loss(actor(loss_agg_mode=SUM), *micro_batch(batch, data.batch["advantages"]))[0]
 
     name = f"verl use_kl_in_reward kl_penalty={kind} adv_estimator={advantage}"
-    whitened = advantage in WHITENED
+    whitened = advantage.split()[0] in WHITENED
     better = instead(k1="" if kind == "kl" else "kl_penalty=kl", unwhitened="adv_estimator=rloo" if whitened else "")
-    return Subject(name, "framework", loss, framework="verl", stacks=not whitened, instead=better)
+    return subject("verl", name, loss, stacks=not whitened, instead=better)
 
 
 def _distilled(mode: str, policy_gradient: bool, clamp: float | None = None) -> Subject:
@@ -122,11 +135,13 @@ def _distilled(mode: str, policy_gradient: bool, clamp: float | None = None) -> 
 
     clamped = "" if clamp is None else f" loss_max_clamp={clamp:g}"
     name = f"verl distillation loss_mode={mode} use_policy_gradient={policy_gradient}{clamped}"
-    return Subject(name, "framework", loss, framework="verl", stacks=True)
+    return subject("verl", name, loss, stacks=True)
 
 
 def teacher_log_probs(batch: Batch) -> Tensor:
     """ref_logp as verl's teacher returns its log-probs: nested, one per token of prompt and response."""
+    import torch
+
     lengths = torch.nn.functional.pad((batch.mask.sum(-1) + 1).cumsum(0), (1, 0))
     return torch.nested.nested_tensor_from_jagged(_unpadded(batch.ref_logp, batch.mask)[:, None], lengths)
 
@@ -149,6 +164,7 @@ def micro_batch(
         tokens: the tokens of the whole batch, by which a mean over tokens divides; None for those of this one.
         more: tensors that replace those of the batch.
     """
+    import torch
     from verl.utils import tensordict_utils
 
     mask = batch.mask.to(batch.logp.dtype)
@@ -171,6 +187,8 @@ def micro_batch(
 
 def _unpadded(per_token: Tensor, mask: Tensor) -> Tensor:
     """(B, T) to one row of prompt and response tokens; verl reads each log-prob one position to the left."""
+    import torch
+
     kept = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
     return torch.cat([per_token, torch.zeros_like(per_token[:, :1])], 1)[kept]
 
@@ -206,10 +224,6 @@ def _proto(batch: Batch, values: Tensor) -> Any:
 # `algorithm.rollout_correction.bypass_mode` alone it keeps the mode that is set, `vanilla` by default, with the log-
 # probs of the engine as `old_log_probs`. `clip_cov` and `kl_cov` choose their tokens at random, and are left out, as
 # are all `rollout_rs` but one.
-
-# pyright: reportMissingImports=false
-# (it is audited in an environment of its own)
-
 
 MODES = ("vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl", "geo_mean")
 CORRECTIONS: tuple[dict[str, Any], ...] = (
@@ -276,7 +290,7 @@ def _named(settings: dict[str, Any]) -> str:
 
 
 def _subject(name: str, loss: Any) -> Subject:
-    return Subject(f"verl {name}", "framework", loss, framework="verl")
+    return subject("verl", f"verl {name}", loss)
 
 
 # verl with klgrad: the KL that is declared under `klgrad`, by the functions that its trainers and workers call.
@@ -285,10 +299,6 @@ def _subject(name: str, loss: Any) -> Subject:
 # is the sampler. In the advantage, the coefficient is subtracted from the advantages, which verl's own `ppo_loss`
 # applies on the first update on a batch: the log-probs before the update are those of the policy, and the sampler is
 # the engine.
-
-# pyright: reportMissingImports=false
-# (it is audited in an environment of its own)
-
 
 UNBOUNDED = {"ratio": "prefix", "ratio_bound": "none"}
 DECLARED: tuple[dict[str, Any], ...] = (
@@ -318,17 +328,19 @@ def declared(node: dict[str, Any], reduction: str = SUM) -> Subject:
         node: the settings under `klgrad`.
         reduction: `loss_agg_mode`.
     """
+    from ..verl.declaration import term_of
+
     declaration = term_of({"coef": 1.0, **node})
     loss = _in_advantage if declaration.in_advantage else _in_loss
     written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **node}.items())
     name = f"verl klgrad {written} loss_agg_mode={reduction}"
-    return Subject(
-        name, "framework", partial(loss, declaration, reduction), framework="verl", stacks=reduction in MEANS_OVER_ROWS
-    )
+    return subject("verl", name, partial(loss, declaration, reduction), stacks=reduction in MEANS_OVER_ROWS)
 
 
 def _in_loss(declaration: VerlObjective, reduction: str, batch: Batch) -> Tensor:
     from verl.workers.utils.losses import ppo_loss
+
+    from ..verl.loss import KLLoss
 
     wrapped = KLLoss(partial(ppo_loss, config=actor(loss_agg_mode=reduction)), declaration)
     output, data = micro_batch(batch, batch.advantages, rollout_log_probs=batch.behavior_logp)
@@ -341,6 +353,8 @@ def _in_loss(declaration: VerlObjective, reduction: str, batch: Batch) -> Tensor
 def _in_advantage(declaration: VerlObjective, reduction: str, batch: Batch) -> Tensor:
     from verl.workers.utils.losses import ppo_loss
 
+    from ..verl.loss import lowered_advantages, rollout_of_step
+
     old = batch.logp.detach()
     step = {
         "old_log_probs": old,
@@ -351,3 +365,270 @@ def _in_advantage(declaration: VerlObjective, reduction: str, batch: Batch) -> T
     rollout = rollout_of_step(step, batch.group.tolist())
     lower = lowered_advantages(declaration.term, declaration.coef, rollout, batch.advantages)
     return ppo_loss(actor(loss_agg_mode=reduction), *micro_batch(batch, lower, old_log_probs=old))[0]
+
+
+# verl with klgrad: the settings under `klgrad` of a configuration file, as a KL to audit.
+
+PREFIX = "klgrad."
+NUMBERS = {"influence_bound": 1.0, "target": 1.0}
+"""Settings that are absent by default, with a value of their type."""
+
+
+def _read_declared(given: dict[str, Any], mode: str) -> tuple[KLPart, list[Change], Verdict]:
+    """The declared KL; what to change; and the divergence that it declares."""
+    from ..verl.declaration import VerlObjective, term_of
+
+    types = {**asdict(VerlObjective()), **NUMBERS}
+    named = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
+    node = {
+        name: value if value is None else as_type(f"{PREFIX}{name}", value, types.get(name))
+        for name, value in named.items()
+    }
+    found = term_of(node)
+    reduction = SUM if found.reduction == "sequence" else mode
+    settings = {name: value for name, value in node.items() if name not in ("coef", "target", "target_unit", "horizon")}
+    changes = []
+    if found.term.weighting is None:
+        why = "the rollout engine differs from the policy, and more so on later updates"
+        changes.append(Change(f"{PREFIX}ratio", "prefix", "none", why, optional=True))
+    written = " ".join(f"{name}={value}" for name, value in {"placement": "loss", **settings}.items())
+    name = f"verl klgrad {written} loss_agg_mode={reduction}"
+    caveat = "Audited at the first update on a batch." if found.in_advantage else ""
+    place = "advantage" if found.in_advantage else "loss"
+    part = KLPart(place, name, float(found.coef), partial(declared, settings, reduction), caveat)
+    return part, changes, found.term.descends.on_policy
+
+
+# verl: `actor_rollout_ref.actor`, `algorithm` and `data`.
+
+ACTOR, ALGORITHM = "actor_rollout_ref.actor.", "algorithm."
+KNOWN: dict[str, Any] = {
+    f"{ACTOR}use_kl_loss": False,
+    f"{ACTOR}kl_loss_type": "low_var_kl",
+    f"{ACTOR}kl_loss_coef": 0.001,
+    f"{ACTOR}loss_agg_mode": "token-mean",
+    f"{ALGORITHM}use_kl_in_reward": False,
+    f"{ALGORITHM}kl_penalty": "kl",
+    f"{ALGORITHM}kl_ctrl.kl_coef": 0.001,
+    f"{ALGORITHM}adv_estimator": "gae",
+    f"{ALGORITHM}norm_adv_by_std_in_grpo": True,
+    f"{ACTOR}ppo_epochs": 1,
+    f"{ACTOR}ppo_mini_batch_size": 256,
+    "data.train_batch_size": 1024,
+}
+"""The defaults of the settings that matter; a test compares them with verl's."""
+
+HARMLESS = (
+    *(f"{ALGORITHM}kl_ctrl.{name}" for name in ("_target_", "type", "horizon", "target_kl")),
+    *(f"{ACTOR}policy_loss.{name}" for name in ("kl_cov_ratio", "ppo_kl_coef", "dro_beta")),
+    *(f"critic.kl_ctrl.{name}" for name in ("type", "kl_coef")),
+)
+"""What adapts β, policy losses, and settings of older releases that nothing reads."""
+
+SAME = {"k1": "kl", "k1+": "kl+", "k2": "mse", "k2+": "mse", "mse+": "mse", "k3": "low_var_kl", "k3+": "low_var_kl+"}
+"""Other names of the estimators."""
+
+ESTIMATORS = ("kl", "kl+", "abs", "abs+", "mse", "low_var_kl", "low_var_kl+")
+REVERSE = ("kl+", "abs+", "mse", "low_var_kl+")
+"""Estimators whose gradient as a loss is that of k2."""
+
+REDUCTIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+ENGINE = "verl samples with an inference engine, whose log-probs differ from those of the trainer"
+
+
+def read_config(given: dict[str, Any], _: str | None = None) -> Run:
+    """Read the settings of a verl trainer, with verl's defaults for those that are missing."""
+    settings, named = with_defaults(given, KNOWN)
+    mode = one_of(f"{ACTOR}loss_agg_mode", settings[f"{ACTOR}loss_agg_mode"], REDUCTIONS)
+    parts: list[KLPart] = []
+    changes: list[Change] = []
+    in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ACTOR}use_kl_loss"]
+    declares = any(name.startswith(PREFIX) for name in given)
+    if in_loss or not (in_reward or declares):
+        found, wanted = _read_loss(settings, mode)
+        parts, changes = [found] * (in_loss and found.coefficient != 0), wanted
+    if in_reward:
+        found, wanted = _read_reward(settings, mode)
+        parts, changes = [*parts, *[found] * (found.coefficient != 0)], [*changes, *wanted]
+    target: Verdict = "reverse-kl-sequence" if in_reward else "reverse-kl-token"
+    if declares:
+        found, wanted, target = _read_declared(given, mode)
+        parts, changes = [*parts, found], [*changes, *wanted]
+        shown = {name: value for name, value in given.items() if name.startswith(PREFIX)}
+        settings, named = settings | shown, (*named, *shown)
+    changes += _reduction(mode)
+    notes = ("Both KLs are on: their gradients add up.",) if len(parts) - declares > 1 else ()
+    if in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive":
+        notes = (*notes, ADAPTS)
+    if declares and (in_loss or in_reward):
+        notes = (*notes, "klgrad refuses to train beside a KL of verl's own: switch one of them off.")
+    return Run("verl", "its actor", settings, named, tuple(parts), _stale(settings), target, tuple(changes), notes)
+
+
+def _read_loss(settings: dict[str, Any], mode: str) -> tuple[KLPart, list[Change]]:
+    name = f"{ACTOR}kl_loss_type"
+    kind = _estimator(settings, name)
+    changes = []
+    if not settings[f"{ACTOR}use_kl_loss"]:
+        changes.append(Change(f"{ACTOR}use_kl_loss", True, False, "without it verl has no KL"))
+    changes += _not_zero(settings, f"{ACTOR}kl_loss_coef")
+    if kind not in REVERSE:
+        why = Why.AS_LOSS.get("k1" if kind == "kl" else kind, Why.CUT_K3)
+        changes.append(Change(name, "low_var_kl+", settings[name], why))
+    loss = f"verl use_kl_loss kl_loss_type={kind} loss_agg_mode={mode}"
+    return KLPart("loss", loss, settings[f"{ACTOR}kl_loss_coef"], partial(in_loss, kind, mode)), changes
+
+
+def _read_reward(settings: dict[str, Any], mode: str) -> tuple[KLPart, list[Change]]:
+    name = f"{ALGORITHM}kl_penalty"
+    kind = _estimator(settings, name)
+    estimator, by_std = settings[f"{ALGORITHM}adv_estimator"], settings[f"{ALGORITHM}norm_adv_by_std_in_grpo"]
+    changes = _not_zero(settings, f"{ALGORITHM}kl_ctrl.kl_coef")
+    if kind.rstrip("+") != "kl":
+        changes.append(Change(name, "kl", settings[name], Why.ONLY_K1))
+    if estimator == "grpo" and by_std:
+        changes.append(Change(f"{ALGORITHM}norm_adv_by_std_in_grpo", False, True, Why.GROUP_STD))
+    elif estimator not in ("grpo", "rloo"):
+        why = Why.BATCH_STD if estimator in WHITENED else Why.NOT_AUDITED
+        changes.append(Change(f"{ALGORITHM}adv_estimator", "rloo", estimator, why))
+    advantage = {"gae": "gae critic=0", "grpo": "grpo" if by_std else "grpo without std"}.get(estimator, estimator)
+    loss = f"verl use_kl_in_reward kl_penalty={kind.rstrip('+')} adv_estimator={advantage}"
+    caveat = "Audited with a critic that is 0." if estimator == "gae" else ""
+    if mode not in (SUM, f"{SUM}-norm"):
+        more = "is the same times the number of completions" if mode == "token-sum" else "divides by lengths as well"
+        caveat = f"{caveat} Audited with loss_agg_mode={SUM}: {mode} {more}.".strip()
+    return KLPart("reward", loss, settings[f"{ALGORITHM}kl_ctrl.kl_coef"], caveat=caveat), changes
+
+
+def _estimator(settings: dict[str, Any], name: str) -> str:
+    given: str = settings[name]
+    return one_of(name, SAME.get(given, given), ESTIMATORS)
+
+
+def _not_zero(settings: dict[str, Any], name: str) -> list[Change]:
+    return [] if settings[name] else [Change(name, KNOWN[name], 0.0, "at 0 there is no KL")]
+
+
+def _reduction(mode: str) -> list[Change]:
+    name = f"{ACTOR}loss_agg_mode"
+    if mode == "seq-mean-token-mean":
+        return [Change(name, SUM, mode, "it divides by the length of each completion")]
+    if mode == "token-mean":
+        return [Change(name, SUM, mode, Why.MEAN_OVER_TOKENS, optional=True)]
+    return []
+
+
+def _stale(settings: dict[str, Any]) -> tuple[str, ...]:
+    batch, mini = settings["data.train_batch_size"], settings[f"{ACTOR}ppo_mini_batch_size"]
+    found = []
+    if batch > mini:
+        found.append(f"train_batch_size={batch} above ppo_mini_batch_size={mini}: a batch is used for several updates")
+    if settings[f"{ACTOR}ppo_epochs"] > 1:
+        found.append(f"ppo_epochs={settings[f'{ACTOR}ppo_epochs']}: a batch is used for several updates")
+    return (*found, ENGINE)
+
+
+# The advice.
+
+SEQ_MEAN_TOKEN_SUM = (
+    "loss_agg_mode reduces the policy loss, the entropy and the KL alike: a sum over the completion, where the "
+    "default, token-mean, divides by the tokens of the batch. Gradients are larger by the mean length (mind the "
+    "clipping of gradient norms), and β of a KL in the loss keeps its meaning."
+)
+
+LOSS_WITH_KL = """\
+from functools import partial
+
+from klgrad import {names}
+from verl.trainer.ppo.core_algos import agg_loss
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding
+
+
+def loss_with_kl(config, model_output, data, dp_group=None, beta=0.001):
+    loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    logp = no_padding_2_padding(model_output["log_probs"], data)
+    rows = data.select("ref_log_prob", "response_mask"{field}).to_padded_tensor()
+    mask = rows["response_mask"].bool()
+    term = {term}
+    kl = term(Rollout(logp, rows["ref_log_prob"], mask{behavior}))
+    kl_loss = agg_loss(kl.per_token, mask, config.loss_agg_mode, **config.global_batch_info)
+    return loss + beta * kl_loss, metrics
+
+
+loss_fn = partial(loss_with_kl, config=actor_config)\
+"""
+
+
+FRAMEWORK = Framework(
+    "verl",
+    "verl",
+    "0.9.1",
+    subjects,
+    Default(
+        "no KL; with use_kl_loss=True alone",
+        "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=token-mean",
+    ),
+    whole_losses=policy_losses,
+    settings={
+        ("reverse", "token"): SettingLines(
+            "actor_rollout_ref.actor.use_kl_loss=True\n"
+            "actor_rollout_ref.actor.kl_loss_type=low_var_kl+\n"
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "verl use_kl_loss kl_loss_type=low_var_kl+ loss_agg_mode=seq-mean-token-sum",
+            Descends("reverse-kl-token", "squared-token"),
+            "Without the +, low_var_kl is the forward KL with its gradient cut off where log π/ref is below -2.61.",
+            SEQ_MEAN_TOKEN_SUM,
+        ),
+        ("reverse", "sequence"): SettingLines(
+            "algorithm.use_kl_in_reward=True\nalgorithm.kl_penalty=kl\nalgorithm.adv_estimator=rloo\n"
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "verl use_kl_in_reward kl_penalty=kl adv_estimator=rloo",
+            Descends("reverse-kl-sequence", "unknown"),
+            "With adv_estimator=grpo the standard deviation of the group also divides the KL, which changes β; with "
+            "gae that of the batch does, and lam < 1 discounts the part of the later KL that the critic does not "
+            "predict.",
+            f"{SEQ_MEAN_TOKEN_SUM} adv_estimator=rloo needs several completions per prompt, rollout.n > 1, and uses no "
+            "critic.",
+        ),
+        ("forward", "token"): SettingLines(
+            "actor_rollout_ref.actor.use_kl_loss=True\n"
+            "actor_rollout_ref.actor.kl_loss_type=low_var_kl\n"
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "verl use_kl_loss kl_loss_type=low_var_kl loss_agg_mode=seq-mean-token-sum",
+            Descends("unknown", "unknown"),
+            "It is forward-kl-token, without gradient where log π/ref is below -2.61. Distillation with "
+            "loss_mode=forward_kl_topk descends the forward KL from the teacher restricted to its top k tokens, off by "
+            "up to twice the probability left out. It has no gradient where its value is negative, which happens when "
+            "the student gives those tokens more probability than the teacher; with use_policy_gradient=True it "
+            "descends nothing.",
+            SEQ_MEAN_TOKEN_SUM,
+        ),
+    },
+    home=Home(
+        "a loss function for the actor, which actor_rollout_wg.set_loss_fn takes",
+        LOSS_WITH_KL,
+        "the loss, f(config, model_output, data, dp_group)",
+        {
+            "logp": 'no_padding_2_padding(model_output["log_probs"], data)',
+            "ref_logp": 'data["ref_log_prob"]',
+            "mask": 'data["response_mask"]',
+            "behavior_logp": 'data["rollout_log_probs"] (with rollout.calculate_log_probs=True, the default). '
+            'data["old_log_probs"] are the log-probs that the trainer computed before the first update',
+        },
+        "In its default trainers the same is declared by settings, without code: see docs/verl.md. With this code, "
+        "set actor_rollout_ref.actor.use_kl_loss=True with kl_loss_coef=0: without it verl loads no reference. "
+        "actor_config is the ActorConfig of the run. The KL is reduced as the policy loss is: on every batch it is "
+        "this KL with loss_agg_mode=seq-mean-token-sum, which sums the policy loss over the completion too.",
+        sampler='rows["rollout_log_probs"]',
+    ),
+    reader=Reader(
+        "verl",
+        KNOWN,
+        read_config,
+        re.compile(rf"{OTHER_PROGRAMS}((verl|recipe)[./](.*[./_])?|.*/)?main(_\w+)?(\.py)?"),
+        beginnings=("actor_rollout_ref.", "algorithm."),
+        harmless=HARMLESS,
+        sections=(PREFIX,),
+    ),
+)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import time
 from itertools import pairwise, product
 from pathlib import Path
@@ -12,8 +14,10 @@ from typer.testing import CliRunner
 from klgrad.cli import app
 from klgrad.errors import RunFileError, UnknownNameError
 from klgrad.frameworks import recorded
+from klgrad.frameworks.openrlhf import ENGINE as OPENRLHF_ENGINE
 from klgrad.frameworks.run_file import find, mistyped, names_like_a_kl, read_data, read_run
-from klgrad.frameworks.run_settings import DEFAULTS as VERL, OPENRLHF_ENGINE, TRAINERS
+from klgrad.frameworks.trl import TRAINERS
+from klgrad.frameworks.verl import KNOWN as VERL
 
 FILES = Path(__file__).parent / "run_files"
 
@@ -840,3 +844,16 @@ def test_the_defaults_are_those_of_verl():
         for key in name.split("."):
             value = value[key]
         assert value == default, name
+
+
+@pytest.mark.parametrize("file", ["grpo.yaml", "grpo_arguments.py", "openrlhf.sh", "skyrl.yaml", "verl.sh"])
+def test_a_file_is_read_without_torch_and_without_a_framework(file):
+    lines = f"""
+import sys
+from pathlib import Path
+from klgrad.frameworks.run_file import read_run
+read_run(Path({str(FILES / file)!r}))
+print(sorted({{"torch", "trl", "verl", "transformers", "openrlhf", "skyrl"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr

@@ -9,7 +9,7 @@ from some import first
 
 from klgrad import Rollout
 from klgrad.audit import audit
-from klgrad.frameworks.recommendation import HOMES, SETTINGS, code
+from klgrad.frameworks import HOMES, SETTINGS
 
 MEANINGS = [(d, level) for d in ("reverse", "forward") for level in ("token", "sequence")]
 CASES = [(meaning, off_policy) for meaning in MEANINGS for off_policy in (False, True)]
@@ -57,7 +57,7 @@ def test_lines_among_those_of_the_framework(framework, meaning, off_policy):
             "beta": 1,
         },
     }[framework]
-    exec(code(framework, meaning, off_policy), names)
+    exec(HOMES[framework].lines(meaning, off_policy), names)
     result = {
         "openrlhf": lambda x: (x["kl"] * mask).sum() / 4,
         "skyrl": lambda x: x["kl_loss"],
@@ -84,10 +84,10 @@ def test_the_loss_for_verl(meaning, off_policy):
     data["rollout_log_probs"] = behavior_logp
     actor = actor_of(use_kl_loss=True, kl_loss_coef=0.0, loss_agg_mode="seq-mean-token-sum")
     names = {"actor_config": actor}
-    exec(code("verl", meaning, off_policy), names)
+    exec(HOMES["verl"].lines(meaning, off_policy), names)
     loss, _ = names["loss_fn"](model_output=output, data=data, beta=BETA)
     (found,) = torch.autograd.grad(loss, logp)
-    term = declared(eval_term(code("verl", meaning, off_policy), names), meaning, off_policy)
+    term = declared(eval_term(HOMES["verl"].lines(meaning, off_policy), names), meaning, off_policy)
     torch.testing.assert_close(found, BETA * gradient_of(term, logp, ref_logp, mask, behavior_logp))
 
 
@@ -105,7 +105,7 @@ def test_the_trainer_for_trl(meaning, off_policy, tmp_path, monkeypatch):
     small = {**tiny.SETTINGS, "max_steps": 1}
     complete = lambda folder, **given: trl.KLConfig(folder, **{**small, **given})
     names = {"model": tiny.folder(), "reward": tiny.reward, "prompts": tiny.prompts()}
-    lines = code("trl", meaning, off_policy).replace("KLConfig(", "complete(")  # small enough for a test
+    lines = HOMES["trl"].lines(meaning, off_policy).replace("KLConfig(", "complete(")  # small enough for a test
     exec(lines, names | {"complete": complete}, names)
     assert isinstance(names["trainer"], trl.KLTrainer)
     assert names["trainer"].objective.term == declared(names["kl"], meaning, off_policy)

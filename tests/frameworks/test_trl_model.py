@@ -5,8 +5,7 @@ import torch
 from tolerances import EXACT, SINGLE
 
 from klgrad.frameworks import FRAMEWORKS
-from klgrad.frameworks.trl import build
-from klgrad.frameworks.trl_stage import completion, in_float64, prompt, with_given_log_probs
+from klgrad.frameworks.trl_stage import build, completion, in_float64, prompt, with_given_log_probs
 
 pytestmark = [
     pytest.mark.skipif(FRAMEWORKS["trl"].installed is None, reason="trl is not installed"),

@@ -1,8 +1,10 @@
 """The installed frameworks' own code, audited; those that are not installed here are skipped by name."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from adapters.more_verdicts import ALL
+from frameworks.verdicts import ALL
 from oracle import mean_gradient_over_groups
 from some import first
 from tolerances import EXACT, SINGLE
@@ -14,7 +16,7 @@ from klgrad.audit.subject import Subject
 from klgrad.cli import app
 from klgrad.enumeration import autoregressive
 from klgrad.errors import NotAuditableError
-from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS
 
 # The frameworks and what they import warn of their own affairs.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -198,14 +200,14 @@ def test_stacked_groups_give_what_single_groups_give(setting, subjects):
 
 
 def test_what_is_not_installed_is_a_line_with_the_remedy():
-    absent = Framework("nosuch", "no-such-trainer", "1.2.3", "trl")
+    absent = replace(FRAMEWORKS["trl"], name="nosuch", distribution="no-such-trainer", tested="1.2.3")
     assert absent.remark == "nosuch is not installed: pip install 'no-such-trainer==1.2.3'"
     with pytest.raises(NotAuditableError, match=r"pip install .no-such-trainer==1\.2\.3."):
         absent.subjects()
 
 
 def test_an_untested_version_is_audited_and_says_so():
-    other = Framework("torch", "torch", "0.0.1", "trl")
+    other = replace(FRAMEWORKS["trl"], name="torch", distribution="torch", tested="0.0.1")
     assert other.remark.startswith("torch 2.")
     assert other.remark.endswith("is not the tested version (0.0.1); it is audited anyway")
 

@@ -3,15 +3,15 @@
 import re
 
 import pytest
-from adapters.verdicts import ALL
+from frameworks.verdicts import ALL
 from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.cli.advise import in_words
 from klgrad.core.families import FAMILIES
 from klgrad.errors import UnknownNameError
-from klgrad.frameworks import FRAMEWORKS
-from klgrad.frameworks.recommendation import HOMES, SETTINGS, TARGET_OF, expresses
+from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS
+from klgrad.frameworks.recommendation import TARGET_OF, expresses
 
 CASES = [(name, meaning) for name, settings in SETTINGS.items() for meaning in settings]
 MEANINGS = [(d, level) for d in ("reverse", "forward") for level in ("token", "sequence")]

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from adapters.more_verdicts import TRANSCRIBED
+from frameworks.verdicts import TRANSCRIBED
 from tolerances import EXACT
 
 from klgrad.audit.batch import from_problem
 from klgrad.enumeration import autoregressive
-from klgrad.frameworks import FRAMEWORKS, SOURCES
-from klgrad.frameworks.transcribed import subjects
+from klgrad.frameworks import FRAMEWORKS
+from klgrad.frameworks.transcribed import SOURCES, subjects
 
 
 def batch():

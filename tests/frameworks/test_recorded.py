@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 
 import pytest
-from adapters.more_verdicts import ALL
+from frameworks.verdicts import ALL
 
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Recorded, recorded
 
@@ -21,7 +21,7 @@ def test_every_framework_is_recorded_at_its_tested_version(name):
     assert DEFAULTS[name].subject in ALL[name]
 
 
-@pytest.mark.parametrize("name", [name for name, framework in FRAMEWORKS.items() if framework.policy_adapter])
+@pytest.mark.parametrize("name", [name for name, framework in FRAMEWORKS.items() if framework.whole_losses])
 def test_every_recorded_policy_loss_is_the_policy_gradient_on_fresh_samples(name):
     rows = recorded(name).policy_losses
     assert len(rows) >= 6
@@ -39,5 +39,5 @@ def test_what_is_written_is_read_again(tmp_path, monkeypatch):
     known = Recorded("mine", "1.2", "2026-01-02", ["loss", "notes"], [["mine π", "none"]], verdicts)
     (tmp_path / "records").mkdir()
     known.write(tmp_path / "records")
-    monkeypatch.setattr("klgrad.frameworks.files", lambda _: tmp_path)
+    monkeypatch.setattr("klgrad.frameworks.framework.files", lambda _: tmp_path)
     assert recorded("mine") == known

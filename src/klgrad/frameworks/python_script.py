@@ -1,0 +1,209 @@
+"""Read a Python script that starts a run, without running it: the arguments and attributes of its configuration."""
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunFileError
+from .run_settings import Reading
+
+TRAINERS = {"GRPOConfig": "grpo", "RLOOConfig": "rloo"}
+"""TRL's trainers by the class of their settings."""
+
+BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+CHANGES = ("update", "setdefault", "pop", "clear")
+"""Methods that change a dictionary."""
+
+LOOKED_FOR = "written as in args = GRPOConfig(beta=0.04) or, after it, args.beta = 0.04"
+
+
+def read_python(text: str, path: Path) -> Reading:
+    """The settings in a Python script.
+
+    Args:
+        text: the script.
+        path: its file, for errors.
+
+    Returns:
+        Keyword arguments of calls of names that end in `Config`, and attributes of the variable that such a call was
+        assigned to; the trainer of TRL, by the class that is called; notes on defaults of arguments.
+    """
+    try:
+        with warnings.catch_warnings():  # of the script's own syntax
+            warnings.simplefilter("ignore")
+            script = _PythonScript(list(ast.walk(ast.parse(text))), path)
+    except (SyntaxError, ValueError) as error:
+        raise RunFileError("a Python script", f"{path}: {error}", "correct it, or give a YAML file") from error
+    calls = [node for node in script.nodes if isinstance(node, ast.Call) and script.configures(node)]
+    trainer = _trainer_call(calls, path)
+    # Another class may have a field of the same name: DPOConfig has a beta too.
+    chosen = [trainer] if trainer else calls
+    script.keep_branches(chosen)
+    written = [*(pair for call in chosen for pair in script.arguments(call)), *script.attributes(chosen)]
+    # The last one holds, and one that may not run holds as an unknown.
+    order = lambda pair: (id(pair[1]) in script.unsure, pair[1].lineno, pair[1].col_offset)
+    in_order = dict(sorted(written, key=order))
+    values: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    notes: list[str] = []
+    for name, node in in_order.items():
+        try:
+            values[name], note = script.value(node)
+        except ValueError:
+            where = f" in line {node.lineno}, which may not run" * (id(node) in script.unsure)
+            others[name] = f"{ast.unparse(node)}{where}"
+        else:
+            notes += [f"`{name}` is {note}."] if note else []
+    return Reading(values, TRAINERS[_called(trainer)] if trainer else None, others, notes=tuple(notes))
+
+
+class _PythonScript:
+    """The nodes of a script, and what is assigned to its variables."""
+
+    def __init__(self, nodes: list[ast.AST], path: Path) -> None:
+        self.nodes, self.path = nodes, path
+        self.unsure: set[int] = set()
+        self.assigned: dict[str, list[ast.expr]] = {}
+        for node in nodes:
+            for target, value in _assignments(node):
+                self.assigned.setdefault(ast.unparse(target), []).append(value)
+        stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        names = [*stored, *(node.arg for node in nodes if isinstance(node, ast.arg))]
+        self.once = {name for name in names if names.count(name) == 1 and len(self.assigned.get(name, [])) == 1}
+
+    def configures(self, call: ast.Call) -> bool:
+        """Whether a configuration is made, and not that of another trainer of TRL."""
+        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
+        of_trl = {name.name for node in imports if re.match(r"trl(\.|$)", node.module or "") for name in node.names}
+        return _called(call).endswith("Config") and (_called(call) in TRAINERS or _called(call) not in of_trl)
+
+    def keep_branches(self, calls: list[ast.Call]) -> None:
+        """Note what is in branches and functions that these calls are not in."""
+        for node in self.nodes:
+            if isinstance(node, BRANCHES):
+                inside = list(ast.walk(node))
+                if not any(call in inside for call in calls):
+                    self.unsure |= {id(x) for x in inside}
+
+    def arguments(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        """The keyword arguments of a call, with those of dictionaries that are written in the script."""
+        for word in call.keywords:
+            if word.arg:
+                yield word.arg, word.value
+            else:
+                yield from self._entries(word.value)
+
+    def _entries(self, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+        """The entries of `**node`."""
+        name = node.id if isinstance(node, ast.Name) else ""
+        source = self.assigned[name][0] if name in self.once else node
+        if isinstance(source, ast.Dict):
+            for key, value in zip(source.keys, source.values, strict=True):
+                if key is None:
+                    yield from self._entries(value)
+                elif isinstance(key, ast.Constant):
+                    yield str(key.value), value
+                else:
+                    self._refuse(node)
+        elif isinstance(source, ast.Call) and _called(source) == "dict" and not source.args:
+            yield from self.arguments(source)
+        else:
+            self._refuse(node)
+        if name:
+            yield from self._changes(name)
+
+    def _changes(self, name: str) -> Iterator[tuple[str, ast.expr]]:
+        """What is written into a dictionary after it was made; other uses than reading it are not followed."""
+        for node in self.nodes:
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in CHANGES and ast.unparse(called.value) == name:
+                self._refuse(called.value)
+            for target, value in _assignments(node):
+                if isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
+                    if not isinstance(target.slice, ast.Constant):
+                        self._refuse(target.value)
+                    yield str(target.slice.value), value  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _refuse(self, node: ast.expr) -> None:
+        written = ast.unparse(node)
+        raise RunFileError(
+            "settings that can be read without running the script",
+            f"**{written} in {self.path}, line {node.lineno}: what is in {written} is not read",
+            "write its settings as arguments of the call, or give the run's settings as YAML",
+        )
+
+    def attributes(self, calls: list[ast.Call]) -> Iterator[tuple[str, ast.expr]]:
+        """What is assigned to attributes of the variables that these calls were assigned to."""
+        variables = {name for name, values in self.assigned.items() if any(value in calls for value in values)}
+        for node in self.nodes:
+            for target, value in _assignments(node):
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) in variables:
+                    yield target.attr, value
+
+    def value(self, node: ast.expr) -> tuple[Any, str]:
+        """A literal, a variable that is assigned one once, or an argument's default, with a note on the last.
+
+        Raises:
+            ValueError: for a value that is known only when the script runs.
+        """
+        if id(node) in self.unsure:
+            raise ValueError("in a branch")
+        try:
+            return ast.literal_eval(node), ""
+        except (ValueError, TypeError):
+            pass
+        if isinstance(node, ast.Name) and node.id in self.once:
+            return ast.literal_eval(self.assigned[node.id][0]), ""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            default = self._argument_default(node.attr)
+            return default, f"{ast.unparse(node)}: {default!r} is the default of --{node.attr}"
+        raise ValueError("known only when the script runs")
+
+    def _argument_default(self, name: str) -> Any:
+        flags = f"--{name}", f"--{name.replace('_', '-')}"
+        found = [
+            {word.arg: word.value for word in node.keywords}
+            for node in self.nodes
+            if isinstance(node, ast.Call)
+            and _called(node) == "add_argument"
+            and any(isinstance(x, ast.Constant) and x.value in flags for x in node.args)
+        ]
+        if len(found) != 1:
+            raise ValueError("no argument, or several")
+        (words,) = found
+        switches = {"store_true": False, "store_false": True}
+        action = getattr(words.get("action"), "value", None)
+        default = ast.literal_eval(words["default"]) if "default" in words else switches.get(action)  # type: ignore[arg-type]
+        if default is None:
+            raise ValueError("an argument without a default")
+        return default
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Targets and values of an assignment; of `a += b` the value is a + b."""
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, ast.AugAssign):
+        yield node.target, ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
+    elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        yield node.target, node.value
+
+
+def _called(call: ast.Call) -> str:
+    """The last part of the name that is called, as `GRPOConfig` in `trl.GRPOConfig()`."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _trainer_call(calls: list[ast.Call], path: Path) -> ast.Call | None:
+    if any(_called(call) == "KLConfig" for call in calls):
+        remedy = "write its settings as YAML, and use klgrad train --config FILE --dry-run"
+        raise RunFileError("TRL's own settings", f"{path} with a KLConfig", remedy)
+    found = [call for call in calls if _called(call) in TRAINERS]
+    if len(found) > 1:
+        lines = " and ".join(f"{_called(call)} in line {call.lineno}" for call in found)
+        raise RunFileError(f"one call of {' or '.join(TRAINERS)}", f"{path} with {lines}", "give one of them as YAML")
+    return found[0] if found else None
