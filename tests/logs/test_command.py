@@ -70,7 +70,7 @@ def test_what_is_not_finite_is_null(tmp_path):
 
 
 def test_long_labels_and_terminal_escapes_are_shown_as_text(tmp_path):
-    labels = ["\x1b]0;title\x07\x1b[31mred", "long " * 40, "long " * 40 + "other"]
+    labels = ["\x1b]0;title\x07\x1b[31mred\u202e", "long " * 40, "long " * 40 + "other"]
     rows = [{"logp": [-1.0], "ref_logp": [-1.1], "task": label} for label in labels]
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -79,6 +79,7 @@ def test_long_labels_and_terminal_escapes_are_shown_as_text(tmp_path):
     assert [part["value"] for part in json.loads((tmp_path / "r.json").read_text())["by"]] == labels
     assert "\x1b" not in result.output
     assert r"\x1b]0;title\x1b[31mred" in result.stdout  # rich leaves out the bell
+    assert r"\u202e" in result.stdout
     assert f"{labels[1][:63]}…" in result.stdout
 
 

@@ -92,8 +92,8 @@ PIPED_WIDTH = 160
 """Columns of the output where it does not go to a terminal."""
 
 
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
-"""Characters with which a text could command the terminal, all but the end of a line."""
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters with which a text could command the terminal or turn its direction, all but the end of a line."""
 
 
 class _Literal(Console):
@@ -107,7 +107,7 @@ class _Literal(Console):
 
 
 def _code(control: re.Match[str]) -> str:
-    return f"\\x{ord(control[0]):02x}"
+    return control[0].encode("unicode_escape").decode()
 
 
 def stdout() -> Console:

@@ -326,7 +326,7 @@ def owned(folder: Path) -> Iterator[None]:
 def _refuse_links(folder: Path) -> None:
     """Raise for a link out of a run folder, which may come from somebody else: a run would write to its target."""
     home = folder.resolve()
-    for path in (*folder.iterdir(), *folder.glob("*/*")):
+    for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(home):
             received = f"{path}, a link to {os.readlink(path)}"
             raise RunError("a run folder without links out of it", received, "remove the link")
