@@ -97,10 +97,10 @@ def test_the_legend_of_a_figure(name):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from klgrad.training.figures import Drawn, _legend
+    from klgrad.training.figures import RunHistory, _legend
 
     figure = Figure()
-    _legend(figure, [Drawn(name, []), Drawn("b", [])])
+    _legend(figure, [RunHistory(name, []), RunHistory("b", [])])
     figure.canvas.draw()
     texts = figure.legends[0].get_texts()
     assert [text.get_text() for text in texts] == [name, "b"]
