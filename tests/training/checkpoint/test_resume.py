@@ -323,6 +323,7 @@ class Opens:
 
 def test_no_code_of_a_state_is_executed(finished, tmp_path):
     state = read_state(finished / "checkpoint-3", 0)
+    assert state is not None
     assert (state["processes"], set(state)) == (1, {"processes", "parameters", "state"})
     torch.save({**state, "more": Opens(tmp_path / "made")}, tmp_path / "klgrad_state_0.pt")
     with pytest.raises(RunError, match="which has no state of a run"):
