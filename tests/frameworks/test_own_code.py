@@ -71,7 +71,7 @@ def test_lines_among_those_of_the_framework(framework, meaning, off_policy):
 
 @pytest.mark.parametrize(("meaning", "off_policy"), CASES, ids=str)
 def test_the_loss_for_verl(meaning, off_policy):
-    pytest.importorskip("verl")
+    pytest.importorskip("verl.workers")
     from klgrad.audit.batch import Batch
     from klgrad.frameworks.verl import actor as actor_of, micro_batch
 

@@ -832,7 +832,7 @@ def test_the_defaults_are_those_of_trl():
 
 
 def test_the_defaults_are_those_of_verl():
-    pytest.importorskip("verl")
+    pytest.importorskip("verl.workers")
     yaml = pytest.importorskip("yaml")
     from klgrad.frameworks.harness import path_of
 
