@@ -361,6 +361,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_caught(fault, tmp_path, monkeypatch):
     where, sound, faulty, check = FAULTS[fault]

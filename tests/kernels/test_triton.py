@@ -20,8 +20,23 @@ pytestmark = [
 ]
 
 
-def test_the_kernels_do_what_torch_does():
-    command = [sys.executable, "-m", "pytest", str(FILE), "-q", "-n", "0", "-p", "no:cacheprovider", *QUIET]
+@pytest.mark.parametrize("chosen", ["not many", pytest.param("many", marks=pytest.mark.many)])
+def test_the_kernels_do_what_torch_does(chosen):
+    """And, in the long tests, that a fault planted in them is found."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(FILE),
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        chosen,
+        *QUIET,
+    ]
     done = subprocess.run(
         command,
         env={**os.environ, "TRITON_INTERPRET": "1"},

@@ -35,7 +35,9 @@ def test_a_second_owner_is_refused(tmp_path):
     assert not list((tmp_path / "run").iterdir())
 
 
-@pytest.mark.parametrize("name", [run_folder.LOCK, "summary.json", "run.png", "model", "model/README.md", "model/a/b/weights"])
+@pytest.mark.parametrize(
+    "name", [run_folder.LOCK, "summary.json", "run.png", "model", "model/README.md", "model/a/b/weights"]
+)
 def test_links_out_of_the_folder_are_refused_and_their_targets_are_left(name, tmp_path):
     run, target = tmp_path / "run", tmp_path / "precious.txt"
     target.write_text("data")
