@@ -301,6 +301,9 @@ LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_ste
         ("python data.py --beta 3\ntrl vllm-serve --model m &\ntrl grpo --beta 0.04", {"beta": 0.04}),
         ("trl grpo --beta 0.04 # \\\n--beta 1", {"beta": 0.04}),
         ("python -m torch.distributed.run --nproc 2 grpo.py --beta 0.04", {"beta": 0.04}),
+        ("cd x && B=0.04 &&\n trl grpo --beta $B", {"beta": 0.04}),
+        ("B=1; [ -f x ] && B=2; B=0.04; set -euo pipefail; source venv/bin/activate\ntrl grpo --beta $B", {}),
+        ("main() { local B=0.04; trl grpo --beta $B; }\nmain", {}),
     ],
 )
 def test_shell_scripts(text, expected, tmp_path):
@@ -317,6 +320,7 @@ def test_scripts_as_they_are_written():
     assert verl.parts[0].coefficient == 0.002
     assert verl.settings["data.train_batch_size"] == verl.settings["actor_rollout_ref.actor.ppo_mini_batch_size"] == 128
     assert verl.notes == (
+        "The script's own arguments are not read.",
         "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless the environment has another KL_COEF.",
     )
     openrlhf = read_run(FILES / "openrlhf_old.sh")
@@ -344,6 +348,15 @@ def test_a_default_of_the_environment_is_noted(tmp_path):
     )
 
 
+def test_the_arguments_of_the_script_are_noted(tmp_path):
+    run = shell_run(tmp_path, 'trl grpo --beta ${1:-0.04} --use_vllm "$@"')
+    assert (run.settings["beta"], run.settings["use_vllm"]) == (0.04, True)
+    assert run.notes == (
+        "The script's own arguments are not read.",
+        "`beta` is 0.04 unless the script's argument 1 is another.",
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -354,6 +367,20 @@ def test_a_default_of_the_environment_is_noted(tmp_path):
         "for b in 0.1 0.2; do trl grpo --beta $b; done",
         "case $1 in a) BETA=1;; *) BETA=2;; esac\ntrl grpo --beta $BETA",
         "f() {\n BETA=$1\n trl grpo --beta $BETA\n}\nf 0.1",
+        "B=0.04; grep -q big conf && B=0.1; trl grpo --beta $B",
+        "B=0.04; $NO_KL && B=0\ntrl grpo --beta $B",
+        "B=0.04; [ -f x ] && echo hi && B=0.1\ntrl grpo --beta $B",
+        "B=0.04; source ./common.sh; trl grpo --beta $B",
+        ". ./common.sh; trl grpo --beta ${B:-0.04}",
+        'B=0.04; eval "B=0"; trl grpo --beta $B',
+        "B=4; let B=0; trl grpo --beta $B",
+        "B=4; ((B=0)); trl grpo --beta $B",
+        "B=0.04; printf -v B 0; trl grpo --beta $B",
+        "B=0.04; f() { B=0; }\nB=0.1; f; trl grpo --beta $B",
+        "B=0.04; for i in 1 2; do trl grpo --beta $B; B=0; done",
+        "B=0.04; f() { trl grpo --beta $B; }\nB=0; f",
+        "B=(0.04); B[0]=1; trl grpo --beta $B",
+        "set -- 0.04; trl grpo --beta ${1:-0.1}",
     ],
 )
 def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
@@ -378,6 +405,8 @@ def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
         ("python -m openrlhf.cli.train_ppo_ray --use_kl_estimator_k3", "use_kl_estimator_k3, which may be of a KL"),
         ("trl grpo --beta 0.1 $(cat more)", r"what is in \$\(cat more\) is not read"),
         ('f() {\n trl grpo --beta 0.1 "$@"\n}\nf --beta 1', r"what is in \$@ is not read"),
+        ('set -- --beta 0.04 --loss_type grpo; trl grpo "$@"', r"what is in \$@ is not read"),
+        ("if $x; then A='--beta 0.1'; fi; trl grpo $A", r"what is in \$A is not read"),
         ("trl grpo --beta 0.1\ntrl grpo --beta 0.2", "one command that starts a run; .* trl grpo and trl grpo"),
         ("klgrad train --model m", "--dry-run"),
         ("trl sft --per_device_train_batch_size 2", "none of their settings"),

@@ -316,10 +316,8 @@ def _refuse_unread(read: Reading, framework: str, named: dict[str, Any], given: 
             received = f"{name}, which may be of a KL"
             raise RunFileError(f"settings of {reader.title} that are known", received, f"{remedy}{meant}")
     for word in read.unread:
-        if not re.fullmatch(r"\$\{?\w+(:?[-+][^}]*)?\}?", word) or re.fullmatch(r"\$\{?[\d@*].*", word):
-            raise RunFileError(
-                "arguments that are written in the script", word, f"what is in {word} is not read; write it out"
-            )
+        remedy = f"what is in {word} is not read; write it out"
+        raise RunFileError("arguments that are written in the script", word, remedy)
 
 
 def _from_outside(read: Reading, reader: Reader, named: dict[str, Any], run: Run, given: dict[str, Any]) -> list[str]:
@@ -331,12 +329,17 @@ def _from_outside(read: Reading, reader: Reader, named: dict[str, Any], run: Run
         if variables and old[name] in run.settings and old[name] not in given
     }
     notes = [
-        f"`{name}` is {named[name]} unless the environment has another {' or '.join(dict.fromkeys(variables))}."
-        for name, variables in used.items()
-        if name in named
+        f"`{name}` is {named[name]} unless {_outside(variables)}." for name, variables in used.items() if name in named
     ]
-    unset = " and ".join(dict.fromkeys(read.unread))
+    unset = " and ".join(dict.fromkeys(read.unset))
     return [*notes, *([f"The script does not set {unset}: settings in it are not read."] if unset else [])]
+
+
+def _outside(variables: tuple[str, ...]) -> str:
+    names = dict.fromkeys(variables)
+    arguments = [f"the script's argument {name} is another" for name in names if name.isdigit()]
+    others = " or ".join(name for name in names if not name.isdigit())
+    return " or ".join([*([f"the environment has another {others}"] if others else []), *arguments])
 
 
 def _with_files(read: Reading, path: Path) -> Reading:

@@ -115,7 +115,8 @@ class Reading:
         not_literal: what a Python script has in place of a value, by name, where it is known only when it runs.
         program: the module, the file or the command that a shell script starts.
         environment: variables of the environment whose defaults were taken, by name of the setting.
-        unread: words of a command that may have settings.
+        unset: variables that the script does not set, and passes on.
+        unread: other words of a command that may have settings.
         notes: what was read in addition.
     """
 
@@ -124,6 +125,7 @@ class Reading:
     not_literal: dict[str, str] = field(default_factory=dict)
     program: str = ""
     environment: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
