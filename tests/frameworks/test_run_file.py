@@ -210,6 +210,8 @@ def python_run(tmp_path, text, framework=None, trainer=None):
         'warn("\\d")\nargs = MyConfig(num_iterations=2, beta=0.04)',
         "more = dict(beta=0.04, num_iterations=1)\nmore['num_iterations'] = 2\nGRPOConfig('out', **more)",
         "more = {'beta': 0.04}\nGRPOConfig(num_iterations=2, **more, **{'output_dir': 'x'})",
+        "c = GRPOConfig(num_iterations=2, beta=0.04)\nprint(c, c.beta)\nt = GRPOTrainer(m, c)\nlog(c.to_dict())",
+        "more = {'beta': 0.04}\nprint(more['beta'], more.get('x'))\nMyTrainer(args=GRPOConfig(num_iterations=2, **more))",
         "BETA = 0.04\nif True:\n    args = GRPOConfig(num_iterations=2)\n    args.beta = BETA\nscheduler.beta = 0.0",
     ],
 )
@@ -227,6 +229,7 @@ def test_the_class_in_a_python_script_is_that_of_the_trainer(tmp_path):
     assert python_run(tmp_path, "args = GRPOConfig(beta=0.1)", trainer="rloo").trainer == "RLOOTrainer"
 
 
+MADE = "args = GRPOConfig(beta=0.1)\n"
 ARGUMENT = "p.add_argument('--beta', type=float, default=0.04)\na = p.parse_args()\n"
 
 
@@ -246,6 +249,9 @@ def test_the_default_of_an_argument_is_followed(tmp_path):
         "def f(args):\n    args.beta = 0.0\nargs = GRPOConfig(beta=0.1)",
         "BETA = 0.04\nBETA = 0.0\nGRPOConfig(beta=BETA)",
         "def main(beta):\n    GRPOConfig(beta=beta)",
+        f"{MADE}t = GRPOTrainer(args=args)\nt.args.beta = 0.0",
+        f"{MADE}t = GRPOTrainer(args=args)\nt.beta = 0.0",
+        "def make():\n    return GRPOConfig(beta=0.1)\na = make()\na.beta = b",
     ],
 )
 def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
@@ -253,6 +259,30 @@ def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
         python_run(tmp_path, text)
     run = read_run(tmp_path / "run.py", settings={"beta": "0.25"})
     assert (run.settings["beta"], run.overrides) == (0.25, ("beta",))
+
+
+@pytest.mark.parametrize(
+    ("text", "use"),
+    [
+        ("base = GRPOConfig(beta=0.1)\nbase = replace(base, beta=0.0)", r"replace\(base, beta=0.0\) .*, line 2"),
+        (f"{MADE}setattr(args, 'beta', 0.0)", r"setattr\(args"),
+        (f"{MADE}vars(args)['beta'] = 0", r"vars\(args\)"),
+        (f"{MADE}args.__dict__.update(beta=0)", "args.__dict__"),
+        (f"{MADE}args.set_training(beta=0)", r"args.set_training\(beta=0\)"),
+        (f"{MADE}other = args\nother.loss_type = 'grpo'", "other = args"),
+        (f"{MADE}args = tweaked()", r"args = tweaked\(\)"),
+        (f"{MADE}t = GRPOTrainer(args=args)\nsetattr(t.args, 'beta', 0)", r"setattr\(t.args"),
+        ("args = tweaked(GRPOConfig(beta=0.1))", r"tweaked\(GRPOConfig"),
+        ("def make():\n    return GRPOConfig(beta=0.1)\ntweak(make())", r"tweak\(make\(\)\)"),
+        ("kw = {'beta': 0.1}\ntweak(kw)\nGRPOConfig(**kw)", r"tweak\(kw\)"),
+        ("kw = {'beta': 0.1}\nkw.update(beta=0)\nGRPOConfig(**kw)", r"kw.update"),
+        ("kw = {'beta': 0.1}\ndel kw['beta']\nGRPOConfig(**kw)", r"kw\['beta'\]"),
+        ("kw = {'beta': 0.1}\nkw |= more\nGRPOConfig(**kw)", "kw"),
+    ],
+)
+def test_a_configuration_that_a_python_script_may_change_is_refused(text, use, tmp_path):
+    with pytest.raises(RunFileError, match=f"received .*{use}"):
+        python_run(tmp_path, text)
 
 
 @pytest.mark.parametrize("framework", [None, "trl"])

@@ -1,7 +1,7 @@
 """Read a shell script that starts a run, without running it: its commands, with the script's variables in their places.
 
-What cannot be known without a shell (`$(date)`, a variable of the environment, one that a branch or `source` may change)
-stays as it is written, with its `$`, so that a reader can tell.
+What cannot be known without a shell (`$(date)`, a variable of the environment, one that a branch or `source` may
+change) stays as it is written, with its `$`, so that a reader can tell.
 """
 
 import ast
@@ -61,8 +61,8 @@ class Word(str):
     """A word of a command.
 
     Attributes:
-        environment: variables whose defaults are in it, as `BETA` in `${BETA:-0.04}`, and those that the script changes in
-            a way that is not followed.
+        environment: variables whose defaults are in it, as `BETA` in `${BETA:-0.04}`, and those that the script changes
+            in a way that is not followed.
     """
 
     environment: tuple[str, ...]
@@ -539,15 +539,9 @@ def _split(values: list[Word], quoted: bool) -> list[Word]:
 
 
 def _several(tokens: list[_RawWord | str]) -> set[str]:
-    """The variables that are assigned more than once, other than to the same text."""
-    values: dict[str, set[str]] = {}
-    for token in tokens:
-        if isinstance(token, _RawWord) and (match := token.assignment):
-            values.setdefault(match[1], set()).add(
-                repr([token.pieces, token.array and [x.pieces for x in token.array]])
-            )
-            values[match[1]] |= {"+="} if match[2] else set()
-    return {name for name, texts in values.items() if len(texts) > 1}
+    """The variables that are assigned more than once."""
+    assigned = [token.assignment[1] for token in tokens if isinstance(token, _RawWord) and token.assignment]
+    return {name for name in assigned if assigned.count(name) > 1}
 
 
 # The settings of a command that starts a program of Python.
