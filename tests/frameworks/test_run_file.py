@@ -211,7 +211,7 @@ def python_run(tmp_path, text, framework=None, trainer=None):
         "more = dict(beta=0.04, num_iterations=1)\nmore['num_iterations'] = 2\nGRPOConfig('out', **more)",
         "more = {'beta': 0.04}\nGRPOConfig(num_iterations=2, **more, **{'output_dir': 'x'})",
         "c = GRPOConfig(num_iterations=2, beta=0.04)\nprint(c, c.beta)\nt = GRPOTrainer(m, c)\nlog(c.to_dict())",
-        "more = {'beta': 0.04}\nprint(more['beta'], more.get('x'))\nMyTrainer(args=GRPOConfig(num_iterations=2, **more))",
+        "more = {'beta': 0.04}\nprint(more['beta'], more.get('x'))\nA(args=GRPOConfig(num_iterations=2, **more))",
         "BETA = 0.04\nif True:\n    args = GRPOConfig(num_iterations=2)\n    args.beta = BETA\nscheduler.beta = 0.0",
     ],
 )
@@ -409,6 +409,7 @@ def test_the_arguments_of_the_script_are_noted(tmp_path):
         "B=0.04; f() { B=0; }\nB=0.1; f; trl grpo --beta $B",
         "B=0.04; for i in 1 2; do trl grpo --beta $B; B=0; done",
         "B=0.04; f() { trl grpo --beta $B; }\nB=0; f",
+        "B=0.04; while [ $# -gt 0 ]; do case $1 in --b) B=$2;; esac; shift; done; trl grpo --beta $B",
         "B=(0.04); B[0]=1; trl grpo --beta $B",
         "set -- 0.04; trl grpo --beta ${1:-0.1}",
     ],

@@ -175,7 +175,7 @@ class _PythonScript:
         return [*calls, *(node for node in self.nodes if isinstance(node, ast.Call) and _called(node) in makers)]
 
     def _is_read(self, node: ast.AST, *kinds: type) -> bool:
-        """Whether a value is only assigned, printed, given to a trainer or to `**`, or used in a node of these kinds."""
+        """Whether a value is assigned, printed, given to a trainer or to `**`, or used in a node of these kinds."""
         parent = self.parents[node]
         around = self.parents.get(parent)
         if isinstance(parent, ast.Attribute):

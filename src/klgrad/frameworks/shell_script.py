@@ -289,7 +289,7 @@ class _Branch:
         keyword: what began it.
         outside: the variables before it.
         before: those at its beginning.
-        changed: those that a part of it changed.
+        changed: those that a part of it may change.
         function: its name, if it is one.
     """
 
@@ -298,11 +298,6 @@ class _Branch:
     before: Variables
     changed: set[str] = field(default_factory=set)
     function: str = ""
-
-    def note(self, after: Variables) -> None:
-        """Add what is not as it was before."""
-        names = {*self.before, *after}
-        self.changed |= {name for name in names if self.before.get(name, ()) != after.get(name, ())}
 
 
 class _ShellScript:
@@ -360,15 +355,20 @@ class _ShellScript:
     def _alternative(self) -> None:
         """Another branch begins: the variables are those before the first one."""
         if self.branches:
-            self.branches[-1].note(self.variables)
             self.variables = dict(self.branches[-1].before)
 
     def _leave(self, *keywords: str) -> None:
         if any(map(self._innermost, keywords)):
             branch = self.branches.pop()
-            branch.note(self.variables)
             self.variables = branch.outside | dict.fromkeys(branch.changed)
             self.functions[branch.function] = branch.changed
+
+    def _put(self, values: Variables) -> None:
+        """Change variables, here and for what comes after the branches that are open."""
+        self.variables |= values
+        for branch in self.branches:
+            same = {name for name, words in values.items() if words is not None and words == branch.outside.get(name)}
+            branch.changed |= {*values} - (same if branch.keyword != "function" else set())
 
     def _command(self, words: list[_RawWord]) -> Iterator[list[Word]]:
         """Assign variables, follow keywords, and give the words of a command."""
@@ -385,7 +385,7 @@ class _ShellScript:
                 function = words[1].plain if keyword == "function" and len(words) > 1 else ""
                 self._enter("for" if keyword == "select" else keyword, function)
                 if keyword in ("for", "select") and len(words) > 1 and words[1].is_plain:
-                    self.variables[words[1].plain] = None
+                    self._put({words[1].plain: None})
                 return
             elif keyword not in ("then", "do", "!", "time"):
                 break
@@ -418,14 +418,14 @@ class _ShellScript:
         """Make unknown what a command may assign."""
         command, element = words[0], re.match(rf"({NAME})\[[^]]*\]\+?=", words[0])
         if command == "eval" or (command in ("source", ".") and not words[-1].endswith("/activate")):
-            self.variables = dict.fromkeys((*self.variables, ANYTHING))
+            self._put(dict.fromkeys((*self.variables, ANYTHING)))
         elif command in ASSIGNING or command.startswith("(("):
-            self.variables |= dict.fromkeys(re.findall(NAME, " ".join(words)))
+            self._put(dict.fromkeys(re.findall(NAME, " ".join(words))))
         elif command == "set" and ("--" in words or (words[1:] and words[1][:1] not in "-+")):
-            self.variables["@"] = None
+            self._put({"@": None})
         elif element:
-            self.variables[element[1]] = None
-        self.variables |= dict.fromkeys(self.functions.get(command, ()))
+            self._put({element[1]: None})
+        self._put(dict.fromkeys(self.functions.get(command, ())))
 
     def _assign(self, raw: _RawWord) -> None:
         match = raw.assignment
@@ -449,7 +449,7 @@ class _ShellScript:
                 words = [_join([before[0], words[0]], ""), *before[1:]]
         if words and sum(map(len, words)) > LONGEST:
             words = None
-        self.variables[name] = words
+        self._put({name: words})
 
     def _expand(self, raw: _RawWord) -> list[Word]:
         """The words of one, with the variables in their places."""
@@ -503,7 +503,7 @@ class _ShellScript:
         elif not is_set:
             value = [self._default(default)]
             if rule.endswith("="):
-                self.variables[name] = value
+                self._put({name: list(value)})
         outside = () if known and not rule.endswith("=") else (name,)
         return [Word(part, part.environment + outside) for part in value]
 
