@@ -331,6 +331,10 @@ LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_ste
         ("python data.py --beta 3\ntrl vllm-serve --model m &\ntrl grpo --beta 0.04", {"beta": 0.04}),
         ("trl grpo --beta 0.04 # \\\n--beta 1", {"beta": 0.04}),
         ("python -m torch.distributed.run --nproc 2 grpo.py --beta 0.04", {"beta": 0.04}),
+        ("trl grpo --bet 0.04 --num_iter 4 --loss-t=grpo", {"num_iterations": 4, "loss_type": "grpo"}),
+        ("trl grpo --beta 0.04 --no_use_bias", {"use_bias_correction_kl": False}),
+        ("trl grpo --beta 0.04 --use_vllm yes --sync_ref_model F", {"use_vllm": True, "sync_ref_model": False}),
+        ("trl grpo --beta 0.04 --use_vllm 1 --sync_ref_model n", {"use_vllm": True, "sync_ref_model": False}),
         ("cd x && B=0.04 &&\n trl grpo --beta $B", {"beta": 0.04}),
         ("B=1; [ -f x ] && B=2; B=0.04; set -euo pipefail; source venv/bin/activate\ntrl grpo --beta $B", {}),
         ("main() { local B=0.04; trl grpo --beta $B; }\nmain", {}),
@@ -512,6 +516,21 @@ def test_the_program_tells_the_framework(program, framework, tmp_path):
     assert shell_run(tmp_path, f"{program} --seed 1").framework == framework
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.sh", "python train_dpo.py --beta 0.1 --max_completion_length 100"),
+        ("run.yaml", "beta: 0.1\nsync_ref_model: true\nmax_completion_length: 100\nuse_vllm: true"),
+        ("run.py", "args = DPOConfig(beta=0.1)"),
+    ],
+)
+def test_settings_that_other_trainers_have_too_do_not_tell_trl(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RunFileError, match="none of their settings that no other trainer has"):
+        read_run(tmp_path / name)
+    assert read_run(tmp_path / name, "trl").settings["beta"] == 0.1
+
+
 def test_a_file_of_another_framework_is_refused(tmp_path):
     with pytest.raises(RunFileError, match=r"a configuration of verl; received .*, which looks like TRL's"):
         read_run(FILES / "grpo.yaml", "verl")
@@ -567,7 +586,7 @@ def test_aliases_without_end_are_refused_at_once(tmp_path):
         assert time.monotonic() - began < 1
     (tmp_path / "run.yaml").write_text("a: &a [1]\nbeta: *a")
     with pytest.raises(RunFileError, match="beta as one value; received a list"):
-        read_run(tmp_path / "run.yaml")
+        read_run(tmp_path / "run.yaml", "trl")
 
 
 @pytest.mark.parametrize(("rows", "audited"), [(1, "grpo"), (8, "bnpo")])
@@ -646,8 +665,12 @@ def test_only_whitened_advantages_of_skyrl_are_said_to_divide_the_kl(estimator, 
         ("run.json", "{", "as JSON"),
         ("run.yaml", "- beta", "names and values"),
         ("run.yaml", "learning_rate: 1", "name the framework"),
-        ("run.yaml", "beta: much", "beta as a number; received 'much'"),
+        ("run.yaml", "loss_type: grpo\nbeta: much", "beta as a number; received 'much'"),
         ("run.yaml", "use_bias_correction_kl: maybe", "true or false"),
+        ("run.yaml", "loss_type: grpo\nbeta: true", "beta as a number; received True"),
+        ("run.yaml", "num_iterations: 2.5", "num_iterations as a whole number; received 2.5"),
+        ("run.sh", "trl grpo --beta --use_vllm", "beta as a number; received True"),
+        ("run.sh", "main_ppo algorithm.use_kl_in_reward=no", "use_kl_in_reward as true or false; received 'no'"),
         ("run.yaml", "loss_type: sigmoid", "loss_type as one of dapo"),
         ("run.yaml", "kl_coef: 0.1", "klgrad train --config FILE --dry-run"),
         ("run.yaml", "algorithm: {use_kl_in_reward: '${x}'}", "--cfg job --resolve"),
@@ -669,7 +692,7 @@ def test_errors(tmp_path, name, text, message):
 @pytest.mark.parametrize(
     ("settings", "place"),
     [
-        ({"beta": -0.1}, "loss"),
+        ({"beta": -0.1, "loss_type": "grpo"}, "loss"),
         ({"beta": "-1e-1", "normalize_advantages": False}, "reward"),
         ({"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": -0.1}, "loss"),
         ({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": -0.1}, "reward"),
@@ -687,7 +710,7 @@ def test_a_kl_with_a_negative_coefficient_is_refused(settings, place, tmp_path):
 
 def test_a_coefficient_that_is_not_a_number_is_refused(tmp_path):
     with pytest.raises(RunFileError, match="at least 0 for the KL in the loss; received nan"):
-        run_of(tmp_path, {"beta": "nan"})
+        run_of(tmp_path, {"beta": "nan"}, "trl")
 
 
 def test_the_negative_coefficient_of_a_kl_that_is_off_does_not_matter(tmp_path):
@@ -712,7 +735,7 @@ def test_the_negative_coefficient_of_a_kl_that_is_off_does_not_matter(tmp_path):
 )
 def test_the_example_of_an_error_has_the_number_that_was_given(name, value, example, tmp_path):
     with pytest.raises(RunFileError, match=f"remedy: write {name}: {example}, for example"):
-        run_of(tmp_path, {name: value})
+        run_of(tmp_path, {name: value}, "trl")
 
 
 def test_a_framework_without_a_reader(tmp_path):
@@ -737,7 +760,7 @@ def test_a_framework_without_a_reader(tmp_path):
     ids=str,
 )
 def test_a_mistyped_name_is_noted(settings, name, meant, tmp_path):
-    run = run_of(tmp_path, settings)
+    run = run_of(tmp_path, settings, "trl")
     assert run.notes[-1] == f"`{name}` is not read; did you mean `{meant}`?"
     assert run.settings == run_of(tmp_path, {n: x for n, x in settings.items() if n != name}, run.framework).settings
 
@@ -842,6 +865,17 @@ def test_settings_that_were_never_audited_say_so(tmp_path, monkeypatch):
     (found,) = find(run)
     assert found.verdict == ""
     assert found.source == "not audited: install verl to audit these settings"
+
+
+def test_settings_that_were_never_audited_are_not_said_to_be_right(tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
+    path = tmp_path / "run.json"
+    own = {"level": "token", "ratio": "token", "ratio_bound": "truncate:3"}
+    path.write_text(json.dumps({"klgrad": own, "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum"}))
+    assert read_run(path).changes == ()
+    shown = advised("--config", path)
+    assert "Nothing to change" not in shown
+    assert "Whether this is the reverse KL, token by token (reverse-kl-token), was not audited here." in shown
 
 
 def test_a_loss_that_was_never_audited_has_no_caveat_of_an_audit(tmp_path, monkeypatch):

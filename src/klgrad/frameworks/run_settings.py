@@ -146,6 +146,7 @@ class Reader:
         sections: how the names of further settings begin that are read.
         old: names of earlier releases, by those of today.
         old_note: what is said where they are read.
+        abbreviates: whether a command may have the beginning of a name in its place.
     """
 
     title: str
@@ -159,6 +160,7 @@ class Reader:
     sections: tuple[str, ...] = ()
     old: dict[str, str] = field(default_factory=dict)
     old_note: str = ""
+    abbreviates: bool = False
 
 
 OTHER_PROGRAMS = r"(?!.*(sft|generat|serve|tinker|eval|merge))"
@@ -183,8 +185,11 @@ def as_type(name: str, value: Any, default: Any) -> Any:
         return value
     try:
         if kind is bool:
-            return {"true": True, "false": False}[str(value).lower()]
+            is_trl = "." not in name
+            return (BOOLEANS if is_trl else {"true": True, "false": False})[str(value).lower()]
         if kind in (int, float):
+            if isinstance(value, bool) or (isinstance(value, float) and kind(value) != value):
+                raise ValueError("another type")
             return kind(value)
         return str(value)
     except (KeyError, ValueError, TypeError):
@@ -205,6 +210,9 @@ def _example(value: Any, default: Any) -> Any:
     usable = 0 <= number < math.inf and (kind is float or number.is_integer())
     return kind(number) if usable else default or 0.04
 
+
+BOOLEANS = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
+"""As the parser of TRL takes them; the others take true and false only."""
 
 NUMBER = re.compile(r"-?\d*\.?\d+(?:[eE][-+]?\d+)?")
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
