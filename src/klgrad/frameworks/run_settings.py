@@ -211,7 +211,9 @@ def _example(value: Any, default: Any) -> Any:
     return kind(number) if usable else default or 0.04
 
 
-BOOLEANS = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(("no", "false", "f", "n", "0"), False)
+BOOLEANS: dict[str, bool] = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(
+    ("no", "false", "f", "n", "0"), False
+)
 """As the parser of TRL takes them; the others take true and false only."""
 
 NUMBER = re.compile(r"-?\d*\.?\d+(?:[eE][-+]?\d+)?")
