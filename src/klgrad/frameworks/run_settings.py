@@ -211,9 +211,9 @@ def _example(value: Any, default: Any) -> Any:
     return kind(number) if usable else default or 0.04
 
 
-BOOLEANS: dict[str, bool] = dict.fromkeys(("yes", "true", "t", "y", "1"), True) | dict.fromkeys(
-    ("no", "false", "f", "n", "0"), False
-)
+BOOLEANS = {
+    text: value for value, texts in ((True, "yes true t y 1"), (False, "no false f n 0")) for text in texts.split()
+}
 """As the parser of TRL takes them; the others take true and false only."""
 
 NUMBER = re.compile(r"-?\d*\.?\d+(?:[eE][-+]?\d+)?")
