@@ -210,6 +210,8 @@ def python_run(tmp_path, text, framework=None, trainer=None):
         'warn("\\d")\nargs = MyConfig(num_iterations=2, beta=0.04)',
         "more = dict(beta=0.04, num_iterations=1)\nmore['num_iterations'] = 2\nGRPOConfig('out', **more)",
         "more = {'beta': 0.04}\nGRPOConfig(num_iterations=2, **more, **{'output_dir': 'x'})",
+        "c = GRPOConfig(num_iterations=2, beta=0.04)\nprint(c, c.beta)\nt = GRPOTrainer(m, c)\nlog(c.to_dict())",
+        "more = {'beta': 0.04}\nprint(more['beta'], more.get('x'))\nA(args=GRPOConfig(num_iterations=2, **more))",
         "BETA = 0.04\nif True:\n    args = GRPOConfig(num_iterations=2)\n    args.beta = BETA\nscheduler.beta = 0.0",
     ],
 )
@@ -227,6 +229,7 @@ def test_the_class_in_a_python_script_is_that_of_the_trainer(tmp_path):
     assert python_run(tmp_path, "args = GRPOConfig(beta=0.1)", trainer="rloo").trainer == "RLOOTrainer"
 
 
+MADE = "args = GRPOConfig(beta=0.1)\n"
 ARGUMENT = "p.add_argument('--beta', type=float, default=0.04)\na = p.parse_args()\n"
 
 
@@ -246,6 +249,9 @@ def test_the_default_of_an_argument_is_followed(tmp_path):
         "def f(args):\n    args.beta = 0.0\nargs = GRPOConfig(beta=0.1)",
         "BETA = 0.04\nBETA = 0.0\nGRPOConfig(beta=BETA)",
         "def main(beta):\n    GRPOConfig(beta=beta)",
+        f"{MADE}t = GRPOTrainer(args=args)\nt.args.beta = 0.0",
+        f"{MADE}t = GRPOTrainer(args=args)\nt.beta = 0.0",
+        "def make():\n    return GRPOConfig(beta=0.1)\na = make()\na.beta = b",
     ],
 )
 def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
@@ -253,6 +259,30 @@ def test_a_value_that_a_python_script_computes_is_asked_for(text, tmp_path):
         python_run(tmp_path, text)
     run = read_run(tmp_path / "run.py", settings={"beta": "0.25"})
     assert (run.settings["beta"], run.overrides) == (0.25, ("beta",))
+
+
+@pytest.mark.parametrize(
+    ("text", "use"),
+    [
+        ("base = GRPOConfig(beta=0.1)\nbase = replace(base, beta=0.0)", r"replace\(base, beta=0.0\) .*, line 2"),
+        (f"{MADE}setattr(args, 'beta', 0.0)", r"setattr\(args"),
+        (f"{MADE}vars(args)['beta'] = 0", r"vars\(args\)"),
+        (f"{MADE}args.__dict__.update(beta=0)", "args.__dict__"),
+        (f"{MADE}args.set_training(beta=0)", r"args.set_training\(beta=0\)"),
+        (f"{MADE}other = args\nother.loss_type = 'grpo'", "other = args"),
+        (f"{MADE}args = tweaked()", r"args = tweaked\(\)"),
+        (f"{MADE}t = GRPOTrainer(args=args)\nsetattr(t.args, 'beta', 0)", r"setattr\(t.args"),
+        ("args = tweaked(GRPOConfig(beta=0.1))", r"tweaked\(GRPOConfig"),
+        ("def make():\n    return GRPOConfig(beta=0.1)\ntweak(make())", r"tweak\(make\(\)\)"),
+        ("kw = {'beta': 0.1}\ntweak(kw)\nGRPOConfig(**kw)", r"tweak\(kw\)"),
+        ("kw = {'beta': 0.1}\nkw.update(beta=0)\nGRPOConfig(**kw)", r"kw.update"),
+        ("kw = {'beta': 0.1}\ndel kw['beta']\nGRPOConfig(**kw)", r"kw\['beta'\]"),
+        ("kw = {'beta': 0.1}\nkw |= more\nGRPOConfig(**kw)", "kw"),
+    ],
+)
+def test_a_configuration_that_a_python_script_may_change_is_refused(text, use, tmp_path):
+    with pytest.raises(RunFileError, match=f"received .*{use}"):
+        python_run(tmp_path, text)
 
 
 @pytest.mark.parametrize("framework", [None, "trl"])
@@ -301,6 +331,13 @@ LAUNCH = "accelerate launch --config_file zero3.yaml --gradient_accumulation_ste
         ("python data.py --beta 3\ntrl vllm-serve --model m &\ntrl grpo --beta 0.04", {"beta": 0.04}),
         ("trl grpo --beta 0.04 # \\\n--beta 1", {"beta": 0.04}),
         ("python -m torch.distributed.run --nproc 2 grpo.py --beta 0.04", {"beta": 0.04}),
+        ("trl grpo --bet 0.04 --num_iter 4 --loss-t=grpo", {"num_iterations": 4, "loss_type": "grpo"}),
+        ("trl grpo --beta 0.04 --no_use_bias", {"use_bias_correction_kl": False}),
+        ("trl grpo --beta 0.04 --use_vllm yes --sync_ref_model F", {"use_vllm": True, "sync_ref_model": False}),
+        ("trl grpo --beta 0.04 --use_vllm 1 --sync_ref_model n", {"use_vllm": True, "sync_ref_model": False}),
+        ("cd x && B=0.04 &&\n trl grpo --beta $B", {"beta": 0.04}),
+        ("B=1; [ -f x ] && B=2; B=0.04; set -euo pipefail; source venv/bin/activate\ntrl grpo --beta $B", {}),
+        ("main() { local B=0.04; trl grpo --beta $B; }\nmain", {}),
     ],
 )
 def test_shell_scripts(text, expected, tmp_path):
@@ -317,6 +354,7 @@ def test_scripts_as_they_are_written():
     assert verl.parts[0].coefficient == 0.002
     assert verl.settings["data.train_batch_size"] == verl.settings["actor_rollout_ref.actor.ppo_mini_batch_size"] == 128
     assert verl.notes == (
+        "The script's own arguments are not read.",
         "`actor_rollout_ref.actor.kl_loss_coef` is 0.002 unless the environment has another KL_COEF.",
     )
     openrlhf = read_run(FILES / "openrlhf_old.sh")
@@ -344,6 +382,15 @@ def test_a_default_of_the_environment_is_noted(tmp_path):
     )
 
 
+def test_the_arguments_of_the_script_are_noted(tmp_path):
+    run = shell_run(tmp_path, 'trl grpo --beta ${1:-0.04} --use_vllm "$@"')
+    assert (run.settings["beta"], run.settings["use_vllm"]) == (0.04, True)
+    assert run.notes == (
+        "The script's own arguments are not read.",
+        "`beta` is 0.04 unless the script's argument 1 is another.",
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -354,6 +401,21 @@ def test_a_default_of_the_environment_is_noted(tmp_path):
         "for b in 0.1 0.2; do trl grpo --beta $b; done",
         "case $1 in a) BETA=1;; *) BETA=2;; esac\ntrl grpo --beta $BETA",
         "f() {\n BETA=$1\n trl grpo --beta $BETA\n}\nf 0.1",
+        "B=0.04; grep -q big conf && B=0.1; trl grpo --beta $B",
+        "B=0.04; $NO_KL && B=0\ntrl grpo --beta $B",
+        "B=0.04; [ -f x ] && echo hi && B=0.1\ntrl grpo --beta $B",
+        "B=0.04; source ./common.sh; trl grpo --beta $B",
+        ". ./common.sh; trl grpo --beta ${B:-0.04}",
+        'B=0.04; eval "B=0"; trl grpo --beta $B',
+        "B=4; let B=0; trl grpo --beta $B",
+        "B=4; ((B=0)); trl grpo --beta $B",
+        "B=0.04; printf -v B 0; trl grpo --beta $B",
+        "B=0.04; f() { B=0; }\nB=0.1; f; trl grpo --beta $B",
+        "B=0.04; for i in 1 2; do trl grpo --beta $B; B=0; done",
+        "B=0.04; f() { trl grpo --beta $B; }\nB=0; f",
+        "B=0.04; while [ $# -gt 0 ]; do case $1 in --b) B=$2;; esac; shift; done; trl grpo --beta $B",
+        "B=(0.04); B[0]=1; trl grpo --beta $B",
+        "set -- 0.04; trl grpo --beta ${1:-0.1}",
     ],
 )
 def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
@@ -378,6 +440,8 @@ def test_a_value_that_only_the_shell_knows_is_asked_for(text, tmp_path):
         ("python -m openrlhf.cli.train_ppo_ray --use_kl_estimator_k3", "use_kl_estimator_k3, which may be of a KL"),
         ("trl grpo --beta 0.1 $(cat more)", r"what is in \$\(cat more\) is not read"),
         ('f() {\n trl grpo --beta 0.1 "$@"\n}\nf --beta 1', r"what is in \$@ is not read"),
+        ('set -- --beta 0.04 --loss_type grpo; trl grpo "$@"', r"what is in \$@ is not read"),
+        ("if $x; then A='--beta 0.1'; fi; trl grpo $A", r"what is in \$A is not read"),
         ("trl grpo --beta 0.1\ntrl grpo --beta 0.2", "one command that starts a run; .* trl grpo and trl grpo"),
         ("klgrad train --model m", "--dry-run"),
         ("trl sft --per_device_train_batch_size 2", "none of their settings"),
@@ -452,6 +516,21 @@ def test_the_program_tells_the_framework(program, framework, tmp_path):
     assert shell_run(tmp_path, f"{program} --seed 1").framework == framework
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.sh", "python train_dpo.py --beta 0.1 --max_completion_length 100"),
+        ("run.yaml", "beta: 0.1\nsync_ref_model: true\nmax_completion_length: 100\nuse_vllm: true"),
+        ("run.py", "args = DPOConfig(beta=0.1)"),
+    ],
+)
+def test_settings_that_other_trainers_have_too_do_not_tell_trl(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RunFileError, match="none of their settings that no other trainer has"):
+        read_run(tmp_path / name)
+    assert read_run(tmp_path / name, "trl").settings["beta"] == 0.1
+
+
 def test_a_file_of_another_framework_is_refused(tmp_path):
     with pytest.raises(RunFileError, match=r"a configuration of verl; received .*, which looks like TRL's"):
         read_run(FILES / "grpo.yaml", "verl")
@@ -507,7 +586,7 @@ def test_aliases_without_end_are_refused_at_once(tmp_path):
         assert time.monotonic() - began < 1
     (tmp_path / "run.yaml").write_text("a: &a [1]\nbeta: *a")
     with pytest.raises(RunFileError, match="beta as one value; received a list"):
-        read_run(tmp_path / "run.yaml")
+        read_run(tmp_path / "run.yaml", "trl")
 
 
 @pytest.mark.parametrize(("rows", "audited"), [(1, "grpo"), (8, "bnpo")])
@@ -586,8 +665,12 @@ def test_only_whitened_advantages_of_skyrl_are_said_to_divide_the_kl(estimator, 
         ("run.json", "{", "as JSON"),
         ("run.yaml", "- beta", "names and values"),
         ("run.yaml", "learning_rate: 1", "name the framework"),
-        ("run.yaml", "beta: much", "beta as a number; received 'much'"),
+        ("run.yaml", "loss_type: grpo\nbeta: much", "beta as a number; received 'much'"),
         ("run.yaml", "use_bias_correction_kl: maybe", "true or false"),
+        ("run.yaml", "loss_type: grpo\nbeta: true", "beta as a number; received True"),
+        ("run.yaml", "num_iterations: 2.5", "num_iterations as a whole number; received 2.5"),
+        ("run.sh", "trl grpo --beta --use_vllm", "beta as a number; received True"),
+        ("run.sh", "main_ppo algorithm.use_kl_in_reward=no", "use_kl_in_reward as true or false; received 'no'"),
         ("run.yaml", "loss_type: sigmoid", "loss_type as one of dapo"),
         ("run.yaml", "kl_coef: 0.1", "klgrad train --config FILE --dry-run"),
         ("run.yaml", "algorithm: {use_kl_in_reward: '${x}'}", "--cfg job --resolve"),
@@ -609,7 +692,7 @@ def test_errors(tmp_path, name, text, message):
 @pytest.mark.parametrize(
     ("settings", "place"),
     [
-        ({"beta": -0.1}, "loss"),
+        ({"beta": -0.1, "loss_type": "grpo"}, "loss"),
         ({"beta": "-1e-1", "normalize_advantages": False}, "reward"),
         ({"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": -0.1}, "loss"),
         ({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": -0.1}, "reward"),
@@ -627,7 +710,7 @@ def test_a_kl_with_a_negative_coefficient_is_refused(settings, place, tmp_path):
 
 def test_a_coefficient_that_is_not_a_number_is_refused(tmp_path):
     with pytest.raises(RunFileError, match="at least 0 for the KL in the loss; received nan"):
-        run_of(tmp_path, {"beta": "nan"})
+        run_of(tmp_path, {"beta": "nan"}, "trl")
 
 
 def test_the_negative_coefficient_of_a_kl_that_is_off_does_not_matter(tmp_path):
@@ -652,7 +735,7 @@ def test_the_negative_coefficient_of_a_kl_that_is_off_does_not_matter(tmp_path):
 )
 def test_the_example_of_an_error_has_the_number_that_was_given(name, value, example, tmp_path):
     with pytest.raises(RunFileError, match=f"remedy: write {name}: {example}, for example"):
-        run_of(tmp_path, {name: value})
+        run_of(tmp_path, {name: value}, "trl")
 
 
 def test_a_framework_without_a_reader(tmp_path):
@@ -677,7 +760,7 @@ def test_a_framework_without_a_reader(tmp_path):
     ids=str,
 )
 def test_a_mistyped_name_is_noted(settings, name, meant, tmp_path):
-    run = run_of(tmp_path, settings)
+    run = run_of(tmp_path, settings, "trl")
     assert run.notes[-1] == f"`{name}` is not read; did you mean `{meant}`?"
     assert run.settings == run_of(tmp_path, {n: x for n, x in settings.items() if n != name}, run.framework).settings
 
@@ -782,6 +865,17 @@ def test_settings_that_were_never_audited_say_so(tmp_path, monkeypatch):
     (found,) = find(run)
     assert found.verdict == ""
     assert found.source == "not audited: install verl to audit these settings"
+
+
+def test_settings_that_were_never_audited_are_not_said_to_be_right(tmp_path, monkeypatch):
+    monkeypatch.setattr("klgrad.frameworks.Framework.installed", None)
+    path = tmp_path / "run.json"
+    own = {"level": "token", "ratio": "token", "ratio_bound": "truncate:3"}
+    path.write_text(json.dumps({"klgrad": own, "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum"}))
+    assert read_run(path).changes == ()
+    shown = advised("--config", path)
+    assert "Nothing to change" not in shown
+    assert "Whether this is the reverse KL, token by token (reverse-kl-token), was not audited here." in shown
 
 
 def test_a_loss_that_was_never_audited_has_no_caveat_of_an_audit(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def report_on(file: Path, run: Run, findings: list[Finding]) -> RenderableType:
         parts += ["", Text("This run has no KL to a reference.", style="bold")]
     for finding in findings:
         parts += ["", *_finding(run, finding)]
-    return Group(*parts, "", *_changes(run, file.suffix.lower()), *_version(run))
+    return Group(*parts, "", *_changes(run, findings, file.suffix.lower()), *_version(run))
 
 
 def _settings(run: Run) -> Table:
@@ -76,8 +76,10 @@ def _named(words: str, verdict: str) -> str:
     return f"{words}." if verdict in ("unknown", "nothing") else f"{words} ({verdict})."
 
 
-def _changes(run: Run, suffix: str) -> list[RenderableType]:
+def _changes(run: Run, findings: list[Finding], suffix: str) -> list[RenderableType]:
     target = f"the {TARGETS[run.target].title_in_sentence} ({run.target}),"
+    if not run.changes and not all(finding.verdict for finding in findings):
+        return [Text(f"Whether this is {target} was not audited here.")]
     if not run.changes:
         return [Text(f"Nothing to change for {target} on fresh samples.")]
     lines = "\n".join(_lines(run, suffix))

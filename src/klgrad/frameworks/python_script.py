@@ -15,8 +15,8 @@ TRAINERS = {"GRPOConfig": "grpo", "RLOOConfig": "rloo"}
 
 BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
-CHANGES = ("update", "setdefault", "pop", "clear")
-"""Methods that change a dictionary."""
+READING = ("get", "items", "keys", "values", "copy", "to_dict", "to_json_string", "to_sanitized_dict")
+"""Methods that change neither a dictionary nor a configuration."""
 
 LOOKED_FOR = "written as in args = GRPOConfig(beta=0.04) or, after it, args.beta = 0.04"
 
@@ -43,6 +43,7 @@ def read_python(text: str, path: Path) -> Reading:
     # Another class may have a field of the same name: DPOConfig has a beta too.
     chosen = [trainer] if trainer else calls
     script.keep_branches(chosen)
+    late = script.check_uses(chosen)
     written = [*(pair for call in chosen for pair in script.arguments(call)), *script.attributes(chosen)]
     # The last one holds, and one that may not run holds as an unknown.
     order = lambda pair: (id(pair[1]) in script.unsure, pair[1].lineno, pair[1].col_offset)
@@ -58,6 +59,8 @@ def read_python(text: str, path: Path) -> Reading:
             others[name] = f"{ast.unparse(node)}{where}"
         else:
             notes += [f"`{name}` is {note}."] if note else []
+    others |= late
+    values = {name: value for name, value in values.items() if name not in late}
     return Reading(values, TRAINERS[_called(trainer)] if trainer else None, others, notes=tuple(notes))
 
 
@@ -67,6 +70,7 @@ class _PythonScript:
     def __init__(self, nodes: list[ast.AST], path: Path) -> None:
         self.nodes, self.path = nodes, path
         self.unsure: set[int] = set()
+        self.parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
         self.assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
             for target, value in _assignments(node):
@@ -117,16 +121,83 @@ class _PythonScript:
             yield from self._changes(name)
 
     def _changes(self, name: str) -> Iterator[tuple[str, ast.expr]]:
-        """What is written into a dictionary after it was made; other uses than reading it are not followed."""
+        """What is written into a dictionary after it was made."""
         for node in self.nodes:
-            called = node.func if isinstance(node, ast.Call) else None
-            if isinstance(called, ast.Attribute) and called.attr in CHANGES and ast.unparse(called.value) == name:
-                self._refuse(called.value)
+            if isinstance(node, ast.Name) and node.id == name and not self._is_read(node, ast.Subscript, ast.Dict):
+                self._refuse_use(node)
             for target, value in _assignments(node):
                 if isinstance(target, ast.Subscript) and ast.unparse(target.value) == name:
                     if not isinstance(target.slice, ast.Constant):
                         self._refuse(target.value)
                     yield str(target.slice.value), value  # pyright: ignore[reportAttributeAccessIssue]
+
+    def check_uses(self, calls: list[ast.Call]) -> dict[str, str]:
+        """Refuse uses of a configuration that may change it.
+
+        Args:
+            calls: those that make it.
+
+        Returns:
+            What is assigned to attributes of its trainer, and of the trainer's `args`, by name.
+        """
+        for call in calls:
+            if not (isinstance(self.parents[call], ast.Expr | ast.Return) or self._is_read(call)):
+                self._refuse_use(call)
+        made = self._made(calls)
+        variables = {name for name, values in self.assigned.items() if any(value in made for value in values)}
+        trainers = {name for name, values in self.assigned.items() if any(map(_is_trainer, values))}
+        variables |= {f"{name}.args" for name in trainers}
+        first = min((call.lineno for call in calls), default=0)
+        for node in self.nodes:
+            if node in made and node not in calls and not self._is_read(node):
+                self._refuse_use(node)
+            if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in variables:
+                value = getattr(self.parents[node], "value", None)
+                is_made = isinstance(value, ast.Call) and (value in made or _called(value).endswith("Config"))
+                is_known = node.lineno <= first or is_made  # what is assigned
+                if isinstance(node.ctx, ast.Load):
+                    is_known = value is not node or not isinstance(self.parents[node], ast.Assign | ast.AnnAssign)
+                    is_known = is_known and self._is_read(node, ast.Attribute, ast.Return)
+                if not is_known:
+                    self._refuse_use(node)
+        late = {*trainers, *(f"{name}.args" for name in trainers)}
+        return {
+            target.attr: f"{ast.unparse(value)} in line {target.lineno}, after the configuration"
+            for node in self.nodes
+            for target, value in _assignments(node)
+            if isinstance(target, ast.Attribute) and ast.unparse(target.value) in late
+        }
+
+    def _made(self, calls: list[ast.Call]) -> list[ast.AST]:
+        """These calls, and those of the functions that return what they make."""
+        functions = [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        makers = {node.name for node in functions if any(call in list(ast.walk(node)) for call in calls)}
+        return [*calls, *(node for node in self.nodes if isinstance(node, ast.Call) and _called(node) in makers)]
+
+    def _is_read(self, node: ast.AST, *kinds: type) -> bool:
+        """Whether a value is assigned, printed, given to a trainer or to `**`, or used in a node of these kinds."""
+        parent = self.parents[node]
+        around = self.parents.get(parent)
+        if isinstance(parent, ast.Attribute):
+            is_called = isinstance(around, ast.Call) and around.func is parent
+            return parent.attr in READING if is_called or ast.Attribute not in kinds else parent.attr[:2] != "__"
+        if isinstance(parent, ast.keyword):
+            return parent.arg in ("args", None) or _is_trainer(around)
+        if isinstance(parent, ast.Call):
+            return _is_trainer(parent) or _called(parent) == "print"
+        if isinstance(parent, ast.Subscript):
+            return ast.Subscript in kinds and not isinstance(parent.ctx, ast.Del)
+        return isinstance(parent, (ast.Assign, ast.AnnAssign, ast.Expr, *kinds))
+
+    def _refuse_use(self, node: ast.AST) -> None:
+        while not isinstance(around := self.parents[node], ast.stmt):
+            node = around
+        whole = around if isinstance(around, ast.Assign | ast.AugAssign | ast.AnnAssign) else node
+        raise RunFileError(
+            "settings that can be read without running the script",
+            f"{ast.unparse(whole)} in {self.path}, line {around.lineno}: whether it changes them is not read",
+            "give the run's settings as YAML",
+        )
 
     def _refuse(self, node: ast.expr) -> None:
         written = ast.unparse(node)
@@ -138,7 +209,8 @@ class _PythonScript:
 
     def attributes(self, calls: list[ast.Call]) -> Iterator[tuple[str, ast.expr]]:
         """What is assigned to attributes of the variables that these calls were assigned to."""
-        variables = {name for name, values in self.assigned.items() if any(value in calls for value in values)}
+        made = self._made(calls)
+        variables = {name for name, values in self.assigned.items() if any(value in made for value in values)}
         for node in self.nodes:
             for target, value in _assignments(node):
                 if isinstance(target, ast.Attribute) and ast.unparse(target.value) in variables:
@@ -196,6 +268,10 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 def _called(call: ast.Call) -> str:
     """The last part of the name that is called, as `GRPOConfig` in `trl.GRPOConfig()`."""
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _is_trainer(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and _called(node).endswith("Trainer")
 
 
 def _trainer_call(calls: list[ast.Call], path: Path) -> ast.Call | None:

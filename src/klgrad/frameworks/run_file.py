@@ -235,18 +235,20 @@ def _not_recognised(path: Path, framework: str | None, others: list[str]) -> Run
         received, remedy = f"{path}, which looks like {title}'s", f"klgrad advise {others[0]} --config FILE"
         return RunFileError(f"a configuration of {framework}", received, remedy)
     wanted = f"a configuration of {framework or ', '.join(READERS)}{f', {LOOKED_FOR}' if is_python else ''}"
+    missing = "none of their settings of a KL" if framework else "none of their settings that no other trainer has"
     remedy = "name the framework: klgrad advise trl --config FILE"
     if is_python:
         remedy = "give the run's settings as YAML, or the shell script that starts it with its arguments"
     elif framework is not None:
         remedy = "give the file with its settings, or name the settings: --set NAME=VALUE"
-    return RunFileError(wanted, f"{path} with none of their settings of a KL", remedy)
+    return RunFileError(wanted, f"{path} with {missing}", remedy)
 
 
 def _run(read: Reading, framework: str, trainer: str | None, settings: dict[str, str], path: Path) -> Run | None:
     """The run, or None if no setting was recognised and nothing else tells what is run."""
     reader = READERS[framework]
-    named, notes = _named(read.settings, framework)
+    written = _in_full(read.settings, reader) if read.program and reader.abbreviates else read.settings
+    named, notes = _named(written, framework)
     given, set_notes = _named(settings, framework)
     for name in given:
         if name not in reader.known and not name.startswith(reader.sections):
@@ -290,6 +292,16 @@ def _named(settings: dict[str, Any], framework: str) -> tuple[dict[str, Any], li
     return found, notes
 
 
+def _in_full(settings: dict[str, Any], reader: Reader) -> dict[str, Any]:
+    """The settings of a command, where the beginning of a name that only one has is that name."""
+    names = (*reader.known, *(f"no_{name}" for name in reader.known))
+    meant = {short: [name for name in names if name.startswith(short)] for short in settings if short not in names}
+    full: dict[str, Any] = {}
+    for short, value in settings.items():  # the last one holds
+        full[meant[short][0] if len(meant.get(short, [])) == 1 else short] = value
+    return full
+
+
 def _with_old_names(changes: tuple[Change, ...], reader: Reader) -> tuple[Change, ...]:
     """The changes by the names that an earlier release has."""
     old = {new: name for name, new in reader.old.items()}
@@ -316,10 +328,8 @@ def _refuse_unread(read: Reading, framework: str, named: dict[str, Any], given: 
             received = f"{name}, which may be of a KL"
             raise RunFileError(f"settings of {reader.title} that are known", received, f"{remedy}{meant}")
     for word in read.unread:
-        if not re.fullmatch(r"\$\{?\w+(:?[-+][^}]*)?\}?", word) or re.fullmatch(r"\$\{?[\d@*].*", word):
-            raise RunFileError(
-                "arguments that are written in the script", word, f"what is in {word} is not read; write it out"
-            )
+        remedy = f"what is in {word} is not read; write it out"
+        raise RunFileError("arguments that are written in the script", word, remedy)
 
 
 def _from_outside(read: Reading, reader: Reader, named: dict[str, Any], run: Run, given: dict[str, Any]) -> list[str]:
@@ -331,12 +341,17 @@ def _from_outside(read: Reading, reader: Reader, named: dict[str, Any], run: Run
         if variables and old[name] in run.settings and old[name] not in given
     }
     notes = [
-        f"`{name}` is {named[name]} unless the environment has another {' or '.join(dict.fromkeys(variables))}."
-        for name, variables in used.items()
-        if name in named
+        f"`{name}` is {named[name]} unless {_outside(variables)}." for name, variables in used.items() if name in named
     ]
-    unset = " and ".join(dict.fromkeys(read.unread))
+    unset = " and ".join(dict.fromkeys(read.unset))
     return [*notes, *([f"The script does not set {unset}: settings in it are not read."] if unset else [])]
+
+
+def _outside(variables: tuple[str, ...]) -> str:
+    names = dict.fromkeys(variables)
+    arguments = [f"the script's argument {name} is another" for name in names if name.isdigit()]
+    others = " or ".join(name for name in names if not name.isdigit())
+    return " or ".join([*([f"the environment has another {others}"] if others else []), *arguments])
 
 
 def _with_files(read: Reading, path: Path) -> Reading:

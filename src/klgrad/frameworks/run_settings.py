@@ -115,7 +115,8 @@ class Reading:
         not_literal: what a Python script has in place of a value, by name, where it is known only when it runs.
         program: the module, the file or the command that a shell script starts.
         environment: variables of the environment whose defaults were taken, by name of the setting.
-        unread: words of a command that may have settings.
+        unset: variables that the script does not set, and passes on.
+        unread: other words of a command that may have settings.
         notes: what was read in addition.
     """
 
@@ -124,6 +125,7 @@ class Reading:
     not_literal: dict[str, str] = field(default_factory=dict)
     program: str = ""
     environment: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -144,6 +146,7 @@ class Reader:
         sections: how the names of further settings begin that are read.
         old: names of earlier releases, by those of today.
         old_note: what is said where they are read.
+        abbreviates: whether a command may have the beginning of a name in its place.
     """
 
     title: str
@@ -157,6 +160,7 @@ class Reader:
     sections: tuple[str, ...] = ()
     old: dict[str, str] = field(default_factory=dict)
     old_note: str = ""
+    abbreviates: bool = False
 
 
 OTHER_PROGRAMS = r"(?!.*(sft|generat|serve|tinker|eval|merge))"
@@ -181,8 +185,11 @@ def as_type(name: str, value: Any, default: Any) -> Any:
         return value
     try:
         if kind is bool:
-            return {"true": True, "false": False}[str(value).lower()]
+            is_trl = "." not in name
+            return (BOOLEANS if is_trl else {"true": True, "false": False})[str(value).lower()]
         if kind in (int, float):
+            if isinstance(value, bool) or (isinstance(value, float) and kind(value) != value):
+                raise ValueError("another type")
             return kind(value)
         return str(value)
     except (KeyError, ValueError, TypeError):
@@ -203,6 +210,11 @@ def _example(value: Any, default: Any) -> Any:
     usable = 0 <= number < math.inf and (kind is float or number.is_integer())
     return kind(number) if usable else default or 0.04
 
+
+BOOLEANS = {
+    text: value for value, texts in ((True, "yes true t y 1"), (False, "no false f n 0")) for text in texts.split()
+}
+"""As the parser of TRL takes them; the others take true and false only."""
 
 NUMBER = re.compile(r"-?\d*\.?\d+(?:[eE][-+]?\d+)?")
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

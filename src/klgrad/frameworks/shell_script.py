@@ -1,7 +1,7 @@
 """Read a shell script that starts a run, without running it: its commands, with the script's variables in their places.
 
-What cannot be known without a shell (`$(date)`, a variable of the environment, one that a branch changes) stays as it
-is written, with its `$`, so that a reader can tell.
+What cannot be known without a shell (`$(date)`, a variable of the environment, one that a branch or `source` may
+change) stays as it is written, with its `$`, so that a reader can tell.
 """
 
 import ast
@@ -32,7 +32,15 @@ INSIDE, INSIDE_BRACES = re.compile(r"\\.|'[^']*'|['()]", re.DOTALL), re.compile(
 """Brackets, and what hides them."""
 
 DECLARATIONS = ("export", "local", "declare", "typeset", "readonly")
-TESTS = ("[", "[[", "test", "((")
+LOOPS = ("for", "while", "until", "function")
+"""Keywords of bodies that run at another time, or often."""
+
+ASSIGNING = ("read", "unset", "mapfile", "readarray", "getopts", "let", "printf")
+"""Commands that may change the variables that they name."""
+
+ANYTHING = "*"
+"""Stands for every variable that is not assigned, once a command may have changed them all."""
+
 SHELLS = ("bash", "sh", "zsh")
 LONGEST = 100_000
 """Characters of a variable; a longer one is unknown. `A=$A$A` doubles."""
@@ -53,13 +61,14 @@ class Word(str):
     """A word of a command.
 
     Attributes:
-        environment: variables whose defaults are in it, as `BETA` in `${BETA:-0.04}`.
+        environment: variables whose defaults are in it, as `BETA` in `${BETA:-0.04}`, and those that the script changes
+            in a way that is not followed.
     """
 
     environment: tuple[str, ...]
 
     def __new__(cls, text: object, environment: tuple[str, ...] = ()) -> "Word":
-        """The text, with the variables whose defaults are in it."""
+        """The text, with these variables."""
         word = super().__new__(cls, text)
         word.environment = environment
         return word
@@ -136,10 +145,11 @@ class _Lexer:
                 if self.place < len(self.text) and not OPERATOR.match(self.text, self.place):
                     self.word()
             elif self.text.startswith("((", self.place):
+                begin = self.place
                 self.skip("))")
-                test = _RawWord()
-                test.add(_Piece("(("))
-                yield test
+                arithmetic = _RawWord()
+                arithmetic.add(_Piece(self.text[begin : self.place]))
+                yield arithmetic
             elif match := self.take(OPERATOR):
                 yield match[0]
                 for document in documents if match[0] == "\n" else ():
@@ -277,18 +287,17 @@ class _Branch:
 
     Attributes:
         keyword: what began it.
-        before: the variables before it.
-        changed: those that a part of it changed.
+        outside: the variables before it.
+        before: those at its beginning.
+        changed: those that a part of it may change.
+        function: its name, if it is one.
     """
 
     keyword: str
+    outside: Variables
     before: Variables
     changed: set[str] = field(default_factory=set)
-
-    def note(self, after: Variables) -> None:
-        """Add what is not as it was before."""
-        names = {*self.before, *after}
-        self.changed |= {name for name in names if self.before.get(name, ()) != after.get(name, ())}
+    function: str = ""
 
 
 class _ShellScript:
@@ -296,31 +305,39 @@ class _ShellScript:
 
     def __init__(self, variables: Variables, depth: int = 0, in_function: bool = False) -> None:
         self.variables, self.depth = variables, depth
-        self.branches: list[_Branch] = [_Branch("function", {})] * in_function
+        self.branches: list[_Branch] = [_Branch("function", {}, {})] * in_function
+        self.functions: dict[str, set[str]] = {}
+        self.several: set[str] = set()
 
     def run(self, text: str) -> Iterator[list[Word]]:
         """The commands of a text."""
         current: list[_RawWord] = []
-        before, test = "", False  # the operator before this command, and whether a test is before that
+        before = ""  # the operator before this command
         tokens = [*_Lexer(text).tokens(), "\n"]
+        self.several = _several(tokens)
         for i, token in enumerate(tokens):
             if isinstance(token, _RawWord):
                 current.append(token)
                 continue
             if token == "(" and len(current) == 1 and tokens[i + 1] == ")":
-                self._enter("function")
+                self._enter("function", current[0].plain)
                 current = []
+                continue
+            if token == "\n" and not current and before in ("&&", "||"):  # the list goes on in the next line
                 continue
             if token == "(":
                 self._enter("(")
-            first = current[0].plain if current else ""
             if not (token == ")" and self._innermost("case")):
-                yield from self._command(current, certain=before != "||" and not (before == "&&" and test))
+                yield from self._command(current)
+            if token not in ("&&", "|", "|&", "("):
+                self._leave("&&")
+            if token in ("&&", "||") and not self._innermost("&&"):
+                self._enter("&&")
             if token == ")":
                 self._leave("(")
             if token.startswith(";;"):
                 self._alternative()
-            before, test, current = token, first in TESTS, []
+            before, current = token, []
 
     def _innermost(self, keyword: str) -> bool:
         return bool(self.branches) and self.branches[-1].keyword == keyword
@@ -329,22 +346,31 @@ class _ShellScript:
     def _in_function(self) -> bool:
         return any(branch.keyword == "function" for branch in self.branches)
 
-    def _enter(self, keyword: str) -> None:
-        self.branches.append(_Branch(keyword, dict(self.variables)))
+    def _enter(self, keyword: str, function: str = "") -> None:
+        outside = dict(self.variables)
+        if keyword in LOOPS:  # where another assignment may be the last one
+            self.variables |= dict.fromkeys(self.several)
+        self.branches.append(_Branch(keyword, outside, dict(self.variables), function=function))
 
     def _alternative(self) -> None:
         """Another branch begins: the variables are those before the first one."""
         if self.branches:
-            self.branches[-1].note(self.variables)
             self.variables = dict(self.branches[-1].before)
 
     def _leave(self, *keywords: str) -> None:
         if any(map(self._innermost, keywords)):
             branch = self.branches.pop()
-            branch.note(self.variables)
-            self.variables |= dict.fromkeys(branch.changed)
+            self.variables = branch.outside | dict.fromkeys(branch.changed)
+            self.functions[branch.function] = branch.changed
 
-    def _command(self, words: list[_RawWord], certain: bool) -> Iterator[list[Word]]:
+    def _put(self, values: Variables) -> None:
+        """Change variables, here and for what comes after the branches that are open."""
+        self.variables |= values
+        for branch in self.branches:
+            same = {name for name, words in values.items() if words is not None and words == branch.outside.get(name)}
+            branch.changed |= {*values} - (same if branch.keyword != "function" else set())
+
+    def _command(self, words: list[_RawWord]) -> Iterator[list[Word]]:
         """Assign variables, follow keywords, and give the words of a command."""
         while words and words[0].is_plain:
             keyword = words[0].plain
@@ -356,30 +382,30 @@ class _ShellScript:
             elif keyword in ("fi", "done", "esac", "}"):
                 self._leave("if", "while", "until", "for", "case", "{", "function")
             elif keyword in ("for", "select", "case", "function"):
-                self._enter("for" if keyword == "select" else keyword)
+                function = words[1].plain if keyword == "function" and len(words) > 1 else ""
+                self._enter("for" if keyword == "select" else keyword, function)
                 if keyword in ("for", "select") and len(words) > 1 and words[1].is_plain:
-                    self.variables[words[1].plain] = None
+                    self._put({words[1].plain: None})
                 return
             elif keyword not in ("then", "do", "!", "time"):
                 break
             words = words[1:]
         if not (self._innermost("case") and words and words[0].plain == "in"):
-            yield from self._simple(words, certain)
+            yield from self._simple(words)
 
-    def _simple(self, raw: list[_RawWord], certain: bool) -> Iterator[list[Word]]:
+    def _simple(self, raw: list[_RawWord]) -> Iterator[list[Word]]:
         declares = bool(raw) and raw[0].plain in DECLARATIONS
         assigned = [word for word in raw[declares:] if word.assignment]
         if declares or (assigned and len(assigned) == len(raw)):
             for word in assigned:
-                self._assign(word, certain)
+                self._assign(word)
             return
         while raw and raw[0].assignment:  # for the environment of the command
             raw = raw[1:]
         words = [word for each in raw for word in self._expand(each)]
         if not words:
             return
-        if words[0] in ("read", "unset", "mapfile", "readarray", "getopts"):
-            self.variables |= dict.fromkeys(words[1:])
+        self._forget(words)
         yield words
         inner = [" ".join(words[1:])] if words[0] == "eval" else []
         for shell, option, text in zip(words, words[1:], words[2:], strict=False):
@@ -388,7 +414,20 @@ class _ShellScript:
         for text in inner if self.depth < DEEPEST else ():
             yield from _ShellScript(dict(self.variables), self.depth + 1, self._in_function).run(text)
 
-    def _assign(self, raw: _RawWord, certain: bool) -> None:
+    def _forget(self, words: list[Word]) -> None:
+        """Make unknown what a command may assign."""
+        command, element = words[0], re.match(rf"({NAME})\[[^]]*\]\+?=", words[0])
+        if command == "eval" or (command in ("source", ".") and not words[-1].endswith("/activate")):
+            self._put(dict.fromkeys((*self.variables, ANYTHING)))
+        elif command in ASSIGNING or command.startswith("(("):
+            self._put(dict.fromkeys(re.findall(NAME, " ".join(words))))
+        elif command == "set" and ("--" in words or (words[1:] and words[1][:1] not in "-+")):
+            self._put({"@": None})
+        elif element:
+            self._put({element[1]: None})
+        self._put(dict.fromkeys(self.functions.get(command, ())))
+
+    def _assign(self, raw: _RawWord) -> None:
         match = raw.assignment
         assert match is not None
         name, adds = match.groups()
@@ -410,7 +449,7 @@ class _ShellScript:
                 words = [_join([before[0], words[0]], ""), *before[1:]]
         if words and sum(map(len, words)) > LONGEST:
             words = None
-        self.variables[name] = words if certain or words == self.variables.get(name, []) else None
+        self._put({name: words})
 
     def _expand(self, raw: _RawWord) -> list[Word]:
         """The words of one, with the variables in their places."""
@@ -443,15 +482,17 @@ class _ShellScript:
             return raw if number is None else [Word(number)]
         if text.startswith(("$(", "`")):
             return raw
+        changed = self._in_function or "@" in self.variables  # whether $@ is not the script's own arguments
         if text[1:].lstrip("{")[:1] in ("@", "*"):
-            return raw if self._in_function else []  # the script's own arguments
+            return [Word(text, ("@",))] if changed else raw
         match = BRACED.fullmatch(text[2:-1] if text.startswith("${") else text[1:])
         if match is None:
             return raw
         name, index, rule, default = match.groups()
-        value, known = self.variables.get(name, []), name in self.variables
-        if value is None or (name.isdigit() and self._in_function):
-            return raw
+        known = name in self.variables
+        value = self.variables.get(name, None if ANYTHING in self.variables else [])
+        if value is None or (name.isdigit() and changed):
+            return [Word(text, (name,))]
         if index not in ("@", "*"):
             value = value[int(index or 0) :][:1]
         if rule is None:
@@ -462,7 +503,7 @@ class _ShellScript:
         elif not is_set:
             value = [self._default(default)]
             if rule.endswith("="):
-                self.variables[name] = value
+                self._put({name: list(value)})
         outside = () if known and not rule.endswith("=") else (name,)
         return [Word(part, part.environment + outside) for part in value]
 
@@ -497,10 +538,20 @@ def _split(values: list[Word], quoted: bool) -> list[Word]:
     ]
 
 
+def _several(tokens: list[_RawWord | str]) -> set[str]:
+    """The variables that are assigned more than once."""
+    assigned = [token.assignment[1] for token in tokens if isinstance(token, _RawWord) and token.assignment]
+    return {name for name in assigned if assigned.count(name) > 1}
+
+
 # The settings of a command that starts a program of Python.
 
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w.]*)(?:=(.*))?", re.DOTALL)
 """`name=value` as Hydra takes it, perhaps with + before it; `~name` removes a setting."""
+
+OWN_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*][^}]*\}")
+UNSET = re.compile(r"\$\{?[A-Za-z_]\w*(:?[-+][^}]*)?\}?")
+"""A variable as a whole word."""
 
 SHORT = {"-cn": "config_name", "-cp": "config_path", "-cd": "config_dir"}
 """Hydra's short flags."""
@@ -519,9 +570,12 @@ def settings_of(words: list[Word]) -> Reading | None:
     found = None if words[0] in OTHER_COMMANDS else _program(words)
     if found is None:
         return None
-    program, arguments = found
+    program, words = found
+    is_own = lambda word: OWN_ARGUMENTS.fullmatch(word) and not word.environment
+    arguments = [word for word in words if not is_own(word)]
     settings: dict[str, Any] = {}
     environment: dict[str, tuple[str, ...]] = {}
+    unset: list[str] = []
     unread: list[str] = []
     i = 0
     while i < len(arguments):
@@ -540,7 +594,7 @@ def settings_of(words: list[Word]) -> Reading | None:
                 continue  # a value of the flag before it
             value = value and _unquoted(value)
         elif word.startswith("$") or ("$" in word.partition("=")[0] and "=" in word):
-            unread.append(word)
+            (unset if UNSET.fullmatch(word) and not word.environment else unread).append(word)
             continue
         else:
             continue
@@ -550,7 +604,9 @@ def settings_of(words: list[Word]) -> Reading | None:
         settings.pop(name, None)
         settings[name] = value
         environment[name] = used
-    return Reading(settings, program=program, environment=environment, unread=tuple(unread))
+    notes = ("The script's own arguments are not read.",) * (len(arguments) < len(words))
+    found = {"unset": tuple(unset), "unread": tuple(unread), "notes": notes}
+    return Reading(settings, program=program, environment=environment, **found)
 
 
 def _unquoted(value: str) -> str:

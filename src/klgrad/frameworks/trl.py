@@ -241,10 +241,10 @@ RLOO: dict[str, Any] = {
 TRAINERS = {"grpo": GRPO, "rloo": RLOO}
 """The defaults of the settings that matter, by trainer; a test compares them with TRL's."""
 
-TELLING = (
-    *(name for name in GRPO | RLOO if name not in ("per_device_train_batch_size", "gradient_accumulation_steps")),
-    "num_generations", "reward_funcs", "max_completion_length",
-)  # fmt: skip
+SHARED = ("beta", "sync_ref_model", "use_vllm", "per_device_train_batch_size", "gradient_accumulation_steps")
+"""Settings that TRL's other trainers have too; of `loss_type` they take other values, which are refused."""
+
+TELLING = (*(name for name in GRPO | RLOO if name not in SHARED), "num_generations", "reward_funcs")
 """Settings that tell a run of these trainers from TRL's others."""
 
 LATER = "the later updates of a generation use completions of an earlier policy"
@@ -470,5 +470,6 @@ FRAMEWORK = Framework(
         telling=(*TELLING, *OWN_FIELDS),
         scripts=re.compile(r"(grpo|gspo|rloo)\w*\.py$|\.\w*(grpo|gspo|rloo)\w*$"),
         harmless=OWN_FIELDS,
+        abbreviates=True,
     ),
 )
