@@ -152,6 +152,10 @@ def _wide(reach: float) -> Case:
     unlikely = [ref_logits] if reach > 0 else [logits, behavior_logits]
     for table in unlikely:
         table[0, 1] -= abs(reach) + 0.5
+    # The other policy is rather sure of that token, so that its KL is beyond the bounds in use too.
+    sure = [logits, behavior_logits] if reach > 0 else [ref_logits]
+    for table in sure:
+        table[0, 1] += 2.0
     moved = replace(problem, logits=logits, ref_logits=ref_logits, behavior_logits=behavior_logits)
     return Case("beyond", moved, 2, False, f"log-ratios of {reach:+g}")
 
