@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 from ..core.term import Piece, Remedy, capitalised, joined
 from ..targets import TO_REFERENCE, WITH_GRADIENT, TargetName, Verdict, signed
+from .anatomy import Anatomy
 from .batch import Advantages, advantage_of
 from .gradients import BATCH_SIZES, Measurement, at_batch_size, expected_gradient, is_small, limit_cases, limit_gradient
 from .match import MATCH, Comparison, Decomposition
@@ -410,6 +411,8 @@ class AuditResult:
             the verdict.
         divides_by_length: whether a loss without a verdict is a target's, divided by the length of each completion.
         verdict_by_problem: the on-policy verdict on each single problem.
+        anatomy: the parts of the loss, read by probes; None if the loss cannot be called with the probes' batches, of
+            8 to 64 completions and, for one of logits, four entries.
         advice: what the loss does and what to use instead; `str(advice)` is the text.
 
     Example:
@@ -466,6 +469,7 @@ class AuditResult:
     order_matters: bool
     divides_by_length: bool
     verdict_by_problem: dict[str, Verdict]
+    anatomy: Anatomy | None = None
     advice: Advice = field(default_factory=Advice)
 
     @property
@@ -488,4 +492,5 @@ class AuditResult:
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         remedies = [remedy.to_dict() for remedy in self.advice.remedies]
         sums = {name: found[name] and found[name].to_dict() for name in ("decomposition", "decomposition_off_policy")}
-        return found | sums | {"advice": str(self.advice), "remedies": remedies}
+        parts = None if self.anatomy is None else self.anatomy.to_dict()
+        return found | sums | {"advice": str(self.advice), "remedies": remedies, "anatomy": parts}

@@ -6,8 +6,10 @@ from typing import cast
 import torch
 
 from ..enumeration import every_group
+from ..errors import LossCallError
 from ..targets import TARGETS, TargetName
 from .advice import advise
+from .anatomy import Anatomy, read_anatomy
 from .audit_result import AtEverySize, AuditResult, bias_by_batch, measure
 from .batch import Advantages, advantage_of, from_problem
 from .call import Settings
@@ -136,10 +138,19 @@ def audit(
         verdict_by_problem={
             c.name: on.small.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.small.measured)
         },
+        anatomy=_take_apart(subject),
     )
     if not result.deterministic:
         result = replace(result, verdict="unknown", verdict_off_policy="unknown", holds=None, holds_off_policy=None)
     return replace(result, advice=advise(result, subject))
+
+
+def _take_apart(subject: Subject) -> Anatomy | None:
+    """The parts of a loss; None for one that fails on the batches of the probes."""
+    try:
+        return read_anatomy(subject)
+    except LossCallError:
+        return None
 
 
 def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool) -> AtEverySize:

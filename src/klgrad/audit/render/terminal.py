@@ -17,6 +17,7 @@ from ..advice import STANDINGS, in_words, notes, outside, standing
 from ..audit_result import AuditResult
 from ..gradients import limit_cases
 from ..problems import cases, in_words as summed_over
+from ..sentences import report
 from ..subject import Subject
 from ..whole import POLICY_GRADIENTS, Side, WholeResult, drift_in_words, row_of, update_in_words, weighting_in_words
 
@@ -202,6 +203,9 @@ def _row(r: AuditResult, width: int, tag: str) -> list[RenderableType]:
 def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     """Everything about one loss."""
     facts = Table.grid(padding=(0, 2))
+    for label, sentence in report(r.anatomy) if r.anatomy is not None else ():
+        facts.add_row(label, sentence)
+    facts.add_row()
     facts.add_row("on-policy", _verdict(r.verdict))
     facts.add_row("", in_words(r))
     facts.add_row("off-policy", _verdict(r.verdict_off_policy))

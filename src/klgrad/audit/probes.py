@@ -1,0 +1,387 @@
+"""Inputs that are chosen freely, and what a loss answers to them.
+
+The derivative of a loss by the log-prob of a sampled token is the coefficient that the loss puts on that token's score.
+Log-ratios to the reference, ratios to the sampler and full-vocabulary KLs are set one at a time, and the derivatives
+are read. A response that is a function of one log-ratio is a curve, which is named after the divergence that it is the
+slope of.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.divergences import (
+    CHI_SQUARE,
+    FORWARD_KL,
+    HELLINGER,
+    REVERSE_KL,
+    TOTAL_VARIATION,
+    Divergence,
+    alpha,
+    jensen_shannon,
+)
+from ..core.estimators import k2, k3
+from .batch import PADDING_LOGP, PADDING_REF_LOGP, Batch
+from .gradients import evaluate
+from .subject import Subject
+
+ROWS, TOKENS, GROUP = 8, 9, 4
+"""Two groups of four completions of nine tokens: statistics of a group differ from those of the batch."""
+
+WIDTH = TOKENS + 1
+"""Of the probes' tables: a completion that fills its row may be taken for one that was cut off."""
+
+ODDS = 0.8
+"""Log-odds of the third against the fourth entry of the probes' logits."""
+
+DEPTH = -32.0
+"""log π of the probed tokens, so that log ref = log π - l stays below 0 for every log-ratio of the curve."""
+
+REACH = 30.0
+"""The largest |log π/ref| of the curve."""
+
+EXACT, SINGLE = 1e-9, 2e-4
+"""Relative difference of numbers that are equal up to rounding, for a loss that computes in float64 and in float32."""
+
+FLAT = 1e-12
+"""A coefficient that rises by less than this share of the largest one does not rise."""
+
+
+# Inputs and answers.
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeInputs:
+    """What a loss is probed with: (B, T) tables, and (B,) groups.
+
+    Attributes:
+        log_ratio: log π/ref of the sampled tokens.
+        log_weight: log π/μ of the sampled tokens.
+        logp: log π of the sampled tokens.
+        mask: the live tokens.
+        group: the prompt of each row.
+        token_reverse_kl, token_forward_kl: full-vocabulary KLs, for a loss that takes them as numbers.
+        odds: log-odds of the third against the fourth entry of the logits of π.
+        tilt: by how much those of ref are lower.
+        late: by how many tokens the log-probs of ref are moved to the right.
+        anchor: `ref`, or `sampler` where the log-ratios are those to the sampler, and the other way round.
+    """
+
+    log_ratio: Tensor
+    log_weight: Tensor
+    logp: Tensor
+    mask: Tensor
+    group: Tensor
+    token_reverse_kl: Tensor
+    token_forward_kl: Tensor
+    odds: Tensor
+    tilt: Tensor
+    late: int = 0
+    anchor: str = "ref"
+
+    @classmethod
+    def at_reference(cls, lengths: list[int], width: int, group: int = GROUP) -> "ProbeInputs":
+        """Completions of these lengths, with the policy at the reference and at the sampler."""
+        none = torch.zeros(len(lengths), width, dtype=torch.float64)
+        mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+        return cls(none, none, none + DEPTH, mask, torch.arange(len(lengths)) // group, none, none, none + ODDS, none)
+
+    @classmethod
+    def at_random(
+        cls,
+        lengths: list[int],
+        width: int,
+        group: int = GROUP,
+        *,
+        spread: float = 1.5,
+        stale: float = 0.0,
+        highest: float = -1e-6,
+        seed: int = 0,
+    ) -> "ProbeInputs":
+        """Random inputs.
+
+        Args:
+            lengths: of the completions.
+            width: of the tables.
+            group: completions of one prompt.
+            spread: deviation of the log-ratios. They have few values, so that a curve without a name is read at few.
+            stale: deviation of log π/μ.
+            highest: bound of the log-probs of all policies.
+            seed: of the random numbers.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        normal = lambda *shape: torch.randn(*shape or (len(lengths), width), generator=generator, dtype=torch.float64)
+        base = cls.at_reference(lengths, width, group)
+        log_ratio = (spread * normal(24)).clamp(-REACH + 1, REACH - 1)[
+            torch.randint(24, base.mask.shape, generator=generator)
+        ]
+        log_weight = stale * normal()
+        below = torch.minimum(torch.minimum(log_ratio, log_weight), torch.zeros_like(log_ratio))
+        return replace(
+            base,
+            log_ratio=log_ratio,
+            log_weight=log_weight,
+            logp=below + highest - normal().square() * torch.rand(base.mask.shape, generator=generator),
+            odds=normal(),
+            token_reverse_kl=normal().square(),
+            token_forward_kl=normal().square(),
+            tilt=normal(),
+        )
+
+    def with_entries(self, name: str, entries: dict[tuple[int, int], float]) -> "ProbeInputs":
+        """One table with some of its entries replaced."""
+        table = getattr(self, name).clone()
+        for place, value in entries.items():
+            table[place] = value
+        return replace(self, **{name: table})
+
+    def batch(self) -> Batch:
+        """As a loss receives it.
+
+        The logits have four entries: the sampled token, a twin of it, which tells the coefficient of the sampled one
+        from that of its entry, and two others.
+        """
+        padded = lambda x, fill: torch.where(self.mask, x, fill)
+        logp = padded(self.logp, PADDING_LOGP)
+        turn = (torch.arange(len(logp))[:, None] + torch.arange(logp.shape[1])) % 2
+        other = torch.tensor(PADDING_REF_LOGP, dtype=logp.dtype)[turn]
+        to_ref, to_sampler = self.log_ratio, self.log_weight
+        if self.anchor == "sampler":
+            to_ref, to_sampler = to_sampler, to_ref
+        ref_logp = padded(self.logp - to_ref, other).roll(-self.late, 1)
+        behavior = padded(self.logp - to_sampler, PADDING_LOGP)
+        advantages = torch.zeros_like(logp)
+        return Batch(
+            logp=logp,
+            ref_logp=ref_logp,
+            old_logp=behavior,
+            behavior_logp=behavior,
+            mask=self.mask,
+            advantages=advantages,
+            rewards=advantages[:, 0],
+            group=self.group,
+            token_reverse_kl=padded(self.token_reverse_kl, 0.0),
+            token_forward_kl=padded(self.token_forward_kl, 0.0),
+            logits=_logits(logp, self.odds),
+            ref_logits=_logits(ref_logp, self.odds - self.tilt),
+            behavior_logits=_logits(behavior, self.odds),
+            tokens=torch.zeros_like(self.mask, dtype=torch.long),
+        ).fresh()
+
+
+def _logits(logp: Tensor, odds: Tensor) -> Tensor:
+    """(B, T, 4) log-probs: the first two are `logp`, and `odds` are the log-odds of the last two."""
+    twins = logp.clamp(max=math.log(0.499))  # a loss of logits is probed below that
+    rest = torch.log1p(-2 * twins.exp())
+    return torch.stack(
+        [twins, twins, rest + torch.nn.functional.logsigmoid(odds), rest + torch.nn.functional.logsigmoid(-odds)], -1
+    )
+
+
+HIGHEST_TWIN = math.log(0.45)
+"""The largest log π of a sampled token whose twin is as likely."""
+
+
+class Derivatives(NamedTuple):
+    """(B, T) what a loss answers, for each token.
+
+    Attributes:
+        score: the coefficient of its score.
+        reverse, forward: the weights of its full-vocabulary KLs.
+        full: the coefficient of the third entry of its logits minus that of the fourth.
+    """
+
+    score: Tensor
+    reverse: Tensor
+    forward: Tensor
+    full: Tensor
+
+
+Read = Callable[[ProbeInputs], Derivatives]
+
+
+def reader_of(subject: Subject) -> Read:
+    """The derivatives of a loss at chosen inputs."""
+
+    def read(inputs: ProbeInputs) -> Derivatives:
+        batch = inputs.batch()
+        parts = evaluate(subject, batch)[1]
+        each = parts.logits / batch.logits.detach().exp()
+        own = parts.logits[..., 0] - parts.logits[..., 1]
+        return Derivatives(
+            parts.logp + own, parts.token_reverse_kl, parts.token_forward_kl, each[..., 2] - each[..., 3]
+        )
+
+    return read
+
+
+# Curves: which function of the log-ratio a response is.
+
+NAMED: dict[str, Divergence] = {
+    d.name: d for d in (REVERSE_KL, FORWARD_KL, CHI_SQUARE, HELLINGER, TOTAL_VARIATION, jensen_shannon())
+}
+ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {"k2": k2.value, "k3": k3.value}
+"""Values of estimators, which stand in a reward; k1 is the slope of the reverse KL."""
+
+SUMS = (("reverse-kl", "forward-kl"), ("reverse-kl", "k2"), ("reverse-kl", "chi-square"), ("forward-kl", "chi-square"))
+"""Pairs whose weighted sums are tried if no single function fits; k3 is the reverse minus the forward KL."""
+
+GRID = torch.cat([torch.linspace(-REACH, REACH, 61), torch.linspace(-1.95, 1.95, 40)]).sort().values.double()
+
+
+def divergence_of(name: str) -> Divergence:
+    """A divergence by its name, `alpha(-1)` and `jensen-shannon(0.1)` included."""
+    kind, _, order = name.rstrip(")").partition("(")
+    return (alpha if kind == "alpha" else jensen_shannon)(float(order)) if order else NAMED[name]
+
+
+def function_of(name: str) -> Callable[[Tensor], Tensor]:
+    """The slope of a divergence, or the value of an estimator, by name."""
+    return ESTIMATES[name] if name in ESTIMATES else divergence_of(name).slope
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A function of the log-ratio.
+
+    Attributes:
+        shares: weight of each known function that it is the sum of; empty if it is none.
+        points: log-ratios at which it was read, and its values.
+        read: reads it at any log-ratios.
+        low, high: the log-ratios beyond which it is constant, or None.
+        below, above: its values there.
+    """
+
+    shares: dict[str, float]
+    points: tuple[Tensor, Tensor] = field(repr=False)
+    read: Callable[[Tensor], Tensor] = field(repr=False)
+    low: float | None = None
+    high: float | None = None
+    below: float = 0.0
+    above: float = 0.0
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it responds to no log-ratio."""
+        return bool((self.points[1] == 0).all())
+
+    def __call__(self, log_ratio: Tensor) -> Tensor:
+        """The value: from the known functions, or by asking the loss again."""
+        if self.is_zero:
+            return torch.zeros_like(log_ratio)
+        if not self.shares:
+            return self.read(log_ratio.flatten()).reshape(log_ratio.shape)
+        value = sum((w * function_of(name)(log_ratio) for name, w in self.shares.items()), torch.zeros_like(log_ratio))
+        if self.low is not None:
+            value = torch.where(log_ratio < self.low, self.below, value)
+        return value if self.high is None else torch.where(log_ratio > self.high, self.above, value)
+
+    @property
+    def scale(self) -> float:
+        """The derivative at the reference, by which the loss multiplies β there; inf where it jumps."""
+        if set(self.shares) & {"total-variation"}:
+            return math.inf
+        step = torch.tensor([-1e-4, 1e-4], dtype=torch.float64)
+        down, up = self(step)
+        return round_short(float(up - down) / 2e-4, 1e-6)
+
+    @property
+    def convex(self) -> bool:
+        """Whether the curve never falls, so that its divergence is convex."""
+        values = self.points[1]
+        return bool((values.diff() >= -1e-9 * values.abs().max()).all())
+
+
+def read_curve(ask: Callable[[Tensor], Tensor], same: float = EXACT) -> Curve:
+    """Name a function that can be read at any log-ratios and is 0 at 0."""
+    known: dict[float, float] = {}
+
+    def read(log_ratios: Tensor) -> Tensor:
+        unknown = [x for x in dict.fromkeys(log_ratios.tolist()) if x not in known]
+        if unknown:
+            known.update(zip(unknown, ask(torch.tensor(unknown, dtype=torch.float64)).tolist(), strict=True))
+        return torch.tensor([known[x] for x in log_ratios.tolist()], dtype=torch.float64)
+
+    values = read(GRID)
+    if not bool(torch.isfinite(values).all()) or bool((values == 0).all()):
+        return Curve({}, (GRID, values), read)
+    shares = _fit(GRID, values, same)
+    if shares is not None:
+        return Curve(shares, (GRID, values), read)
+    low, below = _find_edge(read, GRID, values)
+    high, above = _find_edge(read, GRID.flip(0), values.flip(0))
+    inside = ((-math.inf if low is None else low) < GRID) & ((math.inf if high is None else high) > GRID)
+    shares = _fit(GRID[inside], values[inside], same) if int(inside.sum()) > 6 else None
+    return Curve(shares or {}, (GRID, values), read, low, high, below, above)
+
+
+def _find_edge(read: Callable[[Tensor], Tensor], at: Tensor, values: Tensor) -> tuple[float | None, float]:
+    """Where the constant part at the first end of a curve ends, by bisection; None if it has none."""
+    level = float(values[0])
+    is_level = lambda v: abs(v - level) <= FLAT * (1 + abs(level))
+    other = next((i for i, v in enumerate(values.tolist()) if not is_level(v)), None)
+    if other is None or other < 2:
+        return None, 0.0
+    flat, moving = float(at[other - 1]), float(at[other])
+    for _ in range(40):
+        middle = (flat + moving) / 2
+        if is_level(float(read(torch.tensor([middle], dtype=torch.float64))[0])):
+            flat = middle
+        else:
+            moving = middle
+    return round_short(flat), level
+
+
+def _fit(x: Tensor, y: Tensor, same: float) -> dict[str, float] | None:
+    """The known function, or the sum of two, that these points lie on."""
+    choices = [(name,) for name in (*NAMED, *ESTIMATES)] + list(SUMS)
+    for names in (*choices, *((name,) for name in _one_parameter(x, y))):
+        shares = _weigh(x, y, {name: function_of(name)(x) for name in names}, same)
+        if shares:
+            return shares
+    return None
+
+
+def _one_parameter(x: Tensor, y: Tensor) -> list[str]:
+    """The α- and the Jensen-Shannon divergence through two of the points, one on each side of 0."""
+    names = []
+    here, there = (int((x - at).abs().argmin()) for at in (1.0, -1.0))
+    if bool(x[here] == -x[there]) and float(y[here] * y[there]) < 0:
+        ratio = float(-y[there] / y[here])
+        # Of the α-divergence, -c(-x)/c(x) is exp((1 - α) x).
+        names.append(f"alpha({round_short(1 - math.log(ratio) / float(x[here])):.12g})")
+        low, high = 1e-6, 1 - 1e-6
+        for _ in range(60):  # of Jensen-Shannon the ratio falls as β rises
+            middle = (low + high) / 2
+            down, up = jensen_shannon(middle).slope(torch.stack([x[there], x[here]]))
+            low, high = (middle, high) if float(-down / up) > ratio else (low, middle)
+        names.append(f"jensen-shannon({round_short(low):.12g})")
+    return names
+
+
+def _weigh(x: Tensor, y: Tensor, functions: dict[str, Tensor], same: float) -> dict[str, float] | None:
+    near = x.abs() <= 4
+    if int(near.sum()) <= len(functions):
+        near = torch.ones_like(near)
+    table = torch.stack(list(functions.values()), -1)
+    weights = torch.linalg.lstsq(table[near], y[near, None]).solution[:, 0]
+    # exp cancels against exp in some losses: what is left has the rounding of the exponential.
+    allowed = same * (1 + y.abs()) + 1e-5 * same * x.abs().exp() * y.abs().clamp(min=1e-3).max().clamp(max=1)
+    # The factor MAX_EXPONENT of our exponentials saturates others' do not: compare up to 29.
+    wrong = ((table @ weights - y).abs() > allowed) & (x.abs() < REACH - 0.5)
+    if bool(wrong.any()) or bool((weights.abs() <= same).any()):
+        return None
+    return {name: round_short(float(w), same) for name, w in zip(functions, weights, strict=True)}
+
+
+def round_short(x: float, same: float = EXACT) -> float:
+    """The nearest number of few digits, if it is that up to rounding."""
+    for digits in (6, 9):
+        short = float(f"{x:.{digits}g}")
+        if abs(short - x) <= same * max(abs(x), 1e-3):
+            return short
+    return x
