@@ -433,7 +433,12 @@ def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
 
     parser = Parser(command)
     model = "smollm2" if command == "train" else "smollm2:20"  # two thirds of 30 layers
-    defaults = {**parser.pristine, "model": model, "output_dir": f"runs/{command}", **preset_of(command, {})}
+    defaults = {
+        **{name: action.default for name, action in parser.actions.items()},
+        "model": model,
+        "output_dir": f"runs/{command}",
+        **preset_of(command, {}),
+    }
     shown = {flag.removeprefix("--"): text for _, section in rows(command) for flag, text in section}
     assert set(shown) <= {*parser.actions, "model"}
     wanted = {name: "" if (x := defaults[name]) is None or x is False else f"[{x}]" for name in shown}
@@ -449,7 +454,7 @@ def test_several_processes_are_the_same_command_through_accelerate(tmp_path, mon
     given = ["--num_processes", "2", "--kl_coef=0.5", "--quick", "--use_cpu"]
     asked = read("train", given)
     assert launch.needs_launch(asked)
-    found = launch.command(asked, given)
+    found = launch.launch_command(asked, given)
     assert found[found.index("--num_processes") + 1] == "2"
     assert found[found.index("klgrad") :] == ["klgrad", "train", "--kl_coef=0.5", "--quick", "--use_cpu"]
     monkeypatch.setenv(launch.LAUNCHED, "1")
@@ -461,7 +466,7 @@ def test_a_configuration_of_accelerate_must_be_there(monkeypatch):
     asked = read("train", ["--accelerate_config=missing.yaml", "--use_cpu"])
     assert launch.needs_launch(asked)
     with pytest.raises(SettingError, match="no such file"):
-        launch.command(asked, [])
+        launch.launch_command(asked, [])
 
 
 FOUR = ("--per_device_train_batch_size=2", "--gradient_accumulation_steps=1", "--num_generations=8", "--use_cpu")

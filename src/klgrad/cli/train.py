@@ -20,7 +20,7 @@ from .console import INTERRUPTED, beside, deliver, stderr, stdout
 # and defaults with the parser. `--help-all` reads the parser.
 
 
-class Row(NamedTuple):
+class HelpRow(NamedTuple):
     """One setting.
 
     Attributes:
@@ -36,64 +36,64 @@ class Row(NamedTuple):
     in_distill: str = ""
 
 
-SECTIONS: dict[str, tuple[Row, ...]] = {
+SECTIONS: dict[str, tuple[HelpRow, ...]] = {
     "The command": (
-        Row("output_dir", "Folder of the run", "runs/train", "runs/distill"),
-        Row("quick", "Preset of a small run: about ten minutes on a CPU"),
-        Row("dry_run", "Print what would be trained, and exit"),
-        Row("resume", "Continue the run in output_dir"),
-        Row("overwrite", "Replace the run in output_dir"),
-        Row("weights_only", "Remove the checkpoints of a finished run"),
-        Row("num_processes", "More than 1 are started by accelerate", "1"),
-        Row("accelerate_config", "Configuration of accelerate to launch with"),
+        HelpRow("output_dir", "Folder of the run", "runs/train", "runs/distill"),
+        HelpRow("quick", "Preset of a small run: about ten minutes on a CPU"),
+        HelpRow("dry_run", "Print what would be trained, and exit"),
+        HelpRow("resume", "Continue the run in output_dir"),
+        HelpRow("overwrite", "Replace the run in output_dir"),
+        HelpRow("weights_only", "Remove the checkpoints of a finished run"),
+        HelpRow("num_processes", "More than 1 are started by accelerate", "1"),
+        HelpRow("accelerate_config", "Configuration of accelerate to launch with"),
     ),
     "Data and evaluation": (
-        Row("task", "Built-in task, or dataset with a `prompt` column", "arithmetic"),
-        Row("reward", "Reward functions, package.module:function or file.py:function"),
-        Row("eval_task", "What to evaluate on, if not held-out prompts"),
-        Row("eval_size", "Held-out prompts of each task", "64"),
-        Row("eval_every", "Updates between evaluations", "20"),
-        Row("eval_greedy", "Evaluate with greedy decoding"),
-        Row("dataset_split", "Split of the dataset to train on", "train"),
+        HelpRow("task", "Built-in task, or dataset with a `prompt` column", "arithmetic"),
+        HelpRow("reward", "Reward functions, package.module:function or file.py:function"),
+        HelpRow("eval_task", "What to evaluate on, if not held-out prompts"),
+        HelpRow("eval_size", "Held-out prompts of each task", "64"),
+        HelpRow("eval_every", "Updates between evaluations", "20"),
+        HelpRow("eval_greedy", "Evaluate with greedy decoding"),
+        HelpRow("dataset_split", "Split of the dataset to train on", "train"),
     ),
     "The model": (
-        Row("model", "Hub name or folder; NAME:20 keeps 20 layers", "smollm2", "smollm2:20"),
-        Row("teacher", "Distil from this model: it is the reference", "", "smollm2"),
-        Row("student_layers", "Layers of the model to keep"),
-        Row("dtype", "auto, bfloat16, float16 or float32", "float32"),
-        Row("use_peft", "Train adapters (LoRA) instead of all weights"),
+        HelpRow("model", "Hub name or folder; NAME:20 keeps 20 layers", "smollm2", "smollm2:20"),
+        HelpRow("teacher", "Distil from this model: it is the reference", "", "smollm2"),
+        HelpRow("student_layers", "Layers of the model to keep"),
+        HelpRow("dtype", "auto, bfloat16, float16 or float32", "float32"),
+        HelpRow("use_peft", "Train adapters (LoRA) instead of all weights"),
     ),
     "The KL": (
-        Row("kl_coef", "β, the weight of the KL", "0.02", "1.0"),
-        Row("kl_placement", "loss, advantage or reward", "loss"),
-        Row("kl_divergence", "reverse, KL(π‖ref), or forward, KL(ref‖π)", "reverse"),
-        Row("kl_level", "sequence, or token with the prefixes held fixed", "sequence"),
-        Row("kl_estimator", "k1, k1_k3, k3 (forward), or exact", "k1", "exact"),
-        Row("kl_discount", "Weight of later tokens, 0 to 1", "1.0", "0.0"),
-        Row("kl_baseline", "none or leave_one_out", "none"),
-        Row("kl_ratio", "Off-policy ratio: none, token, prefix or sequence", "none"),
-        Row("kl_ratio_bound", "truncate:MAX, clip:LOW:HIGH, mask:LOW:HIGH, none", "truncate:2"),
-        Row("kl_reduction", "policy: as loss_type; sequence: summed", "policy"),
-        Row("kl_top_k", "With exact: the reference's likeliest entries only"),
-        Row("kl_target", "Adapt β so that the KL stays near this value"),
-        Row("kl_cell", "A loss of klgrad.zoo instead of a declared KL"),
-        Row("rollout_lag", "Train on completions this many updates old", "0"),
+        HelpRow("kl_coef", "β, the weight of the KL", "0.02", "1.0"),
+        HelpRow("kl_placement", "loss, advantage or reward", "loss"),
+        HelpRow("kl_divergence", "reverse, KL(π‖ref), or forward, KL(ref‖π)", "reverse"),
+        HelpRow("kl_level", "sequence, or token with the prefixes held fixed", "sequence"),
+        HelpRow("kl_estimator", "k1, k1_k3, k3 (forward), or exact", "k1", "exact"),
+        HelpRow("kl_discount", "Weight of later tokens, 0 to 1", "1.0", "0.0"),
+        HelpRow("kl_baseline", "none or leave_one_out", "none"),
+        HelpRow("kl_ratio", "Off-policy ratio: none, token, prefix or sequence", "none"),
+        HelpRow("kl_ratio_bound", "truncate:MAX, clip:LOW:HIGH, mask:LOW:HIGH, none", "truncate:2"),
+        HelpRow("kl_reduction", "policy: as loss_type; sequence: summed", "policy"),
+        HelpRow("kl_top_k", "With exact: the reference's likeliest entries only"),
+        HelpRow("kl_target", "Adapt β so that the KL stays near this value"),
+        HelpRow("kl_cell", "A loss of klgrad.zoo instead of a declared KL"),
+        HelpRow("rollout_lag", "Train on completions this many updates old", "0"),
     ),
     "Training (settings of TRL)": (
-        Row("max_steps", "Updates; takes precedence over the epochs", "60", "320"),
-        Row("num_train_epochs", "Passes over the prompts", "3.0"),
-        Row("learning_rate", "Initial learning rate", "5e-06", "0.0006"),
-        Row("per_device_train_batch_size", "Completions in one forward pass", "64"),
-        Row("gradient_accumulation_steps", "Forward passes per update", "4"),
-        Row("num_generations", "Completions per prompt", "8", "2"),
-        Row("max_completion_length", "Longest completion, in tokens", "32"),
-        Row("temperature", "Of sampling", "1.0"),
-        Row("loss_type", "How the policy loss is averaged", "dapo"),
-        Row("num_iterations", "Updates on each batch of completions", "1", "8"),
-        Row("use_vllm", "Generate with vLLM"),
-        Row("report_to", "all, none, or names such as wandb", "none"),
-        Row("save_steps", "Updates between checkpoints", "50"),
-        Row("seed", "Of every random number", "42"),
+        HelpRow("max_steps", "Updates; takes precedence over the epochs", "60", "320"),
+        HelpRow("num_train_epochs", "Passes over the prompts", "3.0"),
+        HelpRow("learning_rate", "Initial learning rate", "5e-06", "0.0006"),
+        HelpRow("per_device_train_batch_size", "Completions in one forward pass", "64"),
+        HelpRow("gradient_accumulation_steps", "Forward passes per update", "4"),
+        HelpRow("num_generations", "Completions per prompt", "8", "2"),
+        HelpRow("max_completion_length", "Longest completion, in tokens", "32"),
+        HelpRow("temperature", "Of sampling", "1.0"),
+        HelpRow("loss_type", "How the policy loss is averaged", "dapo"),
+        HelpRow("num_iterations", "Updates on each batch of completions", "1", "8"),
+        HelpRow("use_vllm", "Generate with vLLM"),
+        HelpRow("report_to", "all, none, or names such as wandb", "none"),
+        HelpRow("save_steps", "Updates between checkpoints", "50"),
+        HelpRow("seed", "Of every random number", "42"),
     ),
 }
 
@@ -141,12 +141,12 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
         stdout().print(_help_all(command))
         return
     from ..training.run import run
-    from ..training.settings import execute, needs_launch, processes, read, settings_of
+    from ..training.settings import launch, needs_launch, processes, read, settings_of
 
     parsed = read(command, arguments)
     if needs_launch(parsed):
-        execute(parsed, arguments)
-    settings = settings_of(parsed, processes(parsed) if parsed.values["dry_run"] else None)
+        launch(parsed, arguments)
+    settings = settings_of(parsed, processes(parsed) if parsed.run.dry_run else None)
     try:
         status = run(settings, stdout(), stderr())
     except KeyboardInterrupt:  # before training has begun, when there is nothing to save

@@ -29,7 +29,7 @@ from .checkpoint import RunTrainer, is_complete, step_of
 from .evaluate import Evaluator
 from .report import format_estimate, formula, objective, scaling, score
 from .run_folder import History, evaluations, in_updates, kl_of, length_of
-from .settings import Settings
+from .settings import RunSettings
 
 # Stop a run by Ctrl-C or SIGTERM after the current update, with a checkpoint.
 
@@ -84,7 +84,7 @@ class Stopping(TrainerCallback):
 class RunCommit(TrainerCallback):
     """Main process only: after the first update, write `run.json` and cut the history."""
 
-    def __init__(self, settings: Settings, history: History, checkpoint: Path | None) -> None:
+    def __init__(self, settings: RunSettings, history: History, checkpoint: Path | None) -> None:
         self.settings, self.history, self.checkpoint = settings, history, checkpoint
         self.folder = history.path.parent
         self._wrote = self._done = False

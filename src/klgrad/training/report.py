@@ -38,7 +38,7 @@ from .run_folder import (
     training,
     versions,
 )
-from .settings import Settings, resume_command
+from .settings import RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
 
@@ -56,7 +56,7 @@ TOKEN_WEIGHTS = {
 """How TRL's policy loss weights a token; with kl_reduction='policy' the KL has the same weights."""
 
 
-def objective(settings: Settings) -> str:
+def objective(settings: RunSettings) -> str:
     """One line such as `E[reward] - 0.02 KL(π‖ref)`."""
     training = settings.training
     reward = "E[reward] - " if settings.rewarded else "-"
@@ -67,7 +67,7 @@ def objective(settings: Settings) -> str:
     return f"{reward}{beta} KL({sides[0]}‖{sides[1]})"
 
 
-def formula(settings: Settings) -> str:
+def formula(settings: RunSettings) -> str:
     """The gradient of the KL term, with the weights of its tokens."""
     objective = settings.training.objective
     found, why = objective.formula, stale(settings.training)
@@ -85,7 +85,7 @@ def formula(settings: Settings) -> str:
     return str(found)
 
 
-def reduction(settings: Settings) -> str:
+def reduction(settings: RunSettings) -> str:
     """How the KLs of the tokens are combined."""
     training = settings.training
     if training.kl_placement == "reward" or training.objective.reduction == "sequence":
@@ -93,7 +93,7 @@ def reduction(settings: Settings) -> str:
     return TOKEN_WEIGHTS.get(str(training.loss_type), f"weighted as the policy loss ({training.loss_type})")
 
 
-def scaling(settings: Settings) -> str | None:
+def scaling(settings: RunSettings) -> str | None:
     """How TRL's normalisation of rewards rescales β; None if it does not. A KL in the reward has a note instead."""
     training = settings.training
     divisor = {"group": "their group's", "batch": "the batch's"}.get(str(training.scale_rewards))
@@ -309,7 +309,7 @@ def in_units(count: float) -> str:
 # `--dry-run`: the objective, what the trainer's loss descends, the settings, and the memory.
 
 
-def describe(settings: Settings, models: Models) -> RenderableType:
+def describe(settings: RunSettings, models: Models) -> RenderableType:
     """What `--dry-run` prints."""
     audit = "What its KL descends, with the trainer's own loss summed over every outcome of small problems"
     memory = "Memory of all processes together, with each model counted once; activations are not included"
@@ -342,13 +342,13 @@ def _grid(*styles: str) -> Table:
     return table
 
 
-def objective_lines(settings: Settings) -> list[str]:
+def objective_lines(settings: RunSettings) -> list[str]:
     """The objective, its gradient, what rescales it, and notes on settings that change its meaning."""
     lines = (objective(settings), formula(settings), scaling(settings))
     return [*(line for line in lines if line is not None), *(f"note: {note}" for note in notes(settings.training))]
 
 
-def facts(settings: Settings, models: Models) -> dict[str, str]:
+def facts(settings: RunSettings, models: Models) -> dict[str, str]:
     """The main settings, by title."""
     training: Any = settings.training
     per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
@@ -386,14 +386,14 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
 # Sentences and errors about a run: what it does at the start, what is saved when it stops, why it cannot continue.
 
 
-def announcement(settings: Settings, models: Models, checkpoint: Path | None) -> list[Text]:
+def announcement(settings: RunSettings, models: Models, checkpoint: Path | None) -> list[Text]:
     """What is printed when training starts."""
     where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
     first = f"{settings.command} {models.name}{where}: maximises {objective(settings)}"
     return [Text(first, style="bold"), *(Text(line, style="dim") for line in objective_lines(settings)[1:])]
 
 
-def how_to_continue(settings: Settings, folder: Path) -> str:
+def how_to_continue(settings: RunSettings, folder: Path) -> str:
     """What of the run is on disk, and the command that continues it."""
     found = last_complete(folder)
     if found is not None:
@@ -525,7 +525,7 @@ def _mean(values: list[float | None]) -> float | None:
 CARD = "README.md"
 
 
-def model_card(settings: Settings, models: Models, summary: dict[str, Any] | None = None) -> str:
+def model_card(settings: RunSettings, models: Models, summary: dict[str, Any] | None = None) -> str:
     """`README.md` of a run, with the metadata that the hub reads, and with its results if it is finished."""
     base, rescaled, run = _on_hub(models.name), scaling(settings), settings.run
     lines = [

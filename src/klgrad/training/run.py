@@ -32,10 +32,10 @@ from .report import (
     table_of,
 )
 from .run_folder import History, in_updates, owned
-from .settings import Settings, resume_command
+from .settings import RunSettings, resume_command
 
 
-def run(settings: Settings, out: Console, err: Console) -> int:
+def run(settings: RunSettings, out: Console, err: Console) -> int:
     """Train, or describe the training with `--dry-run`.
 
     Args:
@@ -62,7 +62,7 @@ def run(settings: Settings, out: Console, err: Console) -> int:
 
 class _Run:
     def __init__(
-        self, settings: Settings, models: Models, out: Console, err: Console, warn: Callable[[str], None]
+        self, settings: RunSettings, models: Models, out: Console, err: Console, warn: Callable[[str], None]
     ) -> None:
         self.settings, self.models, self.out, self.err, self.warn = settings, models, out, err, warn
         self.folder = Path(str(settings.training.output_dir))

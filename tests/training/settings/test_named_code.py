@@ -1,4 +1,4 @@
-"""Code that only the `run.json` of a folder names is not executed."""
+"""Code that only the `run.json` of a folder names is not code_settings."""
 
 import json
 import shlex
@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from klgrad.errors import RunError
-from klgrad.training.settings import executed, parse, resume_command
+from klgrad.training.settings import code_settings, parse, resume_command
 
 REWARD = """
 def one(completions, **_):
@@ -29,7 +29,7 @@ def one(completions, **_):
     ],
 )
 def test_which_settings_execute_code(settings, names):
-    assert list(executed(settings)) == names
+    assert list(code_settings(settings)) == names
 
 
 @pytest.fixture
@@ -98,4 +98,4 @@ def test_what_to_type_is_said_after_a_stop(run, tmp_path, monkeypatch):
     ids=str,
 )
 def test_kernels_of_the_hub_in_every_form(settings):
-    assert executed(settings) == settings
+    assert code_settings(settings) == settings
