@@ -15,7 +15,7 @@ from ..errors import RunFileError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, recorded
 from ..frameworks.recommendation import TARGET_OF, Meaning, SettingLines, expresses
 from ..frameworks.run_file import Finding, Run
-from ..support import finite
+from ..support import finite, text_table
 from ..targets import TARGETS, Verdict
 from .console import beside, deliver, stderr, stdout
 
@@ -44,11 +44,11 @@ def report_on(file: Path, run: Run, findings: list[Finding]) -> RenderableType:
 
 
 def _settings(run: Run) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    rows = []
     for name, value in run.settings.items():
-        default = Text("--set" if name in run.overrides else "" if name in run.given else "default", style="dim")
-        table.add_row(Text(f"  {name}"), Text(_written(value)), default)
-    return table
+        source = "--set" if name in run.overrides else "" if name in run.given else "default"
+        rows.append((f"  {name}", _written(value), Text(source, style="dim")))
+    return text_table(rows, columns=3)
 
 
 def _finding(run: Run, found: Finding) -> list[RenderableType]:
@@ -306,10 +306,7 @@ def _tensors(console: Console, framework: str) -> None:
     """Print where the framework keeps the tensors that a `Rollout` takes."""
     home = HOMES[framework]
     _print(console, f"The tensors of a Rollout, in {home.scope}:")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for role, where in home.tensors.items():
-        table.add_row(Text(f"  {role}"), Text(where))
-    console.print(table)
+    console.print(text_table((f"  {role}", where) for role, where in home.tensors.items()))
 
 
 def _print(console: Console, text: str) -> None:

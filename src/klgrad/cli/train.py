@@ -4,14 +4,14 @@ import argparse
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingExtraError
+from ..support import Json, text_table
 from .console import INTERRUPTED, beside, deliver, stderr, stdout
 
 # The settings that `klgrad train --help` and `klgrad distill --help` show, in one line of 80 columns each.
@@ -110,7 +110,7 @@ def rows(command: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 # The code shared by `klgrad train` and `klgrad distill`: parsing by TRL's parser, the help, and the exit status.
 
-SETTINGS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+SETTINGS: Json = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """For typer: leave every flag to TRL's parser."""
 
 USAGE = {
@@ -191,7 +191,7 @@ def _head(command: str) -> list[RenderableType]:
 
 
 def _section(title: str, shown: list[tuple[str, str]]) -> list[RenderableType]:
-    return ["", Text(title, style="bold"), _table(shown)]
+    return ["", Text(title, style="bold"), text_table(shown)]
 
 
 def _sections(known: list[str]) -> dict[str, list[str]]:
@@ -199,18 +199,18 @@ def _sections(known: list[str]) -> dict[str, list[str]]:
     from ..trl import KLConfig
 
     placed = {*COMMAND, *MODEL, *TRAINING}
-    found = {
+    sections = {
         "The command": list(COMMAND),
         "Data and evaluation": [name for name in RunConfig.__dataclass_fields__ if name not in placed],
         "The model": list(MODEL),
         "The KL": [name for name in KLConfig.__annotations__ if name in known and name not in placed],
         "Training (settings of TRL)": list(TRAINING),
     }
-    shown = {name for names in found.values() for name in names}
-    return found | {"All other settings of TRL and transformers": sorted(set(known) - shown)}
+    shown = {name for names in sections.values() for name in names}
+    return sections | {"All other settings of TRL and transformers": sorted(set(known) - shown)}
 
 
-def _row(action: Any, defaults: dict[str, Any]) -> tuple[str, str]:
+def _row(action: argparse.Action, defaults: Json) -> tuple[str, str]:
     """A setting's flag, and its text with choices and default."""
     flag = min(action.option_strings, key=lambda s: ("-" in s.strip("-"), len(s)))
     text = " ".join((action.help or "").split())
@@ -220,32 +220,14 @@ def _row(action: Any, defaults: dict[str, Any]) -> tuple[str, str]:
     return flag, f"{text}{choices}{shown}"
 
 
-def _table(shown: list[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for flag, text in shown:
-        table.add_row(Text(flag), Text(text))
-    return table
-
-
-# `klgrad train`.
-
-
 def command(context: typer.Context) -> None:
     """Train a model on rewards with a declared KL term, using TRL."""
     train_or_distill("train", context.args)
 
 
-# `klgrad distill`.
-
-
 def distill_command(context: typer.Context) -> None:
     """Train a student towards its teacher, on the student's own completions, using TRL."""
     train_or_distill("distill", context.args)
-
-
-# `klgrad compare`.
 
 
 def compare_command(
@@ -257,6 +239,6 @@ def compare_command(
     """Compare runs of `klgrad train` and `klgrad distill`: a table, and a figure of rewards, KLs and lengths."""
     from ..training.figures import load, picture, table
 
-    console, found = beside(out), load(runs)
+    console, compared = beside(out), load(runs)
     kind = out.suffix.removeprefix(".").lower()
-    deliver(console, table(found), (out, lambda: picture(found, kind if kind in ("svg", "pdf") else "png")))
+    deliver(console, table(compared), (out, lambda: picture(compared, kind if kind in ("svg", "pdf") else "png")))

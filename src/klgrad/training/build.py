@@ -5,10 +5,11 @@ from typing import Any
 
 from ..errors import SettingError
 from ..models import EMBEDDED, layer_count, resolve
+from ..support import Json
 from ..trl.contract import avoid_cudnn_attention
 from ..trl.kl_trainer import check_prompts
 from .checkpoint import RunTrainer
-from .data import Data, checked, data_of, probe, reward_count
+from .data import Data, Reward, checked, data_of, probe, reward_count
 from .evaluate import Evaluator
 from .settings import RunSettings
 
@@ -31,10 +32,10 @@ class Models:
 
     name: str
     path: str
-    load_options: dict[str, Any]
+    load_options: Json
     reference_name: str
     reference: str
-    reference_options: dict[str, Any]
+    reference_options: Json
 
 
 def models_of(settings: RunSettings) -> Models:
@@ -127,9 +128,7 @@ def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]
     check_prompts(training, len(data.train))
     rewards = [checked(reward) for reward in data.rewards]
     probe(data.rewards, data.train[0])
-    trained = (
-        rewards if settings.rewarded else []
-    )  # a distillation may be evaluated by rewards that it does not train on
+    trained = rewards if settings.rewarded else []  # a distillation may be evaluated by rewards it is not trained on
     weights = list(training.reward_weights or [1.0] * len(rewards))
     trainer = _trainer(settings, models, tokenizer, data, trained)
     trainer.remove_callback(PrinterCallback)
@@ -137,7 +136,7 @@ def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]
     return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, settings.run.eval_greedy)
 
 
-def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, rewards: list[Any]) -> RunTrainer:
+def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, rewards: list[Reward]) -> RunTrainer:
     from trl.trainer.utils import get_peft_config, get_quantization_config
 
     training, policy = settings.training, settings.policy

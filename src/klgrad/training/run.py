@@ -75,7 +75,8 @@ class _Run:
             if self.main and not self.settings.run.resume:  # --resume starts the new run, not the replaced one, again
                 run_folder.put_back(self.folder)
             if self.settings.run.resume:
-                updates = run_folder.updates_if_finished(self.folder, self.settings)
+                training = self.settings.training
+                updates = run_folder.updates_if_finished(self.folder, training.max_steps, training.num_train_epochs)
                 if updates is not None:
                     if self.main:
                         self.out.print(Text(finished_message(self.folder, updates)))
@@ -106,20 +107,20 @@ class _Run:
         """The checkpoint to continue from; None to start from the beginning."""
         if not self.settings.run.resume:
             return None
-        found = last_complete(self.folder)
+        complete = last_complete(self.folder)
         for path in checkpoints(self.folder) if self.main else []:
-            if path == found:
+            if path == complete:
                 break
             self.warn(f"{path.name} is not complete; the one before it is used, if there is one.")
-        return found
+        return complete
 
     def _check_folder(self) -> None:
         """Before anything is loaded, refuse to delete results without `--overwrite`."""
         run = self.settings.run
         if not run.resume or run.overwrite:
             run_folder.check_free(self.folder, overwrite=run.overwrite)
-            given = self.settings.policy.model_name_or_path, self.settings.training.teacher
-            run_folder.check_not_replaced(self.folder, [*given, self.models.path, self.models.reference])
+            names = self.settings.policy.model_name_or_path, self.settings.training.teacher
+            run_folder.check_not_replaced(self.folder, [*names, self.models.path, self.models.reference])
         else:
             again = resume_command(self.settings.command, self.folder, self.settings.given, "--overwrite")
             run_folder.check_nothing_lost(self.folder, again)

@@ -18,12 +18,10 @@ from trl.trainer.model_config import ModelConfig
 
 from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
+from ..support import Json
 from ..trl import KLConfig
 from ..trl.config_checks import MeaningWarning
 from .run_folder import recorded_settings
-
-Values = dict[str, Any]
-"""Settings by name, of any type."""
 
 T = TypeVar("T")
 
@@ -100,7 +98,7 @@ def _listed(settings: Mapping[str, object]) -> str:
 
 # Default settings by command, model and machine, where they differ from TRL's.
 
-DEFAULTS: Values = {
+DEFAULTS: Json = {
     "logging_steps": 1,
     "save_steps": 50,
     "save_total_limit": 2,
@@ -109,7 +107,7 @@ DEFAULTS: Values = {
 }
 """For every model."""
 
-EMBEDDED: Values = {
+EMBEDDED: Json = {
     "max_steps": 60,
     "learning_rate": 5e-6,
     "lr_scheduler_type": "constant",
@@ -122,7 +120,7 @@ EMBEDDED: Values = {
 }
 """For the embedded model: 32 prompts with 8 completions each per update."""
 
-QUICK: Values = {
+QUICK: Json = {
     **EMBEDDED,
     "max_steps": 10,
     "learning_rate": 1e-5,
@@ -138,7 +136,7 @@ QUICK: Values = {
 }
 """About ten minutes on a CPU: 8 prompts with 4 completions each per update."""
 
-DISTILL: Values = {
+DISTILL: Json = {
     "kl_coef": 1.0,
     "kl_estimator": "exact",
     "kl_discount": 0.0,  # with discount 1 and a high learning rate a student learns to end early
@@ -149,10 +147,10 @@ DISTILL: Values = {
 BATCHES = 40
 """Number of batches of completions that a student of the embedded model samples, however often each is used."""
 
-STUDENT: Values = {"learning_rate": 3e-4, "max_steps": BATCHES}
+STUDENT: Json = {"learning_rate": 3e-4, "max_steps": BATCHES}
 """A student with two thirds of the layers is far from its teacher, and needs a high learning rate."""
 
-REUSED: Values = {
+REUSED: Json = {
     "num_iterations": 8,
     "learning_rate": 6e-4,
     "lr_scheduler_type": "cosine",
@@ -162,9 +160,9 @@ REUSED: Values = {
 Summed over the vocabulary, the KL of a token needs no importance weights on completions of an earlier policy.
 """
 
-QUICK_STUDENT: Values = {"learning_rate": 1e-4, "max_steps": 8, "save_steps": 4, "eval_every": 4}
+QUICK_STUDENT: Json = {"learning_rate": 1e-4, "max_steps": 8, "save_steps": 4, "eval_every": 4}
 
-QUICK_REUSED: Values = {
+QUICK_REUSED: Json = {
     "num_iterations": 2,
     "learning_rate": 2e-4,
     "max_steps": 12,
@@ -173,11 +171,11 @@ QUICK_REUSED: Values = {
 }
 """Few batches: eight updates with each would leave one or two."""
 
-UNGROUPED: Values = {"num_generations": 2}
+UNGROUPED: Json = {"num_generations": 2}
 """Without a reward nothing is compared within a group: use more prompts, with the fewest completions TRL allows."""
 
 
-def preset_of(command: str, given: Values) -> Values:
+def preset_of(command: str, given: Json) -> Json:
     """The default settings of a command.
 
     Args:
@@ -185,7 +183,7 @@ def preset_of(command: str, given: Values) -> Values:
         given: settings from the command line and a file, which choose among the presets.
 
     Returns:
-        Values by name; `given` takes precedence over them.
+        Json by name; `given` takes precedence over them.
 
     Example:
         >>> preset_of("distill", {"quick": True})["max_steps"]
@@ -201,7 +199,7 @@ def preset_of(command: str, given: Values) -> Values:
     return preset
 
 
-def _distillation_preset(preset: Values, given: Values, embedded: bool) -> Values:
+def _distillation_preset(preset: Json, given: Json, embedded: bool) -> Json:
     if given.get("kl_level") == "token" or given.get("kl_cell"):
         preset.pop("kl_discount")  # at token level there is no future to discount, and a cell has its own
     if given.get("kl_cell"):
@@ -218,7 +216,7 @@ def _distillation_preset(preset: Values, given: Values, embedded: bool) -> Value
     return preset | (STUDENT if embedded else {})
 
 
-def _reusable(chosen: Values) -> bool:
+def _reusable(chosen: Json) -> bool:
     """Whether the exact reverse KL of each token is the whole objective. The values are not checked yet."""
     other = ("reward", "kl_cell", "kl_top_k", "rollout_lag")
     plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
@@ -228,7 +226,7 @@ def _reusable(chosen: Values) -> bool:
     return as_usual and tokens and wanted and not any(chosen.get(name) for name in other)
 
 
-def machine_settings() -> Values:
+def machine_settings() -> Json:
     """Settings of this machine: TRL's default is bf16, which a CPU may not support."""
     import torch
 
@@ -320,7 +318,7 @@ class RunSettings:
     run: RunConfig
     training: KLConfig
     policy: PolicyConfig
-    given: Values
+    given: Json
 
     @property
     def rewarded(self) -> bool:
@@ -343,7 +341,7 @@ ALIASES = {"model": "model_name_or_path"}
 """Short names that a file of settings may use."""
 
 
-# TRL's parser, with errors of one line. Values of files are read as on a command line, so argparse checks their types.
+# TRL's parser, with errors of one line. Json of files are read as on a command line, so argparse checks their types.
 
 UNSET = object()
 
@@ -359,16 +357,16 @@ class Parser(TrlParser):
         """Raise instead of printing the usage and exiting."""
         raise SettingError("settings of the right kind", message, f"see {self.prog} --help")
 
-    def read(self, arguments: list[str]) -> tuple[Values, list[str]]:
+    def read(self, arguments: list[str]) -> tuple[Json, list[str]]:
         """The settings of a command line, without defaults, and the words that are none."""
         unset = argparse.Namespace(**dict.fromkeys(self.actions, UNSET))
         values, unknown = self.parse_known_args(arguments, unset)
         return {name: x for name, x in vars(values).items() if x is not UNSET}, unknown
 
-    def convert(self, values: Values) -> Values:
+    def convert(self, values: Json) -> Json:
         """Settings of a file, as a command line would give them; None stands for the default."""
         words: list[str] = []
-        lists: Values = {}  # that no flag can give
+        lists: Json = {}  # that no flag can give
         for name, value in values.items():
             if isinstance(value, list) and self.actions[name].nargs == "+":
                 words += [f"--{name}", *map(str, value)]
@@ -380,7 +378,7 @@ class Parser(TrlParser):
                 words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
         return lists | self.read(words)[0]
 
-    def name(self, values: Mapping[object, object], where: str) -> Values:
+    def name(self, values: Mapping[Any, object], where: str) -> Json:
         """Settings of a file, under their full names."""
         named = {ALIASES.get(str(key), str(key)): value for key, value in values.items()}
         for name in named:
@@ -397,11 +395,11 @@ NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "num_processes", "ac
 
 @dataclass(frozen=True)
 class Parsed:
-    """Values from the command line, a file, `run.json` or a preset, of known names; not yet checked together."""
+    """Json from the command line, a file, `run.json` or a preset, of known names; not yet checked together."""
 
     parser: Parser
     command: str
-    values: Values
+    values: Json
     run: RunConfig
 
 
@@ -443,7 +441,7 @@ def read(command: str, arguments: list[str]) -> Parsed:
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown
         raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.actions, *ALIASES})
-    values: Values = {**base, **given}
+    values: Json = {**base, **given}
     run = RunConfig(**{name: x for name, x in values.items() if name in RunConfig.__dataclass_fields__})
     return Parsed(parser, command, values, run)
 
