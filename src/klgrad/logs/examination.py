@@ -70,8 +70,8 @@ def examine(
         Nothing to change in reference and KL term; whether trainer and sampler agree is unknown.
     """
     chosen = cell_of(cell or ASSUMED_CELL)
-    given = [path] if isinstance(path, Path) else list(path)
-    files, known = files_of(given), Known()
+    paths = [path] if isinstance(path, Path) else list(path)
+    files, known = files_of(paths), Known()
     wanted = {**(columns or {}), **({} if by is None else {"by": by})}
     logs: list[Log] = []
     for file in files:
@@ -91,7 +91,7 @@ def examine(
             f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{files[0]}, which has no rows",
             "check that the mask is 1 at the completion's tokens" if rows else "write the log again",
         )
-    report = sums.report(describe(given, files), list(known.get("by", {})))
+    report = sums.report(describe(paths, files), list(known.get("by", {})))
     return replace(report, cell_is_assumed=cell is None)
 
 
