@@ -100,7 +100,7 @@ def test_the_reward_takes_chats_and_texts():
 
 def test_the_default_trains_in_the_domain_and_evaluates_both():
     data = data_of(RunConfig(train_size=10, eval_size=3), seed=0, conversational=True)
-    assert {row["task"] for row in data.train} == {"addition", "subtraction"}
+    assert {row["task"] for row in data.train.to_list()} == {"addition", "subtraction"}
     assert [(s.name, s.domain, len(s.rows)) for s in data.evaluation] == [
         ("addition", "in", 3), ("subtraction", "in", 3), ("multiplication", "out", 3), ("maximum", "out", 3),
         ("word-problems", "out", 3),
@@ -111,7 +111,7 @@ def test_the_default_trains_in_the_domain_and_evaluates_both():
 
 def test_another_choice_of_tasks():
     data = data_of(RunConfig(task="maximum", eval_task="addition, maximum", eval_size=2), seed=0, conversational=False)
-    assert {row["task"] for row in data.train} == {"maximum"}
+    assert {row["task"] for row in data.train.to_list()} == {"maximum"}
     assert [(s.name, s.domain) for s in data.evaluation] == [("addition", "out"), ("maximum", "in")]
 
 
@@ -174,7 +174,7 @@ def test_a_file_of_prompts_keeps_some_for_evaluation(file):
     data = data_of(RunConfig(task=path, eval_size=4), seed=0, conversational=True)
     (held_out,) = data.evaluation
     assert (held_out.name, held_out.domain, len(held_out.rows), len(data.train)) == ("prompts", "in", 4, 16)
-    asked = [row["prompt"] for row in (*data.train, *held_out.rows)]
+    asked = [row["prompt"] for row in (*data.train.to_list(), *held_out.rows)]
     assert sorted(x[0]["content"] for x in asked) == sorted(f"say {i}" for i in range(20))
     assert data.rewards == []
 
