@@ -157,7 +157,7 @@ def test_a_run_that_is_killed_before_its_first_update_begins_again(failing, run,
     with pytest.raises(SystemExit):
         run("train", tmp_path / "run", learning_rate=0.5)
     monkeypatch.undo()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.json", "history.jsonl"}
     with pytest.raises(RewardError):  # which does not spoil it
         run("train", tmp_path / "run", resume=True, reward=failing, learning_rate=0.1)
     monkeypatch.setattr("klgrad.training.run.draw", lambda *_: None)

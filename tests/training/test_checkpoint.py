@@ -90,20 +90,28 @@ def reward(tmp_path):
     return tell
 
 
-def same(a, b):
-    assert a.keys() == b.keys()
-    return all(torch.equal(a[name], b[name]) for name in a)
-
-
 def history(folder):
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     passing = ("seconds", "step_time")  # what another clock would tell otherwise
     return [{k: v for k, v in row.items() if k not in passing} for row in rows]
 
 
+@pytest.fixture
+def assert_same(weights):
+    """Equal weights, to the last bit, and equal histories."""
+
+    def check(a, b):
+        first, second = weights(a), weights(b)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        assert history(a) == history(b)
+
+    return check
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", first(CASES, ("plain", "in the middle of a generation batch")))
-def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
+def test_stopped_by_ctrl_c(case, run, assert_same, reward, tmp_path):
     settings, updates = CASES[case]
     settings = {**settings, **QUIET}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -116,13 +124,12 @@ def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
     status, text = run("train", parts, resume=True, reward=reward())
     assert status == 0
     assert f"continuing from checkpoint-{updates}" in text
-    assert same(weights(whole), weights(parts))
-    assert history(whole) == history(parts)
+    assert_same(whole, parts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", first(["raise", "nan", "interrupt"], 1))
-def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tmp_path):
+def test_a_step_that_fails_half_way_costs_nothing(what, run, assert_same, reward, tmp_path):
     """The run is saved as it was before that step, whatever the schedule: half a gradient and random numbers too."""
     settings = {**QUIET, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 3}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -135,13 +142,12 @@ def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tm
             run("train", parts, reward=reward(third, what), **settings)
     assert [path.name for path in parts.glob("checkpoint-*")] == ["checkpoint-1"]
     assert run("train", parts, resume=True, reward=reward())[0] == 0
-    assert same(weights(whole), weights(parts))
-    assert history(whole) == history(parts)
+    assert_same(whole, parts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2])
-def test_an_evaluation_that_fails_costs_nothing(after, run, weights, reward, tmp_path):
+def test_an_evaluation_that_fails_costs_nothing(after, run, assert_same, reward, tmp_path):
     """In the middle or at the end: what was trained is saved, and the evaluation made up for."""
     settings = {"eval_size": 2, "eval_every": 1, "eval_task": "addition", "save_steps": 50, "max_steps": 2}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -150,8 +156,7 @@ def test_an_evaluation_that_fails_costs_nothing(after, run, weights, reward, tmp
         run("train", parts, reward=reward(1 + 2 * after, "raise"), **settings)
     assert [path.name for path in parts.glob("checkpoint-*")] == [f"checkpoint-{after}"]
     assert run("train", parts, resume=True, reward=reward())[0] == 0
-    assert same(weights(whole), weights(parts))
-    assert history(whole) == history(parts)
+    assert_same(whole, parts)
 
 
 def test_a_reward_that_fails_at_once_trains_nothing(run, reward, tmp_path):
@@ -161,7 +166,7 @@ def test_a_reward_that_fails_at_once_trains_nothing(run, reward, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_outright(model, run, weights, reward, tmp_path):
+def test_killed_outright(model, run, assert_same, reward, tmp_path):
     """SIGKILL in the middle of an evaluation, in a process of its own: no handler, no goodbye."""
     settings = {"max_steps": 2, "eval_every": 1, "eval_size": 2, "save_steps": 1}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -176,8 +181,7 @@ def test_killed_outright(model, run, weights, reward, tmp_path):
     assert killed.returncode == -signal.SIGKILL
     assert last_complete(parts).name == "checkpoint-1"
     assert run("train", parts, resume=True, reward=reward())[0] == 0
-    assert same(weights(whole), weights(parts))
-    assert history(whole) == history(parts)
+    assert_same(whole, parts)
 
 
 # Damage
@@ -210,9 +214,7 @@ def test_damage_is_seen(what, finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(finished, run, weights, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
+def test_a_damaged_checkpoint_is_passed_over(finished, run, assert_same, parts):
     shutil.rmtree(parts / "model")
     cut(parts / "checkpoint-4" / "model.safetensors")
     remove(parts / "checkpoint-3" / "optimizer.pt")
@@ -222,13 +224,12 @@ def test_a_damaged_checkpoint_is_passed_over(finished, run, weights, tmp_path):
     assert "checkpoint-4 is not complete" in said
     assert "checkpoint-3 is not complete" in said
     assert "continuing from checkpoint-2" in said
-    assert same(weights(finished), weights(parts))
-    assert history(finished) == history(parts)
+    assert_same(finished, parts)
     assert is_complete(parts / "checkpoint-4")
 
 
 @pytest.mark.slow
-def test_older_checkpoints_go_only_when_the_newest_is_sealed(finished, run, tmp_path, monkeypatch):
+def test_older_checkpoints_go_only_when_the_newest_is_sealed(run, tmp_path, monkeypatch):
     """Killed between writing and sealing, with room for one checkpoint, the one before is still there."""
     from klgrad.training import checkpoint as trainer
 
@@ -247,20 +248,16 @@ def test_older_checkpoints_go_only_when_the_newest_is_sealed(finished, run, tmp_
     assert checkpoints(tmp_path / "run")[0].name == "checkpoint-2"
 
 
-def test_a_run_that_is_over_is_not_trained_further(finished, run, weights, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
+def test_a_run_that_is_over_is_not_trained_further(finished, run, assert_same, parts):
     shutil.rmtree(parts / "model")
     status, text = run("train", parts, resume=True)
     assert status == 0
     assert "4 updates, completed before" in text
-    assert same(weights(finished), weights(parts))
+    assert_same(finished, parts)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over_can_be_made_longer(finished, run, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
+def test_a_run_that_is_over_can_be_made_longer(run, parts):
     status, text = run("train", parts, resume=True, max_steps=5)
     assert status == 0
     assert "5 updates in" in text
@@ -286,9 +283,7 @@ def test_when_a_run_is_over(state, max_steps, epochs, over, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_is_refused(finished, run, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
+def test_another_number_of_processes_is_refused(run, parts):
     path = parts / "checkpoint-4" / "klgrad_state_0.pt"
     torch.save({**torch.load(path, weights_only=True), "processes": 2}, path)
     seal(path.parent)
@@ -297,10 +292,8 @@ def test_another_number_of_processes_is_refused(finished, run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(finished, run, tmp_path):
+def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(run, parts):
     """With room for one, the one that was just sealed must not go because a damaged one has a higher number."""
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
     cut(parts / "checkpoint-4" / "model.safetensors")
     rotate(parts, 1)
     assert [path.name for path in checkpoints(parts)] == ["checkpoint-4", "checkpoint-3"]

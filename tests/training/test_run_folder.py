@@ -14,7 +14,7 @@ from training.small import SMALL, arguments
 from typer.testing import CliRunner
 
 from klgrad.cli import app
-from klgrad.errors import RunError
+from klgrad.errors import RewardError, RunError
 from klgrad.training import run_folder
 from klgrad.training.figures import load, table
 from klgrad.training.report import summarise, table_of
@@ -45,17 +45,13 @@ def test_a_last_line_that_was_cut_off_is_left_out(end, tmp_path):
     assert History(tmp_path).rows() == [{"step": 1}]
 
 
-def test_rows_are_held_until_they_are_released(tmp_path):
+def test_a_history_is_cut_after_a_step(tmp_path):
     history = History(tmp_path)
     for step in range(4):
         history.append({"step": step})
-    history.hold()
+    history.cut(1)
     history.append({"step": 2, "again": True})
-    assert [row["step"] for row in history.rows()] == [0, 1, 2, 3]
-    history.release(1)
     assert history.rows() == [{"step": 0}, {"step": 1}, {"step": 2, "again": True}]
-    history.append({"step": 3})
-    assert [row["step"] for row in history.rows()] == [0, 1, 2, 3]
 
 
 def evaluation(step, reward):
@@ -95,31 +91,18 @@ QUIET = {"eval_size": 0, "max_steps": 1}
 
 
 @pytest.mark.slow
-def test_a_failed_overwrite_leaves_the_old_run_as_it_was(run, tmp_path):
+def test_an_overwrite_that_cannot_start_leaves_the_old_run_as_it_was(run, tmp_path):
     folder = tmp_path / "run"
     run("train", folder, **QUIET)
     before = contents(folder)
-    (tmp_path / "reward.py").write_text(
-        "calls = 0\n\ndef fail(completions, **_):\n    global calls\n    calls += 1\n"
-        "    if calls > 1:\n        raise ValueError('out of order')\n    return [0.0] * len(completions)\n"
-    )
-    with pytest.raises(Exception, match="out of order"):
+    (tmp_path / "reward.py").write_text("def fail(completions, **_):\n    raise ValueError('out of order')\n")
+    with pytest.raises(RewardError, match="out of order"):
         run("train", folder, overwrite=True, reward=f"{tmp_path / 'reward.py'}:fail", **QUIET)
     assert contents(folder) == before
+    (folder / "notes.txt").write_text("mine")
     assert run("train", folder, overwrite=True, seed=5, **QUIET)[0] == 0
-    assert not (folder / run_folder.REPLACED).exists()
-
-
-@pytest.mark.slow
-def test_a_kill_before_the_first_update_leaves_the_old_run(run, tmp_path):
-    folder = tmp_path / "run"
-    run("train", folder, **QUIET)
-    before = contents(folder)
-    run_folder.set_aside(folder)
-    run_folder.write_run(folder, "train", {}, {})  # as the new run has it when it is killed
-    with pytest.raises(RunError, match="an output folder without a run"):
-        run("train", folder, **QUIET)
-    assert contents(folder) == before
+    assert contents(folder)["run.json"] != before["run.json"]
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.slow

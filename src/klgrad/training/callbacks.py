@@ -73,10 +73,10 @@ class Stopping(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
-# Write a run's files only after the first update of a new process.
+# Take over new settings only after the first update of a new process.
 #
-# Until then a setting, a model or a reward function may turn out to be unusable. A run that was in the folder must then
-# be unchanged.
+# Until then a setting, a model or a reward function may turn out to be unusable. A run that is resumed must then be
+# unchanged, and a new one must leave nothing.
 
 
 class RunCommit(TrainerCallback):
@@ -85,17 +85,16 @@ class RunCommit(TrainerCallback):
     def __init__(self, settings: RunSettings, history: History, checkpoint: Path | None) -> None:
         self.settings, self.history, self.checkpoint = settings, history, checkpoint
         self.folder = history.path.parent
-        self._wrote = self._done = False
+        self._is_new = self._done = False
 
     def begin(self) -> None:
-        """Before training: hold the history in memory, and set an old run aside if a new one starts."""
-        self.history.hold()
+        """Before training, if it starts from the beginning: delete what `--overwrite` replaces, write `run.json`."""
         if self.checkpoint is not None:
             return
-        run_folder.set_aside(self.folder, keep=(run_folder.RUN,) if self.settings.run.resume else ())
+        run_folder.delete_run(self.folder, keep=(run_folder.RUN,) if self.settings.run.resume else ())
         if not (self.folder / run_folder.RUN).exists():  # so that --resume works after a kill before the first update
             self._write_run()
-            self._wrote = True
+            self._is_new = True
 
     def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         """After the first update, before it is logged or saved."""
@@ -103,19 +102,15 @@ class RunCommit(TrainerCallback):
             self._done = True
             self.cut_history()
             self._write_run()
-            run_folder.drop_replaced(self.folder)
 
     def cut_history(self) -> None:
         """Cut the history at the checkpoint."""
-        self.history.release(0 if self.checkpoint is None else step_of(self.checkpoint))
+        self.history.cut(0 if self.checkpoint is None else step_of(self.checkpoint))
 
     def rollback(self) -> None:
-        """After a failure before the first update: remove what was written, and restore the old run."""
-        if self._done:
-            return
-        if self._wrote:
-            (self.folder / run_folder.RUN).unlink(missing_ok=True)
-        run_folder.put_back(self.folder)
+        """After a failure before the first update: a new run leaves nothing."""
+        if self._is_new and not self._done:
+            run_folder.delete_run(self.folder)
 
     def _write_run(self) -> None:
         lines = {"objective": objective, "term": formula, "scaling": scaling}

@@ -72,8 +72,6 @@ class _Run:
     def go(self) -> int:
         """Train; the main process holds the folder's lock on behalf of all processes."""
         with run_folder.remove_if_empty_on_failure(self.folder), owned(self.folder) if self.main else nullcontext():
-            if self.main and not self.settings.run.resume:  # --resume starts the new run, not the replaced one, again
-                run_folder.put_back(self.folder)
             if self.settings.run.resume:
                 training = self.settings.training
                 updates = run_folder.updates_if_finished(self.folder, training.max_steps, training.num_train_epochs)

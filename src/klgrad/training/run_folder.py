@@ -28,28 +28,17 @@ class History:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / HISTORY
-        self._held: list[Json] | None = None
 
     def append(self, row: Json) -> None:
         """Write one row."""
-        if self._held is not None:
-            self._held.append(row)
-            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(row)) + "\n")
 
-    def hold(self) -> None:
-        """Keep new rows in memory until `release`: until its first update a run may still fail and leave no trace."""
-        self._held = []
-
-    def release(self, step: int) -> None:
-        """Delete rows after `step`, which will be computed again, and write the rows held in memory."""
-        held, self._held = self._held or [], None
+    def cut(self, step: int) -> None:
+        """Delete the rows after `step`, which will be computed again."""
         if self.path.is_file():
             rows = [row for row in self.rows() if row["step"] <= step]
             write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
-        for row in held:
-            self.append(row)
 
     def rows(self) -> list[Json]:
         """All rows in the file. An incomplete last line, as after a kill, is ignored; any other damage is an error."""
@@ -197,12 +186,10 @@ def versions() -> dict[str, str]:
     return versions
 
 
-# Replace the run that is in an output folder, without losing it before the new one has made an update.
+# Replace the run that is in an output folder, if that is asked for.
 
 UNFINISHED = (".model.partial", ".model.old")
 """What remains if the process is killed while it writes or replaces the model."""
-REPLACED, DELETED = ".replaced", ".deleted"
-"""Where the replaced run is kept until the new run's first update, and where it is moved to be deleted."""
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
@@ -230,29 +217,11 @@ def remove_if_empty_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def set_aside(folder: Path, keep: tuple[str, ...] = ()) -> None:
-    """Move the files of the old run, except those in `keep`, to `.replaced`."""
+def delete_run(folder: Path, keep: tuple[str, ...] = ()) -> None:
+    """Delete the files of a run, except those in `keep`."""
     for path in _files_of_a_run(folder):
         if path.name not in keep:
-            (folder / REPLACED).mkdir(exist_ok=True)
-            path.rename(folder / REPLACED / path.name)
-
-
-def drop_replaced(folder: Path) -> None:
-    """Delete the old run, after the first update of the new one."""
-    with suppress(FileNotFoundError):
-        (folder / REPLACED).rename(folder / DELETED)  # in one step: a kill leaves all of it or nothing
-    shutil.rmtree(folder / DELETED, ignore_errors=True)
-
-
-def put_back(folder: Path) -> None:
-    """Restore the old run, if the run that was to replace it made no update."""
-    shutil.rmtree(folder / DELETED, ignore_errors=True)
-    if not (folder / REPLACED).is_dir():
-        return
-    for path in (folder / REPLACED).iterdir():
-        os.replace(path, folder / path.name)
-    (folder / REPLACED).rmdir()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def check_not_replaced(folder: Path, models: Iterable[str | None]) -> None:
