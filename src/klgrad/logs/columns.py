@@ -363,7 +363,8 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
     steps = torch.arange(max(1, int(lengths.max())))
     mask = steps < lengths[:, None]
     at = torch.where(mask, starts[index][:, None] + steps, 0)
-    padded = {role: _take(x, at) for role, x in chunk.columns.items()}
+    # Without a live token in the chunk there is nothing to take from.
+    padded = {role: x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype) for role, x in chunk.columns.items()}
     logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
     behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
     sampler = old if behavior is None else behavior
@@ -373,10 +374,6 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
         trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
     group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
     return PaddedBatch(rollout, trainer, group, by)
-
-
-def _take(x: Tensor, at: Tensor) -> Tensor:
-    return x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype)
 
 
 def _raise_with_place(chunk: Chunk) -> None:

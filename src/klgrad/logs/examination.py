@@ -296,7 +296,12 @@ class PartSums:
         assert batch.by is not None  # the column was chosen
         for number in batch.by.unique().tolist():
             if number not in self._sums:
-                self._check_count()
+                if len(self._sums) >= MOST_LABELS:
+                    raise LogError(
+                        f"at most {MOST_LABELS:,} different values in `{self._name}`",
+                        "more",
+                        "choose a column with fewer values, such as the step",
+                    )
                 self._sums[number] = _SumsOfPart(self._has_old_policy)
             self._sums[number].add(batch, torch.nonzero(batch.by == number)[:, 0])
 
@@ -306,14 +311,6 @@ class PartSums:
         numeric = all(isinstance(part.label, int | float) for part in parts)
         value: Any = lambda part: part.label
         return sorted(parts, key=value) if numeric else parts
-
-    def _check_count(self) -> None:
-        if len(self._sums) >= MOST_LABELS:
-            raise LogError(
-                f"at most {MOST_LABELS:,} different values in `{self._name}`",
-                "more",
-                "choose a column with fewer values, such as the step",
-            )
 
 
 class _SumsOfPart:

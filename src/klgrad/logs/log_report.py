@@ -406,7 +406,7 @@ def _figure(title: str, points: list[Point]) -> Figure:
         bars="".join(f"M{across(p.x):.1f} {cut(p.low):.1f}V{cut(p.high):.1f}" for p in points if p.high > p.low),
         dots=pixels,
         across=[AxisLabel(f"{across(x):.1f}", f"{x:g}") for x in sorted({min(xs), xs[len(xs) // 2], max(xs)})],
-        up=[AxisLabel(f"{up(y):.1f}", _short(y)) for y in _round_values(bottom, top)],
+        up=[AxisLabel(f"{up(y):.1f}", f"{y:.3g}".replace("-", "−")) for y in _round_values(bottom, top)],
     )
 
 
@@ -421,10 +421,6 @@ def _round_values(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-def _short(y: float) -> str:
-    return f"{y:.3g}".replace("-", "−")
 
 
 # The report on a log as one HTML page, with figures; it needs no network, no scripts and no fonts.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LogError, MissingExtraError
+from ..support import Json
 from .columns import PER_ROW, PER_TOKEN, Chunk, Known, Ragged, assign, build, numberings, suggest_other_column
 
 CHUNK_TOKENS = 2**20
@@ -203,7 +204,7 @@ def _open_jsonl(path: Path, chosen: dict[str, str]) -> Log:
     return Log(names, "line", lambda: _decode_jsonl(path, names))
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
+def _records(path: Path) -> Iterator[tuple[int, Json, int]]:
     """The number and the object of each line that is not blank, and the number of bytes up to its end."""
     done = 0
     with path.open("rb") as lines:
@@ -244,7 +245,7 @@ def _decode_jsonl(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
         yield DecodedRows(torch.tensor([number for number, _, _ in part]), tokens, values, part[-1][2] / size)
 
 
-def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
+def _entry(record: Json, role: str, name: str, number: int) -> Any:
     """A value of a line: a tensor if it has one number per token."""
     if name not in record:
         raise LogError(

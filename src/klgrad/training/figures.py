@@ -223,16 +223,15 @@ def _results(summary: Json) -> list[str]:
     if after is None:
         return ["", "", f"{summary['last_updates']['kl_per_sequence'] or 0:.4g}", ""]
     first = before or {"domains": {}, "kl": None, "length": None}
-    moved = [_moved(first["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
+    moved = []
+    for domain in ("in", "out"):
+        start, end = first["domains"].get(domain), score(after["domains"].get(domain))
+        moved.append(end if start is None else f"{start['reward']:.3f} -> {end}")
     kl = "" if after["kl"] is None else format_estimate(after["kl"]["per_sequence"])
     if kl and first["kl"] is not None:
         kl = f"{first['kl']['per_sequence']['mean'] or 0:.3g} -> {kl}"
     length = f"{after['length']:.1f}"
     return [*moved, kl, length if first["length"] is None else f"{first['length']:.1f} -> {length}"]
-
-
-def _moved(before: Json | None, after: Json | None) -> str:
-    return score(after) if before is None else f"{before['reward']:.3f} -> {score(after)}"
 
 
 def _names(folders: list[Path]) -> list[str]:

@@ -52,9 +52,10 @@ def check_confirmed(recorded: Mapping[str, object], given: Mapping[str, object],
     """
     missing = {name: value for name, value in code_settings(recorded).items() if name not in given}
     if missing:
+        flags = ", ".join(" ".join([f"--{name}", *_words(value)]) for name, value in missing.items())
         raise RunError(
             "code that is given again with --resume, because a run folder may come from somebody else",
-            f"{folder}/run.json, which names {_listed(missing)}",
+            f"{folder}/run.json, which names {flags}",
             f"if you trust it: {resume_command(command, folder, recorded)}",
         )
 
@@ -90,10 +91,6 @@ def _words(value: object) -> list[str]:
     if value is True:
         return []
     return [json.dumps(value) if isinstance(value, dict) else str(value)]
-
-
-def _listed(settings: Mapping[str, object]) -> str:
-    return ", ".join(" ".join([f"--{name}", *_words(value)]) for name, value in settings.items())
 
 
 # Default settings by command, model and machine, where they differ from TRL's.
