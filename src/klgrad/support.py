@@ -1,24 +1,28 @@
-"""Files that are written whole or not at all, and names of tensors."""
+"""Files that are written whole or not at all, tables for the terminal, and names of tensors."""
 
 import glob
 import math
 import os
 import re
 import secrets
-import stat
+import shutil
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import OutputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+Json = dict[str, Any]
+"""An object of JSON: values of any type by name."""
 
 # Write files completely or not at all, and make data valid JSON.
 
 STDOUT_PATHS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
-DESCRIPTORS = ("/dev/fd/", "/dev/std", "/proc/")
-"""Open files by number, which are written to where they stand: another file in their place would not be read."""
 
 
 def ensure_folder(path: Path) -> None:
@@ -57,49 +61,37 @@ def write_output(path: Path, content: str | bytes) -> None:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a temporary file and rename it, so that neither a reader nor an interruption sees an incomplete file.
 
-    A symbolic link is kept: the file that it points to is replaced, with its permissions. A pipe, a device or an open
-    descriptor cannot be replaced and is written to directly.
+    A symbolic link is kept: the file that it points to is replaced, with its permissions. A pipe or a device cannot be
+    replaced and is written to directly.
     """
-    if os.path.isdir(path):
+    if path.is_dir():
         raise OutputError("a file that can be written", f"{path}, which is a folder", "name a file in it")
     try:
-        try:
-            before = path.stat()
-        except FileNotFoundError:
-            before = None
-        is_file = before is None or stat.S_ISREG(before.st_mode)
-        if not is_file or os.path.abspath(path).startswith(DESCRIPTORS):
-            with path.open("ab") as file:  # append, to keep what an open file contains
+        if path.exists() and not path.is_file():
+            with path.open("ab") as file:
                 file.write(_encoded(content))
         else:
-            _replace(Path(os.path.realpath(path)), _encoded(content), before)
+            _replace(Path(os.path.realpath(path)), _encoded(content))
     except OSError as error:
         raise OutputError("a file that can be written", f"{path}: {error.strerror}", "give another path") from error
 
 
-def _replace(target: Path, content: bytes, before: os.stat_result | None) -> None:
-    if before is not None and not os.access(target, os.W_OK):
+def _replace(target: Path, content: bytes) -> None:
+    if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(None, "Permission denied")  # renaming would succeed without this permission
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial, mode = _partial_of(target), 0o666 if before is None else 0o600
-    file = open(partial, "xb", opener=lambda p, flags: os.open(p, flags, mode))  # noqa: SIM115  x follows no link
-    try:
-        with file:
+    # Nobody can foresee the name, and put a link there.
+    partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.partial")
+    with partial.open("xb") as file:  # x follows no link
+        try:
+            if target.exists():
+                shutil.copymode(target, partial)
             file.write(content)
-        if before is not None:
-            with suppress(OSError, AttributeError):  # only root may change the owner
-                os.chown(partial, before.st_uid, before.st_gid)
-            os.chmod(partial, stat.S_IMODE(before.st_mode))
-        os.replace(partial, target)
-    except BaseException:
-        with suppress(OSError):  # if writing failed, this may fail too
+            file.close()  # what is still in memory is written here, or fails
+            os.replace(partial, target)
+        except BaseException:
             partial.unlink(missing_ok=True)
-        raise
-
-
-def _partial_of(target: Path) -> Path:
-    """A new temporary file of this process beside a file. Nobody can foresee its name, and put a link there."""
-    return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.partial")
+            raise
 
 
 def partials_of(path: Path, processes: Iterable[int]) -> list[Path]:
@@ -114,7 +106,7 @@ def _encoded(content: str | bytes) -> bytes:
     return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
 
 
-def finite(data: Any) -> Any:
+def finite(data: object) -> object:
     """Replace NaN and infinities, which JSON does not have, by None.
 
     Returns:
@@ -129,6 +121,43 @@ def finite(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [finite(v) for v in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+# Tables for the terminal.
+
+
+def text_table(
+    rows: "Iterable[Sequence[str | Text]]",
+    heads: Sequence[str] = (),
+    *,
+    columns: int = 2,
+    numbers: int | None = None,
+    fold: bool = False,
+) -> "Table":
+    """A table without lines, in which nothing is markup.
+
+    Args:
+        rows: the cells.
+        heads: titles of the columns; none for a table without a first line of titles.
+        columns: number of columns of a table without titles.
+        numbers: the first column that is aligned on the right; None for none.
+        fold: break the first column too, if it is too wide.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=bool(heads), pad_edge=False, padding=(0, 2, 0, 0))
+    for i in range(len(heads) or columns):
+        right = numbers is not None and i >= numbers
+        table.add_column(
+            heads[i] if heads else "",
+            justify="right" if right else "left",
+            no_wrap=i == 0 and not fold,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
 
 
 # The names that frameworks give to log-probs, masks and groups, in columns of logs and in arguments of losses.

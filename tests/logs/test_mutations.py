@@ -91,8 +91,8 @@ MUTATIONS = {
     ),
     "every number a bf16 number": (
         "klgrad.logs.mismatch._find_rounding",
-        "values.to(dtype).double() == values",
-        "values == values",
+        "nonzero.to(dtype).double() == nonzero",
+        "nonzero == nonzero",
     ),
     "lines counted from 0": ("klgrad.logs.reader._records", "enumerate(lines, 1)", "enumerate(lines)"),
     "rows counted from the batch's start": (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -15,7 +15,7 @@ from ..errors import RunFileError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, recorded
 from ..frameworks.recommendation import TARGET_OF, Meaning, SettingLines, expresses
 from ..frameworks.run_file import Finding, Run
-from ..support import finite
+from ..support import finite, text_table
 from ..targets import TARGETS, Verdict
 from .console import beside, deliver, stderr, stdout
 
@@ -44,30 +44,30 @@ def report_on(file: Path, run: Run, findings: list[Finding]) -> RenderableType:
 
 
 def _settings(run: Run) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    rows = []
     for name, value in run.settings.items():
-        default = Text("--set" if name in run.overrides else "" if name in run.given else "default", style="dim")
-        table.add_row(Text(f"  {name}"), Text(_written(value)), default)
-    return table
+        source = "--set" if name in run.overrides else "" if name in run.given else "default"
+        rows.append((f"  {name}", _written(value), Text(source, style="dim")))
+    return text_table(rows, columns=3)
 
 
-def _finding(run: Run, found: Finding) -> list[RenderableType]:
-    part = found.part
+def _finding(run: Run, finding: Finding) -> list[RenderableType]:
+    part = finding.part
     parts: list[RenderableType] = [
         Text(f"KL in the {part.place}, β = {part.coefficient:g}", style="bold"),
-        Text(f"{part.loss}: {found.source}", style="dim"),
+        Text(f"{part.loss}: {finding.source}", style="dim"),
     ]
-    if part.caveat and found.verdict:  # it says how the loss was audited
+    if part.caveat and finding.verdict:  # it says how the loss was audited
         parts.append(Text(part.caveat))
-    if found.verdict:
-        parts.append(Text(f"Fresh samples: {_named(found.words, found.verdict)}"))
+    if finding.verdict:
+        parts.append(Text(f"Fresh samples: {_named(finding.words, finding.verdict)}"))
         if run.stale:
-            parts.append(Text(f"Stale samples: {_named(found.words_off_policy, found.verdict_off_policy)}"))
+            parts.append(Text(f"Stale samples: {_named(finding.words_off_policy, finding.verdict_off_policy)}"))
             parts += [Text(f"  stale here: {reason}", style="dim") for reason in run.stale]
         else:
             parts.append(Text("No setting of this run makes its samples stale."))
-    if found.advice or found.notes:
-        parts.append(Text(found.advice or f"Notes: {found.notes}."))
+    if finding.advice or finding.notes:
+        parts.append(Text(finding.advice or f"Notes: {finding.notes}."))
     return parts
 
 
@@ -116,14 +116,10 @@ def _version(run: Run) -> list[RenderableType]:
     return [Text(f"{more}. Defaults are those of {run.framework} {known.tested}.")]
 
 
-def _written(value: Any) -> str:
-    return (
-        {True: "true", False: "false", None: "null"}.get(value, str(value)) if not _is_number(value) else f"{value:g}"
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _written(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def json_of(file: Path, run: Run, findings: list[Finding]) -> str:
@@ -216,7 +212,7 @@ def command(
     """
     framework = framework and framework.lower()
     if config is not None:
-        _for_run(config, framework, trainer, _advise_settings(setting or []), json)
+        _for_run(config, framework, trainer, _parse_overrides(setting or []), json)
         return
     if setting:
         raise RunFileError("--config FILE with --set", "--set alone", "write klgrad advise --config FILE --set ...")
@@ -230,7 +226,7 @@ def command(
     _for_meaning(stdout(), framework, (divergence.value, level.value), off_policy)
 
 
-def _advise_settings(written: list[str]) -> dict[str, str]:
+def _parse_overrides(written: list[str]) -> dict[str, str]:
     for setting in written:
         if "=" not in setting.lstrip("="):
             raise RunFileError("--set NAME=VALUE", setting, "write --set beta=0.04, for example")
@@ -272,7 +268,8 @@ def _for_meaning(console: Console, framework: str, meaning: Meaning, off_policy:
     _tensors(console, framework)
     _print(console, f"Defaults: {_default(framework)}")
     known = FRAMEWORKS[framework]
-    _print(console, f"Checked on {framework} {known.tested}.{_other_version(known.installed, known.tested)}")
+    differs = "" if known.installed in (None, known.tested) else f" {known.installed} is installed, and may differ."
+    _print(console, f"Checked on {framework} {known.tested}.{differs}")
 
 
 def _default(framework: str) -> str:
@@ -281,13 +278,9 @@ def _default(framework: str) -> str:
     return default.settings + (f": {row[1]} on fresh samples; on stale ones {row[2]}." if row else ".")
 
 
-def _other_version(installed: str | None, tested: str) -> str:
-    return "" if installed in (None, tested) else f" {installed} is installed, and may differ."
-
-
 def _setting(console: Console, setting: SettingLines, why: str) -> None:
     _print(console, why)
-    _advise_lines(console, setting.lines)
+    _print_lines(console, setting.lines)
     on_policy, off_policy = map(in_words, setting.descends)
     _print(console, f"On-policy it {on_policy}; off-policy it {off_policy}.")
     if setting.note:
@@ -297,7 +290,7 @@ def _setting(console: Console, setting: SettingLines, why: str) -> None:
 
 
 def _code(console: Console, framework: str, meaning: Meaning, off_policy: bool) -> None:
-    _advise_lines(console, HOMES[framework].lines(meaning, off_policy))
+    _print_lines(console, HOMES[framework].lines(meaning, off_policy))
     _print(console, f"On-policy it {in_words(TARGET_OF[meaning])}.{BOUNDED if off_policy else ''}")
     console.print(Text(HOMES[framework].note))
 
@@ -306,10 +299,7 @@ def _tensors(console: Console, framework: str) -> None:
     """Print where the framework keeps the tensors that a `Rollout` takes."""
     home = HOMES[framework]
     _print(console, f"The tensors of a Rollout, in {home.scope}:")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for role, where in home.tensors.items():
-        table.add_row(Text(f"  {role}"), Text(where))
-    console.print(table)
+    console.print(text_table((f"  {role}", where) for role, where in home.tensors.items()))
 
 
 def _print(console: Console, text: str) -> None:
@@ -317,7 +307,7 @@ def _print(console: Console, text: str) -> None:
     console.print(Text(text))
 
 
-def _advise_lines(console: Console, lines: str) -> None:
+def _print_lines(console: Console, lines: str) -> None:
     """Print lines to copy, without wrapping."""
     console.print()
     console.print(Text(lines, style="cyan"), soft_wrap=True)

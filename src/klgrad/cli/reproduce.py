@@ -47,8 +47,8 @@ def measure(named: Sequence[Study], known: dict[str, Study], out: Path) -> str:
 
     experiments = [name for name, study in known.items() if study.experiment]
     if not named or any(study.experiment is None for study in named):
-        given = ", ".join(study.name for study in named if study.experiment is None) or "no name"
-        raise ExperimentError("with --run, names of experiments", given, f"choose from {', '.join(experiments)}")
+        others = ", ".join(study.name for study in named if study.experiment is None) or "no name"
+        raise ExperimentError("with --run, names of experiments", others, f"choose from {', '.join(experiments)}")
     benchmarks = CHECKOUT / "benchmarks"
     if not benchmarks.is_dir():
         raise ExperimentError("the scripts of benchmarks/", "an installed package without them", "run it in a checkout")
@@ -65,10 +65,10 @@ def commands(named: Sequence[Study], benchmarks: Path, model: str, folder: Path)
     """The calls of the experiments' scripts, in order."""
     for study in named:
         assert study.experiment is not None
-        own = ["--out", str(folder), "--runs", str(folder / study.name)]
+        folders = ["--out", str(folder), "--runs", str(folder / study.name)]
         for experiment in (study.experiment, *study.experiment.also):
             for part in experiment.parts or (None,):
-                yield [sys.executable, str(benchmarks / experiment.script), *([part] if part else []), model, *own]
+                yield [sys.executable, str(benchmarks / experiment.script), *([part] if part else []), model, *folders]
 
 
 def command(
@@ -133,19 +133,18 @@ def _run(chosen: list[Study], settings: Settings, out: Path, fresh: bool, jobs: 
     from ..papers import every_outcome
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     stopped = False
     console = stderr()
-    told = lambda: f"Reproducing: {len(found)} of {len(chosen)} done"
-    with bar(*columns, console=console) as progress, lines(console, told):
+    with bar(*columns, console=console) as progress, lines(console, lambda: f"{len(outcomes)} of {len(chosen)} done"):
         task = progress.add_task("Reproducing", total=len(chosen))
         try:
             for outcome in every_outcome(chosen, settings, out, fresh=fresh, jobs=jobs):
-                found[outcome.name] = outcome
+                outcomes[outcome.name] = outcome
                 progress.update(task, description=outcome.name, advance=1)
         except KeyboardInterrupt:
             stopped = True
-    return [found[study.name] for study in chosen if study.name in found], stopped
+    return [outcomes[study.name] for study in chosen if study.name in outcomes], stopped
 
 
 def _claims(chosen: list[Study]) -> Table:

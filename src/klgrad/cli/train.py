@@ -4,14 +4,14 @@ import argparse
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import MissingExtraError
+from ..support import Json, text_table
 from .console import INTERRUPTED, beside, deliver, stderr, stdout
 
 # The settings that `klgrad train --help` and `klgrad distill --help` show, in one line of 80 columns each.
@@ -20,7 +20,7 @@ from .console import INTERRUPTED, beside, deliver, stderr, stdout
 # and defaults with the parser. `--help-all` reads the parser.
 
 
-class Row(NamedTuple):
+class HelpRow(NamedTuple):
     """One setting.
 
     Attributes:
@@ -36,64 +36,64 @@ class Row(NamedTuple):
     in_distill: str = ""
 
 
-SECTIONS: dict[str, tuple[Row, ...]] = {
+SECTIONS: dict[str, tuple[HelpRow, ...]] = {
     "The command": (
-        Row("output_dir", "Folder of the run", "runs/train", "runs/distill"),
-        Row("quick", "Preset of a small run: about ten minutes on a CPU"),
-        Row("dry_run", "Print what would be trained, and exit"),
-        Row("resume", "Continue the run in output_dir"),
-        Row("overwrite", "Replace the run in output_dir"),
-        Row("weights_only", "Remove the checkpoints of a finished run"),
-        Row("num_processes", "More than 1 are started by accelerate", "1"),
-        Row("accelerate_config", "Configuration of accelerate to launch with"),
+        HelpRow("output_dir", "Folder of the run", "runs/train", "runs/distill"),
+        HelpRow("quick", "Preset of a small run: about ten minutes on a CPU"),
+        HelpRow("dry_run", "Print what would be trained, and exit"),
+        HelpRow("resume", "Continue the run in output_dir"),
+        HelpRow("overwrite", "Replace the run in output_dir"),
+        HelpRow("weights_only", "Remove the checkpoints of a finished run"),
+        HelpRow("num_processes", "More than 1 are started by accelerate", "1"),
+        HelpRow("accelerate_config", "Configuration of accelerate to launch with"),
     ),
     "Data and evaluation": (
-        Row("task", "Built-in task, or dataset with a `prompt` column", "arithmetic"),
-        Row("reward", "Reward functions, package.module:function or file.py:function"),
-        Row("eval_task", "What to evaluate on, if not held-out prompts"),
-        Row("eval_size", "Held-out prompts of each task", "64"),
-        Row("eval_every", "Updates between evaluations", "20"),
-        Row("eval_greedy", "Evaluate with greedy decoding"),
-        Row("dataset_split", "Split of the dataset to train on", "train"),
+        HelpRow("task", "Built-in task, or dataset with a `prompt` column", "arithmetic"),
+        HelpRow("reward", "Reward functions, package.module:function or file.py:function"),
+        HelpRow("eval_task", "What to evaluate on, if not held-out prompts"),
+        HelpRow("eval_size", "Held-out prompts of each task", "64"),
+        HelpRow("eval_every", "Updates between evaluations", "20"),
+        HelpRow("eval_greedy", "Evaluate with greedy decoding"),
+        HelpRow("dataset_split", "Split of the dataset to train on", "train"),
     ),
     "The model": (
-        Row("model", "Hub name or folder; NAME:20 keeps 20 layers", "smollm2", "smollm2:20"),
-        Row("teacher", "Distil from this model: it is the reference", "", "smollm2"),
-        Row("student_layers", "Layers of the model to keep"),
-        Row("dtype", "auto, bfloat16, float16 or float32", "float32"),
-        Row("use_peft", "Train adapters (LoRA) instead of all weights"),
+        HelpRow("model", "Hub name or folder; NAME:20 keeps 20 layers", "smollm2", "smollm2:20"),
+        HelpRow("teacher", "Distil from this model: it is the reference", "", "smollm2"),
+        HelpRow("student_layers", "Layers of the model to keep"),
+        HelpRow("dtype", "auto, bfloat16, float16 or float32", "float32"),
+        HelpRow("use_peft", "Train adapters (LoRA) instead of all weights"),
     ),
     "The KL": (
-        Row("kl_coef", "β, the weight of the KL", "0.02", "1.0"),
-        Row("kl_placement", "loss, advantage or reward", "loss"),
-        Row("kl_divergence", "reverse, KL(π‖ref), or forward, KL(ref‖π)", "reverse"),
-        Row("kl_level", "sequence, or token with the prefixes held fixed", "sequence"),
-        Row("kl_estimator", "k1, k1_k3, k3 (forward), or exact", "k1", "exact"),
-        Row("kl_discount", "Weight of later tokens, 0 to 1", "1.0", "0.0"),
-        Row("kl_baseline", "none or leave_one_out", "none"),
-        Row("kl_ratio", "Off-policy ratio: none, token, prefix or sequence", "none"),
-        Row("kl_ratio_bound", "truncate:MAX, clip:LOW:HIGH, mask:LOW:HIGH, none", "truncate:2"),
-        Row("kl_reduction", "policy: as loss_type; sequence: summed", "policy"),
-        Row("kl_top_k", "With exact: the reference's likeliest entries only"),
-        Row("kl_target", "Adapt β so that the KL stays near this value"),
-        Row("kl_cell", "A loss of klgrad.zoo instead of a declared KL"),
-        Row("rollout_lag", "Train on completions this many updates old", "0"),
+        HelpRow("kl_coef", "β, the weight of the KL", "0.02", "1.0"),
+        HelpRow("kl_placement", "loss, advantage or reward", "loss"),
+        HelpRow("kl_divergence", "reverse, KL(π‖ref), or forward, KL(ref‖π)", "reverse"),
+        HelpRow("kl_level", "sequence, or token with the prefixes held fixed", "sequence"),
+        HelpRow("kl_estimator", "k1, k1_k3, k3 (forward), or exact", "k1", "exact"),
+        HelpRow("kl_discount", "Weight of later tokens, 0 to 1", "1.0", "0.0"),
+        HelpRow("kl_baseline", "none or leave_one_out", "none"),
+        HelpRow("kl_ratio", "Off-policy ratio: none, token, prefix or sequence", "none"),
+        HelpRow("kl_ratio_bound", "truncate:MAX, clip:LOW:HIGH, mask:LOW:HIGH, none", "truncate:2"),
+        HelpRow("kl_reduction", "policy: as loss_type; sequence: summed", "policy"),
+        HelpRow("kl_top_k", "With exact: the reference's likeliest entries only"),
+        HelpRow("kl_target", "Adapt β so that the KL stays near this value"),
+        HelpRow("kl_cell", "A loss of klgrad.zoo instead of a declared KL"),
+        HelpRow("rollout_lag", "Train on completions this many updates old", "0"),
     ),
     "Training (settings of TRL)": (
-        Row("max_steps", "Updates; takes precedence over the epochs", "60", "320"),
-        Row("num_train_epochs", "Passes over the prompts", "3.0"),
-        Row("learning_rate", "Initial learning rate", "5e-06", "0.0006"),
-        Row("per_device_train_batch_size", "Completions in one forward pass", "64"),
-        Row("gradient_accumulation_steps", "Forward passes per update", "4"),
-        Row("num_generations", "Completions per prompt", "8", "2"),
-        Row("max_completion_length", "Longest completion, in tokens", "32"),
-        Row("temperature", "Of sampling", "1.0"),
-        Row("loss_type", "How the policy loss is averaged", "dapo"),
-        Row("num_iterations", "Updates on each batch of completions", "1", "8"),
-        Row("use_vllm", "Generate with vLLM"),
-        Row("report_to", "all, none, or names such as wandb", "none"),
-        Row("save_steps", "Updates between checkpoints", "50"),
-        Row("seed", "Of every random number", "42"),
+        HelpRow("max_steps", "Updates; takes precedence over the epochs", "60", "320"),
+        HelpRow("num_train_epochs", "Passes over the prompts", "3.0"),
+        HelpRow("learning_rate", "Initial learning rate", "5e-06", "0.0006"),
+        HelpRow("per_device_train_batch_size", "Completions in one forward pass", "64"),
+        HelpRow("gradient_accumulation_steps", "Forward passes per update", "4"),
+        HelpRow("num_generations", "Completions per prompt", "8", "2"),
+        HelpRow("max_completion_length", "Longest completion, in tokens", "32"),
+        HelpRow("temperature", "Of sampling", "1.0"),
+        HelpRow("loss_type", "How the policy loss is averaged", "dapo"),
+        HelpRow("num_iterations", "Updates on each batch of completions", "1", "8"),
+        HelpRow("use_vllm", "Generate with vLLM"),
+        HelpRow("report_to", "all, none, or names such as wandb", "none"),
+        HelpRow("save_steps", "Updates between checkpoints", "50"),
+        HelpRow("seed", "Of every random number", "42"),
     ),
 }
 
@@ -110,7 +110,7 @@ def rows(command: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 # The code shared by `klgrad train` and `klgrad distill`: parsing by TRL's parser, the help, and the exit status.
 
-SETTINGS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+SETTINGS: Json = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """For typer: leave every flag to TRL's parser."""
 
 USAGE = {
@@ -141,12 +141,12 @@ def train_or_distill(command: str, arguments: list[str]) -> None:
         stdout().print(_help_all(command))
         return
     from ..training.run import run
-    from ..training.settings import execute, needs_launch, processes, read, settings_of
+    from ..training.settings import launch, needs_launch, processes, read, settings_of
 
     parsed = read(command, arguments)
     if needs_launch(parsed):
-        execute(parsed, arguments)
-    settings = settings_of(parsed, processes(parsed) if parsed.values["dry_run"] else None)
+        launch(parsed, arguments)
+    settings = settings_of(parsed, processes(parsed) if parsed.run.dry_run else None)
     try:
         status = run(settings, stdout(), stderr())
     except KeyboardInterrupt:  # before training has begun, when there is nothing to save
@@ -191,7 +191,7 @@ def _head(command: str) -> list[RenderableType]:
 
 
 def _section(title: str, shown: list[tuple[str, str]]) -> list[RenderableType]:
-    return ["", Text(title, style="bold"), _table(shown)]
+    return ["", Text(title, style="bold"), text_table(shown)]
 
 
 def _sections(known: list[str]) -> dict[str, list[str]]:
@@ -199,18 +199,18 @@ def _sections(known: list[str]) -> dict[str, list[str]]:
     from ..trl import KLConfig
 
     placed = {*COMMAND, *MODEL, *TRAINING}
-    found = {
+    sections = {
         "The command": list(COMMAND),
         "Data and evaluation": [name for name in RunConfig.__dataclass_fields__ if name not in placed],
         "The model": list(MODEL),
         "The KL": [name for name in KLConfig.__annotations__ if name in known and name not in placed],
         "Training (settings of TRL)": list(TRAINING),
     }
-    shown = {name for names in found.values() for name in names}
-    return found | {"All other settings of TRL and transformers": sorted(set(known) - shown)}
+    shown = {name for names in sections.values() for name in names}
+    return sections | {"All other settings of TRL and transformers": sorted(set(known) - shown)}
 
 
-def _row(action: Any, defaults: dict[str, Any]) -> tuple[str, str]:
+def _row(action: argparse.Action, defaults: Json) -> tuple[str, str]:
     """A setting's flag, and its text with choices and default."""
     flag = min(action.option_strings, key=lambda s: ("-" in s.strip("-"), len(s)))
     text = " ".join((action.help or "").split())
@@ -220,32 +220,14 @@ def _row(action: Any, defaults: dict[str, Any]) -> tuple[str, str]:
     return flag, f"{text}{choices}{shown}"
 
 
-def _table(shown: list[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for flag, text in shown:
-        table.add_row(Text(flag), Text(text))
-    return table
-
-
-# `klgrad train`.
-
-
 def command(context: typer.Context) -> None:
     """Train a model on rewards with a declared KL term, using TRL."""
     train_or_distill("train", context.args)
 
 
-# `klgrad distill`.
-
-
 def distill_command(context: typer.Context) -> None:
     """Train a student towards its teacher, on the student's own completions, using TRL."""
     train_or_distill("distill", context.args)
-
-
-# `klgrad compare`.
 
 
 def compare_command(
@@ -257,6 +239,6 @@ def compare_command(
     """Compare runs of `klgrad train` and `klgrad distill`: a table, and a figure of rewards, KLs and lengths."""
     from ..training.figures import load, picture, table
 
-    console, found = beside(out), load(runs)
+    console, compared = beside(out), load(runs)
     kind = out.suffix.removeprefix(".").lower()
-    deliver(console, table(found), (out, lambda: picture(found, kind if kind in ("svg", "pdf") else "png")))
+    deliver(console, table(compared), (out, lambda: picture(compared, kind if kind in ("svg", "pdf") else "png")))

@@ -161,12 +161,12 @@ class Numbering:
         Returns:
             (B,) numbers from 0; equal identifiers have equal numbers, in this and all later calls.
         """
-        given = list(identifiers)
+        values = list(identifiers)
         seen: dict[int, int] = {}  # digest a long prompt once if many rows share the object
-        for i, x in enumerate(given):
+        for i, x in enumerate(values):
             if id(x) not in seen:
                 seen[id(x)] = self._known.setdefault(self._check(x, int(rows[i])), len(self._known))
-        return torch.tensor([seen[id(x)] for x in given], dtype=torch.int64)
+        return torch.tensor([seen[id(x)] for x in values], dtype=torch.int64)
 
     def _check(self, x: object, row: int) -> object:
         """The key of an identifier, after checks."""
@@ -258,14 +258,14 @@ class Chunk:
 
 
 def build(
-    rows: Tensor, unit: str, given: dict[str, Ragged], per_row: dict[str, Tensor], share: float, names: dict[str, str]
+    rows: Tensor, unit: str, tokens: dict[str, Ragged], per_row: dict[str, Tensor], share: float, names: dict[str, str]
 ) -> Chunk:
     """Check that all columns of a row have the same length, and remove the dead tokens.
 
     Args:
         rows: (B,) numbers of the rows in the file.
         unit: `row` or `line`.
-        given: role to values.
+        tokens: role to values.
         per_row: role to (B,) numbers of the completions' values.
         share: share of the file up to the end of these rows.
         names: role to the column's name in the file.
@@ -273,8 +273,8 @@ def build(
     Returns:
         The chunk.
     """
-    lengths = given["logp"].lengths
-    for role, column in given.items():
+    lengths = tokens["logp"].lengths
+    for role, column in tokens.items():
         if not torch.equal(column.lengths, lengths):
             i = int(torch.nonzero(column.lengths != lengths)[0])
             raise LogError(
@@ -282,8 +282,8 @@ def build(
                 f"{int(column.lengths[i])} and {int(lengths[i])} in {unit} {int(rows[i])}",
                 f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
             )
-    columns = {role: _clear_rounding(column.values) for role, column in given.items() if role in PER_TOKEN}
-    mask = given.get("mask")
+    columns = {role: _clear_rounding(column.values) for role, column in tokens.items() if role in PER_TOKEN}
+    mask = tokens.get("mask")
     if mask is not None:
         live = _to_bool(mask, rows, unit, names["mask"])
         mask = Ragged(live, lengths)
@@ -363,7 +363,8 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
     steps = torch.arange(max(1, int(lengths.max())))
     mask = steps < lengths[:, None]
     at = torch.where(mask, starts[index][:, None] + steps, 0)
-    padded = {role: _take(x, at) for role, x in chunk.columns.items()}
+    # Without a live token in the chunk there is nothing to take from.
+    padded = {role: x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype) for role, x in chunk.columns.items()}
     logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
     behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
     sampler = old if behavior is None else behavior
@@ -373,10 +374,6 @@ def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
         trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
     group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
     return PaddedBatch(rollout, trainer, group, by)
-
-
-def _take(x: Tensor, at: Tensor) -> Tensor:
-    return x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype)
 
 
 def _raise_with_place(chunk: Chunk) -> None:

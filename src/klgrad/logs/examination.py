@@ -70,8 +70,8 @@ def examine(
         Nothing to change in reference and KL term; whether trainer and sampler agree is unknown.
     """
     chosen = cell_of(cell or ASSUMED_CELL)
-    given = [path] if isinstance(path, Path) else list(path)
-    files, known = files_of(given), Known()
+    paths = [path] if isinstance(path, Path) else list(path)
+    files, known = files_of(paths), Known()
     wanted = {**(columns or {}), **({} if by is None else {"by": by})}
     logs: list[Log] = []
     for file in files:
@@ -91,7 +91,7 @@ def examine(
             f"{rows} row{'s' * (rows != 1)} without live tokens" if rows else f"{files[0]}, which has no rows",
             "check that the mask is 1 at the completion's tokens" if rows else "write the log again",
         )
-    report = sums.report(describe(given, files), list(known.get("by", {})))
+    report = sums.report(describe(paths, files), list(known.get("by", {})))
     return replace(report, cell_is_assumed=cell is None)
 
 
@@ -296,7 +296,12 @@ class PartSums:
         assert batch.by is not None  # the column was chosen
         for number in batch.by.unique().tolist():
             if number not in self._sums:
-                self._check_count()
+                if len(self._sums) >= MOST_LABELS:
+                    raise LogError(
+                        f"at most {MOST_LABELS:,} different values in `{self._name}`",
+                        "more",
+                        "choose a column with fewer values, such as the step",
+                    )
                 self._sums[number] = _SumsOfPart(self._has_old_policy)
             self._sums[number].add(batch, torch.nonzero(batch.by == number)[:, 0])
 
@@ -306,14 +311,6 @@ class PartSums:
         numeric = all(isinstance(part.label, int | float) for part in parts)
         value: Any = lambda part: part.label
         return sorted(parts, key=value) if numeric else parts
-
-    def _check_count(self) -> None:
-        if len(self._sums) >= MOST_LABELS:
-            raise LogError(
-                f"at most {MOST_LABELS:,} different values in `{self._name}`",
-                "more",
-                "choose a column with fewer values, such as the step",
-            )
 
 
 class _SumsOfPart:

@@ -283,6 +283,38 @@ def to_json(report: LogReport) -> str:
     return json.dumps(finite(report.to_dict()), indent=2, ensure_ascii=False) + "\n"
 
 
+# The quantities of a part of a log, and their figures
+
+
+class Quantity(NamedTuple):
+    """A quantity of each part: the title of its figure, the head of its column, its report and its name there."""
+
+    title: str
+    head: str
+    report: str
+    name: str
+
+
+QUANTITIES = (
+    Quantity("KL(π‖ref) by k3, nats per token", "KL(π‖ref) by k3, per token", "kl", "kl/reverse/k3/per_token"),
+    Quantity("KL(π‖ref) by k1, nats per completion", "by k1, per completion", "kl", "kl/reverse/k1/per_sequence"),
+    Quantity(
+        "KL(sampler‖trainer) by k3, nats per token",
+        "KL(sampler‖trainer) by k3, per token",
+        "mismatch",
+        "kl/mismatch/k3/per_token",
+    ),
+    Quantity(
+        "Effective sample size, share of the completions",
+        "effective sample size",
+        "mismatch",
+        "ratio/sequence/effective_sample_size",
+    ),
+)
+LENGTH = Quantity("Tokens per completion", "", "kl", "length/mean")
+"""The table has the mean length in a column of its own."""
+
+
 # The geometry of the figures of a log's page: quantities by the values of a column, in pixels.
 
 WIDTH, HEIGHT = 640.0, 220.0
@@ -336,24 +368,14 @@ def figures_of(parts: list[LogPart]) -> list[Figure]:
     """The figures of all quantities that the parts have; none if there are fewer than two parts, or no numbers."""
     if len(parts) < 2 or not all(isinstance(part.label, int | float) for part in parts):
         return []
-    curves = [(title, _points(parts, kind, name)) for title, kind, name in QUANTITIES]
+    curves = [(quantity.title, _points(parts, quantity)) for quantity in (*QUANTITIES, LENGTH)]
     return [_figure(title, points) for title, points in curves if points]
 
 
-QUANTITIES = (
-    ("KL(π‖ref) by k3, nats per token", "kl", "kl/reverse/k3/per_token"),
-    ("KL(π‖ref) by k1, nats per completion", "kl", "kl/reverse/k1/per_sequence"),
-    ("KL(sampler‖trainer) by k3, nats per token", "mismatch", "kl/mismatch/k3/per_token"),
-    ("Effective sample size, share of the completions", "mismatch", "ratio/sequence/effective_sample_size"),
-    ("Tokens per completion", "kl", "length/mean"),
-)
-"""Title, report and name of each quantity that is drawn."""
-
-
-def _points(parts: list[LogPart], kind: str, name: str) -> list[Point]:
-    points = []
+def _points(parts: list[LogPart], quantity: Quantity) -> list[Point]:
+    points, name = [], quantity.name
     for part in parts:
-        report = part.kl if kind == "kl" else part.mismatch
+        report = part.kl if quantity.report == "kl" else part.mismatch
         if report is None:
             continue
         x = float(part.label)  # pyright: ignore[reportArgumentType]  # `figures_of` has looked
@@ -384,7 +406,7 @@ def _figure(title: str, points: list[Point]) -> Figure:
         bars="".join(f"M{across(p.x):.1f} {cut(p.low):.1f}V{cut(p.high):.1f}" for p in points if p.high > p.low),
         dots=pixels,
         across=[AxisLabel(f"{across(x):.1f}", f"{x:g}") for x in sorted({min(xs), xs[len(xs) // 2], max(xs)})],
-        up=[AxisLabel(f"{up(y):.1f}", _short(y)) for y in _round_values(bottom, top)],
+        up=[AxisLabel(f"{up(y):.1f}", f"{y:.3g}".replace("-", "−")) for y in _round_values(bottom, top)],
     )
 
 
@@ -399,10 +421,6 @@ def _round_values(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-def _short(y: float) -> str:
-    return f"{y:.3g}".replace("-", "−")
 
 
 # The report on a log as one HTML page, with figures; it needs no network, no scripts and no fonts.
@@ -420,14 +438,6 @@ MEANINGS = {
     "kl/mismatch_of_trainer/k3": "KL(trainer‖sampler) by k3",
 }
 """What the estimates of both reports mean, in the order of the tables."""
-
-BY_PART = (
-    ("KL(π‖ref) by k3, per token", "kl", "kl/reverse/k3/per_token"),
-    ("by k1, per completion", "kl", "kl/reverse/k1/per_sequence"),
-    ("KL(sampler‖trainer) by k3, per token", "mismatch", "kl/mismatch/k3/per_token"),
-    ("effective sample size", "mismatch", "ratio/sequence/effective_sample_size"),
-)
-"""Head, report and name of the columns of the table of the parts, after value, completions and length."""
 
 
 def to_html(report: LogReport) -> str:
@@ -459,7 +469,12 @@ def estimate_rows(report: Report) -> list[list[str]]:
 
 def part_heads(report: LogReport) -> list[str]:
     """The heads of the table of the parts."""
-    return [report.columns.get("by", ""), "completions", "tokens each", *(head for head, _, _ in _columns_of(report))]
+    return [
+        report.columns.get("by", ""),
+        "completions",
+        "tokens each",
+        *(quantity.head for quantity in _quantities_of(report)),
+    ]
 
 
 def part_rows(report: LogReport) -> list[list[str]]:
@@ -470,13 +485,13 @@ def part_rows(report: LogReport) -> list[list[str]]:
         label = str(part.label)
         if len(label) > LONGEST_IDENTIFIER:  # JSON has it whole
             label = f"{label[: LONGEST_IDENTIFIER - 1]}…"
-        cells = [_cell(reports[kind], name) for _, kind, name in _columns_of(report)]
+        cells = [_cell(reports[quantity.report], quantity.name) for quantity in _quantities_of(report)]
         rows.append([label, f"{part.rows:,}", f"{part.tokens / part.rows:.4g}", *cells])
     return rows
 
 
-def _columns_of(report: LogReport) -> list[tuple[str, str, str]]:
-    return [column for column in BY_PART if column[1] == "kl" or report.mismatch is not None]
+def _quantities_of(report: LogReport) -> list[Quantity]:
+    return [quantity for quantity in QUANTITIES if quantity.report == "kl" or report.mismatch is not None]
 
 
 def _cell(report: Report | None, name: str) -> str:

@@ -71,8 +71,7 @@ class Padding:
 
     def add(self, chunk: Chunk) -> None:
         """Add a chunk without a mask."""
-        some = chunk.lengths > 0
-        last = (chunk.lengths.cumsum(0) - 1)[some]
+        last = (chunk.lengths.cumsum(0) - 1)[chunk.lengths > 0]
         zero = torch.ones(len(last), dtype=torch.bool)
         for x in chunk.columns.values():
             zero &= x[last] == 0
@@ -135,9 +134,8 @@ class Evidence:
         self._sample.add(torch.stack([seen.logp[live], seen.sampler_logp[live]]))
         if group is not None:
             self.grouped = True
-            some = live[:, 0]
             columns = (group, seen.logp[:, 0], seen.sampler_logp[:, 0])
-            self._first.add(torch.stack([x[some].double() for x in columns]))
+            self._first.add(torch.stack([x[live[:, 0]].double() for x in columns]))
 
     def tokens(self) -> tuple[Tensor, Tensor]:
         """Log-probs of trainer and sampler at a sample of the tokens, float64."""
@@ -263,8 +261,8 @@ def possible_temperatures(x: Tensor, y: Tensor) -> TemperatureRange:
         The range.
     """
     if len(x) > TOKENS:
-        some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:TOKENS]
-        x, y = x[some], y[some]
+        sample = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:TOKENS]
+        x, y = x[sample], y[sample]
     x = x.clamp(max=0)  # a trainer's float32 may be above 0 by its rounding
     square = (y - x).square()
     whole = float(square.sum())
@@ -614,8 +612,8 @@ def _find_rounding(case: MismatchCase, *, everything: bool = True) -> Cause | No
         small = case.d.abs() <= 1.01 * step * torch.maximum(case.x.abs(), case.y.abs()) + 1e-6
         within = float(small.double().mean())
         for side, values in (("sampler", case.y), ("trainer", case.x)):
-            some = values != 0
-            exact = float((values.to(dtype).double() == values)[some].double().mean()) if bool(some.any()) else 0.0
+            nonzero = values[values != 0]
+            exact = float((nonzero.to(dtype).double() == nonzero).double().mean()) if len(nonzero) else 0.0
             if exact < 0.99 or (everything and within < 0.99):
                 continue
             more = "" if everything else " Logits in half precision, which change a log-prob more, may be the rest."

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LogError, MissingExtraError
+from ..support import Json
 from .columns import PER_ROW, PER_TOKEN, Chunk, Known, Ragged, assign, build, numberings, suggest_other_column
 
 CHUNK_TOKENS = 2**20
@@ -66,7 +67,7 @@ class Log:
         tokens = 0
         for part in self.decode():
             # Numbered here, so that the texts of long prompts are not held.
-            per_row = {role: each.number(part.values[role], part.numbers) for role, each in labels.items()}
+            per_row = {role: labels[role].number(part.values[role], part.numbers) for role in labels}
             held.append((part._replace(values={}), per_row))
             tokens += len(part.tokens["logp"].values)
             if tokens >= chunk_tokens:
@@ -161,10 +162,10 @@ def _decode_parquet(pa: Any, path: Path, file: Any, names: dict[str, str]) -> It
             tokens = {
                 role: _lists(batch.column(name), name, numbers) for role, name in names.items() if role not in PER_ROW
             }
-            values = {role: _values(pa, batch.column(names[role]), names[role]) for role in PER_ROW if role in names}
+            values = {role: batch.column(names[role]).to_pylist() for role in PER_ROW if role in names}
             done += batch.num_rows
             yield DecodedRows(numbers, tokens, values, done / max(rows, 1))
-    except (pa.ArrowException, OSError, UnicodeError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise LogError(
             f"a complete Parquet file of {rows} rows", f"{path}: {_first_line(error)} after row {done}", REWRITE
         ) from error
@@ -188,21 +189,6 @@ def _lists(column: Any, name: str, rows: Tensor) -> Ragged:
     return Ragged(torch.from_numpy(values if values.flags.writeable else values.copy()), lengths)
 
 
-def _values(pa: Any, column: Any, name: str) -> list[object]:
-    """The values of a column of any type. Dates and times become numbers, since Python's dates end in the year 9999."""
-    kind = column.type
-    if pa.types.is_temporal(kind) and kind.bit_width in (32, 64):
-        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
-    try:
-        return column.to_pylist()
-    except (ValueError, OverflowError) as error:
-        raise LogError(
-            f"prompts in `{name}` that Python can represent",
-            f"a column of {kind}: {_first_line(error)}",
-            "log a number or a text, or leave the column out with --column group=",
-        ) from error
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
 
@@ -218,7 +204,7 @@ def _open_jsonl(path: Path, chosen: dict[str, str]) -> Log:
     return Log(names, "line", lambda: _decode_jsonl(path, names))
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
+def _records(path: Path) -> Iterator[tuple[int, Json, int]]:
     """The number and the object of each line that is not blank, and the number of bytes up to its end."""
     done = 0
     with path.open("rb") as lines:
@@ -259,7 +245,7 @@ def _decode_jsonl(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
         yield DecodedRows(torch.tensor([number for number, _, _ in part]), tokens, values, part[-1][2] / size)
 
 
-def _entry(record: dict[str, Any], role: str, name: str, number: int) -> Any:
+def _entry(record: Json, role: str, name: str, number: int) -> Any:
     """A value of a line: a tensor if it has one number per token."""
     if name not in record:
         raise LogError(
@@ -365,21 +351,21 @@ READERS = {".parquet": _open_parquet, ".jsonl": _open_jsonl, ".ndjson": _open_js
 # The files that a user names: single ones, folders and patterns.
 
 
-def files_of(given: Sequence[Path]) -> list[Path]:
+def files_of(names: Sequence[Path]) -> list[Path]:
     """The log files, in the order in which they were named, those of a folder or a pattern by name; each once.
 
     Args:
-        given: files, folders (all log files directly in them) and patterns with `*`, `?` or `[...]`.
+        names: files, folders (all log files directly in them) and patterns with `*`, `?` or `[...]`.
     """
-    return list(dict.fromkeys(path for each in given for path in _expand(each)))
+    return list(dict.fromkeys(path for name in names for path in _expand(name)))
 
 
-def describe(given: Sequence[Path], files: Sequence[Path]) -> str:
+def describe(names: Sequence[Path], files: Sequence[Path]) -> str:
     """What was read, for the head of a report."""
     count = f"{len(files)} file{'s' * (len(files) != 1)}"
-    if len(given) == 1:
-        return str(given[0]) + (f" ({count})" if list(files) != list(given) else "")
-    return f"{given[0]} and {len(given) - 1} more ({count})"
+    if len(names) == 1:
+        return str(names[0]) + (f" ({count})" if list(files) != list(names) else "")
+    return f"{names[0]} and {len(names) - 1} more ({count})"
 
 
 def _expand(path: Path) -> list[Path]:

@@ -5,12 +5,13 @@ from typing import Any
 
 from ..errors import SettingError
 from ..models import EMBEDDED, layer_count, resolve
+from ..support import Json
 from ..trl.contract import avoid_cudnn_attention
 from ..trl.kl_trainer import check_prompts
 from .checkpoint import RunTrainer
-from .data import Data, checked, data_of, probe, reward_count
+from .data import Data, Reward, checked, data_of, probe, reward_count
 from .evaluate import Evaluator
-from .settings import Settings
+from .settings import RunSettings
 
 DROPPED = 3
 """The default student lacks one in this many layers of its teacher."""
@@ -31,13 +32,13 @@ class Models:
 
     name: str
     path: str
-    load_options: dict[str, Any]
+    load_options: Json
     reference_name: str
     reference: str
-    reference_options: dict[str, Any]
+    reference_options: Json
 
 
-def models_of(settings: Settings) -> Models:
+def models_of(settings: RunSettings) -> Models:
     """Find both models, without loading their weights."""
     run, training, policy = settings.run, settings.training, settings.policy
     _check(settings)
@@ -66,7 +67,7 @@ def _with_layers(name: str, layers: int | None) -> str:
     return name if layers is None else f"{name} with {layers} layers"
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: RunSettings) -> None:
     training, policy = settings.training, settings.policy
     if training.teacher is not None and policy.use_peft:
         raise SettingError(
@@ -89,7 +90,7 @@ def _check(settings: Settings) -> None:
         raise SettingError("complete checkpoints", "save_only_model=True", "leave it out: --resume needs the optimizer")
 
 
-def _check_rewards(settings: Settings) -> None:
+def _check_rewards(settings: RunSettings) -> None:
     """Check that there is a reward to train with, and one weight for each."""
     count, weights = reward_count(settings.run), settings.training.reward_weights
     if not settings.rewarded:
@@ -108,7 +109,7 @@ def _check_rewards(settings: Settings) -> None:
         )
 
 
-def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
+def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]:
     """Load models and data, and call each reward function once.
 
     Returns:
@@ -127,9 +128,7 @@ def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
     check_prompts(training, len(data.train))
     rewards = [checked(reward) for reward in data.rewards]
     probe(data.rewards, data.train[0])
-    trained = (
-        rewards if settings.rewarded else []
-    )  # a distillation may be evaluated by rewards that it does not train on
+    trained = rewards if settings.rewarded else []  # a distillation may be evaluated by rewards it is not trained on
     weights = list(training.reward_weights or [1.0] * len(rewards))
     trainer = _trainer(settings, models, tokenizer, data, trained)
     trainer.remove_callback(PrinterCallback)
@@ -137,7 +136,7 @@ def build(settings: Settings, models: Models) -> tuple[RunTrainer, Evaluator]:
     return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, settings.run.eval_greedy)
 
 
-def _trainer(settings: Settings, models: Models, tokenizer: Any, data: Data, rewards: list[Any]) -> RunTrainer:
+def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, rewards: list[Reward]) -> RunTrainer:
     from trl.trainer.utils import get_peft_config, get_quantization_config
 
     training, policy = settings.training, settings.policy

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -21,15 +20,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from ..support import Json
 from ..trl.state_files import load_state, state_of
 from . import libraries, run_folder
 from .checkpoint import RunTrainer, is_complete, step_of
 from .evaluate import Evaluator
 from .report import format_estimate, formula, objective, scaling, score
 from .run_folder import History, evaluations, in_updates, kl_of, length_of
-from .settings import Settings
+from .settings import RunSettings
 
 # Stop a run by Ctrl-C or SIGTERM after the current update, with a checkpoint.
 
@@ -64,60 +64,53 @@ class Stopping(TrainerCallback):
         self.received, self._when = number, time.monotonic()
         self.say("Stopping after this update; press Ctrl-C again to stop at once.")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Save and stop if any process has received a signal."""
         stop, accelerator = self.received is not None, self.trainer.accelerator
         if accelerator.num_processes > 1:  # they receive signals at different moments, and stop at the same update
-            counted: Any = accelerator.reduce(torch.tensor(float(stop), device=accelerator.device))
-            stop = bool(counted > 0)
+            stop = bool(accelerator.reduce(torch.tensor(float(stop), device=accelerator.device)) > 0)  # pyright: ignore
         if stop:
             control.should_save = control.should_training_stop = True
-        return control
 
 
-# Write a run's files only after the first update of a new process.
+# Take over new settings only after the first update of a new process.
 #
-# Until then a setting, a model or a reward function may turn out to be unusable. A run that was in the folder must then
-# be unchanged.
+# Until then a setting, a model or a reward function may turn out to be unusable. A run that is resumed must then be
+# unchanged, and a new one must leave nothing.
 
 
 class RunCommit(TrainerCallback):
     """Main process only: after the first update, write `run.json` and cut the history."""
 
-    def __init__(self, settings: Settings, history: History, checkpoint: Path | None) -> None:
+    def __init__(self, settings: RunSettings, history: History, checkpoint: Path | None) -> None:
         self.settings, self.history, self.checkpoint = settings, history, checkpoint
         self.folder = history.path.parent
-        self._wrote = self._done = False
+        self._is_new = self._done = False
 
     def begin(self) -> None:
-        """Before training: hold the history in memory, and set an old run aside if a new one starts."""
-        self.history.hold()
+        """Before training, if it starts from the beginning: delete what `--overwrite` replaces, write `run.json`."""
         if self.checkpoint is not None:
             return
-        run_folder.set_aside(self.folder, keep=(run_folder.RUN,) if self.settings.run.resume else ())
+        run_folder.delete_run(self.folder, keep=(run_folder.RUN,) if self.settings.run.resume else ())
         if not (self.folder / run_folder.RUN).exists():  # so that --resume works after a kill before the first update
             self._write_run()
-            self._wrote = True
+            self._is_new = True
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         """After the first update, before it is logged or saved."""
         if not self._done:
             self._done = True
             self.cut_history()
             self._write_run()
-            run_folder.drop_replaced(self.folder)
 
     def cut_history(self) -> None:
         """Cut the history at the checkpoint."""
-        self.history.release(0 if self.checkpoint is None else step_of(self.checkpoint))
+        self.history.cut(0 if self.checkpoint is None else step_of(self.checkpoint))
 
     def rollback(self) -> None:
-        """After a failure before the first update: remove what was written, and restore the old run."""
-        if self._done:
-            return
-        if self._wrote:
-            (self.folder / run_folder.RUN).unlink(missing_ok=True)
-        run_folder.put_back(self.folder)
+        """After a failure before the first update: a new run leaves nothing."""
+        if self._is_new and not self._done:
+            run_folder.delete_run(self.folder)
 
     def _write_run(self) -> None:
         lines = {"objective": objective, "term": formula, "scaling": scaling}
@@ -134,25 +127,25 @@ class CrashCheckpoint(TrainerCallback):
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
         self.began = False
-        self._known: dict[str, Any] | None = None
+        self._snapshot: Json | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Take the first snapshot."""
         self.began = True
         self.trainer.restore_logged()
         self.note()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_pre_optimizer_step(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Discard the snapshot: until the step ends, the weights match neither the old nor the new state."""
-        self._known = None
+        self._snapshot = None
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         """Take the next one. `note` is called again after logging, so that no metric is logged twice."""
         self.note()
 
     def note(self) -> None:
         """Take a snapshot of everything but weights and optimizer, which change only at the end of the next step."""
-        self._known = {"rng": libraries.rng_states(), "state": state_of(self.trainer.checkpointed)}
+        self._snapshot = {"rng": libraries.rng_states(), "state": state_of(self.trainer.checkpointed)}
 
     def save(self) -> bool:
         """Write a checkpoint from the snapshot.
@@ -160,14 +153,14 @@ class CrashCheckpoint(TrainerCallback):
         Returns:
             Whether there is a checkpoint of the last complete update; False if it cannot be written.
         """
-        t, known = self.trainer, self._known
-        if known is None or t.accelerator.num_processes > 1 or t.state.global_step == 0:
+        t, snapshot = self.trainer, self._snapshot
+        if snapshot is None or t.accelerator.num_processes > 1 or t.state.global_step == 0:
             return False
         folder = t.folder / f"checkpoint-{t.state.global_step}"
         if is_complete(folder):
             return True
-        load_state(t.checkpointed, known["state"])
-        libraries.set_rng_states(known["rng"])
+        load_state(t.checkpointed, snapshot["state"])
+        libraries.set_rng_states(snapshot["rng"])
         t.save_checkpoint()
         return True
 
@@ -210,13 +203,13 @@ class Recorder(TrainerCallback):
         self._started = self._said = time.monotonic()
         self._evaluated = self._last_evaluated(since)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Evaluate before training, unless a resumed run has that evaluation."""
         self.bar.update(self.task, total=state.max_steps, completed=state.global_step)
         self.evaluate_if_due(state.global_step, is_last=state.global_step >= state.max_steps)
         self._say(f"training: {state.global_step} of {in_updates(state.max_steps)} made")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         """Update the bar."""
         self.bar.update(self.task, completed=state.global_step)
 
@@ -231,7 +224,7 @@ class Recorder(TrainerCallback):
         if due and self._evaluated != step:
             self._evaluate(step)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(self, args: object, state: TrainerState, control: object, logs: Json | None = None, **_: object) -> None:
         """Append a row to the history; print a line where the console shows no bar."""
         if not self.main or not logs or "train_runtime" in logs:  # the last log concerns the whole run
             return
@@ -247,8 +240,8 @@ class Recorder(TrainerCallback):
     def _last_evaluated(self, since: int) -> int | None:
         """The last evaluated step in the history, as the main process reads it, so that all processes agree."""
         steps = [row["step"] for row in evaluations(self.history.rows()) if row["step"] <= since] if self.main else []
-        found: list[Any] = [max(steps, default=None)]
-        return (broadcast_object_list(found) if self.trainer.accelerator.num_processes > 1 else found)[0]
+        last = [max(steps, default=None)]
+        return (broadcast_object_list(last) if self.trainer.accelerator.num_processes > 1 else last)[0]
 
     def _say(self, line: str) -> None:
         """Print a line where the console shows no bar."""
@@ -259,7 +252,7 @@ class Recorder(TrainerCallback):
     def _advance(self, task: TaskID, prompts: int) -> None:
         self.bar.advance(task, prompts)
         if time.monotonic() - self._said > SILENCE:
-            shown = next(each for each in self.bar.tasks if each.id == task)
+            shown = next(bar for bar in self.bar.tasks if bar.id == task)
             self._say(f"evaluated {shown.completed:.0f} of {shown.total:.0f} held-out prompts")
 
     def _evaluate(self, step: int) -> None:
@@ -268,16 +261,16 @@ class Recorder(TrainerCallback):
         task = self.bar.add_task("Evaluating", total=self.evaluator.count)
         try:
             self._say(f"evaluating {self.evaluator.count} held-out prompts")
-            found = self.evaluator(self.trainer, lambda prompts: self._advance(task, prompts))
+            evaluation = self.evaluator(self.trainer, lambda prompts: self._advance(task, prompts))
         finally:
             self.bar.remove_task(task)
         self._evaluated = step
         if self.main:
-            self.history.append({"step": step, EVALUATED: found})
-            self.console.print(Text.assemble((f"after {in_updates(step)}", "bold"), f"  {evaluation_line(found)}"))
+            self.history.append({"step": step, EVALUATED: evaluation})
+            self.console.print(Text.assemble((f"after {in_updates(step)}", "bold"), f"  {evaluation_line(evaluation)}"))
 
 
-def update_line(row: dict[str, Any]) -> str:
+def update_line(row: Json) -> str:
     """An update in one line: reward, KL and length."""
     parts = []
     if row.get("task_reward") is not None:
@@ -289,10 +282,10 @@ def update_line(row: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def evaluation_line(found: dict[str, Any]) -> str:
+def evaluation_line(evaluation: Json) -> str:
     """An evaluation in one line: rewards by domain, and the KL."""
     names = {"in": "in-domain", "out": "out-of-domain"}
-    parts = [f"{names[d]} {score(x)}" for d, x in found["domains"].items()]
-    if found["kl"] is not None:
-        parts.append(f"KL {format_estimate(found['kl']['per_token'])} nats per token")
+    parts = [f"{names[d]} {score(x)}" for d, x in evaluation["domains"].items()]
+    if evaluation["kl"] is not None:
+        parts.append(f"KL {format_estimate(evaluation['kl']['per_token'])} nats per token")
     return "  ".join(parts)

@@ -214,8 +214,8 @@ class RunTrainer(KLTrainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        for each in self.after_update:
-            each()
+        for action in self.after_update:
+            action()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = checkpoint_folder(self, trial)

@@ -11,11 +11,11 @@ import random
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..audit.subject import find
 from ..errors import (
@@ -27,6 +27,12 @@ from ..errors import (
     SettingError,
     UnknownNameError,
 )
+from ..support import Json
+from .settings import RunConfig
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import TrainerState
 
 # Prompts to evaluate on.
 
@@ -37,18 +43,22 @@ class EvaluationSet:
 
     name: str
     domain: str
-    rows: list[dict[str, Any]]
+    rows: list[Json]
 
 
-Made = tuple[list[dict[str, Any]], list[EvaluationSet], list[Callable[..., Any]]]
+Reward = Callable[..., Any]
+"""Called by keyword, as TRL does: a number for each completion, or a coroutine of them."""
+
+Completion = str | list[Json]
+"""A text, or the messages of a chat."""
+
+Sources = tuple[list[Json], list[EvaluationSet], list[Reward]]
 """Rows to train on, sets to evaluate on, and the rewards that judge both."""
 
 
 # Reward functions as TRL calls them: loaded by name, called once before training, checked for finite numbers.
 #
 # `correct` is the reward of the built-in arithmetic tasks.
-
-Reward = Callable[..., Any]
 
 LEFT_OUT = ("prompt", "completion", "completion_ids")
 """Columns of a dataset that TRL does not pass to reward functions."""
@@ -61,7 +71,7 @@ WHOLE = re.compile(r"(?<![\w.])-?\d[\d,]*(?!\.?\d)")
 """An integer that is not a part of a word or of a decimal number."""
 
 
-def text_of(completion: Any) -> str:
+def text_of(completion: Completion) -> str:
     """The text of a completion: a string, or the content of the last message of a chat."""
     if isinstance(completion, str):
         return completion
@@ -79,13 +89,12 @@ def integer_in(text: str) -> int | None:
         12
     """
     for pattern in (BOXED, MARKED, WHOLE):
-        found = pattern.findall(text.replace("\u2212", "-"))
-        if found:
-            return int(found[-1].replace(",", ""))
+        if integers := pattern.findall(text.replace("\u2212", "-")):
+            return int(integers[-1].replace(",", ""))
     return None
 
 
-def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+def correct(completions: list[Completion], answer: list[str], **_: object) -> list[float]:
     """Reward 1 for the right integer and 0 otherwise.
 
     Example:
@@ -98,12 +107,12 @@ def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
 def load_reward(spec: str) -> Reward:
     """Import `package.module:function` or `path/to/file.py:function`."""
     try:
-        found = find(spec)
+        reward = find(spec)
     except LossImportError as error:
         raise RewardError(error.expected, error.received, error.remedy) from error
-    if not callable(found):
-        raise RewardError("a reward function", f"{spec}, a {type(found).__name__}", "name a function")
-    return found
+    if not callable(reward):
+        raise RewardError("a reward function", f"{spec}, a {type(reward).__name__}", "name a function")
+    return reward
 
 
 def checked(reward: Reward) -> Reward:
@@ -124,17 +133,17 @@ def checked(reward: Reward) -> Reward:
                 "the dataset's columns by keyword",
             ) from error
 
-    async def deferred(**given: Any) -> list[float | None]:
+    async def deferred(**named: Any) -> list[float | None]:
         with explained():
-            return _numbers(name, await reward(**given), given)
+            return _numbers(name, await reward(**named), named["completions"])
 
-    def immediate(**given: Any) -> list[float | None]:
+    def immediate(**named: Any) -> list[float | None]:
         with explained():
-            return _numbers(name, reward(**given), given)
+            return _numbers(name, reward(**named), named["completions"])
 
-    found = deferred if inspect.iscoroutinefunction(reward) else immediate
-    found.__name__ = name  # TRL logs `rewards/<name>/mean`; an object with a __call__ may have no name
-    return found
+    wrapped = deferred if inspect.iscoroutinefunction(reward) else immediate
+    wrapped.__name__ = name  # TRL logs `rewards/<name>/mean`; an object with a __call__ may have no name
+    return wrapped
 
 
 def name_of(reward: Reward) -> str:
@@ -142,26 +151,26 @@ def name_of(reward: Reward) -> str:
     return getattr(reward, "__name__", type(reward).__name__)
 
 
-def values_of(reward: Reward, arguments: dict[str, Any]) -> list[float | None]:
+def values_of(reward: Reward, arguments: Json) -> list[float | None]:
     """Call a reward function outside of TRL's own loop, and wait for it if it is asynchronous."""
-    found = reward(**arguments)
-    return asyncio.run(found) if inspect.iscoroutine(found) else found
+    values = reward(**arguments)
+    return asyncio.run(values) if inspect.iscoroutine(values) else values
 
 
-def _numbers(name: str, values: Any, given: dict[str, Any]) -> list[float | None]:
+def _numbers(name: str, values: Iterable[Any], completions: list[Completion]) -> list[float | None]:
     """Convert to floats; None, which means "not applicable" in TRL, is kept."""
-    found, completions = [None if value is None else float(value) for value in values], given["completions"]
-    if len(found) != len(completions):
+    numbers = [None if value is None else float(value) for value in values]
+    if len(numbers) != len(completions):
         remedy = "return one number per completion, in their order"
-        raise RewardError(f"{len(completions)} rewards of {name!r}", f"{len(found)}", remedy)
-    for value, completion in zip(found, completions, strict=True):
+        raise RewardError(f"{len(completions)} rewards of {name!r}", f"{len(numbers)}", remedy)
+    for value, completion in zip(numbers, completions, strict=True):
         if value is not None and not math.isfinite(value):
             received = f"{value} for {str(completion)[:80]!r}"
             raise RewardError(f"a finite reward of {name!r}", received, "return 0, or None to leave it out")
-    return found
+    return numbers
 
 
-def probe(rewards: list[Reward], row: dict[str, Any]) -> None:
+def probe(rewards: list[Reward], row: Json) -> None:
     """Call each function once on a made-up completion of a real prompt, to find errors before training."""
     from transformers import TrainerState
 
@@ -170,7 +179,7 @@ def probe(rewards: list[Reward], row: dict[str, Any]) -> None:
         values_of(checked(reward), arguments([row], [completion], [[0]], TrainerState()))
 
 
-def arguments(rows: list[dict[str, Any]], completions: list[Any], ids: list[list[int]], state: Any) -> dict[str, Any]:
+def arguments(rows: list[Json], completions: list[Completion], ids: list[list[int]], state: "TrainerState") -> Json:
     """The keyword arguments with which TRL calls a reward function: its own, and the dataset's columns."""
     return {
         **{name: [row[name] for row in rows] for name in rows[0] if name not in LEFT_OUT},
@@ -185,7 +194,6 @@ def arguments(rows: list[dict[str, Any]], completions: list[Any], ids: list[list
 
 # Which prompts are kept for evaluation. The choice depends on their text alone, so none is also trained on.
 
-Row = dict[str, Any]
 HELD_OUT = 5
 """At most one prompt in this many is kept for evaluation."""
 
@@ -195,21 +203,21 @@ def text_hash(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def key(row: Row) -> str:
+def key(row: Json) -> str:
     """The prompt as text: rows with equal keys have the same prompt."""
     prompt = row["prompt"]
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
 
 
-def distinct(rows: list[Row], size: int) -> list[Row]:
+def distinct(rows: list[Json], size: int) -> list[Json]:
     """The first rows of up to `size` different prompts."""
-    found: dict[str, Row] = {}
+    first: dict[str, Json] = {}
     for row in rows:
-        found.setdefault(key(row), row)
-    return list(found.values())[:size]
+        first.setdefault(key(row), row)
+    return list(first.values())[:size]
 
 
-def split(rows: list[Row], size: int, part: int = HELD_OUT) -> tuple[list[Row], list[Row]]:
+def split(rows: list[Json], size: int, part: int = HELD_OUT) -> tuple[list[Json], list[Json]]:
     """Split into rows to train on and up to `size` different prompts to evaluate on, those with the smallest hashes.
 
     It does not depend on the order of the rows or on a seed. At most one in `part` different prompts is held out.
@@ -220,14 +228,14 @@ def split(rows: list[Row], size: int, part: int = HELD_OUT) -> tuple[list[Row], 
     return [row for row in rows if key(row) not in kept], held_out
 
 
-def without(rows: list[Row], evaluated: list[Row]) -> list[Row]:
+def without(rows: list[Json], evaluated: list[Json]) -> list[Json]:
     """Drop the rows whose prompts are evaluated on, and warn about how many these are."""
     known = {key(row) for row in evaluated}
-    found = [row for row in rows if key(row) not in known]
-    if len(found) < len(rows):
-        count = f"{len(rows) - len(found)} of {len(rows)} training rows"
+    others = [row for row in rows if key(row) not in known]
+    if len(others) < len(rows):
+        count = f"{len(rows) - len(others)} of {len(rows)} training rows"
         warnings.warn(f"{count} have prompts that are evaluated on and are left out", stacklevel=2)
-    return found
+    return others
 
 
 # A dataset of prompts: a file, a folder or one of the hub, with a column `prompt`.
@@ -240,7 +248,7 @@ def is_dataset(name: str) -> bool:
     return Path(name).suffix in FORMATS or "/" in name
 
 
-def from_dataset(settings: Any, names: list[str], evaluated: list[str] | None, seed: int) -> Made:
+def from_dataset(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
     """Read a dataset, and split it unless another one is given to evaluate on. Its rewards come from `--reward`."""
     if len(names) > 1:
         raise SettingError("one dataset to train on", ", ".join(names), "put the prompts into one file")
@@ -275,16 +283,16 @@ def _is_file(name: str) -> bool:
     return Path(name).suffix in FORMATS
 
 
-def _rows_of(name: str, config: str | None, split_name: str) -> list[dict[str, Any]]:
+def _rows_of(name: str, config: str | None, split_name: str) -> list[Json]:
     from datasets import load_dataset
 
     if _is_file(name) and not Path(name).is_file():
         raise DataError("an existing file of prompts", name, "check the path; it is relative to the current folder")
     try:
         if _is_file(name):
-            found = load_dataset(FORMATS[Path(name).suffix], data_files=glob.escape(name), split="train")
+            dataset = load_dataset(FORMATS[Path(name).suffix], data_files=glob.escape(name), split="train")
         else:
-            found = load_dataset(name, config, split=split_name)
+            dataset = load_dataset(name, config, split=split_name)
     except Exception as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
@@ -292,14 +300,14 @@ def _rows_of(name: str, config: str | None, split_name: str) -> list[dict[str, A
             f"{name}: {detail}",
             "give a path that can be read; the hub needs a network, and perhaps `dataset_config` and `dataset_split`",
         ) from error
-    columns = list(found.column_names)
+    columns = list(dataset.column_names)
     if taken := [column for column in columns if column in TAKEN]:
         expected = f"columns with other names than {', '.join(TAKEN)}, which TRL passes to reward functions itself"
         raise DataError(expected, f"{name} with {', '.join(taken)}", "rename the column")
     if "prompt" not in columns:
         received = f"{name} with {', '.join(columns) or 'none'}"
         raise DataError("a column `prompt`", received, "rename the column that has the prompts")
-    return [dict(row) for row in found]
+    return [dict(row) for row in dataset]
 
 
 # Tasks of reasoning-gym by name, each scored by its own verifier.
@@ -307,15 +315,15 @@ def _rows_of(name: str, config: str | None, split_name: str) -> list[dict[str, A
 GYM = "reasoning-gym:"
 
 
-def from_gym(settings: Any, names: list[str], evaluated: list[str] | None, seed: int) -> Made:
+def from_gym(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
     """Generate questions to train on; evaluate on held-out ones of the same tasks, or on the tasks in `evaluated`."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise MissingExtraError("reasoning-gym", "no such package", "pip install 'klgrad[gym]'")
     gym: Any = importlib.import_module("reasoning_gym")
     known = importlib.import_module("reasoning_gym.factory").DATASETS
-    scorers: dict[str, Any] = {}
+    scorers: Json = {}
 
-    def entries(name: str, size: int) -> list[dict[str, Any]]:
+    def entries(name: str, size: int) -> list[Json]:
         if name not in known:
             raise UnknownNameError("task of reasoning-gym", name, known)
         scorers[name] = gym.create_dataset(name, seed=seed, size=size)
@@ -324,8 +332,8 @@ def from_gym(settings: Any, names: list[str], evaluated: list[str] | None, seed:
             for i, e in enumerate(scorers[name])
         ]
 
-    rows: list[dict[str, Any]] = []
-    held_out: dict[str, list[dict[str, Any]]] = {}
+    rows: list[Json] = []
+    held_out: dict[str, list[Json]] = {}
     trained = [name.removeprefix(GYM) for name in dict.fromkeys(names)]
     for name in trained:
         more, held_out[name] = split(
@@ -336,11 +344,11 @@ def from_gym(settings: Any, names: list[str], evaluated: list[str] | None, seed:
     others = {name: entries(name, settings.eval_size) for name in wanted if name not in trained}
     sets = [EvaluationSet(n, "out" if n in others else "in", {**held_out, **others}[n]) for n in wanted]
 
-    def solved(completions: list[Any], task: list[str], entry: list[int], **_: Any) -> list[float]:
+    def solved(completions: list[Completion], task: list[str], entry: list[int], **_: object) -> list[float]:
         """Score the text between answer tags, or all of it, with the task's verifier."""
         answers = [_tagged(text_of(completion)) for completion in completions]
-        found = zip(answers, task, entry, strict=True)
-        return [float(scorers[t].score_answer(answer, scorers[t][i])) for answer, t, i in found]
+        entries = zip(answers, task, entry, strict=True)
+        return [float(scorers[t].score_answer(answer, scorers[t][i])) for answer, t, i in entries]
 
     return rows, sets, [solved]
 
@@ -440,34 +448,34 @@ ARITHMETIC = "arithmetic"
 
 def tasks_of(names: list[str]) -> list[Task]:
     """Look tasks up by name. `arithmetic` stands for those that are trained by default."""
-    found: list[Task] = []
+    tasks: list[Task] = []
     for name in names:
         if name == ARITHMETIC:
-            found += [task for task in TASKS.values() if task.use == "train"]
+            tasks += [task for task in TASKS.values() if task.use == "train"]
         elif name in TASKS:
-            found.append(TASKS[name])
+            tasks.append(TASKS[name])
         else:
             raise UnknownNameError("task", name, [*TASKS, ARITHMETIC, "reasoning-gym:NAME", "FILE.jsonl"])
-    return found
+    return tasks
 
 
-def training_rows(tasks: list[Task], size: int, digits: int, seed: int) -> list[dict[str, Any]]:
+def training_rows(tasks: list[Task], size: int, digits: int, seed: int) -> list[Json]:
     """Draw `size` questions that are not held out, from the tasks in turn. Questions of small tasks repeat."""
     _check_digits(digits)
     streams = [_questions(task, digits, seed, held_out=False) for task in tasks]
     return [_row(tasks[i % len(tasks)], next(streams[i % len(tasks)])) for i in range(size)]
 
 
-def evaluation_rows(task: Task, size: int, digits: int, seed: int) -> list[dict[str, Any]]:
+def evaluation_rows(task: Task, size: int, digits: int, seed: int) -> list[Json]:
     """Draw up to `size` different held-out questions."""
     _check_digits(digits)
-    stream, found = _questions(task, digits, seed, held_out=True), {}
+    stream, questions = _questions(task, digits, seed, held_out=True), {}
     for _ in range(size * TRIES):
         question = next(stream)
-        found.setdefault(question[0], question)
-        if len(found) == size:
+        questions.setdefault(question[0], question)
+        if len(questions) == size:
             break
-    return [_row(task, question) for question in found.values()]
+    return [_row(task, question) for question in questions.values()]
 
 
 def _questions(task: Task, digits: int, seed: int, *, held_out: bool) -> Iterator[Question]:
@@ -478,7 +486,7 @@ def _questions(task: Task, digits: int, seed: int, *, held_out: bool) -> Iterato
             yield question
 
 
-def _row(task: Task, question: Question) -> dict[str, Any]:
+def _row(task: Task, question: Question) -> Json:
     return {"prompt": question[0], "answer": str(question[1]), "task": task.name}
 
 
@@ -494,16 +502,16 @@ def _check_digits(digits: int) -> None:
 class Data:
     """Training prompts, evaluation sets, and the reward functions for both."""
 
-    train: Any
+    train: "Dataset"
     evaluation: list[EvaluationSet]
-    rewards: list[Callable[..., Any]]
+    rewards: list[Reward]
 
 
-def data_of(settings: Any, seed: int, *, conversational: bool) -> Data:
+def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
     """Load what `--task`, `--eval_task` and `--reward` name.
 
     Args:
-        settings: a `RunConfig`.
+        settings: name the tasks and the rewards.
         seed: for tasks that are generated.
         conversational: whether to turn prompts into chats, for a model that has a chat template.
 
@@ -515,7 +523,7 @@ def data_of(settings: Any, seed: int, *, conversational: bool) -> Data:
     names, evaluated = _names(settings)
     make = {"dataset": from_dataset, "reasoning-gym": from_gym, "built-in": _built_in}[_kind(names)]
     rows, sets, rewards = make(settings, names, evaluated, seed)
-    rows = without(rows, [row for each in sets for row in each.rows])
+    rows = without(rows, [row for task in sets for row in task.rows])
     if not rows:
         raise DataError(
             "at least one prompt that is not evaluated on",
@@ -532,23 +540,23 @@ def data_of(settings: Any, seed: int, *, conversational: bool) -> Data:
                 "rename one of the functions, or leave out one that is given twice",
             )
 
-    def chat(row: Row) -> Row:
+    def chat(row: Json) -> Json:
         if conversational and isinstance(row["prompt"], str):
             return {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}
         return row
 
-    sets = [EvaluationSet(each.name, each.domain, list(map(chat, each.rows))) for each in sets if each.rows]
+    sets = [EvaluationSet(task.name, task.domain, list(map(chat, task.rows))) for task in sets if task.rows]
     return Data(Dataset.from_list(list(map(chat, rows))), sets, rewards)
 
 
-def reward_count(settings: Any) -> int:
+def reward_count(settings: RunConfig) -> int:
     """The number of reward functions, without importing them."""
     if settings.reward is not None:
         return len(_listed(settings.reward))
     return 0 if _kind(_names(settings)[0]) == "dataset" else 1
 
 
-def _names(settings: Any) -> tuple[list[str], list[str] | None]:
+def _names(settings: RunConfig) -> tuple[list[str], list[str] | None]:
     """Names to train on, and to evaluate on if `eval_task` is given, without repetition; all of one kind."""
     names = _listed(settings.task)
     if settings.eval_task is None:
@@ -571,13 +579,13 @@ def _kind(names: list[str]) -> str:
 
 
 def _listed(names: str) -> list[str]:
-    found = [name.strip() for name in names.split(",") if name.strip()]
-    if not found:
+    parts = [name.strip() for name in names.split(",") if name.strip()]
+    if not parts:
         raise SettingError("at least one name", repr(names), f"for example {ARITHMETIC}")
-    return found
+    return parts
 
 
-def _built_in(settings: Any, names: list[str], evaluated: list[str] | None, seed: int) -> Made:
+def _built_in(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
     trained = tasks_of(names)
     known = [task for task in TASKS.values() if task.use != "named"]
     tasks = dict.fromkeys([*trained, *known] if evaluated is None else tasks_of(evaluated))

@@ -4,18 +4,20 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from accelerate import Accelerator
+from transformers import GenerationConfig
 
 from ..core.rollout import Rollout
 from ..core.statistics import Estimate, proportion_interval, ratio_of_means
 from ..reports import KLSums, Report
+from ..support import Json
 from ..trl import KLTrainer
 from ..trl.compat import Completions, decode, generate, padded, tokenize_prompts
 from ..trl.scorer import everywhere
-from .data import EvaluationSet, arguments, values_of
-from .libraries import apart_from_rng as apart
+from .data import EvaluationSet, Reward, arguments, values_of
+from .libraries import apart_from_rng
 
 SAMPLES = 3
 """Completions of each set that an evaluation keeps: of its first prompts, so that evaluations can be compared."""
@@ -38,7 +40,7 @@ class Evaluator:
     """
 
     sets: list[EvaluationSet]
-    rewards: list[Callable[..., Any]]
+    rewards: list[Reward]
     weights: list[float]
     seed: int
     greedy: bool = False
@@ -46,9 +48,9 @@ class Evaluator:
     @property
     def count(self) -> int:
         """The number of prompts."""
-        return sum(len(each.rows) for each in self.sets)
+        return sum(len(task.rows) for task in self.sets)
 
-    def __call__(self, trainer: KLTrainer, advanced: Callable[[int], None] = _ignored) -> dict[str, Any]:
+    def __call__(self, trainer: KLTrainer, advanced: Callable[[int], None] = _ignored) -> Json:
         """Evaluate the trainer's model.
 
         Args:
@@ -62,103 +64,103 @@ class Evaluator:
         training = trainer.model.training
         trainer.model.eval()
         try:
-            with apart(self.seed + trainer.accelerator.process_index), torch.no_grad():
+            with apart_from_rng(self.seed + trainer.accelerator.process_index), torch.no_grad():
                 return self._evaluate(trainer, advanced)
         finally:
             trainer.model.train(training)
 
-    def _evaluate(self, trainer: KLTrainer, advanced: Callable[[int], None]) -> dict[str, Any]:
-        sums, scores, found, samples = KLSums(), {"in": [], "out": []}, {}, []
-        for each in self.sets:
-            rewards, texts = self._scores(trainer, each, sums, advanced)
-            samples += _samples(each, texts, rewards)
+    def _evaluate(self, trainer: KLTrainer, advanced: Callable[[int], None]) -> Json:
+        sums, scores, sets, samples = KLSums(), {"in": [], "out": []}, {}, []
+        for task in self.sets:
+            rewards, texts = self._scores(trainer, task, sums, advanced)
+            samples += _samples(task, texts, rewards)
             if rewards:
-                scores[each.domain] += rewards
-                found[each.name] = {"domain": each.domain, **_mean(rewards)}
+                scores[task.domain] += rewards
+                sets[task.name] = {"domain": task.domain, **_mean(rewards)}
         report = sums.report()
         domains = {name: _mean(values) for name, values in scores.items() if values}
         kl = None if self.greedy else _kl(report)  # greedy completions are not samples of π, so they give no estimate
         length = float(report.scalars["length/mean"])
-        return {"sets": found, "domains": domains, "kl": kl, "length": length, "samples": samples}
+        return {"sets": sets, "domains": domains, "kl": kl, "length": length, "samples": samples}
 
     def _scores(
-        self, trainer: KLTrainer, each: EvaluationSet, sums: KLSums, advanced: Callable[[int], None]
+        self, trainer: KLTrainer, task: EvaluationSet, sums: KLSums, advanced: Callable[[int], None]
     ) -> tuple[list[float], list[str]]:
         """Rewards and first completions of one set, batch by batch; every process evaluates its share of each batch.
 
         The completions are those of this process: in the main process, of the first prompts.
         """
-        accelerator, found, texts = trainer.accelerator, [], []
+        accelerator, rewards, texts = trainer.accelerator, [], []
         step = trainer.args.per_device_train_batch_size * accelerator.num_processes
-        for start in range(0, len(each.rows), step):
-            rows = each.rows[start : start + step]
-            own = _share(rows, accelerator)
-            prompts, completions = self._sample(trainer, own)
+        for start in range(0, len(task.rows), step):
+            rows = task.rows[start : start + step]
+            local = _share(rows, accelerator)
+            prompts, completions = self._sample(trainer, local)
             if start == 0:
                 texts = decode(trainer, completions[:SAMPLES])
             if self.rewards:
-                values = torch.tensor(self._rewards(trainer, own, completions), device=accelerator.device)
-                found += accelerator.gather(values)[: len(rows)].tolist()
+                values = torch.tensor(self._rewards(trainer, local, completions), device=accelerator.device)
+                rewards += accelerator.gather(values)[: len(rows)].tolist()
             sums.add(_rollout(trainer, prompts, completions, len(rows)))
             advanced(len(rows))
-        return found, texts
+        return rewards, texts
 
-    def _sample(self, trainer: KLTrainer, rows: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
+    def _sample(self, trainer: KLTrainer, rows: list[Json]) -> tuple[list[list[int]], list[list[int]]]:
         """Generate as the trainer does, with or without vLLM."""
         prompts = tokenize_prompts(trainer, [row["prompt"] for row in rows])
         before = getattr(trainer, "generation_config", None)
         if self.greedy and before is not None:
             trainer.generation_config = _greedy(before)
         try:
-            made = generate(trainer, prompts)
+            completions = generate(trainer, prompts)
         finally:
             if before is not None:
                 trainer.generation_config = before
-        return prompts, made
+        return prompts, completions
 
-    def _rewards(self, trainer: KLTrainer, rows: list[dict[str, Any]], completions: list[list[int]]) -> list[float]:
+    def _rewards(self, trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> list[float]:
         texts = decode(trainer, completions)
         chats = [
             t if isinstance(row["prompt"], str) else [{"role": "assistant", "content": t}]
             for t, row in zip(texts, rows, strict=True)
         ]
-        given = arguments(rows, chats, completions, trainer.state)
+        named = arguments(rows, chats, completions, trainer.state)
         total = [0.0] * len(rows)
         for reward, weight in zip(self.rewards, self.weights, strict=True):
-            values = values_of(reward, given)
+            values = values_of(reward, named)
             total = [a + weight * (0.0 if b is None else b) for a, b in zip(total, values, strict=True)]
         return total
 
 
-def _samples(each: EvaluationSet, texts: list[str], rewards: list[float]) -> list[dict[str, Any]]:
+def _samples(task: EvaluationSet, texts: list[str], rewards: list[float]) -> list[Json]:
     """The first completions of a set, with their prompts and rewards; the reward is None without reward functions."""
-    found = zip(each.rows, texts, [*rewards, *[None] * len(texts)], strict=False)
-    return [{"set": each.name, "prompt": row["prompt"], "completion": t, "reward": r} for row, t, r in found]
+    samples = zip(task.rows, texts, [*rewards, *[None] * len(texts)], strict=False)
+    return [{"set": task.name, "prompt": row["prompt"], "completion": t, "reward": r} for row, t, r in samples]
 
 
-def _kl(report: Report) -> dict[str, Any]:
+def _kl(report: Report) -> Json:
     """The exact KL if it was computed, else k3."""
     kind = next(kind for kind in ("exact", "k3") if f"kl/reverse/{kind}/per_token" in report.estimates)
-    found = {unit: report.estimates[f"kl/reverse/{kind}/{unit}"] for unit in ("per_token", "per_sequence")}
-    return {unit: {"estimator": kind, "mean": float(e.mean), **_errors(e)} for unit, e in found.items()}
+    estimates = {unit: report.estimates[f"kl/reverse/{kind}/{unit}"] for unit in ("per_token", "per_sequence")}
+    return {unit: {"estimator": kind, "mean": float(e.mean), **_errors(e)} for unit, e in estimates.items()}
 
 
-def _errors(estimate: Estimate) -> dict[str, Any]:
+def _errors(estimate: Estimate) -> Json:
     """Standard error and 95% interval."""
     return {"standard_error": float(estimate.standard_error), "interval": list(estimate.interval())}
 
 
-def _share(rows: list[dict[str, Any]], accelerator: Any) -> list[dict[str, Any]]:
+def _share(rows: list[Json], accelerator: Accelerator) -> list[Json]:
     """This process' part, padded to equal size, so that the first `len(rows)` gathered results are those of `rows`."""
     size = math.ceil(len(rows) / accelerator.num_processes)
-    own = rows[accelerator.process_index * size : (accelerator.process_index + 1) * size]
-    return own + [rows[0]] * (size - len(own))
+    local = rows[accelerator.process_index * size : (accelerator.process_index + 1) * size]
+    return local + [rows[0]] * (size - len(local))
 
 
 def _rollout(trainer: KLTrainer, prompts: list[list[int]], completions: list[list[int]], rows: int) -> Rollout:
     """The completions of all processes, with log-probs of the model and of its reference."""
     batch = padded(trainer, prompts, completions)
-    local: dict[str, Any] = {"mask": batch["completion_mask"]}
+    local: Json = {"mask": batch["completion_mask"]}
     if trainer.objective.exact:
         seen = trainer.scorer.exact(trainer.model, Completions.of(batch))
         local |= {"logp": seen.logp, "ref_logp": seen.ref_logp, "token_reverse_kl": seen.reverse_kl}
@@ -169,20 +171,21 @@ def _rollout(trainer: KLTrainer, prompts: list[list[int]], completions: list[lis
     return Rollout(**{name: x[:rows] for name, x in everywhere(trainer.accelerator, local)[0].items()})
 
 
-def _greedy(config: Any) -> Any:
-    found = copy.deepcopy(config)
-    found.do_sample = False
-    found.temperature = found.top_p = found.top_k = found.min_p = None
-    return found
+def _greedy(config: GenerationConfig) -> GenerationConfig:
+    greedy = copy.deepcopy(config)
+    greedy.do_sample = False
+    greedy.temperature = greedy.top_p = greedy.top_k = greedy.min_p = None
+    return greedy
 
 
-def _mean(values: list[float]) -> dict[str, Any]:
+def _mean(values: list[float]) -> Json:
     """Mean reward with its standard error and 95% interval over prompts.
 
     Rewards of 0 and 1 have Wilson's interval, others that of Student's t, which is nan for one prompt like the error.
     """
     reward = torch.tensor(values, dtype=torch.float64)
-    found = {**_errors(mean := ratio_of_means(reward, torch.ones_like(reward))), "count": len(values)}
+    mean = ratio_of_means(reward, torch.ones_like(reward))
+    score = {"reward": float(mean.mean), **_errors(mean), "count": len(values)}
     if set(values) <= {0.0, 1.0}:
-        found["interval"] = list(proportion_interval(int(sum(values)), len(values)))
-    return {"reward": float(mean.mean), **found}
+        score["interval"] = list(proportion_interval(int(sum(values)), len(values)))
+    return score

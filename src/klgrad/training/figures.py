@@ -1,29 +1,34 @@
 """Figures of one run, and the comparison of several."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
-from rich.text import Text
 
 from .. import drawing
 from ..drawing import content, look
 from ..errors import MissingExtraError, RunError
-from ..support import write_whole
+from ..support import Json, text_table, write_whole
 from . import run_folder
 from .report import format_estimate, score, summarise
 from .run_folder import FIGURES, History, evaluations, kl_of, length_of, training
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 # Figures of one or several runs: reward, KL, reward against KL, lengths.
 
 COLOURS = (drawing.BLUE, drawing.ORANGE, drawing.GREEN, drawing.PURPLE, drawing.SKY, drawing.VERMILION, drawing.BLACK)
-Row = dict[str, Any]
-Value = Callable[[Row], float | None]
+Style = dict[str, Any]
+Value = Callable[[Json], float | None]
 
 
-def _none(row: Row) -> None:
+def _none(row: Json) -> None:
     """No error is known."""
 
 
@@ -32,7 +37,7 @@ class RunHistory:
     """A run's name and history."""
 
     name: str
-    rows: list[Row]
+    rows: list[Json]
 
 
 def draw(runs: list[RunHistory], folder: Path) -> None:
@@ -59,7 +64,7 @@ def drawn(runs: list[RunHistory], *kinds: str) -> list[bytes]:
         raise MissingExtraError("matplotlib, to draw", "no such package", "pip install 'klgrad[plot]'") from None
     with matplotlib.rc_context(look(9)):
         figure = Figure(figsize=(10, 7.4), layout="constrained")
-        axes: dict[str, Any] = dict(
+        axes: dict[str, Axes] = dict(
             zip(("reward", "kl", "frontier", "length"), figure.subplots(2, 2).flat, strict=True)
         )
         for run, colour in zip(runs, _colours(len(runs)), strict=True):
@@ -79,15 +84,15 @@ def _colours(runs: int) -> list[str]:
     return [to_hex(colormaps["turbo"](i / (runs - 1))) for i in range(runs)]
 
 
-def _draw_run(axes: dict[str, Any], run: RunHistory, colour: str) -> None:
+def _draw_run(axes: dict[str, Axes], run: RunHistory, colour: str) -> None:
     trained, evaluated = training(run.rows), evaluations(run.rows)
-    plain: dict[str, Any] = {"color": colour}
+    plain: Style = {"color": colour}
     thin = {**plain, "linewidth": 0.8, "alpha": 0.6}
     _line(axes["reward"], trained, _step, _task_reward, **thin)
     _line(axes["kl"], trained, _step, kl_of, **thin)
     _line(axes["frontier"], trained, kl_of, _task_reward, **plain, linestyle="", marker=".", markersize=3, alpha=0.5)
     _line(axes["length"], trained, _step, length_of, **thin)
-    filled: dict[str, Any] = {**plain, "marker": "o", "markersize": 5, "linewidth": 1.2}
+    filled: Style = {**plain, "marker": "o", "markersize": 5, "linewidth": 1.2}
     hollow = {**filled, "markerfacecolor": "white", "linestyle": ":"}
     kl, kl_error = _kl("mean"), _kl("standard_error")
     for domain, style in (("in", filled), ("out", hollow)):
@@ -99,25 +104,27 @@ def _draw_run(axes: dict[str, Any], run: RunHistory, colour: str) -> None:
 
 
 def _line(
-    ax: Any, rows: list[Row], x: Value, y: Value, *, x_error: Value = _none, y_error: Value = _none, **style: Any
+    ax: Axes, rows: list[Json], x: Value, y: Value, *, x_error: Value = _none, y_error: Value = _none, **style: Any
 ) -> None:
     """Draw the rows that have both values, with bars for the errors that are known."""
     known = [row for row in rows if x(row) is not None and y(row) is not None]
     if not known:
         return
-    ax.plot([x(row) for row in known], [y(row) for row in known], **style)
+    points: Any = [(x(row), y(row)) for row in known]
+    ax.plot(*zip(*points, strict=True), **style)
     for name, error in (("xerr", x_error), ("yerr", y_error)):
         bars = [(x(row), y(row), error(row)) for row in known if error(row) is not None]
         if bars:
             across, up, sizes = zip(*bars, strict=True)
-            ax.errorbar(across, up, **{name: sizes}, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2)
+            bar: Style = {name: sizes, "ecolor": style["color"], "elinewidth": 0.9, "capsize": 2}
+            ax.errorbar(across, up, fmt="none", **bar)
 
 
-def _step(row: Row) -> float:
+def _step(row: Json) -> float:
     return row["step"]
 
 
-def _task_reward(row: Row) -> float | None:
+def _task_reward(row: Json) -> float | None:
     return row.get("task_reward")
 
 
@@ -130,7 +137,7 @@ def _domain(name: str, value: str) -> Value:
     return lambda row: row["evaluation"]["domains"].get(name, {}).get(value)
 
 
-def _label(axes: dict[str, Any]) -> None:
+def _label(axes: dict[str, Axes]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     kl = "KL(π‖ref), nats per completion"
@@ -149,11 +156,11 @@ def _label(axes: dict[str, Any]) -> None:
     axes["length"].set_ylim(0, 1.05 * axes["length"].get_ylim()[1])
 
 
-def _legend(figure: Any, runs: list[RunHistory]) -> None:
+def _legend(figure: Figure, runs: list[RunHistory]) -> None:
     from matplotlib.lines import Line2D
 
     names = [Line2D([], [], color=colour, linewidth=2, label="run") for colour in _colours(len(runs))]
-    grey: dict[str, Any] = {"color": drawing.GREY}
+    grey: Style = {"color": drawing.GREY}
     mark = {**grey, "marker": "o", "markersize": 5}
     marks = [
         Line2D([], [], **grey, linewidth=0.8, label="training completions"),
@@ -175,21 +182,20 @@ class ComparedRun:
     """One run: its name, `run.json`, history and summary."""
 
     name: str
-    run: dict[str, Any]
-    rows: list[dict[str, Any]]
-    summary: dict[str, Any]
+    run: Json
+    rows: list[Json]
+    summary: Json
 
 
 def load(folders: list[Path]) -> list[ComparedRun]:
     """Read the runs, finished or not."""
-    names = _names(folders)
-    found = []
-    for folder, name in zip(folders, names, strict=True):
+    runs = []
+    for folder, name in zip(folders, _names(folders), strict=True):
         run, rows = run_folder.read(folder, run_folder.RUN), History(folder).rows()
         if not rows:
             raise RunError("a run with a history", f"{folder} without one", "train it for at least one update")
-        found.append(ComparedRun(name, run, rows, summarise(folder)))
-    return found
+        runs.append(ComparedRun(name, run, rows, summarise(folder)))
+    return runs
 
 
 def picture(runs: list[ComparedRun], kind: str = "png") -> bytes:
@@ -199,35 +205,33 @@ def picture(runs: list[ComparedRun], kind: str = "png") -> bytes:
 
 def table(runs: list[ComparedRun]) -> Table:
     """A table with one row per run."""
-    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, title in enumerate(
-        ("run", "maximises", "updates", "in-domain", "out-of-domain", "KL per completion", "length")
-    ):
-        found.add_column(title, justify="left" if i < 2 else "right", no_wrap=i > 1, overflow="fold")
+    rows = []
     for run in runs:
         said = run.run.get("objective")
         objective = str(said.get("objective", "")) if isinstance(said, dict) else ""
-        named = Text(run.name), Text(objective)  # `Text`: [x] in a name is not markup
-        found.add_row(*named, str(run.summary["updates"]), *_results(run.summary))
-    return found
+        rows.append([run.name, objective, str(run.summary["updates"]), *_results(run.summary)])
+    heads = ("run", "maximises", "updates", "in-domain", "out-of-domain", "KL per completion", "length")
+    table = text_table(rows, heads, numbers=2, fold=True)
+    for column in table.columns[2:]:
+        column.no_wrap = True
+    return table
 
 
-def _results(summary: dict[str, Any]) -> list[str]:
+def _results(summary: Json) -> list[str]:
     """Rewards in and out of the domain, KL, length: before and after, or only after if the start is lost."""
     before, after = summary["before"], summary["after"]
     if after is None:
         return ["", "", f"{summary['last_updates']['kl_per_sequence'] or 0:.4g}", ""]
     first = before or {"domains": {}, "kl": None, "length": None}
-    moved = [_moved(first["domains"].get(d), after["domains"].get(d)) for d in ("in", "out")]
+    moved = []
+    for domain in ("in", "out"):
+        start, end = first["domains"].get(domain), score(after["domains"].get(domain))
+        moved.append(end if start is None else f"{start['reward']:.3f} -> {end}")
     kl = "" if after["kl"] is None else format_estimate(after["kl"]["per_sequence"])
     if kl and first["kl"] is not None:
         kl = f"{first['kl']['per_sequence']['mean'] or 0:.3g} -> {kl}"
     length = f"{after['length']:.1f}"
     return [*moved, kl, length if first["length"] is None else f"{first['length']:.1f} -> {length}"]
-
-
-def _moved(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
-    return score(after) if before is None else f"{before['reward']:.3f} -> {score(after)}"
 
 
 def _names(folders: list[Path]) -> list[str]:

@@ -10,31 +10,31 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
 
 from ..errors import KlgradError, OutputError, SettingError
+from ..support import Json
 
 # Save and restore the global random number generators of Python, NumPy and torch.
 
 
-def rng_states() -> dict[str, Any]:
+def rng_states() -> Json:
     """The state of every generator that training, sampling and reward functions may use."""
-    found = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
+    states = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
 
 
-def set_rng_states(known: dict[str, Any]) -> None:
-    """Restore what `states` returned."""
-    random.setstate(known["python"])
-    numpy.random.set_state(known["numpy"])
-    torch.set_rng_state(known["torch"])
-    if "cuda" in known:
-        torch.cuda.set_rng_state(known["cuda"])
+def set_rng_states(states: Json) -> None:
+    """Restore what `rng_states` returned."""
+    random.setstate(states["python"])
+    numpy.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ..errors import RunError
 from ..frameworks.trl import audited_settings, declared
 from ..kernels import make_plan
 from ..models import EMBEDDED, SOURCE
+from ..support import Json, text_table
 from ..targets import TARGETS
 from ..trl import KLConfig
 from ..trl.config_checks import needs_no_weights, notes, stale
@@ -38,7 +39,7 @@ from .run_folder import (
     training,
     versions,
 )
-from .settings import Settings, resume_command
+from .settings import PolicyConfig, RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
 
@@ -56,7 +57,7 @@ TOKEN_WEIGHTS = {
 """How TRL's policy loss weights a token; with kl_reduction='policy' the KL has the same weights."""
 
 
-def objective(settings: Settings) -> str:
+def objective(settings: RunSettings) -> str:
     """One line such as `E[reward] - 0.02 KL(π‖ref)`."""
     training = settings.training
     reward = "E[reward] - " if settings.rewarded else "-"
@@ -67,25 +68,25 @@ def objective(settings: Settings) -> str:
     return f"{reward}{beta} KL({sides[0]}‖{sides[1]})"
 
 
-def formula(settings: Settings) -> str:
+def formula(settings: RunSettings) -> str:
     """The gradient of the KL term, with the weights of its tokens."""
     objective = settings.training.objective
-    found, why = objective.formula, stale(settings.training)
-    if found is None or objective.term is None:
+    formula, why = objective.formula, stale(settings.training)
+    if formula is None or objective.term is None:
         assert objective.cell is not None  # an objective has a term or a cell
         return f"{objective.cell.name} (a cell for study): {objective.cell.summary} {reduction(settings)}"
-    found = replace(found, unit=reduction(settings))
+    formula = replace(formula, unit=reduction(settings))
     if why is not None and needs_no_weights(objective.term):
-        found = replace(
-            found,
+        formula = replace(
+            formula,
             where=" of the next token, at the prefixes of μ",
             sampler="μ",
             sampling=f"μ is what sampled the completions ({why})",
         )
-    return str(found)
+    return str(formula)
 
 
-def reduction(settings: Settings) -> str:
+def reduction(settings: RunSettings) -> str:
     """How the KLs of the tokens are combined."""
     training = settings.training
     if training.kl_placement == "reward" or training.objective.reduction == "sequence":
@@ -93,7 +94,7 @@ def reduction(settings: Settings) -> str:
     return TOKEN_WEIGHTS.get(str(training.loss_type), f"weighted as the policy loss ({training.loss_type})")
 
 
-def scaling(settings: Settings) -> str | None:
+def scaling(settings: RunSettings) -> str | None:
     """How TRL's normalisation of rewards rescales β; None if it does not. A KL in the reward has a note instead."""
     training = settings.training
     divisor = {"group": "their group's", "batch": "the batch's"}.get(str(training.scale_rewards))
@@ -127,8 +128,8 @@ def audit_lines(training: KLConfig) -> list[str]:
     if training.kl_coef == 0:
         return ["no KL: kl_coef is 0"]
     with _one_thread():
-        found = audited(training, on_policy=True)
-        lines = [f"on fresh samples: {_sentence(found)}{_batches(found, training)}"]
+        result = audited(training, on_policy=True)
+        lines = [f"on fresh samples: {_sentence(result)}{_batches(result, training)}"]
         why = stale(training)
         if why is not None:
             lines.append(f"on stale samples ({why}), {_ratio(training)}: {_on_stale(training)}")
@@ -159,27 +160,27 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _sentence(found: LargeBatchResult) -> str:
+def _sentence(result: LargeBatchResult) -> str:
     """What the loss does in large batches."""
-    if found.verdict == "sum-of-targets" and found.decomposition is not None:
-        return f"descends the sum of two targets: {in_sum(found.decomposition)}"
-    if found.verdict == "unknown":
+    if result.verdict == "sum-of-targets" and result.decomposition is not None:
+        return f"descends the sum of two targets: {in_sum(result.decomposition)}"
+    if result.verdict == "unknown":
         # Over all problems, or over the small ones with varying lengths, where a mean may be off by more.
-        bias = max(found.bias, found.bias_by_batch.get("limit", 0.0))
+        bias = max(result.bias, result.bias_by_batch.get("limit", 0.0))
         if bias > NEAR:
             return "descends no known divergence, and is near none"
         off = f"{percent(bias)} off in large batches of the audit's problems"
-        return f"descends no known divergence (nearest: {TARGETS[found.nearest].phrase}, {off})"
-    return TARGETS[found.verdict].does + (", at a scale that depends on the batch" if found.scale_varies else "")
+        return f"descends no known divergence (nearest: {TARGETS[result.nearest].phrase}, {off})"
+    return TARGETS[result.verdict].does + (", at a scale that depends on the batch" if result.scale_varies else "")
 
 
-def _batches(found: LargeBatchResult, training: KLConfig) -> str:
+def _batches(result: LargeBatchResult, training: KLConfig) -> str:
     """For which batches it does, and what is known of this run's."""
-    if found.holds == "always":
+    if result.holds == "always":
         return ", in batches of any size"
-    if found.holds is None:
+    if result.holds is None:
         return ""
-    off, count = small_batches(found), completions_in_mean(training)
+    off, count = small_batches(result), completions_in_mean(training)
     if not off:
         return ", in large batches"
     nearer = ", and is nearer" if count > max(BATCH_SIZES) else ""
@@ -203,17 +204,17 @@ def _ratio(training: KLConfig) -> str:
 
 
 def _on_stale(training: KLConfig) -> str:
-    found = audited(training, on_policy=False)
-    said = f"{_sentence(found)}{_batches(found, training)}"
+    result = audited(training, on_policy=False)
+    sentence = f"{_sentence(result)}{_batches(result, training)}"
     bounded = training.kl_ratio_bound != "none" and (training.objective.is_weighted or training.kl_top_k)
-    if found.verdict != "unknown" or not bounded:
-        return said
+    if result.verdict != "unknown" or not bounded:
+        return sentence
     unbounded = copy(training)
     unbounded.kl_ratio_bound = "none"
-    found = audited(unbounded, on_policy=False)
-    if found.verdict == "unknown":
-        return said
-    return f"{said}; where no ratio reaches its bound, it {_sentence(found)}{_batches(found, training)}"
+    result = audited(unbounded, on_policy=False)
+    if result.verdict == "unknown":
+        return sentence
+    return f"{sentence}; where no ratio reaches its bound, it {_sentence(result)}{_batches(result, training)}"
 
 
 # Estimate the memory of a run from the models' configurations, without loading weights.
@@ -238,9 +239,10 @@ class Item:
     note: str
 
 
-def estimate(settings: Any, models: Models) -> list[Item]:
+def estimate(settings: RunSettings, models: Models) -> list[Item]:
     """Memory of all processes together, as if every model were sharded; activations are not included."""
-    training, policy = settings.training, settings.policy
+    training: Any = settings.training  # TRL has replaced every None that is added or multiplied here
+    policy = settings.policy
     kind = DTYPES.get(str(policy.dtype), torch.float32)
     config, parameters = _size_of(models.path, models.load_options)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -252,34 +254,34 @@ def estimate(settings: Any, models: Models) -> list[Item]:
     optimizer = getattr(training.optim, "value", training.optim)
     adam = "AdamW" if optimizer in ADAMW else f"AdamW assumed; does not account for optim={optimizer}"
     dtype = str(kind).removeprefix("torch.")
-    found = [
+    items = [
         Item("policy", parameters * kind.itemsize, f"{_millions(parameters)} in {dtype}{_left_out(policy, QUANTISED)}"),
         Item("gradients", trained * kind.itemsize, f"of {trained / 1e6:.0f}M {of_what}"),
         Item("optimizer", 2 * trained * kind.itemsize, f"two numbers for each ({adam})"),
     ]
     if policy.use_peft:
-        found.append(Item("reference", 0, "the policy with its adapters off"))
+        items.append(Item("reference", 0, "the policy with its adapters off"))
     else:
         _, others = _size_of(models.reference, models.reference_options)
-        found.append(Item("reference", others * kind.itemsize, _millions(others)))
+        items.append(Item("reference", others * kind.itemsize, _millions(others)))
     if training.use_vllm:
-        found.append(Item("sampling", 0, "vLLM allocates its own memory"))
+        items.append(Item("sampling", 0, "vLLM allocates its own memory"))
     else:
         rows, tokens = training.generation_batch_size, training.max_completion_length
         size = rows * tokens * config.num_hidden_layers * 2 * heads * width * kind.itemsize
         note = f"keys and values of {rows} completions x {tokens} tokens, prompts not included"
-        found.append(Item("sampling", size, note))
+        items.append(Item("sampling", size, note))
     if training.objective.exact:
         tokens = training.per_device_train_batch_size * training.max_completion_length
         plan = make_plan(tokens, config.vocab_size, kind, paired=True, budget=training.kl_memory << 20)
         whole = 2 * tokens * config.vocab_size * 4 * training.world_size
         tiles = (plan.tile_bytes + plan.kept_bytes) * training.world_size
         saved = f"; all logits of both models would be {in_units(whole)}" if whole > tiles else ""
-        found.append(Item("exact KL", tiles, f"tiles of {plan.strip} x {plan.columns} logits{saved}"))
-    return found
+        items.append(Item("exact KL", tiles, f"tiles of {plan.strip} x {plan.columns} logits{saved}"))
+    return items
 
 
-def _size_of(model: str, how: dict[str, Any]) -> tuple[Any, int]:
+def _size_of(model: str, how: Json) -> tuple[Any, int]:
     """The configuration of a model's text part, and its number of parameters."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -295,7 +297,7 @@ def _millions(parameters: int) -> str:
     return f"{parameters / 1e6:.0f}M weights"
 
 
-def _left_out(policy: Any, names: tuple[str, ...]) -> str:
+def _left_out(policy: PolicyConfig, names: tuple[str, ...]) -> str:
     """The end of a note, with those of the settings that are given."""
     given = [name for name in names if getattr(policy, name)]
     return f"; does not account for {', '.join(given)}" if given else ""
@@ -309,17 +311,14 @@ def in_units(count: float) -> str:
 # `--dry-run`: the objective, what the trainer's loss descends, the settings, and the memory.
 
 
-def describe(settings: Settings, models: Models) -> RenderableType:
+def describe(settings: RunSettings, models: Models) -> RenderableType:
     """What `--dry-run` prints."""
     audit = "What its KL descends, with the trainer's own loss summed over every outcome of small problems"
     memory = "Memory of all processes together, with each model counted once; activations are not included"
-    main, sizes = _grid("bold", ""), _grid("", "", "dim")
-    for name, value in facts(settings, models).items():
-        main.add_row(name, Text(value))
     items = estimate(settings, models)
+    items.append(Item("total", sum(item.bytes for item in items), ""))
+    sizes = text_table(((item.name, in_units(item.bytes), Text(item.note, style="dim")) for item in items), columns=3)
     sizes.columns[1].justify, sizes.columns[1].no_wrap = "right", True
-    for item in (*items, Item("total", sum(item.bytes for item in items), "")):
-        sizes.add_row(item.name, in_units(item.bytes), item.note)
     return Group(
         Text("Maximises", style="bold"),
         *(Text(f"  {line}") for line in objective_lines(settings)),
@@ -327,28 +326,20 @@ def describe(settings: Settings, models: Models) -> RenderableType:
         Text(audit, style="bold"),
         *(Text(f"  {line}") for line in audit_lines(settings.training)),
         "",
-        main,
+        text_table((Text(name, style="bold"), value) for name, value in facts(settings, models).items()),
         "",
         Text(memory, style="bold"),
         sizes,
     )
 
 
-def _grid(*styles: str) -> Table:
-    """A table without lines and titles; its first column is not wrapped."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, style in enumerate(styles):
-        table.add_column(style=style, no_wrap=i == 0)
-    return table
-
-
-def objective_lines(settings: Settings) -> list[str]:
+def objective_lines(settings: RunSettings) -> list[str]:
     """The objective, its gradient, what rescales it, and notes on settings that change its meaning."""
     lines = (objective(settings), formula(settings), scaling(settings))
     return [*(line for line in lines if line is not None), *(f"note: {note}" for note in notes(settings.training))]
 
 
-def facts(settings: Settings, models: Models) -> dict[str, str]:
+def facts(settings: RunSettings, models: Models) -> dict[str, str]:
     """The main settings, by title."""
     training: Any = settings.training
     per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
@@ -370,7 +361,7 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
     if training.world_size > 1:
         trains += f", on {training.world_size} processes"
     scheduler = getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)
-    found = {
+    facts = {
         "model": models.name,
         "reference": reference,
         "placement": f"in the {training.kl_placement}; {reduction(settings)}",
@@ -379,26 +370,26 @@ def facts(settings: Settings, models: Models) -> dict[str, str]:
         "learning rate": f"{training.learning_rate:g}, {scheduler}",
     }
     if training.rollout_lag:
-        found["lag"] = f"{training.rollout_lag} updates, ratio {training.kl_ratio}"
-    return found
+        facts["lag"] = f"{training.rollout_lag} updates, ratio {training.kl_ratio}"
+    return facts
 
 
 # Sentences and errors about a run: what it does at the start, what is saved when it stops, why it cannot continue.
 
 
-def announcement(settings: Settings, models: Models, checkpoint: Path | None) -> list[Text]:
+def announcement(settings: RunSettings, models: Models, checkpoint: Path | None) -> list[Text]:
     """What is printed when training starts."""
     where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
     first = f"{settings.command} {models.name}{where}: maximises {objective(settings)}"
     return [Text(first, style="bold"), *(Text(line, style="dim") for line in objective_lines(settings)[1:])]
 
 
-def how_to_continue(settings: Settings, folder: Path) -> str:
+def how_to_continue(settings: RunSettings, folder: Path) -> str:
     """What of the run is on disk, and the command that continues it."""
-    found = last_complete(folder)
-    if found is not None:
+    checkpoint = last_complete(folder)
+    if checkpoint is not None:
         again = resume_command(settings.command, folder, settings.given)
-        return f"The run is saved after {in_updates(step_of(found))} in {found}. Continue with: {again}"
+        return f"The run is saved after {in_updates(step_of(checkpoint))} in {checkpoint}. Continue with: {again}"
     more = ["--overwrite"] if lost_by_starting_again(folder) else []
     again = resume_command(settings.command, folder, settings.given, *more)
     return f"Nothing has been saved yet. Start again with: {again}"
@@ -416,12 +407,11 @@ def finished_message(folder: Path, updates: int) -> str:
 def folder_contents(folder: Path) -> str:
     """What a finished run has left in its folder, with sizes."""
     names = (run_folder.MODEL, *run_folder.FIGURES, run_folder.SUMMARY, HISTORY)
-    found = [f"{name}{_size(folder / name)}" for name in names if (folder / name).exists()]
-    saved = checkpoints(folder)
-    if saved:
-        found.append(f"{len(saved)} checkpoint{'s' * (len(saved) > 1)}{_size(*saved)}")
+    parts = [f"{name}{_size(folder / name)}" for name in names if (folder / name).exists()]
+    if saved := checkpoints(folder):
+        parts.append(f"{len(saved)} checkpoint{'s' * (len(saved) > 1)}{_size(*saved)}")
     more = "" if saved else f". {NO_CHECKPOINT}"
-    return f"In {folder}/: {', '.join(found)}{more}"
+    return f"In {folder}/: {', '.join(parts)}{more}"
 
 
 def _size(*paths: Path) -> str:
@@ -457,7 +447,7 @@ def no_update_error(trainer: RunTrainer, start: int) -> RunError:
 # The results of a run, as data and as a table.
 
 
-def summarise(folder: Path) -> dict[str, Any]:
+def summarise(folder: Path) -> Json:
     """Read the history: evaluations before and after, and means over the last tenth of the updates."""
     rows = History(folder).rows()
     trained, evaluated = training(rows), evaluations(rows)
@@ -479,27 +469,22 @@ def summarise(folder: Path) -> dict[str, Any]:
     }
 
 
-def table_of(summary: dict[str, Any]) -> Table:
+def table_of(summary: Json) -> Table:
     """Before and after, task by task; a column is empty if there was no evaluation then."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("held out")
-    columns = [summary["before"], summary["after"]]
-    for title in ("before", f"after {summary['after_updates']} updates"):
-        table.add_column(title, justify="right")
-    if summary["after"] is None:
-        return table
-    for name, row in summary["after"]["sets"].items():
-        domain = "in-domain" if row["domain"] == "in" else "out-of-domain"
-        scores = [score(each["sets"].get(name)) if each else "" for each in columns]
-        table.add_row(f"{name} ({domain}, {row['count']})", *scores)
-    for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
-        if all(each is None or each["kl"] is not None for each in columns):  # greedy completions have none
-            table.add_row(title, *(format_estimate(each["kl"][unit]) if each else "" for each in columns))
-    table.add_row("tokens per completion", *(f"{each['length']:.1f}" if each else "" for each in columns))
-    return table
+    columns, rows = [summary["before"], summary["after"]], []
+    if summary["after"] is not None:
+        for name, row in summary["after"]["sets"].items():
+            domain = "in-domain" if row["domain"] == "in" else "out-of-domain"
+            scores = [score(column["sets"].get(name)) if column else "" for column in columns]
+            rows.append([f"{name} ({domain}, {row['count']})", *scores])
+        for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
+            if all(column is None or column["kl"] is not None for column in columns):  # greedy completions have none
+                rows.append([title, *(format_estimate(column["kl"][unit]) if column else "" for column in columns)])
+        rows.append(["tokens per completion", *(f"{column['length']:.1f}" if column else "" for column in columns)])
+    return text_table(rows, ("held out", "before", f"after {summary['after_updates']} updates"), numbers=1)
 
 
-def score(row: dict[str, Any] | None) -> str:
+def score(row: Json | None) -> str:
     """A mean reward, with its standard error unless there was only one prompt."""
     if row is None:
         return ""
@@ -507,7 +492,7 @@ def score(row: dict[str, Any] | None) -> str:
     return f"{row['reward']:.3f}" + ("" if error is None or math.isnan(error) else f" ± {error:.3f}")
 
 
-def format_estimate(row: dict[str, Any]) -> str:
+def format_estimate(row: Json) -> str:
     """A KL with its standard error; the history has None for a number that was not finite."""
     if row["mean"] is None:
         return "not finite"
@@ -516,8 +501,8 @@ def format_estimate(row: dict[str, Any]) -> str:
 
 
 def _mean(values: list[float | None]) -> float | None:
-    found = [x for x in values if x is not None]
-    return sum(found) / len(found) if found else None
+    known = [x for x in values if x is not None]
+    return sum(known) / len(known) if known else None
 
 
 # The model card of a run: its base model, its KL, and its results.
@@ -525,7 +510,7 @@ def _mean(values: list[float | None]) -> float | None:
 CARD = "README.md"
 
 
-def model_card(settings: Settings, models: Models, summary: dict[str, Any] | None = None) -> str:
+def model_card(settings: RunSettings, models: Models, summary: Json | None = None) -> str:
     """`README.md` of a run, with the metadata that the hub reads, and with its results if it is finished."""
     base, rescaled, run = _on_hub(models.name), scaling(settings), settings.run
     lines = [

@@ -32,10 +32,10 @@ from .report import (
     table_of,
 )
 from .run_folder import History, in_updates, owned
-from .settings import Settings, resume_command
+from .settings import RunSettings, resume_command
 
 
-def run(settings: Settings, out: Console, err: Console) -> int:
+def run(settings: RunSettings, out: Console, err: Console) -> int:
     """Train, or describe the training with `--dry-run`.
 
     Args:
@@ -62,7 +62,7 @@ def run(settings: Settings, out: Console, err: Console) -> int:
 
 class _Run:
     def __init__(
-        self, settings: Settings, models: Models, out: Console, err: Console, warn: Callable[[str], None]
+        self, settings: RunSettings, models: Models, out: Console, err: Console, warn: Callable[[str], None]
     ) -> None:
         self.settings, self.models, self.out, self.err, self.warn = settings, models, out, err, warn
         self.folder = Path(str(settings.training.output_dir))
@@ -72,10 +72,9 @@ class _Run:
     def go(self) -> int:
         """Train; the main process holds the folder's lock on behalf of all processes."""
         with run_folder.remove_if_empty_on_failure(self.folder), owned(self.folder) if self.main else nullcontext():
-            if self.main and not self.settings.run.resume:  # --resume starts the new run, not the replaced one, again
-                run_folder.put_back(self.folder)
             if self.settings.run.resume:
-                updates = run_folder.updates_if_finished(self.folder, self.settings)
+                training = self.settings.training
+                updates = run_folder.updates_if_finished(self.folder, training.max_steps, training.num_train_epochs)
                 if updates is not None:
                     if self.main:
                         self.out.print(Text(finished_message(self.folder, updates)))
@@ -106,20 +105,20 @@ class _Run:
         """The checkpoint to continue from; None to start from the beginning."""
         if not self.settings.run.resume:
             return None
-        found = last_complete(self.folder)
+        complete = last_complete(self.folder)
         for path in checkpoints(self.folder) if self.main else []:
-            if path == found:
+            if path == complete:
                 break
             self.warn(f"{path.name} is not complete; the one before it is used, if there is one.")
-        return found
+        return complete
 
     def _check_folder(self) -> None:
         """Before anything is loaded, refuse to delete results without `--overwrite`."""
         run = self.settings.run
         if not run.resume or run.overwrite:
             run_folder.check_free(self.folder, overwrite=run.overwrite)
-            given = self.settings.policy.model_name_or_path, self.settings.training.teacher
-            run_folder.check_not_replaced(self.folder, [*given, self.models.path, self.models.reference])
+            names = self.settings.policy.model_name_or_path, self.settings.training.teacher
+            run_folder.check_not_replaced(self.folder, [*names, self.models.path, self.models.reference])
         else:
             again = resume_command(self.settings.command, self.folder, self.settings.given, "--overwrite")
             run_folder.check_nothing_lost(self.folder, again)

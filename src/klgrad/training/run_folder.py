@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from .. import __version__
 from ..errors import OutputError, RunError
-from ..support import ensure_folder, finite, write_whole
+from ..support import Json, ensure_folder, finite, write_whole
 from .checkpoint import checkpoints, last_complete, step_of
 
 # `history.jsonl`: one line of JSON for each update and each evaluation.
@@ -29,30 +28,19 @@ class History:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / HISTORY
-        self._held: list[dict[str, Any]] | None = None
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: Json) -> None:
         """Write one row."""
-        if self._held is not None:
-            self._held.append(row)
-            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(row)) + "\n")
 
-    def hold(self) -> None:
-        """Keep new rows in memory until `release`: until its first update a run may still fail and leave no trace."""
-        self._held = []
-
-    def release(self, step: int) -> None:
-        """Delete rows after `step`, which will be computed again, and write the rows held in memory."""
-        held, self._held = self._held or [], None
+    def cut(self, step: int) -> None:
+        """Delete the rows after `step`, which will be computed again."""
         if self.path.is_file():
-            kept = [row for row in self.rows() if row["step"] <= step]
-            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
-        for row in held:
-            self.append(row)
+            rows = [row for row in self.rows() if row["step"] <= step]
+            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Json]:
         """All rows in the file. An incomplete last line, as after a kill, is ignored; any other damage is an error."""
         if not self.path.is_file():
             return []
@@ -60,17 +48,17 @@ class History:
             lines = self.path.read_bytes().splitlines()
         except OSError as error:
             raise _damaged(self.path, str(error.strerror)) from error
-        found = []
+        rows = []
         for number, line in enumerate(lines, 1):
             row = _row(line)
             if row is not None:
-                found.append(row)
+                rows.append(row)
             elif number < len(lines) and line.strip():
                 raise _damaged(self.path, f"line {number} is not a row of a history in JSON and UTF-8")
-        return found
+        return rows
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> Json | None:
     try:
         row = json.loads(line.decode("utf-8"))
     except ValueError:  # includes UnicodeDecodeError
@@ -91,7 +79,7 @@ def _damaged(path: Path, what: str) -> RunError:
     )
 
 
-def training(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def training(rows: list[Json]) -> list[Json]:
     """Rows of updates."""
     return [row for row in rows if "evaluation" not in row]
 
@@ -101,12 +89,12 @@ def in_updates(count: int) -> str:
     return f"{count} update{'s' * (count != 1)}"
 
 
-def evaluations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def evaluations(rows: list[Json]) -> list[Json]:
     """Rows of evaluations."""
     return [row for row in rows if "evaluation" in row]
 
 
-def kl_of(row: dict[str, Any], unit: str = "per_sequence") -> float | None:
+def kl_of(row: Json, unit: str = "per_sequence") -> float | None:
     """KL(π‖ref) of an update's completions: the exact value if it was logged, else k3."""
     names = [f"kl/reverse/{kind}/{unit}" for kind in ("exact", "k3")]
     if unit == "per_sequence":
@@ -114,7 +102,7 @@ def kl_of(row: dict[str, Any], unit: str = "per_sequence") -> float | None:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def length_of(row: dict[str, Any]) -> float | None:
+def length_of(row: Json) -> float | None:
     """Mean tokens per completion of an update."""
     return row.get("length/mean", row.get("completions/mean_length"))
 
@@ -128,41 +116,41 @@ SECRET = ("hub_token",)
 PACKAGES = ("torch", "trl", "transformers", "accelerate", "datasets", "peft", "vllm")
 
 
-def write_run(folder: Path, command: str, settings: dict[str, Any], objective: dict[str, Any]) -> None:
+def write_run(folder: Path, command: str, settings: Json, objective: Json) -> None:
     """Write everything that is needed to start the same run again."""
-    kept = {name: value for name, value in settings.items() if name not in SECRET}
-    content = {"command": command, "settings": kept, "objective": objective, "versions": versions()}
+    public = {name: value for name, value in settings.items() if name not in SECRET}
+    content = {"command": command, "settings": public, "objective": objective, "versions": versions()}
     write_json(folder / RUN, content)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Json) -> None:
     """Write results for programs to read."""
     write_whole(path, json.dumps(finite(content), indent=1, default=str, ensure_ascii=False))
 
 
-def read(folder: Path, name: str) -> dict[str, Any]:
+def read(folder: Path, name: str) -> Json:
     """Read `run.json` or `summary.json`."""
     path = folder / name
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         remedy = "name the output folder of klgrad train or distill"
         raise RunError(f"a run's folder, with {name}", str(folder), remedy) from None
     except (OSError, ValueError) as error:
         remedy = "restore it from a backup, or train again"
         raise RunError(f"{name} that can be read", f"{path}: {error}", remedy) from error
-    if not isinstance(found, dict):
-        raise RunError(f"{name} of a run", f"{path} with a {type(found).__name__}", "train again")
-    return found
+    if not isinstance(content, dict):
+        raise RunError(f"{name} of a run", f"{path} with a {type(content).__name__}", "train again")
+    return content
 
 
-def recorded_settings(folder: Path, command: str) -> dict[str, Any]:
+def recorded_settings(folder: Path, command: str) -> Json:
     """The settings in `run.json`; raises if the run belongs to another command."""
-    found = read(folder, RUN)
-    theirs = found.get("command", command)
+    content = read(folder, RUN)
+    theirs = content.get("command", command)
     if theirs != command:
         raise RunError(f"a run of klgrad {command}", f"{folder}, of klgrad {theirs}", f"klgrad {theirs} --resume")
-    settings = found.get("settings", {})
+    settings = content.get("settings", {})
     if not isinstance(settings, dict):
         raise RunError(
             "the settings of a run, by name",
@@ -172,7 +160,7 @@ def recorded_settings(folder: Path, command: str) -> dict[str, Any]:
     return settings
 
 
-def updates_if_finished(folder: Path, settings: Any) -> int | None:
+def updates_if_finished(folder: Path, max_steps: int, num_train_epochs: float) -> int | None:
     """The number of updates of a run that is finished, with its model and summary written; None if it is not."""
     if not (folder / SUMMARY).is_file() or not any((folder / MODEL).glob("*")):
         return None
@@ -183,29 +171,25 @@ def updates_if_finished(folder: Path, settings: Any) -> int | None:
     checkpoint = last_complete(folder)
     if checkpoint is not None and step_of(checkpoint) > updates:
         return None
-    if settings.training.max_steps > 0:
-        return updates if updates >= settings.training.max_steps else None
+    if max_steps > 0:
+        return updates if updates >= max_steps else None
     epochs = summary.get("num_train_epochs")  # of the finished run; `run.json` may plan a longer one
-    return updates if isinstance(epochs, int | float) and epochs >= settings.training.num_train_epochs else None
+    return updates if isinstance(epochs, int | float) and epochs >= num_train_epochs else None
 
 
 def versions() -> dict[str, str]:
     """Versions of the packages that the numbers depend on."""
-    found = {"klgrad": __version__, "python": platform.python_version()}
+    versions = {"klgrad": __version__, "python": platform.python_version()}
     for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
-# Replace the run that is in an output folder, without losing it before the new one has made an update.
+# Replace the run that is in an output folder, if that is asked for.
 
 UNFINISHED = (".model.partial", ".model.old")
 """What remains if the process is killed while it writes or replaces the model."""
-REPLACED, DELETED = ".replaced", ".deleted"
-"""Where the replaced run is kept until the new run's first update, and where it is moved to be deleted."""
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
@@ -233,29 +217,11 @@ def remove_if_empty_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def set_aside(folder: Path, keep: tuple[str, ...] = ()) -> None:
-    """Move the files of the old run, except those in `keep`, to `.replaced`."""
+def delete_run(folder: Path, keep: tuple[str, ...] = ()) -> None:
+    """Delete the files of a run, except those in `keep`."""
     for path in _files_of_a_run(folder):
         if path.name not in keep:
-            (folder / REPLACED).mkdir(exist_ok=True)
-            path.rename(folder / REPLACED / path.name)
-
-
-def drop_replaced(folder: Path) -> None:
-    """Delete the old run, after the first update of the new one."""
-    with suppress(FileNotFoundError):
-        (folder / REPLACED).rename(folder / DELETED)  # in one step: a kill leaves all of it or nothing
-    shutil.rmtree(folder / DELETED, ignore_errors=True)
-
-
-def put_back(folder: Path) -> None:
-    """Restore the old run, if the run that was to replace it made no update."""
-    shutil.rmtree(folder / DELETED, ignore_errors=True)
-    if not (folder / REPLACED).is_dir():
-        return
-    for path in (folder / REPLACED).iterdir():
-        os.replace(path, folder / path.name)
-    (folder / REPLACED).rmdir()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def check_not_replaced(folder: Path, models: Iterable[str | None]) -> None:
@@ -284,8 +250,8 @@ def check_nothing_lost(folder: Path, again: str) -> None:
 
 def lost_by_starting_again(folder: Path) -> list[str]:
     """Files that training has produced. Settings, and an evaluation before the first update, are not counted."""
-    found = [path.name for path in _files_of_a_run(folder) if path.name not in (RUN, HISTORY)]
-    return [*([HISTORY] if training(History(folder).rows()) else []), *found]
+    names = [path.name for path in _files_of_a_run(folder) if path.name not in (RUN, HISTORY)]
+    return [*([HISTORY] if training(History(folder).rows()) else []), *names]
 
 
 def _files_of_a_run(folder: Path) -> list[Path]:

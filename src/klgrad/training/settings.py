@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 from trl.scripts.utils import TrlParser
@@ -18,9 +18,12 @@ from trl.trainer.model_config import ModelConfig
 
 from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
+from ..support import Json
 from ..trl import KLConfig
 from ..trl.config_checks import MeaningWarning
 from .run_folder import recorded_settings
+
+T = TypeVar("T")
 
 # Settings that make a run execute code. With `--resume` they have to be given again.
 #
@@ -28,17 +31,17 @@ from .run_folder import recorded_settings
 # code that comes with a model.
 
 
-def executed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def code_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings that make a run execute code.
 
     Example:
-        >>> executed({"reward": "mine.py:score", "kl_coef": 0.1, "attn_implementation": "owner/kernel"})
+        >>> code_settings({"reward": "mine.py:score", "kl_coef": 0.1, "attn_implementation": "owner/kernel"})
         {'reward': 'mine.py:score', 'attn_implementation': 'owner/kernel'}
     """
     return {name: value for name, value in settings.items() if _executes(name, value)}
 
 
-def check_confirmed(recorded: Mapping[str, Any], given: Mapping[str, Any], folder: Path, command: str) -> None:
+def check_confirmed(recorded: Mapping[str, object], given: Mapping[str, object], folder: Path, command: str) -> None:
     """Refuse code that only `run.json` names.
 
     Args:
@@ -47,19 +50,20 @@ def check_confirmed(recorded: Mapping[str, Any], given: Mapping[str, Any], folde
         folder: of the run.
         command: `train` or `distill`.
     """
-    missing = {name: value for name, value in executed(recorded).items() if name not in given}
+    missing = {name: value for name, value in code_settings(recorded).items() if name not in given}
     if missing:
+        flags = ", ".join(" ".join([f"--{name}", *_words(value)]) for name, value in missing.items())
         raise RunError(
             "code that is given again with --resume, because a run folder may come from somebody else",
-            f"{folder}/run.json, which names {_listed(missing)}",
+            f"{folder}/run.json, which names {flags}",
             f"if you trust it: {resume_command(command, folder, recorded)}",
         )
 
 
-def resume_command(command: str, folder: Path, settings: Mapping[str, Any], *more: str) -> str:
+def resume_command(command: str, folder: Path, settings: Mapping[str, object], *more: str) -> str:
     """The command line that resumes a run."""
     words = ["klgrad", command, "--output_dir", str(folder), "--resume", *more]
-    for name, value in executed(settings).items():
+    for name, value in code_settings(settings).items():
         words += [f"--{name}", *_words(value)]
     return shlex.join(words)
 
@@ -68,34 +72,30 @@ KERNELS = ("attn_implementation", "experts_implementation", "kernel_config")
 """Settings that may name code on the hub."""
 
 
-def _executes(name: str, value: Any) -> bool:
+def _executes(name: str, value: object) -> bool:
     if isinstance(value, str) and value.lstrip().startswith("{"):  # as on a command line
         try:
             value = json.loads(value)
         except ValueError:
             return "trust_remote_code" in value
     if isinstance(value, dict):  # it may name a kernel for each part of a model
-        return any(_executes(name if name in KERNELS else str(key), each) for key, each in value.items())
+        return any(_executes(name if name in KERNELS else str(key), part) for key, part in value.items())
     if isinstance(value, list):
-        return any(_executes(name, each) for each in value)
+        return any(_executes(name, part) for part in value)
     if name in KERNELS:  # `owner/name` is a kernel that would be downloaded
         return isinstance(value, str) and "/" in value
     return name in ("reward", "trust_remote_code", "custom_generate", "use_kernels") and bool(value)
 
 
-def _words(value: Any) -> list[str]:
+def _words(value: object) -> list[str]:
     if value is True:
         return []
     return [json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(" ".join([f"--{name}", *_words(value)]) for name, value in settings.items())
-
-
 # Default settings by command, model and machine, where they differ from TRL's.
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Json = {
     "logging_steps": 1,
     "save_steps": 50,
     "save_total_limit": 2,
@@ -104,7 +104,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """For every model."""
 
-EMBEDDED: dict[str, Any] = {
+EMBEDDED: Json = {
     "max_steps": 60,
     "learning_rate": 5e-6,
     "lr_scheduler_type": "constant",
@@ -117,7 +117,7 @@ EMBEDDED: dict[str, Any] = {
 }
 """For the embedded model: 32 prompts with 8 completions each per update."""
 
-QUICK: dict[str, Any] = {
+QUICK: Json = {
     **EMBEDDED,
     "max_steps": 10,
     "learning_rate": 1e-5,
@@ -133,7 +133,7 @@ QUICK: dict[str, Any] = {
 }
 """About ten minutes on a CPU: 8 prompts with 4 completions each per update."""
 
-DISTILL: dict[str, Any] = {
+DISTILL: Json = {
     "kl_coef": 1.0,
     "kl_estimator": "exact",
     "kl_discount": 0.0,  # with discount 1 and a high learning rate a student learns to end early
@@ -142,12 +142,12 @@ DISTILL: dict[str, Any] = {
 """For `klgrad distill`, where the KL is the whole objective."""
 
 BATCHES = 40
-"""Of completions, which a student of the embedded model samples, however often each is used."""
+"""Number of batches of completions that a student of the embedded model samples, however often each is used."""
 
-STUDENT: dict[str, Any] = {"learning_rate": 3e-4, "max_steps": BATCHES}
+STUDENT: Json = {"learning_rate": 3e-4, "max_steps": BATCHES}
 """A student with two thirds of the layers is far from its teacher, and needs a high learning rate."""
 
-REUSED: dict[str, Any] = {
+REUSED: Json = {
     "num_iterations": 8,
     "learning_rate": 6e-4,
     "lr_scheduler_type": "cosine",
@@ -157,9 +157,9 @@ REUSED: dict[str, Any] = {
 Summed over the vocabulary, the KL of a token needs no importance weights on completions of an earlier policy.
 """
 
-QUICK_STUDENT: dict[str, Any] = {"learning_rate": 1e-4, "max_steps": 8, "save_steps": 4, "eval_every": 4}
+QUICK_STUDENT: Json = {"learning_rate": 1e-4, "max_steps": 8, "save_steps": 4, "eval_every": 4}
 
-QUICK_REUSED: dict[str, Any] = {
+QUICK_REUSED: Json = {
     "num_iterations": 2,
     "learning_rate": 2e-4,
     "max_steps": 12,
@@ -168,11 +168,11 @@ QUICK_REUSED: dict[str, Any] = {
 }
 """Few batches: eight updates with each would leave one or two."""
 
-UNGROUPED: dict[str, Any] = {"num_generations": 2}
+UNGROUPED: Json = {"num_generations": 2}
 """Without a reward nothing is compared within a group: use more prompts, with the fewest completions TRL allows."""
 
 
-def preset_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
+def preset_of(command: str, given: Json) -> Json:
     """The default settings of a command.
 
     Args:
@@ -180,48 +180,40 @@ def preset_of(command: str, given: dict[str, Any]) -> dict[str, Any]:
         given: settings from the command line and a file, which choose among the presets.
 
     Returns:
-        Values by name; `given` takes precedence over them.
+        Json by name; `given` takes precedence over them.
 
     Example:
         >>> preset_of("distill", {"quick": True})["max_steps"]
         12
     """
-    model = (
-        given.get("teacher", EMBEDDED_MODEL)
-        if command == "distill"
-        else given.get("model_name_or_path", EMBEDDED_MODEL)
-    )
-    embedded = str(model).partition(":")[0] == EMBEDDED_MODEL
-    found = {**DEFAULTS, **(EMBEDDED if embedded else {})}
-    if given.get("quick"):
-        found |= QUICK
+    name = "teacher" if command == "distill" else "model_name_or_path"
+    embedded = str(given.get(name, EMBEDDED_MODEL)).partition(":")[0] == EMBEDDED_MODEL
+    preset = {**DEFAULTS, **(EMBEDDED if embedded else {}), **(QUICK if given.get("quick") else {})}
     if command == "distill":
-        found = _distilling({**found, **DISTILL}, given, embedded)
+        preset = _distillation_preset(preset | DISTILL, given, embedded)
     if "num_train_epochs" in given:
-        found.pop("max_steps", None)  # otherwise TRL would ignore the epochs
-    return found
+        preset.pop("max_steps", None)  # otherwise TRL would ignore the epochs
+    return preset
 
 
-def _distilling(found: dict[str, Any], given: dict[str, Any], embedded: bool) -> dict[str, Any]:
-    if given.get("kl_level") == "token":
-        found.pop("kl_discount")  # at token level there is no future to discount
+def _distillation_preset(preset: Json, given: Json, embedded: bool) -> Json:
+    if given.get("kl_level") == "token" or given.get("kl_cell"):
+        preset.pop("kl_discount")  # at token level there is no future to discount, and a cell has its own
     if given.get("kl_cell"):
-        found = {name: x for name, x in found.items() if name not in ("kl_discount", "kl_estimator")}
+        preset.pop("kl_estimator")
     if "reward" not in given and given.get("kl_baseline", "none") == "none":
-        found |= UNGROUPED
-    reused = embedded and _reusable({**found, **given})
+        preset |= UNGROUPED
+    reused = embedded and _reusable({**preset, **given})
     if given.get("quick"):
-        return found | (QUICK_REUSED if reused else QUICK_STUDENT)
-    return found | (_reused(given) if reused else STUDENT if embedded else {})
+        return preset | (QUICK_REUSED if reused else QUICK_STUDENT)
+    if reused:  # with updates for all batches; a number of uses that is not valid is reported later
+        uses = given.get("num_iterations")
+        updates = BATCHES * (uses if isinstance(uses, int) else REUSED["num_iterations"])
+        return preset | REUSED | {"max_steps": updates}
+    return preset | (STUDENT if embedded else {})
 
 
-def _reused(given: dict[str, Any]) -> dict[str, Any]:
-    """With updates for all batches. A number of uses that is not valid is reported later."""
-    uses = given.get("num_iterations")
-    return {**REUSED, "max_steps": BATCHES * (uses if isinstance(uses, int) else REUSED["num_iterations"])}
-
-
-def _reusable(chosen: dict[str, Any]) -> bool:
+def _reusable(chosen: Json) -> bool:
     """Whether the exact reverse KL of each token is the whole objective. The values are not checked yet."""
     other = ("reward", "kl_cell", "kl_top_k", "rollout_lag")
     plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
@@ -231,7 +223,7 @@ def _reusable(chosen: dict[str, Any]) -> bool:
     return as_usual and tokens and wanted and not any(chosen.get(name) for name in other)
 
 
-def machine_settings() -> dict[str, Any]:
+def machine_settings() -> Json:
     """Settings of this machine: TRL's default is bf16, which a CPU may not support."""
     import torch
 
@@ -241,7 +233,7 @@ def machine_settings() -> dict[str, Any]:
 # The settings of `klgrad train` and `klgrad distill` beside those of TRL.
 
 
-def _setting(default: Any, text: str) -> Any:
+def _setting(default: T, text: str) -> T:
     return field(default=default, metadata={"help": text})
 
 
@@ -308,7 +300,7 @@ class PolicyConfig(ModelConfig):
 
 
 @dataclass
-class Settings:
+class RunSettings:
     """All settings of a command.
 
     Attributes:
@@ -323,7 +315,7 @@ class Settings:
     run: RunConfig
     training: KLConfig
     policy: PolicyConfig
-    given: dict[str, Any]
+    given: Json
 
     @property
     def rewarded(self) -> bool:
@@ -346,75 +338,69 @@ ALIASES = {"model": "model_name_or_path"}
 """Short names that a file of settings may use."""
 
 
-# TRL's parser, with errors of one line. Values of files are read as on a command line, so argparse checks their types.
+# TRL's parser, with errors of one line. Json of files are read as on a command line, so argparse checks their types.
+
+UNSET = object()
 
 
 class Parser(TrlParser):
     """TRL's parser, with errors of one line instead of a list of four hundred flags."""
 
     def __init__(self, command: str) -> None:
-        kinds: Any = (RunConfig, KLConfig, PolicyConfig)
-        super().__init__(kinds, prog=f"klgrad {command}", allow_abbrev=False)
+        super().__init__((RunConfig, KLConfig, PolicyConfig), prog=f"klgrad {command}", allow_abbrev=False)  # pyright: ignore[reportArgumentType]
         self.actions = {action.dest: action for action in self._actions if action.dest != "help"}
-        self.pristine = {name: action.default for name, action in self.actions.items()}
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
         raise SettingError("settings of the right kind", message, f"see {self.prog} --help")
 
-    def named(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
-        """Settings of a file, under their full names."""
-        found = {str(ALIASES.get(key, key)): value for key, value in values.items()}
-        for name in found:
-            if name not in self.actions:
-                raise UnknownNameError(f"setting in {where}", name, {*self.actions, *ALIASES})
-        return found
+    def read(self, arguments: list[str]) -> tuple[Json, list[str]]:
+        """The settings of a command line, without defaults, and the words that are none."""
+        unset = argparse.Namespace(**dict.fromkeys(self.actions, UNSET))
+        values, unknown = self.parse_known_args(arguments, unset)
+        return {name: x for name, x in vars(values).items() if x is not UNSET}, unknown
 
-    def flags(self, values: dict[str, Any]) -> list[str]:
-        """Settings as on a command line; None stands for the default. A list that a flag cannot give becomes one."""
+    def convert(self, values: Json) -> Json:
+        """Settings of a file, as a command line would give them; None stands for the default."""
         words: list[str] = []
+        lists: Json = {}  # that no flag can give
         for name, value in values.items():
             if isinstance(value, list) and self.actions[name].nargs == "+":
                 words += [f"--{name}", *map(str, value)]
             elif isinstance(value, list) and name in RunConfig.__dataclass_fields__:
                 words.append(f"--{name}={','.join(map(str, value))}")
             elif isinstance(value, list):
-                self.set_defaults(**{name: value})
+                lists[name] = value
             elif value is not None:
                 words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-        return words
+        return lists | self.read(words)[0]
 
-    def given(self, arguments: list[str]) -> dict[str, Any]:
-        """Values of these arguments, without defaults."""
-        before = {action: action.default for action in self._actions}
-        for action in self._actions:
-            action.default = argparse.SUPPRESS
-        try:
-            return vars(self.parse_known_args(arguments)[0])
-        finally:
-            for action, default in before.items():
-                action.default = default
+    def name(self, values: Mapping[Any, object], where: str) -> Json:
+        """Settings of a file, under their full names."""
+        named = {ALIASES.get(str(key), str(key)): value for key, value in values.items()}
+        for name in named:
+            if name not in self.actions:
+                raise UnknownNameError(f"setting in {where}", name, {*self.actions, *ALIASES})
+        return named
 
 
 # Read settings from the command line, a YAML file and a preset. An unknown name is an error with similar names.
 
-NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "num_processes", "accelerate_config", "help", "output_dir"})
+NOT_RECORDED = frozenset({"resume", "dry_run", "overwrite", "num_processes", "accelerate_config", "output_dir"})
 """Settings of one call, which a resumed run does not inherit."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """Values by name, each of a known name; whether they fit together is not checked yet."""
+    """Json from the command line, a file, `run.json` or a preset, of known names; not yet checked together."""
 
-    command: str
-    arguments: list[str]
     parser: Parser
-    values: dict[str, Any]
-    chosen: frozenset[str]
-    """Names set on the command line, in a file, in `run.json` or by a preset."""
+    command: str
+    values: Json
+    run: RunConfig
 
 
-def parse(command: str, arguments: list[str]) -> Settings:
+def parse(command: str, arguments: list[str]) -> RunSettings:
     """Parse a command line.
 
     Precedence: flags, then the file of `--config`, then a preset, then TRL's defaults.
@@ -436,51 +422,47 @@ def parse(command: str, arguments: list[str]) -> Settings:
 def read(command: str, arguments: list[str]) -> Parsed:
     """Parse names and values. Checks of combinations depend on the number of processes, and follow in `settings_of`."""
     parser, file, (files, arguments) = Parser(command), {}, _take(arguments, "config")
+    given, unknown = parser.read(arguments)
     if files["config"] is not None:
-        file = parser.named(_read_settings(files["config"]), "the configuration file")
-        arguments = [*parser.flags(file), *arguments]
-    given = parser.given(arguments)
+        file = parser.name(_read_settings(files["config"]), "the configuration file")
+        given = parser.convert(file) | given
     output = str(given.get("output_dir") or f"runs/{command}")
-    preset, recorded = preset_of(command, given), {}
+    base = preset_of(command, given) | machine_settings() | {"output_dir": output}
     if given.get("resume"):  # `run.json` contains the preset of that time
-        preset, recorded = {}, parser.named(recorded_settings(Path(output), command), f"{output}/run.json")
+        recorded = parser.name(recorded_settings(Path(output), command), f"{output}/run.json")
         check_confirmed(recorded, given, Path(output), command)
+        recorded = {name: x for name, x in recorded.items() if name not in file}
         if "num_train_epochs" in given:
             recorded.pop("max_steps", None)  # otherwise TRL would ignore the epochs
-    preset |= machine_settings()
-    parser.set_defaults(**{**preset, "output_dir": output})
-    arguments = [*parser.flags({name: x for name, x in recorded.items() if name not in file}), *arguments]
-    values, unknown = parser.parse_known_args(arguments)
+        base = machine_settings() | {"output_dir": output} | parser.convert(recorded)
     if unknown:
         names = [name for name in unknown if name.startswith("-")] or unknown
         raise UnknownNameError("setting", names[0].lstrip("-").split("=")[0], {*parser.actions, *ALIASES})
-    return Parsed(command, arguments, parser, vars(values), frozenset({*preset, *recorded, *given}))
+    values: Json = {**base, **given}
+    run = RunConfig(**{name: x for name, x in values.items() if name in RunConfig.__dataclass_fields__})
+    return Parsed(parser, command, values, run)
 
 
-def settings_of(parsed: Parsed, processes: int | None = None) -> Settings:
+def settings_of(parsed: Parsed, processes: int | None = None) -> RunSettings:
     """Build the settings, with the checks of TRL and of this package.
 
     Args:
         parsed: from `read`.
         processes: the number of processes that a dry run describes; None for this process' own environment.
     """
-    parser, pristine = parsed.parser, parsed.parser.pristine
-    given = {
-        name: value
-        for name, value in parsed.values.items()
-        if name not in NOT_RECORDED and (name in parsed.chosen or value != pristine.get(name))
-    }
+    parser = parsed.parser
     if processes is not None:
         parser.dataclass_types = [planned(processes) if kind is KLConfig else kind for kind in parser.dataclass_types]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MeaningWarning)  # the start of a run and --dry-run print the same
-            run, training, policy = parser.parse_args_into_dataclasses(parsed.arguments)
+            run, training, policy = parser.parse_dict(parsed.values)
     except KlgradError:
         raise
     except Exception as error:  # the checks of TRL and transformers raise errors of any type
         raise _misfit(parser, error) from error
-    return Settings(parsed.command, run, training, policy, given)
+    recorded = {name: value for name, value in parsed.values.items() if name not in NOT_RECORDED}
+    return RunSettings(parsed.command, run, training, policy, recorded)  # pyright: ignore[reportArgumentType]
 
 
 def _misfit(parser: Parser, error: Exception) -> SettingError:
@@ -502,16 +484,16 @@ def _take(arguments: list[str], *names: str) -> tuple[dict[str, str | None], lis
     return vars(values), rest
 
 
-def _read_settings(path: str) -> dict[Any, Any]:
+def _read_settings(path: str) -> dict[object, object]:
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         text = " ".join(str(error).split())
         raise SettingError("a YAML file of settings", f"{path!r}: {text}", "--config FILE names a YAML file") from error
-    if not isinstance(found, dict):
-        received = f"{path}: {type(found).__name__}"
+    if not isinstance(content, dict):
+        received = f"{path}: {type(content).__name__}"
         raise SettingError("names and values in YAML", received, "write one `name: value` per line")
-    return found
+    return content
 
 
 # Start the same command again in several processes, by `accelerate launch`.
@@ -521,26 +503,26 @@ LAUNCHED = "KLGRAD_LAUNCHED"
 
 def needs_launch(parsed: Parsed) -> bool:
     """Whether this process should only start others."""
-    if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or parsed.values["dry_run"]:
+    if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or parsed.run.dry_run:
         return False
-    return parsed.values["num_processes"] > 1 or parsed.values["accelerate_config"] is not None
+    return parsed.run.num_processes > 1 or parsed.run.accelerate_config is not None
 
 
 def processes(parsed: Parsed) -> int:
     """The number of processes that would train."""
-    count, config = parsed.values["num_processes"], _accelerate_config(parsed)
-    if count > 1 or config is None:
-        return count
-    found = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-    return int(found.get("num_processes", 1)) if isinstance(found, dict) else 1
+    config = _accelerate_config(parsed)
+    if parsed.run.num_processes > 1 or config is None:
+        return parsed.run.num_processes
+    content = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+    return int(content.get("num_processes", 1)) if isinstance(content, dict) else 1
 
 
-def command(parsed: Parsed, arguments: list[str]) -> list[str]:
+def launch_command(parsed: Parsed, arguments: list[str]) -> list[str]:
     """The command line to execute; it has the same settings, except those that choose the processes."""
-    config, count = _accelerate_config(parsed), parsed.values["num_processes"]
+    config = _accelerate_config(parsed)
     chosen = [] if config is None else ["--config_file", config]
-    if count > 1:
-        chosen += ["--num_processes", str(count)]
+    if parsed.run.num_processes > 1:
+        chosen += ["--num_processes", str(parsed.run.num_processes)]
     if config is None:
         chosen += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
         chosen += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
@@ -548,15 +530,15 @@ def command(parsed: Parsed, arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", parsed.command, *others]
 
 
-def execute(parsed: Parsed, arguments: list[str]) -> None:
-    """Replace this process by the launcher; does not return."""
-    found = command(parsed, arguments)
+def launch(parsed: Parsed, arguments: list[str]) -> NoReturn:
+    """Replace this process by the launcher."""
+    words = launch_command(parsed, arguments)
     os.environ[LAUNCHED] = "1"
-    os.execv(found[0], found)
+    os.execv(words[0], words)
 
 
 def _accelerate_config(parsed: Parsed) -> str | None:
-    config = parsed.values["accelerate_config"]
+    config = parsed.run.accelerate_config
     if config is not None and not Path(config).is_file():
         received = f"{config}, no such file"
         raise SettingError("a configuration of accelerate", received, "write one with `accelerate config`")

@@ -1,9 +1,7 @@
 """An error in a file names its row and a remedy, and nothing is written."""
 
 import json
-import struct
 import sys
-import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -142,38 +140,6 @@ def test_files_without_rows_or_live_tokens_are_refused(tmp_path):
     assert "which has no rows" in message_of(path)
     np.savez(path, logp=-np.ones((5, 4)), ref_logp=-np.ones((5, 4)), mask=np.zeros((5, 4)))
     assert "5 rows without live tokens; remedy: check that the mask is 1" in message_of(path)
-
-
-def varint(n):
-    n *= 2  # zigzag
-    found = b""
-    while n >= 128:
-        found, n = found + bytes([n % 128 + 128]), n // 128
-    return found + bytes([n])
-
-
-def test_parquet_metadata_with_2_to_the_31_rows_are_refused(tmp_path):
-    path = write(tmp_path / "log.parquet", sampled(rows=300, tokens=2))
-    data = path.read_bytes()
-    (size,) = struct.unpack("<I", data[-8:-4])
-    body, footer = data[: -8 - size], data[-8 - size : -8]
-    assert footer.count(b"\x16" + varint(300)) >= 1
-    footer = footer.replace(b"\x16" + varint(300), b"\x16" + varint(2**31), 1)
-    path.write_bytes(body + footer + struct.pack("<I", len(footer)) + b"PAR1")
-    assert pq.ParquetFile(path).metadata.num_rows == 2**31
-    assert "2147483648 rows" in message_of(path)
-
-
-@pytest.mark.parametrize("shape", [(2**31, 2**20), (1, 2**20), (3, -4), (-3, 4)])
-def test_an_npz_with_another_shape_than_its_data_is_refused(shape, tmp_path):
-    path = tmp_path / "log.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in ("logp", "ref_logp"):
-            with archive.open(f"{name}.npy", "w") as stream:
-                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(stream, header)
-                stream.write(bytes(1000))
-    assert "expected a complete NPZ file with arrays of numbers" in message_of(path)
 
 
 def test_an_npz_column_by_column_is_read_as_one_row_by_row(tmp_path):

@@ -1,7 +1,9 @@
-"""Questions whose answers are right, that repeat by seed, and of which the held-out ones are never trained on."""
+"""Prompts, tasks and rewards."""
 
+import asyncio
 import itertools
 import json
+import math
 import re
 import sys
 import types
@@ -12,10 +14,28 @@ from typing import Any
 import pytest
 
 from klgrad.errors import DataError, MissingExtraError, RewardError, SettingError, UnknownNameError
-from klgrad.training.data import TASKS, correct, data_of, evaluation_rows, integer_in, tasks_of, training_rows
+from klgrad.training.data import (
+    TASKS,
+    checked,
+    correct,
+    data_of,
+    evaluation_rows,
+    integer_in,
+    load_reward,
+    probe,
+    tasks_of,
+    training_rows,
+)
 from klgrad.training.settings import RunConfig
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def loaded(settings, seed=0, conversational=False):
+    return data_of(settings, seed, conversational=conversational)
+
+
+# Questions whose answers are right, that repeat by seed, and of which the held-out ones are never trained on.
 
 
 def by_another_way(task, question):
@@ -84,19 +104,19 @@ def test_the_reward_takes_chats_and_texts():
 
 
 def test_the_default_trains_in_the_domain_and_evaluates_both():
-    data = data_of(RunConfig(train_size=10, eval_size=3), seed=0, conversational=True)
-    assert {row["task"] for row in data.train} == {"addition", "subtraction"}
+    data = loaded(RunConfig(train_size=10, eval_size=3), conversational=True)
+    assert {row["task"] for row in data.train.to_list()} == {"addition", "subtraction"}
     assert [(s.name, s.domain, len(s.rows)) for s in data.evaluation] == [
         ("addition", "in", 3), ("subtraction", "in", 3), ("multiplication", "out", 3), ("maximum", "out", 3),
         ("word-problems", "out", 3),
     ]  # fmt: skip
     assert data.train[0]["prompt"][0]["role"] == "user"
-    assert isinstance(data_of(RunConfig(train_size=1), 0, conversational=False).train[0]["prompt"], str)
+    assert isinstance(loaded(RunConfig(train_size=1)).train[0]["prompt"], str)
 
 
 def test_another_choice_of_tasks():
-    data = data_of(RunConfig(task="maximum", eval_task="addition, maximum", eval_size=2), seed=0, conversational=False)
-    assert {row["task"] for row in data.train} == {"maximum"}
+    data = loaded(RunConfig(task="maximum", eval_task="addition, maximum", eval_size=2))
+    assert {row["task"] for row in data.train.to_list()} == {"maximum"}
     assert [(s.name, s.domain) for s in data.evaluation] == [("addition", "out"), ("maximum", "in")]
 
 
@@ -118,7 +138,7 @@ def test_another_choice_of_tasks():
 )
 def test_what_cannot_be_used(settings, error, said):
     with pytest.raises(error, match=said):
-        data_of(RunConfig(**settings), seed=0, conversational=False)
+        loaded(RunConfig(**settings))
 
 
 @pytest.mark.filterwarnings("ignore:2 of 2 training rows")
@@ -127,7 +147,7 @@ def test_prompts_that_are_all_evaluated_on_leave_none_to_train_on(tmp_path):
     for name in names:
         Path(name).write_text('{"prompt": "1 + 1"}\n{"prompt": "1 + 2"}\n')
     with pytest.raises(DataError, match="at least one prompt"):
-        data_of(RunConfig(task=names[0], eval_task=names[1]), seed=0, conversational=False)
+        loaded(RunConfig(task=names[0], eval_task=names[1]))
 
 
 def test_two_rewards_of_one_name_are_refused(tmp_path):
@@ -137,7 +157,7 @@ def test_two_rewards_of_one_name_are_refused(tmp_path):
 
     def rewards(*names):
         given = ",".join(f"{tmp_path}/{name}" for name in names)
-        return data_of(RunConfig(reward=given, train_size=1, eval_size=1), seed=0, conversational=False).rewards
+        return loaded(RunConfig(reward=given, train_size=1, eval_size=1)).rewards
 
     with pytest.raises(SettingError, match=r"received several named 'score'; remedy: rename one of the functions"):
         rewards("a.py:score", "a.py:other", "b.py:score")
@@ -156,10 +176,10 @@ def file(tmp_path):
 
 def test_a_file_of_prompts_keeps_some_for_evaluation(file):
     path = file([{"prompt": f"say {i}", "wanted": i} for i in range(20)])
-    data = data_of(RunConfig(task=path, eval_size=4), seed=0, conversational=True)
+    data = loaded(RunConfig(task=path, eval_size=4), conversational=True)
     (held_out,) = data.evaluation
     assert (held_out.name, held_out.domain, len(held_out.rows), len(data.train)) == ("prompts", "in", 4, 16)
-    asked = [row["prompt"] for row in (*data.train, *held_out.rows)]
+    asked = [row["prompt"] for row in (*data.train.to_list(), *held_out.rows)]
     assert sorted(x[0]["content"] for x in asked) == sorted(f"say {i}" for i in range(20))
     assert data.rewards == []
 
@@ -168,14 +188,14 @@ def test_a_file_of_prompts_keeps_some_for_evaluation(file):
 def test_a_file_whose_name_looks_like_a_pattern(name, file, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     path = file([{"prompt": str(i)} for i in range(5)], name)
-    assert len(data_of(RunConfig(task=path, eval_size=0), seed=0, conversational=False).train) == 5
+    assert len(loaded(RunConfig(task=path, eval_size=0)).train) == 5
 
 
 @pytest.mark.parametrize("column", ["prompts", "completions", "trainer_state", "log_extra", "log_metric"])
 def test_a_column_that_trl_gives_to_rewards_itself_is_refused(column, file):
     path = file([{"prompt": str(i), column: "x"} for i in range(5)])
     with pytest.raises(DataError, match=f"prompts.jsonl with {column}; remedy: rename the column"):
-        data_of(RunConfig(task=path), seed=0, conversational=False)
+        loaded(RunConfig(task=path))
 
 
 def prompts(rows):
@@ -190,7 +210,7 @@ def test_a_prompt_that_is_asked_twice_is_on_one_side(file, chat):
     found = []
     for order in (rows, rows[::-1]):
         with warnings.catch_warnings(action="error"):  # none had to be left out
-            data = data_of(RunConfig(task=file(order), eval_size=4), seed=0, conversational=False)
+            data = loaded(RunConfig(task=file(order), eval_size=4))
         held_out = data.evaluation[0].rows
         assert len(held_out) == len(prompts(held_out)) == 4
         assert not prompts(data.train) & prompts(held_out)
@@ -202,7 +222,7 @@ def test_a_prompt_that_is_asked_twice_is_on_one_side(file, chat):
 def test_evaluating_on_what_is_trained_on_holds_some_out(file, tmp_path):
     path = file([{"prompt": str(i)} for i in range(20)])
     for same in (path, f"{tmp_path}/../{tmp_path.name}/prompts.jsonl"):
-        data = data_of(RunConfig(task=path, eval_task=same, eval_size=4), seed=0, conversational=False)
+        data = loaded(RunConfig(task=path, eval_task=same, eval_size=4))
         assert [(each.domain, len(each.rows)) for each in data.evaluation] == [("in", 4)]
         assert not prompts(data.train) & prompts(data.evaluation[0].rows)
 
@@ -213,16 +233,16 @@ def test_other_files_are_out_of_the_domain_unless_they_share_prompts(file, tmp_p
     (tmp_path / "b").mkdir()
     other = file([{"prompt": f"other {i}"} for i in range(9)], "a/test.jsonl")
     shared = file([{"prompt": str(i)} for i in (3, 4, 99)], "b/test.jsonl")
-    data = data_of(RunConfig(task=path, eval_task=f"{other},{shared}", eval_size=5), seed=0, conversational=False)
+    data = loaded(RunConfig(task=path, eval_task=f"{other},{shared}", eval_size=5))
     assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [
         (other, "out", 5), (shared, "in", 3),
     ]  # fmt: skip
     assert prompts(data.train) == {json.dumps(str(i)) for i in range(20) if i not in (3, 4)}
     with pytest.warns(UserWarning, match="2 of 20 training rows have prompts that are evaluated on"):
-        data_of(RunConfig(task=path, eval_task=shared), seed=0, conversational=False)
+        loaded(RunConfig(task=path, eval_task=shared))
     all_of_it = file([{"prompt": str(i)} for i in range(20)], "b/copy.jsonl")
     with pytest.raises(DataError, match="that is not evaluated on"):
-        data_of(RunConfig(task=path, eval_task=all_of_it), seed=0, conversational=False)
+        loaded(RunConfig(task=path, eval_task=all_of_it))
 
 
 def test_configuration_and_split_of_a_dataset(monkeypatch):
@@ -236,7 +256,7 @@ def test_configuration_and_split_of_a_dataset(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     given = {"task": "some/where", "dataset_config": "main", "dataset_split": "training"}
-    data = data_of(RunConfig(**given, dataset_eval_split="test", eval_size=4), seed=0, conversational=False)
+    data = loaded(RunConfig(**given, dataset_eval_split="test", eval_size=4))
     assert asked == [("some/where", "main", "training"), ("some/where", "main", "test")]
     assert [(each.name, each.domain, len(each.rows)) for each in data.evaluation] == [("where", "in", 4)]
     assert len(data.train) == 10
@@ -247,7 +267,7 @@ def test_parquet_too(tmp_path):
 
     path = tmp_path / "p.parquet"
     Dataset.from_list([{"prompt": "a"}] * 3).to_parquet(str(path))
-    assert len(data_of(RunConfig(task=str(path), eval_size=0), 0, conversational=False).train) == 3
+    assert len(loaded(RunConfig(task=str(path), eval_size=0)).train) == 3
 
 
 @pytest.mark.parametrize(
@@ -258,12 +278,12 @@ def test_a_file_that_is_no_prompts(tmp_path, content, said):
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
     with pytest.raises(DataError, match=said):
-        data_of(RunConfig(task=str(path)), seed=0, conversational=False)
+        loaded(RunConfig(task=str(path)))
 
 
 def test_without_reasoning_gym_the_extra_is_named():
     with pytest.raises(MissingExtraError, match=r"klgrad\[gym\]"):
-        data_of(RunConfig(task="reasoning-gym:chain_sum"), seed=0, conversational=False)
+        loaded(RunConfig(task="reasoning-gym:chain_sum"))
 
 
 def test_reasoning_gym_by_name(monkeypatch):
@@ -297,4 +317,74 @@ def test_reasoning_gym_by_name(monkeypatch):
     row = data.evaluation[0].rows[0]
     assert data.rewards[0](completions=[row["answer"]], task=["other"], entry=[row["entry"]]) == [1.0]
     with pytest.raises(UnknownNameError, match="chain_sum"):
-        data_of(RunConfig(task="reasoning-gym:chain_sums"), seed=0, conversational=False)
+        loaded(RunConfig(task="reasoning-gym:chain_sums"))
+
+
+# The error of a reward function names the function, and comes before training if possible.
+
+
+ROW = {"prompt": "2 + 3", "answer": "5"}
+
+
+def fine(completions, answer, **_):
+    return [1, None][: len(completions)]
+
+
+async def later(completions, **_):
+    return [math.nan]
+
+
+def wants_more(completions, gold, **_):
+    return [1.0]
+
+
+BAD = {
+    "1 rewards of 'bad'; received 2": lambda completions, **_: [1.0, 2.0],
+    "nan for": lambda completions, **_: [math.nan],
+    "inf for": lambda completions, **_: [math.inf],
+    "'bad'; received ZeroDivisionError": lambda completions, **_: [1 / 0],
+    "'bad'; received ValueError": lambda completions, **_: ["good"],
+    "missing 1 required positional argument: 'gold'": wants_more,
+    "'bad'; received nan": later,
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_a_probe_finds_it(said, monkeypatch):
+    monkeypatch.setattr(BAD[said], "__name__", "bad")
+    with pytest.raises(RewardError, match=said):
+        probe([fine, BAD[said]], ROW)
+
+
+def test_columns_that_trl_leaves_out_are_left_out_here_too():
+    """As TRL does: `completion` and `completion_ids` of a dataset never reach a reward function."""
+    seen = {}
+
+    def reward(completions, completion_ids, **columns):
+        seen.update(columns, ids=completion_ids)
+        return [1.0]
+
+    probe([reward], {**ROW, "completion": "old", "completion_ids": [7, 8]})
+    assert seen["ids"] == [[0]]
+    assert set(seen) == {"ids", "answer", "prompts", "trainer_state", "log_extra", "log_metric"}
+
+
+def test_what_is_fine_passes_through():
+    probe([fine], ROW)
+    reward = checked(fine)
+    assert reward.__name__ == "fine"
+    assert reward(completions=["a", "b"], answer=["5", "5"]) == [1.0, None]
+
+
+def test_a_coroutine_stays_one():
+    async def good(completions, **_):
+        return [0.5]
+
+    assert asyncio.run(checked(good)(completions=["a"])) == [0.5]
+
+
+def test_by_name(tmp_path):
+    (tmp_path / "mine.py").write_text("def judge(completions, **_): return [2.0] * len(completions)")
+    assert load_reward(f"{tmp_path}/mine.py:judge")(completions=["x"]) == [2.0]
+    with pytest.raises(RewardError, match="add the part after"):
+        load_reward("mine")

@@ -1,4 +1,4 @@
-"""A run that was killed and resumed ends with the same weights, to the last bit, as one that was not."""
+"""Checkpoints: a run that was stopped continues as if it had not been."""
 
 import json
 import os
@@ -15,11 +15,15 @@ from some import first
 from training.small import SMALL, arguments
 
 from klgrad.errors import RewardError, RunError
+from klgrad.training import checkpoint
 from klgrad.training.checkpoint import RunTrainer, checkpoints, is_complete, is_over, last_complete, rotate, seal
 from klgrad.training.run_folder import in_updates
-from klgrad.trl.state_files import plain, read_state
+from klgrad.trl.state_files import plain, read_state, state_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+# A run that was killed and resumed ends with the same weights, to the last bit, as one that was not.
+
 
 REWARD = '''
 """Counts its calls; at the requested one, does what the file `instruction` says."""
@@ -43,9 +47,14 @@ def counted(completion_ids, **_):
         os.kill(os.getpid(), int(what))
     return [float(len(set(ids))) for ids in completion_ids]
 '''
+
+
 BEFORE = 1
 """Calls before the first update, where nothing is evaluated: the one that tries it."""
+
+
 QUIET = {"eval_size": 0, "save_steps": 50}
+
 
 CASES = {
     "plain": ({}, 2),
@@ -81,20 +90,28 @@ def reward(tmp_path):
     return tell
 
 
-def same(a, b):
-    assert a.keys() == b.keys()
-    return all(torch.equal(a[name], b[name]) for name in a)
-
-
 def history(folder):
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     passing = ("seconds", "step_time")  # what another clock would tell otherwise
     return [{k: v for k, v in row.items() if k not in passing} for row in rows]
 
 
+@pytest.fixture
+def assert_same(weights):
+    """Equal weights, to the last bit, and equal histories."""
+
+    def check(a, b):
+        first, second = weights(a), weights(b)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        assert history(a) == history(b)
+
+    return check
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", first(CASES, ("plain", "in the middle of a generation batch")))
-def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
+def test_stopped_by_ctrl_c(case, run, assert_same, reward, tmp_path):
     settings, updates = CASES[case]
     settings = {**settings, **QUIET}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -107,13 +124,12 @@ def test_stopped_by_ctrl_c(case, run, weights, reward, tmp_path):
     status, text = run("train", parts, resume=True, reward=reward())
     assert status == 0
     assert f"continuing from checkpoint-{updates}" in text
-    assert same(weights(whole), weights(parts))
-    assert history(whole) == history(parts)
+    assert_same(whole, parts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", first(["raise", "nan", "interrupt"], 1))
-def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tmp_path):
+def test_a_step_that_fails_half_way_costs_nothing(what, run, assert_same, reward, tmp_path):
     """The run is saved as it was before that step, whatever the schedule: half a gradient and random numbers too."""
     settings = {**QUIET, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 3}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -126,13 +142,12 @@ def test_a_step_that_fails_half_way_costs_nothing(what, run, weights, reward, tm
             run("train", parts, reward=reward(third, what), **settings)
     assert [path.name for path in parts.glob("checkpoint-*")] == ["checkpoint-1"]
     assert run("train", parts, resume=True, reward=reward())[0] == 0
-    assert same(weights(whole), weights(parts))
-    assert history(whole) == history(parts)
+    assert_same(whole, parts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2])
-def test_an_evaluation_that_fails_costs_nothing(after, run, weights, reward, tmp_path):
+def test_an_evaluation_that_fails_costs_nothing(after, run, assert_same, reward, tmp_path):
     """In the middle or at the end: what was trained is saved, and the evaluation made up for."""
     settings = {"eval_size": 2, "eval_every": 1, "eval_task": "addition", "save_steps": 50, "max_steps": 2}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -141,8 +156,7 @@ def test_an_evaluation_that_fails_costs_nothing(after, run, weights, reward, tmp
         run("train", parts, reward=reward(1 + 2 * after, "raise"), **settings)
     assert [path.name for path in parts.glob("checkpoint-*")] == [f"checkpoint-{after}"]
     assert run("train", parts, resume=True, reward=reward())[0] == 0
-    assert same(weights(whole), weights(parts))
-    assert history(whole) == history(parts)
+    assert_same(whole, parts)
 
 
 def test_a_reward_that_fails_at_once_trains_nothing(run, reward, tmp_path):
@@ -152,7 +166,7 @@ def test_a_reward_that_fails_at_once_trains_nothing(run, reward, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_outright(model, run, weights, reward, tmp_path):
+def test_killed_outright(model, run, assert_same, reward, tmp_path):
     """SIGKILL in the middle of an evaluation, in a process of its own: no handler, no goodbye."""
     settings = {"max_steps": 2, "eval_every": 1, "eval_size": 2, "save_steps": 1}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -167,13 +181,10 @@ def test_killed_outright(model, run, weights, reward, tmp_path):
     assert killed.returncode == -signal.SIGKILL
     assert last_complete(parts).name == "checkpoint-1"
     assert run("train", parts, resume=True, reward=reward())[0] == 0
-    assert same(weights(whole), weights(parts))
-    assert history(whole) == history(parts)
+    assert_same(whole, parts)
 
 
 # Damage
-
-
 def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -203,9 +214,7 @@ def test_damage_is_seen(what, finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(finished, run, weights, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
+def test_a_damaged_checkpoint_is_passed_over(finished, run, assert_same, parts):
     shutil.rmtree(parts / "model")
     cut(parts / "checkpoint-4" / "model.safetensors")
     remove(parts / "checkpoint-3" / "optimizer.pt")
@@ -215,13 +224,12 @@ def test_a_damaged_checkpoint_is_passed_over(finished, run, weights, tmp_path):
     assert "checkpoint-4 is not complete" in said
     assert "checkpoint-3 is not complete" in said
     assert "continuing from checkpoint-2" in said
-    assert same(weights(finished), weights(parts))
-    assert history(finished) == history(parts)
+    assert_same(finished, parts)
     assert is_complete(parts / "checkpoint-4")
 
 
 @pytest.mark.slow
-def test_older_checkpoints_go_only_when_the_newest_is_sealed(finished, run, tmp_path, monkeypatch):
+def test_older_checkpoints_go_only_when_the_newest_is_sealed(run, tmp_path, monkeypatch):
     """Killed between writing and sealing, with room for one checkpoint, the one before is still there."""
     from klgrad.training import checkpoint as trainer
 
@@ -240,20 +248,16 @@ def test_older_checkpoints_go_only_when_the_newest_is_sealed(finished, run, tmp_
     assert checkpoints(tmp_path / "run")[0].name == "checkpoint-2"
 
 
-def test_a_run_that_is_over_is_not_trained_further(finished, run, weights, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
+def test_a_run_that_is_over_is_not_trained_further(finished, run, assert_same, parts):
     shutil.rmtree(parts / "model")
     status, text = run("train", parts, resume=True)
     assert status == 0
     assert "4 updates, completed before" in text
-    assert same(weights(finished), weights(parts))
+    assert_same(finished, parts)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over_can_be_made_longer(finished, run, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
+def test_a_run_that_is_over_can_be_made_longer(run, parts):
     status, text = run("train", parts, resume=True, max_steps=5)
     assert status == 0
     assert "5 updates in" in text
@@ -279,9 +283,7 @@ def test_when_a_run_is_over(state, max_steps, epochs, over, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_is_refused(finished, run, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
+def test_another_number_of_processes_is_refused(run, parts):
     path = parts / "checkpoint-4" / "klgrad_state_0.pt"
     torch.save({**torch.load(path, weights_only=True), "processes": 2}, path)
     seal(path.parent)
@@ -290,10 +292,8 @@ def test_another_number_of_processes_is_refused(finished, run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(finished, run, tmp_path):
+def test_a_damaged_checkpoint_does_not_push_out_a_sound_one(run, parts):
     """With room for one, the one that was just sealed must not go because a damaged one has a higher number."""
-    parts = tmp_path / "parts"
-    shutil.copytree(finished, parts)
     cut(parts / "checkpoint-4" / "model.safetensors")
     rotate(parts, 1)
     assert [path.name for path in checkpoints(parts)] == ["checkpoint-4", "checkpoint-3"]
@@ -343,3 +343,106 @@ def test_the_trainer_is_trls(model):
 
     assert issubclass(RunTrainer, GRPOTrainer)
     assert Path(model).is_dir()
+
+
+# What a checkpoint keeps beside weights, optimizer and random numbers: one list, for disk and for memory.
+
+
+def stopped_and_resumed(run, folder, after, monkeypatch, **settings):
+    """By Ctrl-C right after an update."""
+    from klgrad.training.callbacks import Stopping
+
+    real = Stopping.on_step_end
+
+    def on_step_end(self, args, training, control, **more):
+        if training.global_step == after:
+            self.received = 2
+        return real(self, args, training, control, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stopping, "on_step_end", on_step_end)
+        assert run("train", folder, **settings)[0] == 130
+    assert run("train", folder, resume=True)[0] == 0
+
+
+STATES = {
+    "generations within one update are distinguished": (
+        {"gradient_accumulation_steps": 3, "steps_per_generation": 4, "max_steps": 3},
+        1,
+    ),
+    "a row that is logged of several updates": ({"logging_steps": 3, "max_steps": 6}, 2),
+    "an entropy that is adapted": ({"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 1.0}, 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", first(STATES, 1))
+def test_the_history_of_a_run_that_was_stopped_is_that_of_one_that_was_not(case, run, tmp_path, monkeypatch):
+    settings, after = STATES[case]
+    settings = {**settings, "eval_size": 0, "save_steps": 50}
+    assert run("train", tmp_path / "whole", **settings)[0] == 0
+    stopped_and_resumed(run, tmp_path / "parts", after, monkeypatch, **settings)
+    assert history(tmp_path / "whole") == history(tmp_path / "parts")
+
+
+def test_what_a_failed_step_changed_is_undone(run, tmp_path, monkeypatch):
+    """All of the list, since it is the one that checkpoints are written from."""
+    seen = {}
+
+    def fails(self):
+        trainer = self.trainer
+        if trainer.state.global_step != 2:
+            return
+        seen["before"] = str(plain(state_of(trainer.checkpointed), "state"))
+        trainer._step, trainer.prompt_numbers._generations = 100, 100
+        trainer.kl_metrics.lengths.first, trainer.kl_metrics.lengths.warned = (1.0, 1.0), True
+        trainer.entropy_coef, trainer._last_world_entropy = 5.0, 5.0
+        trainer.coefficient.value, trainer.state.num_input_tokens_seen = 5.0, 10**9
+        trainer._metrics["train"]["late"] = [1.0]
+        trainer._tr_loss += 5.0
+        trainer.lag_queue._waiting.clear()
+        raise ValueError("out of order")
+
+    monkeypatch.setattr("klgrad.training.callbacks.Recorder.evaluate_on_schedule", fails)
+    adaptive = {"use_adaptive_entropy": True, "kl_target": 1.0, "rollout_lag": 1, "kl_ratio": "prefix"}
+    with pytest.raises(ValueError, match="out of order"):
+        run("train", tmp_path / "run", save_steps=50, eval_size=0, logging_steps=3, **adaptive)
+    parts = read_state(tmp_path / "run" / "checkpoint-2", 0)["state"]
+    assert str(parts) == seen["before"]
+    assert set(parts) == {"generation", "loss", "beta", "lengths", "prompts", "lag"}
+    assert parts["generation"]["entropy"] is not None
+
+
+@pytest.mark.slow
+def test_a_reference_that_moved_is_that_of_the_checkpoint_when_a_run_is_over(run, tmp_path):
+    """Killed between its last checkpoint and its last evaluation, whose KL is to the reference as it is by then."""
+    moving = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5, "eval_every": 0}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run("train", whole, learning_rate=0.05, **moving)[0] == 0
+    shutil.copytree(whole, parts)
+    shutil.rmtree(parts / "model")
+    rows = (parts / "history.jsonl").read_text().splitlines(keepends=True)
+    assert "evaluation" in rows[-1]
+    (parts / "history.jsonl").write_text("".join(rows[:-1]))
+    assert run("train", parts, resume=True)[0] == 0
+    assert history(whole) == history(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("more", "expected"), [({}, 0.7), ({"kl_target": 1.0}, None)])
+def test_a_constant_beta_is_a_setting_and_an_adapted_one_is_state(more, expected, run, tmp_path):
+    folder = tmp_path / "run"
+    assert run("train", folder, max_steps=2, eval_size=0, **more)[0] == 0
+    before = json.loads((folder / "history.jsonl").read_text().splitlines()[-1])["kl/coef"]
+    assert run("train", folder, resume=True, max_steps=3, kl_coef=0.7)[0] == 0
+    after = json.loads((folder / "history.jsonl").read_text().splitlines()[-1])["kl/coef"]
+    if expected is None:  # moved by one update, by at most 20% of 1 / kl_horizon
+        assert after == pytest.approx(before, rel=0.01)
+        assert after != 0.7
+    else:
+        assert after == expected
+
+
+def test_shapes_are_those_of_all_parameters():
+    layer = torch.nn.Linear(3, 2)
+    assert checkpoint.shapes(layer) == {"weight": [2, 3], "bias": [2]}

@@ -9,7 +9,7 @@ from klgrad.training.data import is_dataset, load_reward
 from klgrad.training.settings import parse
 from klgrad.trl.config_checks import notes
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = sorted(EXAMPLES.glob("train-*.yaml"))
 PAIRS = {
     "train-7b-fsdp2": ("accelerate-fsdp2", 8),

@@ -1,14 +1,18 @@
-"""Flags over a file over a preset over TRL; what cannot be understood is named with its nearest."""
+"""Settings of a run: flags, files, presets, recorded ones, and code that they name."""
 
 import json
+import shlex
 
 import pytest
 from training.small import arguments
 
-from klgrad.errors import MeaningError, RunError, SettingError, UnknownNameError
+from klgrad.errors import KlgradError, MeaningError, RunError, SettingError, UnknownNameError
 from klgrad.training.report import formula, objective_lines
-from klgrad.training.settings import parse
+from klgrad.training.settings import code_settings, parse, resume_command
 from klgrad.trl.config_checks import MeaningWarning
+
+# Flags over a file over a preset over TRL; what cannot be understood is named with its nearest.
+
 
 CPU = ("--use_cpu",)
 
@@ -191,3 +195,194 @@ def test_the_quick_preset_saves_and_evaluates_half_way():
 def test_resuming_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"run\.json"):
         parse("train", arguments(output_dir=tmp_path, resume=True))
+
+
+# Values of a file are read as on a command line; ranges of this package's settings are checked before a run.
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_steps: 3.7", "argument --max_steps/--max-steps: invalid int value: '3.7'"),
+        ("5: 1", "setting in the configuration file"),
+        ("kl_coef: yes", "argument --kl_coef/--kl-coef: invalid float value: 'True'"),
+        ("quick: [1, 2]", "argument --quick: Truthy value expected"),
+        ("reward_weights: [1.0, one]", "reward_weights"),
+        ("reward_weights: {a: 1}", "reward_weights"),
+        ("lr_scheduler_type: nope", "nope"),
+        ("dtype: int8", "argument --dtype: invalid choice: 'int8'"),
+        ("kl_level: tokens", "invalid choice: 'tokens'"),
+        ("kl_ratio_bound: 2.0", "kl_ratio_bound"),
+    ],
+)
+def test_a_file_with_a_value_of_another_type(yaml, text, said):
+    with pytest.raises(KlgradError, match=said):
+        parse("train", [*yaml(f"{text}\n"), *CPU])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("train_size", 0, 1),
+        ("eval_size", -1, 0),
+        ("eval_every", -1, 0),
+        ("student_layers", 0, 1),
+        ("num_processes", 0, 1),
+    ],
+)
+def test_a_flag_out_of_its_range(name, value, bound):
+    with pytest.raises(SettingError, match=f"`{name}` >= {bound}; received {value}"):
+        parse("train", [f"--{name}={value}", *CPU])
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("seed: null", "seed", 42),  # no value: the default
+        ("learning_rate: 3e-5", "learning_rate", 3e-5),  # text, by YAML's rules
+        ("num_train_epochs: 2", "num_train_epochs", 2),
+        ("reward_weights: 0.5\nreward: a:b", "reward_weights", [0.5]),
+        ("reward_weights: [1e-1, 2]\nreward: 'a:b,a:c'", "reward_weights", [0.1, 2]),
+        ("max_grad_norm: .inf", "max_grad_norm", float("inf")),
+        ("kl_target: null", "kl_target", None),
+        ("report_to: [none]", "report_to", []),
+        ("report_to: [wandb, tensorboard]", "report_to", ["wandb", "tensorboard"]),
+        ("model_init_kwargs: {use_cache: false}", "model_init_kwargs", {"use_cache": False}),
+        ("loss_type: dr_grpo", "loss_type", "dr_grpo"),
+    ],
+)
+def test_what_is_taken_from_a_file(yaml, text, name, value):
+    assert getattr(parse("train", [*yaml(f"{text}\n"), *CPU]).training, name) == value
+
+
+def test_names_may_be_a_list_in_a_file(yaml):
+    assert parse("train", [*yaml("task: [addition, subtraction]\n"), *CPU]).run.task == "addition,subtraction"
+
+
+def test_one_module_for_adapters_may_be_written_without_a_list(yaml):
+    assert parse("train", [*yaml("lora_target_modules: all-linear\n"), *CPU]).policy.lora_target_modules == "all-linear"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--generation_batch_size", "7"], "`generation_batch_size`"),
+        (["--deepspeed", "missing.json"], ""),
+        (["--model_init_kwargs", "{not json"], ""),
+        (["--fp16", "--bf16=true"], "`fp16`, `bf16`"),
+        (["--dataloader_prefetch_factor", "2"], "`dataloader_prefetch_factor`"),
+        (["--per_device_train_batch_size", "3"], "`num_generations`"),
+    ],
+)
+def test_what_trl_or_transformers_refuse_is_named(given, named):
+    with pytest.raises(SettingError, match=f"settings that fit together.*{named}"):
+        parse("train", [*given, *CPU])
+
+
+def test_a_file_that_says_false_in_quotes_does_not_resume(yaml):
+    """The words of a file are understood before anything depends on them."""
+    assert parse("train", [*yaml("resume: 'false'\n"), *CPU]).run.resume is False
+
+
+def test_in_python_too():
+    from klgrad.trl import KLConfig
+
+    for settings in ({"kl_ratio_bound": 2.0}, {"kl_coef": -1.0}, {"teacher": 5}):
+        with pytest.raises(MeaningError, match=next(iter(settings))):
+            KLConfig("unused", use_cpu=True, bf16=False, **settings)
+
+
+# Code that only the `run.json` of a folder names is not code_settings.
+
+
+REWARD = """
+def one(completions, **_):
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"reward": "a.py:f", "kl_coef": 1}, ["reward"]),
+        ({"reward": None, "trust_remote_code": False}, []),
+        ({"trust_remote_code": True}, ["trust_remote_code"]),
+        ({"model_init_kwargs": {"trust_remote_code": True}}, ["model_init_kwargs"]),
+        ({"model_init_kwargs": '{"trust_remote_code": true}'}, ["model_init_kwargs"]),
+        ({"model_init_kwargs": '{"trust_remote_code": true'}, ["model_init_kwargs"]),
+        ({"model_init_kwargs": {"dtype": "float32"}}, []),
+        ({"attn_implementation": "sdpa"}, []),
+        ({"attn_implementation": "owner/kernel"}, ["attn_implementation"]),
+    ],
+)
+def test_which_settings_execute_code(settings, names):
+    assert list(code_settings(settings)) == names
+
+
+@pytest.fixture
+def received(tmp_path):
+    """A run folder with settings of somebody else's."""
+
+    def made(**settings):
+        folder = tmp_path / "received run"
+        folder.mkdir(exist_ok=True)
+        content = {"command": "train", "settings": {"use_cpu": True, **settings}}
+        (folder / "run.json").write_text(json.dumps(content))
+        return folder
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"reward": "evil.py:f"}, {"trust_remote_code": True}, {"model_init_kwargs": {"trust_remote_code": True}}],
+)
+def test_code_of_a_run_folder_has_to_be_named_again(settings, received):
+    folder = received(**settings)
+    with pytest.raises(RunError) as refused:
+        parse("train", ["--output_dir", str(folder), "--resume"])
+    program, command, *given = shlex.split(refused.value.remedy.partition(": ")[2])
+    assert (program, command) == ("klgrad", "train")
+    parsed = parse(command, given)  # exactly what it says to type
+    assert all(parsed.given[name] for name in settings)
+
+
+def test_a_file_that_is_named_counts(received, tmp_path):
+    folder = received(reward="mine.py:f")
+    (tmp_path / "settings.yaml").write_text("reward: mine.py:f\n")
+    given = ["--output_dir", str(folder), "--resume", "--config", str(tmp_path / "settings.yaml")]
+    assert parse("train", given).run.reward == "mine.py:f"
+
+
+def test_code_can_be_refused(received):
+    folder = received(trust_remote_code=True)
+    given = ["--output_dir", str(folder), "--resume", "--trust_remote_code", "False"]
+    assert not parse("train", given).training.trust_remote_code
+
+
+def test_what_to_type_is_said_after_a_stop(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(REWARD)
+    assert "--reward mine.py:one" in resume_command("train", tmp_path, {"reward": "mine.py:one"})
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("klgrad.training.callbacks.Recorder.evaluate_on_schedule", interrupted)
+    status, text = run("train", "run", reward="mine.py:one", eval_size=0, max_steps=2)
+    assert status == 130
+    assert "klgrad train --output_dir run --resume --reward mine.py:one" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_init_kwargs": {"attn_implementation": {"": "owner/kernel"}}},
+        {"model_init_kwargs": {"attn_implementation": ["owner/kernel"]}},
+        {"model_init_kwargs": {"experts_implementation": "owner/kernel"}},
+        {"model_init_kwargs": {"use_kernels": True}},
+    ],
+    ids=str,
+)
+def test_kernels_of_the_hub_in_every_form(settings):
+    assert code_settings(settings) == settings

@@ -1,19 +1,30 @@
-"""The commands as a user runs them."""
+"""Runs as a user starts them, and disks that fill up."""
 
+import errno
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 
 import pytest
+import torch
+from training.conftest import contents
 from training.small import SMALL, WORDS, arguments, write_model
 from typer.testing import CliRunner
 
-from klgrad.cli import app
-from klgrad.errors import KernelInputError, KlgradError, ModelError, RunError, SettingError
+from klgrad.cli import app, main
+from klgrad.errors import KernelInputError, KlgradError, ModelError, OutputError, RewardError, RunError, SettingError
 from klgrad.training import settings as launch
-from klgrad.training.settings import parse, read
+from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
+from klgrad.training.libraries import write_failure
+from klgrad.training.settings import read
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+# The commands as a user runs them.
+
 
 PNG = b"\x89PNG"
 
@@ -75,21 +86,6 @@ def test_the_model_card_names_the_base_model_and_the_kl(command, kl, runs, model
     assert "base_model" not in ended  # which is for names on the hub
 
 
-@pytest.mark.parametrize(
-    ("name", "base"),
-    [
-        ("smollm2 with 20 layers", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("smollm2:20", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-        ("/some/folder", None),
-    ],
-)
-def test_the_base_model_for_the_hub(name, base):
-    from klgrad.training.report import _on_hub
-
-    assert _on_hub(name) == base
-
-
 @pytest.mark.slow
 def test_a_run_can_leave_its_weights_only(run, tmp_path):
     status, text = run("train", tmp_path / "run", max_steps=2, eval_every=0, eval_size=1, weights_only=True)
@@ -140,160 +136,6 @@ def test_overwriting_removes_the_old_run(run, tmp_path):
     assert {json.loads(row)["step"] for row in rows} == {0, 1}
 
 
-# Dry runs
-
-
-@pytest.fixture
-def no_audit(monkeypatch):
-    """For a test of other parts of a dry run, of which the audit takes longest."""
-    monkeypatch.setattr("klgrad.training.report.audit_lines", lambda _: ["audited"])
-
-
-def dry_run(command, which, **settings):
-    """What a dry run prints, with its lines joined."""
-    result = invoke(command, *arguments(**{**SMALL, **which, **settings}), "--dry-run")
-    assert result.exit_code == 0, result.output
-    return " ".join(result.output.split())
-
-
-def test_a_dry_run_says_what_and_how_much(model, tmp_path):
-    said = dry_run("train", {"model": model}, output_dir=tmp_path / "run", kl_estimator="exact")
-    for part in (
-        "E[reward] - 0.05 KL(π‖ref)",
-        "∇ KL(π‖ref), sequence level",
-        "on fresh samples: descends the reverse KL between completions, in large batches (measured: 10% off with 2 "
-        "completions, 6% with 3; this run averages over 8, and is nearer)",
-        "in the loss; divided by all tokens of the update (loss_type dapo)",
-        "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them",
-        "4 updates of 2 prompts x 4 completions of at most 5 tokens",
-        "optimizer",
-        "exact KL",
-        "total",
-    ):
-        assert part in said
-    assert "stale" not in said
-    assert "not about 0" not in said  # the check before a first update is not for the models of an audit
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"kl_placement": "reward"}, ["β differs from prompt to prompt", "no known divergence, and is near none"]),
-        ({"kl_cell": "k1-loss"}, ["on fresh samples: descends nothing, in large batches"]),
-        (
-            {"loss_type": "grpo"},
-            [
-                "note: loss_type='grpo' averages the KL",
-                "descends no known divergence (nearest: the token-level reverse KL",
-            ],
-        ),
-        (
-            {"loss_type": "bnpo", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
-            [
-                "divided by the tokens of one forward pass (loss_type bnpo)",
-                "descends no known divergence (nearest: the token-level reverse KL",
-            ],
-        ),
-        (
-            {"loss_type": "bnpo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
-            [
-                "note: loss_type='bnpo' divides the KL by the tokens of one forward pass, of 2 completions",
-                "5% with 3; this run averages over 2)",
-            ],
-        ),
-        pytest.param(
-            {"kl_reduction": "sequence", "num_iterations": 2, "kl_ratio": "prefix"},
-            [
-                "on fresh samples: descends the reverse KL between completions, in batches of any size",
-                "on stale samples (num_iterations=2), weighted by kl_ratio='prefix', kl_ratio_bound='truncate:2': "
-                "descends no known divergence (nearest: the reverse KL between completions",
-                "where no ratio reaches its bound, it descends the reverse KL between completions, in batches of any",
-            ],
-            marks=[pytest.mark.slow, pytest.mark.many],
-        ),
-    ],
-)
-def test_a_dry_run_audits_what_is_trained(model, settings, said):
-    found = dry_run("train", {"model": model}, **settings)
-    for part in said:
-        assert part in found
-
-
-def test_a_dry_run_of_a_distillation_audits_it(model):
-    """Completions are used twice, and the KL of each token is summed over the vocabulary."""
-    found = dry_run("distill", {"teacher": model}, num_iterations=2, kl_reduction="sequence")
-    assert "completions of at most 5 tokens, each of which is used for 2 updates" in found
-    assert (
-        "on fresh samples: descends the token-level reverse KL (prefixes held fixed), in batches of any size" in found
-    )
-    assert (
-        "on stale samples (num_iterations=2), with kl_ratio='none': descends the token-level reverse KL on the "
-        "sampler's prefixes, in batches of any size"
-    ) in found
-
-
-def test_a_dry_run_without_a_kl_audits_nothing(model):
-    assert "no KL: kl_coef is 0" in dry_run("train", {"model": model}, kl_coef=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "completions"),
-    [
-        ({}, 8 * 3),  # all completions of a generation
-        ({"loss_type": "bnpo"}, 8),  # those of one forward pass
-        ({"kl_cell": "k2-loss-token-mean", "kl_reduction": "sequence"}, 8),
-    ],
-)
-def test_over_how_many_completions_a_run_averages(model, settings, completions):
-    from klgrad.training.report import completions_in_mean
-
-    given = arguments(**{**SMALL, "model": model, "gradient_accumulation_steps": 3, **settings})
-    assert completions_in_mean(parse("train", given).training) == completions
-
-
-@pytest.mark.usefixtures("no_audit")
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"kl_target": 3.0, "kl_target_unit": "token"}, "adapted to 3 nats per token"),
-        ({"rollout_lag": 2, "kl_ratio": "prefix"}, "2 updates, ratio prefix"),
-        ({"use_peft": True}, "the policy with its adapters off"),
-    ],
-)
-def test_a_dry_run_of_other_settings(model, settings, said):
-    assert said in dry_run("train", {"model": model}, **settings)
-
-
-def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
-    """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
-
-    def lines(command, **settings):
-        from klgrad.training.report import objective_lines
-
-        which = {"model": model} if command == "train" else {"teacher": model}
-        return objective_lines(parse(command, arguments(**{**SMALL, **which, **settings})))
-
-    scaled = "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them"
-    assert lines("train")[2:] == [scaled]
-    assert lines("train", scale_rewards="none")[2:] == []
-    assert "the batch's standard" in lines("train", scale_rewards="batch")[2]
-    (noted,) = lines("train", kl_placement="reward")[2:]
-    assert "a standard deviation divides the KL too" in noted
-    assert lines("distill")[2:] == []
-    assert lines("distill")[0] == "-1 KL(π‖ref)"
-    assert lines("distill", reward="any:thing")[0] == "E[reward] - 1 KL(π‖ref)"
-    assert lines("distill", reward="any:thing")[2:] == [scaled]
-    for settings, said in (
-        ({}, "divided by all tokens of the update"),
-        ({"loss_type": "grpo"}, "averaged over each completion's tokens"),
-        ({"kl_reduction": "sequence"}, "; summed over each completion;"),
-        ({"kl_placement": "reward"}, "; summed over each completion;"),
-    ):
-        assert said in lines("train", **settings)[1]
-        assert "summed over the sequence" not in lines("train", **settings)[1]
-
-
 @pytest.mark.slow
 def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
     (tmp_path / "two.py").write_text(
@@ -307,59 +149,7 @@ def test_the_training_reward_is_weighed_as_the_held_out_one(run, tmp_path):
     assert rows[0]["evaluation"]["domains"]["in"]["reward"] == 6.0
 
 
-def test_memory_counts_what_is_there(model):
-    from transformers import AutoModelForCausalLM
-
-    from klgrad.training.build import models_of
-    from klgrad.training.report import estimate
-
-    settings = parse("train", arguments(**{**SMALL, "model": model}))
-    items = {item.name: item.bytes for item in estimate(settings, models_of(settings))}
-    size = sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(model).parameters())
-    assert items == {
-        "policy": size,
-        "gradients": size,
-        "optimizer": 2 * size,
-        "reference": size,
-        "sampling": 8 * 5 * 3 * 2 * 8 * 4,  # completions, tokens, layers, keys and values, width of a head, bytes
-    }
-
-
-@pytest.mark.parametrize(
-    ("settings", "name", "said"),
-    [
-        ({}, "optimizer", "two numbers for each (AdamW)"),
-        ({"optim": "adamw_torch"}, "optimizer", "two numbers for each (AdamW)"),
-        (
-            {"optim": "adafactor"},
-            "optimizer",
-            "two numbers for each (AdamW assumed; does not account for optim=adafactor)",
-        ),
-        ({"use_peft": True}, "gradients", "of 0M adapters of queries and values"),
-        (
-            {"use_peft": True, "lora_target_modules": "all-linear"},
-            "gradients",
-            "of 0M adapters of queries and values; does not account for lora_target_modules",
-        ),
-        ({"lora_target_modules": "all-linear"}, "gradients", "of 0M weights"),
-        (
-            {"use_peft": True, "load_in_4bit": True},
-            "policy",
-            "0M weights in float32; does not account for load_in_4bit",
-        ),
-    ],
-)
-def test_memory_says_what_it_does_not_account_for(model, settings, name, said):
-    from klgrad.training.build import models_of
-    from klgrad.training.report import estimate
-
-    parsed = parse("train", arguments(**{**SMALL, "model": model, **settings}))
-    assert {item.name: item.note for item in estimate(parsed, models_of(parsed))}[name] == said
-
-
 # Bad input
-
-
 @pytest.mark.parametrize(
     ("command", "settings", "error", "said"),
     [
@@ -433,7 +223,12 @@ def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
 
     parser = Parser(command)
     model = "smollm2" if command == "train" else "smollm2:20"  # two thirds of 30 layers
-    defaults = {**parser.pristine, "model": model, "output_dir": f"runs/{command}", **preset_of(command, {})}
+    defaults = {
+        **{name: action.default for name, action in parser.actions.items()},
+        "model": model,
+        "output_dir": f"runs/{command}",
+        **preset_of(command, {}),
+    }
     shown = {flag.removeprefix("--"): text for _, section in rows(command) for flag, text in section}
     assert set(shown) <= {*parser.actions, "model"}
     wanted = {name: "" if (x := defaults[name]) is None or x is False else f"[{x}]" for name in shown}
@@ -442,14 +237,12 @@ def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
 
 
 # Several processes
-
-
 def test_several_processes_are_the_same_command_through_accelerate(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     given = ["--num_processes", "2", "--kl_coef=0.5", "--quick", "--use_cpu"]
     asked = read("train", given)
     assert launch.needs_launch(asked)
-    found = launch.command(asked, given)
+    found = launch.launch_command(asked, given)
     assert found[found.index("--num_processes") + 1] == "2"
     assert found[found.index("klgrad") :] == ["klgrad", "train", "--kl_coef=0.5", "--quick", "--use_cpu"]
     monkeypatch.setenv(launch.LAUNCHED, "1")
@@ -461,7 +254,7 @@ def test_a_configuration_of_accelerate_must_be_there(monkeypatch):
     asked = read("train", ["--accelerate_config=missing.yaml", "--use_cpu"])
     assert launch.needs_launch(asked)
     with pytest.raises(SettingError, match="no such file"):
-        launch.command(asked, [])
+        launch.launch_command(asked, [])
 
 
 FOUR = ("--per_device_train_batch_size=2", "--gradient_accumulation_steps=1", "--num_generations=8", "--use_cpu")
@@ -478,18 +271,6 @@ def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
     assert "divisible by num_generations" in str(invoke("train", *FOUR).exception)
     # Errors that do not depend on the other processes are raised before these are started.
     assert "did you mean 'kl_coef'" in str(invoke("train", "--num_processes=4", "--kl_coff=1").exception)
-
-
-@pytest.mark.usefixtures("no_audit")
-@pytest.mark.parametrize("by", ["a flag", "accelerate's file"])
-def test_a_dry_run_counts_all_processes(by, model, tmp_path):
-    config = tmp_path / "accelerate.yaml"
-    config.write_text("num_processes: 4\n")
-    asked = ["--num_processes=4"] if by == "a flag" else [f"--accelerate_config={config}"]
-    given = {**SMALL, "model": model, "per_device_train_batch_size": 4, "num_generations": 8, "dry_run": True}
-    result = invoke("train", *asked, *arguments(**given))
-    assert result.exit_code == 0, result.exception
-    assert "2 prompts x 8 completions of at most 5 tokens, on 4 processes" in result.output
 
 
 @pytest.mark.many
@@ -515,8 +296,6 @@ def test_two_processes_train_and_write_one_run(model, tmp_path, monkeypatch):
 
 
 # Comparing
-
-
 def test_runs_side_by_side(runs, tmp_path):
     base, _ = runs
     result = invoke("compare", base / "train", base / "distill", "--out", tmp_path / "both.png")
@@ -560,3 +339,160 @@ def test_a_folder_without_a_run_is_refused(runs, tmp_path):
     assert "a run with a history" in str(invoke("compare", tmp_path).exception)
     (tmp_path / "run.json").write_text("{")
     assert "run.json that can be read" in str(invoke("compare", tmp_path).exception)
+
+
+# A disk that is full: one sentence that says what is safe, and a run that goes on when there is room.
+
+
+ROOM = 700
+"""KiB: enough for two checkpoints of the small model, of about 200 KiB each, and not for four."""
+
+
+QUIET = {"eval_size": 0, "max_steps": 4}
+
+
+def size_of(folder, kilobytes, *how):
+    return subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"{','.join([*how, f'size={kilobytes}k'])}", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own that fills up; `grow` makes room on it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("mount") is None or size_of(folder, ROOM).returncode != 0:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        yield folder, lambda: size_of(folder, 100 * ROOM, "remount").check_returncode()
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_disk_that_fills_up_keeps_the_checkpoints_that_are_whole(small_disk, run, weights, tmp_path):
+    disk_folder, grow = small_disk
+    whole, parts = tmp_path / "whole", disk_folder / "parts"
+    assert run("train", whole, **QUIET)[0] == 0
+    with pytest.raises(RunError) as raised:
+        run("train", parts, **QUIET)
+    found = last_complete(parts)
+    assert found == checkpoints(parts)[0]  # half of a checkpoint was removed, which makes room
+    said = str(raised.value)
+    assert f"after {found.name.rpartition('-')[2]} updates in {found}" in said
+    assert f"klgrad train --output_dir {parts} --resume" in said
+    grow()
+    assert run("train", parts, resume=True)[0] == 0
+    assert same(weights(whole), weights(parts))
+    rows = [[json.loads(x)["step"] for x in (f / "history.jsonl").read_text().splitlines()] for f in (whole, parts)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_in_one_line_and_status_2(small_disk, model, monkeypatch, capsys):
+    given = arguments(**{**SMALL, **QUIET, "model": model, "output_dir": small_disk[0] / "run"})
+    monkeypatch.setattr(sys, "argv", ["klgrad", "train", *given])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.strip().splitlines()[-1].startswith("RunError: expected a disk")
+
+
+# Every writer that a run has, where no file system can be mounted
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+
+def full_of_torch(*_, **__):
+    raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+
+def full_of_safetensors(*_, **__):
+    from safetensors import SafetensorError
+
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+WRITERS = {
+    "optimizer": ("torch.save", full_of_torch),
+    "weights": ("transformers.modeling_utils.safe_save_file", full_of_safetensors),
+    "our state": ("klgrad.trl.state_files.write_whole", full),
+    "manifest": ("klgrad.training.checkpoint.seal", full),
+    "history": ("klgrad.training.run_folder.History.append", full),
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_each_writer_that_fails_is_explained(what, run, parts, monkeypatch):
+    """The checkpoints that were there stay, and the half-written one does not pass for sound."""
+    before = contents(parts / "checkpoint-4")
+    monkeypatch.setattr(*WRITERS[what])
+    with pytest.raises(RunError, match="--resume") as raised:
+        run("train", parts, resume=True, max_steps=6)
+    monkeypatch.undo()
+    safe = 5 if what == "history" else 4  # a checkpoint could be written where only the history cannot
+    assert f"after {safe} updates in {parts / f'checkpoint-{safe}'}" in str(raised.value)
+    assert contents(parts / "checkpoint-4") == before
+    assert last_complete(parts) == parts / f"checkpoint-{safe}"
+    assert (parts / "model" / "config.json").is_file()
+
+
+def test_a_model_that_cannot_be_written_leaves_the_one_that_is_there(run, parts, monkeypatch):
+    from klgrad.training.checkpoint import RunTrainer
+
+    before, real = contents(parts / "model"), RunTrainer.save_model
+
+    def save_model(self, folder=None, _internal_call=False):
+        real(self, folder, _internal_call)
+        if not _internal_call:
+            full()
+
+    monkeypatch.setattr(RunTrainer, "save_model", save_model)
+    with pytest.raises(RunError, match=f"after 5 updates in {parts}/checkpoint-5"):
+        run("train", parts, resume=True, max_steps=5)
+    assert contents(parts / "model") == before
+    assert not (parts / ".model.partial").exists()
+    assert is_complete(parts / "checkpoint-5")
+
+
+def test_a_step_that_fails_on_a_full_disk_names_both(run, tmp_path, monkeypatch):
+    """The error is that of the step; that it could not be saved is said beside it."""
+    import klgrad.training.callbacks
+
+    def fails(self):
+        raise RewardError("a", "b", "c")
+
+    monkeypatch.setattr("klgrad.training.checkpoint.seal", full)
+    monkeypatch.setattr(klgrad.training.callbacks.Recorder, "evaluate_on_schedule", fails)
+    said = []
+    monkeypatch.setattr("klgrad.training.run.Text", lambda text, **_: said.append(text) or text)
+    with pytest.raises(RewardError):
+        run("train", tmp_path / "run", save_steps=50, eval_size=0)
+    (line,) = [text for text in said if "could not be saved" in text]
+    assert os.strerror(errno.ENOSPC) in line
+    assert "Start again with: klgrad train" in line
+    assert line.endswith("--resume --overwrite")  # there is a history by now
+
+
+def test_torch_names_no_cause():
+    for text in ("basic_ios::clear: iostream error", "[enforce fail at inline_container.cc] . unexpected pos 64 vs 0"):
+        assert "could not be written whole" in str(write_failure(RuntimeError(text)))
+
+
+def test_other_errors_are_not_taken_for_a_full_disk():
+    assert write_failure(ValueError("out of order")) is None
+    assert write_failure(FileNotFoundError(errno.ENOENT, "No such file")) is None
+    caused = RewardError("a", "b", "c")
+    caused.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert write_failure(caused) is None  # a reward function's own file
+    written = OutputError("a", "b", "c")
+    written.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert write_failure(written) == "No space left on device"

@@ -18,7 +18,7 @@ from klgrad.papers.tang_munos import fig7_frontier, long_runs
 from klgrad.training.data import data_of
 from klgrad.training.settings import parse
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COMMANDS = {
     "exp_std": "train",
     "exp_comedy": "train",

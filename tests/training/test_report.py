@@ -1,0 +1,242 @@
+"""What a run says of itself: the objective, what its KL descends, and the memory it needs."""
+
+import pytest
+from training.small import SMALL, arguments
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.training.settings import parse
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def invoke(*given):
+    return CliRunner().invoke(app, [str(x) for x in given])
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("smollm2 with 20 layers", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("smollm2:20", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("/some/folder", None),
+    ],
+)
+def test_the_base_model_for_the_hub(name, base):
+    from klgrad.training.report import _on_hub
+
+    assert _on_hub(name) == base
+
+
+@pytest.fixture
+def no_audit(monkeypatch):
+    """For a test of other parts of a dry run, of which the audit takes longest."""
+    monkeypatch.setattr("klgrad.training.report.audit_lines", lambda _: ["audited"])
+
+
+def dry_run(command, which, **settings):
+    """What a dry run prints, with its lines joined."""
+    result = invoke(command, *arguments(**{**SMALL, **which, **settings}), "--dry-run")
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_a_dry_run_says_what_and_how_much(model, tmp_path):
+    said = dry_run("train", {"model": model}, output_dir=tmp_path / "run", kl_estimator="exact")
+    for part in (
+        "E[reward] - 0.05 KL(π‖ref)",
+        "∇ KL(π‖ref), sequence level",
+        "on fresh samples: descends the reverse KL between completions, in large batches (measured: 10% off with 2 "
+        "completions, 6% with 3; this run averages over 8, and is nearer)",
+        "in the loss; divided by all tokens of the update (loss_type dapo)",
+        "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them",
+        "4 updates of 2 prompts x 4 completions of at most 5 tokens",
+        "optimizer",
+        "exact KL",
+        "total",
+    ):
+        assert part in said
+    assert "stale" not in said
+    assert "not about 0" not in said  # the check before a first update is not for the models of an audit
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kl_placement": "reward"}, ["β differs from prompt to prompt", "no known divergence, and is near none"]),
+        ({"kl_cell": "k1-loss"}, ["on fresh samples: descends nothing, in large batches"]),
+        (
+            {"loss_type": "grpo"},
+            [
+                "note: loss_type='grpo' averages the KL",
+                "descends no known divergence (nearest: the token-level reverse KL",
+            ],
+        ),
+        (
+            {"loss_type": "bnpo", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
+            [
+                "divided by the tokens of one forward pass (loss_type bnpo)",
+                "descends no known divergence (nearest: the token-level reverse KL",
+            ],
+        ),
+        (
+            {"loss_type": "bnpo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+            [
+                "note: loss_type='bnpo' divides the KL by the tokens of one forward pass, of 2 completions",
+                "5% with 3; this run averages over 2)",
+            ],
+        ),
+        pytest.param(
+            {"kl_reduction": "sequence", "num_iterations": 2, "kl_ratio": "prefix"},
+            [
+                "on fresh samples: descends the reverse KL between completions, in batches of any size",
+                "on stale samples (num_iterations=2), weighted by kl_ratio='prefix', kl_ratio_bound='truncate:2': "
+                "descends no known divergence (nearest: the reverse KL between completions",
+                "where no ratio reaches its bound, it descends the reverse KL between completions, in batches of any",
+            ],
+            marks=[pytest.mark.slow, pytest.mark.many],
+        ),
+    ],
+)
+def test_a_dry_run_audits_what_is_trained(model, settings, said):
+    found = dry_run("train", {"model": model}, **settings)
+    for part in said:
+        assert part in found
+
+
+def test_a_dry_run_of_a_distillation_audits_it(model):
+    """Completions are used twice, and the KL of each token is summed over the vocabulary."""
+    found = dry_run("distill", {"teacher": model}, num_iterations=2, kl_reduction="sequence")
+    assert "completions of at most 5 tokens, each of which is used for 2 updates" in found
+    assert (
+        "on fresh samples: descends the token-level reverse KL (prefixes held fixed), in batches of any size" in found
+    )
+    assert (
+        "on stale samples (num_iterations=2), with kl_ratio='none': descends the token-level reverse KL on the "
+        "sampler's prefixes, in batches of any size"
+    ) in found
+
+
+def test_a_dry_run_without_a_kl_audits_nothing(model):
+    assert "no KL: kl_coef is 0" in dry_run("train", {"model": model}, kl_coef=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "completions"),
+    [
+        ({}, 8 * 3),  # all completions of a generation
+        ({"loss_type": "bnpo"}, 8),  # those of one forward pass
+        ({"kl_cell": "k2-loss-token-mean", "kl_reduction": "sequence"}, 8),
+    ],
+)
+def test_over_how_many_completions_a_run_averages(model, settings, completions):
+    from klgrad.training.report import completions_in_mean
+
+    given = arguments(**{**SMALL, "model": model, "gradient_accumulation_steps": 3, **settings})
+    assert completions_in_mean(parse("train", given).training) == completions
+
+
+@pytest.mark.usefixtures("no_audit")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kl_target": 3.0, "kl_target_unit": "token"}, "adapted to 3 nats per token"),
+        ({"rollout_lag": 2, "kl_ratio": "prefix"}, "2 updates, ratio prefix"),
+        ({"use_peft": True}, "the policy with its adapters off"),
+    ],
+)
+def test_a_dry_run_of_other_settings(model, settings, said):
+    assert said in dry_run("train", {"model": model}, **settings)
+
+
+def test_the_dry_run_describes_rewards_and_token_weights(model, tmp_path):
+    """For each setting the line that it adds or changes; nothing of a standard deviation that divides nothing."""
+
+    def lines(command, **settings):
+        from klgrad.training.report import objective_lines
+
+        which = {"model": model} if command == "train" else {"teacher": model}
+        return objective_lines(parse(command, arguments(**{**SMALL, **which, **settings})))
+
+    scaled = "rewards are divided by their group's standard deviation (scale_rewards), which rescales β against them"
+    assert lines("train")[2:] == [scaled]
+    assert lines("train", scale_rewards="none")[2:] == []
+    assert "the batch's standard" in lines("train", scale_rewards="batch")[2]
+    (noted,) = lines("train", kl_placement="reward")[2:]
+    assert "a standard deviation divides the KL too" in noted
+    assert lines("distill")[2:] == []
+    assert lines("distill")[0] == "-1 KL(π‖ref)"
+    assert lines("distill", reward="any:thing")[0] == "E[reward] - 1 KL(π‖ref)"
+    assert lines("distill", reward="any:thing")[2:] == [scaled]
+    for settings, said in (
+        ({}, "divided by all tokens of the update"),
+        ({"loss_type": "grpo"}, "averaged over each completion's tokens"),
+        ({"kl_reduction": "sequence"}, "; summed over each completion;"),
+        ({"kl_placement": "reward"}, "; summed over each completion;"),
+    ):
+        assert said in lines("train", **settings)[1]
+        assert "summed over the sequence" not in lines("train", **settings)[1]
+
+
+def test_memory_counts_what_is_there(model):
+    from transformers import AutoModelForCausalLM
+
+    from klgrad.training.build import models_of
+    from klgrad.training.report import estimate
+
+    settings = parse("train", arguments(**{**SMALL, "model": model}))
+    items = {item.name: item.bytes for item in estimate(settings, models_of(settings))}
+    size = sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(model).parameters())
+    assert items == {
+        "policy": size,
+        "gradients": size,
+        "optimizer": 2 * size,
+        "reference": size,
+        "sampling": 8 * 5 * 3 * 2 * 8 * 4,  # completions, tokens, layers, keys and values, width of a head, bytes
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "said"),
+    [
+        ({}, "optimizer", "two numbers for each (AdamW)"),
+        ({"optim": "adamw_torch"}, "optimizer", "two numbers for each (AdamW)"),
+        (
+            {"optim": "adafactor"},
+            "optimizer",
+            "two numbers for each (AdamW assumed; does not account for optim=adafactor)",
+        ),
+        ({"use_peft": True}, "gradients", "of 0M adapters of queries and values"),
+        (
+            {"use_peft": True, "lora_target_modules": "all-linear"},
+            "gradients",
+            "of 0M adapters of queries and values; does not account for lora_target_modules",
+        ),
+        ({"lora_target_modules": "all-linear"}, "gradients", "of 0M weights"),
+        (
+            {"use_peft": True, "load_in_4bit": True},
+            "policy",
+            "0M weights in float32; does not account for load_in_4bit",
+        ),
+    ],
+)
+def test_memory_says_what_it_does_not_account_for(model, settings, name, said):
+    from klgrad.training.build import models_of
+    from klgrad.training.report import estimate
+
+    parsed = parse("train", arguments(**{**SMALL, "model": model, **settings}))
+    assert {item.name: item.note for item in estimate(parsed, models_of(parsed))}[name] == said
+
+
+@pytest.mark.usefixtures("no_audit")
+@pytest.mark.parametrize("by", ["a flag", "accelerate's file"])
+def test_a_dry_run_counts_all_processes(by, model, tmp_path):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("num_processes: 4\n")
+    asked = ["--num_processes=4"] if by == "a flag" else [f"--accelerate_config={config}"]
+    given = {**SMALL, "model": model, "per_device_train_batch_size": 4, "num_generations": 8, "dry_run": True}
+    result = invoke("train", *asked, *arguments(**given))
+    assert result.exit_code == 0, result.exception
+    assert "2 prompts x 8 completions of at most 5 tokens, on 4 processes" in result.output

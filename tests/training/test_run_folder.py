@@ -1,0 +1,325 @@
+"""The files of a run: history, record, lock, and the run that is replaced."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from training.conftest import contents
+from training.small import SMALL, arguments
+from typer.testing import CliRunner
+
+from klgrad.cli import app
+from klgrad.errors import RewardError, RunError
+from klgrad.training import run_folder
+from klgrad.training.figures import load, table
+from klgrad.training.report import summarise, table_of
+from klgrad.training.run_folder import History
+from klgrad.training.settings import parse
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+# A history that is damaged or lost.
+
+
+def invoke(*given):
+    return CliRunner().invoke(app, [str(x) for x in given])
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"{", b"[1]", b'{"step": "a"}', b'{"step": 1, "evaluation": 5}'])
+def test_damage_is_named_by_its_line(line, tmp_path):
+    (tmp_path / "run.json").write_text('{"objective": null}')
+    (tmp_path / "history.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    with pytest.raises(RunError, match="line 2 is not a row of a history"):
+        History(tmp_path).rows()
+    assert isinstance(invoke("compare", tmp_path, "--out", tmp_path / "x.png").exception, RunError)
+
+
+@pytest.mark.parametrize("end", [b'{"st', b"\xff\n", b"\0\0\0"])
+def test_a_last_line_that_was_cut_off_is_left_out(end, tmp_path):
+    (tmp_path / "history.jsonl").write_bytes(b'{"step": 1}\n' + end)
+    assert History(tmp_path).rows() == [{"step": 1}]
+
+
+def test_a_history_is_cut_after_a_step(tmp_path):
+    history = History(tmp_path)
+    for step in range(4):
+        history.append({"step": step})
+    history.cut(1)
+    history.append({"step": 2, "again": True})
+    assert history.rows() == [{"step": 0}, {"step": 1}, {"step": 2, "again": True}]
+
+
+def evaluation(step, reward):
+    score = {"reward": reward, "standard_error": 0.125, "count": 8}
+    found = {"sets": {"addition": {"domain": "in", **score}}, "domains": {"in": score}, "kl": None, "length": 3.0}
+    return {"step": step, "evaluation": found}
+
+
+def text_of(renderable):
+    from rich.console import Console
+
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def test_a_later_evaluation_is_not_called_before(tmp_path):
+    """If the first rows are lost, only the known values are shown."""
+    (tmp_path / "run.json").write_text('{"objective": null}')
+    rows = [{"step": 3, "kl/reverse/k3/per_sequence": 0.5}, evaluation(4, 0.25), evaluation(6, 0.75)]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = summarise(tmp_path)
+    assert summary["before"] is None
+    assert summary["after_updates"] == 6
+    assert "0.250" not in text_of(table_of(summary))
+    assert "0.750 ± 0.125" in text_of(table_of(summary))
+    compared = text_of(table(load([tmp_path])))
+    assert "0.750 ± 0.125" in compared
+    assert "->" not in compared
+
+
+# A run that is replaced is kept until the new one has made an update; what that starts from is never deleted.
+
+
+QUIET = {"eval_size": 0, "max_steps": 1}
+
+
+@pytest.mark.slow
+def test_an_overwrite_that_cannot_start_leaves_the_old_run_as_it_was(run, tmp_path):
+    folder = tmp_path / "run"
+    run("train", folder, **QUIET)
+    before = contents(folder)
+    (tmp_path / "reward.py").write_text("def fail(completions, **_):\n    raise ValueError('out of order')\n")
+    with pytest.raises(RewardError, match="out of order"):
+        run("train", folder, overwrite=True, reward=f"{tmp_path / 'reward.py'}:fail", **QUIET)
+    assert contents(folder) == before
+    (folder / "notes.txt").write_text("mine")
+    assert run("train", folder, overwrite=True, seed=5, **QUIET)[0] == 0
+    assert contents(folder)["run.json"] != before["run.json"]
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_a_model_inside_the_run_is_not_overwritten(run, tmp_path):
+    folder = tmp_path / "run"
+    run("train", folder, **QUIET)
+    before = contents(folder)
+    for name in (folder / "model", f"{folder / 'model'}:2"):
+        with pytest.raises(RunError, match="which is a part of it"):
+            run("train", folder, model=name, overwrite=True, **QUIET)
+    assert contents(folder) == before
+
+
+@pytest.mark.slow
+def test_a_run_that_was_to_be_longer_is_not_called_finished(run, tmp_path):
+    folder = tmp_path / "run"
+    epochs = {"eval_size": 0, "max_steps": None, "train_size": 8, "save_steps": 1}
+    run("train", folder, num_train_epochs=1, **epochs)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["num_train_epochs"] == 1
+    # As after a kill between the first update of `--resume --num_train_epochs 3` and its first checkpoint.
+    recorded = json.loads((folder / "run.json").read_text())
+    recorded["settings"]["num_train_epochs"] = 3
+    (folder / "run.json").write_text(json.dumps(recorded))
+    assert run("train", folder, resume=True)[0] == 0
+    assert json.loads((folder / "summary.json").read_text())["updates"] == 3 * summary["updates"]
+
+
+@pytest.mark.slow
+def test_steps_recorded_and_epochs_asked_for(run, tmp_path):
+    folder = tmp_path / "run"
+    run("train", folder, eval_size=0, max_steps=1, train_size=8, save_steps=1)
+    assert run("train", folder, resume=True, max_steps=-1, num_train_epochs=2)[0] == 0
+    assert json.loads((folder / "summary.json").read_text())["updates"] > 1
+
+
+# One run per output folder.
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from klgrad.training.run_folder import owned
+with owned(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(120)
+"""
+
+
+def test_a_second_owner_is_refused(tmp_path):
+    with (
+        run_folder.owned(tmp_path / "run"),
+        pytest.raises(RunError, match="no other run is using"),
+        run_folder.owned(tmp_path / "run"),
+    ):
+        pass
+    assert not list((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", [run_folder.LOCK, "summary.json", "run.png", "model", "model/README.md", "model/a/b/weights"]
+)
+def test_links_out_of_the_folder_are_refused_and_their_targets_are_left(name, tmp_path):
+    run, target = tmp_path / "run", tmp_path / "precious.txt"
+    target.write_text("data")
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(target)
+    with pytest.raises(RunError, match="a link to "), run_folder.owned(run):
+        pass
+    assert target.read_text() == "data"
+    (run / name).unlink()
+    (run / "inside").symlink_to("other")  # it stays in the folder
+    with run_folder.owned(run):
+        pass
+
+
+@pytest.mark.slow
+def test_an_owner_that_was_killed_blocks_nobody(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match="no other run is using"), run_folder.owned(tmp_path):
+            pass
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert (tmp_path / run_folder.LOCK).exists()
+    with run_folder.owned(tmp_path):
+        pass
+
+
+# Runs
+@pytest.mark.parametrize("how", [{"resume": True, "max_steps": 5}, {"overwrite": True}, {}])
+def test_a_run_beside_a_live_one_changes_nothing(how, run, parts):
+    with run_folder.owned(parts):
+        before = contents(parts)
+        with pytest.raises(RunError, match="no other run is using"):
+            run("train", parts, **how)
+        assert contents(parts) == before
+
+
+@pytest.mark.slow
+def test_a_lock_file_is_not_a_run(run, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / run_folder.LOCK).write_text("")
+    assert run("train", tmp_path / "run", max_steps=1, eval_size=0)[0] == 0
+    assert not (tmp_path / "run" / run_folder.LOCK).exists()
+
+
+@pytest.mark.many
+@pytest.mark.slow
+def test_of_two_runs_at_once_one_trains(model, tmp_path):
+    given = arguments(**{**SMALL, "model": model, "output_dir": tmp_path / "run", "eval_size": 0})
+    command = [sys.executable, "-m", "klgrad", "train", *given]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [each.communicate(timeout=170)[1] for each in both]
+    assert sorted(each.returncode for each in both) == [0, 2]
+    refused = said[both.index(next(each for each in both if each.returncode == 2))].strip().splitlines()[-1]
+    assert refused.startswith("RunError: expected an output folder")
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+
+
+# `--resume` deletes nothing that took training to make.
+
+
+def without_checkpoints(folder):
+    for path in folder.glob("checkpoint-*"):
+        shutil.rmtree(path)
+
+
+def with_damaged_checkpoints(folder):
+    for path in folder.glob("checkpoint-*"):
+        (path / "klgrad_manifest.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [without_checkpoints, with_damaged_checkpoints, lambda _: None])
+@pytest.mark.parametrize("more", [{}, {"max_steps": 2}])
+def test_a_finished_run_is_left_as_it_is(damage, more, run, parts):
+    damage(parts)
+    before = contents(parts)
+    status, text = run("train", parts, resume=True, **more)
+    assert status == 0
+    said = " ".join(text.split())
+    assert "is finished, after 4 updates; nothing was changed." in said
+    is_whole = damage not in (without_checkpoints, with_damaged_checkpoints)
+    assert ("To make it longer, give a larger --max_steps" in said) == is_whole  # else it would be refused
+    assert contents(parts) == before
+
+
+@pytest.mark.slow
+def test_a_finished_run_without_checkpoints_of_epochs(run, tmp_path):
+    """Its length is not in its settings, but a longer one is not the one that is finished."""
+    folder = tmp_path / "run"
+    epochs = {"max_steps": None, "num_train_epochs": 1, "train_size": 4, "save_strategy": "no", "eval_size": 0}
+    assert run("train", folder, **epochs)[0] == 0
+    before = contents(folder)
+    assert run("train", folder, resume=True)[0] == 0
+    with pytest.raises(RunError, match=r"would delete history\.jsonl, summary\.json, model"):
+        run("train", folder, resume=True, num_train_epochs=2)
+    assert contents(folder) == before
+
+
+@pytest.mark.slow
+def test_a_run_of_epochs_can_be_made_longer(run, tmp_path):
+    epochs = {"max_steps": None, "num_train_epochs": 1, "train_size": 4, "eval_size": 0}
+    assert "2 updates in" in run("train", tmp_path / "run", **epochs)[1]
+    assert "4 updates in" in run("train", tmp_path / "run", resume=True, num_train_epochs=2)[1]
+
+
+LEFT = {
+    "history.jsonl": lambda parts: shutil.rmtree(parts / "model"),
+    "model": lambda parts: (parts / "history.jsonl").unlink() or (parts / "summary.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_would_be_lost_is_named_and_kept(left, run, parts):
+    LEFT[left](parts)
+    without_checkpoints(parts)
+    before = contents(parts)
+    with pytest.raises(RunError, match=left) as refused:
+        run("train", parts, resume=True, max_steps=6)
+    assert f"klgrad train --output_dir {parts} --resume --overwrite" in str(refused.value)
+    assert contents(parts) == before
+
+
+@pytest.mark.slow
+def test_it_begins_again_where_that_is_asked_for(run, parts, finished, weights):
+    shutil.rmtree(parts / "model")
+    with_damaged_checkpoints(parts)
+    status, text = run("train", parts, resume=True, overwrite=True)
+    assert status == 0
+    assert "starts again" in text
+    assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
+
+
+@pytest.mark.slow
+def test_a_lost_summary_is_made_up_for_from_the_last_checkpoint(run, parts, weights, finished):
+    (parts / "summary.json").unlink()
+    (parts / "history.jsonl").unlink()
+    status, text = run("train", parts, resume=True)
+    assert status == 0
+    assert "4 updates, completed before" in text
+    summary = json.loads((parts / "summary.json").read_text())
+    assert summary["updates"] == summary["after_updates"] == 4
+    assert summary["before"] is None  # nobody knows any more
+    assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(finished).items())
+
+
+@pytest.mark.parametrize("settings", [None, [1], 5])
+def test_settings_that_are_none(settings, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"command": "train", "settings": settings}))
+    with pytest.raises(RunError, match="the settings of a run, by name"):
+        parse("train", ["--output_dir", str(tmp_path), "--resume", "--use_cpu"])
