@@ -416,7 +416,7 @@ class UserLoss:
 
     @property
     def text(self) -> str:
-        """How it is called, in one line: what each argument receives, with shapes and kinds, and where logits belong."""
+        """How it is called, in one line: what each argument receives, and where logits belong."""
         tensors = f"dictionary of all tensors, {self.form.describe('mask')}, {self.form.describe('advantages')}"
         whole = {"batch": tensors, "rollout": "Rollout"}
         arguments = {n: p.default for n, p in _signature(self.function).items() if p.kind not in VARIADIC} | self.values
