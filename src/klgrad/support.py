@@ -229,6 +229,49 @@ def role_of(name: str) -> tuple[str, int] | None:
     return None if stem is None else owner(stem["whose"])
 
 
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(WHOSE, ()),
+    "mask": ("attention_mask", "masks", "eos_mask", "valid_mask", "seq_mask", "sequence_mask"),
+    "advantages": ("advantage", "adv", "advs"),
+    "rewards": ("reward",),
+    "group": (),
+    "lengths": ("completion_lengths", "response_lengths", "response_length", "seq_lens", "seq_lengths"),
+    "tokens": (
+        *("token_ids", "input_ids", "completion_ids", "response_ids", "responses", "output_ids", "ids"),
+        *("action_ids", "actions", "sequences", "generated_ids", "sampled_ids", "sampled_tokens"),
+    ),
+    "labels": ("label", "shift_labels", "targets", "target", "target_ids"),
+    "logits": (),
+    "ref_logits": (),
+    "behavior_logits": (),
+    "token_reverse_kl": (),
+    "token_forward_kl": (),
+    "batch": (
+        *("inputs", "data", "model_inputs", "micro_batch", "minibatch", "mini_batch", "mb", "sample", "samples"),
+        *("experience", "experiences", "rollouts", "example", "examples", "input_data", "tensors", "trajectory"),
+    ),
+    "rollout": (),
+}
+"""What an argument of a loss may receive in an audit, by role, with names that `role_of` does not know.
+
+There is no prompt, so `attention_mask` is the mask. `batch` is a dictionary of all tensors, and `rollout` a `Rollout`.
+"""
+
+LOGITS = {"logp": "logits", "ref_logp": "ref_logits", "behavior_logp": "behavior_logits"}
+"""By the role of a policy's log-probs, that of its logits: `teacher_logits` are of the policy of `teacher_logp`."""
+
+
+def argument_role(name: str) -> str | None:
+    """The role of an argument of a loss by its name, or None."""
+    if (column := role_of(name)) is not None:
+        return column[0]
+    name = plain(name)
+    if name.endswith("logits"):
+        policy = owner(name.removesuffix("logits").removeprefix("shift_"))
+        return LOGITS.get(policy[0]) if policy else None
+    return next((role for role, names in ARGUMENTS.items() if name == role or name in names), None)
+
+
 def owner(words: str) -> tuple[str, int] | None:
     """The role of the policy that these words name, and their priority."""
     whose = FILLER.sub("", words).strip("_")

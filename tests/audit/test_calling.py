@@ -1,8 +1,10 @@
 """What the arguments of a loss receive, what may be returned, and what an error says."""
 
 import functools
+import re
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -12,12 +14,14 @@ from torch import nn
 from klgrad import KLTerm
 from klgrad.audit import audit, load, load_every
 from klgrad.audit.batch import Batch, from_problem
-from klgrad.audit.call import argument_role, own_loss, parse_settings, scalar
+from klgrad.audit.call import parse_names, parse_settings, prepare, scalar
 from klgrad.audit.gradients import every_gradient
 from klgrad.audit.problems import cases
-from klgrad.audit.subject import as_subject
+from klgrad.audit.subject import Subject, as_subject
+from klgrad.cli.audit import command
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.errors import LossCallError, LossImportError, LossOutputError, UnknownNameError
+from klgrad.support import ARGUMENTS, argument_role
 
 ROLES = {
     "logp": "log_prob log_probs logprobs per_token_logps action_log_probs new_logprobs student_logps log_pi pi_logp",
@@ -55,7 +59,7 @@ def batch(problem):
 
 
 def received(loss, batch, **settings) -> Any:
-    return own_loss(loss, "loss", settings)(batch)
+    return prepare(loss, "loss", settings)(batch)
 
 
 def test_labels_are_minus_100_where_masked_unless_the_loss_cannot_take_that(batch):
@@ -99,7 +103,7 @@ def test_a_dictionary_has_every_name(batch):
 
     assert torch.equal(received(loss, batch)["loss"], batch.logp - batch.ref_logp)
     with pytest.raises(UnknownNameError, match=r"'ref_logprobz'.*did you mean"):
-        own_loss(lambda batch: batch["ref_logprobz"], "loss", {})(batch)
+        prepare(lambda batch: batch["ref_logprobz"], "loss", {})(batch)
 
 
 def test_a_dictionary_is_recognised_by_its_annotation(batch):
@@ -108,7 +112,7 @@ def test_a_dictionary_is_recognised_by_its_annotation(batch):
 
     assert received(loss, batch) is batch.logp
     with pytest.raises(LossCallError, match="of which x is not known"):
-        own_loss(lambda x: x["logp"], "loss", {})
+        prepare(lambda x: x["logp"], "loss", {})
 
 
 def test_a_rollout(batch):
@@ -266,6 +270,134 @@ def test_a_method_needs_a_class_without_arguments(tmp_path):
     file.write_text("class A:\n    def __init__(self, x): pass\n    def loss(self, logp): return logp\n")
     with pytest.raises(LossCallError, match="a constructor that needs x"):
         load(f"{file}:A.loss")
+
+
+METHODS = """
+class Base:
+    def __init__(self, beta, offset=0.0): self.beta, self.offset = beta, offset
+    def inherited(self, logp, ref_logp, scale=1.0): return self.beta * scale * (logp - ref_logp) + self.offset
+class Penalty(Base): ...
+"""
+
+
+def test_settings_reach_the_constructor_of_a_method(tmp_path, batch):
+    file = tmp_path / "methods.py"
+    file.write_text(METHODS)
+    subject = load(f"{file}:Penalty.inherited", {"beta": 0.5, "scale": 3.0})
+    assert torch.equal(subject.loss(batch), 1.5 * (batch.logp - batch.ref_logp))
+    assert subject.call == "Penalty(beta=0.5).inherited(logp=logp (B, T), ref_logp=ref_logp (B, T), scale=3.0)"
+    with pytest.raises(LossCallError, match=r"beta, offset, logp, ref_logp, scale; received gamma"):
+        load(f"{file}:Penalty.inherited", {"beta": 0.5, "gamma": 3.0})
+    with pytest.raises(
+        LossCallError, match=r"a class that cannot be called; remedy: name a method, .*Penalty.inherited"
+    ):
+        load(f"{file}:Penalty")
+
+
+def test_names_give_arguments_their_roles(batch):
+    loss = lambda x, y, m, b: (x - y) * m * b["logp"]
+    names = {"x": "logp", "y": "ref_logp", "m": "mask", "b": "batch"}
+    subject = as_subject(loss, "loss", names=names)
+    assert torch.equal(subject.loss(batch), (batch.logp - batch.ref_logp) * batch.mask * batch.logp)
+    with pytest.raises(
+        LossCallError, match=r"a role for x: logp, ref_logp, .*, rollout; received 'ref_log'.*'ref_logp'"
+    ):
+        as_subject(loss, names={"x": "ref_log"})
+    with pytest.raises(LossCallError, match=r"parameters of loss: x, y, m, b; received z"):
+        as_subject(loss, "loss", names={**names, "z": "logp"})
+    swapped = as_subject(lambda logp, ref_logp: logp, names={"logp": "ref_logp", "ref_logp": "logp"})
+    assert swapped.loss(batch) is batch.ref_logp
+    assert parse_names(["x=logp", "y = mask"]) == {"x": "logp", "y": "mask"}
+    with pytest.raises(LossCallError, match="expected ARGUMENT=ROLE; received 'x'; remedy: write for example --name"):
+        parse_names(["x"])
+
+
+def per_row(x, ref, m, adv, beta=0.04, kind=None):
+    return beta * ((x - ref) * (1 - (1 - m))).sum(-1) * adv  # `1 - m` fails for a bool mask
+
+
+def shifts_labels(logits, ref_logits, labels):
+    p, q = (x[:, :-1].log_softmax(-1) for x in (logits, ref_logits))
+    return ((p.exp() * (p - q)).sum(-1) * (labels[:, 1:] != -100)).sum() / len(labels)
+
+
+def shifts_nothing(logits, ref_logits, labels):
+    p, q = (x.log_softmax(-1) for x in (logits, ref_logits))
+    return ((p.exp() * (p - q)).sum(-1) * (labels != -100)).sum() / len(labels)
+
+
+def of_a_dict(inputs, **options):
+    return inputs["logp"] * (1 - inputs["completion_mask"]) * inputs["advantages"][:, None]
+
+
+CALLS = {
+    (per_row, ("x", "logp"), ("m", "mask")): "per_row(x=logp (B, T), ref=ref_logp (B, T), m=mask (B, T) int, "
+    "adv=advantages (B,) per completion, beta=0.5, kind=None)",
+    (shifts_labels,): "shifts_labels(logits=logits (B, T+1, V), ref_logits=ref_logits (B, T+1, V), "
+    "labels=labels (B, T+1) -100 where masked); logits[:, :-1] belongs to labels[:, 1:], "
+    "with one prompt token in front",
+    (shifts_nothing,): "shifts_nothing(logits=logits (B, T, V), ref_logits=ref_logits (B, T, V), "
+    "labels=labels (B, T) -100 where masked); logits[:, t] belongs to labels[:, t], with no prompt token",
+}
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case[0].__name__)
+def test_how_a_loss_was_called(case):
+    loss, *names = case
+    settings = {"beta": 0.5} if loss is per_row else {}
+    roles = dict(names) | ({"ref": "ref_logp"} if loss is per_row else {})
+    assert as_subject(loss, settings=settings, names=roles).call == CALLS[case]
+
+
+def test_how_other_losses_were_called():
+    text = as_subject(of_a_dict).call
+    assert text.startswith(
+        "of_a_dict(inputs=dictionary of all tensors, mask (B, T) int, advantages (B,) per completion, logp=logp (B, T)"
+    )
+    assert as_subject(lambda rollout: rollout.logp, "x").call == "<lambda>(rollout=Rollout)"
+    assert as_subject(NeedsBeta, settings={"beta": 2}).call.startswith("NeedsBeta(beta=2)(logp=logp (B, T), ")
+    assert as_subject(KLTerm()).call.startswith(f"{KLTerm().name}(Rollout(logp, ref_logp, ")
+    opaque = as_subject(lambda logp, cfg: logp, settings={"cfg": NeedsBeta(1)}).call
+    assert opaque == "<lambda>(logp=logp (B, T), cfg=NeedsBeta)"
+    framework = Subject("trl grpo", "framework", lambda batch: batch.logp, framework="trl")
+    assert framework.call == "trl grpo: by klgrad.frameworks, which passes the tensors on as trl takes them"
+
+
+def test_a_preference_loss_is_refused_by_that_name():
+    def dpo(policy_chosen_logps, policy_rejected_logps, reference_chosen_logps, reference_rejected_logps, beta=0.1):
+        raise AssertionError
+
+    for loss in (dpo, lambda chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps: None):
+        with pytest.raises(
+            LossCallError, match=r"received a preference loss, of \w*chosen_logps, .*every pair of rows"
+        ):
+            as_subject(loss)
+
+
+def test_the_remedy_for_a_preference_loss():
+    """IPO's square over every pair of rows, as the error advises."""
+
+    def every_pair(logp, ref_logp, mask):
+        margin = ((logp - ref_logp) * mask).sum(-1)
+        return (margin[:, None] - margin).square().mean()
+
+    assert audit(every_pair).verdict == "reverse-kl-sequence"
+
+
+def test_the_roles_are_one_list():
+    """In the help, in errors and on the page, where the other names have these roles too."""
+    assert (
+        f"Roles: {', '.join(ARGUMENTS)}." in get_type_hints(command, include_extras=True)["name"].__metadata__[0].help
+    )
+    with pytest.raises(LossCallError) as raised:
+        as_subject(lambda x: x)
+    assert f"to take some of: {', '.join(ARGUMENTS)}, or their names" in str(raised.value)
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    table = page.partition("| argument | shape | also called |\n")[2].partition("\n\n")[0]
+    rows = [[re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:4:2]] for row in table.splitlines()[1:]]
+    assert [role for roles, _ in rows for role in roles] == list(ARGUMENTS)
+    for roles, others in rows:
+        assert {argument_role(name) for name in others} <= set(roles), others
 
 
 def test_the_problems_have_logits_of_their_own_log_probs():

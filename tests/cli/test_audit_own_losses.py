@@ -82,19 +82,25 @@ class Config: ...
 def test_where_something_is_expected_nothing_of_a_file_may_be_skipped(tmp_path):
     file, page = tmp_path / "partly.py", tmp_path / "page.html"
     file.write_text(PARTLY)
+    data, table = tmp_path / "found.json", tmp_path / "table.md"
     for options, status in (([], 0), (["--expect", "reverse-kl-token"], 2), (["--strict"], 2)):
-        result = run(file, "--lengths", "equal", *options, "--html", page)
+        outputs = ("--html", page, "--json", data, "--markdown", table)
+        result = run(file, "--lengths", "equal", *options, *outputs)
         assert result.exit_code == status
         *_, last = result.stderr.strip().splitlines()
         assert last.startswith("1 of 3 audited")
         assert ("name the losses" in last) == bool(options)
-    assert f"{file}:Penalty is not audited: a class that cannot be called; name the loss: {file}:Penalty.compute\n" in (
+    assert f"{file}:Penalty is not audited: a class that cannot be called; name a method, {file}:Penalty.compute\n" in (
         result.stderr
     )
     assert "Config" not in result.stderr
     shown = page.read_text().partition("Not audited")[2]
     assert "Penalty" in shown
     assert "parameters x, y" in shown
+    reasons = json.loads(data.read_text())["not_audited"]
+    assert list(reasons) == [f"{file}:other", f"{file}:Penalty"]
+    assert reasons[f"{file}:Penalty"] == f"a class that cannot be called; name a method, {file}:Penalty.compute"
+    assert f"- `{file}:other`: parameters x, y, of which" in table.read_text().partition("Not audited:\n\n")[2]
     differs = run(file, "--lengths", "equal", "--expect", "nothing")
     assert differs.exit_code == 2
     assert "found reverse-kl-token" in differs.stdout
@@ -142,7 +148,8 @@ def test_a_loss_of_jax_is_told_that_pytorch_is_needed(tmp_path):
 def test_a_single_failure_is_the_error(file):
     assert isinstance(run(f"{file}:broken").exception, LossCallError)
     lacks = run(f"{file}:k2").exception
-    assert "if beta is a setting, give it by --set beta=VALUE" in str(lacks)
+    assert "if beta is a tensor, give its role by --name beta=ROLE" in str(lacks)
+    assert "give it by --set beta=VALUE" in str(lacks)
 
 
 @pytest.mark.slow
@@ -159,7 +166,7 @@ WRONG = {
     ("bta=1",): "settings that are parameters of",
     ("beta",): "expected NAME=VALUE",
     ("beta=1", "gamma=2"): "received gamma",
-    ("beta=ref_log_probs",): "received beta=ref_log_probs, the name of a tensor",
+    ("beta=ref_log_probs",): "remedy: write --name beta=ref_logp",
 }
 
 
@@ -172,8 +179,34 @@ def test_wrong_settings_are_refused(settings, file):
 def test_a_setting_that_no_loss_has_is_refused(file):
     for names in ([file], [f"{file}:k2", f"{file}:K3"], ["k3-loss"]):
         result = run(*names, "--set", "beta=1", "--set", "gamma=2")
-        assert "received --set " in str(result.exception)
-        assert "gamma" in str(result.exception)
+        assert "parameters of one of the losses; received" in str(result.exception)
+        assert "gamma; remedy: check the spelling" in str(result.exception)
+
+
+NAMELESS = """
+def mine(x, y, values):
+    return (x - y) ** 2 / 2 + values
+class Penalty:
+    def __init__(self, beta): self.beta = beta
+    def compute(self, logp, ref_logp): return self.beta * (logp - ref_logp) ** 2 / 2
+def dpo(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps): ...
+"""
+
+
+def test_names_and_settings_of_a_constructor(tmp_path):
+    file, found = tmp_path / "nameless.py", tmp_path / "found.json"
+    file.write_text(NAMELESS)
+    options = ("--set", "values=0.0", "--set", "beta=0.5", "--name", "x=logp", "--name", "y=ref_logp")
+    result = run(f"{file}:mine", f"{file}:Penalty.compute", *options, "--lengths", "equal", "--json", found)
+    assert result.exit_code == 0, result.output
+    results = json.loads(found.read_text())
+    assert "not_audited" not in results
+    assert [r["verdict"] for r in results["results"]] == ["reverse-kl-token", "reverse-kl-token"]
+    assert results["results"][1]["scale"] == pytest.approx(0.5)
+    assert "received z" in str(run(f"{file}:mine", *options[:2], *options[4:], "--name", "z=mask").exception)
+    assert "a role for x: logp," in str(run(f"{file}:mine", "--name", "x=other").exception)
+    assert "a preference loss, of chosen_logps" in str(run(f"{file}:dpo").exception)
+    assert "a constructor that needs beta" in str(run(f"{file}:Penalty.compute").exception)
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ import difflib
 import functools
 import inspect
 import os
+import re
+import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, replace
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any, Literal
@@ -19,37 +21,19 @@ from torch import Tensor, nn
 from ..core.rollout import Rollout
 from ..enumeration import autoregressive
 from ..errors import LossCallError, LossOutputError, UnknownNameError
-from ..support import owner, plain, role_of
+from ..support import ARGUMENTS, LOGITS, argument_role
 from .batch import Batch, from_problem
 
-# The tensor of a batch that an argument's name stands for.
-
-NAMES: dict[str, tuple[str, ...]] = {
-    "advantages": ("advantages", "advantage", "adv", "advs"),
-    "rewards": ("rewards", "reward"),
-    "mask": ("attention_mask", "masks", "eos_mask", "valid_mask", "seq_mask", "sequence_mask"),
-    "tokens": (
-        *("tokens", "token_ids", "input_ids", "completion_ids", "response_ids", "responses", "output_ids", "ids"),
-        *("action_ids", "actions", "sequences", "generated_ids", "sampled_ids", "sampled_tokens"),
-    ),
-    "labels": ("labels", "label", "shift_labels", "targets", "target", "target_ids"),
-    "lengths": ("lengths", "completion_lengths", "response_lengths", "response_length", "seq_lens", "seq_lengths"),
-    "token_reverse_kl": ("token_reverse_kl",),
-    "token_forward_kl": ("token_forward_kl",),
-}
-"""Names of arguments that are not columns of a log, by role. There is no prompt, so `attention_mask` is the mask."""
-
-LOGITS = {"logp": "logits", "ref_logp": "ref_logits", "behavior_logp": "behavior_logits"}
-"""By the role of a policy's log-probs, that of its logits: `teacher_logits` are of the policy of `teacher_logp`."""
-
-DESCRIBED = "logp, ref_logp, old_logp, behavior_logp, mask, advantages, rewards, group, tokens, logits, ref_logits"
-"""The arguments of a loss by role, for messages."""
+# What a role stands for: a tensor of the batch in the form that the loss wants, or the whole batch.
 
 IGNORED = -100
 """The label of a masked token, as in `torch.nn.functional.cross_entropy`."""
 
 PROMPT = 0
 """The token before the completion where a loss shifts its arguments itself."""
+
+TENSORS = tuple(role for role in ARGUMENTS if role not in ("batch", "rollout"))
+"""Roles that are one tensor; `**kwargs` receives all of them."""
 
 
 @dataclass(frozen=True)
@@ -70,93 +54,86 @@ class Form:
     labels: int = IGNORED
     layout: Literal["aligned", "shifted", "longer"] = "aligned"
 
+    def tensor(self, batch: Batch, role: str) -> Tensor:
+        """The tensor of a role."""
+        if role == "advantages":
+            return batch.advantages[:, 0] if self.advantages == "completion" else batch.advantages
+        if role == "mask":
+            types = {"bool": torch.bool, "int": torch.long, "float": batch.logp.dtype}
+            return self._after_prompt(batch.mask, False).to(types[self.mask])
+        if role == "lengths":
+            return batch.mask.sum(-1)
+        if role == "tokens":
+            return self._after_prompt(batch.tokens, PROMPT)
+        if role == "labels":
+            return self._after_prompt(torch.where(batch.mask, batch.tokens, self.labels), IGNORED)
+        x: Tensor = getattr(batch, role)
+        if role in LOGITS.values() and self.layout != "aligned":
+            return torch.cat([x, x[:, -1:].detach().flip(-1)], 1)  # after the last token: any logits
+        return x
 
-def argument_role(name: str) -> str | None:
-    """The role of an argument by its name, or None."""
-    if (found := role_of(name)) is not None:
-        return found[0]
-    name = plain(name)
-    if name.endswith("logits"):
-        policy = owner(name.removesuffix("logits").removeprefix("shift_"))
-        return LOGITS.get(policy[0]) if policy else None
-    return next((role for role, names in NAMES.items() if name in names), None)
+    def _after_prompt(self, x: Tensor, first: int | bool) -> Tensor:
+        return torch.cat([x.new_full((len(x), 1), first), x], 1) if self.layout == "shifted" else x
 
-
-def tensor(batch: Batch, role: str, form: Form) -> Tensor:
-    """The tensor of a role, in the form that the loss wants."""
-    shifted = form.layout == "shifted"
-    if role == "advantages":
-        return batch.advantages[:, 0] if form.advantages == "completion" else batch.advantages
-    if role == "mask":
-        types = {"bool": torch.bool, "int": torch.long, "float": batch.logp.dtype}
-        return _after_prompt(batch.mask, False, shifted).to(types[form.mask])
-    if role == "lengths":
-        return batch.mask.sum(-1)
-    if role == "tokens":
-        return _after_prompt(batch.tokens, PROMPT, shifted)
-    if role == "labels":
-        return _after_prompt(torch.where(batch.mask, batch.tokens, form.labels), IGNORED, shifted)
-    found: Tensor = getattr(batch, role)
-    if role in LOGITS.values() and form.layout != "aligned":
-        return torch.cat([found, found[:, -1:].detach().flip(-1)], 1)  # after the last token: any logits
-    return found
-
-
-def _after_prompt(x: Tensor, first: int | bool, shifted: bool) -> Tensor:
-    return torch.cat([x.new_full((len(x), 1), first), x], 1) if shifted else x
+    def describe(self, role: str) -> str:
+        """A role with the shape and the kind of its tensor: `mask (B, T) bool`."""
+        batch = _trial_batch()
+        sizes = self.tensor(batch, role).shape
+        axes = ("B", "T" if sizes[1:2] == batch.logp.shape[1:] else "T+1", "V")[: len(sizes)]
+        shape = f"({', '.join(axes)})" if len(axes) > 1 else "(B,)"
+        kinds = {"mask": self.mask, "advantages": f"per {self.advantages}", "labels": f"{self.labels} where masked"}
+        return " ".join(filter(None, (role, shape, kinds.get(role))))
 
 
-# A loss's own arguments, such as its coefficient, as given by `--set NAME=VALUE`.
+class Record(dict[str, Any]):
+    """What a loss of one argument receives: `batch["ref_log_prob"]`, `batch.ref_log_prob`, or any other known name."""
 
-TENSORS = ("logp", "ref_logp", "old_logp", "behavior_logp", "logits", "ref_logits", "mask", "advantages")
-"""Roles whose names are no values of a setting; `group` or `tokens` may be one."""
+    # A loop over the dictionary finds these. Every other name with a role is found too, if it is asked for.
+    KEYS = (
+        *(role for role in TENSORS if role not in ("rewards", "lengths", "behavior_logits")),
+        *("per_token_logps", "ref_per_token_logps", "old_per_token_logps", "completion_mask", "completion_ids"),
+        *("log_prob", "ref_log_prob", "old_log_probs", "rollout_log_probs", "response_mask", "responses"),
+        *("log_probs", "base_action_log_probs", "action_log_probs", "action_mask", "student_logits", "teacher_logits"),
+    )
 
-Settings = Mapping[str, Any]
-"""Arguments of a loss by name."""
+    def __init__(self, batch: Batch, form: Form) -> None:
+        super().__init__()
+        self._batch, self._form = batch, form
+        for name in self.KEYS:
+            self.__missing__(name)
 
+    def __missing__(self, name: str) -> Tensor:
+        role = argument_role(name)
+        if role not in TENSORS:
+            raise UnknownNameError("name of a batch", name, self.KEYS)
+        self[name] = x = self._form.tensor(self._batch, role)  # what a loss writes into it must be there again
+        return x
 
-def parse_settings(choices: Iterable[str]) -> dict[str, Any]:
-    """Read settings from text.
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and argument_role(name) in TENSORS)
 
-    Args:
-        choices: `NAME=VALUE`, with a Python literal as the value. Any other text is a string; `true`, `false` and
-            `none` may be written small.
+    def __getattr__(self, name: str) -> Any:
+        if name in ("batch", "tensors"):  # verl's DataProto keeps its tensors in `batch`
+            return self
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
 
-    Returns:
-        The values by name.
+    def get(self, name: str, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The tensor of a name, or the default if the name has no role."""
+        return self[name] if name in self else default  # noqa: SIM401, it would call itself
 
-    Raises:
-        LossCallError: a choice has no name or no `=`, or its value is the name of a tensor, which would be text.
+    def pop(self, name: str, *default: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The tensor of a name; it stays where it is found by its other names."""
+        if name not in self and default:
+            return default[0]
+        x = self[name]
+        del self[name]
+        return x
 
-    Example:
-        >>> from klgrad.audit.call import parse_settings
-        >>> parse_settings(["beta=0.04", "estimator=k3", "clip=none"])
-        {'beta': 0.04, 'estimator': 'k3', 'clip': None}
-    """
-    found = {}
-    for choice in choices:
-        name, equals, value = choice.partition("=")
-        name = name.strip()
-        if not equals or not name.isidentifier():
-            raise LossCallError("NAME=VALUE", repr(choice), "write for example --set beta=0.04")
-        found[name] = _value(value.strip())
-        if found[name] == value.strip() and argument_role(value.strip()) in TENSORS:
-            raise LossCallError(
-                f"a value for {name}",
-                f"{choice}, the name of a tensor, which the loss would get as text",
-                f"name the parameter {value.strip()} in your code, or wrap the loss in a function that does",
-            )
-    return found
-
-
-def _value(text: str) -> object:
-    small = {"true": True, "false": False, "none": None}
-    if text.lower() in small:
-        return small[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    def to(self, *_: object, **__: object) -> "Record":
+        """The same batch: it is where the loss runs."""
+        return self
 
 
 # Find the loss in what a function returned.
@@ -177,9 +154,14 @@ def scalar(name: str, out: object, batch: Batch) -> Tensor:
     out = _loss_in(out)
     rows, columns = batch.logp.shape
     if not isinstance(out, Tensor):
+        kind = type(out).__name__
+        if isinstance(out, Mapping):
+            kind = f"a dictionary with the keys {', '.join(map(str, out)) or '(none)'}"
+        elif isinstance(out, (int, float)):
+            kind = f"the number {out}, which has no gradient (without `.item()` it is a tensor)"
         raise LossOutputError(
             f"{name} to return a scalar or a {(rows, columns)} tensor",
-            _described(out),
+            kind,
             "return the loss as a tensor, or (loss, metrics), {'loss': loss} or an object with `.loss`",
         )
     if out.numel() == 1:
@@ -198,211 +180,137 @@ def scalar(name: str, out: object, batch: Batch) -> Tensor:
 
 
 def _loss_in(out: object) -> object:
-    if isinstance(out, Tensor):
-        return out
     if isinstance(out, Mapping):
         return _loss_in(out["loss"]) if "loss" in out else out
     if isinstance(getattr(out, "loss", None), Tensor):
         return out.loss  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(out, (tuple, list)) and out:
-        return _loss_in(out[0])
-    return out
+    return _loss_in(out[0]) if isinstance(out, (tuple, list)) and out else out
 
 
-def _described(out: object) -> str:
-    if isinstance(out, Mapping):
-        return f"a dictionary with the keys {', '.join(map(str, out)) or '(none)'}"
-    if isinstance(out, (int, float)):
-        return f"the number {out}, which has no gradient (without `.item()` it is a tensor)"
-    return type(out).__name__
+# Values for arguments: settings, as given by `--set NAME=VALUE`, and roles, by `--name ARGUMENT=ROLE`.
 
 
-# A batch as a dictionary with every name that a framework uses.
-
-LISTED = (
-    *("logp", "ref_logp", "old_logp", "behavior_logp", "mask", "advantages", "group", "tokens", "labels"),
-    *("logits", "ref_logits", "token_reverse_kl", "token_forward_kl"),
-    *("per_token_logps", "ref_per_token_logps", "old_per_token_logps", "completion_mask", "completion_ids"),
-    *("log_prob", "ref_log_prob", "old_log_probs", "rollout_log_probs", "response_mask", "responses"),
-    *("log_probs", "base_action_log_probs", "action_log_probs", "action_mask", "student_logits", "teacher_logits"),
-)
-"""The keys that a loop over the dictionary finds. Every other name with a role is found too, if it is asked for."""
+class Role(str):
+    """Among settings: the argument receives what this role stands for."""
 
 
-class Record(dict[str, Any]):
-    """What a loss of one argument receives: `batch["ref_log_prob"]`, `batch.ref_log_prob`, or any other known name."""
-
-    def __init__(self, batch: Batch, form: Form) -> None:
-        super().__init__({name: _named(batch, form, name) for name in LISTED})
-        self._batch, self._form = batch, form
-
-    def __missing__(self, name: str) -> Tensor:
-        found = _named(self._batch, self._form, name)
-        self[name] = found  # what a loss writes into a tensor must be there when it reads it again
-        return found
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (isinstance(name, str) and argument_role(name) is not None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("batch", "tensors"):  # verl's DataProto keeps its tensors in `batch`
-            return self
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
-
-    def get(self, name: str, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The tensor of a name, or the default if the name has no role."""
-        return self[name] if name in self else default  # noqa: SIM401, it would call itself
-
-    def pop(self, name: str, *default: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The tensor of a name; it stays where it is found by its other names."""
-        if name not in self and default:
-            return default[0]
-        found = self[name]
-        del self[name]
-        return found
-
-    def to(self, *_: Any, **__: Any) -> "Record":
-        """The same batch: it is where the loss runs."""
-        return self
+Settings = Mapping[str, Any]
+"""Arguments of a loss by name: values, or a `Role` for what the audit should give."""
 
 
-def _named(batch: Batch, form: Form, name: str) -> Tensor:
-    role = argument_role(name)
-    if role is None:
-        raise UnknownNameError("name of a batch", name, LISTED)
-    return tensor(batch, role, form)
+def parse_settings(choices: Iterable[str]) -> dict[str, object]:
+    """Read settings from text.
+
+    Args:
+        choices: `NAME=VALUE`, with a Python literal as the value. Any other text is a string; `true`, `false` and
+            `none` may be written small.
+
+    Returns:
+        The values by name.
+
+    Raises:
+        LossCallError: a choice has no name or no `=`, or its value is the name of a tensor, which would be text.
+
+    Example:
+        >>> from klgrad.audit.call import parse_settings
+        >>> parse_settings(["beta=0.04", "estimator=k3", "clip=none"])
+        {'beta': 0.04, 'estimator': 'k3', 'clip': None}
+    """
+    settings: dict[str, object] = {}
+    for name, text in _parted(choices, "--set beta=0.04", "NAME=VALUE"):
+        role = argument_role(text)
+        if role in (*LOGITS, *LOGITS.values(), "old_logp", "mask", "advantages"):  # `group` or `tokens` may be a value
+            raise LossCallError(
+                f"a value for {name}",
+                f"{name}={text}, the name of a tensor, which the loss would get as text",
+                f"write --name {name}={role}",
+            )
+        small = {"true": True, "false": False, "none": None}
+        try:
+            settings[name] = small[text.lower()] if text.lower() in small else ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            settings[name] = text
+    return settings
 
 
-# Decide, by the names of a loss's parameters, what each of them receives.
+def parse_names(choices: Iterable[str]) -> dict[str, Role]:
+    """Read `ARGUMENT=ROLE` from text."""
+    return roles_of(dict(_parted(choices, "--name x=logp", "ARGUMENT=ROLE")))
 
-RECORD = {
-    *("batch", "inputs", "data", "model_inputs", "micro_batch", "minibatch", "mini_batch", "mb", "sample", "samples"),
-    *("experience", "experiences", "rollouts", "example", "examples", "input_data", "tensors", "trajectory"),
-}
-"""Names of a parameter that receives the whole batch, as a dictionary."""
 
-CANONICAL = (*DESCRIBED.split(", "), "labels", "token_reverse_kl", "token_forward_kl")
-"""What `**kwargs` receives."""
+def roles_of(names: Mapping[str, str]) -> dict[str, Role]:
+    """The roles of arguments, as settings; a name that is no role is an error."""
+    for name, role in names.items():
+        if role not in ARGUMENTS:
+            near = difflib.get_close_matches(role, ARGUMENTS, n=1)
+            raise LossCallError(
+                f"a role for {name}: {', '.join(ARGUMENTS)}",
+                repr(role),
+                f"did you mean {near[0]!r}?" if near else "for a value, use a setting",
+            )
+    return {name: Role(role) for name, role in names.items()}
 
-Whole = Literal["record", "rollout"]
+
+def _parted(choices: Iterable[str], example: str, form: str) -> Iterator[tuple[str, str]]:
+    for choice in choices:
+        name, equals, value = (part.strip() for part in choice.partition("="))
+        if not equals or not name.isidentifier():
+            raise LossCallError(form, repr(choice), f"write for example {example}")
+        yield name, value
+
+
+# A loss, and a class or a method of a class that first has to be made.
+
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
-class Filled:
-    """What the parameters of a loss receive.
+class Method:
+    """A method of a class of which there is no instance yet: the settings are also for the constructor."""
 
-    Attributes:
-        roles: parameter to the role of its tensor.
-        whole: parameter to the form in which it receives the whole batch.
-        fixed: parameter to a setting, or to the default of a positional one.
-        positional: the parameters that must be given by position, in order.
-    """
-
-    roles: dict[str, str] = field(default_factory=dict)
-    whole: dict[str, Whole] = field(default_factory=dict)
-    fixed: dict[str, Any] = field(default_factory=dict)
-    positional: tuple[str, ...] = ()
-
-    def call(self, function: Callable[..., object], batch: Batch, form: Form) -> object:
-        """Call the loss."""
-        given: dict[str, Any] = dict(self.fixed)
-        given |= {name: tensor(batch, role, form) for name, role in self.roles.items()}
-        for name, kind in self.whole.items():
-            given[name] = Record(batch, form) if kind == "record" else batch.rollout()
-        by_position = [given.pop(name) for name in self.positional]
-        return function(*by_position, **given)
-
-    def uses(self, role: str) -> bool:
-        """Whether the loss may look at the tensor of a role."""
-        return role in self.roles.values() or "record" in self.whole.values()
+    cls: type
+    name: str
 
 
-def signature_of(loss: Callable[..., object]) -> inspect.Signature:
-    """The signature of a function, or of the `forward` of a module, whose `__call__` tells nothing."""
-    return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
+def parameters_of(loss: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a loss; of a class or a `Method`, those of the constructor and then of the call."""
+    functions = [loss]
+    if isinstance(loss, Method):
+        functions = [loss.cls, getattr(loss.cls, loss.name)]
+    elif inspect.isclass(loss):
+        functions.append(loss.forward if issubclass(loss, nn.Module) else loss.__call__)
+    parameters: dict[str, inspect.Parameter] = {}
+    for function in functions:
+        with suppress(ValueError, TypeError):  # without a signature it is no loss, and is refused for that
+            parameters |= {n: p for n, p in _signature(function).items() if n != "self"}
+    return parameters
 
 
-def own_settings(loss: Any, settings: Settings) -> dict[str, Any]:
+def _signature(loss: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function, or of the `forward` of a module, whose `__call__` tells nothing."""
+    return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def settings_for(loss: object, settings: Settings) -> dict[str, Any]:
     """Those of the settings that are parameters of a loss, or of its class."""
-    return {name: x for name, x in settings.items() if name in _own_names(loss)}
+    known = parameters_of(loss)
+    return {name: x for name, x in settings.items() if name in known}
 
 
-def _own_names(loss: Any) -> list[str]:
-    called = [loss]
-    if inspect.isclass(loss):
-        called.append(loss.forward if issubclass(loss, nn.Module) else loss.__call__)
-    found: dict[str, None] = {}
-    for function in called:
-        try:
-            found |= dict.fromkeys(n for n, p in signature_of(function).parameters.items() if n != "self")
-        except (ValueError, TypeError):  # without a signature it is no loss, and is refused for that
-            continue
-    return list(found)
-
-
-def check_settings(loss: Any, name: str, settings: Settings) -> None:
-    """Raise an error for settings that a loss does not have."""
-    known = _own_names(loss)
-    stray = [n for n in settings if n not in known]
-    if stray and not takes_any(loss):
-        near = [m for n in stray for m in difflib.get_close_matches(n, known, n=1, cutoff=0.5)]
-        raise LossCallError(
-            f"settings that are parameters of {name}: {', '.join(known)}",
-            ", ".join(stray),
-            f"did you mean {' or '.join(map(repr, near))}?" if near else "leave them out",
-        )
-
-
-def takes_any(loss: Any) -> bool:
-    """Whether a loss takes arguments of any name."""
-    try:
-        return any(p.kind is p.VAR_KEYWORD for p in signature_of(loss).parameters.values())
-    except (ValueError, TypeError):
-        return False
-
-
-def fill(loss: Callable[..., object], name: str, settings: Settings) -> Filled:
-    """Find what to give to a loss.
-
-    Args:
-        loss: a function, a module, or another callable.
-        name: for messages.
-        settings: values of the loss's own parameters, instead of tensors.
-
-    Returns:
-        What each parameter receives. Parameters with a default and without a role are left out.
-
-    Raises:
-        LossCallError: a required parameter has no known name, or there are no tensors.
-    """
-    try:
-        parameters = signature_of(loss).parameters
-    except (ValueError, TypeError) as error:
-        methods = [] if callable(loss) else loss_methods(type(loss))
-        near = f"name a method, {' or '.join(f'{name}.{method}' for method in methods)}" if methods else None
-        raise LossCallError(
-            f"{name} to have a signature",
-            "an object that cannot be called" if near else str(error),
-            near or "wrap it in a Python function that names its tensors",
-        ) from error
-    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    filled = Filled(fixed=dict(settings), positional=tuple(n for n, p in named.items() if p.kind is p.POSITIONAL_ONLY))
-    bound = loss.keywords if isinstance(loss, functools.partial) else {}
-    unknown = [p for n, p in named.items() if n not in settings and n not in bound and not _placed(p, filled)]
-    if takes_any(loss):
-        taken = {*filled.roles.values(), *named, *settings}
-        filled.roles.update((role, role) for role in CANONICAL if role not in taken)
-    if unknown or not (filled.roles or filled.whole):
-        raise _refused(name, list(named.values()), unknown)
-    return filled
+def makes_callables(cls: type) -> bool:
+    """Whether the instances of a class can be called."""
+    return issubclass(cls, nn.Module) or any("__call__" in vars(base) for base in cls.__mro__)
 
 
 def loss_methods(cls: type) -> list[str]:
     """The public methods that take tensors of an audit, of a class and of its bases in the same file."""
-    own = [base for base in cls.__mro__ if base.__module__ == cls.__module__]
-    names = {n: None for base in own for n, x in vars(base).items() if inspect.isroutine(x) and not n.startswith("_")}
+    bases = [base for base in cls.__mro__ if base.__module__ == cls.__module__]
+    names = {n: None for base in bases for n, x in vars(base).items() if inspect.isroutine(x) and not n.startswith("_")}
     return [name for name in names if _is_loss(getattr(cls, name))]
 
 
@@ -414,82 +322,29 @@ def _is_loss(method: Callable[..., object]) -> bool:
     return True
 
 
-def _placed(p: inspect.Parameter, filled: Filled) -> bool:
-    """Find what one parameter receives; False if it is required and has no known name."""
-    required = p.default is p.empty
-    role = argument_role(p.name)
-    if role is not None and (required or _means_tensor(p.default, role)):
-        filled.roles[p.name] = role
-    elif required and _means_rollout(p):
-        filled.whole[p.name] = "rollout"
-    elif required and (p.name in RECORD or p.annotation in (dict, "dict") or _is_mapping(p.annotation)):
-        filled.whole[p.name] = "record"
-    elif p.kind is p.POSITIONAL_ONLY and not required:
-        filled.fixed[p.name] = p.default
-    else:
-        return not required
-    return True
-
-
-def _means_tensor(default: object, role: str) -> bool:
-    """Whether a parameter with this default may be a tensor: `tokens=128` is none, and `mask=1.0` is."""
-    return default is None or isinstance(default, Tensor) or (role == "mask" and isinstance(default, (int, float)))
-
-
-def _means_rollout(p: inspect.Parameter) -> bool:
-    return p.annotation is Rollout or p.annotation == "Rollout" or (p.name == "rollout" and p.annotation is p.empty)
-
-
-def _is_mapping(annotation: object) -> bool:
-    """Whether an annotation is that of a dictionary: `dict[str, Tensor]`, `Mapping[...]` or a string of it."""
-    shown = annotation if isinstance(annotation, str) else str(annotation)
-    return shown.split("[")[0].rsplit(".", 1)[-1] in ("dict", "Dict", "Mapping", "MutableMapping")
-
-
-def _refused(name: str, parameters: list[inspect.Parameter], unknown: list[inspect.Parameter]) -> LossCallError:
-    given = ", ".join(p.name for p in parameters) or "(none)"
-    if not unknown:
-        remedy = "wrap it in a function that takes these names"
-    else:
-        first = unknown[0].name
-        remedy = f"if {first} is a setting, give it by --set {first}=VALUE; if it is a tensor, use a name of these"
-    return LossCallError(
-        f"{name} to take some of: {DESCRIBED}, or their names in TRL, verl or OpenRLHF",
-        f"parameters {given}" + (f", of which {', '.join(_names(unknown))} is not known" if unknown else ""),
-        remedy,
-    )
-
-
-def _names(parameters: list[inspect.Parameter]) -> Iterator[str]:
-    return (p.name for p in parameters)
-
-
-# Make an instance of a class that is a loss.
-
-
-def constructed(cls: type, name: str, settings: Settings) -> tuple[Any, set[str]]:
-    """Call a class with the settings that its constructor takes.
+def construct(loss: type | Method, name: str, settings: Settings) -> tuple[Any, set[str]]:
+    """Make an instance, with the settings that its constructor takes.
 
     Args:
-        cls: its other parameters need defaults.
+        loss: a class, or a method of one; the other parameters of its constructor need defaults.
         name: for messages.
         settings: arguments of the constructor, and perhaps of the loss itself.
 
     Returns:
-        The instance, and the names of the settings that it took.
+        The instance or its method, and the names of the settings that it took.
     """
+    cls = loss.cls if isinstance(loss, Method) else loss
     try:
         parameters = inspect.signature(cls).parameters
     except (ValueError, TypeError) as error:
         raise LossCallError(f"{name} to have a constructor", str(error), "pass an instance") from error
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     known = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    given = {n: x for n, x in settings.items() if n in known or (takes_any and not hasattr(cls, "forward"))}
-    lacking = [
-        n
-        for n, p in parameters.items()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and n not in given
-    ]
+    if _takes_any(parameters):  # what the call does not name is for `**kwargs` of the constructor
+        call = getattr(cls, loss.name) if isinstance(loss, Method) else getattr(cls, "forward", cls.__call__)
+        known |= {n for n in settings if n not in inspect.signature(call).parameters}
+    arguments = {n: x for n, x in settings.items() if n in known and not isinstance(x, Role)}
+    required = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
+    lacking = [n for n in required if n not in arguments]
     if lacking:
         raise LossCallError(
             f"a class {name} that can be made without arguments",
@@ -497,13 +352,168 @@ def constructed(cls: type, name: str, settings: Settings) -> tuple[Any, set[str]
             f"give them by --set {lacking[0]}=VALUE, or make an instance in the file and audit that",
         )
     try:
-        return cls(**given), set(given)
+        instance = cls(**arguments)
     except Exception as error:
         raise LossCallError(
-            f"{name}({', '.join(f'{n}={x!r}' for n, x in given.items())}) to make a loss",
+            f"{cls.__name__}({_written(arguments)}) to make a loss",
             f"{type(error).__name__}: {error}",
             "make an instance in the file and audit that",
         ) from error
+    return (getattr(instance, loss.name) if isinstance(loss, Method) else instance), set(arguments)
+
+
+def _written(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={_value(x)}" for name, x in values.items())
+
+
+def _value(x: object) -> str:
+    """A value as text, which is the same in every process: the `repr` of an object may have its address."""
+    return reprlib.repr(x) if type(x).__module__ == "builtins" else type(x).__name__
+
+
+# Decide, by the names of a loss's parameters, what each of them receives.
+
+
+@dataclass(frozen=True, eq=False)
+class UserLoss:
+    """A loss that a user wrote, to be called with a `Batch`.
+
+    Attributes:
+        function: what is called.
+        roles: parameter to the role of what it receives.
+        values: parameter to a setting, or to the default of a positional one.
+        positional: the parameters that must be given by position, in order.
+        settings: the names of all settings, those of a constructor included.
+        form: how it wants its tensors.
+        label: the function as code, with the constructor of its class.
+    """
+
+    function: Callable[..., object]
+    roles: dict[str, str]
+    values: dict[str, object]
+    positional: tuple[str, ...]
+    settings: frozenset[str] = frozenset()
+    form: Form = Form()
+    label: str = ""
+
+    def __call__(self, batch: Batch) -> object:
+        """What the loss returns on a batch."""
+        whole = {"batch": lambda: Record(batch, self.form), "rollout": batch.rollout}
+        arguments = {n: whole[r]() if r in whole else self.form.tensor(batch, r) for n, r in self.roles.items()}
+        arguments = {**self.values, **arguments}
+        by_position = [arguments.pop(name) for name in self.positional]
+        return self.function(*by_position, **arguments)
+
+    def uses(self, role: str) -> bool:
+        """Whether the loss may look at the tensor of a role."""
+        return role in self.roles.values() or "batch" in self.roles.values()
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The loss's own parameters that are integers: settings, and defaults."""
+        defaults = {n: p.default for n, p in inspect.signature(self.function).parameters.items()}
+        return {name: x for name, x in (defaults | self.values).items() if type(x) is int}
+
+    @property
+    def text(self) -> str:
+        """How it is called, in one line: what each argument receives, and where logits belong."""
+        tensors = f"dictionary of all tensors, {self.form.describe('mask')}, {self.form.describe('advantages')}"
+        whole = {"batch": tensors, "rollout": "Rollout"}
+        arguments = {n: p.default for n, p in _signature(self.function).items() if p.kind not in VARIADIC} | self.values
+        texts = {n: _value(x) for n, x in arguments.items()}
+        texts |= {n: whole.get(role) or self.form.describe(role) for n, role in self.roles.items()}
+        line = f"{self.label}({', '.join(f'{n}={x}' for n, x in texts.items())})"
+        names = {role: n for n, role in self.roles.items()}
+        logits = names.get("logits", "logits")
+        tokens = next((names[role] for role in ("labels", "tokens", "mask") if role in names), "tokens")
+        if self.form.layout == "shifted":
+            return f"{line}; {logits}[:, :-1] belongs to {tokens}[:, 1:], with one prompt token in front"
+        if self.form.layout == "longer":
+            return f"{line}; {logits}[:, :-1] belongs to {tokens}, with logits after the last token"
+        return f"{line}; {logits}[:, t] belongs to {tokens}[:, t], with no prompt token" if "logits" in names else line
+
+
+def fill(loss: Callable[..., object], name: str, settings: Settings) -> UserLoss:
+    """Find what to give to a loss.
+
+    Args:
+        loss: a function, a module, or another callable.
+        name: for messages.
+        settings: values of the loss's own parameters, and roles of those with other names.
+
+    Returns:
+        The loss, with what each parameter receives. Parameters with a default and without a role are left out.
+
+    Raises:
+        LossCallError: a required parameter has no known name, or there are no tensors.
+    """
+    try:
+        parameters = _signature(loss)
+    except (ValueError, TypeError) as error:
+        raise LossCallError(
+            f"{name} to have a signature", str(error), "wrap it in a Python function that names its tensors"
+        ) from error
+    named = {n: p for n, p in parameters.items() if p.kind not in VARIADIC}
+    roles: dict[str, str] = {n: str(x) for n, x in settings.items() if isinstance(x, Role)}
+    values = {n: x for n, x in settings.items() if n not in roles}
+    bound = loss.keywords if isinstance(loss, functools.partial) else {}
+    unknown = []
+    for n, p in named.items():
+        if n in settings or n in bound:
+            continue
+        role = _role(p)
+        if role is not None:
+            roles[n] = role
+        elif p.default is p.empty:
+            unknown.append(n)
+        elif p.kind is p.POSITIONAL_ONLY:
+            values[n] = p.default
+    if _takes_any(parameters):
+        taken = {*roles.values(), *named, *settings}
+        roles |= {role: role for role in TENSORS if role not in taken}
+    if unknown or not roles:
+        raise _refusal(name, list(named), unknown)
+    return UserLoss(loss, roles, values, tuple(n for n, p in named.items() if p.kind is p.POSITIONAL_ONLY))
+
+
+def _role(p: inspect.Parameter) -> str | None:
+    """What a parameter receives by its name, its annotation and its default; None if they do not tell."""
+    role, required = argument_role(p.name), p.default is p.empty
+    if role in TENSORS:
+        # `tokens=128` is no tensor, and `mask=1.0` is one.
+        tensor = p.default is None or isinstance(p.default, Tensor)
+        return role if required or tensor or (role == "mask" and isinstance(p.default, (int, float))) else None
+    if not required:
+        return None
+    if p.annotation in (Rollout, "Rollout") or (role == "rollout" and p.annotation is p.empty):
+        return "rollout"
+    kind = p.annotation.__name__ if inspect.isclass(p.annotation) else str(p.annotation)
+    mapping = kind.split("[")[0].rsplit(".", 1)[-1] in ("dict", "Dict", "Mapping", "MutableMapping")
+    return "batch" if mapping or role == "batch" else None
+
+
+def _refusal(name: str, parameters: list[str], unknown: list[str]) -> LossCallError:
+    pairs = [n for n in unknown if re.search(r"(^|_)(chosen|rejected)(_|$)", n)]
+    if pairs:
+        return LossCallError(
+            f"{name} to be a loss of sampled completions",
+            f"a preference loss, of {', '.join(pairs)}: pairs that are given, not sampled, so that there is no KL on "
+            "samples to audit",
+            "write it for every pair of rows of `logp` and `ref_logp` (B, T), to see what it does on samples",
+        )
+    remedy = "wrap it in a function that takes these names"
+    if unknown:
+        x = unknown[0]
+        remedy = (
+            f"if {x} is a tensor, give its role by --name {x}=ROLE, such as {x}=logp; if it is a setting, or nothing "
+            f"that the KL needs (a critic's values), give it by --set {x}=VALUE"
+        )
+    return LossCallError(
+        f"{name} to take some of: {', '.join(ARGUMENTS)}, or their names in TRL, verl or OpenRLHF",
+        f"parameters {', '.join(parameters) or '(none)'}"
+        + (f", of which {', '.join(unknown)} is not known" if unknown else ""),
+        remedy,
+    )
 
 
 # Find, by trial, the form in which a loss wants its tensors.
@@ -516,106 +526,80 @@ def _trial_batch() -> Batch:
     return from_problem(problem, torch.tensor([[3, 0, 1, 2]]), torch.tensor([0.7, -1.1, 0.4, 0.3], dtype=torch.float64))
 
 
-def chosen_form(function: Callable[..., object], filled: Filled, name: str) -> Form:
-    """The first form that the loss accepts; the usual one if it accepts none, so that its error is about that one.
+def in_its_form(loss: UserLoss) -> UserLoss:
+    """The loss with the first form that it accepts; with the usual one if it accepts none, so that its error is of it.
 
     An advantage per completion is tried before one per token: where a loss expects (B, T), it fails with (B,), since
     no size equals another; where it expects (B,), `advantages[:, None]` would silently accept (B, T) too.
     """
-    for form in _forms(filled):
-        used = _used_positions(function, filled, form, name)
+    choices = product(
+        ("aligned", "shifted", "longer") if loss.uses("logits") else ("aligned",),
+        (IGNORED, PROMPT) if loss.uses("labels") else (IGNORED,),
+        ("bool", "int", "float") if loss.uses("mask") else ("bool",),
+        ("completion", "token") if loss.uses("advantages") else ("token",),
+    )
+    for layout, label, mask, advantages in choices:
+        trial = replace(loss, form=Form(advantages, mask, label, layout))
+        used = _used_positions(trial)
         if used is None:
             continue
-        if form.layout == "aligned" and used[:-1].any() and not used[-1]:  # it leaves the last logits out: it shifts
-            moved = replace(form, layout="shifted")
-            used = _used_positions(function, filled, moved, name)
-            return moved if used is not None and bool(used.all()) else form
-        return form
-    return Form()
+        if layout == "aligned" and used[:-1].any() and not used[-1]:  # it leaves the last logits out: it shifts
+            shifted = replace(loss, form=replace(trial.form, layout="shifted"))
+            used = _used_positions(shifted)
+            return shifted if used is not None and bool(used.all()) else trial
+        return trial
+    return loss
 
 
-def _forms(filled: Filled) -> Iterator[Form]:
-    advantages = ("completion", "token") if filled.uses("advantages") else ("token",)
-    masks = ("bool", "int", "float") if filled.uses("mask") else ("bool",)
-    labels = (IGNORED, PROMPT) if filled.uses("labels") else (IGNORED,)
-    layouts = ("aligned", "shifted", "longer") if filled.uses("logits") else ("aligned",)
-    for layout, label, mask, advantage in product(layouts, labels, masks, advantages):
-        yield Form(advantage, mask, label, layout)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep back what the loss prints: the audit calls it again."""
-    with (
-        open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere),
-        redirect_stderr(nowhere),
-        warnings.catch_warnings(action="ignore"),
-    ):
-        yield
-
-
-def _used_positions(function: Callable[..., object], filled: Filled, form: Form, name: str) -> torch.Tensor | None:
+def _used_positions(loss: UserLoss) -> Tensor | None:
     """(T,) whether logits of a whole completion have a gradient at each position; None if the loss fails."""
     batch = _trial_batch().fresh()
     try:
-        with _silence(), torch.enable_grad():
-            loss = scalar(name, filled.call(function, batch.copy(), form), batch)
-            if not loss.requires_grad:
-                return torch.zeros(batch.logp.shape[1], dtype=torch.bool)
-            (found,) = torch.autograd.grad(loss, [batch.logits], allow_unused=True)
+        with (
+            open(os.devnull, "w") as nowhere,  # what the loss prints is kept back: the audit calls it again
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+            warnings.catch_warnings(action="ignore"),
+            torch.enable_grad(),
+        ):
+            out = scalar(loss.label, loss(batch.copy()), batch)
+            grad = torch.autograd.grad(out, [batch.logits], allow_unused=True)[0] if out.requires_grad else None
     except Exception:  # whatever it raises: the audit calls it again, and reports the error
         return None
-    if found is None:
-        return torch.zeros(batch.logp.shape[1], dtype=torch.bool)
-    return (found[0] != 0).any(-1)
+    return batch.mask.new_zeros(batch.mask.shape[1]) if grad is None else (grad[0] != 0).any(-1)
 
 
-# A user's loss, ready to be called on the audit's batches.
-
-
-@dataclass(frozen=True, eq=False)
-class OwnLoss:
-    """A loss, what its parameters receive, the form of its tensors, and the names of its settings."""
-
-    function: Callable[..., object]
-    filled: Filled
-    form: Form
-    settings: frozenset[str]
-
-    def __call__(self, batch: Batch) -> object:
-        """What the loss returns on a batch."""
-        return self.filled.call(self.function, batch, self.form)
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The loss's own parameters that are integers: settings, and defaults."""
-        parameters = inspect.signature(self.function).parameters.values()
-        values = {p.name: p.default for p in parameters} | self.filled.fixed
-        return {name: x for name, x in values.items() if type(x) is int}
-
-    @property
-    def place(self) -> str:
-        """The file and line where the loss is defined, or an empty text."""
-        return place_of(self.function)
-
-
-def own_loss(loss: Any, name: str, settings: Settings) -> OwnLoss:
-    """Prepare a function, a module, another callable, or a class of these that needs no arguments.
+def prepare(loss: Any, name: str, settings: Settings) -> UserLoss:
+    """Prepare a function, a module, another callable, a class of these, or a `Method`.
 
     Args:
         loss: what the user wrote.
         name: for messages.
-        settings: values of its own parameters, or of those of its constructor.
+        settings: values of its own parameters, or of those of its constructor; and roles of its arguments.
 
     Returns:
         The loss, to be called with a `Batch`.
     """
-    check_settings(loss, name, settings)
-    function, taken = constructed(loss, name, settings) if inspect.isclass(loss) else (loss, set())
-    rest = {n: x for n, x in settings.items() if n not in taken}
-    filled = fill(function, name, rest)
-    return OwnLoss(function, filled, chosen_form(function, filled, name), frozenset(settings))
+    if inspect.isclass(loss) and not makes_callables(loss):
+        methods = " or ".join(f"{name}.{method}" for method in loss_methods(loss))
+        remedy = f"name a method, {methods}" if methods else "name a function"
+        raise LossCallError(f"{name} to be a loss", "a class that cannot be called", remedy)
+    known = parameters_of(loss)
+    stray = [n for n in settings if n not in known]
+    if stray and not _takes_any(known):
+        near = [m for n in stray for m in difflib.get_close_matches(n, known, n=1, cutoff=0.5)]
+        raise LossCallError(
+            f"settings that are parameters of {name}: {', '.join(known)}",
+            ", ".join(stray),
+            f"did you mean {' or '.join(map(repr, near))}?" if near else "leave them out",
+        )
+    function, label, taken = loss, name_of(loss), set()
+    if isinstance(loss, Method) or inspect.isclass(loss):
+        function, taken = construct(loss, name, settings)
+        made = f"({_written({n: settings[n] for n in settings if n in taken})})"
+        label = f"{loss.cls.__name__}{made}.{loss.name}" if isinstance(loss, Method) else label + made
+    user_loss = fill(function, name, {n: x for n, x in settings.items() if n not in taken})
+    return in_its_form(replace(user_loss, settings=frozenset(settings), label=label))
 
 
 def name_of(loss: Any) -> str:
@@ -629,8 +613,8 @@ def summary_of(loss: Any) -> str:
     """The first line of the documentation that the user wrote, without that of a base class."""
     if isinstance(loss, functools.partial):
         return summary_of(loss.func)
-    own = loss if inspect.isroutine(loss) or inspect.isclass(loss) else type(loss)
-    return (inspect.cleandoc(own.__doc__) if own.__doc__ else "").split("\n")[0]
+    documented = loss if inspect.isroutine(loss) or inspect.isclass(loss) else type(loss)
+    return (inspect.cleandoc(documented.__doc__) if documented.__doc__ else "").split("\n")[0]
 
 
 def place_of(loss: Any) -> str:

@@ -11,7 +11,7 @@ from ..enumeration import Problem, bandit, population, with_rational_sampler
 from ..errors import LossCallError
 from ..targets import TO_REFERENCE
 from .batch import Advantages, Batch, advantage_of, from_problem
-from .call import OwnLoss
+from .call import UserLoss
 from .gradients import Measurement, Parts, evaluate, limit_cases, of_reference, sum_over_rows
 from .match import MATCH, Comparison
 from .problems import Case
@@ -329,7 +329,7 @@ def in_large_vocabulary(subject: Subject, advantages: Advantages, *, on_policy: 
 
 
 def _takes_logits(subject: Subject) -> bool:
-    return isinstance(subject.loss, OwnLoss) and subject.loss.filled.uses("logits")
+    return isinstance(subject.loss, UserLoss) and subject.loss.uses("logits")
 
 
 @cache

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,7 +27,21 @@ from ..core.term import KLTerm, Remedy
 from ..errors import LossCallError, LossImportError, MeaningError, UnknownNameError
 from ..zoo import CELLS, Cell
 from .batch import Batch
-from .call import OwnLoss, Settings, constructed, loss_methods, name_of, own_loss, own_settings, scalar, summary_of
+from .call import (
+    Method,
+    Settings,
+    UserLoss,
+    construct,
+    loss_methods,
+    makes_callables,
+    name_of,
+    place_of,
+    prepare,
+    roles_of,
+    scalar,
+    settings_for,
+    summary_of,
+)
 from .problems import group_sizes
 
 # Losses of every kind behind one interface.
@@ -37,6 +51,11 @@ LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent)
 
 LARGEST_VOCABULARY = 4
 """Tokens in the largest vocabulary of the problems that are summed over."""
+
+ROLLOUT = (
+    "Rollout(logp, ref_logp, behavior_logp, token_reverse_kl, token_forward_kl (B, T), mask (B, T) bool, group (B,))"
+)
+"""What a cell or a term receives."""
 
 Kind = Literal["cell", "term", "function", "framework"]
 """`cell` of `klgrad.zoo`, `term` for a `KLTerm`, `function` of a user, or `framework` for a framework's own code."""
@@ -88,6 +107,15 @@ class Subject:
             out = self.loss(batch)
         return scalar(self.name, out, batch)
 
+    @property
+    def call(self) -> str:
+        """How the loss is called, in one line: what its arguments receive."""
+        if isinstance(self.loss, UserLoss):
+            return self.loss.text
+        if self.kind == "framework":
+            return f"{self.name}: by klgrad.frameworks, which passes the tensors on as {self.framework} takes them"
+        return f"{self.name}({ROLLOUT})"
+
     @contextmanager
     def named_errors(self, batch: Batch) -> Iterator[None]:
         """Turn an exception of the loss into a `LossCallError` with the place in the user's code and the inputs."""
@@ -96,33 +124,36 @@ class Subject:
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
             places = [(f.filename, f"{f.filename}, line {f.lineno}") for f in frames]
-            own = [at for file, at in places if not file.startswith(LIBRARIES) and "site-packages" not in file]
-            torch_alone = (
-                "use PyTorch, since the tensors are; " if any("jax" in Path(f).parts for f, _ in places) else ""
-            )
+            inside = [at for file, at in places if not file.startswith(LIBRARIES) and "site-packages" not in file]
             # An error in the call itself has no frame in the user's code: then it is the place of the definition.
-            defined = self.loss.place if isinstance(self.loss, OwnLoss) else ""
-            where = own[-1] if own else defined or f"{frames[-1].filename}, line {frames[-1].lineno}"
+            definition = place_of(self.loss.function) if isinstance(self.loss, UserLoss) else ""
+            where = inside[-1] if inside else definition or places[-1][1]
+            of_jax = any("jax" in Path(file).parts for file, _ in places)
             raise LossCallError(
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",
-                f"{torch_alone}look at {where}; it was called with {batch.logp.dtype} tensors "
-                f"of shape {tuple(batch.logp.shape)} and a bool mask; groups of {group_sizes()} rows are tried"
-                + self._on_vocabulary(batch),
+                f"{'use PyTorch, since the tensors are; ' if of_jax else ''}look at {where}; it was called with "
+                f"{batch.logp.dtype} tensors of shape {tuple(batch.logp.shape)} and a bool mask; groups of "
+                f"{group_sizes()} rows are tried{self._on_vocabulary(batch)}",
             ) from error
 
     def _on_vocabulary(self, batch: Batch) -> str:
         """For a loss of logits, their shape; and which of its numbers are larger than the vocabularies of the audit."""
-        if not isinstance(self.loss, OwnLoss) or not self.loss.filled.uses("logits"):
+        if not isinstance(self.loss, UserLoss) or not self.loss.uses("logits"):
             return ""
-        large = [f"--set {name}=2" for name, x in self.loss.numbers.items() if x > LARGEST_VOCABULARY]
-        hint = (
-            f"; the audit's vocabularies have 2 to {LARGEST_VOCABULARY} tokens: try {' '.join(large)}" if large else ""
-        )
-        return f"; logits of shape {tuple(batch.logits.shape)}{hint}"
+        shape = f"; logits of shape {tuple(batch.logits.shape)}"
+        large = " ".join(f"--set {name}=2" for name, x in self.loss.numbers.items() if x > LARGEST_VOCABULARY)
+        if not large:
+            return shape
+        return f"{shape}; the audit's vocabularies have 2 to {LARGEST_VOCABULARY} tokens: try {large}"
 
 
-def as_subject(loss: object, name: str | None = None, settings: Settings | None = None) -> Subject:
+def as_subject(
+    loss: object,
+    name: str | None = None,
+    settings: Settings | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Subject:
     """Wrap a loss.
 
     Args:
@@ -130,20 +161,21 @@ def as_subject(loss: object, name: str | None = None, settings: Settings | None 
             these that needs no arguments; a `Subject` stays as it is.
         name: in reports; by default that of the loss.
         settings: values of the loss's own parameters.
+        names: roles of its arguments whose names do not tell them, such as `{"x": "logp"}`.
 
     Returns:
         The loss as a subject.
 
     Example:
         >>> from klgrad.audit.subject import as_subject
-        >>> def penalty(log_prob, ref_log_prob, beta):
-        ...     return beta * (log_prob - ref_log_prob)
-        >>> as_subject(penalty, settings={"beta": 0.1}).name
-        'penalty'
+        >>> def penalty(log_prob, y, beta):
+        ...     return beta * (log_prob - y)
+        >>> as_subject(penalty, settings={"beta": 0.1}, names={"y": "ref_logp"}).call
+        'penalty(log_prob=logp (B, T), y=ref_logp (B, T), beta=0.1)'
     """
-    settings = settings or {}
+    settings = {**(settings or {}), **roles_of(names or {})}
     if isinstance(loss, type) and issubclass(loss, KLTerm):
-        loss, taken = constructed(loss, name_of(loss), settings)
+        loss, taken = construct(loss, name_of(loss), settings)
         settings = {n: x for n, x in settings.items() if n not in taken}
     if isinstance(loss, (Subject, KLTerm, Cell)) and settings:
         raise LossCallError(
@@ -154,11 +186,12 @@ def as_subject(loss: object, name: str | None = None, settings: Settings | None 
     if isinstance(loss, KLTerm):
         return of_rollout(name or loss.name, "term", lambda r: loss(r).loss, stacks=loss.reduction == "sequence")
     if isinstance(loss, Cell):
-        summary = loss.summary
-        stacks, instead = not loss.couples_groups, loss.instead
-        return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=instead, summary=summary)
-    if callable(loss):
-        return of_function(loss, name or name_of(loss), settings)
+        stacks, remedy = not loss.couples_groups, loss.instead
+        return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=remedy, summary=loss.summary)
+    if callable(loss) or isinstance(loss, Method):
+        name = name or name_of(loss)
+        user_loss = prepare(loss, name, settings)
+        return Subject(name, "function", user_loss, summary=summary_of(user_loss.function))
     raise LossCallError("a function, a module, a KLTerm or a Cell", type(loss).__name__, "pass the loss itself")
 
 
@@ -179,11 +212,6 @@ def of_rollout(
 
     # In the losses of this package the order of rows does not matter. Only calls group by group use it.
     return Subject(name, kind, call, stacks, instead, summary, exchangeable=not stacks)
-
-
-def of_function(function: Any, name: str, settings: Settings) -> Subject:
-    """Wrap a loss that a user wrote."""
-    return Subject(name, "function", own_loss(function, name, settings), summary=summary_of(function))
 
 
 # The losses of this package: every cell of `klgrad.zoo`, and every configuration of `KLTerm`.
@@ -231,9 +259,9 @@ def every_term() -> Iterator[KLTerm]:
     """Every valid combination of the discrete options, then the compromises."""
     axes = {name: choices for name, choices in CHOICES.items() if name != "reduction"} | {"weighting": WEIGHTINGS}
     for values in product(*axes.values()):
-        chosen: dict[str, Any] = dict(zip(axes, values, strict=True))
+        options: dict[str, Any] = dict(zip(axes, values, strict=True))
         try:
-            yield KLTerm(**chosen)
+            yield KLTerm(**options)
         except MeaningError:
             continue
     yield from COMPROMISES
@@ -263,13 +291,14 @@ def catalogue() -> dict[str, Subject]:
 # The file is imported and run: audit only code that you would run.
 
 
-def load(spec: str, settings: Settings | None = None) -> Subject:
+def load(spec: str, settings: Settings | None = None, names: Mapping[str, str] | None = None) -> Subject:
     """Import a loss to audit.
 
     Args:
         spec: `path/to/file.py:function` or `package.module:function`; a class, an instance of one, or a method of a
-            class that needs no arguments will do. The file is run, as a test runner would do.
-        settings: values of the loss's own parameters.
+            class will do. The file is run, as a test runner would do.
+        settings: values of the loss's own parameters, and of its class's.
+        names: as in `as_subject`.
 
     Returns:
         The loss as a subject named by `spec`.
@@ -286,42 +315,42 @@ def load(spec: str, settings: Settings | None = None) -> Subject:
         >>> load(f"{file}:k2").kind
         'function'
     """
-    return as_subject(find(spec), spec, settings)
+    return as_subject(locate(spec), spec, settings, names)
 
 
 def find(spec: str) -> object:
-    """Import the object behind a name."""
+    """Import the object behind a name; a method is one of an instance that needs no arguments."""
+    x = locate(spec)
+    return construct(x, x.cls.__name__, {})[0] if isinstance(x, Method) else x
+
+
+def locate(spec: str) -> object:
+    """Import the object behind a name; a method of a class stays a `Method`, since settings may make the instance."""
     where, _, name = spec.rpartition(":")
     if not where or not name:
         raise LossImportError(
             "path/to/file.py:function or package.module:function", repr(spec), "add the part after ':'"
         )
     with imports_for(spec):
-        loss: Any = module_of(where)
+        x: Any = module_of(where)
         for part in name.split("."):
-            if not hasattr(loss, part):
-                raise UnknownNameError(f"name in {where}", name, _own_names(loss))
-            if isinstance(loss, type) and isinstance(vars(loss).get(part), FunctionType):  # a method needs an instance
-                loss, _ = constructed(loss, loss.__name__, {})
-            loss = getattr(loss, part)
-        return loss
+            if not hasattr(x, part):
+                raise UnknownNameError(f"name in {where}", name, _public_names(x))
+            method = isinstance(x, type) and isinstance(inspect.getattr_static(x, part), FunctionType)
+            x = Method(x, part) if method else getattr(x, part)
+        return x
 
 
-def _own_names(x: object) -> list[str]:
+def _public_names(x: object) -> list[str]:
     """The public names that a file, a class or an object defines; those that a file imports are left out."""
-    own = getattr(x, "__name__", None) if isinstance(x, ModuleType) else None
+    module = x.__name__ if isinstance(x, ModuleType) else None
     return [
         name
         for name, value in vars(x).items()
         if not name.startswith("_")
         and not isinstance(value, ModuleType)
-        and (own is None or not isinstance(value, (FunctionType, type)) or value.__module__ == own)
+        and (module is None or not isinstance(value, (FunctionType, type)) or value.__module__ == module)
     ]
-
-
-def module_of(where: str) -> ModuleType:
-    """Import a file, or a module by its name."""
-    return _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
 
 
 @contextmanager
@@ -367,24 +396,23 @@ def _is_elsewhere(name: str, folder: Path) -> bool:
     return home != folder and not {"site-packages", "dist-packages"} & set(home.parts)
 
 
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
+def module_of(where: str) -> ModuleType:
+    """Import a file, or a module by its name."""
+    path = Path(where)
+    if path.suffix == ".py" and not path.is_file():
         raise LossImportError(
-            "an existing Python file", str(path), "check the path; it is relative to the current directory"
+            "an existing Python file", where, "check the path; it is relative to the current directory"
         )
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, path
-    assert spec.loader is not None, path  # a .py file always has one
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look up their module there
-    with _named_errors(str(path)):
+    with _named_errors(where):
+        if path.suffix != ".py":
+            return importlib.import_module(where)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None, path
+        assert spec.loader is not None, path  # a .py file always has one
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look up their module there
         spec.loader.exec_module(module)
-    return module
-
-
-def _from_package(name: str) -> ModuleType:
-    with _named_errors(name):
-        return importlib.import_module(name)
+        return module
 
 
 @contextmanager
@@ -403,7 +431,7 @@ def _named_errors(where: str) -> Iterator[None]:
 # Every loss of a file.
 
 
-class Found(NamedTuple):
+class FileLosses(NamedTuple):
     """The losses of a file, and why its other functions, modules and classes are not audited.
 
     Attributes:
@@ -415,7 +443,7 @@ class Found(NamedTuple):
     skipped: dict[str, str]
 
 
-def load_every(path: str, settings: Settings | None = None) -> Found:
+def load_every(path: str, settings: Settings | None = None) -> FileLosses:
     r"""Import every loss of a file.
 
     Args:
@@ -434,19 +462,15 @@ def load_every(path: str, settings: Settings | None = None) -> Found:
         >>> from klgrad.audit import load_every
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "my_losses.py"
         >>> _ = file.write_text("def k1(logp, ref_logp): return logp - ref_logp\ndef scaled(x): return 2 * x")
-        >>> found = load_every(str(file))
-        >>> len(found.subjects), list(found.skipped)
+        >>> losses = load_every(str(file))
+        >>> len(losses.subjects), list(losses.skipped)
         (1, ['scaled'])
     """
     subjects, skipped = [], {}
     with imports_for(path):
         for name, loss in _candidates(module_of(path)):
-            if inspect.isclass(loss) and not _makes_callables(loss):
-                methods = " ".join(f"{path}:{name}.{method}" for method in loss_methods(loss))
-                skipped[name] = f"a class that cannot be called; name the loss: {methods}"
-                continue
             try:
-                subjects.append(as_subject(loss, f"{path}:{name}", own_settings(loss, settings or {})))
+                subjects.append(as_subject(loss, f"{path}:{name}", settings_for(loss, settings or {})))
             except LossCallError as error:
                 skipped[name] = f"{error.received}; {error.remedy}"
     if not subjects:
@@ -454,7 +478,7 @@ def load_every(path: str, settings: Settings | None = None) -> Found:
         raise LossImportError(
             f"a loss in {path}", reasons or "no public function or module", f"name one: {path}:function"
         )
-    return Found(subjects, skipped)
+    return FileLosses(subjects, skipped)
 
 
 def _candidates(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -472,12 +496,8 @@ def _is_defined_in(x: object, module: ModuleType) -> bool:
     if isinstance(x, (KLTerm, functools.partial)):
         return True
     if inspect.isclass(x):
-        return x.__module__ == module.__name__ and bool(_makes_callables(x) or loss_methods(x))
+        return x.__module__ == module.__name__ and bool(makes_callables(x) or loss_methods(x))
     if inspect.isfunction(x):
         code = inspect.unwrap(x).__code__
         return Path(code.co_filename) == Path(str(module.__file__))
     return isinstance(x, nn.Module) or (callable(x) and type(x).__module__ == module.__name__)
-
-
-def _makes_callables(cls: type) -> bool:
-    return issubclass(cls, nn.Module) or any("__call__" in vars(base) for base in cls.__mro__)

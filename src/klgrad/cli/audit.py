@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ..errors import MeaningError, NotAuditableError, UnknownNameError
 from ..frameworks import DEFAULTS, FRAMEWORKS, Recorded, recorded
+from ..support import ARGUMENTS
 from ..targets import TARGETS, Target
 from .console import beside, deliver, first_lines, stderr, tracked
 
@@ -223,6 +224,15 @@ def command(
             show_default=False,
         ),
     ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARGUMENT=ROLE",
+            help="What an argument of your own loss receives, such as `x=logp`, if its name does not tell; may be "
+            f"repeated. Roles: {', '.join(ARGUMENTS)}.",
+            show_default=False,
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -241,22 +251,21 @@ def command(
 ) -> None:
     """Find which divergence a KL loss descends, by summing over every outcome of small problems.
 
-    A loss of your own is a function, an `nn.Module` or a class. It receives those tensors that its signature names:
-    `logp`, `ref_logp`, `old_logp`, `behavior_logp`, `mask`, `advantages` (B, T), `logits`, `ref_logits` (B, T, V),
-    `tokens`, `labels` (B, T), or their names in TRL, verl or OpenRLHF; a parameter `batch` receives all of them as a
-    dictionary. It returns a scalar, (B,), (B, T), `(loss, metrics)` or `{"loss": loss}`. Its file is imported and
-    run, as a test runner would do.
+    A loss of your own is a function, an `nn.Module`, a class or a method of one. It receives those tensors that its
+    signature names, by the roles of `--name` or their names in TRL, verl or OpenRLHF; a parameter `batch` receives all
+    of them as a dictionary. It returns a scalar, (B,), (B, T), `(loss, metrics)` or `{"loss": loss}`. Its file is
+    imported and run, as a test runner would do.
     """
     import torch
 
     from ..audit import audit, catalogue
-    from ..audit.call import parse_settings
+    from ..audit.call import parse_names, parse_settings
     from ..audit.render.terminal import to_json, to_markdown
     from ..audit.subject import COMMON, imports_for
     from .losses import Failures, find_losses
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
-    settings = parse_settings(set_ or [])
+    settings = parse_settings(set_ or []) | parse_names(name or [])
     if whole:
         _refuse_with_whole(
             {"--strict": strict, "--html": html, "--all": all_, "--catalogue": whole_catalogue}
@@ -270,14 +279,14 @@ def command(
         return _end(failures, len(results), expected=bool(expect or expect_off_policy), differs=differs)
     console, progress, failures = beside(json, markdown, html), stderr(), Failures()
     if losses and not any((expect, expect_off_policy, strict, json, markdown, html)):
-        losses = [name for name in losses if not _show_recorded(console, name)]
+        losses = [loss for loss in losses if not _show_recorded(console, loss)]
         if not losses and not all_:
             return None
     found = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
     found += find_losses(losses or [], settings, console, failures)
     if not losses and not all_:
         known = catalogue()
-        found = list(known.values()) if whole_catalogue else [known[name] for name in COMMON]
+        found = list(known.values()) if whole_catalogue else [known[common] for common in COMMON]
     audited: list[tuple[Subject, AuditResult]] = []
     for subject in tracked(found, "Auditing", progress):
         with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
@@ -287,8 +296,8 @@ def command(
         deliver(
             console,
             _report(losses or [], audited, console.width, common=not (losses or all_ or whole_catalogue)),
-            (json, lambda: to_json(results)),
-            (markdown, lambda: to_markdown(results)),
+            (json, lambda: failures.in_json(to_json(results))),
+            (markdown, lambda: failures.in_markdown(to_markdown(results))),
             (html, lambda: _page(subjects, results, failures.reasons)),
         )
     differs = _check_expectations(console, [result for _, result in audited], expect, expect_off_policy, strict)
@@ -306,7 +315,7 @@ def _refuse_with_whole(options: Mapping[str, object]) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise MeaningError(
-            "--whole with --json, --markdown, --set, --expect or --expect-off-policy",
+            "--whole with --json, --markdown, --set, --name, --expect or --expect-off-policy",
             f"--whole {' '.join(given)}",
             "leave out the other options, or --whole",
         )

@@ -1,5 +1,6 @@
 """The losses that `klgrad audit` is asked for, their fixes, and the audit of whole losses. It needs torch."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console, Group
 
 from ..audit import Subject, catalogue, load_every
-from ..audit.call import OwnLoss, own_settings
+from ..audit.call import UserLoss, settings_for
 from ..audit.render.page import Fix, Fixes
 from ..audit.render.terminal import (
     whole_in_full as in_full,
@@ -17,7 +18,7 @@ from ..audit.render.terminal import (
     whole_to_json as to_json,
     whole_to_markdown as to_markdown,
 )
-from ..audit.subject import Found, as_subject, find, imports_for
+from ..audit.subject import FileLosses, as_subject, imports_for, locate
 from ..audit.whole import WholeResult, audit_whole
 from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameError
 from ..frameworks import FRAMEWORKS, HOMES, SETTINGS
@@ -43,18 +44,18 @@ class Failures:
     """What was not audited: the losses that failed, and what of a whole file was skipped.
 
     Attributes:
-        found: the name and the error of each loss that could not be found or audited.
+        errors: the name and the error of each loss that could not be found or audited.
         skipped: name to reason.
     """
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, KlgradError]] = []
+        self.errors: list[tuple[str, KlgradError]] = []
         self.skipped: dict[str, str] = {}
 
     @property
     def reasons(self) -> dict[str, str]:
         """Why each of them was not audited."""
-        return self.skipped | {name: str(error) for name, error in self.found}
+        return self.skipped | {name: str(error) for name, error in self.errors}
 
     @contextmanager
     def collected(self, name: str) -> Iterator[None]:
@@ -62,7 +63,16 @@ class Failures:
         try:
             yield
         except KlgradError as error:
-            self.found.append((name, error))
+            self.errors.append((name, error))
+
+    def in_json(self, text: str) -> str:
+        """Results as JSON with `not_audited`, if there is anything in it."""
+        return json.dumps(json.loads(text) | {"not_audited": self.reasons}, indent=2) + "\n" if self.reasons else text
+
+    def in_markdown(self, text: str) -> str:
+        """A table in Markdown, with a list of what was not audited below it."""
+        lines = [f"- `{name}`: {' '.join(why.split())}\n" for name, why in self.reasons.items()]
+        return text + "\nNot audited:\n\n" + "".join(lines) if lines else text
 
     def report(self, audited: int, *, expected: bool) -> None:
         """Print the failures and how many losses were audited; raise a single failure if it is all there is.
@@ -74,15 +84,15 @@ class Failures:
         Raises:
             typer.Exit: with status 2, after an error.
         """
-        if len(self.found) == 1 and not audited and not self.skipped:
-            raise self.found[0][1]
-        for name, error in self.found:
+        if len(self.errors) == 1 and not audited and not self.skipped:
+            raise self.errors[0][1]
+        for name, error in self.errors:
             stderr().print(f"{name}: {type(error).__name__}: {error}", style="red", soft_wrap=True)
-        if self.found or self.skipped:
+        if self.errors or self.skipped:
             last = f"{audited} of {audited + len(self.reasons)} audited"
             unmet = expected and self.skipped
             stderr().print(f"{last}{UNMET if unmet else ''}", style="red" if unmet else None, soft_wrap=True)
-        if self.found or (expected and self.skipped):
+        if self.errors or (expected and self.skipped):
             raise typer.Exit(ERROR)
 
 
@@ -91,44 +101,44 @@ def find_losses(names: list[str], settings: dict[str, Any], console: Console, fa
 
     Args:
         names: of the catalogue, of frameworks, of functions in files or modules, or of whole files.
-        settings: values of the losses' own parameters. Each loss gets those that it has; one that no loss has is an
-            error.
+        settings: values of the losses' own parameters, and roles. Each loss gets those that it has; one that no loss
+            has is an error.
         console: for remarks about frameworks.
         failures: collects what cannot be found, and what is skipped.
 
     Returns:
         The losses, in order.
     """
-    found: list[Subject] = []
+    losses: list[Subject] = []
     messages = stderr()
     for name in names:
         loading = f"Loading {name}"  # and calling it, to see what it takes
         with failures.collected(name), first_lines(name, messages), lines(messages, lambda now=loading: now):
             subjects, skipped = _find(name, settings, console, alone=len(names) == 1)
-            found += subjects
+            losses += subjects
             for other, why in skipped.items():
                 failures.skipped[f"{name}:{other}"] = why
                 messages.print(f"{name}:{other} is not audited: {why}", style="dim", soft_wrap=True)
-    taken = {s for subject in found if isinstance(subject.loss, OwnLoss) for s in subject.loss.settings}
+    taken = {s for loss in losses if isinstance(loss.loss, UserLoss) for s in loss.loss.settings}
     stray = [name for name in settings if name not in taken]
-    if stray and found:
+    if stray and losses:
         raise LossCallError(
-            "settings that are parameters of one of the losses",
-            f"--set {', '.join(stray)}",
+            "settings and names that are parameters of one of the losses",
+            ", ".join(stray),
             "check the spelling; losses of the catalogue and of frameworks have no settings",
         )
-    return found
+    return losses
 
 
-def _find(name: str, settings: dict[str, Any], console: Console, *, alone: bool) -> Found:
+def _find(name: str, settings: dict[str, Any], console: Console, *, alone: bool) -> FileLosses:
     if framework_of(name):
-        return Found(settings_of(console, [name], wanted=True), {})
+        return FileLosses(settings_of(console, [name], wanted=True), {})
     known = catalogue()
     if name in known:
-        return Found([known[name]], {})
+        return FileLosses([known[name]], {})
     if ":" in name:
-        loss = find(name)
-        return Found([as_subject(loss, name, settings if alone else own_settings(loss, settings))], {})
+        loss = locate(name)
+        return FileLosses([as_subject(loss, name, settings if alone else settings_for(loss, settings))], {})
     if name.endswith(".py"):
         return load_every(name, settings)
     if Path(f"{name}.py").is_file():
@@ -194,7 +204,12 @@ def report_whole(
     if results:
         few = len(results) <= len(losses)
         report = Group(*map(in_full, results)) if few else overview(results)
-        deliver(console, report, (json, lambda: to_json(results)), (markdown, lambda: to_markdown(results)))
+        deliver(
+            console,
+            report,
+            (json, lambda: failures.in_json(to_json(results))),
+            (markdown, lambda: failures.in_markdown(to_markdown(results))),
+        )
     return results, failures
 
 
