@@ -121,7 +121,7 @@ OF_ANY_TYPE = {
     "NumPy scalar": numpy.array(3),
     "NumPy matrix": numpy.array([[0, 1]]),
 }
-MAY_BE_NONE = ("behavior_logp", "token_reverse_kl", "token_forward_kl", "group")
+MAY_BE_NONE = ("behavior_logp", *DIVERGENCES, "group")
 
 
 NOT_FINITE = {name: float(name) for name in ("nan", "inf", "-inf")}

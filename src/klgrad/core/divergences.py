@@ -11,12 +11,29 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..errors import MeaningError
 from .estimators import MAX_EXPONENT, Function, exp_capped, forward_k3, k3
+
+__all__ = [
+    "CHI_SQUARE",
+    "FORWARD_KL",
+    "HELLINGER",
+    "REVERSE_KL",
+    "TOTAL_VARIATION",
+    "Divergence",
+    "alpha",
+    "from_slope",
+    "huber",
+    "jensen_shannon",
+    "named",
+    "optimum",
+]
 
 NODES = 64
 """Points of the Gauss-Legendre rule that integrates a slope: exact for a polynomial of degree 127, which exp is, up to
@@ -44,8 +61,8 @@ class Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad.divergences import FORWARD_KL
-        >>> FORWARD_KL.slope(torch.tensor([0.0, 1.0]))
+        >>> from klgrad import divergences
+        >>> divergences.FORWARD_KL.slope(torch.tensor([0.0, 1.0]))
         tensor([0.0000, 0.6321])
     """
 
@@ -67,8 +84,8 @@ class Divergence:
 
         Examples:
             >>> import torch
-            >>> from klgrad.divergences import TOTAL_VARIATION
-            >>> TOTAL_VARIATION.over(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.75, 0.25]).log())
+            >>> from klgrad import divergences
+            >>> divergences.TOTAL_VARIATION.over(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.75, 0.25]).log())
             tensor(0.5000)
         """
         at = logp.detach()
@@ -94,11 +111,10 @@ def from_slope(name: str, slope: Function, formula: str = "c(l)") -> Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad import KLTerm
-        >>> from klgrad.divergences import from_slope
-        >>> cubic = from_slope("cubic", lambda l: l + l**3, "l + l^3")
+        >>> from klgrad import KLTerm, divergences
+        >>> cubic = divergences.from_slope("cubic", lambda l: l + l**3, "l + l^3")
         >>> cubic.excess(torch.tensor([-1.0, 1.0]))
-        tensor([0.7183, 2.3679])
+        tensor([1.0280, 0.5752])
         >>> print(KLTerm(divergence=cubic, level="token"))
         ∇ cubic, token level = E_π[ Σ_t (l_t + l_t^3) ∇log π(y_t) ]; summed over the sequence; on-policy
     """
@@ -116,10 +132,12 @@ def from_slope(name: str, slope: Function, formula: str = "c(l)") -> Divergence:
     return Divergence(name, centred, excess, formula, float(scale))
 
 
+@cache
 def _gauss_legendre() -> tuple[Tensor, Tensor]:
     """Points in [0, 1] and weights, from the eigenvectors of the matrix of the Legendre polynomials' recurrence."""
     n = torch.arange(1, NODES, dtype=torch.float64)
-    points, vectors = torch.linalg.eigh(torch.diag(n / (4 * n * n - 1).sqrt(), -1))  # reads the lower triangle alone
+    eigh = cast("Callable[[Tensor], tuple[Tensor, Tensor]]", torch.linalg.eigh)  # pyright: ignore[reportUnknownMemberType]
+    points, vectors = eigh(torch.diag(n / (4 * n * n - 1).sqrt(), -1))  # which reads the lower triangle alone
     return (points + 1) / 2, vectors[0].square()
 
 
@@ -136,8 +154,8 @@ def alpha(order: float) -> Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad.divergences import alpha
-        >>> alpha(0.5).slope(torch.tensor([-1.0, 1.0]))
+        >>> from klgrad import divergences
+        >>> divergences.alpha(0.5).slope(torch.tensor([-1.0, 1.0]))
         tensor([-1.2974,  0.7869])
     """
     power = 1 - order
@@ -176,8 +194,8 @@ def jensen_shannon(beta: float = 0.5) -> Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad.divergences import jensen_shannon
-        >>> jensen_shannon().slope(torch.tensor([-1.0, 1.0]))
+        >>> from klgrad import divergences
+        >>> divergences.jensen_shannon().slope(torch.tensor([-1.0, 1.0]))
         tensor([-0.3101,  0.1899])
 
     References:
@@ -190,15 +208,20 @@ def jensen_shannon(beta: float = 0.5) -> Divergence:
         )
     rest = 1 - beta
 
-    def log_mixture(log_ratio: Tensor) -> Tensor:
-        """Log m/ref."""
-        return torch.logaddexp(torch.full_like(log_ratio, math.log(beta)), log_ratio + math.log(rest))
+    def logs(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """Log m/ref and log π/m, each from the side on which its exp does not overflow."""
+        below, above = log_ratio.clamp(max=0), log_ratio.clamp(min=0)
+        to_ref, to_policy = torch.log1p(rest * torch.expm1(below)), -torch.log1p(beta * torch.expm1(-above))
+        return to_ref + above - to_policy, to_policy + below - to_ref
 
     def slope(log_ratio: Tensor) -> Tensor:
-        return rest * (log_ratio - log_mixture(log_ratio))
+        return rest * logs(log_ratio)[1]
 
     def excess(log_ratio: Tensor) -> Tensor:
-        return rest * (log_ratio - log_mixture(log_ratio)) - beta * exp_capped(-log_ratio) * log_mixture(log_ratio)
+        # A sum of two terms that are never negative, by k3(x) = exp(-x) - 1 + x; beyond the cap it is constant.
+        near = log_ratio.clamp(max=MAX_EXPONENT)
+        to_ref, to_policy = logs(near)
+        return rest * k3.value(to_policy) + beta * exp_capped(-near) * k3.value(-to_ref)
 
     name = "jensen-shannon" if beta == 0.5 else f"jensen-shannon({short_number(beta)})"
     return Divergence(name, slope, excess, f"-{rest:g} log({beta:g} exp(-l) + {rest:g})", beta * rest)
@@ -218,8 +241,8 @@ def huber(bound: float) -> Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad.divergences import huber
-        >>> huber(1.0).slope(torch.tensor([-3.0, 0.5, 3.0]))
+        >>> from klgrad import divergences
+        >>> divergences.huber(1.0).slope(torch.tensor([-3.0, 0.5, 3.0]))
         tensor([-1.0000,  0.5000,  1.0000])
     """
     if not 0 < bound < math.inf:
@@ -281,8 +304,8 @@ def named(divergence: str | Divergence) -> Divergence:
         MeaningError: if there is none of that name.
 
     Examples:
-        >>> from klgrad.divergences import named
-        >>> print(named("alpha(2)"))
+        >>> from klgrad import divergences
+        >>> print(divergences.named("alpha(2)"))
         chi-square: coefficient exp(l) - 1
     """
     if isinstance(divergence, Divergence):

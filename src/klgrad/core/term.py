@@ -128,8 +128,8 @@ class KLTerm:
         True
         >>> KLTerm(discount=0) == KLTerm(level="token")
         True
-        >>> print(KLTerm(divergence="chi-square", level="future"))
-        ∇ chi-square, token level and its future = E_π[ Σ_t ((exp(l_t) - 1) + Σ_{s>t} f(u_s)/u_s) ∇log π(y_t) ]; summed over the sequence; on-policy
+        >>> print(KLTerm(divergence="chi-square", level="token"))
+        ∇ chi-square, token level = E_π[ Σ_t (exp(l_t) - 1) ∇log π(y_t) ]; summed over the sequence; on-policy
 
     References:
         Tang and Munos, On a few pitfalls in KL divergence gradient estimation for RL, 2025, arXiv:2506.09477 (the
@@ -192,7 +192,8 @@ class KLTerm:
     @property
     def name(self) -> str:
         """A short name, unique by meaning: `reverse-sequence-k1`, `reverse-token-exact-prefix-ratio`."""
-        parts = [getattr(self.divergence, "name", self.divergence), self.level, self.estimator.replace("_", "-")]
+        divergence = self.divergence if isinstance(self.divergence, str) else self.divergence.name
+        parts = [divergence, self.level, self.estimator.replace("_", "-")]
         parts += ["loo"] if self.baseline == "leave_one_out" else []
         parts += [f"discount{short_number(self.discount)}"] if 0 < self.discount < 1 else []
         if self.weighting is not None:
