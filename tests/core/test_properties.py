@@ -18,7 +18,7 @@ from klgrad.core.rollout import DIVERGENCES
 
 OTHERS = [
     KLTerm(divergence=name, level=level, estimator=estimator)
-    for name in ("jensen-shannon", "hellinger", "total-variation", "huber(2)")
+    for name in ("jensen-shannon", "hellinger", "huber(2)")
     for level, estimator in (("token", "sampled"), ("future", "sampled"), ("future", "exact"), ("sequence", "sampled"))
 ]
 TERMS = [*every_term(), *OTHERS]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, consistency_loss, kl_report, mismatch_report
-from klgrad.core.rollout import checked_at_the_end
+from klgrad.core.rollout import DIVERGENCES, checked_at_the_end
 from klgrad.errors import KlgradError, RolloutError
 
 LOGP = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
