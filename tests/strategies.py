@@ -4,6 +4,7 @@ import torch
 from hypothesis import strategies as st
 
 from klgrad import Rollout
+from klgrad.core.rollout import DIVERGENCES
 
 LOWEST = -1e4
 
@@ -29,9 +30,9 @@ def rollouts(draw, low=-8.0, dtype=torch.float64, gradient=True):
     groups, size = draw(st.integers(1, 3)), draw(st.integers(2, 4))
     shape = (groups * size, draw(st.integers(1, 9)))
     logp = draw(log_probs(shape, low, dtype))
-    token_reverse_kl, token_forward_kl = (-draw(log_probs(shape, -2.0, dtype)) for _ in range(2))
+    exact = {name: -draw(log_probs(shape, -2.0, dtype)) for name in DIVERGENCES}
     if gradient:
-        for x in (logp, token_reverse_kl, token_forward_kl):
+        for x in (logp, *exact.values()):
             x.requires_grad_()
     order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
     return Rollout(
@@ -40,6 +41,5 @@ def rollouts(draw, low=-8.0, dtype=torch.float64, gradient=True):
         draw(masks(shape)),
         behavior_logp=draw(log_probs(shape, low, dtype)),
         group=(torch.arange(shape[0]) // size)[order],
-        token_reverse_kl=token_reverse_kl,
-        token_forward_kl=token_forward_kl,
+        **exact,
     )

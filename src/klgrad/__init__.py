@@ -12,7 +12,7 @@ The names here need torch alone, and it is imported when the first of them is us
 - `klgrad.testing`: `assert_descends`, an audit as an assertion in your tests;
 - `klgrad.trl`: training with TRL (needs `klgrad[train]`);
 - `klgrad.verl`: training with verl, which loads it as a plug-in;
-- `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: the parts that terms are made of.
+- `klgrad.divergences`, `klgrad.estimators`, `klgrad.credit`, `klgrad.importance`: the parts that terms are made of.
 """
 
 import warnings
@@ -23,7 +23,8 @@ from .errors import KlgradError
 
 if TYPE_CHECKING:
     from . import audit, enumeration, kernels, logs, policy_losses, reports, testing, trl, verl, zoo
-    from .core import credit, estimators, importance
+    from .core import credit, divergences, estimators, importance
+    from .core.divergences import optimum
     from .core.importance import Clip, ImportanceWeighting, Mask, Truncate
     from .core.regularizers import consistency_loss, forward_optimum, reverse_optimum, squared_sequence
     from .core.result import KLResult
@@ -41,6 +42,7 @@ warnings.filterwarnings("ignore", "Failed to initialize NumPy: No module named '
 _SUBPACKAGES = {
     "audit": ".audit",
     "credit": ".core.credit",
+    "divergences": ".core.divergences",
     "enumeration": ".enumeration",
     "estimators": ".core.estimators",
     "importance": ".core.importance",
@@ -67,6 +69,7 @@ _NAMES = {
     "forward_optimum": ".core.regularizers",
     "kl_report": ".reports",
     "mismatch_report": ".reports",
+    "optimum": ".core.divergences",
     "reverse_optimum": ".core.regularizers",
     "squared_sequence": ".core.regularizers",
 }
@@ -84,6 +87,7 @@ __all__ = [
     "audit",
     "consistency_loss",
     "credit",
+    "divergences",
     "enumeration",
     "estimators",
     "forward_optimum",
@@ -92,6 +96,7 @@ __all__ = [
     "kl_report",
     "logs",
     "mismatch_report",
+    "optimum",
     "policy_losses",
     "reports",
     "reverse_optimum",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from torch import Tensor
 
 from .core.estimators import forward_k3, k3
-from .core.families import CHOICES
+from .core.families import CHOICES, full_divergence
 from .core.importance import Bound, Clip, ImportanceWeighting, Mask, Ratio, Truncate, sequence_ratio, token_ratio
 from .core.rollout import Rollout
 from .core.term import KLTerm
@@ -337,7 +337,7 @@ def token_values(term: KLTerm, rollout: Rollout) -> Tensor:
     estimate of a completion is spread evenly over its tokens.
     """
     if term.estimator == "exact":
-        return term.family.full_kl(rollout).detach()
+        return full_divergence(term, rollout).detach()
     if term.divergence == "reverse":
         return weighted_k3(rollout)
     if term.level == "token":

@@ -68,9 +68,9 @@ MUTATIONS = {
         "reverse-sequence-k1-prefix-ratio",
     ),
     "k3's slope for the reverse KL": (
-        "klgrad.core.families.ReverseToken.contributions",
-        "Contributions(rollout.log_ratio, None)",
-        "Contributions(k3.slope(rollout.log_ratio), None)",
+        "klgrad.core.divergences.alpha",
+        "lambda log_ratio: log_ratio, k3.value",
+        "k3.slope, k3.value",
         "reverse-token-k1",
     ),
 }

@@ -10,9 +10,9 @@ import klgrad
 
 NAMES = {
     "Clip", "KLResult", "KLTerm", "KlgradError", "Mask", "ImportanceWeighting", "Rollout", "Truncate",
-    "consistency_loss", "forward_optimum", "kl_report", "mismatch_report", "reverse_optimum", "squared_sequence",
-    "audit", "credit", "enumeration", "estimators", "importance", "kernels", "logs", "policy_losses",
-    "reports", "testing", "trl", "verl", "zoo",
+    "consistency_loss", "forward_optimum", "kl_report", "mismatch_report", "optimum", "reverse_optimum",
+    "squared_sequence", "audit", "credit", "divergences", "enumeration", "estimators", "importance", "kernels", "logs",
+    "policy_losses", "reports", "testing", "trl", "verl", "zoo",
 }  # fmt: skip
 
 

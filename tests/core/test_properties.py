@@ -14,8 +14,14 @@ from klgrad.audit.subject import every_term
 from klgrad.core.credit import future, leave_one_out, running_sum, to_go, whole
 from klgrad.core.importance import prefix_ratio, prefix_ratio_before, sequence_ratio, token_ratio
 from klgrad.core.result import reduce
+from klgrad.core.rollout import DIVERGENCES
 
-TERMS = list(every_term())
+OTHERS = [
+    KLTerm(divergence=name, level=level, estimator=estimator)
+    for name in ("jensen-shannon", "hellinger", "huber(2)")
+    for level, estimator in (("token", "sampled"), ("future", "sampled"), ("future", "exact"), ("sequence", "sampled"))
+]
+TERMS = [*every_term(), *OTHERS]
 terms = st.sampled_from(TERMS)
 
 
@@ -23,7 +29,7 @@ terms = st.sampled_from(TERMS)
 def test_the_two_shapes_of_the_gradient_are_equal(rollout, term):
     result = term(rollout)
     other = reduce(result.coefficient * rollout.logp, rollout, term.reduction) + result.pathwise
-    leaves = (rollout.logp, rollout.token_reverse_kl, rollout.token_forward_kl)
+    leaves = (rollout.logp, *(getattr(rollout, name) for name in DIVERGENCES))
     shapes = (torch.autograd.grad(y, leaves, allow_unused=True, retain_graph=True) for y in (result.loss, other))
     for mine, theirs in zip(*shapes, strict=True):
         assert (mine is None) == (theirs is None)
@@ -49,8 +55,7 @@ def test_nothing_at_a_masked_position_reaches_anything(rollout, term, junk):
         rollout.mask,
         behavior_logp=with_junk(rollout.behavior_logp, junk),
         group=rollout.group,
-        token_reverse_kl=with_junk(rollout.token_reverse_kl, junk),
-        token_forward_kl=with_junk(rollout.token_forward_kl, junk),
+        **{name: with_junk(getattr(rollout, name), junk) for name in DIVERGENCES},
     )
     result = term(dirty)
     EXACT.check(result.loss, term(rollout).loss)
@@ -136,7 +141,7 @@ def test_forward_and_backward_are_finite_down_to_the_lowest_log_probs(rollout, t
     assert bool(torch.isfinite(result.loss))
     assert bool(torch.isfinite(result.coefficient).all())
     if result.loss.requires_grad:
-        leaves = (rollout.logp, rollout.token_reverse_kl, rollout.token_forward_kl)
+        leaves = (rollout.logp, *(getattr(rollout, name) for name in DIVERGENCES))
         for g in torch.autograd.grad(result.loss, leaves, allow_unused=True):
             assert g is None or bool(torch.isfinite(g).all())
 

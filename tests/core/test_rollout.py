@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, consistency_loss, kl_report, mismatch_report
-from klgrad.core.rollout import checked_at_the_end
+from klgrad.core.rollout import DIVERGENCES, checked_at_the_end
 from klgrad.errors import KlgradError, RolloutError
 
 LOGP = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
@@ -121,7 +121,7 @@ OF_ANY_TYPE = {
     "NumPy scalar": numpy.array(3),
     "NumPy matrix": numpy.array([[0, 1]]),
 }
-MAY_BE_NONE = ("behavior_logp", "token_reverse_kl", "token_forward_kl", "group")
+MAY_BE_NONE = ("behavior_logp", *DIVERGENCES, "group")
 
 
 NOT_FINITE = {name: float(name) for name in ("nan", "inf", "-inf")}

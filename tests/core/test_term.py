@@ -1,5 +1,6 @@
 """What may be declared, and the errors for what may not."""
 
+import pickle
 from dataclasses import replace
 from itertools import product
 
@@ -7,9 +8,9 @@ import pytest
 import torch
 from tolerances import EXACT
 
-from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate, squared_sequence
+from klgrad import Clip, ImportanceWeighting, KLTerm, Mask, Rollout, Truncate, divergences, squared_sequence
 from klgrad.core import families
-from klgrad.core.families import FAMILIES
+from klgrad.core.term import as_code
 from klgrad.errors import MeaningError
 
 TOKEN, PREFIX, SEQUENCE = (ImportanceWeighting(ratio, bound=None) for ratio in ("token", "prefix", "sequence"))
@@ -28,19 +29,23 @@ UNSOUND = [
         "leaves the sampler's prefixes in the expectation; remedy: write ImportanceWeighting\\('prefix'",
     ),
     ({"divergence": "forward"}, "remedy: write estimator='k3'"),
-    (
-        {"divergence": "forward", "level": "token", "estimator": "k3", "weighting": TOKEN},
-        "ImportanceWeighting\\('prefix'",
-    ),
+    ({"divergence": "forward", "level": "future", "estimator": "k3", "weighting": TOKEN}, "Weighting\\('prefix'"),
     ({"divergence": "forward", "estimator": "k3", "weighting": PREFIX}, "ImportanceWeighting\\('sequence'"),
-    ({"divergence": "forward", "estimator": "exact"}, "write estimator='k3', or level='token'"),
-    ({"divergence": "forward", "estimator": "k3", "discount": 0.5}, "discount=1 for the forward KL"),
+    ({"divergence": "forward", "estimator": "exact"}, "write estimator='k3' .* or level='token'"),
+    ({"divergence": "forward", "estimator": "k3", "discount": 0.5}, "write level='future' with the discount"),
     ({"level": "token", "discount": 0.5}, "write level='sequence' with the discount"),
     ({"level": "token", "estimator": "exact", "baseline": "leave_one_out"}, "no sampled score to centre"),
     ({"estimator": "exact", "influence_bound": 1.0}, "no influence bound for estimator='exact'"),
     ({"discount": 1.5}, "a discount in \\[0, 1\\]; received 1.5"),
     ({"influence_bound": 0.0}, "a positive, finite influence bound"),
-    ({"divergence": "backward"}, "divergence in \\('reverse', 'forward'\\); received 'backward'"),
+    ({"divergence": "backward"}, "divergence in \\(reverse, forward, .*, huber\\(NUMBER\\)\\), or a `D.*'backward'"),
+    ({"divergence": "jensen-shannon(2)"}, "beta strictly between 0 and 1; received 2"),
+    ({"divergence": "hellinger(2)"}, "received 'hellinger\\(2\\)'"),
+    ({"divergence": "alpha(x)"}, "received 'alpha\\(x\\)'"),
+    ({"divergence": "hellinger", "estimator": "k3"}, "which has the gradient of a KL"),
+    ({"divergence": "hellinger", "estimator": "exact"}, "or level='token' or 'future'"),
+    ({"divergence": "hellinger", "discount": 0.5}, "write level='future' with the discount"),
+    ({"divergence": 2}, "or a `Divergence`; received 2"),
     ({"estimator": "k2"}, "estimator in"),
     ({"level": "token", "estimator": "exact", "weighting": TOKEN}, "no token ratio for an exact token term"),
     ({"weighting": "prefix"}, "write weighting=ImportanceWeighting\\('prefix', bound=None\\)"),
@@ -85,8 +90,8 @@ def test_a_term_is_frozen_and_equal_by_meaning():
 
 
 OPTIONS = {
-    "divergence": ("reverse", "forward"),
-    "estimator": ("k1", "k1_k3", "k3", "exact"),
+    "divergence": ("reverse", "forward", "hellinger"),
+    "estimator": ("sampled", "k1", "k1_k3", "k3", "exact"),
     "baseline": ("none", "leave_one_out"),
     "weighting": (None, TOKEN, PREFIX, SEQUENCE),
     "influence_bound": (None, 1.0),
@@ -117,16 +122,32 @@ def test_the_token_level_and_discount_0_are_one_declaration(values):
 def table():
     """The rows of the table in the docstring of the families."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (families.__doc__ or "").splitlines()]
-    return {tuple(row[0].split(", ")): row[1:] for row in rows if row and ", " in row[0]}
+    return {row[0]: row[1:] for row in rows if len(row) == 5}
 
 
-@pytest.mark.parametrize("kind", FAMILIES, ids="-".join)
+KINDS = {
+    # family, and the names of its sampled estimators
+    ("reverse", "token"): ("token", ("k1",)),
+    ("reverse", "sequence"): ("future", ("k1", "k1_k3")),
+    ("forward", "token"): ("token", ("k3",)),
+    ("forward", "future"): ("future", ("k3",)),
+    ("forward", "sequence"): ("between completions", ("k3",)),
+    ("hellinger", "token"): ("token", ("sampled",)),
+    ("hellinger", "future"): ("future", ("sampled",)),
+    ("hellinger", "sequence"): ("between completions", ("sampled",)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_the_table_of_the_families_says_what_may_be_declared(kind):
-    estimators, discounts, baseline, ratios = table()[kind]
-    for estimator, ratio, discount in product(("k1", "k1_k3", "k3", "exact"), RATIOS, (0.0, 0.5, 1.0)):
+    family, sampled_estimators = KINDS[kind]
+    forms, discounts, baseline, ratios = table()[family]
+    for estimator, ratio, discount in product(("k1", "k1_k3", "k3", "sampled", "exact"), RATIOS, (0.0, 0.5, 1.0)):
         sampled = estimator != "exact"
+        if estimator == "sampled" and kind[0] in ("reverse", "forward"):
+            continue  # there it is k1, the default
         allowed = (
-            estimator in estimators.split(", ")
+            (estimator in sampled_estimators if sampled else forms == "both")
             and {"(0, 1]": discount > 0, "0": discount == 0, "1": discount == 1}[discounts]
             and (ratio in ratios.split(", ") or (sampled and f"{ratio} (sampled only)" in ratios.split(", ")))
         )
@@ -138,6 +159,63 @@ def test_the_table_of_the_families_says_what_may_be_declared(kind):
             assert isinstance(found, KLTerm) == with_baseline, (options, discount)
             found = declared(discount=discount, influence_bound=1.0, **options)
             assert isinstance(found, KLTerm) == (allowed and sampled), (options, discount)
+
+
+SAME = [
+    ({"divergence": divergences.REVERSE_KL}, {}),
+    ({"divergence": "reverse-kl", "level": "future"}, {}),
+    ({"divergence": "alpha(1)", "level": "token"}, {"level": "token"}),
+    ({"divergence": "alpha(.5)"}, {"divergence": divergences.HELLINGER}),
+    ({"divergence": divergences.alpha(1 / 3)}, {"divergence": f"alpha({1 / 3!r})"}),
+    ({"divergence": "huber(2e0)"}, {"divergence": divergences.huber(2)}),
+    ({"divergence": "jensen-shannon(0.5)", "estimator": "sampled"}, {"divergence": "jensen-shannon"}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME, ids=str)
+def test_a_divergence_has_one_form(one, other):
+    a, b = KLTerm(**one), KLTerm(**other)
+    assert (a, hash(a), a.name, str(a)) == (b, hash(b), b.name, str(b))
+    assert isinstance(a.divergence, str)
+    assert pickle.loads(pickle.dumps(a)) == b
+    assert eval(as_code(a), {"KLTerm": KLTerm}) == a
+
+
+def test_a_divergence_of_ones_own_is_held_as_it_is():
+    mine = divergences.from_slope("hellinger", torch.tanh, "tanh(l)")  # another one's name, not another one's formula
+    term = KLTerm(divergence=mine, level="token")
+    assert (term.divergence, term.name) == (mine, "hellinger-token-sampled")
+    assert term != KLTerm(divergence="hellinger", level="token")
+    rollout = Rollout(-torch.ones(1, 2), -2 * torch.ones(1, 2), torch.ones(1, 2))
+    EXACT.check(term(rollout).coefficient, torch.tanh(torch.ones(1, 2)))
+
+
+WORDS = {
+    KLTerm(divergence="hellinger", level="token"): ("hellinger, token level", "unknown"),
+    KLTerm(divergence="alpha(0.3)", level="token", weighting=TOKEN): (
+        "alpha(0.3), token level",
+        "alpha(0.3), token level on the sampler's prefixes",
+    ),
+    KLTerm(divergence="hellinger", level="token", estimator="exact"): (
+        "hellinger, token level",
+        "hellinger, token level on the sampler's prefixes",
+    ),
+    KLTerm(divergence="forward", level="future", estimator="k3", discount=0.5, weighting=PREFIX): (
+        "forward-kl, token level and its future, discount 0.5",
+        "forward-kl, token level and its future, discount 0.5",
+    ),
+    KLTerm(divergence="chi-square", weighting=SEQUENCE): ("chi-square, sequence level", "chi-square, sequence level"),
+    KLTerm(divergence="chi-square", influence_bound=1.0): ("unknown", "unknown"),
+    KLTerm(divergence="forward", level="token", estimator="k3", weighting=TOKEN): (
+        "forward-kl-token",
+        "forward-kl-token-sampler",
+    ),
+}
+
+
+@pytest.mark.parametrize("term", WORDS, ids=lambda t: t.name)
+def test_what_a_term_descends_in_words(term):
+    assert term.descends == WORDS[term]
 
 
 FORMULAS = {
@@ -152,6 +230,13 @@ FORMULAS = {
     KLTerm(divergence="forward", estimator="k3", weighting=SEQUENCE): "∇ KL(ref‖π), sequence level = "
     "E_μ[ Σ_t w_T (1 - exp(-Σ_s l_s)) ∇log π(y_t) ]; summed over the sequence; off-policy by the sequence ratio; "
     "ratio unbounded",
+    KLTerm(divergence="jensen-shannon(0.25)", level="future", weighting=PREFIX): "∇ jensen-shannon(0.25), token level "
+    "and its future = E_μ[ Σ_t (w_t (-0.75 log(0.25 exp(-l_t) + 0.75)) + Σ_{s>t} w_s f(u_s)/u_s) ∇log π(y_t) ]; "
+    "summed over the sequence; off-policy by the prefix ratio; ratio unbounded",
+    KLTerm(divergence="huber(2)", level="future", estimator="exact", discount=0.9): "∇ huber(2), token level and its "
+    "future = E_π[ Σ_t ∇D_t + Σ_{s>t} 0.9^(s-t) D_s ∇log π(y_t) ]; summed over the sequence; on-policy",
+    KLTerm(divergence="hellinger"): "∇ hellinger, sequence level = E_π[ Σ_t ((1 - exp(-0.5 Σ_s l_s)) / 0.5) "
+    "∇log π(y_t) ]; summed over the sequence; on-policy",
 }
 
 

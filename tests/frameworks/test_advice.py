@@ -6,9 +6,9 @@ import pytest
 from frameworks.verdicts import ALL
 from typer.testing import CliRunner
 
+from klgrad import KLTerm
 from klgrad.cli import app
 from klgrad.cli.advise import in_words
-from klgrad.core.families import FAMILIES
 from klgrad.errors import UnknownNameError
 from klgrad.frameworks import FRAMEWORKS, HOMES, SETTINGS
 from klgrad.frameworks.recommendation import TARGET_OF, expresses
@@ -43,8 +43,11 @@ def test_the_command_gives_lines_or_code_and_the_truth(name, meaning, off_policy
     assert set(SETTINGS) == set(HOMES) <= set(FRAMEWORKS)
 
 
-def test_each_meaning_has_the_target_of_its_family():
-    assert {meaning: family.target for meaning, family in FAMILIES.items()} == TARGET_OF
+def test_each_meaning_has_the_target_of_its_term():
+    for (divergence, level), target in TARGET_OF.items():
+        estimator = "k1" if divergence == "reverse" else "k3"
+        assert KLTerm(divergence=divergence, level=level, estimator=estimator).descends.on_policy == target
+    assert set(TARGET_OF) == set(MEANINGS)
 
 
 def test_an_unknown_framework_is_told_so():

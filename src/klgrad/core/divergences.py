@@ -8,14 +8,36 @@ ref every f-divergence is `scale` times the KL, where `scale` is the derivative 
 """
 
 import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..errors import MeaningError
-from .estimators import MAX_EXPONENT, Function, exp_capped, k3
+from .estimators import MAX_EXPONENT, Function, exp_capped, forward_k3, k3
+
+__all__ = [
+    "CHI_SQUARE",
+    "FORWARD_KL",
+    "HELLINGER",
+    "REVERSE_KL",
+    "TOTAL_VARIATION",
+    "Divergence",
+    "alpha",
+    "from_slope",
+    "huber",
+    "jensen_shannon",
+    "named",
+    "optimum",
+]
+
+NODES = 64
+"""Points of the Gauss-Legendre rule that integrates a slope: exact for a polynomial of degree 127, which exp is, up to
+rounding, over 30 nats. A slope with a kink is integrated to about 1e-4."""
 
 BISECTIONS = 70
 """Halvings of a bracket up to 1400 wide: 2^-70 of that is below the precision of a float64."""
@@ -28,6 +50,8 @@ WIDEST = 700.0
 class Divergence:
     """An f-divergence of π from ref, in terms of l = log π/ref.
 
+    Its name stands for its functions: two divergences are equal if they have the same name, formula and scale.
+
     Attributes:
         name: as reports write it, `reverse-kl`.
         slope: f'(u), the coefficient of the token's own score; 0 at l = 0.
@@ -37,19 +61,84 @@ class Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad.core.divergences import FORWARD_KL
-        >>> FORWARD_KL.slope(torch.tensor([0.0, 1.0]))
+        >>> from klgrad import divergences
+        >>> divergences.FORWARD_KL.slope(torch.tensor([0.0, 1.0]))
         tensor([0.0000, 0.6321])
     """
 
     name: str
-    slope: Function
-    excess: Function
+    slope: Function = field(compare=False, repr=False)
+    excess: Function = field(compare=False, repr=False)
     formula: str
     scale: float = 1.0
 
+    def over(self, logp: Tensor, ref_logp: Tensor) -> Tensor:
+        """The divergence over a whole vocabulary, for `Rollout.token_divergence`.
+
+        Args:
+            logp: (..., V) log π of every entry, normalised.
+            ref_logp: (..., V) log ref, likewise; it gets no gradient.
+
+        Returns:
+            (...) the divergence, with its gradient towards π.
+
+        Examples:
+            >>> import torch
+            >>> from klgrad import divergences
+            >>> divergences.TOTAL_VARIATION.over(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.75, 0.25]).log())
+            tensor(0.5000)
+        """
+        at = logp.detach()
+        log_ratio = at - ref_logp.detach()
+        return (at.exp() * (self.excess(log_ratio) + self.slope(log_ratio) * (logp - at))).sum(-1)
+
     def __str__(self) -> str:
         return f"{self.name}: coefficient {self.formula}"
+
+
+def from_slope(name: str, slope: Function, formula: str = "c(l)") -> Divergence:
+    """The divergence that a coefficient c(l) on each token's score descends: f'(u) = c(log u) - c(0).
+
+    f is convex where c does not decrease, and the divergence is 0 only at ref if c(l) - c(0) has the sign of l.
+
+    Args:
+        name: in names and reports.
+        slope: c, entry by entry; smooth, as its integral is taken from points of it.
+        formula: c as text, in l.
+
+    Returns:
+        The divergence. Its excess is the integral of (c(x) - c(0)) exp(x - l) from 0 to l.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad import KLTerm, divergences
+        >>> cubic = divergences.from_slope("cubic", lambda l: l + l**3, "l + l^3")
+        >>> cubic.excess(torch.tensor([-1.0, 1.0]))
+        tensor([1.0280, 0.5752])
+        >>> print(KLTerm(divergence=cubic, level="token"))
+        ∇ cubic, token level = E_π[ Σ_t (l_t + l_t^3) ∇log π(y_t) ]; summed over the sequence; on-policy
+    """
+
+    def centred(log_ratio: Tensor) -> Tensor:
+        return slope(log_ratio) - slope(torch.zeros_like(log_ratio))
+
+    def excess(log_ratio: Tensor) -> Tensor:
+        share, weight = (x.to(log_ratio) for x in _gauss_legendre())
+        far = log_ratio.clamp(min=-MAX_EXPONENT)[..., None]  # exp(-l) is capped, as everywhere
+        return (centred(far * share) * far * torch.exp(far * (share - 1)) * weight).sum(-1)
+
+    near = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (scale,) = torch.autograd.grad(centred(near), near)
+    return Divergence(name, centred, excess, formula, float(scale))
+
+
+@cache
+def _gauss_legendre() -> tuple[Tensor, Tensor]:
+    """Points in [0, 1] and weights, from the eigenvectors of the matrix of the Legendre polynomials' recurrence."""
+    n = torch.arange(1, NODES, dtype=torch.float64)
+    eigh = cast("Callable[[Tensor], tuple[Tensor, Tensor]]", torch.linalg.eigh)  # pyright: ignore[reportUnknownMemberType]
+    points, vectors = eigh(torch.diag(n / (4 * n * n - 1).sqrt(), -1))  # which reads the lower triangle alone
+    return (points + 1) / 2, vectors[0].square()
 
 
 def alpha(order: float) -> Divergence:
@@ -65,8 +154,8 @@ def alpha(order: float) -> Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad.core.divergences import alpha
-        >>> alpha(0.5).slope(torch.tensor([-1.0, 1.0]))
+        >>> from klgrad import divergences
+        >>> divergences.alpha(0.5).slope(torch.tensor([-1.0, 1.0]))
         tensor([-1.2974,  0.7869])
     """
     power = 1 - order
@@ -77,18 +166,15 @@ def alpha(order: float) -> Divergence:
         return -_expm1_capped(-power * log_ratio) / power
 
     def excess(log_ratio: Tensor) -> Tensor:
-        # exp(-l) f(exp(l)), in which u^a exp(-l) is written as one exponent.
-        grown = (
-            exp_capped(-log_ratio) * log_ratio
-            if order == 0
-            else (exp_capped(-power * log_ratio) - exp_capped(-log_ratio)) / order
-        )
-        return (-_expm1_capped(-log_ratio) - grown) / power
+        # k3(l) = exp(-l) - 1 + l is computed without cancellation. Both exponents stay below the cap.
+        near = log_ratio.clamp(min=-MAX_EXPONENT / max(power, 1.0))
+        return (k3.value(near) - k3.value(power * near) / power) / order
 
     names = {0.0: "forward-kl", 0.5: "hellinger", 2.0: "chi-square"}
     formulas = {0.0: "1 - exp(-l)", 2.0: "exp(l) - 1"}
     formula = formulas.get(order, f"(1 - exp({-power:g} l)) / {power:g}")
-    return Divergence(names.get(order, f"alpha({order:g})"), slope, excess, formula)
+    name = names.get(order, f"alpha({short_number(order)})")
+    return Divergence(name, slope, forward_k3.value if order == 0 else excess, formula)
 
 
 def jensen_shannon(beta: float = 0.5) -> Divergence:
@@ -108,8 +194,8 @@ def jensen_shannon(beta: float = 0.5) -> Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad.core.divergences import jensen_shannon
-        >>> jensen_shannon().slope(torch.tensor([-1.0, 1.0]))
+        >>> from klgrad import divergences
+        >>> divergences.jensen_shannon().slope(torch.tensor([-1.0, 1.0]))
         tensor([-0.3101,  0.1899])
 
     References:
@@ -122,17 +208,22 @@ def jensen_shannon(beta: float = 0.5) -> Divergence:
         )
     rest = 1 - beta
 
-    def log_mixture(log_ratio: Tensor) -> Tensor:
-        """Log m/ref."""
-        return torch.logaddexp(torch.full_like(log_ratio, math.log(beta)), log_ratio + math.log(rest))
+    def logs(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """Log m/ref and log π/m, each from the side on which its exp does not overflow."""
+        below, above = log_ratio.clamp(max=0), log_ratio.clamp(min=0)
+        to_ref, to_policy = torch.log1p(rest * torch.expm1(below)), -torch.log1p(beta * torch.expm1(-above))
+        return to_ref + above - to_policy, to_policy + below - to_ref
 
     def slope(log_ratio: Tensor) -> Tensor:
-        return rest * (log_ratio - log_mixture(log_ratio))
+        return rest * logs(log_ratio)[1]
 
     def excess(log_ratio: Tensor) -> Tensor:
-        return rest * (log_ratio - log_mixture(log_ratio)) - beta * exp_capped(-log_ratio) * log_mixture(log_ratio)
+        # A sum of two terms that are never negative, by k3(x) = exp(-x) - 1 + x; beyond the cap it is constant.
+        near = log_ratio.clamp(max=MAX_EXPONENT)
+        to_ref, to_policy = logs(near)
+        return rest * k3.value(to_policy) + beta * exp_capped(-near) * k3.value(-to_ref)
 
-    name = "jensen-shannon" if beta == 0.5 else f"jensen-shannon({beta:g})"
+    name = "jensen-shannon" if beta == 0.5 else f"jensen-shannon({short_number(beta)})"
     return Divergence(name, slope, excess, f"-{rest:g} log({beta:g} exp(-l) + {rest:g})", beta * rest)
 
 
@@ -150,8 +241,8 @@ def huber(bound: float) -> Divergence:
 
     Examples:
         >>> import torch
-        >>> from klgrad.core.divergences import huber
-        >>> huber(1.0).slope(torch.tensor([-3.0, 0.5, 3.0]))
+        >>> from klgrad import divergences
+        >>> divergences.huber(1.0).slope(torch.tensor([-3.0, 0.5, 3.0]))
         tensor([-1.0000,  0.5000,  1.0000])
     """
     if not 0 < bound < math.inf:
@@ -163,9 +254,16 @@ def huber(bound: float) -> Divergence:
         share = exp_capped(near - log_ratio)
         return k3.value(near) * share + near * (1 - share)
 
+    text = short_number(bound)
     return Divergence(
-        f"huber({bound:g})", lambda log_ratio: log_ratio.clamp(-bound, bound), excess, f"clip(l, -{bound:g}, {bound:g})"
+        f"huber({text})", lambda log_ratio: log_ratio.clamp(-bound, bound), excess, f"clip(l, -{text}, {text})"
     )
+
+
+def short_number(number: float) -> str:
+    """The number in few digits where they are exact, else in all."""
+    text = f"{number:g}"
+    return text if float(text) == number else repr(number)
 
 
 def _expm1_capped(x: Tensor) -> Tensor:
@@ -178,15 +276,63 @@ TOTAL_VARIATION = Divergence(
 )
 """The sum of |π - ref|: twice the total variation distance."""
 
+NAMED = {
+    "reverse": REVERSE_KL,
+    "forward": FORWARD_KL,
+    "jensen-shannon": jensen_shannon(),
+    "chi-square": CHI_SQUARE,
+    "hellinger": HELLINGER,
+    "total-variation": TOTAL_VARIATION,
+}
+"""The divergences by name."""
 
-def optimum(divergence: Divergence, ref_logp: Tensor, reward: Tensor, beta: float) -> Tensor:
+WITH_NUMBER = {"alpha": alpha, "jensen-shannon": jensen_shannon, "huber": huber}
+"""The families of divergences with one number, by name."""
+
+
+def named(divergence: str | Divergence) -> Divergence:
+    """The divergence with a name: one of `NAMED`, or one of `WITH_NUMBER` with its number.
+
+    Args:
+        divergence: `hellinger`, or `alpha(0.3)`; `reverse-kl` and `forward-kl` are `reverse` and `forward`. A
+            divergence stays as it is.
+
+    Returns:
+        The divergence.
+
+    Raises:
+        MeaningError: if there is none of that name.
+
+    Examples:
+        >>> from klgrad import divergences
+        >>> print(divergences.named("alpha(2)"))
+        chi-square: coefficient exp(l) - 1
+    """
+    if isinstance(divergence, Divergence):
+        return divergence
+    name = str(divergence)
+    known = {**NAMED, **{d.name: d for d in NAMED.values()}}.get(name)
+    call = re.fullmatch(r"([a-z-]+)\(([-+]?\d*\.?\d+(?:e[-+]?\d+)?)\)", name)
+    if call and call[1] in WITH_NUMBER:
+        known = WITH_NUMBER[call[1]](float(call[2]))
+    if known is None:
+        names = [*NAMED, *(f"{family}(NUMBER)" for family in WITH_NUMBER)]
+        raise MeaningError(
+            f"divergence in ({', '.join(names)}), or a `Divergence`",
+            repr(divergence),
+            "write divergence='reverse', for example, or klgrad.divergences.from_slope(...) for a slope of your own",
+        )
+    return known
+
+
+def optimum(divergence: str | Divergence, ref_logp: Tensor, reward: Tensor, beta: float) -> Tensor:
     """The optimum of E_π[r] - β D_f(π, ref), as log-probs: π = ref exp(c⁻¹((r - λ)/β)), c the slope.
 
     λ is found by bisection, and so is the inverse of the slope. Where the slope is bounded below, as that of χ², an
     outcome of low reward can lose all its probability: its log-prob is then below log ref by `WIDEST`.
 
     Args:
-        divergence: its slope must not decrease.
+        divergence: a name for `named`, or a divergence; its slope must not decrease.
         ref_logp: (..., Y) log-probs of ref over all outcomes, all finite.
         reward: (..., Y) the reward of each outcome.
         beta: strength of the regularisation, > 0.
@@ -199,16 +345,18 @@ def optimum(divergence: Divergence, ref_logp: Tensor, reward: Tensor, beta: floa
 
     Examples:
         >>> import torch
-        >>> from klgrad.core.divergences import REVERSE_KL, optimum
-        >>> optimum(REVERSE_KL, torch.tensor([0.5, 0.5]).log(), torch.tensor([1.0, 0.0]), beta=1.0).exp()
+        >>> from klgrad import optimum
+        >>> optimum("reverse", torch.tensor([0.5, 0.5]).log(), torch.tensor([1.0, 0.0]), beta=1.0).exp()
         tensor([0.7311, 0.2689])
     """
     if not 0 < beta < math.inf:
         raise MeaningError("beta > 0", f"{beta:g}", "pass a positive, finite beta")
 
+    slope = named(divergence).slope
+
     def log_ratios(level: Tensor) -> Tensor:
         pull = (reward - level) / beta
-        return _bisect(lambda log_ratio: divergence.slope(log_ratio) < pull, -WIDEST, WIDEST, reward)
+        return _bisect(lambda log_ratio: slope(log_ratio) < pull, -WIDEST, WIDEST, reward)
 
     lowest, highest = reward.amin(-1, keepdim=True), reward.amax(-1, keepdim=True)
     # At a level of the lowest reward no log-ratio is negative, at the highest none is positive.

@@ -1,22 +1,31 @@
-"""The families of KL terms, one for each divergence at each level.
+"""What may be declared as a KL term, what it descends, its formula and its computation.
 
-| family            | estimators       | discount | leave-one-out | ratios                                       |
-|-------------------|------------------|----------|---------------|----------------------------------------------|
-| reverse, sequence | k1, k1_k3, exact | (0, 1]   | yes           | none, prefix, sequence                       |
-| reverse, token    | k1, exact        | 0        | sampled only  | none, token (sampled only), prefix, sequence |
-| forward, token    | k3, exact        | 0        | sampled only  | none, prefix, sequence                       |
-| forward, sequence | k3               | 1        | yes           | none, sequence                               |
+With l_t the log-ratio of a token, c the slope of the divergence and e its excess (`klgrad.core.divergences`), a sampled
+term has the coefficient
 
-An influence bound is for sampled estimators. The classes hold this table with the reasons for its empty cells; a test
-compares the two.
+    w_t c(l_t) + Σ_{s>t} discount^(s-t) w_s e(l_s)    on the score of token t,
+
+where the future is absent at the token level; between completions it is w_T c(Σ_s l_s) on every token. An exact term
+has the gradient of the divergence over the whole vocabulary in the place of c, and its value in the place of e. For the
+reverse KL alone the second form is one between completions, too: there c(l) = l may stand for e (k1).
+
+| family              | sampled and exact | discount | leave-one-out | ratios                                       |
+|---------------------|-------------------|----------|---------------|----------------------------------------------|
+| token               | both              | 0        | sampled only  | none, token (sampled only), prefix, sequence |
+| future              | both              | (0, 1]   | yes           | none, prefix, sequence                       |
+| between completions | sampled           | 1        | yes           | none, sequence                               |
+
+The reverse KL at level="sequence" is of the family `future`. An influence bound is for sampled estimators. Their names
+are k1 and, with a future, k1_k3 for the reverse KL, k3 for the forward KL, and `sampled` for all others. The families
+hold this table with the reasons for its empty cells; a test compares the two.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +33,6 @@ from torch import Tensor
 from ..errors import MeaningError, RolloutError
 from ..targets import Descends, Verdict
 from . import credit
-from .estimators import forward_k3, k3
 from .importance import Ratio, Weights
 from .result import Reduction
 from .rollout import Rollout
@@ -34,26 +42,35 @@ if TYPE_CHECKING:
 
 # The values that the fields of a `KLTerm` can take.
 
-Divergence = Literal["reverse", "forward"]
+Direction = Literal["reverse", "forward"]
 """`reverse` is KL(π‖ref), `forward` is KL(ref‖π)."""
 
-Level = Literal["token", "sequence"]
-"""`sequence`: distributions over completions. `token`: distributions over one token, prefixes held fixed."""
+Level = Literal["token", "sequence", "future"]
+"""`sequence`: distributions over completions. `token`: distributions over one token, prefixes held fixed. `future`: the
+same, and what a token does to the divergences of later tokens."""
 
-TermEstimator = Literal["k1", "k1_k3", "k3", "exact"]
-"""The sampled estimators of `klgrad.estimators`, or `exact` for a sum over the vocabulary."""
+TermEstimator = Literal["k1", "k1_k3", "k3", "exact", "sampled"]
+"""The sampled estimators of the two KLs by their names, `exact` for a sum over the vocabulary, or `sampled`."""
 
 Baseline = Literal["none", "leave_one_out"]
 """What is subtracted from a coefficient to lower its variance."""
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "divergence": get_args(Divergence),
+VALUES: dict[str, tuple[str, ...]] = {
     "level": get_args(Level),
     "estimator": get_args(TermEstimator),
     "baseline": get_args(Baseline),
     "reduction": get_args(Reduction),
 }
 """The allowed values of each field that takes one of a few strings."""
+
+CHOICES = {
+    "divergence": get_args(Direction),
+    "level": VALUES["level"][:2],
+    "estimator": VALUES["estimator"][:4],
+    "baseline": VALUES["baseline"],
+    "reduction": VALUES["reduction"],
+}
+"""The values of the two KLs, which trainers offer and the catalogue of the audit combines."""
 
 
 # The influence bound: how much one sample's log-ratio may contribute to a coefficient.
@@ -72,15 +89,12 @@ def clip_influence(x: Tensor, bound: float | None) -> Tensor:
     return x if bound is None else x.clamp(-bound, bound)
 
 
-# The table of a family: which values of its options may be declared.
-#
-# The table has a cell for each value of each option. A cell is `ALLOWED`, or a `Refusal` with the reason and the
-# remedy.
+# The table: which values of the options may be declared. A cell is `ALLOWED`, or a `Refusal` with reason and remedy.
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An empty cell of a family's table.
+    """An empty cell of the table.
 
     Attributes:
         expected: what would be allowed, and why.
@@ -100,17 +114,33 @@ ALLOWED = None
 
 TableCell = Refusal | None
 
-NO_FUTURE_TO_DISCOUNT = Refusal(
-    "no discount at level='token', which is discount 0",
-    "discount={}",
-    "write level='sequence' with the discount, or drop the discount",
+REVERSE_SLOPE = Refusal(
+    "for the forward KL estimator='k3' (coefficient 1 - exp(-l)), or 'exact' at level='token'",
+    "{!r}, whose coefficient l is the gradient of the reverse KL",
+    "write estimator='k3', or divergence='reverse'",
+)
+FORWARD_SLOPE = Refusal(
+    "for the reverse KL estimator='k1', 'k1_k3' or 'exact'",
+    "{!r}, whose slope 1 - exp(-l) is the gradient of the forward KL",
+    "write estimator='k1_k3' for k3's low variance with the reverse gradient, or divergence='forward' "
+    "if that was meant; GRPO's term, for study, is zoo.get('k3-loss')",
+)
+SLOPE_OF_A_KL = Refusal(
+    "estimator='sampled' or 'exact' for a divergence that is no KL",
+    "{!r}, which has the gradient of a KL",
+    "write estimator='sampled', or divergence='reverse' or 'forward'",
 )
 
-NO_SCORE_TO_CENTRE = Refusal(
-    "no baseline for an exact token term (level='token' or discount=0), whose gradient has no sampled score to centre",
-    "baseline={!r}",
-    "write baseline='none', or level='sequence' with a discount above 0: the future has a sampled score",
-    only_exact=True,
+SAMPLED_ESTIMATORS: dict[str, Mapping[str, TableCell]] = {
+    "reverse": {"k1": ALLOWED, "k1_k3": ALLOWED, "k3": FORWARD_SLOPE},
+    "forward": {"k1": REVERSE_SLOPE, "k1_k3": REVERSE_SLOPE, "k3": ALLOWED},
+}
+"""By divergence. Any other has `sampled` alone."""
+
+NO_FUTURE_ESTIMATE = Refusal(
+    "estimator='k1' or 'exact' at level='token' (discount=0), which has no future to put k3 on",
+    "{!r}",
+    "write estimator='k1', or level='sequence' with a discount above 0",
 )
 
 NO_BOUND_FOR_EXACT = Refusal(
@@ -122,36 +152,170 @@ NO_BOUND_FOR_EXACT = Refusal(
 
 
 @dataclass(frozen=True)
-class Table:
-    """The cells of a family's table.
+class Family:
+    """What the terms with one kind of coefficient have in common.
 
     Attributes:
-        estimators: by `estimator`.
-        ratios: by the ratio of `weighting`; None for on-policy terms.
-        baselines: by `baseline`.
-        partial_discount: for a `discount` strictly between 0 and 1.
-        influence_bound: for an `influence_bound` that is not None.
+        has_future: whether later tokens enter the coefficient of a token.
+        is_between_completions: whether the log-ratio is that of the completion.
+        exact: the cell of estimator='exact'.
+        partial_discount: the cell of a `discount` strictly between 0 and 1.
+        ratios: the cells by the ratio of `weighting`; None for on-policy terms.
+        leave_one_out: the cell of the baseline.
     """
 
-    estimators: Mapping[TermEstimator, TableCell]
-    ratios: Mapping[Ratio | None, TableCell]
-    baselines: Mapping[Baseline, TableCell]
+    has_future: bool
+    is_between_completions: bool
+    exact: TableCell
     partial_discount: TableCell
-    influence_bound: TableCell = NO_BOUND_FOR_EXACT
+    ratios: Mapping[Ratio | None, TableCell]
+    leave_one_out: TableCell
 
     def check(self, term: KLTerm) -> None:
         """Raise `MeaningError` if an option of the term is an empty cell."""
-        ratio = None if term.weighting is None else term.weighting.ratio
+        ratio = ratio_of(term)
         cells: list[tuple[TableCell, object]] = [
-            (self.estimators[term.estimator], term.estimator),
+            (self.estimator(term), term.estimator),
             (self.partial_discount if 0 < term.discount < 1 else ALLOWED, f"{term.discount:g}"),
             (self.ratios[ratio], ratio),
-            (self.baselines[term.baseline], term.baseline),
-            (ALLOWED if term.influence_bound is None else self.influence_bound, term.influence_bound),
+            (self.leave_one_out if term.baseline == "leave_one_out" else ALLOWED, term.baseline),
+            (ALLOWED if term.influence_bound is None else NO_BOUND_FOR_EXACT, term.influence_bound),
         ]
         for cell, value in cells:
             if cell is not None and (term.estimator == "exact" or not cell.only_exact):
                 raise MeaningError(cell.expected, cell.received.format(value), cell.remedy)
+
+    def estimator(self, term: KLTerm) -> TableCell:
+        """The cell of the term's estimator."""
+        if term.estimator == "exact":
+            return self.exact
+        if term.estimator == "k1_k3" and term.divergence == "reverse" and not self.has_future:
+            return NO_FUTURE_ESTIMATE
+        if term.divergence in get_args(Direction):
+            return SAMPLED_ESTIMATORS[str(term.divergence)][term.estimator]
+        return ALLOWED if term.estimator == "sampled" else SLOPE_OF_A_KL
+
+
+ONE_RATIO_PER_COMPLETION = Refusal(
+    "the sequence ratio at level='sequence', whose coefficient is one for all tokens",
+    "ratio={!r}",
+    "write ImportanceWeighting('sequence', ...)",
+)
+
+TOKEN = Family(
+    has_future=False,
+    is_between_completions=False,
+    exact=ALLOWED,
+    partial_discount=Refusal(
+        "no discount at level='token', which is discount 0",
+        "discount={}",
+        "write level='sequence' with the discount (level='future' if it is not the reverse KL), or drop the discount",
+    ),
+    ratios={
+        None: ALLOWED,
+        "token": Refusal(
+            "no token ratio for an exact token term: a sum over the vocabulary needs none, and on stale samples "
+            "the term without a ratio is the target on the sampler's prefixes",
+            "ratio={!r}",
+            "write weighting=None, or ImportanceWeighting('prefix', ...) for π's own prefixes",
+            only_exact=True,
+        ),
+        "prefix": ALLOWED,
+        "sequence": ALLOWED,
+    },
+    leave_one_out=Refusal(
+        "no baseline for an exact token term (level='token' or discount=0), whose gradient has no sampled score to "
+        "centre",
+        "baseline={!r}",
+        "write baseline='none', or level='sequence' with a discount above 0: the future has a sampled score",
+        only_exact=True,
+    ),
+)
+
+FUTURE = Family(
+    has_future=True,
+    is_between_completions=False,
+    exact=ALLOWED,
+    partial_discount=ALLOWED,
+    ratios={
+        None: ALLOWED,
+        "token": Refusal(
+            "a ratio that covers the prefix, for a term with a future",
+            "ratio={!r}, which leaves the sampler's prefixes in the expectation",
+            "write ImportanceWeighting('prefix', ...), or level='token' for the target on the sampler's prefixes",
+        ),
+        "prefix": ALLOWED,
+        "sequence": ALLOWED,
+    },
+    leave_one_out=ALLOWED,
+)
+
+BETWEEN_COMPLETIONS = Family(
+    has_future=False,
+    is_between_completions=True,
+    exact=Refusal(
+        "a sampled estimator between completions (level='sequence'), whose ratio no sum over one token's vocabulary "
+        "gives",
+        "{!r}",
+        "write estimator='k3' for the forward KL and 'sampled' for others, or level='token' or 'future'",
+    ),
+    partial_discount=Refusal(
+        "discount=1 between completions (level='sequence'), where the coefficient is one for all tokens",
+        "discount={}",
+        "write level='future' with the discount, or drop the discount",
+    ),
+    ratios={
+        None: ALLOWED,
+        "token": ONE_RATIO_PER_COMPLETION,
+        "prefix": ONE_RATIO_PER_COMPLETION,
+        "sequence": ALLOWED,
+    },
+    leave_one_out=ALLOWED,
+)
+
+
+def family_of(term: KLTerm) -> Family:
+    """The family by level; between completions the reverse KL is a sum over tokens, each with its future."""
+    if term.level == "token":
+        return TOKEN
+    return FUTURE if term.level == "future" or term.divergence == "reverse" else BETWEEN_COMPLETIONS
+
+
+def ratio_of(term: KLTerm) -> Ratio | None:
+    """The importance ratio of the term; None for on-policy terms."""
+    return None if term.weighting is None else term.weighting.ratio
+
+
+# What a term descends.
+
+WHERE: dict[Level, str] = {
+    "token": "token level",
+    "future": "token level and its future",
+    "sequence": "sequence level",
+}
+"""The levels in words."""
+
+WITHOUT_RATIO: dict[str, Verdict] = {"reverse": "squared-token", "forward": "k3-token"}
+"""What the sampled token terms of the KLs descend on stale samples: the mean of k2 and of k3 under the sampler."""
+
+
+def descends(term: KLTerm) -> Descends:
+    """The targets whose gradients the term is, on-policy and off-policy.
+
+    With `reduction="token"` they are those of large batches: a mean over the tokens of a small batch is biased.
+    """
+    of_kl, is_token = term.divergence in get_args(Direction) and term.level != "future", term.level == "token"
+    if term.influence_bound is not None or (of_kl and 0 < term.discount < 1):
+        return Descends("unknown", "unknown")
+    target = f"{term.divergence}-kl-{term.level}" if of_kl else f"{term.generator.name}, {WHERE[term.level]}"
+    target += f", discount {term.discount:g}" if 0 < term.discount < 1 else ""
+    on_sampler = target + ("-sampler" if of_kl else " on the sampler's prefixes")
+    off = "unknown"
+    if term.weighting is not None and term.weighting.bound is None:
+        off = on_sampler if term.weighting.ratio == "token" else target
+    elif is_token and term.weighting is None and term.baseline == "none":
+        off = on_sampler if term.estimator == "exact" else WITHOUT_RATIO.get(str(term.divergence), off)
+    return Descends(cast(Verdict, target), cast(Verdict, off))
 
 
 # The gradient of a term as a formula in parts, joined only when it is shown.
@@ -162,13 +326,16 @@ SCORE = "∇log π(y_t)"
 UNITS = {"sequence": "summed over the sequence", "token": "averaged over the batch's tokens"}
 """How the tokens' terms become one number, by reduction."""
 
+KLS = {"reverse": "KL(π‖ref)", "forward": "KL(ref‖π)"}
+"""The KLs as formulas write them."""
+
 
 @dataclass(frozen=True)
 class Formula:
     """A gradient in parts. `str` joins them; a caller that knows more can replace a part first.
 
     Attributes:
-        divergence: `KL(π‖ref)` or `KL(ref‖π)`.
+        divergence: `KL(π‖ref)`, `KL(ref‖π)`, or the name of another divergence.
         where: what qualifies the divergence, such as `, token level`.
         sampler: the policy that the expectation is taken over, π or μ.
         body: what is summed over t inside the expectation.
@@ -219,12 +386,38 @@ SYMBOLS = {
 """The symbols of the weights, by ratio."""
 
 
-def weight_symbols(term: KLTerm) -> WeightSymbols:
-    """The symbols of the weights that the term uses."""
-    return SYMBOLS[None if term.weighting is None else term.weighting.ratio]
+def formula(term: KLTerm) -> Formula:
+    """The term's gradient, with everything that was declared."""
+    ratio = ratio_of(term)
+    return Formula(
+        divergence=KLS.get(str(term.divergence), term.generator.name),
+        where=f", {WHERE[term.level]}",
+        sampler="π" if ratio is None else "μ",
+        body=_body(term, SYMBOLS[ratio]),
+        unit=UNITS[term.reduction],
+        sampling="on-policy" if ratio is None else f"off-policy by the {ratio} ratio",
+        notes=_notes(term),
+    )
 
 
-def notes(term: KLTerm) -> tuple[str, ...]:
+def _body(term: KLTerm, weight: WeightSymbols) -> str:
+    """What is summed over t inside the expectation: the token's own part, then the future."""
+    family, of_reverse = family_of(term), term.divergence == "reverse"
+    discount = "" if term.discount == 1 else f"{term.discount:g}^(s-t) "
+    future = f" + Σ_{{s>t}} {discount}" if family.has_future else ""
+    if term.estimator == "exact":
+        symbol = "KL" if str(term.divergence) in KLS else "D"
+        later = f"{future}{weight.before_later}{symbol}_s {SCORE}" if future else ""
+        return f"{weight.before}∇{symbol}_t{later}"
+    at = "Σ_s l_s" if family.is_between_completions else "l_t"
+    slope = re.sub(r"\bl\b", at, term.generator.formula)
+    own = f"{weight.own}{slope if of_reverse else f'({slope})'}"
+    excess = {"k1": "l_s", "k1_k3": "k3(l_s)"}.get(term.estimator, "f(u_s)/u_s")
+    later = f"{future}{weight.own_later}{excess}" if future else ""
+    return f"({own}{later}) {SCORE}" if future or of_reverse else f"{own} {SCORE}"
+
+
+def _notes(term: KLTerm) -> tuple[str, ...]:
     """The declared bounds and baseline, one sentence each."""
     found: list[str] = []
     if term.weighting is not None:
@@ -237,29 +430,32 @@ def notes(term: KLTerm) -> tuple[str, ...]:
     return tuple(found)
 
 
-# What every family of KL terms has: a table of what may be declared, a target, a formula and a computation.
+# The computation.
 
 
 class Contributions(NamedTuple):
-    """What the tokens of a sampled term contribute to the coefficients, neither weighted nor bounded.
+    """What the tokens of a sampled term contribute, neither weighted nor bounded.
 
     Attributes:
         own: (B, T) what each token puts on its own score.
-        later: (B, T) what each token puts on the scores of all tokens before it; None at token level.
+        later: (B, T) what each token puts on the scores of all tokens before it; None without a future.
+        estimate: (B, T) the estimate of each token's divergence, or (B, 1) that of the completion.
     """
 
     own: Tensor
     later: Tensor | None
+    estimate: Tensor
 
 
 class TermParts(NamedTuple):
-    """What a family computes from one batch, with the importance weights applied.
+    """What is computed from one batch, with the importance weights applied.
 
     Attributes:
         present: (B, T) the coefficient of each token's score from the token's own term.
-        later: (B, T) what each token adds to the coefficients of all tokens before it; None at token level.
+        later: (B, T) what each token adds to the coefficients of all tokens before it; None without a future.
         value: (B,) the estimate of each completion's divergence.
-        pathwise: (B, T) what is differentiated directly, the weighted full-vocabulary KL; None for sampled terms.
+        pathwise: (B, T) what is differentiated directly, the weighted full-vocabulary divergence; None for sampled
+            terms.
     """
 
     present: Tensor
@@ -268,328 +464,35 @@ class TermParts(NamedTuple):
     pathwise: Tensor | None
 
 
-class Family(ABC):
-    """A divergence at a level: what may be declared, what it descends, its formula and its computation.
+def contributions(term: KLTerm, rollout: Rollout) -> Contributions:
+    """The slope on the token's own score; as the estimate the excess, or for k1 the log-ratio itself."""
+    generator, family, at = term.generator, family_of(term), rollout.log_ratio
+    if family.is_between_completions:
+        whole = credit.whole(at, rollout.mask)
+        return Contributions(generator.slope(whole), None, generator.excess(at.sum(-1, keepdim=True)))
+    estimate = at if term.estimator == "k1" else generator.excess(at)
+    return Contributions(generator.slope(at), estimate if family.has_future else None, estimate)
 
-    Attributes:
-        divergence: the divergence.
-        level: the level.
-        target: the target whose gradient a term of this family is.
-        symbol: how the divergence is written in formulas.
-        full_kl_field: the field of `Rollout` with the divergence of each token over the full vocabulary.
-        table: what may be declared.
-    """
 
-    divergence: ClassVar[Divergence]
-    level: ClassVar[Level]
-    target: ClassVar[Verdict]
-    symbol: ClassVar[str]
-    full_kl_field: ClassVar[str]
-    table: ClassVar[Table]
+def term_parts(term: KLTerm, rollout: Rollout, weights: Weights) -> TermParts:
+    """Compute the parts of the gradient and the value, weighted and bounded."""
+    if term.estimator == "exact":
+        pathwise = weights.before * full_divergence(term, rollout)
+        value = pathwise.detach()
+        later = value if family_of(term).has_future else None
+        return TermParts(torch.zeros_like(value), later, value.sum(-1), pathwise)
+    own, later, estimate = contributions(term, rollout)
+    present = weights.own * clip_influence(own, term.influence_bound)
+    later = None if later is None else weights.own * clip_influence(later, term.influence_bound)
+    return TermParts(present, later, (weights.own[:, : estimate.shape[1]] * estimate).sum(-1), None)
 
-    def descends(self, term: KLTerm) -> Descends:
-        """The targets whose gradients the term is, on-policy and off-policy.
 
-        With `reduction="token"` they are those of large batches: a mean over the tokens of a small batch is biased.
-        """
-        if term.influence_bound is not None or 0 < term.discount < 1:
-            return Descends("unknown", "unknown")
-        corrected = term.weighting is not None and term.weighting.bound is None
-        return Descends(self.target, self.off_policy_target(term) if corrected else self.uncorrected_target(term))
-
-    def off_policy_target(self, term: KLTerm) -> Verdict:
-        """What the term descends off-policy with its ratio unbounded."""
-        return self.target
-
-    def uncorrected_target(self, term: KLTerm) -> Verdict:
-        """What the term descends off-policy without a ratio, or with a bounded one."""
-        return "unknown"
-
-    def formula(self, term: KLTerm) -> Formula:
-        """The term's gradient, with everything that was declared."""
-        ratio = None if term.weighting is None else term.weighting.ratio
-        return Formula(
-            divergence=self.symbol,
-            where=f", {self.level} level",
-            sampler="π" if ratio is None else "μ",
-            body=self.body(term),
-            unit=UNITS[term.reduction],
-            sampling="on-policy" if ratio is None else f"off-policy by the {ratio} ratio",
-            notes=notes(term),
+def full_divergence(term: KLTerm, rollout: Rollout) -> Tensor:
+    """The divergence of each token over the full vocabulary, (B, T)."""
+    field = f"token_{term.divergence}_kl" if str(term.divergence) in KLS else "token_divergence"
+    found: Tensor | None = getattr(rollout, field)
+    if found is None:
+        raise RolloutError(
+            f"`{field}` for estimator='exact'", "none", f"pass Rollout({field}=...), or choose a sampled estimator"
         )
-
-    def body(self, term: KLTerm) -> str:
-        """What is summed over t inside the expectation: here, that of an exact token term."""
-        return f"{weight_symbols(term).before}∇KL_t"
-
-    def parts(self, term: KLTerm, rollout: Rollout, weights: Weights) -> TermParts:
-        """Compute the parts of the gradient and the value, weighted and bounded."""
-        if term.estimator == "exact":
-            return self.exact_parts(rollout, weights)
-        found = self.contributions(term, rollout)
-        present = weights.own * clip_influence(found.own, term.influence_bound)
-        later = None if found.later is None else weights.own * clip_influence(found.later, term.influence_bound)
-        return TermParts(present, later, self.value(rollout, found, weights), None)
-
-    def exact_parts(self, rollout: Rollout, weights: Weights) -> TermParts:
-        """The parts of an exact term: no sampled score of its own, and the full KL differentiated."""
-        pathwise = weights.before * self.full_kl(rollout)
-        kl = pathwise.detach()
-        return TermParts(torch.zeros_like(kl), kl if self.level == "sequence" else None, kl.sum(-1), pathwise)
-
-    def full_kl(self, rollout: Rollout) -> Tensor:
-        """The divergence of each token over the full vocabulary, (B, T)."""
-        found: Tensor | None = getattr(rollout, self.full_kl_field)
-        if found is None:
-            raise RolloutError(
-                f"`{self.full_kl_field}` for estimator='exact'",
-                "none",
-                f"pass Rollout({self.full_kl_field}=...), or choose a sampled estimator",
-            )
-        return found
-
-    @abstractmethod
-    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
-        """What the tokens of a sampled term contribute to the coefficients."""
-
-    @abstractmethod
-    def value(self, rollout: Rollout, found: Contributions, weights: Weights) -> Tensor:
-        """The estimate of each completion's divergence by a sampled term, (B,)."""
-
-
-# The reverse KL, KL(π‖ref), between completions and between tokens.
-
-NOT_K3 = Refusal(
-    "for the reverse KL estimator='k1', 'k1_k3' or 'exact'",
-    "{!r}, whose slope 1 - exp(-l) is the gradient of the forward KL",
-    "write estimator='k1_k3' for k3's low variance with the reverse gradient, or divergence='forward' "
-    "if that was meant; GRPO's term, for study, is zoo.get('k3-loss')",
-)
-
-
-class ReverseSequence(Family):
-    """KL(π‖ref) between distributions over completions.
-
-    The score of a token is paired with its own log-ratio and with the estimates of all later tokens.
-    """
-
-    divergence = "reverse"
-    level = "sequence"
-    target = "reverse-kl-sequence"
-    symbol = "KL(π‖ref)"
-    full_kl_field = "token_reverse_kl"
-
-    table = Table(
-        estimators={"k1": ALLOWED, "k1_k3": ALLOWED, "k3": NOT_K3, "exact": ALLOWED},
-        ratios={
-            None: ALLOWED,
-            "token": Refusal(
-                "a ratio that covers the prefix, for the reverse KL at level='sequence'",
-                "ratio={!r}, which leaves the sampler's prefixes in the expectation",
-                "write ImportanceWeighting('prefix', ...), or level='token' for the target on the sampler's prefixes",
-            ),
-            "prefix": ALLOWED,
-            "sequence": ALLOWED,
-        },
-        baselines={"none": ALLOWED, "leave_one_out": ALLOWED},
-        partial_discount=ALLOWED,
-    )
-
-    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
-        """The log-ratio on the token's own score; on earlier scores the log-ratio (k1) or k3 (k1_k3)."""
-        own = rollout.log_ratio
-        return Contributions(own, own if term.estimator == "k1" else k3.value(own))
-
-    def value(self, rollout: Rollout, found: Contributions, weights: Weights) -> Tensor:
-        """The sum of what the tokens put on earlier scores, which is an estimate of their KL."""
-        return (weights.own * (found.own if found.later is None else found.later)).sum(-1)
-
-    def body(self, term: KLTerm) -> str:
-        """The token's own part, then the future."""
-        weight = weight_symbols(term)
-        future = " + Σ_{s>t} " + ("" if term.discount == 1 else f"{term.discount:g}^(s-t) ")
-        if term.estimator == "exact":
-            return f"{super().body(term)}{future}{weight.before_later}KL_s {SCORE}"
-        paid = "l_s" if term.estimator == "k1" else "k3(l_s)"
-        return f"({weight.own}l_t{future}{weight.own_later}{paid}) {SCORE}"
-
-
-class ReverseToken(Family):
-    """KL(π‖ref) between distributions over one token, with the visited prefixes held fixed.
-
-    It is `ReverseSequence` without the future: discount 0.
-    """
-
-    divergence = "reverse"
-    level = "token"
-    target = "reverse-kl-token"
-    symbol = "KL(π‖ref)"
-    full_kl_field = "token_reverse_kl"
-
-    table = Table(
-        estimators={
-            "k1": ALLOWED,
-            "k1_k3": Refusal(
-                "estimator='k1' or 'exact' at level='token' (discount=0), which has no future to put k3 on",
-                "{!r}",
-                "write estimator='k1', or level='sequence' with a discount above 0",
-            ),
-            "k3": NOT_K3,
-            "exact": ALLOWED,
-        },
-        ratios={
-            None: ALLOWED,
-            "token": Refusal(
-                "no token ratio for an exact token term: a sum over the vocabulary needs none, and on stale samples "
-                "the term without a ratio is the target on the sampler's prefixes",
-                "ratio={!r}",
-                "write weighting=None, or ImportanceWeighting('prefix', ...) for π's own prefixes",
-                only_exact=True,
-            ),
-            "prefix": ALLOWED,
-            "sequence": ALLOWED,
-        },
-        baselines={"none": ALLOWED, "leave_one_out": NO_SCORE_TO_CENTRE},
-        partial_discount=NO_FUTURE_TO_DISCOUNT,
-    )
-
-    def off_policy_target(self, term: KLTerm) -> Verdict:
-        """The token ratio corrects the token and leaves the sampler's prefixes."""
-        on_sampled_prefixes = term.weighting is not None and term.weighting.ratio == "token"
-        return "reverse-kl-token-sampler" if on_sampled_prefixes else self.target
-
-    def uncorrected_target(self, term: KLTerm) -> Verdict:
-        """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
-        if term.weighting is not None or term.baseline != "none":
-            return "unknown"
-        return "reverse-kl-token-sampler" if term.estimator == "exact" else "squared-token"
-
-    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
-        """The log-ratio on the token's own score."""
-        return Contributions(rollout.log_ratio, None)
-
-    def value(self, rollout: Rollout, found: Contributions, weights: Weights) -> Tensor:
-        """The sum of the log-ratios."""
-        return (weights.own * found.own).sum(-1)
-
-    def body(self, term: KLTerm) -> str:
-        """The token's own part."""
-        if term.estimator == "exact":
-            return super().body(term)
-        return f"({weight_symbols(term).own}l_t) {SCORE}"
-
-
-# The forward KL, KL(ref‖π), between completions and between tokens.
-
-REVERSE_COEFFICIENT = Refusal(
-    "for the forward KL estimator='k3' (coefficient 1 - exp(-l)), or 'exact' at level='token'",
-    "{!r}, whose coefficient l is the gradient of the reverse KL",
-    "write estimator='k3', or divergence='reverse'",
-)
-
-ONE_RATIO_PER_COMPLETION = Refusal(
-    "the sequence ratio for the forward KL at level='sequence'",
-    "ratio={!r}",
-    "write ImportanceWeighting('sequence', ...)",
-)
-
-
-class ForwardToken(Family):
-    """KL(ref‖π) between distributions over one token, with the visited prefixes held fixed."""
-
-    divergence = "forward"
-    level = "token"
-    target = "forward-kl-token"
-    symbol = "KL(ref‖π)"
-    full_kl_field = "token_forward_kl"
-
-    table = Table(
-        estimators={"k1": REVERSE_COEFFICIENT, "k1_k3": REVERSE_COEFFICIENT, "k3": ALLOWED, "exact": ALLOWED},
-        ratios={
-            None: ALLOWED,
-            "token": Refusal(
-                "a ratio that covers the prefix, for the forward KL",
-                "ratio={!r}",
-                "write ImportanceWeighting('prefix', ...)",
-            ),
-            "prefix": ALLOWED,
-            "sequence": ALLOWED,
-        },
-        baselines={"none": ALLOWED, "leave_one_out": NO_SCORE_TO_CENTRE},
-        partial_discount=NO_FUTURE_TO_DISCOUNT,
-    )
-
-    def uncorrected_target(self, term: KLTerm) -> Verdict:
-        """A sum over the vocabulary samples no token, and so needs no ratio on the sampler's prefixes."""
-        if term.weighting is not None or term.baseline != "none":
-            return "unknown"
-        return "forward-kl-token-sampler" if term.estimator == "exact" else "k3-token"
-
-    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
-        """The slope of k3 on the token's own score."""
-        return Contributions(k3.slope(rollout.log_ratio), None)
-
-    def value(self, rollout: Rollout, found: Contributions, weights: Weights) -> Tensor:
-        """The forward estimate of each token, summed."""
-        return (weights.own * forward_k3.value(rollout.log_ratio)).sum(-1)
-
-    def body(self, term: KLTerm) -> str:
-        """The token's own part."""
-        if term.estimator == "exact":
-            return super().body(term)
-        return f"{weight_symbols(term).own}(1 - exp(-l_t)) {SCORE}"
-
-
-class ForwardSequence(Family):
-    """KL(ref‖π) between distributions over completions: one coefficient for all tokens of a completion."""
-
-    divergence = "forward"
-    level = "sequence"
-    target = "forward-kl-sequence"
-    symbol = "KL(ref‖π)"
-    full_kl_field = "token_forward_kl"
-
-    table = Table(
-        estimators={
-            "k1": REVERSE_COEFFICIENT,
-            "k1_k3": REVERSE_COEFFICIENT,
-            "k3": ALLOWED,
-            "exact": Refusal(
-                "estimator='k3' for the forward KL at level='sequence': it is -E_ref[score], which no sum over "
-                "one token's vocabulary gives",
-                "{!r}",
-                "write estimator='k3', or level='token'",
-            ),
-        },
-        ratios={
-            None: ALLOWED,
-            "token": ONE_RATIO_PER_COMPLETION,
-            "prefix": ONE_RATIO_PER_COMPLETION,
-            "sequence": ALLOWED,
-        },
-        baselines={"none": ALLOWED, "leave_one_out": ALLOWED},
-        partial_discount=Refusal(
-            "discount=1 for the forward KL at level='sequence', whose coefficient is one for all tokens",
-            "discount={}",
-            "drop the discount, or level='token'",
-        ),
-    )
-
-    def contributions(self, term: KLTerm, rollout: Rollout) -> Contributions:
-        """The slope of k3 at the completion's log-ratio, on every token's score."""
-        return Contributions(k3.slope(credit.whole(rollout.log_ratio, rollout.mask)), None)
-
-    def value(self, rollout: Rollout, found: Contributions, weights: Weights) -> Tensor:
-        """The forward estimate at the completion's log-ratio."""
-        return weights.own[:, 0] * forward_k3.value(rollout.log_ratio.sum(-1))
-
-    def body(self, term: KLTerm) -> str:
-        """The completion's part."""
-        return f"{weight_symbols(term).own}(1 - exp(-Σ_s l_s)) {SCORE}"
-
-
-FAMILIES: dict[tuple[Divergence, Level], Family] = {
-    (family.divergence, family.level): family
-    for family in (ReverseSequence(), ReverseToken(), ForwardToken(), ForwardSequence())
-}
-"""The family of each divergence at each level."""
+    return found

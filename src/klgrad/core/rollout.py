@@ -16,10 +16,10 @@ ROUNDING_STEPS = 64
 """How many units of rounding a log-prob may be above 0 before it is an error: log-probs are computed as
 logit minus log-sum-exp, and logits of size up to 64 are rounded at 64 x eps of their dtype."""
 
-KLS = ("token_reverse_kl", "token_forward_kl")
+DIVERGENCES = ("token_reverse_kl", "token_forward_kl", "token_divergence")
 """The fields per token that are not log-probs."""
 
-OPTIONAL = ("behavior_logp", *KLS)
+OPTIONAL = ("behavior_logp", *DIVERGENCES)
 """The fields per token that may be None."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -51,8 +51,8 @@ class Rollout:
     r"""Log-probs of the sampled tokens of B completions by role, all of shape (B, T).
 
     Positions where `mask` is 0 are overwritten with 0 by `torch.where`, so that padding there (even -inf or NaN)
-    reaches neither a value nor a gradient. Half precision is converted to float32. Everything but `logp`,
-    `token_reverse_kl` and `token_forward_kl` is detached.
+    reaches neither a value nor a gradient. Half precision is converted to float32. Everything but `logp` and
+    the divergences of each token is detached.
 
     Args:
         logp: log π(y_t | y_<t) of the policy being trained; carries the gradient.
@@ -64,6 +64,7 @@ class Rollout:
             of their first appearance. Keep it on the CPU to avoid a device synchronisation.
         token_reverse_kl: KL(π(·|y_<t) ‖ ref(·|y_<t)) over the full vocabulary, differentiable towards π.
         token_forward_kl: KL(ref(·|y_<t) ‖ π(·|y_<t)), likewise.
+        token_divergence: any other divergence of each token, likewise; `Divergence.over` computes it.
 
     Raises:
         RolloutError: if a tensor has the wrong type, shape, dtype, device or values.
@@ -88,6 +89,7 @@ class Rollout:
     group: Tensor | None = None
     token_reverse_kl: Tensor | None = None
     token_forward_kl: Tensor | None = None
+    token_divergence: Tensor | None = None
 
     def __post_init__(self) -> None:
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("mask", "group")}
@@ -103,7 +105,7 @@ class Rollout:
             dtype = torch.promote_types(dtype, x.dtype)
         zero = torch.zeros((), dtype=dtype, device=self.logp.device)
         for name, x in per_token.items():
-            x = x if name in ("logp", *KLS) else x.detach()
+            x = x if name in ("logp", *DIVERGENCES) else x.detach()
             object.__setattr__(self, name, torch.where(mask, x.to(dtype), zero))
         object.__setattr__(self, "mask", mask)
 
@@ -225,7 +227,7 @@ def _raise_if(found: Tensor, bad: dict[str, Tensor], given: dict[str, Tensor]) -
         return
     name = next(name for name, flags in bad.items() if bool(flags.any()))
     b, t = _first(bad[name])
-    raise RolloutError(*what_is_wrong(given[name][b, t].item(), name, f"[{b}, {t}]", is_kl=name in KLS))
+    raise RolloutError(*what_is_wrong(given[name][b, t].item(), name, f"[{b}, {t}]", is_kl=name in DIVERGENCES))
 
 
 def invalid_log_probs(x: Tensor) -> Tensor:
@@ -246,7 +248,7 @@ def _first(flags: Tensor) -> tuple[int, int]:
 
 
 def _is_invalid(name: str, x: Tensor) -> Tensor:
-    beyond = (-x if name in KLS else x) > ROUNDING_STEPS * torch.finfo(x.dtype).eps
+    beyond = (-x if name in DIVERGENCES else x) > ROUNDING_STEPS * torch.finfo(x.dtype).eps
     return beyond | ~torch.isfinite(x)
 
 

@@ -10,19 +10,10 @@ from torch import Tensor
 
 from ..errors import MeaningError
 from ..targets import Descends
-from . import credit
+from . import credit, families
+from .divergences import Divergence, named, short_number
 from .estimators import MAX_EXPONENT
-from .families import (
-    CHOICES,
-    FAMILIES,
-    Baseline,
-    Divergence,
-    Family,
-    Formula,
-    Level,
-    TermEstimator,
-    check_influence_bound,
-)
+from .families import VALUES, Baseline, Formula, Level, TermEstimator, check_influence_bound
 from .importance import ImportanceWeighting, effective_sample_size, on_policy_weights
 from .result import KLResult, Reduction, assemble
 from .rollout import Rollout
@@ -30,11 +21,10 @@ from .rollout import Rollout
 # Numbers about how a term was computed on one batch: lengths, extremes, and what the bounds did.
 
 
-def diagnostics(family: Family, term: "KLTerm", rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
+def diagnostics(term: "KLTerm", rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
     """Describe one evaluation of a term.
 
     Args:
-        family: the term's family.
         term: the term.
         rollout: the batch.
         ratios: the importance ratios before their bound; None for on-policy terms.
@@ -50,7 +40,8 @@ def diagnostics(family: Family, term: "KLTerm", rollout: Rollout, ratios: Tensor
         "log_ratio/share_saturated": _share(log_ratio.abs() > MAX_EXPONENT, rollout),
     }
     if term.influence_bound is not None:
-        clipped = [x for x in family.contributions(term, rollout) if x is not None]
+        own, later, _ = families.contributions(term, rollout)
+        clipped = [own] if later is None else [own, later]
         largest = torch.stack(clipped).abs().amax(0)
         found["influence/share_bounded"] = _share(largest > term.influence_bound, rollout)
     if ratios is not None and term.weighting is not None:
@@ -88,6 +79,7 @@ class KLTerm:
         reverse, token: `reverse-kl-token`, and with the token ratio off-policy `reverse-kl-token-sampler`.
         forward, token: `forward-kl-token`.
         forward, sequence: `forward-kl-sequence`.
+        Other divergences, and level="future": `descends` names them in words.
         With a discount strictly between 0 and 1 or an active bound the gradient is near these but equal to none of
         them, and `descends` says `unknown`. With reduction="token" and varying lengths it is that of the target in
         the limit of large batches; in small ones it is biased.
@@ -98,12 +90,18 @@ class KLTerm:
     level="token", discount=0.0.
 
     Args:
-        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
-        level: `sequence` is the gradient of the divergence between distributions over completions;
-            `token` holds the visited prefixes fixed: a partial derivative of it.
-        estimator: for reverse `k1`; `k1_k3` (sequence level: the token's own part by k1, the future by k3);
-            `exact` (full vocabulary, needs `Rollout.token_reverse_kl`). For forward `k3`; `exact` at token level.
-        discount: g in [0, 1] on the future, at sequence level: 0 is the token level, 1 the sequence level.
+        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π). Others by name are `jensen-shannon`, `chi-square`,
+            `hellinger`, `total-variation`, `alpha(0.3)`, `jensen-shannon(0.1)` and `huber(2)`; or a
+            `klgrad.divergences.Divergence`, such as one of your own by `klgrad.divergences.from_slope`.
+        level: `sequence` is the gradient of the divergence between distributions over completions; `token` that of
+            each token's divergence, with the visited prefixes held fixed; `future` that of the sum of the tokens'
+            divergences, in which a token also counts for the prefixes that it leads to. For the reverse KL alone
+            `future` and `sequence` are one.
+        estimator: for reverse `k1`, the default; `k1_k3` (sequence level: the token's own part by k1, the future by
+            k3); `exact` (full vocabulary, needs `Rollout.token_reverse_kl`). For forward `k3`, or `exact`
+            (`Rollout.token_forward_kl`). For others `sampled`, the default, or `exact` (`Rollout.token_divergence`).
+            Between completions nothing but the reverse KL has an exact form.
+        discount: g in [0, 1] on the future: 0 is the token level, 1 the whole future.
         baseline: `leave_one_out` needs `Rollout.group`. It does not change the expected gradient, unless a
             ratio is bounded or reduction="token": it then changes their bias.
         weighting: None for on-policy, or `ImportanceWeighting`.
@@ -130,6 +128,8 @@ class KLTerm:
         True
         >>> KLTerm(discount=0) == KLTerm(level="token")
         True
+        >>> print(KLTerm(divergence="chi-square", level="token"))
+        ∇ chi-square, token level = E_π[ Σ_t (exp(l_t) - 1) ∇log π(y_t) ]; summed over the sequence; on-policy
 
     References:
         Tang and Munos, On a few pitfalls in KL divergence gradient estimation for RL, 2025, arXiv:2506.09477 (the
@@ -138,9 +138,9 @@ class KLTerm:
         arXiv:2504.10637 (the exact estimator and its gradient).
     """
 
-    divergence: Divergence = "reverse"
+    divergence: str | Divergence = "reverse"
     level: Level = "sequence"
-    estimator: TermEstimator = "k1"
+    estimator: TermEstimator = "sampled"
     discount: float = 1.0
     baseline: Baseline = "none"
     weighting: ImportanceWeighting | None = None
@@ -149,16 +149,31 @@ class KLTerm:
 
     def __post_init__(self) -> None:
         self._check_fields()
+        self._name_divergence()
         # One meaning, one form: equality, hash, name and formula then agree by themselves. At level="token" a
         # discount of 1 may be the default, and means the same.
         if self.discount == 0 or (self.level == "token" and self.discount == 1):
             object.__setattr__(self, "level", "token")
             object.__setattr__(self, "discount", 0.0)
-        self.family.table.check(self)
+        families.family_of(self).check(self)
+
+    def _name_divergence(self) -> None:
+        """Hold a divergence that has a name by its name, which can be pickled and compared."""
+        found = self.generator
+        try:
+            is_named = named(found.name) == found
+        except MeaningError:
+            is_named = False
+        object.__setattr__(self, "divergence", found.name.removesuffix("-kl") if is_named else found)
+        if self.divergence in families.KLS:
+            if self.estimator == "sampled":
+                object.__setattr__(self, "estimator", "k1")
+            if self.divergence == "reverse" and self.level == "future":
+                object.__setattr__(self, "level", "sequence")
 
     def _check_fields(self) -> None:
         """Each field by itself; the family checks how they combine."""
-        for field, allowed in CHOICES.items():
+        for field, allowed in VALUES.items():
             value: object = getattr(self, field)
             if value not in allowed:
                 raise MeaningError(f"{field} in {allowed}", repr(value), f"write {field}={allowed[0]!r}, for example")
@@ -170,35 +185,36 @@ class KLTerm:
         check_influence_bound(self.influence_bound)
 
     @property
-    def family(self) -> Family:
-        """The divergence at its level: what is valid, the target, the formula and the computation."""
-        return FAMILIES[self.divergence, self.level]
+    def generator(self) -> Divergence:
+        """The divergence with its slope and its excess."""
+        return named(self.divergence)
 
     @property
     def name(self) -> str:
         """A short name, unique by meaning: `reverse-sequence-k1`, `reverse-token-exact-prefix-ratio`."""
-        parts = [self.divergence, self.level, self.estimator.replace("_", "-")]
+        divergence = self.divergence if isinstance(self.divergence, str) else self.divergence.name
+        parts = [divergence, self.level, self.estimator.replace("_", "-")]
         parts += ["loo"] if self.baseline == "leave_one_out" else []
-        parts += [f"discount{_short(self.discount)}"] if 0 < self.discount < 1 else []
+        parts += [f"discount{short_number(self.discount)}"] if 0 < self.discount < 1 else []
         if self.weighting is not None:
             parts.append(f"{self.weighting.ratio}-ratio")
             bound = self.weighting.bound
             if bound is not None:
-                edges = "-".join(_short(getattr(bound, f.name)) for f in fields(bound))
+                edges = "-".join(short_number(getattr(bound, f.name)) for f in fields(bound))
                 parts.append(f"{type(bound).__name__.lower()}{edges}")
-        parts += [f"huber{_short(self.influence_bound)}"] if self.influence_bound is not None else []
+        parts += [f"huber{short_number(self.influence_bound)}"] if self.influence_bound is not None else []
         parts += ["per-token"] if self.reduction == "token" else []
         return "-".join(parts)
 
     @property
     def descends(self) -> Descends:
         """The targets whose gradients this term is, on-policy and off-policy, as the audit finds them."""
-        return self.family.descends(self)
+        return families.descends(self)
 
     @property
     def formula(self) -> Formula:
         """The gradient as a formula in parts; `str(term)` joins them."""
-        return self.family.formula(self)
+        return families.formula(self)
 
     def __str__(self) -> str:
         return str(self.formula)
@@ -216,7 +232,7 @@ class KLTerm:
             RolloutError: if `behavior_logp`, `group` or the full-vocabulary KL is needed and missing.
         """
         weights = on_policy_weights(rollout) if self.weighting is None else self.weighting.weights(rollout)
-        parts = self.family.parts(self, rollout, weights)
+        parts = families.term_parts(self, rollout, weights)
         coefficient = parts.present
         if parts.later is not None:
             coefficient = coefficient + credit.future(parts.later, rollout.mask, self.discount)
@@ -229,7 +245,7 @@ class KLTerm:
             coefficient=coefficient,
             pathwise=parts.pathwise,
             value_per_sequence=parts.value,
-            diagnose=partial(diagnostics, self.family, self, rollout, weights.raw),
+            diagnose=partial(diagnostics, self, rollout, weights.raw),
         )
 
 
@@ -240,12 +256,6 @@ def _check_weighting(weighting: object) -> None:
             repr(weighting),
             "write weighting=ImportanceWeighting('prefix', bound=None)",
         )
-
-
-def _short(number: float) -> str:
-    """The number in few digits where they are exact, else in all."""
-    text = f"{number:g}"
-    return text if float(text) == number else repr(number)
 
 
 # What to do about an unsound loss, as data. Reports render it last: as a sentence, as HTML, or as JSON.

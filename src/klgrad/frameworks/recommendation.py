@@ -17,7 +17,7 @@ TARGET_OF: dict[Meaning, Verdict] = {
     ("forward", "token"): "forward-kl-token",
     ("forward", "sequence"): "forward-kl-sequence",
 }
-"""The target of each meaning. A test compares it with `klgrad.core.families`, which needs torch."""
+"""The target of each meaning. A test compares it with `KLTerm.descends`, which needs torch."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.estimators import forward_k3, k3
-from ..core.families import Divergence
+from ..core.families import Direction
 from ..errors import KernelInputError
 from . import fused_statistics
 from .fused_statistics import all_rows, head_tensors, live_rows
@@ -116,7 +116,7 @@ def top_entries(
 # entries.
 
 
-def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: Divergence = "reverse") -> Tensor:
+def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: Direction = "reverse") -> Tensor:
     r"""KL between the two distributions over k entries and one lump of all other entries.
 
     Estimates:
@@ -154,7 +154,7 @@ def sampled_tail_kl(
     in_head: Tensor,
     *,
     ratio: Tensor | None = None,
-    divergence: Divergence = "reverse",
+    divergence: Direction = "reverse",
 ) -> Tensor:
     r"""KL that sums k entries (the head) exactly, and estimates the tail from the sampled token if it is there.
 
@@ -200,7 +200,7 @@ def sampled_tail_kl(
     return _with_gradient(value, _surrogate(logp, b, divergence).sum(-1) + weight * coefficient * token_logp)
 
 
-def _bregman_term(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
+def _bregman_term(a: Tensor, b: Tensor, divergence: Direction) -> Tensor:
     """Compute q - p + p log(p/q) of each entry, or the same with p and q exchanged: never negative.
 
     The sum over the entries is the KL if p and q both sum to 1.
@@ -212,7 +212,7 @@ def _bregman_term(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
     return torch.where(difference < -BANNED, torch.inf, forward)
 
 
-def _surrogate(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
+def _surrogate(a: Tensor, b: Tensor, divergence: Direction) -> Tensor:
     """The terms that are differentiated: Δ·p with Δ detached, or -q·log p."""
     return (a.detach() - b) * a.exp() if divergence == "reverse" else -b.exp() * a
 

@@ -191,7 +191,7 @@ def with_top_k_kl(
     term = objective.term
     assert term is not None  # a loss of the zoo has no top k
     assert found.entries_logp is not None  # the question named them
-    divergence = term.divergence
+    divergence = "reverse" if term.divergence == "reverse" else "forward"
     if objective.tail == "lump":
         kl = lumped_kl(found.entries_logp, best.logp, divergence)
     else:
@@ -205,8 +205,7 @@ def with_top_k_kl(
             ratio=ratio,
             divergence=divergence,
         )
-    name = "reverse_kl" if divergence == "reverse" else "forward_kl"
-    return found._replace(ref_logp=best.token_logp, **{name: kl})
+    return found._replace(ref_logp=best.token_logp, **{f"{divergence}_kl": kl})
 
 
 def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
