@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..core.divergences import Divergence
 from ..errors import KernelInputError
 from . import state
 from .head import Transform
@@ -232,6 +233,7 @@ class PassConfig:
         shard: the part of the vocabulary of this process.
         backend: the module that computes tiles, `tiles_torch` or `tiles_triton`.
         hopper: whether the kernels for Hopper compute the logits, and not the backend.
+        divergence: computed by a second pass over the tiles, or None.
     """
 
     targets: Tensor
@@ -242,6 +244,7 @@ class PassConfig:
     shard: Shard
     backend: ModuleType
     hopper: bool = False
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,4 +309,5 @@ class Operands:
             self.ref_bias,
             self.config.transform,
             self.config.ref_transform,
+            divergence=self.config.divergence,
         )
