@@ -31,6 +31,7 @@ SHAPES = ((4096, 128256), (2048, 151936), (1024, 151936), (896, 151936))
 """Hidden size and vocabulary of Llama 3.1 8B, Qwen3 1.7B, Qwen3 0.6B and Qwen2.5 0.5B."""
 DIVERGENCE_SHAPES = ((1024, 49152), (576, 49152))
 """The vocabulary of SmolLM2, with its hidden size at 135M and a larger one."""
+HIDDEN = sorted({hidden for hidden, _ in SHAPES + DIVERGENCE_SHAPES})
 DIVERGENCES = ("jensen-shannon", "chi-square")
 CPU_TOKENS, CPU_ROUNDS, CPU_SMALL = 512, 3, 64 << 20
 """Of the divergences on a CPU, in float32; the last is a budget in bytes in which little is kept."""
@@ -236,9 +237,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=tuple(PARTS))
-    parser.add_argument(
-        "--hidden", type=int, nargs="+", choices=sorted({hidden for hidden, _ in SHAPES + DIVERGENCE_SHAPES})
-    )
+    parser.add_argument("--hidden", type=int, nargs="+", choices=HIDDEN)
     parser.add_argument("--rivals", nargs="+")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()

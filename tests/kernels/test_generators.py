@@ -92,9 +92,15 @@ def test_a_divergence_without_a_weight_does_not_change_the_backward_pass(monkeyp
 def test_a_slope_that_jumps_keeps_no_logits():
     """One of 16 bits could be on the other side of the jump."""
     plan = tiling.make_plan(10, 100, torch.bfloat16, paired=True)
-    assert fused_statistics._plan_for(named("total-variation"), plan).kept == 0
-    assert fused_statistics._plan_for(mixture((1.0, REVERSE_KL), (1.0, named("total-variation"))), plan).kept == 0
-    assert fused_statistics._plan_for(named("jensen-shannon"), plan) == plan
+    kept = lambda divergence: fused_statistics._plan_for(divergence, torch.device("cuda"), plan).kept
+    assert kept(named("total-variation")) == kept(mixture((1.0, REVERSE_KL), (1.0, named("total-variation")))) == 0
+    assert kept(named("jensen-shannon")) == kept(None) == 100
+
+
+def test_tiles_are_shorter_on_a_cpu():
+    plan = tiling.make_plan(10000, 100, torch.bfloat16, paired=True)
+    of = lambda device: fused_statistics._plan_for(None, torch.device(device), plan)
+    assert (of("cpu").strip, of("cuda")) == (128, plan)
 
 
 # The terms of single entries.

@@ -18,7 +18,7 @@ from .hopper import used_for
 from .passes import gradients, over_kept, scan
 from .state import log_prob
 from .tile import Tile
-from .tiling import Mode, Operands, PassConfig, TilePlan, make_plan, shard_of
+from .tiling import CPU_STRIP, Mode, Operands, PassConfig, TilePlan, make_plan, shard_of
 
 # Checks of the inputs and results of the kernels.
 
@@ -396,7 +396,7 @@ def token_statistics(
     config = PassConfig(
         own(wanted),
         own(others),
-        plan if divergence is None else _plan_for(divergence, plan),
+        _plan_for(divergence, hidden.device, plan),
         *transforms,
         shard,
         backend_for(policy[0]) if divergence is None or generators.parts_of(divergence) else tiles_torch,
@@ -421,9 +421,15 @@ def token_statistics(
     )
 
 
-def _plan_for(divergence: Divergence, plan: TilePlan) -> TilePlan:
-    """Keep no logits if the slope jumps at l = 0: rounded to 16 bits they would be on the wrong side of it."""
-    return replace(plan, kept=0, kept_bytes=0) if divergence.scale == torch.inf else plan
+def _plan_for(divergence: Divergence | None, device: torch.device, plan: TilePlan) -> TilePlan:
+    """The plan with short strips on a CPU, and without kept logits if the slope jumps at l = 0.
+
+    Rounded to 16 bits, they would be on the wrong side of the jump.
+    """
+    if device.type == "cpu":
+        plan = replace(plan, strip=min(plan.strip, CPU_STRIP))
+    jumps = divergence is not None and divergence.scale == torch.inf
+    return replace(plan, kept=0, kept_bytes=0) if jumps else plan
 
 
 def head_tensors(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:

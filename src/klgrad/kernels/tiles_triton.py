@@ -19,7 +19,7 @@ from .state import BANNED, GRADIENT_FIELDS, LOWEST, NEAR
 from .tile import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
 # (Triton compiles the kernels; they are not run as Python)
 
 
@@ -172,7 +172,7 @@ def _parts(divergence: Divergence) -> tuple[tuple[float, str, float], ...]:
     """Weight, kind and parameter of each generator, as a kernel reads them."""
     parts = parts_of(divergence)
     assert parts is not None  # others are computed by torch
-    return tuple(tuple(part) for part in parts)
+    return tuple((part.weight, part.kind, part.parameter) for part in parts)
 
 
 def _numbers(transform: Transform) -> tuple[float, float, float]:
