@@ -1,4 +1,4 @@
-"""The exact KL from hidden states, on a GPU.
+"""The exact KL, and other divergences, from hidden states, on a GPU; `--only divergences` on a CPU too.
 
     python benchmarks/bench_kernels.py [--out FOLDER] [--rounds N] [--only PART] [--hidden SIZE ...]
                                        [--rivals NAME ...] [--tiny]
@@ -29,6 +29,12 @@ from klgrad.kernels import Head, hopper, token_statistics
 
 SHAPES = ((4096, 128256), (2048, 151936), (1024, 151936), (896, 151936))
 """Hidden size and vocabulary of Llama 3.1 8B, Qwen3 1.7B, Qwen3 0.6B and Qwen2.5 0.5B."""
+DIVERGENCE_SHAPES = ((1024, 49152), (576, 49152))
+"""The vocabulary of SmolLM2, with its hidden size at 135M and a larger one."""
+HIDDEN = sorted({hidden for hidden, _ in SHAPES + DIVERGENCE_SHAPES})
+DIVERGENCES = ("jensen-shannon", "chi-square")
+CPU_TOKENS, CPU_ROUNDS, CPU_SMALL = 512, 3, 64 << 20
+"""Of the divergences on a CPU, in float32; the last is a budget in bytes in which little is kept."""
 COMPARED_WITH_ALL = (4096, 2048)
 """Hidden sizes at which the slow rivals run too."""
 TINY = ((32, 512), (16, 256))
@@ -44,12 +50,12 @@ Names = list[str] | None
 
 
 class Case:
-    """Random hidden states and heads of a policy and a nearby reference, in bf16."""
+    """Random hidden states and heads of a policy and a nearby reference."""
 
-    def __init__(self, tokens: int, hidden: int, vocabulary: int) -> None:
+    def __init__(self, tokens: int, hidden: int, vocabulary: int, dtype: torch.dtype = torch.bfloat16) -> None:
         torch.manual_seed(0)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        new = lambda *shape, scale=1.0: (torch.randn(*shape, device=device) * scale).bfloat16()
+        new = lambda *shape, scale=1.0: (torch.randn(*shape, device=device) * scale).to(dtype)
         self.h, self.w = new(tokens, hidden), new(vocabulary, hidden, scale=2 / hidden**0.5)
         self.h_ref, self.w_ref = self.h + 0.05 * torch.randn_like(self.h), self.w.clone()
         self.h.requires_grad_()
@@ -63,6 +69,13 @@ class Case:
         s = token_statistics(self.h, Head(self.w), self.y, *reference, validate=validate, **how)  # type: ignore[arg-type]
         outputs = (s.logp, s.entropy, s.reverse_kl, s.forward_kl) if paired else (s.logp,)
         torch.stack([(u * x).sum() for u, x in zip(self.up, outputs, strict=False) if x is not None]).sum().backward()
+
+    def divergence(self, name: str, **how: object) -> None:
+        """Forward pass, and backward pass with weights on the divergence."""
+        given = (self.h, Head(self.w), self.y, self.h_ref, Head(self.w_ref))
+        found = token_statistics(*given, divergence=name, validate=False, **how).divergence  # type: ignore[arg-type]
+        assert found is not None
+        (self.up[0] * found).sum().backward()
 
     def cleared(self, step: Callable[[], object]) -> Callable[[], object]:
         """The step, after which gradients are freed, so that the memory of each step is measured."""
@@ -140,6 +153,26 @@ def sampled(tokens: int, hidden: int, vocabulary: int, rounds: int, names: Names
     return list(rows("log-prob alone", found, floor, tokens=tokens, hidden=hidden, vocabulary=vocabulary))
 
 
+def divergences(tokens: int, hidden: int, vocabulary: int, rounds: int, names: Names) -> list[dict[str, object]]:
+    """Against 4 projections: each logit computed once, and both gradients."""
+    gpu = torch.cuda.is_available()
+    case = Case(tokens, hidden, vocabulary, torch.bfloat16 if gpu else torch.float32)
+    budget = SMALL if gpu else CPU_SMALL
+    made: list[dict[str, object]] = []
+    for name in DIVERGENCES:
+        ours: dict[str, rivals.Step] = {
+            "klgrad lean": partial(case.divergence, name),
+            "klgrad fast": partial(case.divergence, name, mode="fast"),
+            f"klgrad, {budget / 2**30:.2g} GiB": partial(case.divergence, name, budget=budget),
+        }
+        others = chosen(rivals.divergences(name, case.h, case.w, case.h_ref, case.w_ref, case.y, case.up[0]), names)
+        base = floors(case, (4,))
+        found = in_turn(base | {each: case.cleared(step) for each, step in (ours | others).items()}, rounds)
+        floor = dict.fromkeys(found.keys() - base.keys(), "4 projections")
+        made += rows(name, found, floor, tokens=tokens, hidden=hidden, vocabulary=vocabulary)
+    return made
+
+
 def linear(fewest: int, hidden: int, vocabulary: int, rounds: int, names: Names) -> list[dict[str, object]]:
     """The same step with more and more tokens; it has no rivals."""
     made: list[dict[str, object]] = []
@@ -159,16 +192,19 @@ PARTS: dict[str, Callable[[int, int, int, int, Names], list[dict[str, object]]]]
     "exact": exact,
     "sampled": sampled,
     "linear": linear,
+    "divergences": divergences,
 }
 
 
 def measured(part: str, given: argparse.Namespace) -> Iterator[list[dict[str, object]]]:
     """The rows of one part, shape by shape."""
-    tokens, shapes = (64, TINY) if given.tiny else (8192, SHAPES)
+    tokens, shapes = (64, TINY) if given.tiny else (8192, DIVERGENCE_SHAPES if part == "divergences" else SHAPES)
     if part == "linear":
         shapes, rounds = shapes[1:2], LINEAR_ROUNDS
     else:
         shapes, rounds = [shape for shape in shapes if given.hidden is None or shape[0] in given.hidden], given.rounds
+    if part == "divergences" and not torch.cuda.is_available():
+        tokens, rounds = min(tokens, CPU_TOKENS), min(rounds, CPU_ROUNDS)
     for shape in shapes:
         made = PARTS[part](tokens, *shape, rounds, given.rivals)
         yield [row | {"library": rivals.library(str(row["candidate"]))} for row in made]
@@ -177,7 +213,11 @@ def measured(part: str, given: argparse.Namespace) -> Iterator[list[dict[str, ob
 def merged(earlier: list[dict[str, object]], made: list[dict[str, object]]) -> list[dict[str, object]]:
     """The earlier rows in their order, each replaced if it was measured again, and then the new ones."""
     # Read from a file, a size is a string.
-    key = lambda row: (row["candidate"], *(str(row[size]) for size in ("tokens", "hidden", "vocabulary")))
+    key = lambda row: (
+        row["benchmark"],
+        row["candidate"],
+        *(str(row[size]) for size in ("tokens", "hidden", "vocabulary")),
+    )
     return list(({key(row): row for row in earlier} | {key(row): row for row in made}).values())
 
 
@@ -197,7 +237,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=tuple(PARTS))
-    parser.add_argument("--hidden", type=int, nargs="+", choices=[hidden for hidden, _ in SHAPES])
+    parser.add_argument("--hidden", type=int, nargs="+", choices=HIDDEN)
     parser.add_argument("--rivals", nargs="+")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
@@ -205,7 +245,8 @@ def main() -> None:
     for part in PARTS:
         if given.only in (None, part):
             start = time.perf_counter()
-            made, file = [], out / f"kernels_{part}.csv"
+            on_cpu = part == "divergences" and not torch.cuda.is_available()
+            made, file = [], out / f"kernels_{part}{'_cpu' if on_cpu else ''}.csv"
             earlier = read(file) if given.hidden or given.rivals else []
             for found in measured(part, given):
                 show(found)

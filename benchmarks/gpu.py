@@ -1,6 +1,6 @@
 """Timing on a GPU. Candidates run in turn, so that clock rate and power limit affect all of them.
 
-Without a GPU the same code runs, for a dry run: times are those of the CPU, and memory is 0.
+Without a GPU the same code runs: times are those of the CPU, and memory is that of the process, where Linux tells it.
 """
 
 import importlib.metadata
@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median, quantiles
 
 import torch
@@ -66,9 +67,10 @@ def _in_a_line(error: Exception) -> str:
 
 def _once(step: Step) -> tuple[float, int]:
     if not torch.cuda.is_available():
+        before = _resident("VmRSS")
         begin = time.perf_counter()
         step()
-        return 1000 * (time.perf_counter() - begin), 0
+        return 1000 * (time.perf_counter() - begin), _resident("VmHWM") - before
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -79,6 +81,17 @@ def _once(step: Step) -> tuple[float, int]:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end), torch.cuda.max_memory_allocated() - before
+
+
+def _resident(field: str) -> int:
+    """The memory of this process in bytes; asking for the present one (VmRSS) begins a new peak (VmHWM)."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    if field == "VmRSS":
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    (line,) = (line for line in status.read_text(encoding="ascii").splitlines() if line.startswith(field))
+    return int(line.split()[1]) << 10
 
 
 def rows(

@@ -1,6 +1,7 @@
 """Kernels of other libraries on the same inputs, each called as in its own trainer."""
 
 import importlib.metadata
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -20,9 +21,11 @@ ONE_PASS = ("QuACK", "Liger fused linear JSD", "torch")
 """Candidates that compute each logit once: they keep the logits, or compute gradients in the forward pass."""
 LIGER_PRIMITIVES = {
     "Liger fused linear JSD (mean KL alone)": "jsd_loss_and_grad",
+    "Liger fused linear JSD (mean alone)": "jsd_loss_and_grad",
     "Liger fused linear cross-entropy, dispatched": "fused_linear_cross_entropy",
 }
 """Candidates of which Liger chooses the kernel when it runs, by the name of the choice."""
+CHUNKED = "Liger chunked JSD (mean alone)"
 SCALED = "Liger fused linear scaled cross-entropy"
 CHECK = "LIGER_SCALED_CE_SM90_VALIDATE_TARGETS"
 """Whether that candidate checks its targets, for which it waits for the GPU. The others do not, and neither do ours."""
@@ -46,6 +49,8 @@ def _liger_kernels(candidate: str) -> str:
     if candidate == SCALED:
         hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
         return "CuTe" if hopper else "torch"
+    if candidate == CHUNKED:
+        return "torch"
     if candidate not in LIGER_PRIMITIVES:
         return "Triton"
     import_module("liger_kernel.functional")  # declares where the choices are
@@ -76,6 +81,44 @@ def exact(h: Tensor, w: Tensor, h_ref: Tensor, w_ref: Tensor, upstream: Tensor) 
         "Liger fused linear JSD (mean KL alone)": liger,
         "torch, full logits (KL alone)": eager,
     }
+
+
+def divergences(
+    name: str, h: Tensor, w: Tensor, h_ref: Tensor, w_ref: Tensor, y: Tensor, up: Tensor
+) -> dict[str, Step]:
+    """The exact Jensen-Shannon divergence (half and half), or half of chi-square, which only torch has."""
+
+    def trl() -> None:
+        function = import_module("trl.kernels.chunked_divergence").ChunkedDivergenceFunction
+        (function.apply(h, w, None, h_ref, w_ref, None, 0.5)[0] * up).sum().backward()
+
+    def liger() -> None:
+        function = import_module("liger_kernel.transformers.functional").liger_fused_linear_jsd
+        function(h, w, h_ref, w_ref, jsd_beta=0.5).backward()
+
+    def liger_chunked() -> None:
+        # Not compiled: a compiler would be measured on a CPU that lacks one.
+        loss = import_module("liger_kernel.chunked_loss").LigerFusedLinearJSDLoss(0.0, 1.0, compiled=False)
+        loss(h, w, h_ref, w_ref, y).backward()
+
+    def eager() -> None:
+        log_p = torch.log_softmax((h @ w.T).float(), -1)
+        with torch.no_grad():
+            log_q = torch.log_softmax((h_ref @ w_ref.T).float(), -1)
+        p, q = log_p.exp(), log_q.exp()
+        if name == "chi-square":
+            found = ((p - q) * (log_p - log_q).expm1()).sum(-1) / 2
+        else:
+            log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+            found = (p * (log_p - log_m) + q * (log_q - log_m)).sum(-1) / 2
+        (found * up).sum().backward()
+
+    steps: dict[str, Step] = {"torch, full logits": eager}
+    if name == "jensen-shannon":
+        steps |= {"TRL ChunkedDivergence": trl, CHUNKED: liger_chunked}
+        if h.is_cuda:  # Triton
+            steps["Liger fused linear JSD (mean alone)"] = liger
+    return steps
 
 
 def sampled(h: Tensor, w: Tensor, y: Tensor, upstream: Tensor) -> dict[str, Step]:

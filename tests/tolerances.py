@@ -39,6 +39,7 @@ SAME_STEPS = Tol(
     1e-4, 5e-6, "float32 training steps, in which sums are taken in another order; Adam divides by small gradients"
 )
 GPU_STEP = Tol(1e-4, 1e-7, "float32 on a GPU and on a CPU: a dozen products, each summed in another order")
+GPU_SUMS = Tol(1e-4, 1e-6, "float32 logits from products over a thousand numbers, an exp of them, and sums of 49152")
 BFLOAT16 = Tol(5e-3, 1e-6, "a gradient rounded to bfloat16 twice, towards the logits and after the product: 2^-9 each")
 FLOAT16 = Tol(1e-3, 1e-6, "a gradient rounded to float16 twice: 2^-12 each")
 TENSOR_CORES = Tol(

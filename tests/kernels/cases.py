@@ -10,12 +10,30 @@ from tolerances import BFLOAT16, EXACT, FLOAT16, SINGLE, Tol
 from torch import Tensor
 
 from klgrad import kernels
-from klgrad.kernels import Head, TokenStatistics, fused_statistics, tiling
+from klgrad.core.divergences import (
+    CHI_SQUARE,
+    FORWARD_KL,
+    HELLINGER,
+    REVERSE_KL,
+    TOTAL_VARIATION,
+    Divergence,
+    alpha,
+    huber,
+    jensen_shannon,
+    mixture,
+)  # fmt: skip
+from klgrad.kernels import Head, TokenStatistics, fused_statistics, generators, tiling
 
-OUTPUTS = ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp")
+OUTPUTS = ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp", "divergence")
 """The outputs with a gradient."""
 GRADIENT = {torch.float64: EXACT, torch.float32: SINGLE, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 """The tolerance of gradients, by dtype."""
+GENERATORS = [
+    REVERSE_KL, FORWARD_KL, HELLINGER, CHI_SQUARE, TOTAL_VARIATION, alpha(-0.7), alpha(0.3), alpha(1.6),
+    jensen_shannon(), jensen_shannon(0.1), jensen_shannon(1 / 3), huber(0.8),
+    mixture((0.3, FORWARD_KL), (0.7, REVERSE_KL)), mixture((2.0, jensen_shannon(0.2)), (0.5, TOTAL_VARIATION)),
+]  # fmt: skip
+"""Every generator of the core."""
 SMALL_TILES = {"GRANULE": 8, "WIDTH": 16, "STRIP": 3, "ROWS": 5}
 """Values for the constants of `plan`."""
 
@@ -63,10 +81,11 @@ class Case:
         given = (self.hidden, own(self.head), self.targets, self.ref_hidden, own(self.ref_head))
         return package.token_statistics(*given, entries=self.entries, **options)
 
-    def specification(self) -> TokenStatistics:
+    def specification(self, divergence: str | Divergence | None = None) -> TokenStatistics:
         """The statistics by the specification, in the dtype of the case."""
         given = (self.hidden, self.head, self.targets, self.ref_hidden, self.ref_head)
-        return fused_statistics.reference_statistics(*given, entries=self.entries)
+        generator = None if divergence is None else generators.named(divergence)
+        return fused_statistics.reference_statistics(*given, entries=self.entries, divergence=generator)
 
 
 def make(
@@ -148,7 +167,7 @@ def agree(case: Case, value_tolerance, gradient_tolerance=None, **options) -> No
     """Compare values, and gradients of a weighted sum of all outputs, with the specification in float64."""
     wide = case.to(torch.float64).require_grad()
     case.require_grad()
-    found, expected = case.statistics(**options), wide.specification()
+    found, expected = case.statistics(**options), wide.specification(options.get("divergence"))
     compare(found, expected, value_tolerance)
     gradients = torch.autograd.grad(weighted_sum(found), case.leaves)
     for gradient, truth in zip(gradients, torch.autograd.grad(weighted_sum(expected), wide.leaves), strict=True):
@@ -160,7 +179,7 @@ def check_gradient_of(name: str, case: Case, tolerance: Tol, **options) -> None:
     wide = case.to(torch.float64).require_grad()
     case.require_grad()
     found = torch.autograd.grad(getattr(case.statistics(**options), name).sum(), case.leaves)
-    truth = torch.autograd.grad(getattr(wide.specification(), name).sum(), wide.leaves)
+    truth = torch.autograd.grad(getattr(wide.specification(options.get("divergence")), name).sum(), wide.leaves)
     for x, y in zip(found, truth, strict=True):
         tolerance.check_vector(x.double(), y)
 

@@ -26,6 +26,13 @@ def kept_with_cap(package) -> None:
     tiled(package, policy={"softcap": 2.0, "temperature": 0.7})
 
 
+def divergence(package) -> None:
+    """Over many small tiles, beside weights on all other outputs."""
+    vars(package.tiling).update(SMALL_TILES)
+    for name in ("jensen-shannon", "chi-square"):
+        agree(make(bias=True), EXACT, package=package, divergence=name)
+
+
 def confident_tokens(package) -> None:
     """Tokens whose gradient is a small difference of large numbers."""
     check_gradient_of("reverse_kl", confident(1e-3, tokens=4, vocabulary=300), KEPT, package=package, mode="fast")
@@ -108,4 +115,4 @@ def top_k(package) -> None:
 
 
 CHECKS = (recomputed, kept, kept_with_cap, confident_tokens, second_backward, no_token, near, far, exchanged, banned)
-CHECKS += (top_k,)
+CHECKS += (divergence, top_k)

@@ -11,10 +11,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from kernels.cases import agree, budget, check_gradient_of, confident, make
+from kernels.cases import GENERATORS, agree, budget, check_gradient_of, confident, make
 from mutants import module_in, planted
 from tolerances import BFLOAT16, KEPT, SINGLE
 
+from klgrad.core.divergences import REVERSE_KL, Divergence, jensen_shannon, mixture
 from klgrad.kernels import from_logits, fused_statistics, hopper, state, tile as tiles, tiles_torch, tiles_triton
 from klgrad.kernels.head import Transform
 from klgrad.kernels.tile import CachedLogits, Tile
@@ -219,6 +220,54 @@ def test_the_whole_function(kept, dtype, monkeypatch):
     agree(case, SINGLE, SINGLE if dtype == torch.float32 else BFLOAT16, **options)
 
 
+@pytest.mark.parametrize("kept", [0, None])
+@pytest.mark.parametrize("divergence", GENERATORS, ids=lambda d: d.name)
+@pytest.mark.usefixtures("small_tiles")
+def test_divergences(divergence, kept, monkeypatch):
+    """Every generator, in value and gradient, with a partial slice."""
+    case = make((4,), 29, dtype=torch.float32, ref_bias=True, policy={"softcap": 4.0, "temperature": 0.8})
+    launches, launch = [], tiles_triton._launch
+    monkeypatch.setattr(
+        tiles_triton, "_launch", lambda *given, **how: (launches.append(given[0]), launch(*given, **how))
+    )
+    options = {"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}
+    agree(case, SINGLE, divergence=divergence, **options)
+    assert tiles_triton._divergence_kernel in launches
+
+
+SUMS = {
+    "plain": {},
+    "bias and caps": {"transform": CAPPED, "ref_transform": OTHER, "bias": True, "ref_bias": True, "start": START},
+    **{name: TILES[name] for name in ("near", "policy bans", "reference bans", "both ban")},
+}
+
+
+@pytest.mark.parametrize(
+    "divergence", [d for d in GENERATORS if d.scale < 1 or d.name == "hellinger"], ids=lambda d: d.name
+)
+@pytest.mark.parametrize("name", SUMS)
+def test_divergence_of_a_tile(name, divergence):
+    """Bounded ones, which are finite where a model bans an entry."""
+    one = replace(tile(**SUMS[name]), divergence=divergence)
+    finished = state.finish(state.merge(scanned(tiles_torch, one)[0][:, 1:]))
+    rows = torch.stack([finished.logsumexp, finished.lse_difference])
+    sums = [torch.full((2, 1 + b.slices(one.width), TOKENS), torch.nan) for b in (tiles_triton, tiles_torch)]
+    for backend, out in zip((tiles_triton, tiles_torch), sums, strict=True):
+        backend.divergence(one, rows, out, 1)
+        assert out[:, 0].isnan().all()
+    value, slope = sums[0][:, 1:].sum(1)
+    truth, true_slope = sums[1][:, 1:].sum(1)
+    replace(SINGLE, atol=0.0).check(value, truth)  # near the reference it is below 1e-6
+    if name != "reference bans":  # the core's slope rounds at a log-ratio of 1e30
+        SINGLE.check(slope, true_slope)
+
+
+def test_a_generator_without_a_kernel_is_computed_by_torch(monkeypatch):
+    own = Divergence("mine", lambda x: 2 * x, lambda x: 2 * REVERSE_KL.excess(x), "2 l", 2.0)
+    monkeypatch.setattr(tiles_triton, "_launch", lambda *_, **__: pytest.fail("a Triton kernel was launched"))
+    agree(make((4,), 29, dtype=torch.float32), SINGLE, divergence=own)
+
+
 @pytest.mark.parametrize("kept", [24, None])
 @pytest.mark.usefixtures("small_tiles")
 def test_the_whole_function_for_hopper(kept, monkeypatch):
@@ -351,6 +400,24 @@ FAULTS = {
         "field_stride = tl.cast(field_stride, tl.int64)  #",
         "pass  #",
         lambda: in_a_folder(test_states_with_fields_of_more_than_two_billion_numbers_in_all),
+    ),
+    "a slope of another generator": (
+        "klgrad.kernels.tiles_triton._slope",
+        "(1 - PARAMETER) * p_by_mixture",
+        "PARAMETER * p_by_mixture",
+        lambda: test_divergence_of_a_tile("plain", jensen_shannon(0.1)),
+    ),
+    "a mixture of which only one part counts": (
+        "klgrad.kernels.tiles_triton._divergence_kernel",
+        "term += PARTS[i][0] *",
+        "term = PARTS[i][0] *",
+        lambda: test_divergence_of_a_tile("plain", mixture((0.5, jensen_shannon()), (0.5, jensen_shannon(0.1)))),
+    ),
+    "no series near the reference": (
+        "klgrad.kernels.tiles_triton._term",
+        "near = tl.abs(log_ratio) < NEAR",
+        "near = log_ratio != log_ratio",
+        lambda: test_divergence_of_a_tile("near", jensen_shannon()),
     ),
     "bans not counted": (
         "klgrad.kernels.tiles_triton._statistics_kernel",

@@ -16,6 +16,9 @@ WORLD = 2
 CUTS = {"unequal": (13, 37), "the first small": (3, 47)}
 
 
+DIVERGENCE = "jensen-shannon"
+
+
 def the_case() -> Case:
     """The problem for one process."""
     return make((2, 4), 50, bias=True, ref_bias=True, policy={"softcap": 3.0, "temperature": 0.8})
@@ -57,7 +60,7 @@ def split_vocabulary(rank: int) -> dict:
     """Each way of splitting, and a target beyond all parts."""
     results = {}
     for name, cut in CUTS.items():
-        results[name] = outcome(part_of(the_case(), cut, rank), group=dist.group.WORLD)
+        results[name] = outcome(part_of(the_case(), cut, rank), group=dist.group.WORLD, divergence=DIVERGENCE)
     stray = part_of(the_case(), CUTS["unequal"], rank)
     stray.targets[0, 0] = 50
     try:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import agree, budget, check_gradient_of, compare, confident, make
-from tolerances import BFLOAT16, KEPT, SINGLE
+from kernels.cases import GENERATORS, agree, budget, check_gradient_of, compare, confident, make
+from tolerances import BFLOAT16, GPU_SUMS, KEPT, NEAR_KL, SINGLE
 
-from klgrad.kernels import from_logits, fused_statistics, hopper
+from klgrad.core.divergences import REVERSE_KL, Divergence
+from klgrad.kernels import from_logits, fused_statistics, generators, hopper
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,6 +68,70 @@ def test_confident_and_other_tokens_in_one_batch(mode):
 def test_values_and_gradients(settings, mode):
     case = make((300,), 9000, 128, **settings).to(torch.bfloat16, "cuda")
     agree(case, SINGLE, BFLOAT16, **MODES[mode](case))
+
+
+LARGE = {"shape": (96,), "vocabulary": 49152, "size": 1024, "entries": 0}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("divergence", GENERATORS, ids=lambda d: d.name)
+def test_divergences(divergence, dtype, mode):
+    """Every generator; a gradient from logits of 16 bits is right to one percent."""
+    case = make((70,), 9000, 128, bias=True, policy={"softcap": 6.0}).to(dtype, "cuda")
+    assert fused_statistics.backend_for(case.hidden).__name__.endswith("tiles_triton")
+    gradient = KEPT if dtype == torch.bfloat16 else GPU_SUMS
+    agree(case, GPU_SUMS, gradient, divergence=divergence, **MODES[mode](case))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("divergence", ["jensen-shannon", "chi-square", "total-variation", "hellinger"])
+def test_divergences_over_a_large_vocabulary(divergence, dtype, mode):
+    case = make(**LARGE).to(dtype, "cuda")
+    check_gradient_of(
+        "divergence", case, KEPT if dtype == torch.bfloat16 else GPU_SUMS, divergence=divergence, **MODES[mode](case)
+    )
+    truth = case.to(torch.float64).specification(divergence).divergence
+    GPU_SUMS.check(case.statistics(divergence=divergence, **MODES[mode](case)).divergence, truth)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_second_backward_pass_through_a_divergence(dtype, mode):
+    """The first one overwrites the kept logits, and the second computes them again."""
+    case = make((70,), 9000, 128, entries=0).to(dtype, "cuda").require_grad()
+    total = case.statistics(divergence="jensen-shannon", **MODES[mode](case)).divergence.sum()
+    first = torch.autograd.grad(total, case.leaves, retain_graph=True)
+    for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
+        (KEPT if dtype == torch.bfloat16 else GPU_SUMS).check_vector(again.double(), before.double())
+
+
+@pytest.mark.parametrize("divergence", ["jensen-shannon", "hellinger", "chi-square", "reverse-kl", "forward-kl"])
+def test_a_divergence_near_the_reference(divergence):
+    """In float32, a value of about 1e-8 and less."""
+    case = make((8,), 3000, 64, entries=0).to(torch.float32, "cuda")
+    case = replace(case, ref_hidden=case.hidden + 1e-4 * torch.randn_like(case.hidden), ref_head=case.head)
+    truth = case.to(torch.float64).specification().reverse_kl * generators.named(divergence).scale
+    NEAR_KL.check(case.statistics(divergence=divergence).divergence, truth)
+
+
+def test_a_divergence_needs_no_logits_of_all_tokens():
+    """Peak memory beyond inputs and gradients, in half of what the float32 logits of one model would take."""
+    case = make((8192,), 49152, 64, entries=0).to(torch.bfloat16, "cuda").require_grad()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    case.statistics(divergence="jensen-shannon", budget=700 << 20).divergence.sum().backward()
+    gradients = sum(x.numel() * x.element_size() for x in case.leaves)
+    assert torch.cuda.max_memory_allocated() - before - 3 * gradients < 8192 * 49152 * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_divergence_of_ones_own_runs_by_torch(dtype):
+    own = Divergence("twice", lambda x: 2 * x, lambda x: 2 * REVERSE_KL.excess(x), "2 l", 2.0)
+    case = make((70,), 9000, 128, entries=0).to(dtype, "cuda")
+    agree(case, GPU_SUMS, KEPT if dtype == torch.bfloat16 else GPU_SUMS, divergence=own)
 
 
 def test_from_logits():

@@ -132,6 +132,24 @@ MUTATIONS = {
         "len(operands.chunks) > 1",
         checks.no_token,
     ),
+    "the mean slope left over": (
+        "klgrad.kernels.state.with_divergence",
+        "numbers[2] -= weight * mean_slope",
+        "pass",
+        checks.divergence,
+    ),
+    "the divergence of one tile": (
+        "klgrad.kernels.passes._divergence_of",
+        "sums.sum(1)",
+        "sums[:, 0]",
+        checks.divergence,
+    ),
+    "the mixture weighted the other way": (
+        "klgrad.kernels.generators._jensen_shannon_term",
+        "rest * p * p_by_mixture - beta",
+        "rest * p * p_by_mixture + beta",
+        checks.divergence,
+    ),
     "the head's mass left over": (
         "klgrad.kernels.topk._surrogate",
         "(a.detach() - b) * a.exp()",

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernels.cases import GENERATORS
+
+from klgrad.kernels.generators import parts_of
 
 FILE = Path(__file__).with_name("interpreted.py")
 QUIET = ["-W", "ignore::RuntimeWarning"]  # numpy's, of infinities that a GPU passes over in silence
@@ -54,6 +57,8 @@ NUMBERS = ("scale", "cap", "inverse_temperature", "ref_scale", "ref_cap", "ref_i
 SWITCHES = dict.fromkeys(
     ("PAIRED", "BIAS", "REF_BIAS", "SOFTCAP", "REF_SOFTCAP", "KEEP", "EXTRA", "KEPT", "PLACES"), True
 )
+PARTS = tuple((0.1 * i, *part[1:]) for i, d in enumerate(GENERATORS) for part in parts_of(d))
+"""Every generator."""
 VARIANTS = {
     "everything": {},
     "nothing": dict.fromkeys(SWITCHES, False) | {"EVEN": True, "FINITE": True},
@@ -61,11 +66,13 @@ VARIANTS = {
     "policy alone": {"PAIRED": False},
     "recomputed": {"KEPT": False, "KEEP": False},
     "marks": {"MARKED": 128},
+    "divergences": {"PARTS": PARTS},
+    "divergences, recomputed": {"PARTS": PARTS, "KEPT": False},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kernel", ["_statistics_kernel", "_gradient_kernel"])
+@pytest.mark.parametrize("kernel", ["_statistics_kernel", "_divergence_kernel", "_gradient_kernel"])
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 announces a default of 3.10
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter does not compile")
 def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
@@ -80,6 +87,7 @@ def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
     function = getattr(tiles_triton, kernel)
     limits = {"LIMIT": tile.LARGEST_KEPT, "TINY": 6e-5, "LOWEST": state.LOWEST, "BANNED": state.BANNED, "NEAR": 0.5}
     given = {**SWITCHES, **limits, "EVEN": False, "FINITE": False, "SLICE": tiles_triton.SLICE, "MARKED": 0}
+    given |= {"PARTS": (), "CAP": 30.0, "LARGEST": 70.0}
     names = [p.name for p in function.params]
     constants = {name: value for name, value in (given | VARIANTS[variant]).items() if name in names}
     kinds = {

@@ -372,3 +372,48 @@ def _bisect(is_below: Callable[[Tensor], Tensor], low: Tensor | float, high: Ten
         below = is_below(middle)
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Mixture(Divergence):
+    """A weighted sum of divergences.
+
+    Attributes:
+        parts: each weight with its divergence.
+    """
+
+    parts: tuple[tuple[float, Divergence], ...] = ()
+
+
+def mixture(*parts: tuple[float, Divergence]) -> Mixture:
+    """The weighted sum of several divergences, such as γ forward KL + (1 - γ) reverse KL.
+
+    Args:
+        parts: weights > 0, each with its divergence.
+
+    Returns:
+        The divergence; slope, excess and scale are weighted sums too.
+
+    Raises:
+        MeaningError: if there is no part, or a weight is not positive and finite.
+
+    Examples:
+        >>> import torch
+        >>> from klgrad.core.divergences import FORWARD_KL, REVERSE_KL, mixture
+        >>> both = mixture((0.25, FORWARD_KL), (0.75, REVERSE_KL))
+        >>> both.name
+        '0.25 forward-kl + 0.75 reverse-kl'
+        >>> both.slope(torch.tensor([0.0, 1.0]))
+        tensor([0.0000, 0.9080])
+    """
+    weights = [weight for weight, _ in parts]
+    if not parts or not all(0 < weight < math.inf for weight in weights):
+        raise MeaningError("one or more weights > 0", f"{weights}", "leave out a part that has no weight")
+    return Mixture(
+        " + ".join(f"{weight:g} {part.name}" for weight, part in parts),
+        lambda log_ratio: torch.stack([weight * part.slope(log_ratio) for weight, part in parts]).sum(0),
+        lambda log_ratio: torch.stack([weight * part.excess(log_ratio) for weight, part in parts]).sum(0),
+        " + ".join(f"{weight:g} ({part.formula})" for weight, part in parts),
+        sum(weight * part.scale for weight, part in parts),
+        parts,
+    )

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from ..core.divergences import Divergence
 from ..core.rollout import Rollout
 from ..errors import KernelInputError
-from . import state, tiles_torch
+from . import generators, state, tiles_torch
 from .head import Head, Transform, check_transform
 from .hopper import used_for
 from .passes import gradients, over_kept, scan
 from .state import log_prob
 from .tile import Tile
-from .tiling import Mode, Operands, PassConfig, make_plan, shard_of
+from .tiling import CPU_STRIP, Mode, Operands, PassConfig, TilePlan, make_plan, shard_of
 
 # Checks of the inputs and results of the kernels.
 
@@ -81,7 +82,7 @@ def check_outcome(
 ) -> None:
     """Check targets and results with one device synchronisation; find the error only if there is one."""
     outside = (wanted < 0) | (wanted >= vocabulary)
-    if bool(outside.any() | ~torch.stack(found[:5]).detach().isfinite().all()):
+    if bool(outside.any() | ~torch.stack([*found[:5], *found[6:]]).detach().isfinite().all()):
         check_targets(wanted, vocabulary)
         _results(policy, reference)
 
@@ -141,6 +142,12 @@ def check_log_probs(
     )
 
 
+def check_divergence(ref_head: Head | None) -> None:
+    """Check that there is a reference, which a divergence needs."""
+    if ref_head is None:
+        raise KernelInputError("a reference with `divergence`", "none", "pass ref_hidden and ref_head")
+
+
 def check_reference(ref_logp: Tensor | None) -> None:
     """Check that the statistics have a reference, which a rollout needs."""
     if ref_logp is None:
@@ -183,7 +190,10 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class StatisticsFunction(torch.autograd.Function):
-    """Computes (logp, ref_logp, reverse KL, forward KL, entropy, log-probs of other entries) of each token."""
+    """Computes (logp, ref_logp, reverse KL, forward KL, entropy, log-probs of other entries) of each token.
+
+    A divergence, if one is wanted, is the seventh output.
+    """
 
     @staticmethod
     def forward(
@@ -208,7 +218,8 @@ class StatisticsFunction(torch.autograd.Function):
         ctx.mark_non_differentiable(ref_logp)
         others = log_prob(forward_state.others, logsumexp[:, None])
         # Copies, because a caller may change the returned tensors in place, and backward still needs these.
-        return logp, ref_logp, reverse.clone(), forward.clone(), entropy.clone(), others
+        divergence = () if forward_state.divergence is None else (forward_state.divergence[0].clone(),)
+        return logp, ref_logp, reverse.clone(), forward.clone(), entropy.clone(), others, *divergence
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -217,11 +228,13 @@ class StatisticsFunction(torch.autograd.Function):
         operands, forward_state = Operands(*ctx.saved_tensors, config=ctx.config), ctx.forward_state
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.
         ctx.forward_state = replace(forward_state, kept=None)
-        logp, _, reverse, forward, entropy, others = upstream
+        logp, _, reverse, forward, entropy, others, *divergence = upstream
         none = torch.zeros_like(forward_state.statistics.logsumexp)
         given = [none if x is None else x.to(none.dtype) for x in (logp, reverse, forward, entropy)]
         elsewhere = None if others is None else others.sum(-1).to(none.dtype)
         numbers = state.gradient_numbers(forward_state.statistics, state.Upstream(*given), elsewhere)
+        if divergence and divergence[0] is not None:
+            numbers = state.with_divergence(numbers, divergence[0].to(none.dtype), forward_state.divergence[1])
         kept = over_kept(operands, forward_state, numbers, others)
         forward_state = ctx.forward_state  # without the other half of what was kept, whose memory is now free
         found = gradients(operands, forward_state, numbers, others, kept, ctx.needs_input_grad)
@@ -241,6 +254,7 @@ class TokenStatistics(NamedTuple):
         reverse_kl: (...) KL(π ‖ ref) over the full vocabulary; None without a reference.
         forward_kl: (...) KL(ref ‖ π) over the full vocabulary; None without a reference.
         entries_logp: (..., k) log π of the requested entries, or None.
+        divergence: (...) the requested divergence of π from ref over the full vocabulary, or None.
 
     Example:
         >>> import torch
@@ -259,6 +273,7 @@ class TokenStatistics(NamedTuple):
     reverse_kl: Tensor | None
     forward_kl: Tensor | None
     entries_logp: Tensor | None
+    divergence: Tensor | None = None
 
     def rollout(self, mask: Tensor, behavior_logp: Tensor | None = None, group: Tensor | None = None) -> Rollout:
         """Make the batch for `KLTerm(estimator="exact")`; the statistics must be (B, T).
@@ -294,6 +309,7 @@ def token_statistics(
     *,
     mask: Tensor | None = None,
     entries: Tensor | None = None,
+    divergence: str | Divergence | None = None,
     mode: Mode = "lean",
     budget: int | None = None,
     group: Any = None,
@@ -304,8 +320,8 @@ def token_statistics(
     Estimates:
         nothing: every KL is the exact sum over the whole vocabulary.
     Gradient:
-        of any weighted sum of `logp`, both KLs, the entropy and `entries_logp` with respect to `hidden`, `head.weight`
-        and `head.bias`, in one backward pass. The reference has no gradient.
+        of any weighted sum of `logp`, both KLs, the entropy, `entries_logp` and `divergence` with respect to `hidden`,
+        `head.weight` and `head.bias`, in one backward pass. The reference has no gradient.
     Requires:
         hidden states of the positions that *predict* the targets: position t - 1 for token t.
 
@@ -317,6 +333,11 @@ def token_statistics(
         ref_head: the reference's head, over the same vocabulary.
         mask: (...) 1 where a token is live; masked tokens are not computed.
         entries: (..., k) further vocabulary entries whose log-probs to compute, such as a teacher's top k.
+        divergence: an f-divergence to compute beside the rest: `jensen-shannon`, `hellinger`, `chi-square` (half of it,
+            as `alpha(2)`), `total-variation`, `reverse-kl`, `forward-kl`, or a `Divergence` of
+            `klgrad.core.divergences`, such as `jensen_shannon(0.1)` or a `mixture`. It costs a second pass over the
+            vocabulary, so use `reverse_kl` and `forward_kl` for these two. A `Divergence` with functions of your own
+            has no Triton kernel: everything is then computed by torch, which is several times slower on a GPU.
         mode: `lean` has a budget of 2 GiB, and recomputes the logits that do not fit in the backward pass; `fast` has
             no limit, and recomputes nothing.
         budget: bytes for tiles of logits and for logits kept until the backward pass (16 bits each for half-precision
@@ -346,6 +367,9 @@ def token_statistics(
     """
     check_shapes(hidden, targets, ref_hidden, mask, entries)
     check_heads(head, hidden, ref_head, ref_hidden)
+    if divergence is not None:
+        check_divergence(ref_head)
+        divergence = generators.named(divergence)
     live = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask != 0
     index = None if mask is None else live.flatten().nonzero()[:, 0]
     flat = lambda x: live_rows(x, index, live.ndim)
@@ -357,7 +381,8 @@ def token_statistics(
     wanted, others = flat(targets).long().contiguous(), _entries(entries, flat, targets)
     shard = shard_of(len(policy[1]), group, hidden.device)
     transforms = head.transform, ref_head.transform if ref_head is not None else Transform()
-    hopper = used_for(policy, reference, transforms, others.shape[1])
+    # Logits of the kernels for Hopper round differently, and they compute no divergence.
+    hopper = divergence is None and used_for(policy, reference, transforms, others.shape[1])
     plan = make_plan(
         max(len(wanted), 1),
         len(policy[1]),
@@ -371,15 +396,16 @@ def token_statistics(
     config = PassConfig(
         own(wanted),
         own(others),
-        plan,
+        _plan_for(divergence, hidden.device, plan),
         *transforms,
         shard,
-        backend_for(policy[0]),
+        backend_for(policy[0]) if divergence is None or generators.parts_of(divergence) else tiles_torch,
         hopper,
+        divergence,
     )
     with torch.autocast(hidden.device.type, enabled=False):
         found = StatisticsFunction.apply(*policy, *reference, config)
-    logp, ref_logp, reverse, forward, entropy, entries_logp = found
+    logp, ref_logp, reverse, forward, entropy, entries_logp, *wanted_divergence = found
     if validate:
         check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, found, policy, reference)
     back = lambda x: all_rows(x, index, live.shape)
@@ -391,7 +417,19 @@ def token_statistics(
         back(reverse) if paired else None,
         back(forward) if paired else None,
         None if entries is None else back(entries_logp),
+        back(wanted_divergence[0]) if wanted_divergence else None,
     )
+
+
+def _plan_for(divergence: Divergence | None, device: torch.device, plan: TilePlan) -> TilePlan:
+    """The plan with short strips on a CPU, and without kept logits if the slope jumps at l = 0.
+
+    Rounded to 16 bits, they would be on the wrong side of the jump.
+    """
+    if device.type == "cpu":
+        plan = replace(plan, strip=min(plan.strip, CPU_STRIP))
+    jumps = divergence is not None and divergence.scale == torch.inf
+    return replace(plan, kept=0, kept_bytes=0) if jumps else plan
 
 
 def head_tensors(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -561,7 +599,11 @@ def logits(hidden: Tensor, head: Head) -> Tensor:
 
 
 def statistics_of_logits(
-    z: Tensor, targets: Tensor, z_ref: Tensor | None = None, entries: Tensor | None = None
+    z: Tensor,
+    targets: Tensor,
+    z_ref: Tensor | None = None,
+    entries: Tensor | None = None,
+    divergence: Divergence | None = None,
 ) -> TokenStatistics:
     """Compute all outputs by their definitions."""
     log_p = torch.log_softmax(z, -1)
@@ -580,6 +622,7 @@ def statistics_of_logits(
         (p * (log_p - log_q)).sum(-1),
         (log_q.exp() * (log_q - log_p)).sum(-1),
         others,
+        None if divergence is None else (p * divergence.excess(log_p - log_q)).sum(-1),
     )
 
 
@@ -590,7 +633,8 @@ def reference_statistics(
     ref_hidden: Tensor | None = None,
     ref_head: Head | None = None,
     entries: Tensor | None = None,
+    divergence: Divergence | None = None,
 ) -> TokenStatistics:
     """Compute the same as `klgrad.kernels.token_statistics`, with all logits in memory."""
     z_ref = None if ref_hidden is None or ref_head is None else logits(ref_hidden, ref_head)
-    return statistics_of_logits(logits(hidden, head), targets, z_ref, entries)
+    return statistics_of_logits(logits(hidden, head), targets, z_ref, entries, divergence)

@@ -24,6 +24,7 @@ class ForwardState:
         others: (N, k) logits of other entries, by the policy.
         states: (FIELDS, slices, N) of this process' part of the vocabulary; on Hopper some are merged.
         kept: logits of the first `plan.kept` entries, or None.
+        divergence: (2, N) the divergence and the mean of its slope, or None.
     """
 
     statistics: Statistics
@@ -31,10 +32,11 @@ class ForwardState:
     others: Tensor
     states: Tensor
     kept: CachedLogits | None
+    divergence: Tensor | None = None
 
 
 def scan(operands: Operands) -> ForwardState:
-    """Run one pass over every tile."""
+    """Run one pass over every tile, and a second one for a divergence, which needs both log-sum-exps."""
     config, tokens = operands.config, len(operands.hidden)
     picked = torch.zeros_like(operands.new(2, tokens))
     others = torch.zeros_like(operands.new(tokens, config.others.shape[1]))
@@ -43,24 +45,43 @@ def scan(operands: Operands) -> ForwardState:
         hopper_passes.states_of(operands, picked, kept) if config.hopper else _states_of(operands, picked, others, kept)
     )
     statistics = state.finish(config.shard.merge(state.merge(states)))
-    return ForwardState(statistics, config.shard.total(picked), config.shard.total(others), states, kept)
+    divergence = None if config.divergence is None else config.shard.total(_divergence_of(operands, statistics))
+    return ForwardState(statistics, config.shard.total(picked), config.shard.total(others), states, kept, divergence)
 
 
 def _states_of(operands: Operands, picked: Tensor, others: Tensor, kept: CachedLogits | None) -> Tensor:
     """Compute the states of all slices, and write the logits of the wanted entries and those that are kept."""
     config, tokens = operands.config, len(operands.hidden)
     fields = state.FIELDS if operands.paired else state.POLICY_FIELDS
-    states = operands.new(fields, sum(config.backend.slices(len(t)) for t in operands.tiles), tokens)
-    buffers, first = operands.buffers(), 0
-    for columns in operands.tiles:
-        for rows in config.plan.strips(0, tokens):
-            tile = operands.projected(rows, columns, buffers)
-            own = kept.cut(rows, columns) if kept else None
-            config.backend.statistics(tile, states[:, :, rows], first, picked[:, rows], own)
-            if others.shape[1]:
-                _pick(tile, config.others[rows], others[rows])
-        first += config.backend.slices(len(columns))
+    states = operands.new(fields, _slices(operands), tokens)
+    for tile, rows, columns, first in _tiles(operands):
+        own = kept.cut(rows, columns) if kept else None
+        config.backend.statistics(tile, states[:, :, rows], first, picked[:, rows], own)
+        if others.shape[1]:
+            _pick(tile, config.others[rows], others[rows])
     return states
+
+
+def _divergence_of(operands: Operands, statistics: Statistics) -> Tensor:
+    """Compute (2, N) the divergence and the mean of its slope; the logits are computed again."""
+    sums = operands.new(2, _slices(operands), len(operands.hidden))
+    numbers = torch.stack([statistics.logsumexp, statistics.lse_difference])
+    for tile, rows, _, first in _tiles(operands):
+        operands.config.backend.divergence(tile, numbers[:, rows], sums[:, :, rows], first)
+    return sums.sum(1)
+
+
+def _slices(operands: Operands) -> int:
+    return sum(operands.config.backend.slices(len(columns)) for columns in operands.tiles)
+
+
+def _tiles(operands: Operands) -> Iterator[tuple[Tile, slice, range, int]]:
+    """Every tile with its tokens, its entries and the number of its first slice; the next one overwrites its logits."""
+    config, buffers, first = operands.config, operands.buffers(), 0
+    for columns in operands.tiles:
+        for rows in config.plan.strips(0, len(operands.hidden)):
+            yield operands.projected(rows, columns, buffers), rows, columns, first
+        first += config.backend.slices(len(columns))
 
 
 def _room(operands: Operands) -> CachedLogits | None:

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.divergences import Divergence
+
 FIELDS = 11
 POLICY_FIELDS = 3
 NEAR = {torch.float64: 0.05, torch.float32: 0.5}
@@ -201,21 +203,37 @@ def gradient_numbers(statistics: Statistics, upstream: Upstream, elsewhere: Tens
     ).contiguous()
 
 
+def with_divergence(numbers: Tensor, weight: Tensor, mean_slope: Tensor) -> Tensor:
+    """Append the weight w_d of a divergence with slope c, and subtract w_d·Σ p c from α.
+
+    The gradient above then has one more term, p w_d (c - Σ p c).
+    """
+    numbers[2] -= weight * mean_slope
+    return torch.cat([numbers, weight[None]])
+
+
 def _product(weight: Tensor, kl: Tensor) -> Tensor:
     return torch.where(weight == 0, 0.0, weight * kl)  # an infinite KL without a weight contributes nothing
 
 
 def logit_gradient(
-    rows: Tensor, log_p: Tensor, pair: tuple[Tensor, Tensor] | None, hit: Tensor, extra: Tensor | None
+    rows: Tensor,
+    log_p: Tensor,
+    pair: tuple[Tensor, Tensor] | None,
+    hit: Tensor,
+    extra: Tensor | None,
+    divergence: Divergence | None = None,
 ) -> Tensor:
     """The formula above, for a (N, width) tile; `pair` is (Δ, log q), `hit` marks the sampled token."""
-    _, _, alpha, w_reverse, minus_w_entropy, w_forward, w_logp = (row[:, None] for row in rows)
+    _, _, alpha, w_reverse, minus_w_entropy, w_forward, w_logp, *w_divergence = (row[:, None] for row in rows)
     p = log_p.exp()
     inner = alpha + minus_w_entropy * log_p
     out = torch.where(hit, w_logp, 0.0)
     if pair is not None:
         delta, log_q = pair
         inner = inner + w_reverse * delta
+        if w_divergence and divergence is not None:
+            inner = inner + w_divergence[0] * divergence.slope(delta)
         out = out - w_forward * log_q.exp()
     out = out + p * inner
     return out if extra is None else out + extra

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.divergences import Divergence
 from .head import Transform
 
 
@@ -25,6 +26,7 @@ class Tile:
         projected: whether the raw logits are a matrix product; logits that the caller passed may be -inf.
         extra: (N, width) added to the gradient of the logits, for weights on other entries' log-probs.
         places: (N,) the row of each token in `raw`, in `ref_raw` and in the gradient; None if that is its own number.
+        divergence: whose sums, or gradient, are wanted beside the rest.
     """
 
     start: int
@@ -39,6 +41,7 @@ class Tile:
     projected: bool = True
     extra: Tensor | None = None
     places: Tensor | None = None
+    divergence: Divergence | None = None
 
     @property
     def finite(self) -> bool:

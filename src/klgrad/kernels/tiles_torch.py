@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from . import state, tile as tiles
+from . import generators, state, tile as tiles
 from .head import Transform
 from .tile import CachedLogits, Tile
 
@@ -18,6 +18,25 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Cac
     a, b, states[:, first] = state.of_logits(z, z_ref)
     if kept is not None:
         kept.store(a, b, None if b is None else state.mean_difference(states[:, first])[:, None])
+
+
+def divergence(tile: Tile, rows: Tensor, sums: Tensor, first: int) -> None:
+    """Write the tile's part of the divergence and of its mean slope at `sums[:, first]`.
+
+    Args:
+        tile: with the logits of both models.
+        rows: (2, N) log-sum-exp of the policy, and minus it that of the reference.
+        sums: (2, slices, N).
+        first: the number of the tile's first slice.
+    """
+    logsumexp, lse_difference = rows[..., None]
+    z, z_ref = _logits(tile)
+    assert z_ref is not None  # a divergence needs a reference
+    assert tile.divergence is not None
+    log_p, log_ratio = z - logsumexp, z - z_ref - lse_difference
+    log_q = z_ref - (logsumexp - lse_difference)
+    sums[0, first] = generators.terms(tile.divergence, log_p, log_q, log_ratio).sum(-1)
+    sums[1, first] = (log_p.exp() * tile.divergence.slope(log_ratio)).sum(-1)
 
 
 def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedLogits | None, out: Tensor) -> None:
@@ -37,7 +56,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedL
             pair = delta, z - logsumexp - delta
     columns = torch.arange(tile.start, tile.start + tile.width, device=z.device)
     hit = columns == tile.targets[:, None]
-    gradient = state.logit_gradient(rows, z - logsumexp, pair, hit, tile.extra)
+    gradient = state.logit_gradient(rows, z - logsumexp, pair, hit, tile.extra, tile.divergence)
     gradient = (gradient * tile.transform.slope(z)).to(out.dtype)
     if tile.places is None:
         out.copy_(gradient)

@@ -1,6 +1,6 @@
 """Tiles in Triton: one program for each token and slice of the vocabulary, with all sums of a slice in registers.
 
-The formulas are those of `state.py`; tests compare the two.
+The formulas are those of `state.py` and `generators.py`; tests compare the two.
 """
 
 from contextlib import nullcontext
@@ -11,12 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core.divergences import Divergence
+from ..core.estimators import MAX_EXPONENT
+from .generators import LARGEST_EXPONENT, parts_of
 from .head import Transform
-from .state import BANNED, LOWEST, NEAR
+from .state import BANNED, GRADIENT_FIELDS, LOWEST, NEAR
 from .tile import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
 # (Triton compiles the kernels; they are not run as Python)
 
 
@@ -69,6 +72,40 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Cac
     )
 
 
+def divergence(tile: Tile, rows: Tensor, sums: Tensor, first: int) -> None:
+    """Write the tile's part of the divergence and of its mean slope from `sums[:, first]` on; as in `tiles_torch`."""
+    raw, ref_raw = tile.raw, tile.ref_raw
+    assert raw is not None
+    assert ref_raw is not None  # a divergence needs a reference
+    assert tile.divergence is not None
+    _launch(
+        _divergence_kernel,
+        tile,
+        raw,
+        ref_raw,
+        _present(tile.bias, rows),
+        _present(tile.ref_bias, rows),
+        rows,
+        sums,
+        *(raw.stride(0), ref_raw.stride(0), rows.stride(0), *sums.stride()[:2]),
+        *(tile.start, tile.width, first),
+        *_numbers(tile.transform),
+        *_numbers(tile.ref_transform),
+        BIAS=tile.bias is not None,
+        REF_BIAS=tile.ref_bias is not None,
+        SOFTCAP=tile.transform.softcap is not None,
+        REF_SOFTCAP=tile.ref_transform.softcap is not None,
+        EVEN=tile.width % SLICE == 0,
+        FINITE=tile.finite,
+        LOWEST=LOWEST,
+        PARTS=_parts(tile.divergence),
+        NEAR=NEAR[torch.float32],
+        CAP=MAX_EXPONENT,
+        LARGEST=LARGEST_EXPONENT,
+        SLICE=SLICE,
+    )
+
+
 def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedLogits | None, out: Tensor) -> None:
     """Write d loss / d raw logit of the tile into `out`; `out` may be the memory of `kept.a_or_minus_b`.
 
@@ -78,6 +115,7 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedL
     source = _present(tile.raw, rows) if kept is None else kept.a_or_minus_b
     ref_source = _present(tile.ref_raw if kept is None else kept.delta, rows)
     extra = _present(tile.extra, rows)
+    weighted = tile.divergence if len(rows) > GRADIENT_FIELDS else None
     slice_stats = None if kept is None else kept.slice_stats
     if slice_stats is not None:
         assert source.stride(0) % 8 == ref_source.stride(0) % 8 == out.stride(0) % 8 == 0
@@ -111,6 +149,9 @@ def gradient(tile: Tile, rows: Tensor, states: Tensor, first: int, kept: CachedL
         EVEN=tile.width % SLICE == 0,
         FINITE=tile.finite,
         LOWEST=LOWEST,
+        PARTS=() if weighted is None else _parts(weighted),
+        NEAR=NEAR[torch.float32],
+        CAP=MAX_EXPONENT,
         SLICE=SLICE,
     )
 
@@ -125,6 +166,13 @@ def _launch(kernel: Any, tile: Tile, *args: Any, **constants: Any) -> None:
 def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
     """`x`, or another tensor if it is None: a kernel needs a valid pointer even if it does not read it."""
     return stand_in if x is None else x
+
+
+def _parts(divergence: Divergence) -> tuple[tuple[float, str, float], ...]:
+    """Weight, kind and parameter of each generator, as a kernel reads them."""
+    parts = parts_of(divergence)
+    assert parts is not None  # others are computed by torch
+    return tuple((part.weight, part.kind, part.parameter) for part in parts)
 
 
 def _numbers(transform: Transform) -> tuple[float, float, float]:
@@ -322,6 +370,154 @@ def _statistics_kernel(
 
 
 @triton.jit
+def _phi_series(x):
+    """e^x - 1 - x for a small |x|."""
+    series = 1 / 720 + x * (1 / 5040 + x * (1 / 40320 + x * (1 / 362880)))
+    return x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * series))))
+
+
+@triton.jit
+def _expm1(x, NEAR: tl.constexpr):
+    return tl.where(tl.abs(x) < NEAR, x + _phi_series(x), tl.exp(x) - 1)
+
+
+@triton.jit
+def _mixture(log_ratio, BETA: tl.constexpr, NEAR: tl.constexpr):
+    """Log p/m and log m/q, m = β q + (1 - β) p."""
+    positive = log_ratio > 0
+    # log1p of it; near 0 by the series of 2 artanh(half)
+    x = tl.where(positive, BETA, 1 - BETA) * _expm1(-tl.abs(log_ratio), NEAR)
+    half = x / (2 + x)
+    square = half * half
+    series = 1 + square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square * (1 / 9 + square * (1 / 11)))))
+    small = tl.where(tl.abs(log_ratio) < NEAR, 2 * half * series, tl.log(1 + x))
+    return tl.where(positive, -small, log_ratio - small), tl.where(positive, log_ratio + small, small)
+
+
+@triton.jit
+def _slope(log_ratio, KIND: tl.constexpr, PARAMETER: tl.constexpr, NEAR: tl.constexpr, CAP: tl.constexpr):
+    """f'(u) of one generator."""
+    if KIND == "alpha":
+        if PARAMETER == 1:
+            slope = log_ratio
+        else:
+            slope = -_expm1(tl.minimum((PARAMETER - 1) * log_ratio, CAP), NEAR) / (1 - PARAMETER)
+    elif KIND == "jensen-shannon":
+        p_by_mixture, _ = _mixture(log_ratio, PARAMETER, NEAR)
+        slope = (1 - PARAMETER) * p_by_mixture
+    elif KIND == "total-variation":
+        slope = tl.where(log_ratio > 0, 1.0, tl.where(log_ratio < 0, -1.0, 0.0))
+    else:
+        tl.static_assert(KIND == "huber")
+        slope = tl.minimum(tl.maximum(log_ratio, -PARAMETER), PARAMETER)
+    return slope
+
+
+@triton.jit
+def _term(
+    log_p, log_q, log_ratio, KIND: tl.constexpr, PARAMETER: tl.constexpr, NEAR: tl.constexpr, LARGEST: tl.constexpr
+):
+    """Compute p f(u)/u of one generator."""
+    p = tl.exp(log_p)
+    q = tl.exp(log_q)
+    near = tl.abs(log_ratio) < NEAR
+    if KIND == "alpha":
+        if PARAMETER == 1:
+            term = tl.where(near, p * _phi_series(-log_ratio), q - p + p * log_ratio)
+        elif PARAMETER == 0:
+            term = tl.where(near, q * _phi_series(log_ratio), p - q - q * log_ratio)
+        else:
+            rest: tl.constexpr = 1 - PARAMETER
+            near = near & (tl.abs(rest * log_ratio) < NEAR)
+            product = tl.exp(tl.minimum(PARAMETER * log_p + rest * log_q, LARGEST))
+            close = p * (rest * _phi_series(-log_ratio) - _phi_series(-rest * log_ratio))
+            term = tl.where(near, close, rest * q + PARAMETER * p - product) / (rest * PARAMETER)
+    elif KIND == "jensen-shannon":
+        p_by_mixture, mixture_by_q = _mixture(log_ratio, PARAMETER, NEAR)
+        close = (1 - PARAMETER) * p * _phi_series(-p_by_mixture) + PARAMETER * q * _phi_series(mixture_by_q)
+        term = tl.where(near, close, (1 - PARAMETER) * p * p_by_mixture - PARAMETER * q * mixture_by_q)
+    elif KIND == "total-variation":
+        term = tl.where(near, p * tl.abs(_phi_series(-log_ratio) - log_ratio), tl.abs(p - q))
+    else:
+        tl.static_assert(KIND == "huber")
+        clipped = tl.minimum(tl.maximum(log_ratio, -PARAMETER), PARAMETER)
+        share = tl.exp(tl.where(tl.abs(log_ratio) <= PARAMETER, log_p, log_q + clipped))
+        phi = tl.where(tl.abs(clipped) < NEAR, _phi_series(-clipped), tl.exp(-clipped) - 1 + clipped)
+        term = share * phi + clipped * (p - share)
+    return term
+
+
+@triton.jit
+def _divergence_kernel(
+    raw_ptr,
+    ref_raw_ptr,
+    bias_ptr,
+    ref_bias_ptr,
+    rows_ptr,
+    sums_ptr,
+    raw_stride,
+    ref_raw_stride,
+    rows_stride,
+    field_stride,
+    slice_stride,
+    start,
+    width,
+    first,
+    scale,
+    cap,
+    inverse_temperature,
+    ref_scale,
+    ref_cap,
+    ref_inverse_temperature,
+    BIAS: tl.constexpr,
+    REF_BIAS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    REF_SOFTCAP: tl.constexpr,
+    EVEN: tl.constexpr,
+    FINITE: tl.constexpr,
+    LOWEST: tl.constexpr,
+    PARTS: tl.constexpr,
+    NEAR: tl.constexpr,
+    CAP: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SLICE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    columns = part * SLICE + tl.arange(0, SLICE)
+    live = columns < width
+    z = _logits(
+        raw_ptr + row * raw_stride,
+        bias_ptr + start,
+        columns,
+        live,
+        *(scale, cap, inverse_temperature, BIAS, SOFTCAP, EVEN, FINITE, LOWEST),
+    )
+    z_ref = _logits(
+        ref_raw_ptr + row * ref_raw_stride,
+        ref_bias_ptr + start,
+        columns,
+        live,
+        *(ref_scale, ref_cap, ref_inverse_temperature, REF_BIAS, REF_SOFTCAP, EVEN, FINITE, LOWEST),
+    )
+    logsumexp = tl.load(rows_ptr + row)
+    lse_difference = tl.load(rows_ptr + rows_stride + row)
+    log_p = z - logsumexp
+    log_q = z_ref - (logsumexp - lse_difference)
+    log_ratio = z - z_ref - lse_difference
+    term = tl.zeros_like(log_p)
+    slope = tl.zeros_like(log_p)
+    for i in tl.static_range(len(PARTS)):
+        term += PARTS[i][0] * _term(log_p, log_q, log_ratio, PARTS[i][1], PARTS[i][2], NEAR, LARGEST)
+        slope += PARTS[i][0] * _slope(log_ratio, PARTS[i][1], PARTS[i][2], NEAR, CAP)
+    # Entries beyond the width have no probability under either model, so all their terms are 0.
+    value, mean_slope = tl.reduce((term, tl.exp(log_p) * slope), 0, _sum2)
+    out = sums_ptr + (first + part) * slice_stride + row
+    tl.store(out, value)
+    tl.store(out + tl.cast(field_stride, tl.int64), mean_slope)
+
+
+@triton.jit
 def _gradient_kernel(
     source_ptr,
     ref_source_ptr,
@@ -361,6 +557,9 @@ def _gradient_kernel(
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     LOWEST: tl.constexpr,
+    PARTS: tl.constexpr,
+    NEAR: tl.constexpr,
+    CAP: tl.constexpr,
     SLICE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -440,6 +639,10 @@ def _gradient_kernel(
             delta = z - z_ref - lse_difference
             log_q = z_ref - (logsumexp - lse_difference)
         inner += w_reverse * delta
+        if len(PARTS) > 0:
+            w_divergence = tl.load(numbers + 7 * rows_stride)
+            for i in tl.static_range(len(PARTS)):
+                inner += w_divergence * PARTS[i][0] * _slope(delta, PARTS[i][1], PARTS[i][2], NEAR, CAP)
         gradient -= w_forward * tl.exp(log_q)
     gradient += p * inner
     if EXTRA:

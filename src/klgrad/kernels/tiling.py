@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..core.divergences import Divergence
 from ..errors import KernelInputError
 from . import state
 from .head import Transform
@@ -22,6 +23,8 @@ ROWS = 8192
 """Tokens of a chunk; one matrix product sums the gradient of the head over a chunk."""
 STRIP = 4096
 """Tokens of a tile of logits."""
+CPU_STRIP = 128
+"""Tokens of a tile on a CPU, where each operation on a longer one gets new pages from the system: 2.5 times slower."""
 WIDTH = 16384
 """Largest width of a tile: wider tiles are not faster, and leave less memory for kept logits."""
 GRANULE = 1024
@@ -232,6 +235,7 @@ class PassConfig:
         shard: the part of the vocabulary of this process.
         backend: the module that computes tiles, `tiles_torch` or `tiles_triton`.
         hopper: whether the kernels for Hopper compute the logits, and not the backend.
+        divergence: computed by a second pass over the tiles, or None.
     """
 
     targets: Tensor
@@ -242,6 +246,7 @@ class PassConfig:
     shard: Shard
     backend: ModuleType
     hopper: bool = False
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,4 +311,5 @@ class Operands:
             self.ref_bias,
             self.config.transform,
             self.config.ref_transform,
+            divergence=self.config.divergence,
         )

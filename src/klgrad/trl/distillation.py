@@ -53,7 +53,7 @@ def divergence_loss(
 
 
 def check_beta(beta: float) -> None:
-    """Refuse the interpolated divergences: they need the mixture of both models, which the kernels do not compute."""
+    """Refuse the interpolated divergences: this trainer takes the two KLs alone."""
     if beta not in (0, 1):
         raise MeaningError(
             "beta=1 (the reverse KL, student to teacher) or beta=0 (the forward KL)",

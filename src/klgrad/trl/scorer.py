@@ -266,6 +266,7 @@ class Answer(ModelOutput):
     reverse_kl: Tensor | None = None
     forward_kl: Tensor | None = None
     entries_logp: Tensor | None = None
+    divergence: Tensor | None = None
     ids: Tensor | None = None
     token_logp: Tensor | None = None
     has_token: Tensor | None = None

@@ -1,0 +1,223 @@
+"""Exact f-divergences: every generator against its definition, far from the reference and near it."""
+
+import math
+import weakref
+
+import pytest
+import torch
+from kernels.cases import GENERATORS, GRADIENT, agree, budget, check_gradient_of, confident, make, weighted_sum
+from tolerances import EXACT, KEPT, NEAR_KL, SINGLE
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from klgrad.core.divergences import FORWARD_KL, REVERSE_KL, Divergence, alpha, huber, jensen_shannon, mixture
+from klgrad.errors import KernelInputError, MeaningError
+from klgrad.kernels import fused_statistics, tiles_torch, tiling
+from klgrad.kernels.generators import NAMES, Part, named, parts_of, terms
+
+SETTINGS = {
+    "plain": {},
+    "transforms": {
+        "bias": True,
+        "ref_bias": True,
+        "policy": {"temperature": 1.4, "softcap": 3.0, "scale": 1.6},
+        "ref": {"temperature": 0.8, "softcap": 2.0, "scale": 0.7},
+    },
+}
+OWN = Divergence("squares", lambda x: x + x**3, lambda x: x**2 * 0 + _own_excess(x), "l + l^3")
+"""A generator without a kernel."""
+
+
+def _own_excess(x):
+    """f(u)/u where f'(u) = l + l^3, l = log u, by the integral of the slope: f = u (l^3 - 3 l^2 + 7 l - 7) + 7."""
+    return x**3 - 3 * x**2 + 7 * x - 7 + 7 * torch.exp(-x)
+
+
+@pytest.mark.parametrize("kept", [0, 30, None])
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("divergence", [*GENERATORS, OWN], ids=lambda d: d.name)
+@pytest.mark.usefixtures("small_tiles")
+def test_value_and_gradient(divergence, setting, kept):
+    """Against autograd through the excess over full logits in float64, beside weights on all other outputs."""
+    case = make(**SETTINGS[setting])
+    agree(
+        case,
+        EXACT,
+        divergence=divergence,
+        **({"mode": "fast"} if kept is None else {"budget": budget(case, kept=kept)}),
+    )
+
+
+@pytest.mark.parametrize("divergence", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_narrower_dtypes(divergence, dtype):
+    agree(make((5,), 300, 64, 32, dtype=dtype), SINGLE, GRADIENT[dtype], divergence=divergence)
+
+
+def test_the_two_kls_are_those_of_their_own_code():
+    case = make()
+    EXACT.check(case.statistics(divergence="reverse-kl").divergence, case.statistics().reverse_kl)
+    EXACT.check(case.statistics(divergence="forward-kl").divergence, case.statistics().forward_kl)
+
+
+@pytest.mark.parametrize("divergence", ["jensen-shannon", "chi-square"])
+@pytest.mark.usefixtures("small_tiles")
+def test_confident_tokens_far_from_the_reference(divergence):
+    """Kept in 16 bits; the gradient is proportional to 1 - p."""
+    for kept in (0, 104):
+        case = confident(1e-3, tokens=8, vocabulary=104)
+        check_gradient_of("divergence", case, KEPT, divergence=divergence, budget=budget(case, kept=kept))
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_second_backward_pass_gives_the_same_gradient():
+    case = make(bias=True).require_grad()
+    total = weighted_sum(case.statistics(divergence="chi-square"))
+    first = torch.autograd.grad(total, case.leaves, retain_graph=True)
+    for again, before in zip(torch.autograd.grad(total, case.leaves), first, strict=True):
+        EXACT.check_vector(again, before)
+
+
+def test_a_divergence_without_a_weight_does_not_change_the_backward_pass(monkeypatch):
+    """Its numbers are then those of the two KLs."""
+    rows, whole = [], tiles_torch.gradient
+    monkeypatch.setattr(
+        tiles_torch, "gradient", lambda tile, numbers, *rest: rows.append(len(numbers)) or whole(tile, numbers, *rest)
+    )
+    case = make().require_grad()
+    case.statistics(divergence="jensen-shannon").reverse_kl.sum().backward()
+    case.statistics(divergence="jensen-shannon").divergence.sum().backward()
+    assert rows == [7, 8]
+
+
+def test_a_slope_that_jumps_keeps_no_logits():
+    """One of 16 bits could be on the other side of the jump."""
+    plan = tiling.make_plan(10, 100, torch.bfloat16, paired=True)
+    kept = lambda divergence: fused_statistics._plan_for(divergence, torch.device("cuda"), plan).kept
+    assert kept(named("total-variation")) == kept(mixture((1.0, REVERSE_KL), (1.0, named("total-variation")))) == 0
+    assert kept(named("jensen-shannon")) == kept(None) == 100
+
+
+def test_tiles_are_shorter_on_a_cpu():
+    plan = tiling.make_plan(10000, 100, torch.bfloat16, paired=True)
+    of = lambda device: fused_statistics._plan_for(None, torch.device(device), plan)
+    assert (of("cpu").strip, of("cuda")) == (128, plan)
+
+
+# The terms of single entries.
+
+
+@pytest.mark.parametrize("divergence", GENERATORS, ids=lambda d: d.name)
+def test_terms_are_the_excess_times_the_probability(divergence):
+    """Relative to the largest part of either formula, and as far as no generator saturates."""
+    log_ratio = torch.cat([torch.linspace(-17, 17, 501), torch.linspace(-0.06, 0.06, 50)]).double()
+    log_p = -2.0 - log_ratio.clamp(max=0).abs() - log_ratio.clamp(min=0) * 0.3
+    found = terms(divergence, log_p, log_p - log_ratio, log_ratio)
+    size = log_p.exp() * (1 + (-log_ratio).exp() + divergence.excess(log_ratio))
+    assert float(((found - log_p.exp() * divergence.excess(log_ratio)).abs() / size).max()) < 1e-11
+
+
+DEFINITIONS = {
+    "reverse-kl": lambda p, q: (p * (p / q).log()).sum(),
+    "forward-kl": lambda p, q: (q * (q / p).log()).sum(),
+    "hellinger": lambda p, q: 2 * ((p.sqrt() - q.sqrt()) ** 2).sum(),
+    "chi-square": lambda p, q: ((p - q) ** 2 / q).sum() / 2,
+    "total-variation": lambda p, q: (p - q).abs().sum(),
+    "jensen-shannon": lambda p, q: sum((x * (2 * x / (p + q)).log()).sum() for x in (p, q)) / 2,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_that_the_policy_has_almost_given_up(name, dtype):
+    """Half of the reference's mass where π is e^60 times less likely: the excess of a sample would be cut off there."""
+    log_p = torch.tensor([[0.0, -60.0, -3.0]]).double().log_softmax(-1)
+    log_q = torch.tensor([[0.5, 0.4, 0.1]], dtype=torch.float64).log()
+    found = terms(named(name), *(x.to(dtype) for x in (log_p, log_q, log_p - log_q))).sum()
+    (EXACT if dtype == torch.float64 else SINGLE).check(found, DEFINITIONS[name](log_p.exp(), log_q.exp()))
+
+
+@pytest.mark.parametrize("divergence", GENERATORS, ids=lambda d: d.name)
+def test_near_the_reference(divergence):
+    """A value of about 1e-8 in float32, where it is `scale` times the KL."""
+    generator = torch.Generator().manual_seed(0)
+    z, noise = torch.randn(2, 8, 300, generator=generator, dtype=torch.float64)
+    log_p, log_q = (x.float().double().log_softmax(-1) for x in (z, z + 1e-4 * noise))
+    found = terms(divergence, log_p.float(), log_q.float(), (log_p - log_q).float()).sum(-1)
+    NEAR_KL.check(found, terms(divergence, log_p, log_q, log_p - log_q).sum(-1))
+    if divergence.scale < math.inf:
+        NEAR_KL.check(found, divergence.scale * (log_p.exp() * (log_p - log_q)).sum(-1))
+
+
+def test_generators_are_known_by_their_curve():
+    assert parts_of(alpha(0.3)) == (Part(1.0, "alpha", 0.3),)
+    assert parts_of(FORWARD_KL) == (Part(1.0, "alpha", 0.0),)
+    assert parts_of(REVERSE_KL) == (Part(1.0, "alpha", 1.0),)
+    assert parts_of(jensen_shannon(0.1)) == (Part(1.0, "jensen-shannon", 0.1),)
+    assert parts_of(huber(0.8)) == (Part(1.0, "huber", 0.8),)
+    assert parts_of(named("total-variation")) == (Part(1.0, "total-variation", 0.0),)
+    inner = mixture((0.5, REVERSE_KL), (0.25, huber(2.0)))
+    parts = (Part(1.0, "alpha", 1.0), Part(0.5, "huber", 2.0), Part(0.5, "jensen-shannon", 0.5))
+    assert parts_of(mixture((2.0, inner), (0.5, jensen_shannon()))) == parts
+    rewritten = Divergence("mine", lambda x: 1 - torch.exp(-x), FORWARD_KL.excess, "1 - exp(-l)")
+    assert parts_of(rewritten) == parts_of(FORWARD_KL)
+    twice = Divergence("twice", lambda x: 2 * x, lambda x: 2 * REVERSE_KL.excess(x), "2 l", 2.0)
+    other_value = Divergence("k1", lambda x: x, lambda x: x, "l")
+    assert [parts_of(d) for d in (OWN, twice, other_value, mixture((1.0, REVERSE_KL), (1.0, OWN)))] == [None] * 4
+
+
+def test_bad_input():
+    case = make()
+    with pytest.raises(KernelInputError, match=r"reverse-kl, forward-kl.*'js'.*jensen_shannon\(0.1\)"):
+        case.statistics(divergence="js")
+    with pytest.raises(KernelInputError, match="a reference with `divergence`"):
+        make(paired=False).statistics(divergence="jensen-shannon")
+    for parts in ((), ((0.0, REVERSE_KL),), ((-1.0, REVERSE_KL), (2.0, FORWARD_KL)), ((math.inf, REVERSE_KL),)):
+        with pytest.raises(MeaningError, match="weights > 0"):
+            mixture(*parts)
+
+
+# Memory.
+
+
+class Peak(TorchDispatchMode):
+    """The largest number of bytes of all tensors made here that are alive at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.bytes, self.largest = {}, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for x in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(x, torch.Tensor):
+                self.note(x.untyped_storage())
+        return made
+
+    def note(self, storage):
+        key = storage._cdata
+        if key not in self.alive:
+            size = storage.nbytes()
+            self.bytes += size
+            self.largest = max(self.largest, self.bytes)
+            self.alive[key] = weakref.ref(storage, lambda _: self.gone(key, size))
+
+    def gone(self, key, size):
+        del self.alive[key]
+        self.bytes -= size
+
+
+def test_memory_does_not_grow_with_tokens_times_vocabulary(monkeypatch):
+    """Four times the tokens and the vocabulary: only numbers of a token, or of a row of the head, are added."""
+    for name, value in {"GRANULE": 64, "WIDTH": 64, "STRIP": 16, "ROWS": 16}.items():
+        monkeypatch.setattr(tiling, name, value)
+
+    def peak(tokens, vocabulary):
+        case = make((tokens,), vocabulary, 4, entries=0, dtype=torch.float32).require_grad()
+        room = budget(make((16,), 64, 4, entries=0, dtype=torch.float32), kept=0)
+        with Peak() as mode:
+            torch.autograd.grad(case.statistics(divergence="jensen-shannon", budget=room).divergence.sum(), case.leaves)
+        return mode.largest
+
+    grown = peak(512, 8192) - peak(128, 2048)
+    numbers_of_states = 3 * 11 * 512 * (8192 // 64)
+    assert grown < 4 * (numbers_of_states + 100 * (512 + 8192)) < 512 * 8192 * 4
