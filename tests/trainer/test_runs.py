@@ -13,7 +13,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from klgrad import Rollout
 from klgrad.errors import KernelInputError, MeaningError, RolloutError
-from klgrad.trl import KLConfig, KLTrainer, scorer
+from klgrad.trl import KLConfig, KLTrainer
 from klgrad.trl.metrics import unbiased_kl
 from klgrad.trl.scorer import shuffled_by_group, with_peers
 
@@ -69,10 +69,10 @@ def test_what_is_not_finite_stops_before_the_update(tmp_path, monkeypatch):
     """Its values are looked at after the loss, but no weight has moved by then."""
     trainer = made(tmp_path, max_steps=2)
     before = tiny.weights(trainer)
-    forward = scorer.completion_log_probs
+    forward = GRPOTrainer._get_per_token_logps_and_entropies
     broken = lambda x: torch.where(torch.arange(x.shape[1]) == 0, torch.nan, x)
     replaced = lambda *args, **kwargs: (broken((found := forward(*args, **kwargs))[0]), *found[1:])
-    monkeypatch.setattr(scorer, "completion_log_probs", replaced)
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", replaced)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with pytest.raises(RolloutError, match=r"`logp` finite.*received nan"):

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
@@ -324,12 +324,11 @@ def give_exact_kl(trainer: Any, batch: Batch) -> None:
     trainer.scorer.forward = partial(_forward, trainer, batch)
 
 
-def _forward(trainer: Any, batch: Batch, model: Any, scored: dict[str, Any]) -> Any:
+def _forward(trainer: Any, batch: Batch, model: Any, scored: dict[str, Any], own: Callable[[], Any]) -> Any:
     """In the place of `Scorer.forward`."""
-    from ..trl.compat import ForwardPass, completion_log_probs
+    from ..trl.compat import ForwardPass
 
-    logp, entropy, _ = completion_log_probs(trainer, model, scored, compute_entropy=True)
-    assert entropy is not None  # it was asked for
+    logp, entropy, _ = own()
     width = logp.shape[1]  # TRL cuts the columns in which no completion has a token
     ref_logp, reverse, forward = (
         x[:, :width] for x in (batch.ref_logp, batch.token_reverse_kl, batch.token_forward_kl)

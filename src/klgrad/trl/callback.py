@@ -17,8 +17,8 @@ from ..core.rollout import Rollout
 from ..errors import KlgradError, MeaningError, MissingExtraError
 from ..support import ensure_folder, write_whole
 from . import compat
-from .compat import NEEDED, Batch, has_adapters
-from .contract import GENERATE, LOSS, PREPARE, Observer, loss_leaves_no_trace, scores_a_reference, trainer_of
+from .compat import NEEDED, Batch, has_adapters, loss_leaves_no_trace
+from .contract import GENERATE, LOSS, PREPARE, Observer, scores_a_reference, trainer_of
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
 from .scorer import everywhere

@@ -5,6 +5,9 @@ Methods that have to be overridden are overridden in `kl_trainer.py`, `contract.
 outside these two files and that list.
 """
 
+import copy
+import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -25,22 +28,22 @@ from ..kernels import TokenStatistics
 
 # The versions of TRL that this package was written for, and the error for a TRL that differs.
 
-FIRST, END = (1, 16), (1, 17)
-"""Tested from the first and below the second; `pyproject.toml` claims the same."""
-WINDOW = f"trl>={FIRST[0]}.{FIRST[1]},<{END[0]}.{END[1]}"
+FIRST = (1, 16)
+"""The first version that is tested; `pyproject.toml` claims the same."""
+WINDOW = f"trl>={FIRST[0]}.{FIRST[1]}"
 
 
 class ContractError(KlgradError, RuntimeError):
     """The installed TRL is not one that the trainer can rely on: the KL might be left out or changed."""
 
     def __init__(self, expected: str, received: str, remedy: str | None = None) -> None:
-        install = f"install the TRL that klgrad is tested with: pip install '{WINDOW}'"
+        install = f"install a TRL that klgrad is tested with: pip install '{WINDOW}', or the version before this one"
         super().__init__(expected, received, remedy or install)
 
 
 def check_version() -> None:
-    """Refuse a version of TRL outside the window."""
-    if not FIRST <= Version(trl.__version__).release[:2] < END:  # a pre-release counts as its release
+    """Refuse a TRL from before the first version that is tested; a later one is judged by what it does."""
+    if Version(trl.__version__).release[:2] < FIRST:  # a pre-release counts as its release
         raise ContractError(f"TRL in the range {WINDOW}", f"TRL {trl.__version__}")
 
 
@@ -213,6 +216,8 @@ def sampled_tokens(batch: Batch) -> Tensor:
 
 def reference_log_probs(batch: Batch) -> Tensor:
     """(B, T) log-probs by the reference, which TRL computed when it scored the batch."""
+    if "ref_per_token_logps" not in batch:
+        raise ContractError("`ref_per_token_logps` in a batch that TRL has scored", ", ".join(batch))
     return batch["ref_per_token_logps"]
 
 
@@ -256,15 +261,10 @@ def keep_old_log_probs(batch: Batch, logp: Tensor) -> None:
     batch["old_per_token_logps"] = logp
 
 
-def with_lower_advantages(batch: Batch, by: Tensor) -> Batch:
-    """The batch with (B, T) `by` subtracted from its advantages, which may be one number per completion."""
+def lower_advantages(batch: Batch, by: Tensor) -> Tensor:
+    """(B, T) the advantages, which may be one number per completion, less `by`."""
     advantages = batch["advantages"]
-    return {**batch, "advantages": (advantages[:, None] if advantages.dim() == 1 else advantages) - by}
-
-
-def with_any_reference(batch: Batch, logp: Tensor) -> Batch:
-    """The batch with log-probs of some reference: TRL's loss computes a KL from them, which `compat.py` replaces."""
-    return {**batch, "ref_per_token_logps": logp.detach()}
+    return (advantages[:, None] if advantages.dim() == 1 else advantages) - by
 
 
 def has_images(batch: Batch) -> bool:
@@ -360,7 +360,7 @@ Rows = list[list[int]]
 
 
 class Sampled(NamedTuple):
-    """What `_generate` returns; `contract.py` checks the order of the fields."""
+    """What `_generate` returns first; `check` compares it with what TRL passes on."""
 
     prompt_ids: Rows
     completion_ids: Rows
@@ -374,9 +374,17 @@ class Sampled(NamedTuple):
     @classmethod
     def of(cls, returned: tuple[Any, ...]) -> "Sampled":
         """By position."""
-        if len(returned) != len(cls._fields):
+        if len(returned) < len(cls._fields):
             raise ContractError(f"{len(cls._fields)} values from GRPOTrainer._generate", f"{len(returned)}")
-        return cls(*returned)
+        return cls(*returned[: len(cls._fields)])
+
+    def check(self, completion_ids: Rows) -> None:
+        """Raise `ContractError` unless these are the completions, as TRL gives them to rewards, and the masks fit."""
+        mask = self.completion_ids if self.tool_mask is None else self.tool_mask
+        if self.completion_ids != completion_ids or [*map(len, mask)] != [*map(len, completion_ids)]:
+            raise ContractError(
+                f"GRPOTrainer._generate that returns {', '.join(self._fields)}", "other completions than are rewarded"
+            )
 
 
 def tokenize_prompts(trainer: GRPOTrainer, prompts: list[Any]) -> Rows:
@@ -423,26 +431,18 @@ def shuffled_by(shuffle: Callable[[Batch], Batch]) -> Iterator[None]:
         module.shuffle_sequence_dict = before
 
 
-# Log-probs of completions by TRL's forward pass, and an answer that saves TRL's loss a second pass.
+# Log-probs of completions by TRL's forward pass, and TRL's loss, with the forward pass that it asks for captured.
 #
-# Touches `GRPOTrainer._get_per_token_logps_and_entropies`, which `KLTrainer` also overrides.
-
-MULTIMODAL = (
-    "pixel_values",
-    "image_grid_thw",
-    "num_images",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "num_tiles",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
-)
-"""What `_get_per_token_logps_and_entropies` takes beside text, by its key in the batch."""
+# Touches `GRPOTrainer._get_per_token_logps_and_entropies`, which `KLTrainer` also overrides, `_compute_loss`, and what
+# a loss of TRL changes: `_metrics`, `_entropy_window_stats`, `entropy_coef` and `_last_world_entropy`.
 
 Result = tuple[Tensor, Tensor | None, Tensor | None]
 """(B, T) log-probs, (B, T) entropies, and the auxiliary loss of a mixture of experts."""
+
+Pass = Callable[[], Result]
+"""A forward pass that TRL asked for, when it is called."""
+
+CHANGED_BY_A_LOSS = ("_metrics", "_entropy_window_stats", "entropy_coef", "_last_world_entropy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -461,126 +461,106 @@ def completion_log_probs(trainer: GRPOTrainer, model: Any, batch: Batch, **optio
     Args:
         trainer: whose temperature and precision are used.
         model: the policy or the reference.
-        batch: a scored batch.
+        batch: a scored batch; images and whatever else the pass takes have their names as keys.
         options: `batch_size`, `compute_entropy` and `compute_aux_loss`, as TRL takes them.
     """
-    given = Completions.of(batch)
-    extra = {name: batch.get(name) for name in MULTIMODAL if batch.get(name) is not None}
-    ask = GRPOTrainer._get_per_token_logps_and_entropies  # TRL's own: `KLTrainer`'s might answer from a prepared pass
+    ask, given = GRPOTrainer._get_per_token_logps_and_entropies, Completions.of(batch)
+    extra = {name: batch[name] for name in inspect.signature(ask).parameters if batch.get(name) is not None}
     return ask(trainer, model, given.ids, given.attention, given.keep, **extra, **options)
 
 
-class PreparedAnswer:
-    """Answers TRL's loss with a forward pass that was already made.
-
-    The answer is given once, and only to a call with the arguments that the pass was made with. Any other call gets
-    None, so that TRL makes a pass of its own. Values are compared when the loss is complete: a comparison in between
-    would wait for the device.
-    """
+class PassCapture:
+    """Gives an answer of this package to the forward pass of the policy that TRL's loss asks for."""
 
     def __init__(self) -> None:
-        self._pending: _Answer | None = None
+        self._model: Any = None
+        self._answer: Callable[[Pass], Result] | None = None
 
     @contextmanager
-    def prepared(self, found: ForwardPass, model: Any, batch: Batch) -> Iterator[None]:
-        """Hold the answer while TRL computes a loss; raise `ContractError` if the loss did not take it."""
-        answer = self._pending = _Answer(found, model, batch)
+    def answer(self, model: Any, answer: Callable[[Pass], Result]) -> Iterator[None]:
+        """While TRL computes a loss, answer its first pass by `model`; raise `ContractError` if it asked for none."""
+        self._model, self._answer = model, answer
         try:
             yield
+            if self._answer is not None:
+                raise ContractError("a call of _get_per_token_logps_and_entropies in TRL's loss", "no such call")
         finally:
-            self._pending = None
-        answer.check()
+            self._model = self._answer = None
 
-    def take(self, model: Any, ids: Tensor, attention: Tensor, keep: int, extra: dict[str, Any]) -> Result | None:
-        """The answer to one call of `_get_per_token_logps_and_entropies`, or None if there is none for it."""
-        answer = self._pending
-        if answer is None or not answer.fits(model, ids, attention, keep, extra):
-            return None
-        self._pending = None
-        return answer.give(ids, attention)
-
-
-class _Answer:
-    def __init__(self, found: ForwardPass, model: Any, batch: Batch) -> None:
-        self.found, self.model, self.batch = found, model, batch
-        self.given = Completions.of(batch)
-        self.same: Tensor | None = None
-
-    def fits(self, model: Any, ids: Tensor, attention: Tensor, keep: int, extra: dict[str, Any]) -> bool:
-        """Whether a call has the same model, shapes and images: what can be compared without reading values."""
-        shapes = ids.shape == self.given.ids.shape and attention.shape == self.given.attention.shape
-        images = all(extra.get(name) is self.batch.get(name) for name in MULTIMODAL)
-        return model is self.model and keep == self.given.keep and shapes and images
-
-    def give(self, ids: Tensor, attention: Tensor) -> Result:
-        """The answer; the comparison of the values stays on the device."""
-        self.same = torch.stack([(ids == self.given.ids).all(), (attention == self.given.attention).all()]).all()
-        return self.found.logp, self.found.entropy, self.found.aux_loss
-
-    def check(self) -> None:
-        """After the loss: the answer was taken, by a call about the same tokens."""
-        if self.same is None or not bool(self.same):
-            raise ContractError(
-                "one call of _get_per_token_logps_and_entropies in TRL's loss, with the policy and the batch's tokens",
-                "no such call" if self.same is None else "a call with other tokens",
-            )
-
-
-# Our term in the place of TRL's KL, so that TRL's own code reduces and accumulates it.
-#
-# Touches `GRPOTrainer.beta` and `GRPOConfig.beta`, which stay 0 except inside the functions of this file, and
-# `GRPOTrainer._metrics`.
-
-
-class StandInBeta:
-    """Stand-in for `beta`: `beta * per_token_kl` returns our term, and `beta != 0.0` is true."""
-
-    def __init__(self, per_token: Tensor) -> None:
-        self.per_token = per_token
-        self.uses = 0
-
-    def __ne__(self, other: object) -> bool:
-        """True: TRL adds a KL unless `beta` is 0."""
-        return True
-
-    def __mul__(self, other: Tensor) -> Tensor:
-        """(B, T) our term; `other`, TRL's own KL, is dropped."""
-        self.uses += 1
-        return self.per_token
+    def __call__(self, model: Any, own: Pass) -> Result:
+        """The answer, or TRL's own pass where there is none."""
+        if self._answer is None or model is not self._model:
+            return own()
+        answer, self._answer = self._answer, None
+        return answer(own)
 
 
 @contextmanager
-def add_to_loss(trainer: GRPOTrainer, per_token: Tensor | None) -> Iterator[None]:
-    """While TRL computes a loss, add (B, T) `per_token` to it, before TRL reduces it; None adds nothing."""
-    if per_token is None:
-        yield
-        return
-    given: Any = StandInBeta(per_token)
-    trainer.beta = given
+def loss_leaves_no_trace(trainer: Any) -> Iterator[None]:
+    """Lend a loss of TRL copies of what it changes beside its value: metrics, and the adaptive entropy's state."""
+    before = {name: getattr(trainer, name) for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)}
+    for name, value in before.items():
+        setattr(trainer, name, copy.deepcopy(value))
     try:
         yield
     finally:
-        trainer.beta = 0.0
-        trainer._metrics[current_mode(trainer)].pop("kl", None)  # TRL's own KL, which was dropped
-    if given.uses != 1:
-        raise ContractError("one product `beta * per_token_kl` in TRL's loss", f"{given.uses}")
+        for name, value in before.items():
+            setattr(trainer, name, value)
+
+
+def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Any, batch: Batch, like: Tensor) -> Tensor:
+    """(B, T) by how much TRL's loss multiplies a KL of each token, by its mask, means and accumulation.
+
+    TRL adds beta times k3 = e^d - d - 1 of each token to its loss, where d is ref_logp - logp. At d = log 2 its slope
+    is 1, so that there the derivative of TRL's own loss by ref_logp is the weight. All else is neutral: advantages and
+    entropies are 0, and ratios are 1.
+
+    Args:
+        trainer: whose loss is meant.
+        capture: through which it asks for log-probs; no model is called.
+        model: the policy.
+        batch: a scored batch.
+        like: (B, T) a tensor on the device and of the precision that are wanted.
+
+    Raises:
+        ContractError: TRL's loss does not add its KL in this way.
+    """
+    zeros = torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32), requires_grad=False)
+    ref_logp = torch.full_like(zeros, math.log(2.0)).requires_grad_()
+    neutral: Batch = {"advantages": zeros[:, 0], "old_per_token_logps": None, "ref_per_token_logps": ref_logp}
+    if "importance_sampling_ratio" in batch:
+        neutral["importance_sampling_ratio"] = torch.ones_like(batch["importance_sampling_ratio"])
+    with (
+        torch.enable_grad(),  # an evaluation has none
+        loss_leaves_no_trace(trainer),
+        lend_beta(trainer, 1.0),
+        capture.answer(model, lambda own: (zeros, zeros, zeros.new_zeros(()))),
+    ):
+        loss = GRPOTrainer._compute_loss(trainer, model, {**batch, **neutral})
+        weight = torch.autograd.grad(loss, ref_logp, allow_unused=True)[0] if loss.requires_grad else None
+    value = 0.0 if weight is None else float((1.0 - math.log(2.0)) * weight.sum())
+    if weight is None or not math.isclose(float(loss.detach()), value, rel_tol=1e-3, abs_tol=1e-12):
+        raise ContractError(
+            "a loss of TRL's that adds beta * (e^d - d - 1) for each token, d = ref_logp - logp",
+            "one that does not depend on the reference"
+            if weight is None
+            else f"{float(loss):g} in the place of {value:g}",
+        )
+    return weight
+
+
+# `beta`: 0 in a `KLTrainer`, so that TRL's own KL is off, except where TRL's code has to see that there is a reference.
 
 
 @contextmanager
-def reference_is_built(args: GRPOConfig, wanted: bool) -> Iterator[None]:
-    """While TRL sets up a trainer, make it load and prepare a reference model, as it does for `beta` > 0, or not."""
-    args.beta = 1.0 if wanted else 0.0
+def lend_beta(owner: GRPOTrainer | GRPOConfig, value: float) -> Iterator[None]:
+    """While the context lasts, TRL sees this `beta`.
+
+    A `GRPOConfig` with one above 0 makes TRL load and prepare a reference when it sets up a trainer, and a trainer
+    with one makes TRL score completions by it.
+    """
+    owner.beta = value
     try:
         yield
     finally:
-        args.beta = 0.0
-
-
-@contextmanager
-def reference_is_scored(trainer: GRPOTrainer, wanted: bool) -> Iterator[None]:
-    """While TRL scores completions, make it compute their log-probs by the reference too, or not."""
-    trainer.beta = 1.0 if wanted else 0.0
-    try:
-        yield
-    finally:
-        trainer.beta = 0.0
+        owner.beta = 0.0

@@ -1,15 +1,10 @@
 """What this package assumes of TRL, checked before it is used; and observation of any trainer from outside."""
 
-import ast
-import copy
 import inspect
-import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,94 +15,13 @@ from trl.trainer import distillation_trainer as module
 from trl.trainer.distillation_trainer import DistillationTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from .compat import ContractError, Sampled, check_version
-
-# The source of TRL's loss, read for what the seam relies on: where the KL is added, and that nothing follows it.
-
-ADDITION = "per_token_loss + self.beta * per_token_kl"
-LOG_PROBS = "_get_per_token_logps_and_entropies"
-USES = ["self.beta != 0.0", "self.beta != 0.0", "self.beta * per_token_kl", "self.beta != 0.0"]
-"""Of `beta` in `_compute_loss`: TRL's KL is computed, added (a test and a product), and logged."""
-
-
-def check_loss(method: Callable[..., Any]) -> None:
-    """Refuse a `_compute_loss` in which the KL is not the last thing that is added to the loss of each token.
-
-    TRL multiplies the policy loss by its off-policy mask, its entropy mask and vLLM's ratio, and then adds the KL. If
-    the KL came first, these masks would drop it on some tokens.
-    """
-    tree = _parsed(method)
-    found = uses_of_beta(method)
-    if found != USES:
-        raise ContractError(f"`beta` used in TRL's loss as {'; '.join(USES)}", "; ".join(found) or "not at all")
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == LOG_PROBS]
-    if len(calls) != 1:
-        raise ContractError(f"one call of {LOG_PROBS} in TRL's loss", f"{len(calls)}")
-    assigned = [
-        n for n in ast.walk(tree) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "per_token_loss"
-    ]
-    last = max(assigned, key=lambda n: n.lineno, default=None)
-    if last is None or ast.unparse(last.value) != ADDITION:
-        raise ContractError(
-            f"`per_token_loss = {ADDITION}` as the last change of the loss of each token",
-            "no change of it" if last is None else f"`{ast.unparse(last)}` after it",
-        )
-    for use in _later_uses(tree, last.lineno):
-        if use not in ("per_token_loss * mask", "per_token_loss.size"):
-            raise ContractError("a loss of each token that is reduced over `mask` alone", f"`{use}`")
-
-
-def uses_of_beta(method: Callable[..., Any]) -> list[str]:
-    """The expressions of which an attribute `beta` is a direct part, in the order of the source."""
-    found = [
-        node
-        for node in ast.walk(_parsed(method))
-        if any(isinstance(child, ast.Attribute) and child.attr == "beta" for child in ast.iter_child_nodes(node))
-    ]
-    return [ast.unparse(node) for node in sorted(found, key=lambda node: getattr(node, "lineno", 0))]
-
-
-def check_returned(method: Callable[..., Any], names: tuple[str, ...]) -> None:
-    """Refuse a method whose last `return` does not give variables of these names, in this order."""
-    returns = [node for node in ast.walk(_parsed(method)) if isinstance(node, ast.Return)]
-    value = max(returns, key=lambda node: node.lineno).value if returns else None
-    found = [ast.unparse(each) for each in value.elts] if isinstance(value, ast.Tuple) else []
-    if tuple(found) != names:
-        raise ContractError(
-            f"{method.__qualname__} that returns {', '.join(names)}", ", ".join(found) or "another value"
-        )
-
-
-def _later_uses(tree: ast.AST, line: int) -> list[str]:
-    """The expressions that use `per_token_loss` after a line."""
-    return [
-        ast.unparse(node)
-        for node in ast.walk(tree)
-        for child in ast.iter_child_nodes(node)
-        if isinstance(child, ast.Name) and child.id == "per_token_loss" and child.lineno > line
-    ]
-
-
-def _parsed(method: Callable[..., Any]) -> ast.AST:
-    try:
-        function = inspect.unwrap(method)
-        return _tree(function, function.__code__)
-    except (OSError, SyntaxError) as error:
-        raise ContractError(
-            f"the source of {method.__qualname__}", f"{error}", "install TRL with its .py files, which pip does"
-        ) from error
-
-
-@cache
-def _tree(function: Callable[..., Any], _code: CodeType) -> ast.AST:
-    """Kept, because every trainer that is built reads the same methods; not beyond a change of a function's code."""
-    return ast.parse(textwrap.dedent(inspect.getsource(function)))
-
+from .compat import ContractError, check_version
 
 # What `KLTrainer` relies on in TRL and transformers, checked when a trainer is built.
 #
-# The KL is added inside TRL's own methods. If TRL changed, or another library replaced its methods, the KL could be
-# left out or scaled without an error; so everything that the seam relies on is compared first.
+# The KL is added around TRL's own methods. If another library replaced them, the KL could be left out without an error;
+# so names, parameters and origin are compared first. What TRL's loss does is looked at when it is computed
+# (`compat.PassCapture`, `compat.token_weights`).
 
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "_get_train_sampler": ("dataset",),
@@ -117,9 +31,7 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
     "_compute_loss": ("model", "inputs"),
     "_get_per_token_logps_and_entropies": (
-        "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss",
-        "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
-        "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+        "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy",
     ),
     "training_step": ("model", "inputs", "num_items_in_batch"),
     "evaluation_loop": ("dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
@@ -129,7 +41,7 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
         "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate",
     ),
 }  # fmt: skip
-"""Methods that `KLTrainer` and `RunTrainer` override, with their parameters."""
+"""Methods that `KLTrainer` and `RunTrainer` override, with their first parameters."""
 
 CALLED: Mapping[str, tuple[str, ...]] = {
     "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
@@ -139,7 +51,7 @@ CALLED: Mapping[str, tuple[str, ...]] = {
     "_get_output_dir": ("trial",),
     "_load_from_checkpoint": ("resume_from_checkpoint", "model"),
 }
-"""Methods that the seam calls, or that call the overridden ones, with their parameters."""
+"""Methods that the seam calls, or that call the overridden ones, with their first parameters."""
 
 ON_THE_WAY_TO_THE_LOSS = (
     "compute_loss",
@@ -177,9 +89,6 @@ def check_class(trainer: type[GRPOTrainer], owner: type[GRPOTrainer]) -> None:
                 _check_origin(base, name)
     for name, parameters in {**OVERRIDES, **CALLED}.items():
         _check_signature(name, parameters)
-    _check_beta()
-    check_loss(GRPOTrainer._compute_loss)
-    check_returned(GRPOTrainer._generate, Sampled._fields)
     if "shuffle_sequence_dict" not in _global_names(GRPOTrainer._prepare_inputs):
         raise ContractError("GRPOTrainer._prepare_inputs that calls shuffle_sequence_dict", "one that does not")
 
@@ -210,20 +119,8 @@ def _check_signature(name: str, parameters: tuple[str, ...]) -> None:
     if method is None:
         raise ContractError(expected, "no such method")
     found = tuple(inspect.signature(method).parameters)[1:]  # without `self`
-    if found != parameters:
+    if found[: len(parameters)] != parameters:
         raise ContractError(expected, f"parameters ({', '.join(found)})")
-
-
-def _check_beta() -> None:
-    """`beta` is lent a value in two methods: a third that reads it would see the lent value or 0."""
-    expected = {"__init__", "_generate_and_score_completions", "_compute_loss"}
-    bases = [base for base in GRPOTrainer.__mro__ if base.__module__.startswith("trl.")]
-    found = {name for base in bases for name, x in vars(base).items() if "beta" in _global_names(x)}
-    if found != expected:
-        raise ContractError(f"`beta` used by {', '.join(sorted(expected))}", ", ".join(sorted(found)) or "none")
-    scored = uses_of_beta(GRPOTrainer._generate_and_score_completions)
-    if scored != ["self.beta != 0.0"]:
-        raise ContractError("one test `self.beta != 0.0` in _generate_and_score_completions", f"{scored}")
 
 
 def _global_names(method: Any) -> tuple[str, ...]:
@@ -235,11 +132,9 @@ def _global_names(method: Any) -> tuple[str, ...]:
 # Observe a trainer of transformers or TRL from outside, while it trains.
 #
 # Touches `Trainer._prepare_inputs` and TRL's `_generate_and_score_completions`, which are replaced on the instance by
-# functions that call them and look at what they return; the public `compute_loss` and `log` likewise. Also touches
-# `_metrics`, `_entropy_window_stats`, `entropy_coef` and `_last_world_entropy`, which a loss of TRL changes.
+# functions that call them and look at what they return; the public `compute_loss` and `log` likewise.
 
 PREPARE, GENERATE, LOSS, LOG = "_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"
-CHANGED_BY_A_LOSS = ("_metrics", "_entropy_window_stats", "entropy_coef", "_last_world_entropy")
 PARAMETERS = {PREPARE: 1, GENERATE: 1, LOSS: 2, LOG: 1}
 """How many parameters of each method are relied on; `compute_loss` takes the model and the batch first."""
 
@@ -360,19 +255,6 @@ def _check_parameters(trainer: Any, name: str, count: int) -> None:
     kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
     if sum(kind in positional for kind in kinds) < count and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise ContractError(expected, f"{len(kinds)} parameters")
-
-
-@contextmanager
-def loss_leaves_no_trace(trainer: Any) -> Iterator[None]:
-    """Lend a loss of TRL copies of what it changes beside its value: metrics, and the adaptive entropy's state."""
-    before = {name: getattr(trainer, name) for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)}
-    for name, value in before.items():
-        setattr(trainer, name, copy.deepcopy(value))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(trainer, name, value)
 
 
 def scores_a_reference(trainer: Any) -> bool:

@@ -25,22 +25,24 @@ from ..zoo import Cell
 from . import compat
 from .compat import (
     Batch,
+    ContractError,
     GenerationState,
     LossSinceLog,
-    PreparedAnswer,
+    Pass,
+    PassCapture,
+    Result,
     Sampled,
-    add_to_loss,
     attention_of,
     checkpoint_folder,
     current_mode,
     has_adapters,
+    lend_beta,
     load_model,
     log_metrics,
     model_name,
-    reference_is_built,
-    reference_is_scored,
     reference_loaded_from,
     shuffled_by,
+    token_weights,
 )
 from .config import KLConfig, TRLObjective, declared
 from .contract import check_contract, warn_of_cudnn_attention
@@ -362,8 +364,9 @@ START_AGAIN = "start again with kl_coef, without completions that wait (rollout_
 class KLTrainer(GRPOTrainer):
     """A `GRPOTrainer` whose KL term is a `KLTerm`, or any loss of `klgrad.zoo`.
 
-    TRL's `beta` is 0 except while TRL builds and scores the reference, so that adapters, FSDP and DeepSpeed are handled
-    by TRL's own code, and while TRL adds the KL to its loss, when it stands for our term (`compat.py`).
+    TRL's `beta` is 0, so that its loss has no KL, except while TRL builds and scores the reference, so that adapters,
+    FSDP and DeepSpeed are handled by TRL's own code. The log-probs that TRL's loss asks for are captured, the KL is
+    computed from them, and the weights of its tokens are those that TRL would give its own (`compat.token_weights`).
 
     Args:
         model: the policy, or its name; `smollm2` is embedded, and needs no network.
@@ -417,7 +420,7 @@ class KLTrainer(GRPOTrainer):
             "prompts": self.prompt_numbers,
             "lag": self.lag_queue,
         }
-        self._prepared, self._check_start = PreparedAnswer(), StartCheck(self, args)
+        self._capture, self._check_start = PassCapture(), StartCheck(self, args)
         self._last_sampled: Sampled | None = None
         self._evaluating = False
         self._restored: dict[str, Any] | None = None
@@ -439,7 +442,7 @@ class KLTrainer(GRPOTrainer):
         if classes := listed(kwargs.get("reward_processing_classes")):
             kwargs = {**kwargs, "reward_processing_classes": [*classes, *[None] * (len(rewards) - len(own))]}
         try:
-            with reference_is_built(args, self.has_reference), as_reference(model, args, kwargs) as (named, given):
+            with lend_beta(args, float(self.has_reference)), as_reference(model, args, kwargs) as (named, given):
                 super().__init__(named, reward_funcs=[*rewards], args=args, **given)
         finally:
             args.reward_weights = weights
@@ -456,6 +459,10 @@ class KLTrainer(GRPOTrainer):
     @property
     def _has_kl_reward(self) -> bool:
         return self.objective.placement == "reward" and self.has_reference
+
+    @property
+    def _has_kl_loss(self) -> bool:
+        return self.objective.placement != "reward" and self.has_reference
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         prompts: Any = self.train_dataset if dataset is None else dataset
@@ -478,7 +485,7 @@ class KLTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         by_trl = self.has_reference and not self.objective.exact and self.objective.placement != "reward"
-        with reference_is_scored(self, by_trl):
+        with lend_beta(self, float(by_trl)):
             batch = super()._generate_and_score_completions(inputs)
         batch["group"] = self.prompt_numbers.of_generation(compat.row_count(batch))
         if current_mode(self) == "eval" or not self.args.rollout_lag:
@@ -487,16 +494,19 @@ class KLTrainer(GRPOTrainer):
             compat.keep_old_log_probs(batch, self.scorer.log_probs(self.model, batch))
         return self.lag_queue.exchange(batch)
 
-    def _calculate_rewards(self, *args: Any) -> Tensor:
-        rewards = super()._calculate_rewards(*args)
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any, *args: Any
+    ) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list, *args)
         if self._has_kl_reward:  # a completion that no reward scored must not be scored by its KL
-            scored_by_others, kl = ~rewards.isnan().all(1), self._score_sampled().to(rewards.dtype)
+            scored_by_others, kl = ~rewards.isnan().all(1), self._score_sampled(completion_ids_list).to(rewards.dtype)
             rewards[:, self._kl_reward_index()] = torch.where(scored_by_others, kl, torch.nan)
         return rewards
 
-    def _score_sampled(self) -> Tensor:
+    def _score_sampled(self, completion_ids: list[list[int]]) -> Tensor:
         """(B,) log π - log ref of each completion that TRL has just sampled, of all processes; recorded here too."""
         assert self._last_sampled is not None  # TRL samples before it scores
+        self._last_sampled.check(completion_ids)
         rollout = self.scorer.sampled_rollout(self._last_sampled)
         rows = len(rollout.mask) // self.accelerator.num_processes
         group, _ = everywhere(self.accelerator, {"group": self.prompt_numbers.of_rows(rows)})
@@ -512,43 +522,48 @@ class KLTrainer(GRPOTrainer):
     # Loss
 
     def _compute_loss(self, model: Any, inputs: Batch) -> Tensor:
-        if self.objective.placement == "reward" or not self.has_reference:
+        if not self._has_kl_loss:
             return super()._compute_loss(model, inputs)
         with checked_at_the_end():
             return self._loss_with_kl(model, inputs)
 
     def _loss_with_kl(self, model: Any, batch: Batch) -> Tensor:
+        """TRL's loss without a KL, and the KL of the log-probs that it asked for."""
         group = self._gathered_groups(batch)  # before the device has work to wait for
-        passed = self.scorer.forward(model, batch)
-        rollout, own = self.scorer.rollout(passed, batch, group)
-        self._check_start(rollout)
-        result = self._evaluated_term(rollout)
-        given, beta = batch, self.coefficient.value
-        if self.objective.placement == "advantage" and result is not None:
-            given = compat.with_lower_advantages(batch, beta * own_rows(result.coefficient, own, passed.logp))
-        per_token = self._per_token(rollout, result, own, passed.logp)
-        by_trl = None
-        if per_token is not None and self.objective.reduction == "policy":
-            by_trl = beta * per_token
-            given = compat.with_any_reference(given, passed.logp)
-        with self._prepared.prepared(passed, model, batch), add_to_loss(self, by_trl):
-            loss = super()._compute_loss(model, given)
-        if by_trl is None:
-            loss = loss + beta * self._summed(rollout, per_token)
+        given, captured = dict(batch), list[tuple[Tensor, Rollout, slice, KLResult | None]]()
+        in_advantages = self.objective.placement == "advantage" and self.objective.term is not None
+        if in_advantages:
+            del given["advantages"]  # so that TRL cannot read them before the KL is subtracted
+
+        def answer(own: Pass) -> Result:
+            passed = self.scorer.forward(model, batch, own)
+            rollout, rows = self.scorer.rollout(passed, batch, group)
+            self._check_start(rollout)
+            result = self._evaluated_term(rollout)
+            if in_advantages and result is not None:
+                by = self.coefficient.value * own_rows(result.coefficient, rows, passed.logp)
+                given["advantages"] = compat.lower_advantages(batch, by)
+            captured.append((passed.logp, rollout, rows, result))
+            return passed.logp, passed.entropy, passed.aux_loss
+
+        try:
+            with self._capture.answer(model, answer):
+                loss = super()._compute_loss(model, given)
+        except KeyError as error:
+            if captured:
+                raise
+            raise ContractError("a loss of TRL's that reads `advantages` after its forward pass", f"{error}") from error
+        [(logp, rollout, rows, result)] = captured
+        per_token = self._per_token(rollout, result, rows, logp)
+        loss = loss + self.coefficient.value * self._reduced(model, batch, rollout, per_token)
         self.kl_metrics.hold(rollout, group, result)
         if current_mode(self) == "eval":
             self.kl_metrics.record_held("eval", last=not self._evaluating)
         return loss
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        found = self._prepared.take(model, input_ids, attention_mask, logits_to_keep, kwargs)
-        if found is not None:
-            return found
-        return super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-        )
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Result:
+        own = partial(super()._get_per_token_logps_and_entropies, model, *args, **kwargs)
+        return self._capture(model, own)
 
     def _gathered_groups(self, batch: Batch) -> Tensor:
         """(B,) the prompt numbers of all processes' completions; on the CPU, where reading them waits for nothing."""
@@ -571,7 +586,10 @@ class KLTrainer(GRPOTrainer):
         assert result is not None  # there is a term where there is no cell
         return per_token_loss(self.objective, rollout, result, own, logp)
 
-    def _summed(self, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
+    def _reduced(self, model: Any, batch: Batch, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
+        """What the KL adds to this process' loss: reduced as TRL reduces its own, or summed over completions."""
+        if per_token is not None and self.objective.reduction == "policy":
+            return (token_weights(self, self._capture, model, batch, per_token) * per_token).sum()
         accumulation = self.current_gradient_accumulation_steps if current_mode(self) == "train" else 1
         cell = self.objective.cell
         if cell is not None and cell.per_token is None:
@@ -614,6 +632,8 @@ class KLTrainer(GRPOTrainer):
         self.restore_logged()
         try:
             loss = super().training_step(*args, **kwargs)
+            if self._has_kl_loss and not self.kl_metrics.is_held:
+                raise ContractError("a training step of TRL's that calls _compute_loss", "one that does not")
             self.kl_metrics.record_held(current_mode(self), last=self.accelerator.sync_gradients)
         finally:
             self.kl_metrics.drop_held()  # a step that failed must not keep its graph

@@ -147,6 +147,11 @@ class KLMetrics:
         """Keep a micro-batch until `record_held`, so that its report is computed while the device runs backward."""
         self._held = (rollout, group, result)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a micro-batch is held."""
+        return self._held is not None
+
     def drop_held(self) -> None:
         """Forget the micro-batch that is held, and the graph that it holds."""
         self._held = None

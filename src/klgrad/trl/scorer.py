@@ -31,6 +31,7 @@ from .compat import (
     Completions,
     ContractError,
     ForwardPass,
+    Pass,
     Sampled,
     base_of,
     completion_log_probs,
@@ -481,11 +482,10 @@ class Scorer:
         found = TopEntries(*(best[name] for name in ("ids", "logp", "token_logp", "has_token")))
         return _statistics(ask(self._trainer.accelerator, model, batch, replace(plain, entries=found.ids))), found
 
-    def forward(self, model: Any, batch: Batch) -> ForwardPass:
-        """The policy's pass over a batch, with its gradient, and the exact KLs where the objective needs them."""
+    def forward(self, model: Any, batch: Batch, own: Pass) -> ForwardPass:
+        """The policy's pass over a batch, with its gradient: TRL's own, or one with exact KLs in its place."""
         if not self._objective.exact:
-            how = {"compute_entropy": True, "compute_aux_loss": self._trainer.aux_loss_enabled}
-            return ForwardPass(*completion_log_probs(self._trainer, model, batch, **how))
+            return ForwardPass(*own())
         refuse_images(compat.has_images(batch), "kl_estimator='exact'")
         given = Completions.of(batch)
         if not self._heads_compared:  # with adapters the reference has the policy's head
