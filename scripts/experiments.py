@@ -10,7 +10,7 @@ from klgrad.papers.comedy.on_policy import NOT_A_KL
 from klgrad.papers.own.discount import BATCH, BIAS, COSINE, ONE_RATE, STUDENTS, VARIANCE, squared_error
 from klgrad.papers.own.reuse import PER_COMPLETION
 from klgrad.papers.runs import COLUMNS as DISTILLED, ENOUGH_SEEDS, OWN, RIGHT, TEACHERS, counts
-from klgrad.papers.study import Check, Numbers, studies
+from klgrad.papers.study import Check, Numbers, load_study
 from klgrad.papers.tang_munos.fig8_language_model import COLUMNS as FIG8_COLUMNS, LAST as FIG8_LAST
 from klgrad.papers.tang_munos.long_runs import LAST as LONG_LAST, WORDS as LONG_ARMS
 
@@ -22,7 +22,7 @@ REUSED = "trainer | uses | completions of a batch"
 
 @cache
 def _numbers(name: str) -> Numbers:
-    return studies()[name].run(Settings())
+    return load_study(name).run(Settings())
 
 
 def fig8() -> str:
@@ -416,7 +416,7 @@ def _by_rate(setting: str) -> tuple[str, float]:
 
 def checks_of(name: str) -> str:
     """The sentences of a study's claim with their measured differences, and how many wait for runs."""
-    return checks_table(studies()[name].check(_numbers(name)))
+    return checks_table(load_study(name).check(_numbers(name)))
 
 
 def checks_table(checks: list[Check]) -> str:
@@ -424,7 +424,7 @@ def checks_table(checks: list[Check]) -> str:
     shown = [check for check in checks if not check.waits]
     lines = ["| claim | measured | verdict |", "|---|---|---|"] if shown else []
     for check in shown:
-        lines.append(f"| {check.claim} | {check.measured} | {check.verdict} |")
+        lines.append(f"| {check.sentence} | {check.measured} | {check.verdict} |")
     if count := len(checks) - len(shown):
         words = "sentence waits" if count == 1 else "sentences wait"
         lines += ["", f"{count} more {words} for runs."] if shown else [f"{count} {words} for runs."]

@@ -63,7 +63,7 @@ def _section(name: str, data: dict, run: Path) -> str:
     for kind in KINDS:
         shutil.copyfile(run / f"{name}.{kind}", IMAGES / f"{picture}.{kind}")
     doc = (studies()[name].module.__doc__ or "").strip().split("\n\n", 1)[1]
-    checks = "".join(f"- {MARKS[check.verdict]} {check.claim}: {check.measured}\n" for check in _checks(data))
+    checks = "".join(f"- {MARKS[check.verdict]} {check.sentence}: {check.measured}\n" for check in _checks(data))
     return (
         f"\n## {name}\n\n{data['claim']}\n\n*{data['source']}*\n\n"
         f"[![{name}](images/reproduce/{picture}.png)](images/reproduce/{picture}.svg)\n\n"

@@ -58,7 +58,7 @@ def test_the_table_of_weights_names_what_they_are_compared_with(script, monkeypa
 
 def test_a_long_verdict_counts_the_sentences_that_decide_it(script):
     """Those of the paper; all of them if none is from a paper."""
-    checks = [Check("a", "1", holds=False), Check("b", "1", holds=True), Check("(ours) c", "1", holds=False)]
+    checks = [Check("a", "1", holds=False), Check("b", "1", holds=True), Check("c", "1", holds=False, ours=True)]
     saved = lambda checks: {"result": "x", "verdict": "y" * 999, "checks": [asdict(check) for check in checks]}
     short = script("results")._short
     assert short(saved(checks)) == "holds 1, contradicted 1, of 2 sentences, below"

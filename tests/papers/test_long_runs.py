@@ -23,10 +23,10 @@ ENDS = {
     "k1-reward-divided": (0.09, 4.0),
 }
 """Right answers rise with the root of the KL, by this factor, and the KL evenly to this."""
-GROWS = "(ours) the KL of k3 as loss still grows from 270 to 300 updates"
-SETTLED = "(ours) the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
-ORDER = "(ours) the order of right answers at 60 updates holds at 300"
-ORDER_OF_KL = "(ours) the order of KL at 60 updates holds at 300"
+GROWS = "the KL of k3 as loss still grows from 270 to 300 updates"
+SETTLED = "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
+ORDER = "the order of right answers at 60 updates holds at 300"
+ORDER_OF_KL = "the order of KL at 60 updates holds at 300"
 ROUNDING = 1e-9
 """Sums and fits of a few float64 numbers of the order of 1."""
 
@@ -103,14 +103,14 @@ def test_an_arm_that_ends_below_its_start_has_collapsed(tmp_path):
     ends = {claim: verdict for claim, verdict in found.items() if "ends above its start" in claim}
     assert len(ends) == len(ENDS)
     assert ends == {claim: "contradicted" if "k2" in claim else "holds" for claim in ends}
-    assert found["(ours) k2 as loss answers more right at 300 updates than at 60"] == "contradicted"
+    assert found["k2 as loss answers more right at 300 updates than at 60"] == "contradicted"
 
 
 def test_a_run_that_stopped_has_collapsed(tmp_path):
     rows = [row for row in made() if not (row["arm"] == "none" and row["seed"] == 0 and row["update"] > 120)]
     found, failed = verdicts(tmp_path, rows), numbers(tmp_path, rows)["failures"]["none"]
     assert failed == {"runs": 3, "collapsed": 0, "stopped": 1}
-    assert found["(ours) no KL ends above its start"] == "contradicted"
+    assert found["no KL ends above its start"] == "contradicted"
     assert found[ORDER] == "undecided"  # two seeds are left
 
 

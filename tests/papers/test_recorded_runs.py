@@ -461,13 +461,13 @@ def test_the_script_of_an_experiment_exists(name):
 @pytest.mark.parametrize("names", [[], ["schulman/table"], ["tang-munos/fig8", "schulman/table"]])
 def test_run_needs_the_names_of_experiments(names, tmp_path):
     with pytest.raises(ExperimentError, match=f"choose from {', '.join(EXPERIMENTS)}"):
-        experiments.measure([STUDIES[name] for name in names], STUDIES, tmp_path)
+        experiments.measure([STUDIES[name] for name in names], tmp_path)
 
 
 def test_run_needs_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ExperimentError, match="expected a CUDA GPU"):
-        experiments.measure([STUDIES["tang-munos/fig8"]], STUDIES, tmp_path)
+        experiments.measure([STUDIES["tang-munos/fig8"]], tmp_path)
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -484,8 +484,8 @@ def test_run_calls_the_scripts_and_reports_a_failure(status, tmp_path, monkeypat
     chosen = [STUDIES["tang-munos/fig8"]]
     if status:
         with pytest.raises(ExperimentError, match=r"a failure of .*exp_fig8\.py"):
-            experiments.measure(chosen, STUDIES, tmp_path)
+            experiments.measure(chosen, tmp_path)
         assert len(calls) == 1
     else:
-        assert experiments.measure(chosen, STUDIES, tmp_path) == str(tmp_path / "runs")
+        assert experiments.measure(chosen, tmp_path) == str(tmp_path / "runs")
         assert len(calls) == 3

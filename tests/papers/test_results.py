@@ -54,7 +54,7 @@ def test_the_page_says_the_same(name):
     else:
         words = {verdict: mark for mark, verdict in MARKS.items()}
         checks = study.check(study.run(Settings()))
-        assert lines == [f"- {words[check.verdict]} {check.claim}: {check.measured}" for check in checks]
+        assert lines == [f"- {words[check.verdict]} {check.sentence}: {check.measured}" for check in checks]
     assert study.source in section
 
 

@@ -34,13 +34,21 @@ def study(numbers=None, *, holds=True, fails=None):
     return Study("paper/made-up", module)
 
 
+def replace_studies(monkeypatch, *made):
+    """These studies in place of all that there are."""
+    by_name = {each.name: each for each in made}
+    monkeypatch.setattr("klgrad.papers.study.MODULES", dict.fromkeys(by_name, ""))
+    monkeypatch.setattr("klgrad.papers.study.load_study", by_name.__getitem__)
+
+
 def test_numbers_figure_and_verdict_are_kept(tmp_path):
     made = study()
     assert reproduce(made, Settings(), tmp_path).verdict == "holds"
     saved = json.loads((tmp_path / "paper/made-up.json").read_text())
     assert saved["claim"] == "A claim that is made up for a test."
     assert saved["numbers"] == {"x": [1.0, 2.0]}
-    assert saved["checks"] == [{"claim": "it holds", "measured": "1.0", "holds": True, "decided": True}]
+    fields = {"holds": True, "decided": True, "ours": False, "waits": False}
+    assert saved["checks"] == [{"claim": "it holds", "measured": "1.0", **fields}]
     assert sorted(p.name for p in (tmp_path / "paper").iterdir()) == ["made-up.json", "made-up.png", "made-up.svg"]
 
 
@@ -88,7 +96,7 @@ def test_the_digest_of_the_code_depends_on_every_source(tmp_path, monkeypatch):
 def test_the_status_is_1_if_a_claim_is_contradicted(holds, decided, status, tmp_path, monkeypatch):
     made = study()
     monkeypatch.setattr(made.module, "check", lambda found: [Check("it holds", "1", holds, decided)])
-    monkeypatch.setattr("klgrad.papers.study.studies", lambda: {made.name: made})
+    replace_studies(monkeypatch, made)
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == status, done.output
 
@@ -107,7 +115,7 @@ def test_a_sentence_with_too_few_seeds_is_undecided_and_not_contradicted():
 
 
 def test_a_verdict_on_a_papers_claim_leaves_out_sentences_that_are_ours():
-    theirs, ours = Check("a", "1", holds=True), Check("(ours) b", "2", holds=False)
+    theirs, ours = Check("a", "1", holds=True), Check("b", "2", holds=False, ours=True)
     assert Outcome("name", [theirs, ours], None).verdict == "holds"
     assert Outcome("name", [theirs, ours], None).holds
     assert Outcome("name", [ours], None).verdict == "contradicted: (ours) b (2)"
@@ -117,7 +125,7 @@ def test_a_verdict_on_a_papers_claim_leaves_out_sentences_that_are_ours():
 def test_interrupted_it_leaves_whole_files_and_goes_on_later(tmp_path, monkeypatch):
     first, second = study(), study(fails=KeyboardInterrupt())
     second = Study("paper/second", second.module)
-    monkeypatch.setattr("klgrad.papers.study.studies", lambda: {first.name: first, second.name: second})
+    replace_studies(monkeypatch, first, second)
     stopped = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--jobs", "1"])
     assert stopped.exit_code == 130
     assert "to compute the missing results" in stopped.output
@@ -149,6 +157,16 @@ def test_ctrl_c_stops_the_workers_and_leaves_whole_files_only(tmp_path):
         assert path.suffix in (".json", ".png", ".svg"), path
         if path.suffix == ".json":
             json.loads(path.read_text())
+
+
+@pytest.mark.slow
+def test_one_study_imports_no_other(tmp_path):
+    code = "import sys; from klgrad.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
+    command = [sys.executable, "-c", code, "reproduce", "schulman/table", "--quick", "--out", str(tmp_path)]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    studies = {name for name in loaded if name.removeprefix("klgrad.papers.") in study_runner.MODULES.values()}
+    assert studies == {"klgrad.papers.schulman.table"}
+    assert "klgrad.papers.runs" not in loaded
 
 
 def test_the_command_lists_and_refuses():

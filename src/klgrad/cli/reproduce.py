@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 # `klgrad reproduce --run`: the training runs of an experiment, made again by its script in benchmarks/.
 
 
-def measure(named: Sequence[Study], known: dict[str, Study], out: Path) -> str:
+def measure(named: Sequence[Study], out: Path) -> str:
     """Make the training runs of the named studies; runs that an interrupted call has finished are not repeated.
 
     Args:
         named: the studies; all must be experiments.
-        known: every study by its name.
         out: the folder of the command; the CSV files go to `runs` in it.
 
     Returns:
@@ -44,11 +43,12 @@ def measure(named: Sequence[Study], known: dict[str, Study], out: Path) -> str:
 
     from ..models import resolve
     from ..papers.runs import CHECKOUT
+    from ..papers.study import studies
 
-    experiments = [name for name, study in known.items() if study.experiment]
     if not named or any(study.experiment is None for study in named):
         others = ", ".join(study.name for study in named if study.experiment is None) or "no name"
-        raise ExperimentError("with --run, names of experiments", others, f"choose from {', '.join(experiments)}")
+        experiments = ", ".join(name for name, study in studies().items() if study.experiment)
+        raise ExperimentError("with --run, names of experiments", others, f"choose from {experiments}")
     benchmarks = CHECKOUT / "benchmarks"
     if not benchmarks.is_dir():
         raise ExperimentError("the scripts of benchmarks/", "an installed package without them", "run it in a checkout")
@@ -101,14 +101,13 @@ def command(
     import torch
 
     from ..papers import Settings
-    from ..papers.study import studies
+    from ..papers.study import MODULES, load_study
 
     console = stdout()
-    known = studies()
     for name in results or []:
-        if name not in known:
-            raise UnknownNameError("result", name, known)
-    chosen = [known[name] for name in dict.fromkeys(results or known)]
+        if name not in MODULES:
+            raise UnknownNameError("result", name, MODULES)
+    chosen = [load_study(name) for name in dict.fromkeys(results or MODULES)]
     if list_:
         console.print(_claims(chosen))
         return
@@ -116,9 +115,9 @@ def command(
     torch.set_num_threads(1)  # the tensors are too small for threads to help; processes do help
     ensure_folder(out)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: workers end, files stay complete
-    measured = measure([known[name] for name in results or []], known, out) if run else None
+    measured = measure(chosen if results else [], out) if run else None
     outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed, measured=measured), out, fresh, jobs)
-    console.print(_summary(known, outcomes))
+    console.print(_summary({study.name: study.claim for study in chosen}, outcomes))
     _say_what_was_not_computed(console, outcomes, here=run)
     print_path(console, f"Numbers and figures are in {out}/")
     if stopped:
@@ -154,7 +153,7 @@ def _claims(chosen: list[Study]) -> Table:
     return table
 
 
-def _summary(known: dict[str, Study], outcomes: list[Outcome]) -> Table:
+def _summary(claims: dict[str, str], outcomes: list[Outcome]) -> Table:
     table = Table("result", "claim", "verdict", "seconds", box=None, pad_edge=False, show_lines=False)
     table.columns[0].no_wrap = True
     table.columns[3].justify = "right"
@@ -162,7 +161,7 @@ def _summary(known: dict[str, Study], outcomes: list[Outcome]) -> Table:
         verdict = Text(outcome.verdict, style="green" if outcome.holds else "yellow")
         seconds = "kept" if outcome.seconds is None else f"{outcome.seconds:.1f}"
         seconds = "recorded" if outcome.measured else seconds
-        table.add_row(outcome.name, known[outcome.name].claim, verdict, seconds)
+        table.add_row(outcome.name, claims[outcome.name], verdict, seconds)
     return table
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..errors import ExperimentError
-from .study import MISSING, Check, Experiment, Settings
+from .study import Check, Experiment, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,8 +155,8 @@ def exceeds_over_seeds(claim: str, found: Found) -> Check:
     """Check that a difference is positive; undecided if neither it nor its opposite counts.
 
     Example:
-        >>> exceeds_over_seeds("it learns more", {"difference": 0.3, "error": 0.1, "seeds": 3})
-        Check(claim='it learns more', measured='by 0.3 ± 0.1, 3.0 standard errors, 3 seeds', holds=True, decided=True)
+        >>> exceeds_over_seeds("it learns more", {"difference": 0.3, "error": 0.1, "seeds": 3}).measured
+        'by 0.3 ± 0.1, 3.0 standard errors, 3 seeds'
     """
     errors = found["difference"] / found["error"] if found["error"] else float("inf") * found["difference"]
     by = f"by {found['difference']:.2g} ± {found['error']:.2g}"
@@ -171,7 +171,7 @@ def undecided_without_runs(claim: str) -> Check:
 
 def undecided_without(what: str, claim: str) -> Check:
     """The sentence of a claim for which runs or measurements are missing."""
-    return Check(claim, f"no value: {what} {MISSING}", holds=False, decided=False)
+    return Check(claim, f"no value: {what} are missing", holds=False, decided=False, waits=True)
 
 
 def exceeds_if_run(claim: str, found: Found | None) -> Check:
@@ -197,8 +197,8 @@ def equal_over_seeds(claim: str, found: Found, margin: float) -> Check:
     """Check that a difference is within a margin, by two standard errors; undecided if that depends on them.
 
     Example:
-        >>> equal_over_seeds("they agree", {"difference": 0.1, "error": 0.1, "seeds": 3}, margin=0.4)
-        Check(claim='they agree', measured='0.1 ± 0.1, margin 0.4, 3 seeds', holds=True, decided=True)
+        >>> equal_over_seeds("they agree", {"difference": 0.1, "error": 0.1, "seeds": 3}, margin=0.4).measured
+        '0.1 ± 0.1, margin 0.4, 3 seeds'
     """
     return _below(claim, abs(found["difference"]), found, "margin", margin)
 
@@ -207,8 +207,8 @@ def below_if_run(claim: str, found: Found | None, limit: float) -> Check:
     """Check that a difference is below a limit, by two standard errors; else, or without runs, it is undecided.
 
     Example:
-        >>> below_if_run("it costs little", {"difference": 0.1, "error": 0.1, "seeds": 3}, limit=0.4)
-        Check(claim='it costs little', measured='0.1 ± 0.1, limit 0.4, 3 seeds', holds=True, decided=True)
+        >>> below_if_run("it costs little", {"difference": 0.1, "error": 0.1, "seeds": 3}, limit=0.4).measured
+        '0.1 ± 0.1, limit 0.4, 3 seeds'
     """
     return undecided_without_runs(claim) if found is None else _below(claim, found["difference"], found, "limit", limit)
 

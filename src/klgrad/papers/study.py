@@ -15,11 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import import_module
-from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,13 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-
-# The parts of one reproduced result.
-#
-# Each result is a module. Its docstring states the claim in our own words, names the figure and gives the source. `run`
-# computes numbers that JSON can hold, `check` judges them, and `draw` draws them. `check` and `draw` read the saved
-# numbers only, so that neither depends on anything that was not saved.
-
 Numbers = dict[str, Any]
 """Nested dictionaries and lists of numbers and strings."""
 
@@ -51,8 +42,6 @@ That is a chance of one in thirty thousand, with about sixty comparisons in all.
 """
 
 
-MISSING = "are missing"
-"""How the measured text of a sentence ends that is undecided because runs or measurements have not been made."""
 VERDICTS: tuple[str, ...] = ("holds", "contradicted", "undecided")
 MARGIN = 0.25
 """The smallest gain, in the logarithm, that would count as an improvement."""
@@ -103,12 +92,16 @@ class Check:
         measured: the value, in words.
         holds: whether the sentence holds.
         decided: False if the measurement cannot tell; then `holds` is False.
+        ours: whether the sentence is not from the paper.
+        waits: whether it is undecided because runs or measurements have not been made.
     """
 
     claim: str
     measured: str
     holds: bool
     decided: bool = True
+    ours: bool = False
+    waits: bool = False
 
     @property
     def verdict(self) -> str:
@@ -116,14 +109,14 @@ class Check:
         return "holds" if self.holds else "contradicted" if self.decided else "undecided"
 
     @property
-    def ours(self) -> bool:
-        """Whether the sentence is not from the paper, as it says itself."""
-        return self.claim.startswith("(ours)")
+    def sentence(self) -> str:
+        """The claim as it is printed, which says whether it is ours."""
+        return f"(ours) {self.claim}" if self.ours else self.claim
 
-    @property
-    def waits(self) -> bool:
-        """Whether it is undecided because runs or measurements have not been made, as it says itself."""
-        return not self.decided and self.measured.endswith(MISSING)
+
+def ours(*checks: Check) -> list[Check]:
+    """Mark sentences that are not from a paper."""
+    return [replace(check, ours=True) for check in checks]
 
 
 def exceeds(claim: str, difference: float, error: float) -> Check:
@@ -131,7 +124,7 @@ def exceeds(claim: str, difference: float, error: float) -> Check:
 
     Example:
         >>> exceeds("it grows", difference=1.0, error=0.1)
-        Check(claim='it grows', measured='z = 10.0', holds=True, decided=True)
+        Check(claim='it grows', measured='z = 10.0', holds=True, decided=True, ours=False, waits=False)
     """
     z = _z_score(difference, error)
     return Check(claim, f"z = {z:.1f}", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
@@ -141,8 +134,8 @@ def all_exceed(claim: str, differences: Iterable[tuple[float, float]]) -> Check:
     """Check that every one of several differences, each with its error, is positive, by the smallest z-score.
 
     Example:
-        >>> all_exceed("both grow", [(1.0, 0.1), (1.0, 0.2)])
-        Check(claim='both grow', measured='z = 5.0 or more', holds=True, decided=True)
+        >>> all_exceed("both grow", [(1.0, 0.1), (1.0, 0.2)]).measured
+        'z = 5.0 or more'
     """
     z = min(_z_score(*pair) for pair in differences)
     return Check(claim, f"z = {z:.1f} or more", z > SIGNIFICANT, decided=abs(z) > SIGNIFICANT)
@@ -257,9 +250,14 @@ MODULES = {
 }
 
 
+def load_study(name: str) -> Study:
+    """The study of a name in `MODULES`; no other is imported."""
+    return Study(name, import_module(f".{MODULES[name]}", __package__))
+
+
 def studies() -> dict[str, Study]:
     """All studies, in the order in which they are listed."""
-    return {name: Study(name, import_module(f".{path}", __package__)) for name, path in MODULES.items()}
+    return {name: load_study(name) for name in MODULES}
 
 
 # Compute, judge and draw results. Files are complete or absent; numbers of an earlier run are reused.
@@ -308,7 +306,7 @@ class Outcome:
         """`holds`, or the decisive sentences that are contradicted and those that are undecided."""
         parts = []
         for verdict in VERDICTS[1:]:
-            if found := [f"{c.claim} ({c.measured})" for c in self.decisive if c.verdict == verdict]:
+            if found := [f"{c.sentence} ({c.measured})" for c in self.decisive if c.verdict == verdict]:
                 parts.append(f"{verdict}: {'; '.join(found)}")
         return ". ".join(parts) or "holds"
 
@@ -411,56 +409,33 @@ def every_outcome(
         return
     # Spawn, because a fork copies locks that other threads hold, such as that of a progress bar.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(torch.get_num_threads(),))
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin_worker, initargs=(torch.get_num_threads(),))
+    # The workers, which start at `submit`, inherit that Ctrl-C is ignored: this process decides whether to stop.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tasks = [pool.submit(_reproduce_named, study.name, settings, out, fresh) for study in studies]
+    signal.signal(signal.SIGINT, handler)
     try:
-        with _without_interrupts():
-            names = [(study.name, study.module.__name__) for study in studies]
-            waiting = [pool.submit(_one, *name, settings, out, fresh) for name in names]
-        for done in as_completed(waiting):
-            yield done.result()
+        for task in as_completed(tasks):
+            yield task.result()
     except BaseException:
         for worker in (pool._processes or {}).values():
             worker.terminate()
         raise
     finally:
         workers = list(pool._processes or {})
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
         for path in (path for study in studies for path in files_of(study, out)):
             for partial in partials_of(path, workers):
                 partial.unlink(missing_ok=True)
 
 
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that are started in this block ignore Ctrl-C from the beginning; the parent decides whether to stop.
-
-    A process inherits the blocked signals of the thread that starts it.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    resource_tracker.ensure_running()  # otherwise it starts with the first worker, and unblocks signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _begin(threads: int) -> None:
-    """In a worker: use the parent's number of threads, ignore interrupts, and end with the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin_worker(threads: int) -> None:
+    """In a worker: use the parent's number of threads, and end with it, since one that was killed cannot say so."""
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-
-
-def _end_with_the_parent() -> None:
-    """Exit when the parent exits: a parent that was killed cannot end its workers, which would wait for ever."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _one(name: str, module: str, settings: Settings, out: Path, fresh: bool) -> Outcome:
-    return reproduce(Study(name, import_module(module)), settings, out, fresh=fresh)
+def _reproduce_named(name: str, settings: Settings, out: Path, fresh: bool) -> Outcome:
+    return reproduce(load_study(name), settings, out, fresh=fresh)

@@ -44,7 +44,7 @@ from ..runs import (
     provenance,
     summaries,
 )
-from ..study import Check, Experiment, Numbers, Settings
+from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,37 +148,40 @@ SMALL = 0.1
 SAMPLED_REVERSE, EXACT_REVERSE, TOP_REVERSE = "reverse-sampled", "reverse-exact", "reverse-top-64"
 SAMPLED_FORWARD, EXACT_FORWARD, TOP_FORWARD = "forward-sampled", "forward-exact", "forward-top-64"
 AGE = "an age of 16 updates"
+Sides = dict[str, tuple[str, str]]
+"""Two sides by claim."""
 COSTS_MORE = {
     f"{AGE} costs the sampled reverse KL more than the exact forward KL": (SAMPLED_REVERSE, EXACT_FORWARD),
     f"{AGE} costs the sampled reverse KL more than the top-64 forward KL": (SAMPLED_REVERSE, TOP_FORWARD),
     f"{AGE} costs the sampled reverse KL more than the exact, recomputed one": (SAMPLED_REVERSE, EXACT_REVERSE),
     f"{AGE} costs the top-64 reverse KL more than the top-64 forward KL": (TOP_REVERSE, TOP_FORWARD),
-    f"(ours) {AGE} costs the exact reverse KL more than the exact forward KL": (EXACT_REVERSE, EXACT_FORWARD),
-    f"(ours) {AGE} costs the sampled reverse KL more than the sampled forward KL": (SAMPLED_REVERSE, SAMPLED_FORWARD),
-    f"(ours) {AGE} costs the top-64 reverse KL more than the exact one": (TOP_REVERSE, EXACT_REVERSE),
 }
 """The arm that should lose more by completions that are 16 updates old, and the one that should lose less."""
-WORSE = {
-    f"{AGE} makes the sampled reverse KL worse": (SAMPLED_REVERSE, OLD),
-    f"(ours) {AGE} makes the top-64 reverse KL worse": (TOP_REVERSE, OLD),
-    f"(ours) {AGE} makes the exact reverse KL worse": (EXACT_REVERSE, OLD),
-    f"(ours) {AGE} makes the exact forward KL worse": (EXACT_FORWARD, OLD),
-    "(ours) a lag of 16 makes the sampled reverse KL worse than 24 fresh batches do": (SAMPLED_REVERSE, SAME_BATCHES),
-    "(ours) a lag of 16 makes the top-64 reverse KL worse than 24 fresh batches do": (TOP_REVERSE, SAME_BATCHES),
-    "(ours) a lag of 16 makes the exact reverse KL worse than 24 fresh batches do": (EXACT_REVERSE, SAME_BATCHES),
-    "(ours) a lag of 16 makes the exact forward KL worse than 24 fresh batches do": (EXACT_FORWARD, SAME_BATCHES),
+OUR_COSTS_MORE = {
+    f"{AGE} costs the exact reverse KL more than the exact forward KL": (EXACT_REVERSE, EXACT_FORWARD),
+    f"{AGE} costs the sampled reverse KL more than the sampled forward KL": (SAMPLED_REVERSE, SAMPLED_FORWARD),
+    f"{AGE} costs the top-64 reverse KL more than the exact one": (TOP_REVERSE, EXACT_REVERSE),
 }
+WORSE = {f"{AGE} makes the sampled reverse KL worse": (SAMPLED_REVERSE, OLD)}
 """An arm, and what is compared."""
-COSTS_LITTLE = {
-    f"(ours) {AGE} costs the exact reverse KL less than a tenth": (EXACT_REVERSE, OLD),
-    f"(ours) {AGE} costs the exact forward KL less than a tenth": (EXACT_FORWARD, OLD),
-    "(ours) 16 updates with each batch cost the exact reverse KL less than a tenth": (EXACT_REVERSE, REUSED),
-    "(ours) 16 updates with each batch cost the exact forward KL less than a tenth": (EXACT_FORWARD, REUSED),
-    "(ours) 24 batches in place of 40 cost the exact reverse KL less than a tenth": (EXACT_REVERSE, FEWER),
-    "(ours) 24 batches in place of 40 cost the exact forward KL less than a tenth": (EXACT_FORWARD, FEWER),
+OUR_WORSE = {
+    f"{AGE} makes the top-64 reverse KL worse": (TOP_REVERSE, OLD),
+    f"{AGE} makes the exact reverse KL worse": (EXACT_REVERSE, OLD),
+    f"{AGE} makes the exact forward KL worse": (EXACT_FORWARD, OLD),
+    "a lag of 16 makes the sampled reverse KL worse than 24 fresh batches do": (SAMPLED_REVERSE, SAME_BATCHES),
+    "a lag of 16 makes the top-64 reverse KL worse than 24 fresh batches do": (TOP_REVERSE, SAME_BATCHES),
+    "a lag of 16 makes the exact reverse KL worse than 24 fresh batches do": (EXACT_REVERSE, SAME_BATCHES),
+    "a lag of 16 makes the exact forward KL worse than 24 fresh batches do": (EXACT_FORWARD, SAME_BATCHES),
 }
-SUFFERS = f"{AGE} makes the sampled reverse KL worse"
-NEARER = "(ours) with stale completions every arm ends nearer to the teacher than it began"
+COSTS_LITTLE = {
+    f"{AGE} costs the exact reverse KL less than a tenth": (EXACT_REVERSE, OLD),
+    f"{AGE} costs the exact forward KL less than a tenth": (EXACT_FORWARD, OLD),
+    "16 updates with each batch cost the exact reverse KL less than a tenth": (EXACT_REVERSE, REUSED),
+    "16 updates with each batch cost the exact forward KL less than a tenth": (EXACT_FORWARD, REUSED),
+    "24 batches in place of 40 cost the exact reverse KL less than a tenth": (EXACT_REVERSE, FEWER),
+    "24 batches in place of 40 cost the exact forward KL less than a tenth": (EXACT_FORWARD, FEWER),
+}
+NEARER = "with stale completions every arm ends nearer to the teacher than it began"
 
 
 def run(settings: Settings) -> Numbers:
@@ -218,24 +221,28 @@ def _costs(last: dict[str, list[Row]], column: str) -> dict[str, Found | None]:
 def _more(last: dict[str, list[Row]], column: str) -> dict[str, Found | None]:
     """By how much more one arm loses by the age than another, seed by seed; None without runs."""
     shares = lambda arm: excess_by_seed(last.get(f"{arm} {OLD}", []), last.get(f"{arm} {FRESH}", []), column)
-    return {claim: paired_if_run(shares(more), shares(less), "excess") for claim, (more, less) in COSTS_MORE.items()}
+    sides = COSTS_MORE | OUR_COSTS_MORE
+    return {claim: paired_if_run(shares(more), shares(less), "excess") for claim, (more, less) in sides.items()}
 
 
 def check(numbers: Numbers) -> list[Check]:
-    """The paper's sentences and ours, by both KLs."""
-    found = [each for measure, words in MEASURES.items() for each in _by_one_measure(numbers, measure, words)]
-    return sorted(found, key=lambda each: each.ours)  # the paper's sentences first
+    """The paper's sentences by both KLs, then ours."""
+    theirs = [check for measure in MEASURES for check in _differences(numbers, measure, WORSE, COSTS_MORE)]
+    return [*theirs, *ours(*(check for measure in MEASURES for check in _our_sentences(numbers, measure)))]
 
 
-def _by_one_measure(numbers: Numbers, measure: str, words: str) -> Iterator[Check]:
-    cost, more = numbers["costs"][measure], numbers["more"][measure]
-    for claim, (arm, name) in WORSE.items():
-        yield exceeds_if_run(f"{claim}, {words}", cost[f"{arm} {name}"])
-    for claim in COSTS_MORE:
-        yield exceeds_if_run(f"{claim}, {words}", more[claim])
+def _differences(numbers: Numbers, measure: str, worse: Sides, costs_more: Sides) -> Iterator[Check]:
+    for claim, (arm, name) in worse.items():
+        yield exceeds_if_run(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"])
+    for claim in costs_more:
+        yield exceeds_if_run(f"{claim}, {MEASURES[measure]}", numbers["more"][measure][claim])
+
+
+def _our_sentences(numbers: Numbers, measure: str) -> Iterator[Check]:
+    yield from _differences(numbers, measure, OUR_WORSE, OUR_COSTS_MORE)
     for claim, (arm, name) in COSTS_LITTLE.items():
-        yield below_if_run(f"{claim}, {words}", cost[f"{arm} {name}"], SMALL)
-    yield _every_one_nearer(f"{NEARER}, {words}", numbers, measure)
+        yield below_if_run(f"{claim}, {MEASURES[measure]}", numbers["costs"][measure][f"{arm} {name}"], SMALL)
+    yield _every_one_nearer(f"{NEARER}, {MEASURES[measure]}", numbers, measure)
 
 
 def _every_one_nearer(claim: str, numbers: Numbers, measure: str) -> Check:

@@ -37,7 +37,7 @@ from ..runs import (
     summaries,
     undecided_without_runs,
 )
-from ..study import Check, Experiment, Numbers, Settings
+from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,18 +178,21 @@ CLAIMED = {
     "k1 in the reward ends above its start": ("k1-reward 10", "start"),
     "k3 as loss ends above its start": ("k3-loss 10", "start"),
     "k1 in the reward answers more right than k3 as loss": ("k1-reward 10", "k3-loss 10"),
-    "(ours) k1 in the reward answers more right than no KL": ("k1-reward 10", "none 10"),
-    "(ours) k3 as loss answers more right than no KL": ("k3-loss 10", "none 10"),
-    "(ours) without a KL, fresh completions give more right answers": ("none 0", "none 10"),
 }
-"""At a lag of 10: the setting that should answer more right, and the other. That an arm stabilises training would show
-in more right answers than without a KL only where training without one is unstable, so these sentences are ours."""
+"""At a lag of 10: the setting that should answer more right, and the other."""
+OUR_CLAIMS = {
+    "k1 in the reward answers more right than no KL": ("k1-reward 10", "none 10"),
+    "k3 as loss answers more right than no KL": ("k3-loss 10", "none 10"),
+    "without a KL, fresh completions give more right answers": ("none 0", "none 10"),
+}
+"""That an arm stabilises training would show in more right answers than without a KL only where training without one is
+unstable, so these sentences are ours."""
 BETWEEN, BETWEEN_COEFFICIENTS = ("4", "6", "8"), ("0.05", "0.1", "0.2")
 """Lags and coefficients of k1 as a loss alone."""
 HORIZON = "after 60 updates, which may be too few"
 STEADIER = {
-    "(ours) the lag costs k1 in the reward fewer right answers than no KL": REWARD,
-    "(ours) the lag costs k3 as loss fewer right answers than no KL": K3_LOSS,
+    "the lag costs k1 in the reward fewer right answers than no KL": REWARD,
+    "the lag costs k3 as loss fewer right answers than no KL": K3_LOSS,
 }
 """At a lag of 10: the arm that should lose less than `NONE`, compared with its own runs on fresh completions."""
 
@@ -236,7 +239,7 @@ def _claimed(rows: list[Row]) -> dict[str, Found | None]:
     side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
     return {
         claim: paired_if_run(side(higher, lower), side(lower, higher), "correct_in")
-        for claim, (higher, lower) in CLAIMED.items()
+        for claim, (higher, lower) in (CLAIMED | OUR_CLAIMS).items()
     }
 
 
@@ -294,7 +297,7 @@ def check(numbers: Numbers) -> list[Check]:
 
     What the weights change is a question, to which the paper has no sentence: its numbers are in the tables.
     """
-    return [*_of_the_paper(numbers), *_of_the_cost(numbers["cost"]), *_of_lags_between(numbers["k1-loss"])]
+    return [*_of_the_paper(numbers), *ours(*_of_the_cost(numbers["cost"]), *_of_lags_between(numbers["k1-loss"]))]
 
 
 def _of_lags_between(runs: list[dict[str, Any]]) -> Iterator[Check]:
@@ -306,7 +309,7 @@ def _of_lags_between(runs: list[dict[str, Any]]) -> Iterator[Check]:
     fallen = lambda run: run["correct_in"][-1] < run["correct_in"][0]
     for coef in BETWEEN_COEFFICIENTS:
         own = [run for run in ended if run["kl_coef"] == coef and run["lag"] in BETWEEN]
-        claim = f"(ours) k1 as loss at β = {coef} ends below its start in every run, lags 4 to 8"
+        claim = f"k1 as loss at β = {coef} ends below its start in every run, lags 4 to 8"
         count = sum(map(fallen, own))
         if not own:
             yield undecided_without_runs(claim)
@@ -316,7 +319,7 @@ def _of_lags_between(runs: list[dict[str, Any]]) -> Iterator[Check]:
         seeds = len({run["seed"] for run in own})
         measured = f"in {count} of {len(own)} runs, {seeds} seeds{'' if holds else f'; {HORIZON}'}"
         yield Check(claim, measured, holds, decided=holds)
-    claim = "(ours) the product of lag and β decides whether k1 as loss ends below its start"
+    claim = "the product of lag and β decides whether k1 as loss ends below its start"
     if not any(run["lag"] in BETWEEN for run in ended):
         yield undecided_without_runs(claim)
         return
@@ -330,9 +333,12 @@ def _of_lags_between(runs: list[dict[str, Any]]) -> Iterator[Check]:
 def _of_the_paper(numbers: Numbers) -> list[Check]:
     judged = []
     for claim, gap in numbers["claimed"].items():
-        collapse = CLAIMED[claim][0] == "start"
-        claim = f"{claim}, lag 10"
-        judged.append(collapse_if_run(claim, gap, HORIZON) if collapse else exceeds_if_run(claim, gap))
+        sentence = f"{claim}, lag 10"
+        if claim in OUR_CLAIMS:
+            judged += ours(exceeds_if_run(sentence, gap))
+        else:
+            collapse = CLAIMED[claim][0] == "start"
+            judged.append(collapse_if_run(sentence, gap, HORIZON) if collapse else exceeds_if_run(sentence, gap))
     return judged
 
 

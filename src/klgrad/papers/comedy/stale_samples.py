@@ -21,7 +21,7 @@ from ...core.credit import to_go
 from ...core.importance import prefix_ratio, sequence_ratio, token_ratio
 from ...core.rollout import Rollout
 from ...drawing import style
-from ..study import Check, Numbers, Settings, below, exceeds_zero
+from ..study import Check, Numbers, Settings, below, exceeds_zero, ours
 from .synthetic import EXACT, LABELS, MARKERS, Chains, placements, random_chains, random_logits
 
 if TYPE_CHECKING:
@@ -101,15 +101,17 @@ def check(numbers: Numbers) -> list[Check]:
     every = lambda kind, name: [value for group in stale for value in group[kind][name]]
     return [
         *(_biased(f"{LABELS[name]}, no weight: biased", every("bias", f"{name}/none")) for name in PAPERS_FOUR),
-        *(_biased(f"(ours) {LABELS[name]}, token ratio: biased", every("bias", f"{name}/token")) for name in SOUND),
-        below("(ours) sequence ratio: mean 1", max(abs(x - 1) for x in every("weights", "mean")), EXACT),
-        *_repaired(fresh["bias"], [group["bias"] for group in stale], "sequence"),
-        *_repaired(fresh["bias"], [group["bias"] for group in stale], "prefix"),
-        *_costs(fresh["deviation"], stale[-1]["deviation"]),
-        _larger(
-            "(ours) the staler, the fewer effective samples",
-            stale[0]["weights"]["effective"],
-            stale[-1]["weights"]["effective"],
+        *ours(
+            *(_biased(f"{LABELS[name]}, token ratio: biased", every("bias", f"{name}/token")) for name in SOUND),
+            below("sequence ratio: mean 1", max(abs(x - 1) for x in every("weights", "mean")), EXACT),
+            *_repaired(fresh["bias"], [group["bias"] for group in stale], "sequence"),
+            *_repaired(fresh["bias"], [group["bias"] for group in stale], "prefix"),
+            *_costs(fresh["deviation"], stale[-1]["deviation"]),
+            _larger(
+                "the staler, the fewer effective samples",
+                stale[0]["weights"]["effective"],
+                stale[-1]["weights"]["effective"],
+            ),
         ),
     ]
 
@@ -119,18 +121,18 @@ def _repaired(fresh: Measured, stale: list[Measured], weight: str) -> list[Check
     title, checks = WEIGHTS[weight], []
     for name in SOUND:
         off = max(value for bias in stale for value in bias[f"{name}/{weight}"])
-        checks.append(below(f"(ours) {LABELS[name]}, {title}: unbiased", off, EXACT))
+        checks.append(below(f"{LABELS[name]}, {title}: unbiased", off, EXACT))
     for name in ("k3-reward", "k3-loss"):
         on_policy = fresh[f"{name}/none"]
         pairs = [pair for bias in stale for pair in zip(bias[f"{name}/{weight}"], on_policy, strict=True)]
         off = max(abs(now - before) / before for now, before in pairs)
-        checks.append(below(f"(ours) {LABELS[name]}, {title}: as biased as on-policy", off, EXACT))
+        checks.append(below(f"{LABELS[name]}, {title}: as biased as on-policy", off, EXACT))
     return checks
 
 
 def _costs(fresh: Measured, stalest: Measured) -> list[Check]:
-    more = "(ours) {}, sequence ratio: more deviation than on-policy"
-    less = "(ours) {}, prefix ratio: less deviation than a sequence ratio on the same terms"
+    more = "{}, sequence ratio: more deviation than on-policy"
+    less = "{}, prefix ratio: less deviation than a sequence ratio on the same terms"
     return [
         *(_larger(more.format(LABELS[name]), stalest[f"{name}/sequence"], fresh[f"{name}/none"]) for name in SOUND),
         *(

@@ -25,7 +25,7 @@ from ...core.credit import whole
 from ...core.estimators import k1, k3
 from ...core.rollout import Rollout
 from ...drawing import style
-from ..study import Check, Numbers, Settings, below, exceeds_zero
+from ..study import Check, Numbers, Settings, below, exceeds_zero, ours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -283,15 +283,17 @@ def check(numbers: Numbers) -> list[Check]:
             near["deviation"]["k1-loss"],
             near["deviation"]["k1-reward"],
         ),
-        _more(
-            "(ours) k1 in loss: less deviation than k1 in reward, A and B independent",
-            numbers["by_share"][-1]["deviation"]["k1-reward"],
-            numbers["by_share"][-1]["deviation"]["k1-loss"],
-        ),
-        _more(
-            "(ours) k1 in loss: its bias is less of its deviation than k3 in reward's is, B close to A",
-            noticed["k3-reward"],
-            noticed["k1-loss"],
+        *ours(
+            _more(
+                "k1 in loss: less deviation than k1 in reward, A and B independent",
+                numbers["by_share"][-1]["deviation"]["k1-reward"],
+                numbers["by_share"][-1]["deviation"]["k1-loss"],
+            ),
+            _more(
+                "k1 in loss: its bias is less of its deviation than k3 in reward's is, B close to A",
+                noticed["k3-reward"],
+                noticed["k1-loss"],
+            ),
         ),
     ]
 

@@ -28,7 +28,7 @@ from ..runs import (
     runs_of,
     summaries,
 )
-from ..study import Check, Experiment, Numbers, Settings
+from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,6 +156,7 @@ COMPARISONS = {
 """What should be higher, and than what: a column and two settings."""
 CLAIMED = tuple(COMPARISONS)[:3]
 """The comparisons that follow from the papers' claims; the others are ours."""
+EFFECTIVE = tuple(claim for claim, (column, *_) in COMPARISONS.items() if column == "effective")
 
 
 def run(settings: Settings) -> Numbers:
@@ -202,8 +203,7 @@ def _at_every_coefficient(end: Numbers, column: str, higher: str, lower: str) ->
 def check(numbers: Numbers) -> list[Check]:
     """The papers' claims at the coefficient with three seeds, and ours."""
     found = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
-    ours = [claim for claim in found if claim.startswith("the division")]
     return [
         *(exceeds_over_seeds(claim, found[claim]) for claim in CLAIMED),
-        *(exceeds_over_seeds(f"(ours) {claim}", found[claim]) for claim in ours),
+        *ours(*(exceeds_over_seeds(claim, found[claim]) for claim in EFFECTIVE)),
     ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...drawing import style
-from ..study import Check, Numbers, Settings, exceeds, over_repeats, within
+from ..study import Check, Numbers, Settings, exceeds, ours, over_repeats, within
 from . import bandits
 
 if TYPE_CHECKING:
@@ -117,8 +117,10 @@ def check(numbers: Numbers) -> list[Check]:
         exceeds(
             f"leave-one-out has the smaller error at n = {ENOUGH}", *saved[f"k1-reward-leave-one-out, n = {ENOUGH}"]
         ),
-        _leave_one_out_is_worse(numbers, f"(ours) and the larger one at n = {FEWEST}", FEWEST),
-        _leave_one_out_is_worse(numbers, f"(ours) and at n = {DEFAULT}, the paper's default", DEFAULT),
+        *ours(
+            _leave_one_out_is_worse(numbers, f"and the larger one at n = {FEWEST}", FEWEST),
+            _leave_one_out_is_worse(numbers, f"and at n = {DEFAULT}, the paper's default", DEFAULT),
+        ),
         exceeds("the baseline v* has a smaller error than none", *saved[f"k1-reward-optimal-baseline, n = {FEWEST}"]),
     ]
 

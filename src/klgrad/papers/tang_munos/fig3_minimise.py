@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...core.estimators import k1, k3
 from ...drawing import style
-from ..study import Check, Numbers, Settings, all_exceed, exceeds, over_repeats
+from ..study import Check, Numbers, Settings, all_exceed, exceeds, ours, over_repeats
 from . import bandits
 
 if TYPE_CHECKING:
@@ -261,11 +261,13 @@ def check(numbers: Numbers) -> list[Check]:
         *(exceeds(f"{name} closes the KL", *fallen[name]) for name in down),
         exceeds("k1 as loss drifts away", -fallen["k1-loss"][0], fallen["k1-loss"][1]),
         slower("k3 as loss is slower than vanilla, n = 4, the paper's start, at every step", [PAPER], 1),
-        *_in_most(numbers["cells"][PAPER]["experiments"], numbers["points"]),
-        slower("(ours) it is slower at n = 1 and 2 with every start, from step 20 on", few, 20),
-        slower("(ours) it is slower at n = 4 with the start x 1.5 and x 2, from step 2 on", far, 2),
-        faster("(ours) it is faster at n = 16 and 64 with the paper's start, from step 50 on", many, 50),
-        *_reasons(numbers),
+        *ours(
+            *_in_most(numbers["cells"][PAPER]["experiments"], numbers["points"]),
+            slower("it is slower at n = 1 and 2 with every start, from step 20 on", few, 20),
+            slower("it is slower at n = 4 with the start x 1.5 and x 2, from step 2 on", far, 2),
+            faster("it is faster at n = 16 and 64 with the paper's start, from step 50 on", many, 50),
+            *_reasons(numbers),
+        ),
     ]
 
 
@@ -287,8 +289,8 @@ def _in_most(shares: list[float], points: list[int]) -> list[Check]:
     early = [share for share, step in zip(shares, points, strict=True) if step <= 10]
     late = [1 - share for share, step in zip(shares, points, strict=True) if step >= 50]
     return [
-        _shown("(ours) there it is slower in most experiments up to step 10", early, 0.5),
-        _shown("(ours) there it is faster in most experiments from step 50 on", late, 0.5),
+        _shown("there it is slower in most experiments up to step 10", early, 0.5),
+        _shown("there it is faster in most experiments from step 50 on", late, 0.5),
     ]
 
 
@@ -299,14 +301,12 @@ def _reasons(numbers: Numbers) -> list[Check]:
     ahead = [(-difference, error) for difference, error in exact(points[-1])]
     most = lambda cell: (0.5 - cells[cell]["above on problems"], 0.5 / cells[cell]["problems"] ** 0.5)
     rest = cells[PAPER]["difference without thrown"]
-    thrown = exceeds(
-        "(ours) without the few runs that end above their start its mean is lower", -rest["mean"], rest["error"]
-    )
+    thrown = exceeds("without the few runs that end above their start its mean is lower", -rest["mean"], rest["error"])
     return [
-        all_exceed("(ours) with exact gradients it is slower at step 10, with every start", exact(10)),
-        all_exceed("(ours) with exact gradients it is faster at the end, with every start", ahead),
-        exceeds("(ours) on most problems it ends nearer ref, n = 4, the paper's start", *most(PAPER)),
-        exceeds("(ours) on most problems it ends nearer ref, n = 4, start x 1.5", *most(_cell(SAMPLES, 1.5))),
+        all_exceed("with exact gradients it is slower at step 10, with every start", exact(10)),
+        all_exceed("with exact gradients it is faster at the end, with every start", ahead),
+        exceeds("on most problems it ends nearer ref, n = 4, the paper's start", *most(PAPER)),
+        exceeds("on most problems it ends nearer ref, n = 4, start x 1.5", *most(_cell(SAMPLES, 1.5))),
         replace(thrown, measured=f"{thrown.measured}, {cells[PAPER]['thrown']:.2%} of runs"),
     ]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...drawing import style
-from ..study import Check, Numbers, Settings, all_exceed, exceeds, no_gain, over_repeats
+from ..study import Check, Numbers, Settings, all_exceed, exceeds, no_gain, ours, over_repeats
 from .bandits import BETA, EVERY, METHODS, optima_apart, simulate
 
 if TYPE_CHECKING:
@@ -79,11 +79,13 @@ def check(numbers: Numbers) -> list[Check]:
         no_gain("k3 as loss ends no nearer π* than it began", -end["k3-loss"][0], end["k3-loss"][1]),
         exceeds("k3 as loss ends further from π* than vanilla", *worse[str(BETA)]),
         exceeds("leave-one-out ends nearer than vanilla", saved["mean"], saved["error"]),
-        all_exceed(
-            f"(ours) k3 as loss ends further from π* than vanilla at every β from {BETAS[1]:g} to {BETAS[-1]:g}",
-            [worse[str(beta)] for beta in BETAS[1:]],
+        *ours(
+            all_exceed(
+                f"k3 as loss ends further from π* than vanilla at every β from {BETAS[1]:g} to {BETAS[-1]:g}",
+                [worse[str(beta)] for beta in BETAS[1:]],
+            ),
+            *_sweep(numbers),
         ),
-        *_sweep(numbers),
     ]
 
 
@@ -92,11 +94,11 @@ def _sweep(numbers: Numbers) -> list[Check]:
     gained = {beta: (-x["mean"], x["error"]) for beta, x in numbers["log end over start, k3"].items()}
     long = numbers["vanilla minus k3, long"]
     return [
-        no_gain(f"(ours) k3 as loss ends no nearer π* at β = {INSIDE:g} either", *gained[str(INSIDE)]),
+        no_gain(f"k3 as loss ends no nearer π* at β = {INSIDE:g} either", *gained[str(INSIDE)]),
         *(_mean_no_nearer(numbers, beta) for beta in EDGES),
-        *(exceeds(f"(ours) k3 as loss does approach π* at β = {beta:g}", *gained[str(beta)]) for beta in NEARER),
+        *(exceeds(f"k3 as loss does approach π* at β = {beta:g}", *gained[str(beta)]) for beta in NEARER),
         exceeds(
-            f"(ours) after {LONG} steps at β = {BETAS[0]:g} the mean of k3 as loss is below vanilla's",
+            f"after {LONG} steps at β = {BETAS[0]:g} the mean of k3 as loss is below vanilla's",
             long["mean"],
             long["error"],
         ),
@@ -109,7 +111,7 @@ def _target(numbers: Numbers, place: str, betas: Sequence[float]) -> Check:
     """Where the optimum that k3 as a loss aims at is, against ref."""
     found = [numbers["optima apart"][numbers["betas"].index(beta)] for beta in betas]
     sign = 1 if place == "further from" else -1
-    claim = f"(ours) π*_rev is {place} π* than ref is at β = {', '.join(f'{beta:g}' for beta in betas)}"
+    claim = f"π*_rev is {place} π* than ref is at β = {', '.join(f'{beta:g}' for beta in betas)}"
     judged = all_exceed(claim, [(sign * (x["mean"] - 1), x["error"]) for x in found])
     means = ", ".join(f"{x['mean']:.2f}" for x in found)
     return replace(judged, measured=f"{means} of its KL, {judged.measured}")
@@ -119,7 +121,7 @@ def _mean_no_nearer(numbers: Numbers, beta: float) -> Check:
     at = numbers["betas"].index(beta)
     mean, median = numbers["converged"]["k3-loss"][at]["mean"], numbers["median"]["k3-loss"][at]
     text = f"end over start {mean:.2f}, median {median:.2f}"
-    return Check(f"(ours) its mean ends about where it began, or further, at β = {beta:g}", text, mean > 1 / ABOUT)
+    return Check(f"its mean ends about where it began, or further, at β = {beta:g}", text, mean > 1 / ABOUT)
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:

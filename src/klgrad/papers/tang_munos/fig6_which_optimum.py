@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...drawing import BLACK, ORANGE
-from ..study import Check, Numbers, Settings, exceeds, no_gain, over_repeats
+from ..study import Check, Numbers, Settings, exceeds, no_gain, ours, over_repeats
 from .bandits import BETA, simulate
 
 if TYPE_CHECKING:
@@ -61,9 +61,11 @@ def check(numbers: Numbers) -> list[Check]:
         exceeds(f"at n = {SAMPLES[-1]} it is nearer π*_rev than π*", *nearer),
         exceeds("with more samples it comes nearer π*_rev", *gained),
         no_gain("and not nearer π*", *stuck),
-        *(
-            exceeds(f"(ours) nearer π*_rev than π* at β = {beta}", x["mean"], x["error"])
-            for beta, x in numbers["log π* over π*_rev, other β"].items()
+        *ours(
+            *(
+                exceeds(f"nearer π*_rev than π* at β = {beta}", x["mean"], x["error"])
+                for beta, x in numbers["log π* over π*_rev, other β"].items()
+            )
         ),
     ]
 

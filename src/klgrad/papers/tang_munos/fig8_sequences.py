@@ -32,7 +32,7 @@ from ...drawing import STYLES
 from ...enumeration import autoregressive, target_gradients
 from ...zoo import Cell, get
 from ..runs import band
-from ..study import Check, Numbers, Settings, below, exceeds, over_repeats
+from ..study import Check, Numbers, Settings, below, exceeds, ours, over_repeats
 from .first_order import (
     EVERY,
     SPREAD,
@@ -205,11 +205,13 @@ def check(numbers: Numbers) -> list[Check]:
         *(exceeds(claim, x["mean"], x["error"]) for claim, x in variance.items()),
         *(_nearer(claim, free, *sides) for claim, sides in NEARER.items()),
         _little_progress("k3 as a token loss makes little progress", free),
-        _apart("(ours) sequence-level arms end with shorter completions than token-level", free, "length", "tokens"),
-        _apart("(ours) on the teacher's completions they end farther than token-level", free, "forward", "nats"),
-        _at_first("(ours) a discount of 0.9 is nearer than none", free, *DISCOUNTED, end),
-        _at_first("(ours) fixed length: token vanilla is nearer than sequence vanilla", fixed, *AHEAD, end),
-        *(_nearer(f"(ours) fixed length: {claim}", fixed, *sides) for claim, sides in NEARER_AT_FIXED_LENGTH.items()),
+        *ours(
+            _apart("sequence-level arms end with shorter completions than token-level", free, "length", "tokens"),
+            _apart("on the teacher's completions they end farther than token-level", free, "forward", "nats"),
+            _at_first("a discount of 0.9 is nearer than none", free, *DISCOUNTED, end),
+            _at_first("fixed length: token vanilla is nearer than sequence vanilla", fixed, *AHEAD, end),
+            *(_nearer(f"fixed length: {claim}", fixed, *sides) for claim, sides in NEARER_AT_FIXED_LENGTH.items()),
+        ),
     ]
 
 

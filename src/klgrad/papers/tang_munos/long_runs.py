@@ -37,7 +37,7 @@ from ..runs import (
     summaries,
     undecided_without_runs,
 )
-from ..study import Check, Experiment, Numbers, Settings
+from ..study import Check, Experiment, Numbers, Settings, ours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -256,30 +256,30 @@ def check(numbers: Numbers) -> list[Check]:
     found += [_at_equal_kl(numbers, *pair) for pair in AT_EQUAL_KL]
     found += [*_poor(numbers), *_divided(numbers)]
     growth = numbers["growth"].get(K3)
-    grows = "(ours) the KL of k3 as loss still grows from 270 to 300 updates"
-    settles = "(ours) the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
-    return [*found, _judged(grows, growth, exceeds_over_seeds), below_if_run(settles, growth, SETTLED)]
+    grows = "the KL of k3 as loss still grows from 270 to 300 updates"
+    settles = "the KL of k3 as loss has settled: it grows by less than a twentieth from 270 to 300 updates"
+    return ours(*found, _judged(grows, growth, exceeds_over_seeds), below_if_run(settles, growth, SETTLED))
 
 
 def _poor(numbers: Numbers) -> Iterator[Check]:
     for arm in FEWER:
         less = numbers["pairs"][_pair(arm, NONE)][RIGHT][str(LAST)]
         fewer = {**less, "difference": -less["difference"]} if less else None
-        claim = f"(ours) {WORDS[arm]} answers fewer right than {WORDS[NONE]} at 300 updates"
+        claim = f"{WORDS[arm]} answers fewer right than {WORDS[NONE]} at 300 updates"
         yield _judged(claim, fewer, exceeds_over_seeds)
 
 
 def _divided(numbers: Numbers) -> Iterator[Check]:
     apart = numbers["pairs"][_pair(DIVIDED, K1)][RIGHT][str(LAST)]
-    claim = f"(ours) {WORDS[DIVIDED]} catches up with {WORDS[K1]} by 300 updates, within 0.05"
+    claim = f"{WORDS[DIVIDED]} catches up with {WORDS[K1]} by 300 updates, within 0.05"
     yield _judged(claim, apart, lambda name, found: equal_over_seeds(name, found, MARGIN))
-    claim = f"(ours) {WORDS[DIVIDED]} is less far behind {WORDS[K1]} at 300 updates than at 60"
+    claim = f"{WORDS[DIVIDED]} is less far behind {WORDS[K1]} at 300 updates than at 60"
     yield _judged(claim, numbers["caught up"], exceeds_over_seeds)
 
 
 def _order(numbers: Numbers, column: str, words: str) -> Check:
     """Whether all pairs that differ early differ in the same direction at the end, by the pair that says so least."""
-    claim, kept = f"(ours) the order of {words} at 60 updates holds at 300", {}
+    claim, kept = f"the order of {words} at 60 updates holds at 300", {}
     for pair in (_pair(*each) for each in ORDERED):
         early, last = (numbers["pairs"][pair][column][str(update)] for update in (EARLY, LAST))
         if early is None or last is None:
@@ -303,7 +303,7 @@ def _in_errors(found: Found) -> float:
 
 
 def _no_collapse(numbers: Numbers, arm: str) -> Check:
-    claim = f"(ours) {WORDS[arm]} ends above its start"
+    claim = f"{WORDS[arm]} ends above its start"
     failed = numbers["failures"].get(arm)
     if failed and failed["stopped"]:
         measured = f"weights were not finite in {failed['stopped']} of {failed['runs']} runs"
@@ -313,16 +313,16 @@ def _no_collapse(numbers: Numbers, arm: str) -> Check:
 
 def _later(numbers: Numbers, arm: str) -> Check:
     gained = numbers["gained"].get(arm, {}).get(str(EARLY))
-    return _judged(f"(ours) {WORDS[arm]} answers more right at 300 updates than at 60", gained, exceeds_over_seeds)
+    return _judged(f"{WORDS[arm]} answers more right at 300 updates than at 60", gained, exceeds_over_seeds)
 
 
 def _at_equal_kl(numbers: Numbers, one: str, other: str) -> Check:
     """Arms with a KL should be equal to each other, and better than none."""
     gap = numbers["equal_kl"][_pair(one, other)]
     if other == NONE:
-        claim = f"(ours) at equal KL, {WORDS[one]} answers more right than no KL"
+        claim = f"at equal KL, {WORDS[one]} answers more right than no KL"
         return _judged(claim, gap, exceeds_over_seeds)
-    claim = f"(ours) at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within 0.05"
+    claim = f"at equal KL, {WORDS[one]} and {WORDS[other]} answer equally many right, within 0.05"
     return _judged(claim, gap, lambda name, found: equal_over_seeds(name, found, MARGIN))
 
 
