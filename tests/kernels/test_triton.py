@@ -57,7 +57,7 @@ NUMBERS = ("scale", "cap", "inverse_temperature", "ref_scale", "ref_cap", "ref_i
 SWITCHES = dict.fromkeys(
     ("PAIRED", "BIAS", "REF_BIAS", "SOFTCAP", "REF_SOFTCAP", "KEEP", "EXTRA", "KEPT", "PLACES"), True
 )
-PARTS = tuple((0.1 * i, *part[1:]) for i, d in enumerate(GENERATORS) for part in parts_of(d))
+PARTS = tuple((0.1 * i, *part[1:]) for i, d in enumerate(GENERATORS) for part in parts_of(d) or ())
 """Every generator."""
 VARIANTS = {
     "everything": {},
@@ -99,6 +99,8 @@ def test_the_kernels_compile_for_cuda(kernel, variant, monkeypatch, tmp_path):
     }
     kinds |= dict.fromkeys(NUMBERS, "fp32")
     kind = lambda name: kinds.get(name, "*fp32" if name.endswith("_ptr") else "i32")
+    constants["PARTS"] = tuple((weight, tiles_triton.KINDS[kind], x) for weight, kind, x in constants.get("PARTS", ()))
+    constants = {name: value for name, value in constants.items() if name in names}
     signature = {name: "constexpr" if name in constants else kind(name) for name in names}
     source = ASTSource(fn=function, signature=signature, constexprs=constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tiles_triton.WARPS})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.divergences import Divergence
 from ..core.estimators import MAX_EXPONENT
-from .generators import LARGEST_EXPONENT, parts_of
+from .generators import LARGEST_EXPONENT, Kind, parts_of
 from .head import Transform
 from .state import BANNED, GRADIENT_FIELDS, LOWEST, NEAR
 from .tile import LARGEST_KEPT, MARKED, CachedLogits, Tile
@@ -168,11 +168,16 @@ def _present(x: Tensor | None, stand_in: Tensor) -> Tensor:
     return stand_in if x is None else x
 
 
-def _parts(divergence: Divergence) -> tuple[tuple[float, str, float], ...]:
+def _parts(divergence: Divergence) -> tuple[tuple[float, int, float], ...]:
     """Weight, kind and parameter of each generator, as a kernel reads them."""
     parts = parts_of(divergence)
     assert parts is not None  # others are computed by torch
-    return tuple((part.weight, part.kind, part.parameter) for part in parts)
+    return tuple((part.weight, KINDS[part.kind], part.parameter) for part in parts)
+
+
+ALPHA, JENSEN_SHANNON, TOTAL_VARIATION, HUBER = (tl.constexpr(i) for i in range(4))
+KINDS: dict[Kind, int] = {"alpha": 0, "jensen-shannon": 1, "total-variation": 2, "huber": 3}
+"""Kinds by number: Triton 3.6 takes a string among a kernel's constants for a tensor."""
 
 
 def _numbers(transform: Transform) -> tuple[float, float, float]:
@@ -397,18 +402,18 @@ def _mixture(log_ratio, BETA: tl.constexpr, NEAR: tl.constexpr):
 @triton.jit
 def _slope(log_ratio, KIND: tl.constexpr, PARAMETER: tl.constexpr, NEAR: tl.constexpr, CAP: tl.constexpr):
     """f'(u) of one generator."""
-    if KIND == "alpha":
+    if KIND == ALPHA:
         if PARAMETER == 1:
             slope = log_ratio
         else:
             slope = -_expm1(tl.minimum((PARAMETER - 1) * log_ratio, CAP), NEAR) / (1 - PARAMETER)
-    elif KIND == "jensen-shannon":
+    elif KIND == JENSEN_SHANNON:
         p_by_mixture, _ = _mixture(log_ratio, PARAMETER, NEAR)
         slope = (1 - PARAMETER) * p_by_mixture
-    elif KIND == "total-variation":
+    elif KIND == TOTAL_VARIATION:
         slope = tl.where(log_ratio > 0, 1.0, tl.where(log_ratio < 0, -1.0, 0.0))
     else:
-        tl.static_assert(KIND == "huber")
+        tl.static_assert(KIND == HUBER)
         slope = tl.minimum(tl.maximum(log_ratio, -PARAMETER), PARAMETER)
     return slope
 
@@ -421,7 +426,7 @@ def _term(
     p = tl.exp(log_p)
     q = tl.exp(log_q)
     near = tl.abs(log_ratio) < NEAR
-    if KIND == "alpha":
+    if KIND == ALPHA:
         if PARAMETER == 1:
             term = tl.where(near, p * _phi_series(-log_ratio), q - p + p * log_ratio)
         elif PARAMETER == 0:
@@ -432,14 +437,14 @@ def _term(
             product = tl.exp(tl.minimum(PARAMETER * log_p + rest * log_q, LARGEST))
             close = p * (rest * _phi_series(-log_ratio) - _phi_series(-rest * log_ratio))
             term = tl.where(near, close, rest * q + PARAMETER * p - product) / (rest * PARAMETER)
-    elif KIND == "jensen-shannon":
+    elif KIND == JENSEN_SHANNON:
         p_by_mixture, mixture_by_q = _mixture(log_ratio, PARAMETER, NEAR)
         close = (1 - PARAMETER) * p * _phi_series(-p_by_mixture) + PARAMETER * q * _phi_series(mixture_by_q)
         term = tl.where(near, close, (1 - PARAMETER) * p * p_by_mixture - PARAMETER * q * mixture_by_q)
-    elif KIND == "total-variation":
+    elif KIND == TOTAL_VARIATION:
         term = tl.where(near, p * tl.abs(_phi_series(-log_ratio) - log_ratio), tl.abs(p - q))
     else:
-        tl.static_assert(KIND == "huber")
+        tl.static_assert(KIND == HUBER)
         clipped = tl.minimum(tl.maximum(log_ratio, -PARAMETER), PARAMETER)
         share = tl.exp(tl.where(tl.abs(log_ratio) <= PARAMETER, log_p, log_q + clipped))
         phi = tl.where(tl.abs(clipped) < NEAR, _phi_series(-clipped), tl.exp(-clipped) - 1 + clipped)
