@@ -5,7 +5,8 @@ import torch
 
 from klgrad import ImportanceWeighting, KLTerm, Truncate
 from klgrad.audit import catalogue
-from klgrad.audit.anatomy import GROUP, STEP, coefficients_of, read_anatomy, read_curve
+from klgrad.audit.anatomy import Bound, read_anatomy
+from klgrad.audit.probes import read_curve
 from klgrad.audit.subject import as_subject
 from klgrad.core.divergences import REVERSE_KL, alpha, huber
 
@@ -31,8 +32,8 @@ def term(request):
 
 
 def test_the_parts_of_a_term_are_those_that_it_declares(term):
-    parts = read_anatomy(coefficients_of(as_subject(term)))
-    assert parts.own.shares == {f"{term.divergence}-kl": 1.0}
+    parts = read_anatomy(as_subject(term))
+    assert parts.shares == {f"{term.divergence}-kl": 1.0}
     assert (parts.own.low, parts.own.high) == (
         (None, None) if term.influence_bound is None else pytest.approx((-term.influence_bound, term.influence_bound))
     )
@@ -42,10 +43,9 @@ def test_the_parts_of_a_term_are_those_that_it_declares(term):
     assert parts.unit.name == ("sum" if term.reduction == "sequence" else "token-mean")
     assert parts.samples.ratio == ("none" if term.weighting is None else term.weighting.ratio)
     bound = None if term.weighting is None else term.weighting.bound
-    assert parts.samples.bound == (None if bound is None else ("truncate", None, bound.high))
-    alone = term.baseline == "none"
-    assert parts.others == pytest.approx(0.0 if alone else -STEP / (GROUP - 1))
-    assert (parts.strangers, parts.constant, set(parts.past)) == (0.0, 0.0, {0.0})
+    assert parts.samples.bound == (None if bound is None else Bound("truncate", None, bound.high))
+    assert parts.baseline.name == term.baseline.replace("_", "-")
+    assert (parts.constant, parts.has_past, parts.proved) == (0.0, False, True)
 
 
 CELLS = {
@@ -59,15 +59,16 @@ CELLS = {
     "ratio-k2-loss": ({"reverse-kl": 1.0, "k2": 1.0}, None, "none", "", "sum", 0.0),
     "k3-reward": ({"k3": 1.0}, None, "all", "k3", "sum", 0.0),
     "k3-both-half": ({"reverse-kl": 0.5}, None, "all", "k3", "sum", 0.0),
-    "k1-reward-group-mean": ({"reverse-kl": 0.75}, None, "all", "k1", "sum", 0.0),
+    "k1-reward-group-mean": ({"reverse-kl": 1.0}, None, "all", "k1", "sum", 0.0),
 }
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_the_parts_of_a_loss_of_the_zoo(name):
     shares, edges, horizon, estimate, unit, constant = CELLS[name]
-    parts = read_anatomy(coefficients_of(catalogue()[name]))
+    parts = read_anatomy(catalogue()[name])
     assert parts.own.shares == pytest.approx(shares)
+    assert parts.proved
     assert (parts.own.low, parts.own.high) == ((None, None) if edges is None else pytest.approx(edges, abs=1e-6))
     assert (parts.horizon.kind, parts.horizon.estimate) == (horizon, estimate)
     assert (parts.unit.name, parts.constant) == (unit, constant)

@@ -375,7 +375,7 @@ BAD = {
     returns_per_step: (LossOutputError, r"received a tensor of shape \(3,\)"),
     wants_the_moon: (
         LossCallError,
-        "logp, moon, of which moon is not known; remedy: if moon is a setting, .*--set moon=",
+        "logp, moon, of which moon is not known; remedy: if moon is a tensor, .*--name moon=ROLE.*--set moon=VALUE",
     ),
     calls_backward: (LossCallError, r"received RuntimeError: .*backward through the graph a second time"),
     wants_nothing: (LossCallError, r"received parameters \(none\)"),

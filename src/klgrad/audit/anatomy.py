@@ -191,7 +191,8 @@ class Baseline:
         name: `none`, `leave-one-out`, `group-mean`, `batch-mean`, `batch-leave-one-out`, `token-mean` (the mean of
             the batch's tokens, before they are summed) or `other`.
         ended: how a completion that has ended enters the mean: with its `credit`, as `zero`, or it is `left-out`.
-        covers: `all` of the coefficient, or only the `credit` that stands in a reward, with or `beside` the token's own.
+        covers: `all` of the coefficient, or only the `credit` that stands in a reward, with or `beside` the token's
+            own.
         spread: `none`, or the `group` or `batch` by whose spread the rest is divided.
     """
 
@@ -484,8 +485,8 @@ class Horizon:
 def tilted_log_ratios(inputs: ProbeInputs) -> tuple[Tensor, Tensor]:
     """(B, T) log π/ref of the third and of the fourth entry of the probes' logits."""
     batch = inputs.batch()
-    l = batch.logits.detach().log_softmax(-1) - batch.ref_logits.log_softmax(-1)
-    return l[..., 2], l[..., 3]
+    log_ratio = batch.logits.detach().log_softmax(-1) - batch.ref_logits.log_softmax(-1)
+    return log_ratio[..., 2], log_ratio[..., 3]
 
 
 def tilted_divergence(curve: Curve, inputs: ProbeInputs) -> Tensor:
@@ -536,9 +537,11 @@ class PartReader:
     # One response at a time.
 
     def shares(self) -> Tensor:
+        """(B, 1) what the unit multiplies each completion's coefficients by."""
         return self.unit.shares(self.base)
 
     def start(self) -> Derivatives:
+        """The derivatives at ref."""
         return self.read(self.base)
 
     def responses(self, name: str, entries: dict[tuple[int, int], float]) -> Derivatives:
@@ -602,7 +605,8 @@ class PartReader:
         moved, start = self.read(self.base.with_entries("logp", {PLACE: DEPTH + STEP})), self.start()
         sampled = float((moved.score - start.score)[PLACE] / self.shares()[0, 0]) / STEP
         full = float(start.full[PLACE] / self.shares()[0, 0]) / ODDS
-        return tuple(0.0 if abs(x) <= self.same else round_short(x, 10 * self.same) for x in (sampled, full))  # pyright: ignore[reportReturnType]
+        short = lambda x: 0.0 if abs(x) <= self.same else round_short(x, 10 * self.same)
+        return short(sampled), short(full)
 
     def has_spread(self) -> bool:
         """Whether a completion changes the difference between two others, as a spread that divides them does."""
@@ -647,7 +651,7 @@ def read_anatomy(subject: Subject) -> Anatomy:
     couples_rows = any(bool((x[1:] != 0).any()) for x in (response, *others))
     if couples_rows and reader.has_spread():
         return _read_spread(reader, empty)
-    row, token = PLACE
+    token = PLACE[1]
     own = read_curve(lambda x: reader.along(x, token, token, couples_rows), reader.same)
     full = _read_full(reader)
     exact = (round_short(float(start.reverse[PLACE])), round_short(float(start.forward[PLACE])))
@@ -682,7 +686,7 @@ def read_anatomy(subject: Subject) -> Anatomy:
 
 def _read_full(reader: PartReader) -> Curve | None:
     """The coefficient of an entry of the logits, from the tilt of two entries."""
-    row, token = PLACE
+    token = PLACE[1]
     if abs(float(reader.responses("tilt", {PLACE: STEP}).full[PLACE])) <= reader.same:
         return None
 

@@ -294,7 +294,8 @@ def remarks(a: Anatomy) -> list[str]:
 def proof(a: Anatomy) -> str:
     """Whether the formula is the loss."""
     if a.proved:
-        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {max(a.unexplained.values()):.0e}"
+        largest = max(a.unexplained.values())
+        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {largest:.0e}"
     name, worst = max(a.unexplained.items(), key=lambda pair: pair[1])
     if a.proved_fresh:
         return f"on fresh samples; on stale ones {min(worst, 1):.0%} of the coefficient is not explained"
