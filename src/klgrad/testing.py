@@ -1,10 +1,12 @@
 """Assertions about losses, for the tests of your project. With pytest they are fixtures too: `klgrad.pytest_plugin`."""
 
+from typing import cast
+
 from .audit import AuditResult, Subject, audit, catalogue, load
 from .audit.advice import Difference, differences, remedies
 from .audit.batch import Advantages
 from .audit.call import Settings
-from .audit.problems import Lengths
+from .audit.sentences import parse_parts
 from .audit.subject import as_subject, imports_for
 from .errors import UnknownNameError, VerdictError
 from .targets import TARGETS, Verdict
@@ -12,12 +14,11 @@ from .targets import TARGETS, Verdict
 
 def assert_descends(
     loss: object,
-    verdict: Verdict,
+    verdict: Verdict | str,
     *,
     off_policy: Verdict | None = None,
     strict: bool = False,
     advantages: Advantages = "zero",
-    lengths: Lengths = "all",
     settings: Settings | None = None,
 ) -> AuditResult:
     """Audit a loss, and fail if it does not descend what it should: `klgrad audit --expect` as an assertion.
@@ -25,12 +26,12 @@ def assert_descends(
     Args:
         loss: the loss, in any form that `klgrad.audit.audit` takes; or a text, as for the command: a name of the
             catalogue, `path/to/file.py:function` or `package.module:function`.
-        verdict: the verdict that is expected with samples from π: the name of a target, or any other verdict.
+        verdict: what is expected with samples from π: the name of a target or any other verdict, or values of parts:
+            `"divergence=reverse-kl,horizon=all,unit=sum"`.
         off_policy: the verdict that is expected with samples from another policy; None for any.
         strict: fail also for a verdict that holds in large batches only, a dead zone, a gradient that is not finite,
             or one that masked gaps or empty completions change.
         advantages: as in `klgrad.audit.audit`.
-        lengths: as in `klgrad.audit.audit`.
         settings: values of the loss's own parameters, such as `{"beta": 0.04}`.
 
     Returns:
@@ -54,11 +55,12 @@ def assert_descends(
     """
     __tracebackhide__ = True  # pytest then shows the line of the test
     for name in (verdict, off_policy):
-        if name is not None and name not in TARGETS:
+        if name is not None and name not in TARGETS and "=" not in name:
             raise UnknownNameError("verdict", name, TARGETS)
+    expected = parse_parts(verdict) if "=" in verdict else cast(Verdict, verdict)
     with imports_for(loss if isinstance(loss, str) else ""):
-        result = audit(_found(loss, settings), advantages=advantages, lengths=lengths)
-    found = differences(result, verdict, off_policy, strict=strict)
+        result = audit(_found(loss, settings), advantages=advantages)
+    found = differences(result, expected, off_policy, strict=strict)
     if found:
         raise _error(result, found)
     return result

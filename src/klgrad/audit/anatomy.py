@@ -6,19 +6,31 @@ random inputs, token by token, so that a part that was misread, or that no probe
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from .gradients import evaluate
+from ..enumeration import population
+from .batch import Advantages, advantage_of, from_problem
+from .gradients import Measurement, evaluate, of_reference, proof_cases, sum_over_rows
+from .parts import (
+    UNITS,
+    Anatomy,
+    Baseline,
+    Bound,
+    Credit,
+    Samples,
+    Unit,
+    tilted_divergence,
+    tilted_log_ratios,
+)
 from .probes import (
     DEPTH,
     EXACT,
     GRID,
-    GROUP,
     HIGHEST_TWIN,
     ODDS,
     ROWS,
@@ -29,7 +41,6 @@ from .probes import (
     Derivatives,
     ProbeInputs,
     Read,
-    divergence_of,
     function_of,
     read_curve,
     reader_of,
@@ -42,463 +53,6 @@ PLACE = (0, 4)
 
 STEP = 0.75
 """A log-ratio at which the known functions differ, and a log importance ratio that no usual bound cuts off."""
-
-# The parts.
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What a loss divides by.
-
-    Attributes:
-        name: `sum` over the completion, `completion-mean`, `token-mean` over the batch, `fixed-length` (by the width
-            of the batch), or `other`.
-        rows: whether it is a mean over the completions of the batch, and no sum.
-    """
-
-    name: str
-    rows: bool = True
-
-    def shares(self, inputs: ProbeInputs) -> Tensor:
-        """(B, 1) what each completion's coefficients are multiplied by."""
-        lengths = inputs.mask.sum(-1, keepdim=True).double()
-        rows = len(lengths) if self.rows else 1
-        if self.name == "completion-mean":
-            return 1 / (rows * lengths)
-        if self.name == "token-mean":
-            return torch.ones_like(lengths) / lengths.sum()
-        if self.name == "fixed-length":
-            return torch.ones_like(lengths) / (rows * inputs.mask.shape[1])
-        return torch.ones_like(lengths) / rows
-
-
-UNITS = tuple(Unit(name, rows) for name in ("sum", "completion-mean", "fixed-length") for rows in (True, False))
-UNITS += (Unit("token-mean"),)
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A bound on a ratio: `truncate` from above, `clip` on both sides, or `mask`, which is 0 outside."""
-
-    kind: str
-    low: float | None
-    high: float | None
-
-    def __call__(self, ratio: Tensor) -> Tensor:
-        """The ratio within its bound."""
-        if self.kind == "mask":
-            low, high = self.low or 0.0, math.inf if self.high is None else self.high
-            return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
-        return ratio.clamp(self.low, self.high)
-
-
-@dataclass(frozen=True)
-class Samples:
-    """How the ratio π/μ to the sampler enters.
-
-    Attributes:
-        ratio: `none`, `token`, `prefix`, `sequence`, `mean` (a geometric mean over the completion) or `other`.
-        per_decision: whether the estimate of a later token carries the ratio of that token's own prefix.
-        bound: of the ratio, or None.
-        before: whether an exact term carries the ratio of the tokens before it only, its own being summed over.
-        constant: whether a constant carries the ratio too.
-        on_baseline: what carries the ratio where there is a baseline: the `difference` from it, the `credit` of each
-            completion, or `both`, the credits and then the mean of the others.
-        frozen: whether log π/ref is that of the sampler, which does not move with π.
-    """
-
-    ratio: str = "none"
-    per_decision: bool = False
-    bound: Bound | None = None
-    before: bool = False
-    constant: bool = True
-    on_baseline: str = "difference"
-    frozen: bool = False
-
-    def weights(self, inputs: ProbeInputs, *, before: bool = False) -> Tensor:
-        """(B, T) the ratio of each token."""
-        log_weight = torch.where(inputs.mask, inputs.log_weight, 0.0)
-        total = log_weight.sum(-1, keepdim=True).expand_as(log_weight)
-        running = log_weight.cumsum(-1)
-        logs = {
-            "none": torch.zeros_like(log_weight),
-            "other": torch.zeros_like(log_weight),
-            "token": log_weight,
-            "prefix": running - log_weight if before else running,
-            "sequence": total,
-            "mean": total / inputs.mask.sum(-1, keepdim=True),
-        }[self.ratio]
-        return logs.exp() if self.bound is None else self.bound(logs.exp())
-
-
-@dataclass(frozen=True, eq=False)
-class Credit:
-    """An estimate of each token's divergence, which stands on the scores of other tokens.
-
-    Attributes:
-        source: `sampled`, `exact-reverse`, `exact-forward` or `full`.
-        curve: the estimate as a function of the log-ratio, for `sampled`; the divergence's slope for `full`.
-        now: weight on the token's own score; that of `sampled` is in the own curve.
-        later: weights of the tokens after it, by distance.
-        earlier: weights of the tokens before it, by distance.
-        divided: whether the weights, and the part of the own curve that is this estimate, are divided by the length of
-            the completion; they are given for a completion of `TOKENS` tokens.
-    """
-
-    source: str
-    curve: Curve | None
-    now: float
-    later: tuple[float, ...]
-    earlier: tuple[float, ...]
-    divided: bool = False
-
-    def values(self, inputs: ProbeInputs) -> Tensor:
-        """(B, T) the estimates, 0 where masked."""
-        if self.source == "exact-reverse":
-            values = inputs.token_reverse_kl
-        elif self.source == "exact-forward":
-            values = inputs.token_forward_kl
-        elif self.source == "full":
-            assert self.curve is not None
-            values = tilted_divergence(self.curve, inputs)
-        else:
-            assert self.curve is not None
-            values = self.curve(inputs.log_ratio)
-        return torch.where(inputs.mask, values, 0.0)
-
-    def matrix(self, width: int) -> Tensor:
-        """(T, T) the weight of the estimate at column s on the score at row t."""
-        lag = torch.arange(width)[None, :] - torch.arange(width)[:, None]
-        weights = [_weight_at(self.earlier, k) for k in range(width - 1, 0, -1)]
-        weights += [self.now, *(_weight_at(self.later, k) for k in range(1, width))]
-        return torch.tensor(weights, dtype=torch.float64)[lag + width - 1]
-
-
-def _weight_at(weights: tuple[float, ...], lag: int) -> float:
-    """The weight at a lag; beyond those that were read the last step is repeated."""
-    if lag <= len(weights):
-        return weights[lag - 1]
-    if len(weights) < 2 or weights[-1] == 0:
-        return 0.0
-    return weights[-1] if weights[-2] == 0 else weights[-1] * (weights[-1] / weights[-2]) ** (lag - len(weights))
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """What is subtracted from the credit of a token.
-
-    Attributes:
-        name: `none`, `leave-one-out`, `group-mean`, `batch-mean`, `batch-leave-one-out`, `token-mean` (the mean of
-            the batch's tokens, before they are summed) or `other`.
-        ended: how a completion that has ended enters the mean: with its `credit`, as `zero`, or it is `left-out`.
-        covers: `all` of the coefficient, or only the `credit` that stands in a reward, with or `beside` the token's
-            own.
-        spread: `none`, or the `group` or `batch` by whose spread the rest is divided.
-    """
-
-    name: str = "none"
-    ended: str = "credit"
-    covers: str = "all"
-    spread: str = "none"
-
-    def centre(self, credit: Tensor, inputs: ProbeInputs) -> Tensor:
-        """(B, T) the credit without the baseline."""
-        if self.name in ("none", "other", "token-mean"):
-            return credit
-        same = inputs.group[:, None] == inputs.group[None, :] if "batch" not in self.name else torch.ones(1, 1)
-        weights = same.double().expand(len(credit), len(credit)).clone()
-        if "leave" in self.name:
-            weights.fill_diagonal_(0.0)
-        live = inputs.mask.double()
-        total = weights @ (live if self.ended == "left-out" else torch.ones_like(credit))
-        counted = credit if self.ended == "credit" else credit * live
-        return credit - torch.where(total > 0, weights @ counted / total.clamp(min=1), 0.0)
-
-    def own_share(self) -> float:
-        """Which share of a token's own response is left in the probes' batch."""
-        return {"group-mean": 1 - 1 / GROUP, "batch-leave-one-out": ROWS / (ROWS - 1)}.get(self.name, 1.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Anatomy:
-    """What a loss is made of. `derivatives` is the formula that the parts are.
-
-    Attributes:
-        own: the coefficient of a token's score as a function of its own log-ratio.
-        level: `token`, or `completion` where it is a function of the completion's summed log-ratio.
-        exact: weights of the full-vocabulary reverse and forward KL that are differentiated.
-        full: the coefficient of an entry of the logits as a function of its log-ratio, or None.
-        credits: what stands on the scores of other tokens.
-        unit, samples, baseline: as their classes say.
-        constant: the coefficient at ref.
-        entropy: weight of the log-prob itself in the coefficient of the score, and in that of an entry of the logits:
-            that of an entropy bonus.
-        late: by how many tokens the reference is late; 0 where it is in its place.
-        anchor: `ref`, or `sampler` where the log-probs of the sampler are in the place of ref.
-        ends: whether the last token of a completion has a coefficient.
-        leaks: whether masked positions have one.
-        deterministic, finite: whether the same inputs give the same finite numbers.
-        unexplained: by probe, the share of the coefficients that the formula does not have.
-        allowed: the share that rounding may leave.
-    """
-
-    own: Curve
-    level: str
-    exact: tuple[float, float]
-    full: Curve | None
-    credits: tuple[Credit, ...]
-    unit: Unit
-    samples: Samples
-    baseline: Baseline
-    constant: float
-    entropy: tuple[float, float] = (0.0, 0.0)
-    late: int = 0
-    anchor: str = "ref"
-    ends: bool = True
-    leaks: bool = False
-    deterministic: bool = True
-    finite: bool = True
-    unexplained: dict[str, float] = field(default_factory=dict)
-    allowed: float = EXACT
-
-    def derivatives(self, inputs: ProbeInputs) -> Derivatives:
-        """What the parts predict at any inputs."""
-        if self.samples.frozen:
-            inputs = replace(inputs, log_ratio=inputs.log_ratio - inputs.log_weight)
-        mask, shares = inputs.mask, self.unit.shares(inputs)
-        weights = self.samples.weights(inputs)
-        before = self.samples.weights(inputs, before=True) if self.samples.before else weights
-        inner, outer = (
-            (weights, torch.ones_like(weights)) if self.samples.per_decision else (torch.ones_like(weights), weights)
-        )
-        if self.level == "completion":
-            own = self.own(torch.where(mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True)).expand_as(mask)
-        else:
-            own = torch.where(mask, self.own(inputs.log_ratio), 0.0)
-        if self.baseline.name == "token-mean":
-            own = torch.where(mask, own - own[mask].mean(), 0.0)
-        by_length = TOKENS / mask.sum(-1, keepdim=True)
-        for part in self.credits:
-            own = own + part.values(inputs) * (by_length - 1) if part.divided else own
-        path = torch.zeros_like(own)
-        if self.baseline.covers != "all":
-            own, path = torch.zeros_like(own), own
-            if self.baseline.covers == "credit":
-                own = sum((c.values(inputs) for c in self.credits if c.source == "sampled"), own)
-                path = path - own
-        credit = own * inner
-        for part in self.credits:
-            values = part.values(inputs)
-            if self.baseline.name == "token-mean":
-                values = torch.where(mask, values - values[mask].mean(), 0.0)
-            of_later = before if part.source != "sampled" and self.samples.per_decision else inner
-            summed = (values * of_later) @ part.matrix(mask.shape[1]).T
-            credit = credit + (summed * by_length if part.divided else summed)
-        centred = self.baseline.centre
-        if self.samples.on_baseline == "difference":
-            score = outer * centred(credit, inputs)
-        else:
-            credit = outer * credit
-            mean = credit - centred(credit, inputs)
-            score = credit - mean * (weights if self.samples.on_baseline == "both" else 1.0)
-        score = score + path * weights
-        if self.constant:
-            score = score + self.constant * (weights if self.samples.constant else 1.0)
-        if self.entropy[0]:
-            score = score + self.entropy[0] * inputs.logp * (weights if self.samples.constant else 1.0)
-        if not self.ends:
-            score = score * (mask.cumsum(-1) < mask.sum(-1, keepdim=True))
-        live = lambda x: torch.where(mask, x, 0.0) * shares
-        reverse, forward = (live(weight * before) for weight in self.exact)
-        return Derivatives(live(score), reverse, forward, live(self._full_difference(inputs) * before))
-
-    def _full_difference(self, inputs: ProbeInputs) -> Tensor:
-        bonus = self.entropy[1] * inputs.odds
-        if self.full is None:
-            return bonus
-        third, fourth = tilted_log_ratios(inputs)
-        return self.full(third) - self.full(fourth) + bonus
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """The divergences that the coefficient of a token's own log-ratio is the slope of, with their weights.
-
-        The value of k3 is the slope of the reverse KL minus that of the forward KL. `other` stands for a curve that
-        is no sum of known slopes.
-        """
-        totals: dict[str, float] = {}
-        known = [(self.own.shares, self.own)] + ([] if self.full is None else [(self.full.shares, self.full)])
-        for shares, curve in known:
-            if not shares and not curve.is_zero:
-                return {"other": 1.0}
-            for name, weight in shares.items():
-                pair = {"reverse-kl": weight, "forward-kl": -weight} if name == "k3" else {name: weight}
-                for each, w in pair.items():
-                    totals[each] = totals.get(each, 0.0) + w
-        for name, weight in zip(("reverse-kl", "forward-kl"), self.exact, strict=True):
-            totals[name] = totals.get(name, 0.0) + weight
-        totals = {name: round_short(w) for name, w in totals.items() if abs(w) > self.allowed}
-        return {"other": 1.0} if "k2" in totals else totals
-
-    @property
-    def scale(self) -> float:
-        """By which factor the loss multiplies β near ref, in its unit."""
-        curves = [c for c in (self.own, self.full) if c is not None and not c.is_zero]
-        total = sum((c.scale for c in curves), sum(self.exact))
-        return 0.0 if abs(total) < 1e-6 else round_short(total, 1e-6)
-
-    @property
-    def future(self) -> Credit | None:
-        """What later tokens add to the coefficient of a token; None if nothing."""
-        return next((c for c in self.credits if any(c.later)), None)
-
-    @property
-    def horizon(self) -> "Horizon":
-        """How far a token looks ahead."""
-        if self.level == "completion":
-            return Horizon("all", (1.0,), None, "exact")
-        part = self.future
-        if part is None:
-            return Horizon("none", (), None, "")
-        shares = {} if part.curve is None else part.curve.shares
-        estimate = "exact" if part.source != "sampled" else SHORT.get(next(iter(shares), ""), "other")
-        strength = next(iter(shares.values())) if part.source == "sampled" and len(shares) == 1 else 1.0
-        whole = sum(self.shares.values()) if "other" not in self.shares else 0.0
-        relative = strength / whole if whole else strength
-        weights = tuple(round_short(w * relative, 1e-6) for w in part.later)
-        steps = [b / a for a, b in pairwise((1.0, *weights)) if a]
-        if all(abs(step - steps[0]) <= 1e-6 for step in steps) and len(steps) == len(weights):
-            same = abs(steps[0] - 1) <= 1e-6
-            return Horizon(
-                "all" if same else "discount", weights, None if same else round_short(steps[0], 1e-6), estimate
-            )
-        is_window = weights[0] == 1 and set(weights) == {0.0, 1.0} and list(weights) == sorted(weights, reverse=True)
-        return Horizon("window" if is_window else "other", weights, None, estimate)
-
-    @property
-    def has_past(self) -> bool:
-        """Whether earlier tokens add to the coefficient of a token: mean zero on fresh samples, not on stale ones."""
-        return self.level == "completion" or any(any(c.earlier) for c in self.credits)
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether no log-ratio has an effect."""
-        return not self.shares and not self.credits
-
-    @property
-    def proved_fresh(self) -> bool:
-        """Whether the formula predicts every coefficient on fresh samples."""
-        gaps = [gap for name, gap in self.unexplained.items() if name not in STALE_PROBES]
-        return self.deterministic and self.finite and max(gaps, default=1.0) <= self.allowed
-
-    @property
-    def proved(self) -> bool:
-        """Whether the formula predicts every coefficient, on stale samples too."""
-        gaps = [gap for name, gap in self.unexplained.items() if name in STALE_PROBES]
-        return self.proved_fresh and max(gaps, default=0.0) <= self.allowed
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        horizon, bound = self.horizon, self.samples.bound
-        return {
-            "divergence": self._divergence(),
-            "horizon": {
-                "kind": horizon.kind,
-                "discount": horizon.discount,
-                "weights": list(horizon.weights),
-                "estimate": horizon.estimate or None,
-            },
-            "past_credit": self.has_past,
-            "samples": {
-                "ratio": self.samples.ratio,
-                "per_decision": self.samples.per_decision,
-                "frozen_log_ratio": self.samples.frozen,
-                "bound": None if bound is None else {"kind": bound.kind, "low": bound.low, "high": bound.high},
-            },
-            "unit": self.unit.name,
-            "mean_over_rows": self.unit.rows,
-            "baseline": self.baseline.name,
-            "divided_by_spread": self.baseline.spread != "none",
-            "constant": self.constant,
-            "entropy": sum(self.entropy),
-            "additive": self.level == "token" and self.baseline.spread == "none",
-            "anchor": self.anchor,
-            "reference_late_by": self.late,
-            "end_token_has_gradient": self.ends,
-            "masked_tokens_leak": self.leaks,
-            "deterministic": self.deterministic,
-            "proved": self.proved,
-            "unexplained": max(self.unexplained.values(), default=0.0),
-            "unexplained_by_probe": self.unexplained,
-        }
-
-    def _divergence(self) -> dict[str, object]:
-        shares = self.shares
-        each = [_named_part(name, weight) for name, weight in shares.items()]
-        if self.own.shares == {} and not self.own.is_zero:
-            each = [{"name": "other", "curve": [x.tolist() for x in self.own.points]}]
-        named = each[0] if len(each) == 1 else {"name": "sum", "parts": each} if each else {"name": "nothing"}
-        scale = self.scale
-        return named | {
-            "scale": scale if math.isfinite(scale) else None,
-            "level": self.level,
-            "flat_below": self.own.low,
-            "flat_above": self.own.high,
-            "pull_below": None if self.own.low is None else self.own.below,
-            "pull_above": None if self.own.high is None else self.own.above,
-            "convex": all(c.convex for c in (self.own, self.full) if c is not None),
-        }
-
-
-def _named_part(name: str, weight: float) -> dict[str, object]:
-    kind, _, order = name.rstrip(")").partition("(")
-    parameter = {"alpha": "alpha", "jensen-shannon": "beta"}.get(kind) if order else None
-    scale = weight * divergence_of(name).scale if name != "other" else 0.0
-    return {"name": kind, "scale": scale if math.isfinite(scale) else None} | (
-        {parameter: float(order)} if parameter else {}
-    )
-
-
-STALE_PROBES = ("stale samples", "enumerated, stale samples")
-
-SHORT = {"reverse-kl": "k1", "k2": "k2", "k3": "k3"}
-"""Names of the functions of a later token's log-ratio that stand for its KL."""
-
-
-@dataclass(frozen=True)
-class Horizon:
-    """How the tokens after it enter the coefficient of a token.
-
-    Attributes:
-        kind: `none`, `all`, `discount`, `window` or `other`.
-        weights: by distance, relative to the token's own part.
-        discount: of one step, for kind `discount`.
-        estimate: of a later token's divergence: `k1`, `k2`, `k3`, `exact` or `other`; empty for kind `none`.
-    """
-
-    kind: str
-    weights: tuple[float, ...]
-    discount: float | None
-    estimate: str
-
-
-def tilted_log_ratios(inputs: ProbeInputs) -> tuple[Tensor, Tensor]:
-    """(B, T) log π/ref of the third and of the fourth entry of the probes' logits."""
-    batch = inputs.batch()
-    log_ratio = batch.logits.detach().log_softmax(-1) - batch.ref_logits.log_softmax(-1)
-    return log_ratio[..., 2], log_ratio[..., 3]
-
-
-def tilted_divergence(curve: Curve, inputs: ProbeInputs) -> Tensor:
-    """(B, T) the full-vocabulary divergence of the probes' logits."""
-    batch = inputs.batch()
-    policy = batch.logits.detach().log_softmax(-1)
-    log_ratio = policy - batch.ref_logits.log_softmax(-1)
-    values = sum(
-        (w * divergence_of(name).excess(log_ratio) for name, w in curve.shares.items()), torch.zeros_like(policy)
-    )
-    return (policy.exp() * values).sum(-1)
-
 
 # Reading.
 
@@ -516,9 +70,9 @@ MIXED = [9, 7, 9, 4, 9, 8, 5, 9]
 class PartReader:
     """Reads each part of one loss by its own probe."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, advantages: Advantages) -> None:
         subject = subject.large()  # a batch is one call
-        self.read: Read = reader_of(subject)
+        self.read: Read = reader_of(subject, advantages)
         self.base = ProbeInputs.at_reference([TOKENS] * ROWS, WIDTH)
         random = ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=HIGHEST_TWIN)
         answers = [self.read(random), self.read(random)]
@@ -608,6 +162,13 @@ class PartReader:
         short = lambda x: 0.0 if abs(x) <= self.same else round_short(x, 10 * self.same)
         return short(sampled), short(full)
 
+    def counts_cut_off(self) -> bool:
+        """Whether a completion that fills its row has a gradient, if others have one."""
+        inputs = ProbeInputs.at_random([TOKENS] * ROWS, TOKENS, highest=self.highest, seed=8)
+        inputs = replace(inputs, late=self.late, anchor=self.anchor)
+        wider = replace(ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=self.highest), late=self.late)
+        return any(bool(x.any()) for x in self.read(inputs)) or not any(bool(x.any()) for x in self.read(wider))
+
     def has_spread(self) -> bool:
         """Whether a completion changes the difference between two others, as a spread that divides them does."""
         differences = []
@@ -633,9 +194,9 @@ def _is_ratio(factor: Tensor) -> bool:
     return abs(float(factor) - math.expm1(STEP)) <= EXACT * 10 or abs(float(factor) - math.expm1(-STEP)) <= EXACT * 10
 
 
-def read_anatomy(subject: Subject) -> Anatomy:
+def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     """Read every part, and compare their formula with the loss at random inputs."""
-    reader = PartReader(subject)
+    reader = PartReader(subject, advantages)
     zero = Curve({}, (GRID, 0 * GRID), torch.zeros_like)
     empty = Anatomy(zero, "token", (0.0, 0.0), None, (), Unit("sum"), Samples(), Baseline(), 0.0)
     if not reader.deterministic:
@@ -679,9 +240,42 @@ def read_anatomy(subject: Subject) -> Anatomy:
     )
     check = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
     parts = replace(parts, leaks=any(bool((x * ~check.mask).any()) for x in reader.read(check)))
+    parts = replace(parts, cut_off=reader.counts_cut_off())
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
-    return replace(parts, unexplained=_compare(reader, parts))
+    parts = replace(parts, unexplained=_compare(reader, parts))
+    if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
+        top_k, gap = _read_large_vocabulary(subject, parts)
+        parts = replace(parts, top_k=top_k, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
+    return parts
+
+
+def enumerate_gradients(
+    subject: Subject, parts: Anatomy, advantages: Advantages = "zero"
+) -> tuple[Anatomy, dict[bool, list[Measurement]]]:
+    """Sum the loss over every outcome of small problems, and compare with what the formula predicts there.
+
+    Returns:
+        The parts with the differences, and the gradients: with samples from π (True) and from another policy (False).
+    """
+    unexplained, measured = dict(parts.unexplained), {}
+    for on_policy, samples in ((True, "fresh"), (False, "stale")):
+        gap, measured[on_policy] = 0.0, []
+        # A late reference has no coefficient of its own at the first token, which these short completions mostly are.
+        for case in proof_cases(on_policy, few=subject.kind == "framework") if not parts.late else ():
+            assert case.parts is not None
+            members = population(case.problem, case.group_size, case.parts)
+            batch = from_problem(case.problem, members, advantage_of(case.problem, advantages))
+            answer, formula = of_reference(subject.large(), batch), parts.predict(batch)
+            if parts.baseline.spread != "none":
+                formula = formula._replace(logp=_rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
+            gradient, expected = (sum_over_rows(case.problem, members, x) for x in (answer, formula))
+            measured[on_policy].append(Measurement(case, gradient))
+            size = gradient.typical
+            gap = max(gap, float((gradient.mean - expected.mean).norm()) / (size or 1.0))
+        if measured[on_policy]:
+            unexplained[f"every outcome of {len(measured[on_policy])} problems, {samples} samples"] = gap
+    return replace(parts, unexplained=unexplained), measured
 
 
 def _read_full(reader: PartReader) -> Curve | None:
@@ -738,6 +332,46 @@ def _read_credits(reader: PartReader, couples_rows: bool, full: Curve | None) ->
     return tuple(c for c in credits if c is not None)
 
 
+VOCABULARY = 512
+"""Tokens of a large vocabulary. A list of the most likely tokens, as in a top-k, has fewer."""
+
+
+def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> tuple[int | None, float]:
+    """Of how many entries of a large vocabulary a loss depends, None for all; and what the formula does not explain."""
+    generator = torch.Generator().manual_seed(0)
+    normal = lambda: torch.randn(ROWS, 3, VOCABULARY, generator=generator, dtype=torch.float64)
+    policy = (2 * normal()).log_softmax(-1)
+    ref = (policy + normal()).log_softmax(-1)
+    tokens = policy.exp().flatten(0, 1).multinomial(1, generator=generator).reshape(ROWS, 3)
+    logp, ref_logp = (x.gather(-1, tokens[..., None])[..., 0] for x in (policy, ref))
+    base = ProbeInputs.at_reference([3] * ROWS, 3).batch()
+    batch = replace(
+        base,
+        logp=logp,
+        ref_logp=ref_logp,
+        old_logp=logp,
+        behavior_logp=logp,
+        token_reverse_kl=(policy.exp() * (policy - ref)).sum(-1),
+        token_forward_kl=(ref.exp() * (ref - policy)).sum(-1),
+        logits=policy,
+        ref_logits=ref,
+        behavior_logits=policy,
+        tokens=tokens,
+    ).fresh()
+    sampled = torch.nn.functional.one_hot(tokens, VOCABULARY).double() - policy.exp()
+    answer, formula = (
+        x.logits + x.logp[..., None] * sampled for x in (evaluate(subject, batch)[1], parts.predict(batch))
+    )
+    # Entries that a loss does not look at share the value that their normalisation gives them.
+    each = (answer / policy.exp())[0, 0]
+    rest = each[policy[0, 0].argmin()]
+    unseen = int(((each - rest).abs() <= 1e-9 * each.abs().max()).sum())
+    size = float(answer.abs().max())
+    return (VOCABULARY - unseen if unseen > VOCABULARY // 4 else None), float((answer - formula).abs().max()) / (
+        size or 1.0
+    )
+
+
 # Parts that are chosen by what they predict.
 
 
@@ -753,18 +387,18 @@ def _difference(parts: Anatomy, inputs: ProbeInputs, answer: Derivatives) -> flo
         if not bool(torch.isfinite(a).all()):
             return math.inf
         if parts.baseline.spread != "none":
-            f = _rescale(f, a, inputs, parts.baseline.spread)
+            f = _rescale(f, a, inputs.group, parts.baseline.spread)
         gap, size = max(gap, float((a - f).abs().max())), max(size, float(a.abs().max()))
     return gap / size if size else gap
 
 
-def _rescale(formula: Tensor, answer: Tensor, inputs: ProbeInputs, spread: str) -> Tensor:
+def _rescale(formula: Tensor, answer: Tensor, group: Tensor, spread: str) -> Tensor:
     """The formula with one factor per group, or per batch, which stands for its spread."""
     if spread == "batch":
         return formula * (formula * answer).sum() / formula.square().sum().clamp(min=1e-300)
     scaled = torch.zeros_like(formula)
-    for g in inputs.group.unique():
-        rows = inputs.group == g
+    for g in group.unique():
+        rows = group == g
         factor = (formula[rows] * answer[rows]).sum() / formula[rows].square().sum().clamp(min=1e-300)
         scaled[rows] = formula[rows] * factor
     return scaled
@@ -873,13 +507,16 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
         return replace(parts, samples=Samples("other"))
     if best.samples.ratio == "none":
         return best
-    return replace(best, samples=replace(best.samples, bound=_read_bound(reader, best)))
+    up, down = (_read_bound(reader, best, step) for step in (STEP, -STEP))
+    if up is not None and down is not None and (up.kind, up.high, down.kind, down.low) == ("mask", None, "mask", None):
+        up = Bound("ppo", up.low, down.high)
+    return replace(best, samples=replace(best.samples, bound=up))
 
 
-def _read_bound(reader: PartReader, parts: Anatomy) -> Bound | None:
+def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None:
     """Where the coefficients stop following the ratio, and whether they are then constant or 0."""
     moved = {"prefix": 0 if parts.samples.before else PLACE[1]}.get(parts.samples.ratio, PLACE[1])
-    start = reader.base.with_entries("log_ratio", {PLACE: STEP})
+    start = reader.base.with_entries("log_ratio", {PLACE: step})
     start = start.with_entries("tilt", {PLACE: STEP}).with_entries("token_reverse_kl", {PLACE: STEP})
 
     def answer(x: float) -> float:
@@ -950,8 +587,9 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
                 empty, own=own, credits=credits, unit=unit, baseline=Baseline(name, ended, "all", spread), allowed=1e-6
             )
 
-    best, gap = _best(reader, candidates(), check)
-    return replace(best, unexplained={"random log-ratios": gap})
+    best, _ = _best(reader, candidates(), check)
+    best = _choose_samples(reader, best)
+    return replace(best, unexplained=_compare(reader, best))
 
 
 # Comparison of the formula with the loss.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, bandit, every_group, population, with_rational_sampler
 from .batch import Batch, from_problem
-from .problems import DISTANCES, LONG, Case, Lengths
+from .problems import DISTANCES, LONG, Case
 from .subject import Subject
 
 # The exact expected gradient of a loss, and its exact variance, on one problem.
@@ -210,46 +210,33 @@ tokens have an importance ratio near 50 together, and two others one near 1.24 a
 LOG_RATIO = 6.0
 """Shift of the logit of the rare token from the sampler to π."""
 
-BATCH_SIZES = (2, 3)
-"""Sizes of small batches whose bias is reported beside that of the limit."""
-
-FEW_COMPLETIONS = 4
-"""Problems with at most this many completions are enumerated at every one of `BATCH_SIZES`."""
-
 
 @cache
-def limit_cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
+def limit_cases(on_policy: bool) -> tuple[Case, ...]:
     """All problems of the limit, the standard ones first. They are built once.
 
     Args:
         on_policy: whether the policy itself is the sampler.
-        lengths: `equal` for problems with completions of equal length only.
     """
-    found = [
+    standard = [
         Case(distance, _rational(shape, distance, on_policy), shape[3], shape[2], parts=shape[4])
         for shape in SHAPES
         for distance in DISTANCES
-        if lengths == "all" or not shape[2]
     ]
-    long = [] if lengths == "equal" else [_long(on_policy)]
-    return (*found, *(_rare(reach, on_policy) for reach in (FAR, -FAR)), _sharp(on_policy), _odd(on_policy), *long)
+    rare = (_rare(reach, on_policy) for reach in (FAR, -FAR))
+    return (*standard, *rare, _sharp(on_policy), _odd(on_policy), _long(on_policy))
 
 
 @cache
-def in_pairs(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
-    """All problems of the limit, in batches of 2 completions."""
-    return tuple(replace(case, group_size=2, parts=None) for case in limit_cases(on_policy, lengths))
+def proof_cases(on_policy: bool, *, few: bool = False) -> tuple[Case, ...]:
+    """The problems on which the formula of a loss is compared with its enumerated gradient.
 
-
-def at_batch_size(size: int, *, on_policy: bool = True) -> list[Case]:
-    """The smallest problems of the limit with single groups of `size` completions as batches."""
-    small = [case for case in limit_cases(on_policy) if is_small(case)]
-    return [replace(case, group_size=size, parts=None) for case in small]
-
-
-def is_small(case: Case) -> bool:
-    """Whether a problem is among those of `at_batch_size`."""
-    return case.varying and len(case.problem.space) <= FEW_COMPLETIONS
+    Args:
+        on_policy: whether the policy itself is the sampler.
+        few: the two smallest only, for a framework's trainer, whose calls take long.
+    """
+    standard = [c for c in limit_cases(on_policy) if not c.wider and (c.distance == "far" or not c.varying)]
+    return tuple(c for c in standard if c.parts == 2) if few else tuple(standard)
 
 
 def _rational(shape: tuple[int, int, bool, int, int, int], distance: str, on_policy: bool) -> Problem:

@@ -25,8 +25,8 @@ from ..core.divergences import (
     jensen_shannon,
 )
 from ..core.estimators import k2, k3
-from .batch import PADDING_LOGP, PADDING_REF_LOGP, Batch
-from .gradients import evaluate
+from .batch import PADDING_LOGP, PADDING_REF_LOGP, Advantages, Batch
+from .gradients import of_reference
 from .subject import Subject
 
 ROWS, TOKENS, GROUP = 8, 9, 4
@@ -69,6 +69,7 @@ class ProbeInputs:
         tilt: by how much those of ref are lower.
         late: by how many tokens the log-probs of ref are moved to the right.
         anchor: `ref`, or `sampler` where the log-ratios are those to the sampler, and the other way round.
+        source: the batch that they were taken from, if they were.
     """
 
     log_ratio: Tensor
@@ -82,6 +83,17 @@ class ProbeInputs:
     tilt: Tensor
     late: int = 0
     anchor: str = "ref"
+    source: Batch | None = None
+
+    @classmethod
+    def of_batch(cls, batch: Batch, anchor: str = "ref") -> "ProbeInputs":
+        """The inputs that a batch consists of."""
+        logp, none = batch.logp.detach(), torch.zeros_like(batch.logp)
+        to_ref, to_sampler = logp - batch.ref_logp, logp - batch.behavior_logp
+        if anchor == "sampler":
+            to_ref, to_sampler = to_sampler, to_ref
+        kls = (batch.token_reverse_kl.detach(), batch.token_forward_kl.detach())
+        return cls(to_ref, to_sampler, logp, batch.mask, batch.group, *kls, none, none, anchor=anchor, source=batch)
 
     @classmethod
     def at_reference(cls, lengths: list[int], width: int, group: int = GROUP) -> "ProbeInputs":
@@ -145,6 +157,8 @@ class ProbeInputs:
         The logits have four entries: the sampled token, a twin of it, which tells the coefficient of the sampled one
         from that of its entry, and two others.
         """
+        if self.source is not None:
+            return self.source
         padded = lambda x, fill: torch.where(self.mask, x, fill)
         logp = padded(self.logp, PADDING_LOGP)
         turn = (torch.arange(len(logp))[:, None] + torch.arange(logp.shape[1])) % 2
@@ -204,12 +218,15 @@ class Derivatives(NamedTuple):
 Read = Callable[[ProbeInputs], Derivatives]
 
 
-def reader_of(subject: Subject) -> Read:
+def reader_of(subject: Subject, advantages: Advantages) -> Read:
     """The derivatives of a loss at chosen inputs."""
 
     def read(inputs: ProbeInputs) -> Derivatives:
         batch = inputs.batch()
-        parts = evaluate(subject, batch)[1]
+        if advantages == "random":
+            rewards = torch.randn(len(batch.group), generator=torch.Generator().manual_seed(0)).double()
+            batch = replace(batch, rewards=rewards, advantages=rewards[:, None].expand_as(batch.mask).clone())
+        parts = of_reference(subject, batch)
         each = parts.logits / batch.logits.detach().exp()
         own = parts.logits[..., 0] - parts.logits[..., 1]
         return Derivatives(

@@ -4,14 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..enumeration import Problem, autoregressive, target_gradients
-
-Lengths = Literal["all", "equal"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +107,8 @@ MIDDLE = (1.0, 0.5)
 """As in `DISTANCES`, for the problems with longer completions or larger groups. Their seed is the first that gives
 log-ratios beyond ±0.6 on all of them."""
 
-WIDER_SHAPES: dict[Lengths, tuple[tuple[str, int, int, bool, int], ...]] = {
-    # What is wider, vocabulary, length, ends, group size. An end token limits the number of groups to 81, since a loss
-    # may have to be called group by group. Without an end token there are 1024 and 256 groups: these are only in the
-    # audit at equal lengths, which has fewer other problems.
-    "all": ((f"completions of {LONG} tokens", 2, LONG, True, 2), (f"groups of {MANY}", 2, 2, True, MANY)),
-    "equal": ((f"completions of {LONG} tokens", 2, LONG, False, 2), (f"groups of {MANY}", 2, 2, False, MANY)),
-}
+WIDER_SHAPES = ((f"completions of {LONG} tokens", 2, LONG, True, 2), (f"groups of {MANY}", 2, 2, True, MANY))
+"""What is wider, vocabulary, length, ends, group size. An end token limits the number of groups to 81."""
 
 
 def _standard() -> list[Case]:
@@ -128,9 +120,9 @@ def _standard() -> list[Case]:
     return found
 
 
-def _wider(lengths: Lengths) -> list[Case]:
+def _wider() -> list[Case]:
     found = [_wide(WIDE), _wide(-WIDE), _stale(WIDE_RATIO)]
-    for wider, vocab, length, ends, group_size in WIDER_SHAPES[lengths]:
+    for wider, vocab, length, ends, group_size in WIDER_SHAPES:
         from_ref, off_policy = MIDDLE
         problem = autoregressive(vocab, length, ends=ends, seed=5, away_from_ref=from_ref, off_policy=off_policy)
         found.append(Case("middle", problem, group_size, ends, wider))
@@ -170,24 +162,12 @@ def _stale(ratio: float) -> Case:
 
 
 @cache
-def cases(on_policy: bool, lengths: Lengths = "all") -> tuple[Case, ...]:
+def cases(on_policy: bool = True) -> tuple[Case, ...]:
     """All problems, the standard ones first. They are built once.
 
     Args:
         on_policy: whether the policy itself is the sampler.
-        lengths: `equal` for problems with completions of equal length only; two of them are not in `all`.
     """
     if on_policy:
-        return tuple(case.on_policy() for case in cases(False, lengths))
-    return tuple(case for case in [*_standard(), *_wider(lengths)] if lengths == "all" or not case.varying)
-
-
-def group_sizes() -> str:
-    """The sizes of the groups as text: `2, 3 or 4`."""
-    *most, last = sorted({str(case.group_size) for case in cases(on_policy=False)})
-    return f"{', '.join(most)} or {last}"
-
-
-def in_words() -> str:
-    """What the audit sums over, as text for tables and pages."""
-    return f"every group of {group_sizes()} completions of {len(cases(on_policy=False))} small problems"
+        return tuple(case.on_policy() for case in cases(False))
+    return (*_standard(), *_wider())

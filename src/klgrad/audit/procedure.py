@@ -1,34 +1,95 @@
-"""`audit`: from a loss to its verdict and advice."""
+"""`audit`: from a loss to its parts, the name of what it descends, and advice."""
 
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, field, fields, replace
 
-import torch
-
-from ..enumeration import every_group
-from ..errors import LossCallError
-from ..targets import TARGETS, TargetName
-from .advice import advise
-from .anatomy import Anatomy, read_anatomy
-from .audit_result import AtEverySize, AuditResult, bias_by_batch, measure
-from .batch import Advantages, advantage_of, from_problem
+from ..targets import TARGETS, Verdict
+from .advice import Advice, advise
+from .anatomy import enumerate_gradients, read_anatomy
+from .batch import Advantages, advantage_of
 from .call import Settings
-from .gradients import Shape, at_batch_size, evaluate, every_gradient, in_pairs, limit_cases
-from .match import MATCH, Comparison
-from .numerics import (
-    divides_by_length,
-    in_large_vocabulary,
-    is_finite_if_empty,
-    order_matters,
-    probe,
-    reads_masked,
-    stumbles_over_gaps,
-)
-from .problems import DISTANCES, Lengths, cases
-from .subject import Subject, as_subject
+from .gradients import expected_gradient
+from .numerics import is_finite_if_empty, probe_float32, reads_masked, stumbles_over_gaps
+from .parts import Anatomy
+from .problems import cases
+from .subject import Kind, Subject, as_subject
+from .verdict import Holds, name_of
 
-FEW_GROUPS = 16
-"""Groups to evaluate at a time while looking for an effect of the reference, for a loss called group by group."""
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What one loss descends.
+
+    Attributes:
+        name: the name of the loss.
+        kind: `cell`, `term`, `function` or `framework`.
+        framework: the framework whose code the loss is; empty for other losses.
+        call: how the loss was called, in one line.
+        anatomy: its parts: divergence, horizon, samples, unit, baseline, and the proof that they are the loss.
+        verdict: the name of what it descends with samples from π: a target of `klgrad.targets`, `climbs` and a target,
+            `nothing`, `sum-of-targets`, or `unknown` where the parts have no such name.
+        verdict_off_policy: the same with samples from another policy.
+        holds: `always` if `verdict` holds in batches of every size, `large-batches` if in the limit of large ones; None
+            if it is `unknown`.
+        holds_off_policy: the same for `verdict_off_policy`.
+        scale: by which factor the loss multiplies β near ref, in its unit; None for `nothing`, inf for a jump.
+        variance: exact variance of the gradient of one completion at scale 1, over the standard on-policy problems;
+            None for a loss whose verdict does not hold always.
+        variance_near: the same over the problems near ref only, where most of training takes place.
+        float32_wrong_from: the first log-ratio at which the coefficient in float32 is more than 1% off.
+        finite: whether loss and gradient stay finite in float32 down to log-probs of -9000.
+        reads_masked: whether the gradient of live tokens depends on what is at masked positions; None for a framework,
+            for which this and the next two are not tried.
+        stumbles_over_gaps: whether masked positions between live tokens change their gradient, or have one.
+        finite_if_empty: whether loss and gradient are finite where a completion has no token.
+        advice: what the loss does and what to use instead; `str(advice)` is the text.
+
+    Example:
+        >>> from klgrad.audit import audit
+        >>> result = audit(lambda logp, ref_logp: (logp - ref_logp) ** 2 / 2, name="k2")
+        >>> result.verdict, result.scale
+        ('reverse-kl-token', 1.0)
+    """
+
+    name: str
+    kind: Kind
+    framework: str
+    call: str
+    anatomy: Anatomy
+    verdict: Verdict
+    verdict_off_policy: Verdict
+    holds: Holds | None
+    holds_off_policy: Holds | None
+    scale: float | None
+    variance: float | None
+    variance_near: float | None
+    float32_wrong_from: float | None
+    finite: bool
+    reads_masked: bool | None
+    stumbles_over_gaps: bool | None
+    finite_if_empty: bool | None
+    advice: Advice = field(default_factory=Advice)
+
+    @property
+    def dead_below(self) -> float | None:
+        """The log π/ref below which a token has no gradient, or None."""
+        return self.anatomy.own.low if self.anatomy.own.below == 0 else None
+
+    @property
+    def dead_above(self) -> float | None:
+        """The one above which it has none, or None."""
+        return self.anatomy.own.high if self.anatomy.own.above == 0 else None
+
+    @property
+    def depends_on_reference(self) -> bool:
+        """Whether ref has any effect on the gradient."""
+        a = self.anatomy
+        return not a.proved_fresh or not (a.is_nothing or a.anchor == "sampler")
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        remedies = [remedy.to_dict() for remedy in self.advice.remedies]
+        return values | {"advice": str(self.advice), "remedies": remedies, "anatomy": self.anatomy.to_dict()}
 
 
 def audit(
@@ -36,13 +97,13 @@ def audit(
     *,
     name: str | None = None,
     advantages: Advantages = "zero",
-    lengths: Lengths = "all",
     settings: Settings | None = None,
 ) -> AuditResult:
-    """Find which divergence a loss descends, by exact enumeration.
+    """Take a loss apart, and find which divergence it descends.
 
-    The gradient of the loss is summed over every group of completions that a sampler can draw on small problems, in
-    float64, and compared with the gradient of each target of `klgrad.targets`.
+    The derivative of the loss by each token's log-prob is read at chosen inputs, in float64. The parts that are read
+    are a formula for the loss. It is compared with the loss at random inputs, and with its gradient summed over every
+    outcome of small problems, with samples from the policy and from another one.
 
     Args:
         loss: a function or a module that takes any of `logp`, `ref_logp`, `old_logp`, `behavior_logp`, `mask`,
@@ -53,13 +114,11 @@ def audit(
         name: the name in the report; by default that of the function.
         advantages: `zero` leaves the KL term alone in the loss. `random` gives every completion an advantage, and
             audits what the reference adds to the gradient: the gradient as it is, minus the gradient with the
-            reference set to the policy. Off-policy the advantages stay zero.
-        lengths: `all` problems, or only those with completions of `equal` length, for a loss that averages over
-            tokens.
+            reference set to the policy.
         settings: values of the loss's own parameters, such as `{"beta": 0.04}`.
 
     Returns:
-        The verdicts on-policy and off-policy, the distances to all targets, the numerical findings, and advice.
+        The parts, the names on-policy and off-policy, the numerical findings, and advice.
 
     Example:
         >>> from klgrad.audit import audit
@@ -67,162 +126,52 @@ def audit(
         ...     log_ratio = ref_logp - logp
         ...     return log_ratio.exp() - log_ratio - 1
         >>> result = audit(k3)
+        >>> result.anatomy.shares, result.anatomy.horizon.kind
+        ({'forward-kl': 1.0}, 'none')
         >>> result.verdict
         'forward-kl-token'
-        >>> print(result.advice.finding)
-        descends the token-level forward KL
     """
     subject = as_subject(loss, name, settings)
-    on = _compare(subject, advantages, lengths, on_policy=True)
-    on = replace(on, order_matters=order_matters(subject))
-    # Off-policy a loss also differentiates its importance ratios, so the reference would change it: zero advantages.
-    off = replace(_compare(subject, "zero", lengths, on_policy=False), order_matters=on.order_matters)
-    numerics = probe(subject)
-    bias, cosine, nearest = _distances(on)
-    bias_off_policy, cosine_off_policy, nearest_off_policy = _distances(off)
-    standard = on.small.only(lambda c: not c.wider)
-    equal = standard.only(lambda c: not c.varying)
-    near = standard.only(lambda c: c.distance == "near")
-    near_ref = on.only(lambda c: c.distance == "near").of_one_target
-    at_equal_lengths = on.only(lambda c: c.distance == "near" and not c.varying).of_one_target
-    named = next((v for v in (near_ref, at_equal_lengths) if TARGETS[v].has_gradient), nearest)
-    scales = _scales(on, nearest)
+    anatomy, measured = enumerate_gradients(subject, read_anatomy(subject, advantages), advantages)
+    fresh = name_of(anatomy, measured[True], on_policy=True)
+    stale = name_of(anatomy, measured[False], on_policy=False)
+    numerics = probe_float32(subject)
+    of_others = subject.kind == "framework"  # the batches that this package makes for their code have no such masks
     result = AuditResult(
         name=subject.name,
         kind=subject.kind,
         framework=subject.framework,
-        verdict=on.verdict,
-        verdict_off_policy=off.verdict,
-        holds=on.holds,
-        holds_off_policy=off.holds,
-        verdict_small_batches=on.small.verdict,
-        verdict_off_policy_small_batches=off.small.verdict,
-        bias_by_batch=bias_by_batch(on, nearest, lambda size: measure(subject, at_batch_size(size), advantages)),
-        bias_by_distance={d: standard.only(lambda c, d=d: c.distance == d).bias[named] for d in DISTANCES},
-        scale_varies=on.scale_varies,
-        scale_varies_off_policy=off.scale_varies,
-        decomposition=on.decomposition,
-        decomposition_off_policy=off.decomposition,
-        scale=next(iter(scales.values()), None),
-        scale_by_shape=scales,
-        bias=bias,
-        cosine=cosine,
-        bias_off_policy=bias_off_policy,
-        cosine_off_policy=cosine_off_policy,
-        nearest=nearest,
-        nearest_off_policy=nearest_off_policy,
-        variance=_variance(standard, nearest),
-        variance_near=_variance(near, nearest),
-        has_gradient=any(m.gradient.typical != 0 for m in on.small.measured),
-        depends_on_reference=_depends_on_reference(subject, advantages),
-        length_sensitive=standard.verdict != equal.verdict,
-        verdict_standard=on.on_standard_problems,
-        off_with=on.off_with,
-        verdict_near=near_ref,
-        verdict_near_fixed_lengths=at_equal_lengths,
-        verdict_fixed_lengths=on.small.only(lambda c: not c.varying).verdict,
-        dead_zone=numerics.dead_below is not None or numerics.dead_above is not None,
-        dead_below=numerics.dead_below,
-        dead_above=numerics.dead_above,
+        call=subject.call,
+        anatomy=anatomy,
+        verdict=fresh.verdict,
+        verdict_off_policy=stale.verdict,
+        holds=fresh.holds,
+        holds_off_policy=stale.holds,
+        scale=None if anatomy.is_nothing else anatomy.scale,
+        variance=None,
+        variance_near=None,
         float32_wrong_from=numerics.wrong_from,
-        deterministic=_deterministic(subject),
-        finite=numerics.finite and on.small.is_finite and off.small.is_finite,
-        finite_in_float64=on.small.is_finite,
-        touches_padding=any(m.gradient.on_padding for m in on.small.measured),
-        # The batches that this package makes for a framework's own code have no such masks.
-        reads_masked=None if subject.kind == "framework" else reads_masked(subject),
-        stumbles_over_gaps=None if subject.kind == "framework" else stumbles_over_gaps(subject),
-        finite_if_empty=None if subject.kind == "framework" else is_finite_if_empty(subject),
-        order_matters=on.order_matters,
-        divides_by_length=on.verdict == "unknown" and on.small.is_finite and divides_by_length(subject),
-        verdict_by_problem={
-            c.name: on.small.only(lambda k, c=c: k is c).verdict for c in (m.case for m in on.small.measured)
-        },
-        anatomy=_take_apart(subject),
+        finite=numerics.finite and anatomy.finite,
+        reads_masked=None if of_others else reads_masked(subject),
+        stumbles_over_gaps=None if of_others else stumbles_over_gaps(subject),
+        finite_if_empty=None if of_others else is_finite_if_empty(subject),
     )
-    if not result.deterministic:
-        result = replace(result, verdict="unknown", verdict_off_policy="unknown", holds=None, holds_off_policy=None)
+    if fresh.holds == "always" and TARGETS[fresh.verdict].has_gradient and anatomy.unit.rows:
+        variance, near = _variances(subject, fresh.verdict, couples_rows=anatomy.baseline.name != "none")
+        result = replace(result, variance=variance, variance_near=near)
     return replace(result, advice=advise(result, subject))
 
 
-def _take_apart(subject: Subject) -> Anatomy | None:
-    """The parts of a loss; None for one that fails on the batches of the probes."""
-    try:
-        return read_anatomy(subject)
-    except LossCallError:
-        return None
-
-
-def _compare(subject: Subject, advantages: Advantages, lengths: Lengths, *, on_policy: bool) -> AtEverySize:
-    """Compare the gradients in small batches and in the limit."""
-    small = measure(subject, cases(on_policy, lengths), advantages, on_policy=on_policy)
-    large = in_large_vocabulary(subject, advantages, on_policy=on_policy)
-    return AtEverySize(
-        small if large is None else replace(small, measured=[*small.measured, large]),
-        measure(subject, limit_cases(on_policy, lengths), advantages, on_policy=on_policy),
-        lambda: measure(subject, in_pairs(on_policy, lengths), advantages, on_policy=on_policy),
-    )
-
-
-def _distances(found: AtEverySize) -> tuple[dict[TargetName, float], dict[TargetName, float], TargetName]:
-    """Bias, cosine and nearest target over the standard problems in small batches.
-
-    An average can hide a single problem without a match: a wider one, or one with a small gradient. In that case the
-    largest distance on any problem is returned.
-    """
-    standard = found.small.only(lambda c: not c.wider)
-    shown = found.small if standard.is_nothing else standard
-    hidden = found.small.verdict == "unknown" and shown.bias[shown.nearest] <= MATCH
-    bias = found.small.worst if hidden else shown.bias
-    match = found.limit.match or found.limit.match_at_own_scales
-    nearest = match.target if match else shown.nearest
-    return _named(bias), _named(shown.cosine), cast(TargetName, nearest)
-
-
-def _named(numbers: dict[str, float]) -> dict[TargetName, float]:
-    return cast("dict[TargetName, float]", numbers)
-
-
-def _scales(on: AtEverySize, nearest: TargetName) -> dict[str, float]:
-    """The scale of each batch shape: in small batches, or in the limit if the verdict holds there only."""
-    shown = on.limit if on.holds == "large-batches" else on.small
-    if shown.is_nothing or not shown.is_finite:
-        return {}
-    return {_shape_name(shape): x for shape, x in shown.scales[nearest].items()}
-
-
-def _variance(on: Comparison, nearest: TargetName) -> float | None:
-    """The mean variance, in units of the nearest target; None for a loss that descends none."""
-    scales = on.scales[nearest]
-    if on.is_nothing or not on.is_finite or min(scales.values()) <= 0:
-        return None
-    deviations = [m.gradient.deviation / scales[m.case.shape] for m in on.measured]
-    return sum(x * x for x in deviations) / len(deviations)
-
-
-def _depends_on_reference(subject: Subject, advantages: Advantages) -> bool:
-    """Whether another reference changes the gradient of any group of completions on a problem that is not near ref."""
-    for case in cases(on_policy=True):
-        if case.distance != "near":
-            problem = case.problem
-            moved = replace(problem, ref_logits=problem.ref_logits.flip(-1))
-            members, _ = every_group(problem, case.group_size, ordered=not subject.exchangeable)
-            advantage = advantage_of(problem, advantages)
-            for some in [members] if subject.stacks else members.split(FEW_GROUPS):
-                here, there = (every_gradient(subject, p, some, advantage)[0] for p in (problem, moved))
-                if not torch.allclose(here, there, rtol=MATCH, atol=0.0, equal_nan=True):
-                    return True
-    return False
-
-
-def _deterministic(subject: Subject) -> bool:
-    """Whether the same batch gives the same gradient twice."""
-    problem = cases(on_policy=True)[0].problem
-    batch = from_problem(problem, torch.tensor([[0, 1]]), advantage_of(problem, "zero"))
-    once, again = (evaluate(subject, batch)[1] for _ in range(2))
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(once, again, strict=True))
-
-
-def _shape_name(shape: Shape) -> str:
-    rows, columns, varying, _ = shape
-    return f"{rows} x {columns}, {'varying' if varying else 'fixed'}"
+def _variances(subject: Subject, target: Verdict, *, couples_rows: bool) -> tuple[float | None, float | None]:
+    """The variance over the standard problems, and over those near ref, in units of the target."""
+    if couples_rows and not subject.stacks:
+        return None, None  # one call for each group would take long
+    subject = replace(subject, stacks=True)
+    variances, near = [], []
+    for case in (c for c in cases() if not c.wider):
+        gradient = expected_gradient(subject, case.problem, case.group_size, advantage_of(case.problem, "zero"))
+        wanted = case.targets[target]
+        scale = float(gradient.mean @ wanted / wanted.square().sum())
+        variances.append((gradient.deviation / scale) ** 2)
+        near += variances[-1:] if case.distance == "near" else []
+    return sum(variances) / len(variances), sum(near) / len(near)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from ..core.divergences import huber
 from ..errors import MeaningError, UnknownNameError
-from .anatomy import Anatomy, Bound
+from .anatomy import VOCABULARY
+from .parts import Anatomy, Bound
 from .probes import divergence_of
 
 TITLES = {
@@ -48,6 +49,75 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
     return [*rows, ("proved", proof(a))]
 
 
+def summary(a: Anatomy, *, on_policy: bool = True) -> str:
+    """What a loss descends, as one noun phrase: with samples from π, or from another policy."""
+    if not a.deterministic:
+        return "none can be told: the same batch gives different gradients"
+    if not a.finite:
+        return "none can be told: its gradient is NaN or infinite at usual inputs"
+    if not on_policy:
+        return _stale(a)
+    text = divergence(a, brief=True)
+    if a.is_nothing or text.startswith("none"):
+        return text
+    h = a.horizon
+    if a.level == "token":
+        ahead = {"none": "token by token", "all": "whole completions", "discount": f"{h.discount or 0:g} a token ahead"}
+        text += f", {ahead.get(h.kind, 'with a future of its own')}"
+    text += {"completion-mean": ", mean per completion", "token-mean": ", mean over tokens"}.get(a.unit.name, "")
+    text += ", divided by its spread" if a.baseline.spread != "none" else ""
+    return text if a.proved_fresh else f"{text} ({min(a.largest_gap(stale=False), 1):.0%} not explained)"
+
+
+def _stale(a: Anatomy) -> str:
+    """On samples of another policy μ."""
+    ratio, bound = a.samples.ratio, a.samples.bound
+    if a.is_nothing or a.anchor == "sampler":
+        if a.is_nothing and (not a.constant or ratio in ("token", "prefix", "sequence")):
+            return "nothing"
+        if a.is_nothing:
+            away = "climbs KL(μ‖π), away from" if a.constant > 0 else "descends KL(μ‖π), to"
+            return f"{away} what was sampled"
+        return "a divergence to the sampler"
+    if a.largest_gap(stale=True) > a.allowed:
+        return f"not proved: {min(a.largest_gap(stale=True), 1):.0%} of the coefficient is not explained"
+    biased = f"{_bound(bound)}" if bound else ""
+    frozen = ", with log π/ref of the sampler" if a.samples.frozen else ""
+    if ratio in ("prefix", "sequence"):
+        return f"the same{biased}{frozen}"
+    if ratio == "token":
+        future = "" if a.horizon.kind == "none" else ", the future that of the sampler"
+        return f"the same on the sampler's prefixes{biased}{frozen}{future}"
+    if ratio == "mean":
+        return f"not corrected: a geometric mean of ratios{biased}{frozen}"
+    return f"{_uncorrected(a)}{frozen}"
+
+
+FREE = "h(l), h' = c,"
+"""The function whose mean a coefficient c without a name descends."""
+
+
+def _uncorrected(a: Anatomy) -> str:
+    """Without a ratio: a coefficient c(l) descends the mean of h(l) under the sampler, h' = c."""
+    drifts = []
+    if a.constant:
+        drifts.append(f"{'climbs' if a.constant > 0 else 'descends'} KL(μ‖π)")
+    if a.baseline.name != "none":
+        drifts.append("drifts by its baseline")
+    if a.own.is_zero and not a.credits:
+        text = "the same on the sampler's prefixes"
+    elif a.level == "completion" or (a.has_past and a.horizon.kind == "all" and a.own.shares == {"reverse-kl": 1.0}):
+        text = "the mean of L²/2 under the sampler" if set(a.shares) == {"reverse-kl"} else "the mean of h(L), h' = c"
+        text += ", L = log π/ref of the completion"
+    elif a.horizon.kind == "none" and not a.has_past:
+        known = {"reverse-kl": "l²/2", "forward-kl": "k3"}
+        own = known.get(next(iter(a.shares)), "") if len(a.shares) == 1 else ""
+        text = f"the mean of {own or FREE} under the sampler"
+    else:
+        text = "not corrected: later tokens are those of the sampler"
+    return "; ".join([text, *drifts])
+
+
 def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
     """A row of a table: divergence, looks ahead, samples, unit, scale."""
     if not (a.deterministic and a.finite):
@@ -82,6 +152,8 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         text = _sum(shares, BRIEF if brief else TITLES)
     if a.level == "completion":
         text += ", between completions"
+    if a.top_k is not None:
+        text += f", {a.top_k} of {VOCABULARY} entries"
     if a.anchor == "sampler":
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
     if a.baseline.spread != "none":
@@ -157,7 +229,7 @@ def samples(a: Anatomy) -> str:
         return "fresh ones only: how it depends on π/μ is none of token, prefix, sequence and mean ratio"
     frozen = "; log π/ref is frozen at the sampler, a stale target" if s.frozen else ""
     if s.ratio == "none":
-        return f"fresh ones only: no importance ratio{_when_stale(a)}{frozen}"
+        return f"fresh ones only: no importance ratio; on stale ones {_stale(a)}"
     exactly = {
         "token": "stale ones on the sampler's prefixes: the ratio of the token itself",
         "prefix": "stale ones too: the ratio of the tokens so far",
@@ -171,24 +243,11 @@ def samples(a: Anatomy) -> str:
 def _bound(bound: Bound | None) -> str:
     if bound is None:
         return ""
-    word = {"truncate": "truncated", "clip": "clipped", "mask": "masked"}.get(bound.kind, "bounded")
+    word = {"truncate": "truncated", "clip": "clipped", "mask": "masked", "ppo": "clipped as in PPO"}.get(
+        bound.kind, "bounded"
+    )
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
     return f", {word} at {' and '.join(ends)}"
-
-
-def _when_stale(a: Anatomy) -> str:
-    drift = (
-        "it climbs KL(μ‖π), away from what was sampled"
-        if a.constant > 0
-        else "it descends KL(μ‖π)"
-        if a.constant
-        else ""
-    )
-    own = {"reverse-kl": "l²/2", "forward-kl": "k3(l)"}.get(next(iter(a.shares), ""), "")
-    if a.horizon.kind == "none" and len(a.shares) == 1 and own and not any(a.exact) and a.full is None:
-        mean = f"it descends the mean of {own} under μ"
-        return f"; on stale ones {mean}{' and ' + drift if drift else ''}"
-    return f"; on stale ones {drift}" if drift and a.is_nothing else ""
 
 
 def unit(a: Anatomy) -> str:
@@ -286,6 +345,10 @@ def remarks(a: Anatomy) -> list[str]:
         texts.append(f"the reference is one token {'late' if a.late > 0 else 'early'}: shift its log-probs")
     if not a.ends:
         texts.append("the last token of a completion has no gradient")
+    if not a.cut_off:
+        texts.append("completions that fill the batch's width, as those that were cut off, have no gradient")
+    if a.top_k is not None:
+        texts.append(f"of {VOCABULARY} entries of the vocabulary it sees {a.top_k}: a top-k, whose tail is left out")
     if a.leaks:
         texts.append("masked positions have a gradient: multiply by the mask before summing")
     return texts

@@ -42,7 +42,6 @@ from .call import (
     settings_for,
     summary_of,
 )
-from .problems import group_sizes
 
 # Losses of every kind behind one interface.
 
@@ -133,8 +132,8 @@ class Subject:
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",
                 f"{'use PyTorch, since the tensors are; ' if of_jax else ''}look at {where}; it was called with "
-                f"{batch.logp.dtype} tensors of shape {tuple(batch.logp.shape)} and a bool mask; groups of "
-                f"{group_sizes()} rows are tried{self._on_vocabulary(batch)}",
+                f"{batch.logp.dtype} tensors of shape {tuple(batch.logp.shape)} and a bool mask"
+                f"{self._on_vocabulary(batch)}",
             ) from error
 
     def _on_vocabulary(self, batch: Batch) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
 
 
 # The frameworks in `klgrad audit`: settings by name, and recorded tables of those that are not installed.
-
-HIDDEN = ("scale", "variance", "near ref")
-"""Columns of a recorded table that a terminal has no room for; `docs/frameworks` has them."""
 
 
 def framework_of(name: str) -> str:
@@ -116,22 +111,14 @@ def _dated(known: Recorded, table: RenderableType) -> Group:
 
 
 def _table(known: Recorded, shown: list[str]) -> Table:
-    kept = [i for i, column in enumerate(known.columns) if column not in HIDDEN]
-    table = Table(*(known.columns[i] for i in kept), box=None, padding=(0, 1), pad_edge=False)
+    table = Table(*known.columns, box=None, padding=(0, 1), pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"
     for row in known.rows:
         if row[0] in shown:
             tag = tags().get(row[0])
-            table.add_row(f"{row[0]} ({tag})" if tag else row[0], *(row[i] for i in kept[1:]))
+            table.add_row(f"{row[0]} ({tag})" if tag else row[0], *row[1:])
     return table
-
-
-class ProblemLengths(StrEnum):
-    """The problems that a loss is audited on."""
-
-    all = "all"
-    equal = "equal"
 
 
 class Advantages(StrEnum):
@@ -141,11 +128,21 @@ class Advantages(StrEnum):
     random = "random"
 
 
+class Parts(dict[str, str]):
+    """Values of parts that are expected: `divergence=reverse-kl,horizon=all`."""
+
+
 def _target(name: str) -> Target:
     for known, target in TARGETS.items():
         if name == known:
             return target
     raise UnknownNameError("verdict", name, TARGETS)
+
+
+def _target_or_parts(text: str) -> Target | Parts:
+    from ..audit.sentences import parse_parts
+
+    return Parts(parse_parts(text)) if "=" in text else _target(text)
 
 
 def _completed(start: str) -> list[str]:
@@ -174,12 +171,13 @@ def command(
         ),
     ] = None,
     expect: Annotated[
-        Target | None,
+        Any,
         typer.Option(
-            metavar="VERDICT",
-            parser=_target,
+            metavar="VERDICT|PART=VALUE,...",
+            parser=_target_or_parts,
             autocompletion=_completed,
-            help=f"Exit with status 1 if an on-policy {DIFFERS} With status 2 if anything of a whole file is skipped.",
+            help="Exit with status 1 if a part differs, as in `divergence=reverse-kl,horizon=all`, or if an on-policy "
+            f"{DIFFERS} With status 2 if anything of a whole file is skipped.",
         ),
     ] = None,
     expect_off_policy: Annotated[
@@ -201,12 +199,6 @@ def command(
             help="The advantages that the loss receives; `random` audits what the reference adds to the gradient."
         ),
     ] = Advantages.zero,
-    lengths: Annotated[
-        ProblemLengths,
-        typer.Option(
-            help="`equal` leaves out the problems with varying lengths, for a loss that averages over tokens."
-        ),
-    ] = ProblemLengths.all,
     whole: Annotated[
         bool,
         typer.Option(
@@ -249,7 +241,7 @@ def command(
         Path | None, typer.Option(help="Write a page with curves, to read in a browser.", show_default=False)
     ] = None,
 ) -> None:
-    """Find which divergence a KL loss descends, by summing over every outcome of small problems.
+    """Take a KL loss apart: which divergence it descends, how far it looks ahead, for which samples, in which unit.
 
     A loss of your own is a function, an `nn.Module`, a class or a method of one. It receives those tensors that its
     signature names, by the roles of `--name` or their names in TRL, verl or OpenRLHF; a parameter `batch` receives all
@@ -269,7 +261,7 @@ def command(
     if whole:
         _refuse_with_whole(
             {"--strict": strict, "--html": html, "--all": all_, "--catalogue": whole_catalogue}
-            | {"--lengths": lengths is not ProblemLengths.all, "--advantages": advantages is not Advantages.zero}
+            | {"--advantages": advantages is not Advantages.zero, "--expect with parts": isinstance(expect, Parts)}
         )
         from .losses import check_whole, report_whole
 
@@ -290,7 +282,7 @@ def command(
     audited: list[tuple[Subject, AuditResult]] = []
     for subject in tracked(found, "Auditing", progress):
         with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
-            audited.append((subject, audit(subject, advantages=advantages.value, lengths=lengths.value)))
+            audited.append((subject, audit(subject, advantages=advantages.value)))
     if audited:
         subjects, results = [list(x) for x in zip(*audited, strict=True)]
         deliver(
@@ -349,36 +341,25 @@ def _report(
 
 
 def _page(subjects: list[Subject], results: list[AuditResult], not_audited: Mapping[str, str]) -> str:
-    from ..audit.numerics import coefficient_curve
     from ..audit.render.page import to_html
-    from ..audit.subject import imports_for
     from .losses import fixes_for
 
-    with (
-        open(os.devnull, "w") as nowhere,
-        redirect_stdout(nowhere),
-        redirect_stderr(nowhere),
-    ):  # what the losses print has been shown already
-        curves = []
-        for subject in subjects:
-            with imports_for(subject.name):
-                curves.append(coefficient_curve(subject))
     summaries = [subject.summary for subject in subjects]
-    fixes = fixes_for(subjects)
-    return to_html(results, curves, summaries=summaries, fixes=fixes, tags=tags(), not_audited=not_audited)
+    return to_html(results, summaries=summaries, fixes=fixes_for(subjects), tags=tags(), not_audited=not_audited)
 
 
 def _check_expectations(
     console: Console,
     results: list[AuditResult],
-    expect: Target | None,
+    expect: Target | Parts | None,
     expect_off_policy: Target | None,
     strict: bool,
 ) -> bool:
     """Print what differs from the expectations; True if anything does."""
     from ..audit.advice import differences
 
-    wanted = (expect and expect.name, expect_off_policy and expect_off_policy.name)
+    first = expect.name if isinstance(expect, Target) else expect
+    wanted = (first, expect_off_policy and expect_off_policy.name)
     failed = [f"{r.name}: {found}" for r in results for found in differences(r, *wanted, strict=strict)]
     for line in failed:
         console.print(line, style="bold red", soft_wrap=True)

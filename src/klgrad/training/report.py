@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,15 +13,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..audit import LargeBatchResult, audit_in_large_batches
-from ..audit.advice import in_sum, percent, small_batches
-from ..audit.gradients import BATCH_SIZES
+from ..audit import AuditResult, audit
+from ..audit.sentences import summary
 from ..errors import RunError
 from ..frameworks.trl import audited_settings, declared
 from ..kernels import make_plan
 from ..models import EMBEDDED, SOURCE
 from ..support import Json, text_table
-from ..targets import TARGETS
 from ..trl import KLConfig
 from ..trl.config_checks import needs_no_weights, notes, stale
 from . import run_folder
@@ -110,14 +107,11 @@ def scaling(settings: RunSettings) -> str | None:
 OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
 """Loss types that divide by the tokens of all completions of a generation, of all processes."""
 
-NEAR = 0.5
-"""A loss that is farther from every target, relatively, is near none."""
-
 
 def audit_lines(training: KLConfig) -> list[str]:
     """What the KL of a run descends, on fresh samples, and on stale ones where the settings make them stale.
 
-    The trainer's own loss is summed over every outcome of small problems, which takes a few seconds.
+    The trainer's own loss is taken apart, which takes about a second.
 
     Args:
         training: the settings of the trainer.
@@ -128,25 +122,27 @@ def audit_lines(training: KLConfig) -> list[str]:
     if training.kl_coef == 0:
         return ["no KL: kl_coef is 0"]
     with _one_thread():
-        result = audited(training, on_policy=True)
-        lines = [f"on fresh samples: {_sentence(result)}{_batches(result, training)}"]
-        why = stale(training)
-        if why is not None:
-            lines.append(f"on stale samples ({why}), {_ratio(training)}: {_on_stale(training)}")
+        result = audited(training)
+    tokens = f", over the tokens of {completions_in_mean(training)} completions"
+    lines = [f"on fresh samples: {summary(result.anatomy)}{tokens if result.anatomy.unit.name == 'token-mean' else ''}"]
+    why = stale(training)
+    if why is not None:
+        descends = summary(result.anatomy, on_policy=False)
+        lines.append(f"on stale samples ({why}), {_ratio(training)}: {descends}")
     return lines
 
 
-def audited(training: KLConfig, *, on_policy: bool) -> LargeBatchResult:
+def audited(training: KLConfig) -> AuditResult:
     """The audit of the trainer's loss; done once for all runs whose settings act alike on the KL."""
     settings = audited_settings(training)
     if training.loss_type == "bnpo" and completions_in_mean(training) == 1:
         settings["loss_type"] = "grpo"  # the tokens of a forward pass are those of one completion
-    return _audited(tuple(settings.items()), on_policy)
+    return _audited(tuple(settings.items()))
 
 
 @cache
-def _audited(settings: tuple[tuple[str, Any], ...], on_policy: bool) -> LargeBatchResult:
-    return audit_in_large_batches(declared(**dict(settings)), on_policy=on_policy)
+def _audited(settings: tuple[tuple[str, Any], ...]) -> AuditResult:
+    return audit(declared(**dict(settings)))
 
 
 @contextmanager
@@ -158,33 +154,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _sentence(result: LargeBatchResult) -> str:
-    """What the loss does in large batches."""
-    if result.verdict == "sum-of-targets" and result.decomposition is not None:
-        return f"descends the sum of two targets: {in_sum(result.decomposition)}"
-    if result.verdict == "unknown":
-        # Over all problems, or over the small ones with varying lengths, where a mean may be off by more.
-        bias = max(result.bias, result.bias_by_batch.get("limit", 0.0))
-        if bias > NEAR:
-            return "descends no known divergence, and is near none"
-        off = f"{percent(bias)} off in large batches of the audit's problems"
-        return f"descends no known divergence (nearest: {TARGETS[result.nearest].phrase}, {off})"
-    return TARGETS[result.verdict].does + (", at a scale that depends on the batch" if result.scale_varies else "")
-
-
-def _batches(result: LargeBatchResult, training: KLConfig) -> str:
-    """For which batches it does, and what is known of this run's."""
-    if result.holds == "always":
-        return ", in batches of any size"
-    if result.holds is None:
-        return ""
-    off, count = small_batches(result), completions_in_mean(training)
-    if not off:
-        return ", in large batches"
-    nearer = ", and is nearer" if count > max(BATCH_SIZES) else ""
-    return f", in large batches (measured: {off}; this run averages over {count}{nearer})"
 
 
 def completions_in_mean(training: Any) -> int:
@@ -201,20 +170,6 @@ def _ratio(training: KLConfig) -> str:
     if training.objective.is_weighted:
         return f"weighted by kl_ratio={training.kl_ratio!r}, kl_ratio_bound={training.kl_ratio_bound!r}"
     return "with kl_ratio='none'"
-
-
-def _on_stale(training: KLConfig) -> str:
-    result = audited(training, on_policy=False)
-    sentence = f"{_sentence(result)}{_batches(result, training)}"
-    bounded = training.kl_ratio_bound != "none" and (training.objective.is_weighted or training.kl_top_k)
-    if result.verdict != "unknown" or not bounded:
-        return sentence
-    unbounded = copy(training)
-    unbounded.kl_ratio_bound = "none"
-    result = audited(unbounded, on_policy=False)
-    if result.verdict == "unknown":
-        return sentence
-    return f"{sentence}; where no ratio reaches its bound, it {_sentence(result)}{_batches(result, training)}"
 
 
 # Estimate the memory of a run from the models' configurations, without loading weights.
@@ -313,7 +268,7 @@ def in_units(count: float) -> str:
 
 def describe(settings: RunSettings, models: Models) -> RenderableType:
     """What `--dry-run` prints."""
-    audit = "What its KL descends, with the trainer's own loss summed over every outcome of small problems"
+    heading = "What its KL descends: the trainer's own loss, taken apart"
     memory = "Memory of all processes together, with each model counted once; activations are not included"
     items = estimate(settings, models)
     items.append(Item("total", sum(item.bytes for item in items), ""))
@@ -323,7 +278,7 @@ def describe(settings: RunSettings, models: Models) -> RenderableType:
         Text("Maximises", style="bold"),
         *(Text(f"  {line}") for line in objective_lines(settings)),
         "",
-        Text(audit, style="bold"),
+        Text(heading, style="bold"),
         *(Text(f"  {line}") for line in audit_lines(settings.training)),
         "",
         text_table((Text(name, style="bold"), value) for name, value in facts(settings, models).items()),

@@ -11,14 +11,15 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ...core.term import as_code, capitalised
-from ...targets import TARGETS, Role, Target, Verdict
-from ..advice import apart, at_and_beyond, in_sum, listed, nearest, notes, outside, partly, percent, small_batches
-from ..audit_result import AuditResult
-from ..match import MATCH
-from ..numerics import Curve, per_unit
-from ..problems import group_sizes, in_words
-from .terminal import KIND_TITLES, LOOKS
+from ...core.term import as_code
+from ...targets import TARGETS, Role, Verdict
+from ..advice import at_and_beyond, notes, outside, standing
+from ..gradients import proof_cases
+from ..parts import Anatomy
+from ..probes import GRID, function_of
+from ..procedure import AuditResult
+from ..sentences import cells, report
+from .terminal import KIND_TITLES, LOOKS, PARTS
 
 # The Jinja environment of the HTML page: templates with autoescape, and filters for text that may break over lines.
 
@@ -43,7 +44,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters.update(breakable=breakable, code_words=code_words, number=number)
+    found.filters.update(breakable=breakable, code_words=code_words, number=number, zip=zip)
     found.globals.update(LOOKS=LOOKS, TARGETS=TARGETS)
     return found
 
@@ -83,6 +84,9 @@ WIDTH, HEIGHT = 400.0, 270.0
 LEFT, RIGHT, TOP, BOTTOM = 38.0, 8.0, 8.0, 40.0
 X_RANGE, Y_RANGE = (-30.0, 12.0), (-40.0, 20.0)
 TICKS = (-30, -10, -3, -1, 0, 1, 3, 10)
+
+Points = list[tuple[float, float | None]]
+"""(log π/ref, coefficient) in order of the log-ratio; None where the coefficient is not finite."""
 
 STRAIGHT = 0.15
 """A point is left out where it is less than this many pixels off the line through its neighbours."""
@@ -128,7 +132,7 @@ class Chart:
     middle: str = f"{(LEFT + WIDTH - RIGHT) / 2:g}"
 
 
-def chart_of(curve: Curve, dead_below: float | None, dead_above: float | None) -> Chart:
+def chart_of(curve: Points, dead_below: float | None, dead_above: float | None) -> Chart:
     """Everything that is drawn of one curve, with its dead zones shaded as far as they are in the frame."""
     low, high = X_RANGE
     zones = [(low, low if dead_below is None else dead_below), (high if dead_above is None else dead_above, high)]
@@ -139,6 +143,21 @@ def chart_of(curve: Curve, dead_below: float | None, dead_above: float | None) -
         arrows=_arrows(curve),
         ticks=[_tick(value) for value in TICKS],
     )
+
+
+def points_of(a: Anatomy) -> Points:
+    """The coefficient of a token's score, or of an entry of the vocabulary, divided by the scale; empty for none."""
+    curve = a.own if not a.own.is_zero else a.full
+    if curve is None or curve.is_zero:
+        weight = next(((w, name) for w, name in zip(a.exact, ("reverse-kl", "forward-kl"), strict=True) if w), None)
+        return [] if weight is None else [(x, float(y)) for x, y in zip(*_of_divergence(weight[1]), strict=True)]
+    scale = curve.scale if 0 < curve.scale < math.inf else 1.0
+    pairs = zip(curve.points[0].tolist(), (curve.points[1] / scale).tolist(), strict=True)
+    return [(x, y if math.isfinite(y) else None) for x, y in pairs]
+
+
+def _of_divergence(name: str) -> tuple[list[float], list[float]]:
+    return GRID.tolist(), function_of(name)(GRID).tolist()
 
 
 def _x(value: float) -> float:
@@ -177,12 +196,12 @@ def _tick(value: int) -> Tick:
     )
 
 
-def _path(curve: Curve) -> str:
+def _path(curve: Points) -> str:
     """Strokes through the points within the frame; a curve that leaves it ends at the edge."""
     return "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in _simplified(run)) for run in _runs(curve))
 
 
-def _runs(curve: Curve) -> list[list[tuple[float, float]]]:
+def _runs(curve: Points) -> list[list[tuple[float, float]]]:
     """Pixels of each unbroken stretch within the frame."""
     top, bottom = _y(Y_RANGE[1]), _y(Y_RANGE[0])
     runs: list[list[tuple[float, float]]] = [[]]
@@ -222,7 +241,7 @@ def _bends(points: list[tuple[float, float]]) -> bool:
     return any(abs(y - y0 - (y1 - y0) * (x - x0) / (x1 - x0)) > STRAIGHT for x, y in points[1:-1])
 
 
-def _arrows(curve: Curve) -> list[str]:
+def _arrows(curve: Points) -> list[str]:
     """A head where the curve leaves the frame, so that the end does not read as an end."""
     top, bottom = _y(Y_RANGE[1]), _y(Y_RANGE[0])
     found = []
@@ -284,53 +303,17 @@ Fixes = Mapping[str, Sequence[Fix]]
 
 
 def own_lines(r: AuditResult, fixes: Sequence[Fix]) -> list[tuple[Fix, str]]:
-    """The framework's lines for the reverse KL nearest to this loss, each with the sentence that introduces it."""
+    """The framework's lines for the reverse KL at the level of this loss, each with the sentence that introduces it."""
     for fix in fixes:
         if fix.subject == r.name and fix.is_exact:
             return [(fix, f"These are its lines, for the {TARGETS[fix.target].title_in_sentence}")]
-    level = _nearest(r).level or "token"
-    reverse: Verdict = "reverse-kl-sequence" if level == "sequence" else "reverse-kl-token"
+    reverse: Verdict = "reverse-kl-sequence" if r.anatomy.horizon.kind == "all" else "reverse-kl-token"
     wanted = [f for f in fixes if f.target == reverse and f.subject != r.name] or list(fixes)
     exact = [f for f in wanted if f.is_exact and not f.place]
     return [(fix, fix.reason) for fix in exact[:1] or wanted]
 
 
-def _nearest(r: AuditResult) -> Target:
-    """What is probably meant. A loss that descends `nothing` is mostly a token's KL that was differentiated."""
-    verdict = r.verdict_fixed_lengths if r.length_sensitive else r.verdict
-    return TARGETS[r.nearest if verdict == "unknown" else verdict]
-
-
 # The card of one loss: what `templates/card.html` shows.
-
-
-@dataclass(frozen=True)
-class VerdictView:
-    """A verdict with its heading and sentence."""
-
-    where: str
-    role: Role
-    title: str
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Distance:
-    """A relative distance to a target; `text` is None where there is no finite number, as to the sampler on-policy."""
-
-    bias: float | None
-
-    @property
-    def is_match(self) -> bool:
-        """Whether the gradients agree."""
-        return self.bias is not None and self.bias <= MATCH
-
-    @property
-    def text(self) -> str | None:
-        """In words or percent."""
-        if self.bias is None or not math.isfinite(self.bias):
-            return None
-        return "match" if self.is_match else percent(self.bias)
 
 
 @dataclass(frozen=True)
@@ -342,6 +325,15 @@ class Fact:
     is_fault: bool = False
 
 
+ROLES: dict[str, Role] = {"right": "reverse", "large": "reverse", "else": "forward", "nothing": "nothing"}
+"""By standing, how a loss is drawn."""
+
+
+def role_of(r: AuditResult) -> Role:
+    """How a loss is drawn."""
+    return ROLES[standing(r)] if r.anatomy.proved_fresh else "unknown"
+
+
 @dataclass(frozen=True)
 class Card:
     """Everything about one loss.
@@ -350,26 +342,26 @@ class Card:
         result: the audit of the loss.
         anchor: its id on the page.
         summary: one line about the loss, or empty.
-        verdicts: on-policy, then off-policy.
+        role: how it is drawn.
+        parts: label and sentence of each part.
         own_lines: lines of its framework, each with a sentence that introduces it.
         terms: label and code of the terms to use, where there are no own lines.
         chart: the coefficient curve, or None where there is none.
         dead: its dead zones in words, or empty.
         has_gaps: whether the coefficient is not finite somewhere.
-        distances: to each target, on-policy and off-policy.
         facts: the other measurements.
     """
 
     result: AuditResult
     anchor: str
     summary: str
-    verdicts: tuple[VerdictView, VerdictView]
+    role: Role
+    parts: list[tuple[str, str]]
     own_lines: list[tuple[Fix, str]]
     terms: list[tuple[str, str]]
     chart: Chart | None
     dead: str
     has_gaps: bool
-    distances: list[tuple[Target, tuple[Distance, Distance]]]
     facts: list[Fact]
 
     @property
@@ -378,118 +370,49 @@ class Card:
         return f"{self.result.name}: {f'no gradient {self.dead}' if self.dead else 'no dead zone'}"
 
 
-def card_of(r: AuditResult, curve: Curve, anchor: str, summary: str, fixes: Sequence[Fix]) -> Card:
+def card_of(r: AuditResult, anchor: str, summary: str, fixes: Sequence[Fix]) -> Card:
     """Build the card of a loss.
 
     Args:
         r: the audit of the loss.
-        curve: its coefficient curve, empty where it has none.
         anchor: its id on the page.
         summary: one line about it, or empty.
         fixes: what to write in its framework; empty for other losses.
     """
-    dead = outside(r.dead_below, r.dead_above, number)
+    dead, curve = outside(r.dead_below, r.dead_above, number), points_of(r.anatomy)
     return Card(
         result=r,
         anchor=anchor,
         summary=summary,
-        verdicts=(_view(r, on_policy=True), _view(r, on_policy=False)),
+        role=role_of(r),
+        parts=report(r.anatomy),
         own_lines=own_lines(r, fixes) if fixes else [],
         terms=[(x.do or "instead", as_code(term)) for x in r.advice.remedies for term in x.terms],
-        chart=chart_of(per_unit(curve), r.dead_below, r.dead_above) if curve else None,
+        chart=chart_of(curve, r.dead_below, r.dead_above) if curve else None,
         dead=dead,
         has_gaps=any(y is None for _, y in curve),
-        distances=[
-            (TARGETS[name], (Distance(r.bias.get(name)), Distance(off))) for name, off in r.bias_off_policy.items()
-        ],
-        facts=_facts(r, dead),
+        facts=_facts(r),
     )
 
 
-def _view(r: AuditResult, *, on_policy: bool) -> VerdictView:
-    target = TARGETS[r.verdict if on_policy else r.verdict_off_policy]
-    title, sentence = target.title, target.sentence
-    found = r.decomposition if on_policy else r.decomposition_off_policy
-    if target.name == "unknown":
-        title, sentence = _unknown(r, on_policy)
-    elif target.name == "sum-of-targets" and found is not None:
-        title = capitalised(in_sum(found))
-    elif on_policy and small_batches(r):
-        title, sentence = f"{title}, in large batches", f"{capitalised(small_batches(r))}; nothing in the limit."
-    elif not on_policy and r.holds_off_policy == "large-batches":
-        title = f"{title}, in large batches"
-    elif (r.holds if on_policy else r.holds_off_policy) == "small-batches":
-        title = f"{title}, in batches of {group_sizes()} completions"
-    elif target.name == "nothing" and not r.has_gradient:
-        sentence = "No gradient reaches the log-probs."
-    return VerdictView("On-policy" if on_policy else "Off-policy", target.role, title, sentence)
-
-
-def _unknown(r: AuditResult, on_policy: bool) -> tuple[str, str]:
-    target = r.nearest if on_policy else r.nearest_off_policy
-    bias = r.bias if on_policy else r.bias_off_policy
-    name, off = TARGETS[target].title_in_sentence, percent(bias[target])
-    if not r.deterministic:
-        return "No verdict", "The same batch gives different gradients."
-    if not r.finite_in_float64:
-        return "No verdict", "The gradient is not a finite number on some group."
-    if on_policy and not r.depends_on_reference:
-        return "No KL", "Its gradient is the same for every reference."
-    part = partly(r) if on_policy else None
-    if part is not None:
-        of_all = f"Over all standard problems: {off} off the {name}." if TARGETS[part.verdict].has_gradient else ""
-        return capitalised(part.words), of_all
-    return TARGETS["unknown"].title, capitalised(nearest(r, on_policy=on_policy)) + "."
-
-
-def _facts(r: AuditResult, dead: str) -> list[Fact]:
+def _facts(r: AuditResult) -> list[Fact]:
     wrong = r.float32_wrong_from
     precision = "keeps its digits" if wrong is None else f"wrong {at_and_beyond(wrong, number)}"
-    found = [
+    leaks = r.anatomy.leaks
+    return [
         Fact("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}"),
-        Fact("Scale", _scale(r)),
-        Fact("Lengths", _lengths(r), r.length_sensitive),
-        Fact("Dead zone", f"no gradient for log π/ref {dead}" if dead else "none", bool(dead)),
         Fact("float32", precision, wrong is not None),
         Fact("Finite", "always" if r.finite else "overflows, or 0/0", not r.finite),
-        Fact("Padding", "gets gradient" if r.touches_padding else "gets none", r.touches_padding),
-        Fact("Depends on ref", "yes" if r.depends_on_reference else "no", not r.depends_on_reference),
+        Fact("Padding", "gets gradient" if leaks else "gets none", leaks),
+        Fact("Names", f"{r.verdict} on fresh samples, {r.verdict_off_policy} on stale ones"),
+        Fact("Called", r.call),
     ]
-    if r.off_with:
-        found.append(Fact("Off with", listed(r.off_with), is_fault=True))
-    if not r.deterministic:
-        found.append(Fact("Deterministic", "no", is_fault=True))
-    return found
-
-
-def _scale(r: AuditResult) -> str:
-    if not TARGETS[r.verdict].has_gradient or r.scale is None:
-        return "none without a target"
-    if r.scale_range is None:
-        return f"{number(r.scale)} × the target"
-    low, high = apart(*r.scale_range)
-    return f"{low} to {high} × the target, depending on the shape of the batch"
-
-
-def _lengths(r: AuditResult) -> str:
-    if not r.length_sensitive:
-        return "do not change the verdict"
-    return f"change the verdict; equal ones give: {TARGETS[r.verdict_fixed_lengths].title}"
 
 
 # The index of the page: what `templates/index.html` shows, one row per loss.
 
 Settings = list[tuple[str, str]]
 """Key and value of each setting; the key is empty for a word without `=`."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """A verdict of a row; `detail` has the nearest target of an unknown one."""
-
-    where: str
-    target: Target
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -500,7 +423,8 @@ class Row:
     anchor: str
     tag: str
     settings: Settings
-    sides: tuple[Side, Side]
+    role: Role
+    cells: tuple[str, ...]
     notes: str
 
 
@@ -520,7 +444,7 @@ def groups_of(results: Sequence[AuditResult], anchors: Sequence[str], tags: Mapp
         base, settings = split_name(r.name) if r.framework else (r.name, [])
         title = KIND_TITLES[r.kind] if not r.framework else base if settings else r.framework
         group = found.setdefault(title, Group(title, bool(r.framework), []))
-        group.rows.append(Row(r, anchor, tags.get(r.name, ""), settings, _sides(r), _notes(r)))
+        group.rows.append(Row(r, anchor, tags.get(r.name, ""), settings, role_of(r), cells(r.anatomy), _notes(r)))
     return list(found.values())
 
 
@@ -535,35 +459,9 @@ def split_name(name: str) -> tuple[str, Settings]:
     return " ".join(words[:first]), [(key, value) if equals else ("", key) for key, equals, value in pairs]
 
 
-def _sides(r: AuditResult) -> tuple[Side, Side]:
-    return (
-        Side("on-policy", TARGETS[r.verdict], _detail(r, on_policy=True)),
-        Side("off-policy", TARGETS[r.verdict_off_policy], _detail(r, on_policy=False)),
-    )
-
-
-def _detail(r: AuditResult, *, on_policy: bool) -> str:
-    verdict = r.verdict if on_policy else r.verdict_off_policy
-    found = r.decomposition if on_policy else r.decomposition_off_policy
-    if verdict == "sum-of-targets" and found is not None:
-        return in_sum(found)
-    if (r.holds if on_policy else r.holds_off_policy) == "large-batches":
-        off = small_batches(r) if on_policy else ""
-        return f"in large batches; {off}" if off else "in large batches"
-    if (r.holds if on_policy else r.holds_off_policy) == "small-batches":
-        return f"in batches of {group_sizes()} completions"
-    if verdict != "unknown":
-        return ""
-    part = partly(r) if on_policy else None
-    if part is not None:
-        return part.words
-    return nearest(r, on_policy=on_policy)
-
-
 def _notes(r: AuditResult) -> str:
-    """The notes, without those that the verdict column includes; a non-breaking space keeps an equation on one line."""
-    shown_with_verdict = r.verdict == "unknown" != r.verdict_fixed_lengths
-    return "; ".join(notes(r, lengths=not shown_with_verdict)).replace(" = ", "\u00a0=\u00a0")
+    """The notes; a non-breaking space keeps an equation on one line."""
+    return "; ".join(notes(r)).replace(" = ", "\u00a0=\u00a0")
 
 
 # Audit results as one HTML page: `templates/page.html`, with the style sheet in it.
@@ -571,7 +469,6 @@ def _notes(r: AuditResult) -> str:
 
 def to_html(
     results: Sequence[AuditResult],
-    curves: Sequence[Curve],
     *,
     summaries: Sequence[str] = (),
     fixes: Fixes | None = None,
@@ -582,7 +479,6 @@ def to_html(
 
     Args:
         results: of the audit.
-        curves: one `coefficient_curve` per result; an empty one is shown as "No curve".
         summaries: one line about each loss, if there are any.
         fixes: what to write, by framework.
         tags: words to show beside some losses, by name of the loss: `default`, for example.
@@ -595,8 +491,8 @@ def to_html(
     fixes = fixes or {}
     anchors = [f"loss-{i}-{_slug(r.name)}" for i, r in enumerate(results, 1)]
     cards = [
-        card_of(r, curve, anchor, summary, fixes.get(r.framework, ()))
-        for r, curve, anchor, summary in zip(results, curves, anchors, about, strict=True)
+        card_of(r, anchor, summary, fixes.get(r.framework, ()))
+        for r, anchor, summary in zip(results, anchors, about, strict=True)
     ]
     many = len(results) > 1
     return (
@@ -611,7 +507,8 @@ def to_html(
             groups=groups_of(results, anchors, tags or {}) if many else [],
             cards=cards,
             not_audited=not_audited or {},
-            summed_over=in_words(),
+            columns=PARTS,
+            problems=len(proof_cases(True)),
         )
     )
 
@@ -635,7 +532,10 @@ def _lead(results: Sequence[AuditResult]) -> str:
         return str(results[0].advice)
     on = sum(_is_reverse(r.verdict) for r in results)
     both = sum(_is_reverse(r.verdict) and _is_reverse(r.verdict_off_policy) for r in results)
-    flawed = sum(r.dead_zone or not r.finite or r.float32_wrong_from is not None for r in results)
+    flawed = sum(
+        r.dead_below is not None or r.dead_above is not None or not r.finite or r.float32_wrong_from is not None
+        for r in results
+    )
     what = "settings" if all(r.framework for r in results) else "losses"
     text = f"Of {len(results)} {what}, {on or 'none'} {'descend' if on > 1 else 'descends'} the reverse KL on-policy"
     if on:
@@ -650,11 +550,5 @@ def _is_reverse(verdict: Verdict) -> bool:
 
 
 def _tally(results: Sequence[AuditResult]) -> dict[str, object]:
-    """How many losses have each role, on-policy and off-policy."""
-    sides: dict[str, list[Verdict]] = {
-        "On-policy": [r.verdict for r in results],
-        "Off-policy": [r.verdict_off_policy for r in results],
-    }
-    rows = {where: Counter(TARGETS[verdict].role for verdict in verdicts) for where, verdicts in sides.items()}
-    has_squared = any(v.startswith("squared") for verdicts in sides.values() for v in verdicts)
-    return {"rows": rows, "total": len(results), "has_squared": has_squared}
+    """How many losses are drawn in each way."""
+    return {"roles": Counter(map(role_of, results)), "total": len(results)}

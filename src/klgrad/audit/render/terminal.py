@@ -12,12 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ...support import finite
-from ...targets import TARGETS, WITH_GRADIENT, Role, Verdict
-from ..advice import STANDINGS, in_words, notes, outside, standing
-from ..audit_result import AuditResult
-from ..gradients import limit_cases
-from ..problems import cases, in_words as summed_over
-from ..sentences import report
+from ...targets import TARGETS, Role, Verdict
+from ..advice import STANDINGS, notes, standing
+from ..gradients import proof_cases
+from ..procedure import AuditResult
+from ..sentences import cells, report
 from ..subject import Subject
 from ..whole import POLICY_GRADIENTS, Side, WholeResult, drift_in_words, row_of, update_in_words, weighting_in_words
 
@@ -78,14 +77,15 @@ KIND_TITLES = {
 }
 """The heading of each kind of loss."""
 
-COLUMNS = ("loss", "on-policy it descends", "off-policy", "scale", "variance", "near ref", "notes")
+PARTS = ("divergence", "looks ahead", "samples", "unit", "scale")
+COLUMNS = ("loss", *PARTS, "notes")
 
 
 def to_json(results: Sequence[AuditResult]) -> str:
     """`{"results": [...], "problems": [...]}`; numbers that are not finite are null."""
     data = {
         "results": [r.to_dict() for r in results],
-        "problems": [c.describe() for c in (*cases(False), *limit_cases(False))],
+        "problems": [c.describe() for c in proof_cases(False)],
     }
     return json.dumps(finite(data), indent=2) + "\n"
 
@@ -115,9 +115,7 @@ def _code(name: str) -> str:
 
 def cells_of(r: AuditResult) -> tuple[str, ...]:
     """The row of a table, in the order of `COLUMNS`."""
-    scale = f"{r.scale:.3g}" if r.scale is not None and TARGETS[r.verdict].has_gradient else ""
-    variances = ("" if x is None else f"{x:.3g}" for x in (r.variance, r.variance_near))
-    return (r.name, in_words(r), in_words(r, on_policy=False), scale, *variances, "; ".join(notes(r)))
+    return (r.name, *cells(r.anatomy), "; ".join(notes(r)))
 
 
 # Audit results for a terminal.
@@ -125,15 +123,13 @@ def cells_of(r: AuditResult) -> tuple[str, ...]:
 NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 CAPTION = (
-    f"Exact: {summed_over()}, and one batch that is the limit of large ones, in float64. Fresh samples are drawn from "
-    "the policy itself, stale ones from another policy. `klgrad audit NAME` shows everything about one loss."
+    "Read from the derivatives of the loss in float64, and compared with its gradient summed over every outcome of "
+    "small problems. l is log π/ref of a token, β the coefficient of the KL. Samples: `fresh` has no ratio π/μ to the "
+    "sampler. `klgrad audit NAME` shows everything about one loss."
 )
 
-NUMBERS = 150
-"""Columns from which an overview has room for the scale and the variances."""
-
-NARROW = 100
-"""Columns below which an overview has no column of its own for stale samples."""
+NARROW = 110
+"""Columns below which the parts of a loss are in one cell."""
 
 FRAME = 6
 """Columns that the frame takes from the line of the title."""
@@ -167,89 +163,57 @@ def overview(
 
 def _tables(groups: Mapping[str, Sequence[AuditResult]], width: int, tags: Mapping[str, str]) -> RenderableType:
     """One table per group. Long text continues on the next line; nothing is cut off."""
-    found: list[RenderableType] = []
+    tables: list[RenderableType] = []
     for title, results in groups.items():
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("loss", overflow="fold", ratio=3)
-        table.add_column("on fresh samples it descends", overflow="fold", ratio=5)
-        if width >= NARROW:
-            table.add_column("on stale samples", overflow="fold", ratio=5)
-        if width >= NUMBERS:
-            for name in ("scale", "variance", "near ref"):
-                table.add_column(name, justify="right", no_wrap=True)
-        if width >= NARROW:
-            table.add_column("notes", overflow="fold", ratio=3)
+        table.add_column("loss", overflow="fold", ratio=4)
+        for name in (*PARTS, "notes") if width >= NARROW else ("divergence, looks ahead, samples, unit, scale",):
+            table.add_column(name, overflow="fold", ratio=4 if name == "divergence" else 3, no_wrap=name == "scale")
         for r in results:
             table.add_row(*_row(r, width, tags.get(r.name, "")))
-        found += [Text(title, style="bold"), table, ""]
-    return Group(*found, Text(CAPTION, style="dim"))
+        tables += [Text(title, style="bold"), table, ""]
+    return Group(*tables, Text(CAPTION, style="dim"))
 
 
 def _row(r: AuditResult, width: int, tag: str) -> list[RenderableType]:
     name = Text(r.name)
     if tag:
         name.append(f" ({tag})", style="bold")
-    fresh = Text(in_words(r), style=look_of(r.verdict).style)
-    stale = Text(in_words(r, on_policy=False), style=look_of(r.verdict_off_policy).style)
-    remarks = "; ".join(notes(r))
+    _, divergence, *others, remarks = cells_of(r)
+    first = Text(divergence, style=style_of(r))
     if width >= NARROW:
-        return [name, fresh, stale, *(cells_of(r)[3:6] if width >= NUMBERS else ()), remarks]
-    fresh.append("\nstale: ", style="dim not bold default").append(stale)
-    if remarks:
-        fresh.append(f"\n{remarks}", style="dim not bold default")
-    return [name, fresh]
+        return [name, first, *others, remarks]
+    for label, text in zip(("ahead", "samples", "unit", "scale", "notes"), (*others, remarks), strict=True):
+        if text:
+            first.append(f"\n{label}: {text}", style="dim not bold default")
+    return [name, first]
+
+
+STYLES = {"right": "green", "large": "green", "else": "magenta", "nothing": "bold red"}
+
+
+def style_of(r: AuditResult) -> str:
+    """The rich style of what a loss descends."""
+    return STYLES[standing(r)] if r.anatomy.proved_fresh else "bold yellow"
 
 
 def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     """Everything about one loss."""
     facts = Table.grid(padding=(0, 2))
-    for label, sentence in report(r.anatomy) if r.anatomy is not None else ():
-        facts.add_row(label, sentence)
-    facts.add_row()
-    facts.add_row("on-policy", _verdict(r.verdict))
-    facts.add_row("", in_words(r))
-    facts.add_row("off-policy", _verdict(r.verdict_off_policy))
-    facts.add_row("", in_words(r, on_policy=False))
-    if r.scale is not None:
-        facts.add_row("scale", _scales(r))
+    facts.add_column(no_wrap=True)
+    for label, sentence in report(r.anatomy):
+        facts.add_row(label, Text(sentence, style=style_of(r) if label == "divergence" else ""))
     if r.variance is not None and r.variance_near is not None:
         facts.add_row("variance", f"{r.variance:.4g}, near ref {r.variance_near:.4g}")
-    facts.add_row("depends on ref", _yes(r.depends_on_reference) if r.finite_in_float64 else "not known")
-    at_equal = f", equal ones give {r.verdict_fixed_lengths}" if r.length_sensitive else ""
-    facts.add_row("lengths change it", _yes(r.length_sensitive) + at_equal)
-    facts.add_row("dead zone", f"log π/ref {outside(r.dead_below, r.dead_above)}" if r.dead_zone else "no")
-    facts.add_row("finite in float32", _yes(r.finite))
     facts.add_row("notes", "; ".join(notes(r)) or "none")
-    distances = Table(box=None, pad_edge=False)
-    for column in ("target", "bias at one scale", "cosine", "bias off-policy", "cosine off-policy"):
-        distances.add_column(column, justify="left" if column == "target" else "right")
-    for name in WITH_GRADIENT:
-        numbers = (each.get(name) for each in (r.bias, r.cosine, r.bias_off_policy, r.cosine_off_policy))
-        distances.add_row(name, *("" if x is None else _number(x) for x in numbers))
+    facts.add_row("named", f"{r.verdict} on fresh samples, {r.verdict_off_policy} on stale ones")
+    facts.add_row("called", Text(r.call, style="dim"))
     name = Text(r.name, style="bold")
     fits = name.cell_len <= width - FRAME
     parts = [] if fits else [name, ""]  # a title that is too long would be cut off
     parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
-    body = Group(*parts, facts, "", distances, "", Text(str(r.advice)))
+    body = Group(*parts, facts, "", Text(str(r.advice)))
     return Panel(body, title=name if fits else None, title_align="left")
-
-
-def _verdict(verdict: Verdict) -> Text:
-    return Text(verdict, style=look_of(verdict).style)
-
-
-def _scales(r: AuditResult) -> str:
-    if r.scale_range is None:
-        return f"{r.scale:.4g}"
-    return ", ".join(f"{x:.4g} ({shape})" for shape, x in r.scale_by_shape.items())
-
-
-def _number(x: float) -> str:
-    return "0" if abs(x) < 5e-7 else f"{x:.4f}" if abs(x) >= 5e-5 else f"{x:.1g}"
-
-
-def _yes(x: bool) -> str:
-    return "yes" if x else "no"
 
 
 # The results of `audit_whole` for a terminal, as Markdown and as JSON.

@@ -1,0 +1,512 @@
+"""The parts of a loss, and the formula that they are: divergence, horizon, samples, unit and baseline."""
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .gradients import Parts
+from .probes import EXACT, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, divergence_of, round_short
+
+# The parts.
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a loss divides by.
+
+    Attributes:
+        name: `sum` over the completion, `completion-mean`, `token-mean` over the batch, `fixed-length` (by the width
+            of the batch), or `other`.
+        rows: whether it is a mean over the completions of the batch, and no sum.
+    """
+
+    name: str
+    rows: bool = True
+
+    def shares(self, inputs: ProbeInputs) -> Tensor:
+        """(B, 1) what each completion's coefficients are multiplied by."""
+        lengths = inputs.mask.sum(-1, keepdim=True).double()
+        rows = len(lengths) if self.rows else 1
+        if self.name == "completion-mean":
+            return 1 / (rows * lengths)
+        if self.name == "token-mean":
+            return torch.ones_like(lengths) / lengths.sum()
+        if self.name == "fixed-length":
+            return torch.ones_like(lengths) / (rows * inputs.mask.shape[1])
+        return torch.ones_like(lengths) / rows
+
+
+UNITS = tuple(Unit(name, rows) for name in ("sum", "completion-mean", "fixed-length") for rows in (True, False))
+UNITS += (Unit("token-mean"),)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound on a ratio.
+
+    Attributes:
+        kind: `truncate` from above, `clip` on both sides, `mask`, which is 0 outside, or `ppo`, which is 0 above the
+            bound for tokens that are made more likely, and below it for those that are made less likely.
+        low, high: where it begins.
+    """
+
+    kind: str
+    low: float | None
+    high: float | None
+
+    def __call__(self, ratio: Tensor) -> Tensor:
+        """The ratio within its bound; of `ppo` the ratio itself."""
+        if self.kind == "ppo":
+            return ratio
+        if self.kind == "mask":
+            low, high = self.low or 0.0, math.inf if self.high is None else self.high
+            return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
+        return ratio.clamp(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """How the ratio π/μ to the sampler enters.
+
+    Attributes:
+        ratio: `none`, `token`, `prefix`, `sequence`, `mean` (a geometric mean over the completion) or `other`.
+        per_decision: whether the estimate of a later token carries the ratio of that token's own prefix.
+        bound: of the ratio, or None.
+        before: whether an exact term carries the ratio of the tokens before it only, its own being summed over.
+        constant: whether a constant carries the ratio too.
+        on_baseline: what carries the ratio where there is a baseline: the `difference` from it, the `credit` of each
+            completion, or `both`, the credits and then the mean of the others.
+        frozen: whether log π/ref is that of the sampler, which does not move with π.
+    """
+
+    ratio: str = "none"
+    per_decision: bool = False
+    bound: Bound | None = None
+    before: bool = False
+    constant: bool = True
+    on_baseline: str = "difference"
+    frozen: bool = False
+
+    def weights(self, inputs: ProbeInputs, *, before: bool = False) -> Tensor:
+        """(B, T) the ratio of each token."""
+        log_weight = torch.where(inputs.mask, inputs.log_weight, 0.0)
+        total = log_weight.sum(-1, keepdim=True).expand_as(log_weight)
+        running = log_weight.cumsum(-1)
+        logs = {
+            "none": torch.zeros_like(log_weight),
+            "other": torch.zeros_like(log_weight),
+            "token": log_weight,
+            "prefix": running - log_weight if before else running,
+            "sequence": total,
+            "mean": total / inputs.mask.sum(-1, keepdim=True),
+        }[self.ratio]
+        return logs.exp() if self.bound is None else self.bound(logs.exp())
+
+
+@dataclass(frozen=True, eq=False)
+class Credit:
+    """An estimate of each token's divergence, which stands on the scores of other tokens.
+
+    Attributes:
+        source: `sampled`, `exact-reverse`, `exact-forward` or `full`.
+        curve: the estimate as a function of the log-ratio, for `sampled`; the divergence's slope for `full`.
+        now: weight on the token's own score; that of `sampled` is in the own curve.
+        later: weights of the tokens after it, by distance.
+        earlier: weights of the tokens before it, by distance.
+        divided: whether the weights, and the part of the own curve that is this estimate, are divided by the length of
+            the completion; they are given for a completion of `TOKENS` tokens.
+    """
+
+    source: str
+    curve: Curve | None
+    now: float
+    later: tuple[float, ...]
+    earlier: tuple[float, ...]
+    divided: bool = False
+
+    def values(self, inputs: ProbeInputs) -> Tensor:
+        """(B, T) the estimates, 0 where masked."""
+        if self.source == "exact-reverse":
+            values = inputs.token_reverse_kl
+        elif self.source == "exact-forward":
+            values = inputs.token_forward_kl
+        elif self.source == "full":
+            assert self.curve is not None
+            values = tilted_divergence(self.curve, inputs)
+        else:
+            assert self.curve is not None
+            values = self.curve(inputs.log_ratio)
+        return torch.where(inputs.mask, values, 0.0)
+
+    def matrix(self, width: int) -> Tensor:
+        """(T, T) the weight of the estimate at column s on the score at row t."""
+        lag = torch.arange(width)[None, :] - torch.arange(width)[:, None]
+        weights = [_weight_at(self.earlier, k) for k in range(width - 1, 0, -1)]
+        weights += [self.now, *(_weight_at(self.later, k) for k in range(1, width))]
+        return torch.tensor(weights, dtype=torch.float64)[lag + width - 1]
+
+
+def _weight_at(weights: tuple[float, ...], lag: int) -> float:
+    """The weight at a lag; beyond those that were read the last step is repeated."""
+    if lag <= len(weights):
+        return weights[lag - 1]
+    if len(weights) < 2 or weights[-1] == 0:
+        return 0.0
+    return weights[-1] if weights[-2] == 0 else weights[-1] * (weights[-1] / weights[-2]) ** (lag - len(weights))
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What is subtracted from the credit of a token.
+
+    Attributes:
+        name: `none`, `leave-one-out`, `group-mean`, `batch-mean`, `batch-leave-one-out`, `token-mean` (the mean of
+            the batch's tokens, before they are summed) or `other`.
+        ended: how a completion that has ended enters the mean: with its `credit`, as `zero`, or it is `left-out`.
+        covers: `all` of the coefficient, or only the `credit` that stands in a reward, with or `beside` the token's
+            own.
+        spread: `none`, or the `group` or `batch` by whose spread the rest is divided.
+    """
+
+    name: str = "none"
+    ended: str = "credit"
+    covers: str = "all"
+    spread: str = "none"
+
+    def centre(self, credit: Tensor, inputs: ProbeInputs) -> Tensor:
+        """(B, T) the credit without the baseline."""
+        if self.name in ("none", "other", "token-mean"):
+            return credit
+        same = inputs.group[:, None] == inputs.group[None, :] if "batch" not in self.name else torch.ones(1, 1)
+        weights = same.double().expand(len(credit), len(credit)).clone()
+        if "leave" in self.name:
+            weights.fill_diagonal_(0.0)
+        live = inputs.mask.double()
+        total = weights @ (live if self.ended == "left-out" else torch.ones_like(credit))
+        counted = credit if self.ended == "credit" else credit * live
+        return credit - torch.where(total > 0, weights @ counted / total.clamp(min=1), 0.0)
+
+    def own_share(self) -> float:
+        """Which share of a token's own response is left in the probes' batch."""
+        return {"group-mean": 1 - 1 / GROUP, "batch-leave-one-out": ROWS / (ROWS - 1)}.get(self.name, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """What a loss is made of. `derivatives` is the formula that the parts are.
+
+    Attributes:
+        own: the coefficient of a token's score as a function of its own log-ratio.
+        level: `token`, or `completion` where it is a function of the completion's summed log-ratio.
+        exact: weights of the full-vocabulary reverse and forward KL that are differentiated.
+        full: the coefficient of an entry of the logits as a function of its log-ratio, or None.
+        credits: what stands on the scores of other tokens.
+        unit, samples, baseline: as their classes say.
+        constant: the coefficient at ref.
+        entropy: weight of the log-prob itself in the coefficient of the score, and in that of an entry of the logits:
+            that of an entropy bonus.
+        late: by how many tokens the reference is late; 0 where it is in its place.
+        anchor: `ref`, or `sampler` where the log-probs of the sampler are in the place of ref.
+        ends: whether the last token of a completion has a coefficient.
+        leaks: whether masked positions have one.
+        cut_off: whether a completion that fills its row, as one that was cut off does, has a gradient.
+        top_k: of how many entries of a large vocabulary it depends, if not of all.
+        deterministic, finite: whether the same inputs give the same finite numbers.
+        unexplained: by probe, the share of the coefficients that the formula does not have.
+        allowed: the share that rounding may leave.
+    """
+
+    own: Curve
+    level: str
+    exact: tuple[float, float]
+    full: Curve | None
+    credits: tuple[Credit, ...]
+    unit: Unit
+    samples: Samples
+    baseline: Baseline
+    constant: float
+    entropy: tuple[float, float] = (0.0, 0.0)
+    late: int = 0
+    anchor: str = "ref"
+    ends: bool = True
+    leaks: bool = False
+    cut_off: bool = True
+    top_k: int | None = None
+    deterministic: bool = True
+    finite: bool = True
+    unexplained: dict[str, float] = field(default_factory=dict)
+    allowed: float = EXACT
+
+    def derivatives(self, inputs: ProbeInputs) -> Derivatives:
+        """What the parts predict at the inputs of a probe."""
+        score, reverse, forward, weights = self._coefficients(inputs)
+        if self.full is None and not self.entropy[1]:
+            return Derivatives(score, reverse, forward, torch.zeros_like(score))
+        entries = self._of_entries(inputs.batch())
+        return Derivatives(score, reverse, forward, weights * (entries[..., 2] - entries[..., 3]))
+
+    def predict(self, batch: Batch) -> Parts:
+        """What the parts predict for any batch: the derivatives by each of its leaves."""
+        score, reverse, forward, weights = self._coefficients(ProbeInputs.of_batch(batch, self.anchor))
+        entries, policy = self._of_entries(batch), batch.logits.detach().softmax(-1)
+        on_logits = policy * (entries - (policy * entries).sum(-1, keepdim=True))
+        return Parts(score, reverse, forward, weights[..., None] * on_logits)
+
+    def _of_entries(self, batch: Batch) -> Tensor:
+        """(B, T, V) the coefficient of each entry of the logits."""
+        policy = batch.logits.detach().log_softmax(-1)
+        bonus = self.entropy[1] * policy
+        return bonus if self.full is None else self.full(policy - batch.ref_logits.log_softmax(-1)) + bonus
+
+    def _coefficients(self, inputs: ProbeInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(B, T) each: of the score, of the two full-vocabulary KLs, and what the entries' coefficients weigh."""
+        if self.samples.frozen:
+            inputs = replace(inputs, log_ratio=inputs.log_ratio - inputs.log_weight)
+        mask, shares = inputs.mask, self.unit.shares(inputs)
+        weights = self.samples.weights(inputs)
+        before = self.samples.weights(inputs, before=True) if self.samples.before else weights
+        inner, outer = (
+            (weights, torch.ones_like(weights)) if self.samples.per_decision else (torch.ones_like(weights), weights)
+        )
+        if self.level == "completion":
+            own = self.own(torch.where(mask, inputs.log_ratio, 0.0).sum(-1, keepdim=True)).expand_as(mask)
+        else:
+            own = torch.where(mask, self.own(inputs.log_ratio), 0.0)
+        if self.baseline.name == "token-mean":
+            own = torch.where(mask, own - own[mask].mean(), 0.0)
+        by_length = TOKENS / mask.sum(-1, keepdim=True)
+        for part in self.credits:
+            own = own + part.values(inputs) * (by_length - 1) if part.divided else own
+        path = torch.zeros_like(own)
+        if self.baseline.covers != "all":
+            own, path = torch.zeros_like(own), own
+            if self.baseline.covers == "credit":
+                own = sum((c.values(inputs) for c in self.credits if c.source == "sampled"), own)
+                path = path - own
+        credit = own * inner
+        for part in self.credits:
+            values = part.values(inputs)
+            if self.baseline.name == "token-mean":
+                values = torch.where(mask, values - values[mask].mean(), 0.0)
+            of_later = before if part.source != "sampled" and self.samples.per_decision else inner
+            summed = (values * of_later) @ part.matrix(mask.shape[1]).T
+            credit = credit + (summed * by_length if part.divided else summed)
+        centred = self.baseline.centre
+        if self.samples.on_baseline == "difference":
+            score = outer * centred(credit, inputs)
+        else:
+            credit = outer * credit
+            mean = credit - centred(credit, inputs)
+            score = credit - mean * (weights if self.samples.on_baseline == "both" else 1.0)
+        score = score + path * weights
+        if self.constant:
+            score = score + self.constant * (weights if self.samples.constant else 1.0)
+        if self.entropy[0]:
+            score = score + self.entropy[0] * inputs.logp * (weights if self.samples.constant else 1.0)
+        bound = self.samples.bound
+        if bound is not None and bound.kind == "ppo":
+            low, high = bound.low or 0.0, bound.high or math.inf
+            is_cut = ((score < 0) & (weights > high)) | ((score > 0) & (weights < low))
+            score = torch.where(is_cut, 0.0, score)
+        if not self.ends:
+            score = score * (mask.cumsum(-1) < mask.sum(-1, keepdim=True))
+        kept = mask if self.cut_off else mask & ~mask.all(-1, keepdim=True)
+        live = lambda x: torch.where(kept, x, 0.0) * shares
+        reverse, forward = (live(weight * before) for weight in self.exact)
+        return live(score), reverse, forward, live(before)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The divergences that the coefficient of a token's own log-ratio is the slope of, with their weights.
+
+        The value of k3 is the slope of the reverse KL minus that of the forward KL. `other` stands for a curve that
+        is no sum of known slopes.
+        """
+        totals: dict[str, float] = {}
+        known = [(self.own.shares, self.own)] + ([] if self.full is None else [(self.full.shares, self.full)])
+        for shares, curve in known:
+            if not shares and not curve.is_zero:
+                return {"other": 1.0}
+            for name, weight in shares.items():
+                pair = {"reverse-kl": weight, "forward-kl": -weight} if name == "k3" else {name: weight}
+                for each, w in pair.items():
+                    totals[each] = totals.get(each, 0.0) + w
+        for name, weight in zip(("reverse-kl", "forward-kl"), self.exact, strict=True):
+            totals[name] = totals.get(name, 0.0) + weight
+        totals = {name: round_short(w) for name, w in totals.items() if abs(w) > self.allowed}
+        return {"other": 1.0} if "k2" in totals else totals
+
+    @property
+    def scale(self) -> float:
+        """By which factor the loss multiplies β near ref, in its unit."""
+        curves = [c for c in (self.own, self.full) if c is not None and not c.is_zero]
+        total = sum((c.scale for c in curves), sum(self.exact))
+        return 0.0 if abs(total) < 1e-6 else round_short(total, 1e-6)
+
+    @property
+    def future(self) -> Credit | None:
+        """What later tokens add to the coefficient of a token; None if nothing."""
+        return next((c for c in self.credits if any(c.later)), None)
+
+    @property
+    def horizon(self) -> "Horizon":
+        """How far a token looks ahead."""
+        if self.level == "completion":
+            return Horizon("all", (1.0,), None, "exact")
+        part = self.future
+        if part is None:
+            return Horizon("none", (), None, "")
+        shares = {} if part.curve is None else part.curve.shares
+        estimate = "exact" if part.source != "sampled" else SHORT.get(next(iter(shares), ""), "other")
+        strength = next(iter(shares.values())) if part.source == "sampled" and len(shares) == 1 else 1.0
+        whole = sum(self.shares.values()) if "other" not in self.shares else 0.0
+        relative = strength / whole if whole else strength
+        weights = tuple(round_short(w * relative, 1e-6) for w in part.later)
+        steps = [b / a for a, b in pairwise((1.0, *weights)) if a]
+        if all(abs(step - steps[0]) <= 1e-6 for step in steps) and len(steps) == len(weights):
+            same = abs(steps[0] - 1) <= 1e-6
+            return Horizon(
+                "all" if same else "discount", weights, None if same else round_short(steps[0], 1e-6), estimate
+            )
+        is_window = weights[0] == 1 and set(weights) == {0.0, 1.0} and list(weights) == sorted(weights, reverse=True)
+        return Horizon("window" if is_window else "other", weights, None, estimate)
+
+    @property
+    def has_past(self) -> bool:
+        """Whether earlier tokens add to the coefficient of a token: mean zero on fresh samples, not on stale ones."""
+        return self.level == "completion" or any(any(c.earlier) for c in self.credits)
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether the coefficient is constant beyond some log-ratio."""
+        return self.own.low is not None or self.own.high is not None
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether ref is late, tokens or completions are left out, or masked positions have a gradient."""
+        return self.late != 0 or not self.ends or self.leaks or not self.cut_off
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether no log-ratio has an effect."""
+        return not self.shares and not self.credits
+
+    def largest_gap(self, *, stale: bool) -> float:
+        """The largest share of the coefficients that the formula does not have, on stale or on fresh samples."""
+        return max((gap for name, gap in self.unexplained.items() if ("stale" in name) == stale), default=1.0)
+
+    @property
+    def proved_fresh(self) -> bool:
+        """Whether the formula predicts every coefficient on fresh samples."""
+        return self.deterministic and self.finite and self.largest_gap(stale=False) <= self.allowed
+
+    @property
+    def proved(self) -> bool:
+        """Whether the formula predicts every coefficient, on stale samples too."""
+        return self.proved_fresh and self.largest_gap(stale=True) <= self.allowed
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        horizon, bound = self.horizon, self.samples.bound
+        return {
+            "divergence": self._divergence(),
+            "horizon": {
+                "kind": horizon.kind,
+                "discount": horizon.discount,
+                "weights": list(horizon.weights),
+                "estimate": horizon.estimate or None,
+            },
+            "past_credit": self.has_past,
+            "samples": {
+                "ratio": self.samples.ratio,
+                "per_decision": self.samples.per_decision,
+                "frozen_log_ratio": self.samples.frozen,
+                "bound": None if bound is None else {"kind": bound.kind, "low": bound.low, "high": bound.high},
+            },
+            "unit": self.unit.name,
+            "mean_over_rows": self.unit.rows,
+            "baseline": self.baseline.name,
+            "divided_by_spread": self.baseline.spread != "none",
+            "constant": self.constant,
+            "entropy": sum(self.entropy),
+            "additive": self.level == "token" and self.baseline.spread == "none",
+            "anchor": self.anchor,
+            "reference_late_by": self.late,
+            "end_token_has_gradient": self.ends,
+            "masked_tokens_leak": self.leaks,
+            "cut_off_completions_count": self.cut_off,
+            "top_k": self.top_k,
+            "deterministic": self.deterministic,
+            "proved": self.proved,
+            "unexplained": max(self.unexplained.values(), default=0.0),
+            "unexplained_by_probe": self.unexplained,
+        }
+
+    def _divergence(self) -> dict[str, object]:
+        shares = self.shares
+        each = [_named_part(name, weight) for name, weight in shares.items()]
+        if self.own.shares == {} and not self.own.is_zero:
+            each = [{"name": "other", "curve": [x.tolist() for x in self.own.points]}]
+        named = each[0] if len(each) == 1 else {"name": "sum", "parts": each} if each else {"name": "nothing"}
+        scale = self.scale
+        return named | {
+            "scale": scale if math.isfinite(scale) else None,
+            "level": self.level,
+            "flat_below": self.own.low,
+            "flat_above": self.own.high,
+            "pull_below": None if self.own.low is None else self.own.below,
+            "pull_above": None if self.own.high is None else self.own.above,
+            "convex": all(c.convex for c in (self.own, self.full) if c is not None),
+        }
+
+
+def _named_part(name: str, weight: float) -> dict[str, object]:
+    kind, _, order = name.rstrip(")").partition("(")
+    parameter = {"alpha": "alpha", "jensen-shannon": "beta"}.get(kind) if order else None
+    scale = weight * divergence_of(name).scale if name != "other" else 0.0
+    return {"name": kind, "scale": scale if math.isfinite(scale) else None} | (
+        {parameter: float(order)} if parameter else {}
+    )
+
+
+SHORT = {"reverse-kl": "k1", "k2": "k2", "k3": "k3"}
+"""Names of the functions of a later token's log-ratio that stand for its KL."""
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How the tokens after it enter the coefficient of a token.
+
+    Attributes:
+        kind: `none`, `all`, `discount`, `window` or `other`.
+        weights: by distance, relative to the token's own part.
+        discount: of one step, for kind `discount`.
+        estimate: of a later token's divergence: `k1`, `k2`, `k3`, `exact` or `other`; empty for kind `none`.
+    """
+
+    kind: str
+    weights: tuple[float, ...]
+    discount: float | None
+    estimate: str
+
+
+def tilted_log_ratios(inputs: ProbeInputs) -> tuple[Tensor, Tensor]:
+    """(B, T) log π/ref of the third and of the fourth entry of the probes' logits."""
+    batch = inputs.batch()
+    log_ratio = batch.logits.detach().log_softmax(-1) - batch.ref_logits.log_softmax(-1)
+    return log_ratio[..., 2], log_ratio[..., 3]
+
+
+def tilted_divergence(curve: Curve, inputs: ProbeInputs) -> Tensor:
+    """(B, T) the full-vocabulary divergence of the probes' logits."""
+    batch = inputs.batch()
+    policy = batch.logits.detach().log_softmax(-1)
+    log_ratio = policy - batch.ref_logits.log_softmax(-1)
+    values = sum(
+        (w * divergence_of(name).excess(log_ratio) for name, w in curve.shares.items()), torch.zeros_like(policy)
+    )
+    return (policy.exp() * values).sum(-1)
