@@ -31,14 +31,13 @@ class Finding:
     why: str
 
 
-def contradiction(verdict: str, found: list[Measured], *, scale_varies: bool = False, parts: Any = None) -> str | None:
+def contradiction(verdict: str, found: list[Measured], *, scale_varies: bool = False) -> str | None:
     """The first case on which a verdict does not hold, in words; None if there is none.
 
     Args:
         verdict: as in `AuditResult.verdict`.
         found: the gradients.
         scale_varies: whether the multiple of the target may differ between all cases.
-        parts: the two targets of `sum-of-targets`, as in `Decomposition.parts`.
     """
     broken = next((m for m in found if not m.is_finite), None)
     if broken is not None:
@@ -49,9 +48,6 @@ def contradiction(verdict: str, found: list[Measured], *, scale_varies: bool = F
     families: dict[str, list[Measured]] = {}
     for m in found:
         families.setdefault(m.case.family, []).append(m)
-    if verdict == "sum-of-targets":
-        wrong = (_no_sum(some, parts) for some in families.values())
-        return next((why for why in wrong if why), None)
     sign, target = (-1, verdict.removeprefix("climbs ")) if verdict.startswith("climbs ") else (1, verdict)
     for family, some in families.items():
         scales = []
@@ -64,36 +60,6 @@ def contradiction(verdict: str, found: list[Measured], *, scale_varies: bool = F
             return f"the sign is reversed ({family})"
         if not scale_varies and max(scales) - min(scales) > SAME * max(scales):
             return f"multiples of {min(scales):.7g} to {max(scales):.7g} ({family})"
-    return None
-
-
-def _no_sum(found: list[Measured], parts: Any) -> str | None:
-    """Why the gradients on the cases of one family are not the sum of two targets at one scale each."""
-    names = [part.verdict.removeprefix("climbs ") for part in parts]
-    signs = [-1 if part.verdict.startswith("climbs ") else 1 for part in parts]
-    blocks, right = [], []
-    if any(m.is_zero for m in found):
-        return f"zero ({found[0].case.family})"
-    for k, m in enumerate(found):
-        size = np.linalg.norm(m.mean)
-        columns = []
-        for name, part in zip(names, parts, strict=True):
-            column = m.target(name)[:, None] / size
-            free = part.scale is None  # a multiple of its own on every case
-            columns.append(np.concatenate([column * (k == i) for i in range(len(found))], 1) if free else column)
-        blocks.append(np.concatenate(columns, 1))
-        right.append(m.mean / size)
-    matrix, vector = np.concatenate(blocks), np.concatenate(right)
-    scales = np.linalg.lstsq(matrix, vector, rcond=None)[0]
-    off = float(np.abs(matrix @ scales - vector).max())
-    family = found[0].case.family
-    if off > SAME:
-        return f"{off:.2g} off ({family})"
-    one_step = bool(
-        (found[0].case.world.mask.sum(1) == 1).all()
-    )  # token and sequence coincide: the split is not unique
-    if not one_step and all(p.scale is not None for p in parts) and min(scales * signs) <= 0:
-        return f"a share has the other sign ({family})"
     return None
 
 
@@ -125,82 +91,47 @@ def gradients(recipe: compositions.Recipe, *, fresh: bool) -> list[Measured]:
 
 def _check_samples(recipe: compositions.Recipe, r: Any, *, fresh: bool) -> list[Finding]:
     """The verdicts on fresh or on stale samples."""
-    suffix, found = "" if fresh else "_off_policy", []
-    verdict, holds, varies = (getattr(r, f"{name}{suffix}") for name in ("verdict", "holds", "scale_varies"))
-    in_small = r.verdict_small_batches if fresh else r.verdict_off_policy_small_batches
-    split = getattr(r, f"decomposition{suffix}")
+    suffix = "" if fresh else "_off_policy"
+    verdict, holds = (getattr(r, f"{name}{suffix}") for name in ("verdict", "holds"))
+    varies = r.anatomy.baseline.spread != "none"
     everywhere = gradients(recipe, fresh=fresh)
     whole = [m for m in everywhere if not m.case.has_hole]
     if r.stumbles_over_gaps:  # the audit says that the verdict does not hold there
         everywhere = whole
     large = [m for m in whole if m.case.large]
-    one_group = [m for m in whole if m.case.members.shape[1] == m.case.group]
-
-    def claim(name: str, value: str, some: list[Measured], **more: Any) -> None:
-        why = (
-            contradiction(value, some, **more)
-            if value not in ("unknown", "sum-of-targets") or more.get("parts")
-            else None
-        )
-        if why is not None:
-            found.append(Finding("false", f"{name}{suffix}={value}", why))
-
-    parts = split and split.parts
-    if verdict != "unknown":
+    findings = []
+    if verdict not in ("unknown", "sum-of-targets"):
         said = f"{verdict} ({holds}{', scale varies' if varies else ''})"
-        why = contradiction(
-            verdict, large if holds == "large-batches" else everywhere, scale_varies=varies, parts=parts
-        )
+        why = contradiction(verdict, large if holds == "large-batches" else everywhere, scale_varies=varies)
         if why is not None:
-            found.append(Finding("false", f"verdict{suffix}={said}", why))
-        elif (
-            holds == "large-batches"
-            and large
-            and contradiction(verdict, everywhere, scale_varies=varies, parts=parts) is None
-        ):
-            found.append(Finding("miss", f"verdict{suffix}={said}", "holds in batches of every size"))
-    claim("verdict_small_batches", in_small, one_group)
+            findings.append(Finding("false", f"verdict{suffix}={said}", why))
+        elif holds == "large-batches" and large and contradiction(verdict, everywhere, scale_varies=varies) is None:
+            findings.append(Finding("miss", f"verdict{suffix}={said}", "holds in batches of every size"))
     names = ("nothing", *(TO_REFERENCE if fresh else everywhere[0].case.world.targets))
     if verdict == "unknown":
         for name in (x for n in names for x in ((n,) if n == "nothing" else (n, f"climbs {n}"))):
             for size, some in (("every size", whole), ("large batches", large)):
                 if some and contradiction(name, some) is None:
-                    return [*found, Finding("miss", f"verdict{suffix}=unknown", f"{name} in {size}")]
+                    return [*findings, Finding("miss", f"verdict{suffix}=unknown", f"{name} in {size}")]
     if fresh:
-        claim("verdict_fixed_lengths", r.verdict_fixed_lengths, [m for m in one_group if not m.case.world.varying])
-        found += _check_scales(r, one_group)
-        found += _check_fields(recipe, r, everywhere)
-    return found
-
-
-def _check_scales(r: Any, found: list[Measured]) -> Iterator[Finding]:
-    """The multiples of the target in batches of the same shape."""
-    if r.holds != "always" or r.scale_varies or r.verdict in ("nothing", "sum-of-targets"):
-        return
-    for m in found:
-        said = r.scale_by_shape.get(m.case.shape)
-        if said is not None and m.is_finite:
-            scale, _ = m.along(r.verdict.removeprefix("climbs "))
-            if abs(scale - said) > 10 * SAME * abs(said):
-                yield Finding("false", f"scale={said:.6g} ({m.case.shape})", f"{scale:.6g}")
-                return
+        findings += _check_fields(recipe, r, everywhere)
+    return findings
 
 
 def _check_fields(recipe: compositions.Recipe, r: Any, found: list[Measured]) -> Iterator[Finding]:
     """Statements about all batches on fresh samples."""
     no_holes = [m for m in found if not m.case.large and not m.case.has_hole]
-    if r.finite_in_float64 and not all(m.is_finite for m in no_holes if m.case.members.shape[1] == m.case.group):
-        yield Finding("false", "finite_in_float64=True", "not finite on a small batch")
-    if not r.touches_padding and any(m.on_padding for m in no_holes if m.is_finite):
-        yield Finding("false", "touches_padding=False", "a masked position has a gradient")
-    if not r.order_matters:
+    proved = r.anatomy.proved_fresh
+    if proved and not all(m.is_finite for m in no_holes if m.case.members.shape[1] == m.case.group):
+        yield Finding("false", "proved", "not finite on a small batch")
+    if proved and not r.anatomy.leaks and any(m.on_padding for m in no_holes if m.is_finite):
+        yield Finding("false", "leaks=False", "a masked position has a gradient")
+    if proved:
         for m in (m for m in found if m.case.large and m.case.members.shape[1] < 5000):
             moved = measure(recipe, replace(m.case, members=m.case.members[:, ::-1]))
             if np.linalg.norm(moved.mean - m.mean) > SAME * m.typical:
-                yield Finding("false", "order_matters=False", f"another order has another gradient ({m.case.family})")
+                yield Finding("false", "proved", f"another order has another gradient ({m.case.family})")
                 break
-    if not r.has_gradient and any(m.typical > 0 for m in found):
-        yield Finding("false", "has_gradient=False", "a batch has a gradient")
     if not r.depends_on_reference:
         for m in no_holes:
             moved = replace(m.case.world, reference=m.case.world.reference[:, ::-1])
@@ -235,7 +166,7 @@ def coefficient(recipe: compositions.Recipe, log_ratio: float, kind: torch.dtype
 
 def _check_numbers(recipe: compositions.Recipe, r: Any) -> Iterator[Finding]:
     """Dead zones, and finite numbers in float32."""
-    if recipe.needs_logits or recipe.weight != "none" or recipe.rows != "all":
+    if not r.anatomy.proved_fresh or recipe.needs_logits or recipe.weight != "none" or recipe.rows != "all":
         return  # a filter has zeros that are no zone of the log-ratio
     if r.finite:
         for x in (*LOG_RATIOS, *EXTREMES):

@@ -9,7 +9,8 @@ from textwrap import dedent
 from types import ModuleType
 
 from klgrad.audit import AuditResult, audit, catalogue
-from klgrad.audit.render.terminal import cells_of
+from klgrad.audit.advice import notes
+from klgrad.audit.sentences import report
 from klgrad.core.term import Piece
 from klgrad.targets import TARGETS, Verdict
 
@@ -67,23 +68,14 @@ def link_to_target(verdict: Verdict, folder: str = "../targets/") -> str:
 
 def verdict_table(name: str) -> str:
     """What the audit finds, a row for each column of its table that is not empty."""
-    r = audited(name)
-    _, on_policy, off_policy, scale, variance, near, notes = cells_of(r)
-    rows = {
-        "on-policy it descends": on_policy,
-        "off-policy it descends": off_policy,
-        "scale": scale,
-        "variance": f"{variance}; {near} near ref" if variance and near else variance,
-        "notes": notes,
-    }
-    return table(("", f"`klgrad audit {name}`"), ((k, v) for k, v in rows.items() if v))
-
-
-def nearest_targets(name: str, shown: int = 3) -> str:
-    """The distances to the nearest targets, of those that differ on-policy."""
-    bias: dict[Verdict, float] = {t: x for t, x in audited(name).bias.items() if TARGETS[t].same_on_policy is None}
-    near = sorted(bias.items(), key=lambda item: item[1])[:shown]
-    return table(("target", "distance"), ((link_to_target(t), f"{x:.0%}") for t, x in near))
+    result = audited(name)
+    rows = [
+        (label.capitalize(), f"`{text}`" if label == "coefficient" else text) for label, text in report(result.anatomy)
+    ]
+    if result.variance is not None and result.variance_near is not None:
+        rows.append(("Variance", f"{result.variance:.3g}; {result.variance_near:.3g} near ref"))
+    rows += [("Notes", "; ".join(notes(result)))] if notes(result) else []
+    return table(("", f"`klgrad audit {name}`"), rows)
 
 
 def as_markdown(pieces: Iterable[Piece]) -> str:

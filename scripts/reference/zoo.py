@@ -13,7 +13,6 @@ from .text import (
     audited,
     definition,
     link_to_target,
-    nearest_targets,
     sections,
     source_of,
     table,
@@ -66,8 +65,6 @@ def _page(cell: Cell, module: ModuleType) -> str:
         f"\n## What it descends\n\n{verdict_table(cell.name)}",
         f"\n{_targets(cell)}",
     ]
-    if TARGETS[audited(cell.name).verdict].role != "nothing":
-        parts.append(f"\nOn-policy, relative to its size, its gradient differs from\n\n{nearest_targets(cell.name)}")
     advice = audited(cell.name).advice
     steps = "".join(f"- {as_markdown(remedy.pieces)}\n" for remedy in advice.remedies)
     parts.append(f"\n## What to use instead\n\n{steps}" if steps else f"\n{_terms(cell)}")

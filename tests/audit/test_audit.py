@@ -10,15 +10,14 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, zoo as cells
 from klgrad.audit import audit, catalogue
-from klgrad.audit.advice import in_words, notes, standing
+from klgrad.audit.advice import notes, standing
 from klgrad.audit.batch import advantage_of
 from klgrad.audit.gradients import every_gradient, expected_gradient
-from klgrad.audit.match import MATCH
-from klgrad.audit.numerics import coefficient_curve
 from klgrad.audit.problems import RATIO_REACH, REACH, cases
 from klgrad.audit.render.page import to_html
 from klgrad.audit.render.terminal import to_json
 from klgrad.audit.subject import as_subject
+from klgrad.audit.verdict import MATCH
 from klgrad.enumeration import every_group
 from klgrad.errors import LossCallError, LossOutputError
 from klgrad.targets import TARGETS, TO_REFERENCE, WITH_GRADIENT
@@ -114,7 +113,7 @@ VERDICTS = {
     no_grad: ("nothing", "nothing"),
     not_differentiable: ("nothing", "nothing"),
     climbs: ("climbs reverse-kl-token", "climbs squared-token"),
-    zero_over_zero: ("unknown", "unknown"),
+    zero_over_zero: ("reverse-kl-sequence", "sum-of-targets"),
     clipped_policy_loss_with_kl: ("reverse-kl-token", "squared-token"),
 }
 
@@ -129,16 +128,9 @@ def test_verdicts(loss):
 
 
 @pytest.mark.slow
-def test_a_mean_over_tokens_is_right_at_equal_lengths():
-    equal = audit(k2_token_mean, lengths="equal")
-    assert (equal.verdict, equal.holds) == ("reverse-kl-token", "always")
-    assert not equal.length_sensitive
-
-
-@pytest.mark.slow
 def test_what_ignores_the_reference_is_told_so_first():
     assert not audit(k1_mean).depends_on_reference
-    assert str(audit(k1_mean).advice).startswith("Regularises nothing: its gradient is the same for every reference")
+    assert str(audit(k1_mean).advice).startswith("Regularises nothing: ref has no effect")
     assert audit(hinge).depends_on_reference
 
 
@@ -147,24 +139,22 @@ def test_a_stale_kl_is_not_taken_for_a_fresh_one():
     for advantages in ("zero", "random"):
         result = audit(stale, advantages=advantages)
         assert (result.verdict, result.verdict_off_policy) == ("reverse-kl-sequence", "sum-of-targets")
+        assert result.anatomy.samples.frozen
 
 
 @pytest.mark.slow
 def test_a_random_loss_has_no_verdict():
     result = audit(noisy)
-    assert not result.deterministic
+    assert not result.anatomy.deterministic
     assert str(result.advice).startswith("Is not deterministic")
 
 
 @pytest.mark.slow
-def test_nan_is_called_nan():
+def test_a_division_by_a_spread_of_zero_is_told():
     result = audit(zero_over_zero)
-    assert str(result.advice).startswith("Gives NaN or inf in float64 on some group")
-    assert not result.touches_padding
-    for on_policy in (True, False):
-        assert in_words(result, on_policy=on_policy) == "no verdict: its gradient is NaN or infinite on some group"
-    assert standing(result) == "else"
-    assert "ignores ref" not in notes(result)
+    assert not result.finite
+    assert result.anatomy.baseline.spread != "none"
+    assert standing(result) == "large"
 
 
 @pytest.mark.slow
@@ -177,23 +167,20 @@ def test_an_audit_under_no_grad_is_an_audit():
 def test_a_wrong_sign_is_called_by_its_name():
     result = audit(climbs)
     assert str(result.advice).startswith("Climbs the token-level reverse KL")
-    EXACT.check(result.cosine["reverse-kl-token"], -1.0)
-    assert set(result.bias.values()) == {1.0}
+    assert result.anatomy.shares == {"reverse-kl": -1.0}
 
 
 @pytest.mark.slow
 def test_padding_dead_zones_and_overflow_are_seen():
-    assert audit(forgets_the_mask).touches_padding
-    assert not audit(k2_sum).touches_padding
+    assert audit(forgets_the_mask).anatomy.leaks
+    assert not audit(k2_sum).anatomy.leaks
     assert not audit(overflows).finite
     assert not audit(zero_over_zero).finite
     clamped = audit(cells.get("k3-loss-clamped"))
-    assert clamped.dead_zone
     assert (clamped.dead_below, clamped.dead_above) == pytest.approx((-2.6109, 11.0), abs=DEAD_ZONE)
     product = audit(cells.get("ratio-k3-loss"))
-    assert product.dead_zone
     assert product.float32_wrong_from == -16.0
-    assert not audit(KLTerm()).dead_zone
+    assert audit(KLTerm()).dead_below is None
 
 
 @pytest.mark.slow
@@ -372,7 +359,7 @@ BAD = {
     ),
     returns_a_number: (LossOutputError, r"received the number -\d.*without `.item\(\)`.*remedy: return the loss as a"),
     returns_metrics_only: (LossOutputError, "received a dictionary with the keys kl; remedy: return the loss"),
-    returns_per_step: (LossOutputError, r"received a tensor of shape \(3,\)"),
+    returns_per_step: (LossOutputError, r"received a tensor of shape \(10,\)"),
     wants_the_moon: (
         LossCallError,
         "logp, moon, of which moon is not known; remedy: if moon is a tensor, .*--name moon=ROLE.*--set moon=VALUE",
@@ -415,10 +402,11 @@ def test_the_ends_of_a_dead_zone_are_those_of_the_clamp_in_every_report(low, hig
     result = audit(subject)
     assert (result.dead_below, result.dead_above) == pytest.approx((below, above), abs=DEAD_ZONE)
     (data,) = json.loads(to_json([result]))["results"]
-    assert (data["dead_below"], data["dead_above"]) == (result.dead_below, result.dead_above)
+    divergence = data["anatomy"]["divergence"]
+    assert (divergence["flat_below"], divergence["flat_above"]) == (result.dead_below, result.dead_above)
     assert f"no gradient where log π/ref is {words}" in str(result.advice)
     assert f"dead for l {words}" in notes(result)
-    page = to_html([result], [coefficient_curve(subject)])
+    page = to_html([result])
     assert f"no gradient {words.replace('-', '−')}" in page
 
 
@@ -428,7 +416,7 @@ def test_a_coefficient_that_is_small_where_it_should_be_is_not_dead(power):
     result = audit(
         lambda logp, ref_logp, mask: -((power * (ref_logp - logp)).exp().detach() * logp * mask).sum(-1).mean()
     )
-    assert not result.dead_zone
+    assert (result.dead_below, result.dead_above) == (None, None)
     assert "no gradient" not in str(result.advice)
 
 

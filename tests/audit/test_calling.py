@@ -193,7 +193,7 @@ def test_a_gradient_on_the_logits_of_masked_positions_is_seen(problem):
 @pytest.mark.slow
 def test_a_loss_of_logits_that_is_random_is_told():
     loss = lambda logits, ref_logits: torch.rand(()) * (logits.softmax(-1) * ref_logits).sum(-1)
-    assert not audit(loss).deterministic
+    assert not audit(loss).anatomy.deterministic
 
 
 class NeedsBeta(nn.Module):

@@ -68,15 +68,7 @@ def test_verdicts_hold_on_other_problems(recipe, verdict):
             {"verdict_off_policy": "reverse-kl-token-sampler"},
             "verdict_off_policy=reverse-kl-token-sampler (always)",
         ),
-        (Recipe(), {"scale_by_shape": {"2 x 3, varying": 2.0}}, "scale=2 (2 x 3, varying)"),
-        (Recipe(), {"dead_above": 10.0}, "dead_above=10"),
         (Recipe(divide="tokens"), {"holds": "always"}, "verdict=reverse-kl-token (always)"),
-        (
-            Recipe(divide="tokens"),
-            {"verdict_small_batches": "reverse-kl-token"},
-            "verdict_small_batches=reverse-kl-token",
-        ),
-        (Recipe(mask="forgotten"), {"touches_padding": False}, "touches_padding=False"),
         (
             Recipe(weight="unsure", level=0.6),
             {"verdict": "reverse-kl-token", "holds": "large-batches"},

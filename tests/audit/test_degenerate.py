@@ -10,8 +10,6 @@ from rich.console import Console
 from some import first
 
 from klgrad.audit import audit
-from klgrad.audit.match import MATCH
-from klgrad.audit.numerics import coefficient_curve
 from klgrad.audit.render.page import to_html
 from klgrad.audit.render.terminal import in_full, overview, to_json, to_markdown
 from klgrad.audit.subject import as_subject
@@ -31,13 +29,12 @@ def audited(loss, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [2, 3, 4])
+@pytest.mark.parametrize("rows", [2, 3, 8])
 def test_without_gradient_for_one_batch_shape_the_verdict_does_not_hold_always(rows):
     result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (len(logp) != rows))
-    assert result.verdict_small_batches == result.verdict_off_policy_small_batches == "unknown"
+    assert not result.anatomy.proved
     assert "always" not in (result.holds, result.holds_off_policy)
     assert result.variance is None or math.isfinite(result.variance)
-    assert result.bias[result.nearest] > MATCH
 
 
 @pytest.mark.slow
@@ -48,8 +45,7 @@ def test_another_target_for_one_batch_shape_is_seen_at_any_scale():
         return k3(logp, ref_logp, mask) if len(logp) == 3 else 1e9 * k2(logp, ref_logp, mask)
 
     result = audited(loss)
-    assert result.verdict_small_batches == result.verdict == "unknown"
-    assert result.bias[result.nearest] > MATCH
+    assert (result.verdict, result.anatomy.proved) == ("unknown", False)
 
 
 @pytest.mark.slow
@@ -59,7 +55,6 @@ def test_with_random_advantages_a_reference_that_acts_through_them_is_seen():
 
     result = audited(loss, advantages="random")
     assert result.depends_on_reference
-    assert "for every reference" not in str(result.advice)
     assert not audited(loss).depends_on_reference  # without advantages it has no gradient at all
 
 
@@ -81,8 +76,7 @@ def test_a_gradient_without_mean_is_nothing_at_any_scale():
     for scale in (1e200, 1e-200):
         result = audited(lambda logp, mask, scale=scale: scale * (logp * mask).sum(-1).mean())
         assert result.verdict == "nothing"
-        assert result.has_gradient
-        assert str(result.advice).startswith("Regularises nothing: its gradient is the same for every reference")
+        assert str(result.advice).startswith("Regularises nothing: ref has no effect")
 
 
 @pytest.mark.slow
@@ -91,22 +85,8 @@ def test_what_is_off_by_little_is_not_off_by_nothing():
         return k2(logp, ref_logp, mask) + 2e-4 * k3(logp, ref_logp, mask)
 
     result = audited(loss)
-    assert result.verdict == "unknown"
-    assert "0.007% off far from it" in str(result.advice)
-    assert "0.0%" not in to_markdown([result])
-
-
-@pytest.mark.slow
-def test_scales_that_differ_by_little_are_told_apart():
-    result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (1 + 1e-4 * (len(logp) == 3)))
-    assert result.verdict == "reverse-kl-token"
-    assert "(1 to 1.0001 x)" in str(result.advice) or "(1.0000 to 1.0001 x)" in str(result.advice)
-
-
-@pytest.mark.slow
-def test_scales_that_differ_by_rounding_are_one():
-    result = audited(lambda logp, ref_logp, mask: k2(logp, ref_logp, mask) * (1 + 1e-7 * (len(logp) == 3)))
-    assert "strength" not in str(result.advice)
+    assert result.verdict == "sum-of-targets"
+    assert result.anatomy.shares == pytest.approx({"reverse-kl": 1.0, "forward-kl": 2e-4})
 
 
 # What random losses are composed of. Each part is a function of the batch and of a seeded generator.
@@ -179,22 +159,12 @@ def test_a_random_loss_has_an_answer(seed):
 
 def check(subject, advantages, recipe):
     result = audit(subject, advantages=advantages)
-    for verdict, bias, nearest in (
-        (result.verdict, result.bias, result.nearest),
-        (result.verdict_off_policy, result.bias_off_policy, result.nearest_off_policy),
-    ):
-        assert all(0 <= x <= 1 + 1e-9 for x in bias.values()), recipe
-        assert (verdict == nearest) == (bias[nearest] <= MATCH), recipe
-    assert all(-1 - 1e-9 <= x <= 1 + 1e-9 for x in result.cosine.values()), recipe
-    assert result.finite_in_float64 or result.verdict == "unknown", recipe
-    if result.verdict not in ("nothing", "unknown"):
-        assert min(result.scale_by_shape.values()) > 0, recipe
-        assert math.isfinite(result.variance), recipe
-    assert ("NaN or inf in float64" in str(result.advice)) <= (not result.finite_in_float64), recipe
-    assert " 0% off" not in str(result.advice), recipe
+    assert result.anatomy.proved_fresh or result.verdict == "unknown", recipe
+    assert result.anatomy.proved or result.verdict_off_policy == "unknown", recipe
+    assert result.variance is None or math.isfinite(result.variance), recipe
     # Whatever was found can be shown.
     to_json([result])
     to_markdown([result])
-    to_html([result], [coefficient_curve(subject)])
+    to_html([result])
     console = Console(file=None, quiet=True, width=150)
     console.print(in_full(result, subject, 150), overview([result], 150))

@@ -17,13 +17,9 @@ from typer.testing import CliRunner
 
 from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
-from klgrad.audit.advice import STALE, nearest
-from klgrad.audit.audit_result import Advice
-from klgrad.audit.numerics import GRID, coefficient_curve, per_unit
-from klgrad.audit.render.page import Fix, to_html
-from klgrad.audit.subject import as_subject
+from klgrad.audit.advice import STALE, Advice
+from klgrad.audit.render.page import Fix, points_of, to_html
 from klgrad.cli import app
-from klgrad.targets import TARGETS
 
 NAMES = ("k1-loss", "k3-loss", "k3-loss-clamped", "reverse-sequence-k1", "k1-reward")
 VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}
@@ -65,13 +61,12 @@ class Checker(HTMLParser):
 
 @pytest.fixture(scope="module")
 def audited():
-    subjects = [catalogue()[name] for name in NAMES]
-    return [audit(s) for s in subjects], [coefficient_curve(s) for s in subjects]
+    return [audit(catalogue()[name]) for name in NAMES]
 
 
 @pytest.fixture(scope="module")
 def page(audited):
-    return to_html(*audited)
+    return to_html(audited)
 
 
 @pytest.mark.slow
@@ -93,21 +88,18 @@ def test_self_contained(page):
 
 @pytest.mark.slow
 def test_the_same_results_give_the_same_page(audited, page):
-    assert to_html(*audited) == page
-    again = [coefficient_curve(catalogue()[name]) for name in NAMES]
-    assert again == audited[1]
+    assert to_html(audited) == page
 
 
-def test_the_curve_is_drawn_per_unit_of_the_scale_of_the_loss():
+def test_the_curve_is_the_coefficient_per_unit_of_the_scale():
     def shrunk(logp, ref_logp, mask):
         return 0.04 * ((logp - ref_logp) ** 2 / 2 * mask).sum() / mask.sum()
 
-    curve = coefficient_curve(as_subject(shrunk))
-    assert dict(curve)[1.0] == pytest.approx(0.04 / 3, rel=1e-5)
-    for log_ratio, coefficient in per_unit(curve):
-        assert coefficient == pytest.approx(log_ratio + dict(per_unit(curve))[0.0], rel=1e-4, abs=1e-4)  # float32
-    nothing = coefficient_curve(catalogue()["k1-loss"])
-    assert per_unit(nothing) == nothing
+    k2, k3 = (points_of(audit(loss).anatomy) for loss in (shrunk, catalogue()["k3-loss"]))
+    assert all(y == pytest.approx(x, abs=1e-9) for x, y in k2)
+    assert all(y == pytest.approx(1 - math.exp(-x), rel=1e-9) for x, y in k3)
+    exact = points_of(audit(KLTerm(level="token", estimator="exact")).anatomy)
+    assert all(y == pytest.approx(x, abs=1e-9) for x, y in exact)
 
 
 def test_accessible(page):
@@ -119,10 +111,9 @@ def test_accessible(page):
 
 
 def test_text_is_escaped(audited):
-    results, curves = audited
-    evil = replace(results[0], name=EVIL, advice=Advice(f"X{EVIL}"))
+    evil = replace(audited[0], name=EVIL, advice=Advice(f"X{EVIL}"))
     for many in ([evil], [evil, evil]):
-        found = Checker(to_html(many, [curves[0]] * len(many), summaries=[EVIL] * len(many)))
+        found = Checker(to_html(many, summaries=[EVIL] * len(many)))
         assert not {"script", "b"} & {tag for tag, _ in found.tags}
         assert found.text.count(EVIL) >= 2 * len(many)
         labels = [attrs["aria-label"] for tag, attrs in found.tags if tag == "svg" and "aria-label" in attrs]
@@ -130,71 +121,32 @@ def test_text_is_escaped(audited):
         assert len(found.ids) == len(set(found.ids))
 
 
-def test_every_verdict_has_words_and_a_shape(audited):
-    results, curves = audited
-    for verdict, target in TARGETS.items():
-        elsewhere = dict.fromkeys(("verdict_standard", "verdict_near", "verdict_near_fixed_lengths"), "unknown")
-        changed = replace(results[1], verdict=verdict, verdict_off_policy=verdict, **elsewhere)
-        text = to_html([changed], [curves[1]])
-        assert text.count(f'href="#mark-{target.role}"') == 2
-        assert unescape(text).count(f'<p class="title">{target.title}</p>') == 2
-
-
-def test_a_verdict_is_told_where_it_belongs(page):
+def test_the_parts_are_told_where_they_belong(page):
     card = page.split('id="loss-2-k3-loss"')[1].split("</article>")[0]
-    on, off = card.split("<h4>Off-policy</h4>")
-    assert "Forward KL, token by token" in on
-    assert "k3 of each token, averaged over the sampler&#39;s tokens" in off
+    assert "<dt>divergence</dt><dd>forward KL, KL(ref‖π)</dd>" in card
+    assert "on stale ones the mean of k3 under the sampler" in card
+    assert 'href="#mark-forward"' in card
 
 
 def test_what_is_amiss_is_told(audited):
-    results, curves = audited
-    flawed = replace(
-        results[1], length_sensitive=True, verdict_fixed_lengths="reverse-kl-token", touches_padding=True,
-        float32_wrong_from=-16.0, finite=False, deterministic=False, scale_by_shape={"a": 0.5, "b": 2 / 3},
-    )  # fmt: skip
-    sound, amiss = ("".join(Checker(to_html([r], [curves[1]])).text) for r in (results[1], flawed))
-    for told in (
-        "equal ones give: Reverse KL, token by token",
-        "gets gradient",
-        "wrong where log π/ref is −16 or less",
-        "overflows, or 0/0",
-        "Deterministic",
-        "0.5 to 0.667 × the target",
-    ):
+    parts = replace(audited[1].anatomy, leaks=True)
+    flawed = replace(audited[1], anatomy=parts, float32_wrong_from=-16.0, finite=False)
+    sound, amiss = ("".join(Checker(to_html([r])).text) for r in (audited[1], flawed))
+    for told in ("gets gradient", "wrong where log π/ref is −16 or less", "overflows, or 0/0"):
         assert told in amiss
-        assert told not in sound
+        assert told not in sound or told.startswith("overflows")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_numbers_that_are_none(audited, bad):
-    results, curves = audited
-    none = dict.fromkeys(results[0].bias, bad)
-    broken = replace(
-        results[1], verdict="unknown", verdict_off_policy="unknown", variance=bad, variance_near=bad, scale=None,
-        scale_by_shape={}, bias=none, cosine=none, bias_off_policy=none, cosine_off_policy=none, finite=False,
-        finite_in_float64=False, advice=Advice(),
-    )  # fmt: skip
-    gaps = [(x, None if -5 < x < 1 else y) for x, y in curves[1]]
-    for curve in (gaps, [(x, None) for x, _ in gaps], []):
-        text = to_html([broken, results[0]], [curve, curves[0]])
-        Checker(text)
-        assert not re.search(r"\b(nan|inf|None)\b", text.split("</style>")[1])
-        assert "No verdict" in text
-
-
-def test_the_curve_is_the_coefficient():
-    k2, k3 = (dict(coefficient_curve(catalogue()[name])) for name in ("k2-loss", "k3-loss"))
-    assert tuple(k2) == GRID
-    assert len(GRID) <= 120
-    assert (min(GRID), max(GRID)) == (-30, 12)
-    assert all(value == pytest.approx(x, abs=1e-5) for x, value in k2.items())
-    assert all(value == pytest.approx(1 - math.exp(-x), rel=1e-4, abs=1e-5) for x, value in k3.items())
+    broken = replace(audited[1], variance=bad, variance_near=bad, scale=None, finite=False, advice=Advice())
+    text = to_html([broken, audited[0]])
+    Checker(text)
+    assert not re.search(r"\b(nan|inf|None)\b", text.split("</style>")[1])
 
 
 def test_dead_zones_are_shaded():
-    subject = catalogue()["k3-loss-clamped"]
-    text = to_html([audit(subject)], [coefficient_curve(subject)])
+    text = to_html([audit(catalogue()["k3-loss-clamped"])])
     assert text.count('<rect class="dead" x=') == 2
     assert "no gradient below −2.61 or above 11" in text
 
@@ -202,22 +154,12 @@ def test_dead_zones_are_shaded():
 @pytest.mark.slow
 def test_what_is_alive_is_not_shaded():
     for loss in (KLTerm(), KLTerm(influence_bound=1.0), lambda logp: (logp.detach() * 0).sum()):
-        subject = as_subject(loss, "mine")
-        assert 'class="dead" x=' not in to_html([audit(subject)], [coefficient_curve(subject)])
+        assert 'class="dead" x=' not in to_html([audit(loss, name="mine")])
 
 
-def test_a_loss_with_a_gradient_off_the_sampled_token_has_no_curve():
-    subject = as_subject(KLTerm(estimator="exact"))
-    assert coefficient_curve(subject) == []
-    assert "No curve" in to_html([audit(subject)], [[]])
-
-
-def test_a_coefficient_that_is_not_finite_is_a_gap(audited):
-    overflows = as_subject(lambda logp, ref_logp: (5 * (ref_logp - logp)).exp(), "overflows")
-    curve = dict(coefficient_curve(overflows))
-    assert curve[-30.0] is None
-    assert curve[0.0] == pytest.approx(-5)
-    assert "gaps: not a finite number" in to_html([audited[0][0]], [list(curve.items())])
+def test_a_loss_without_an_effect_has_no_curve(audited):
+    assert points_of(audited[0].anatomy) == []
+    assert "No curve" in to_html([audited[0]])
 
 
 @pytest.mark.parametrize(("verdict", "term"), STALE.items(), ids=list(STALE))
@@ -252,10 +194,9 @@ FIXES = {
 @pytest.fixture(scope="module")
 def framework(audited):
     """Twenty settings of one framework."""
-    results, curves = audited
-    some = [replace(results[i % 5], name=name, kind="framework", framework="verl") for i, name in enumerate(SETTINGS)]
+    some = [replace(audited[i % 5], name=name, kind="framework", framework="verl") for i, name in enumerate(SETTINGS)]
     tags = {SETTINGS[0]: "default"}
-    return to_html(some, [curves[i % 5] for i in range(len(some))], fixes=FIXES, tags=tags)
+    return to_html(some, fixes=FIXES, tags=tags)
 
 
 def card_of(page, number):
@@ -295,29 +236,10 @@ def test_settings_stand_out_and_rows_are_grouped(framework):
     assert framework.count('<span class="tag">default</span>') == 1
 
 
-def test_what_holds_at_equal_lengths_is_told_so(audited):
-    results, curves = audited
-    mean = replace(
-        results[2],
-        name="mean",
-        verdict="unknown",
-        verdict_standard="unknown",
-        verdict_near="unknown",
-        verdict_fixed_lengths="reverse-kl-token",
-        length_sensitive=True,
-    )
-    page = to_html([mean, results[0]], [curves[2], curves[0]])
-    assert "Reverse KL, token by token, at equal lengths only" in card_of(page, 1)
-    row = page.split('href="#loss-1-mean"')[1].split("</tr>")[0]
-    assert "reverse KL, token by token, at equal lengths only" in row
-    assert "length-sensitive" not in row
-
-
 def test_fixes_are_escaped(audited):
-    results, curves = audited
-    evil = replace(results[0], name=f"verl {EVIL}", kind="framework", framework="verl")
+    evil = replace(audited[0], name=f"verl {EVIL}", kind="framework", framework="verl")
     fixes = {"verl": [Fix("reverse-kl-token", EVIL, "unknown", "unknown", place=EVIL, note=EVIL)]}
-    page = to_html([evil, evil], [curves[0]] * 2, fixes=fixes, tags={evil.name: EVIL})
+    page = to_html([evil, evil], fixes=fixes, tags={evil.name: EVIL})
     assert not {"script"} & {tag for tag, _ in Checker(page).tags}
     assert set(lines_in(page)) == {EVIL}
 
@@ -382,9 +304,8 @@ def overflows(tmp_path, pages, width):
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the PATH")
 @pytest.mark.parametrize(("width", "scheme"), [(390, "1"), (1280, "0")], ids=["phone, light", "desk, dark"])
 def test_in_a_browser(tmp_path, audited, framework, width, scheme):
-    results, curves = audited
-    long = replace(results[2], name="my_package.a_module_with_a_long_name:" + "a_long_function_name" * 4)
-    page = to_html([*results, long], [*curves, curves[2]])
+    long = replace(audited[2], name="my_package.a_module_with_a_long_name:" + "a_long_function_name" * 4)
+    page = to_html([*audited, long])
     too_wide = f'<table style="table-layout:fixed"><tr><td><p style="width:{width + 100}px">x</p></td></tr></table>'
     *fits, wide = overflows(tmp_path, [page, framework, page.replace("<main>", f"<main>{too_wide}")], width)
     assert fits == [[0, 0, 0]] * 2
@@ -394,14 +315,3 @@ def test_in_a_browser(tmp_path, audited, framework, width, scheme):
     content = picture.read_bytes()
     assert struct.unpack(">II", content[16:24]) == (max(width, 500), 2400)
     assert len(content) > 50_000, "a blank page"
-
-
-def test_the_index_gives_the_distances_of_the_terminal():
-    """They are measured at a scale each, near ref and far from it; at one scale for both they are larger."""
-    subject = as_subject(lambda logp, ref_logp, mask: ((logp - ref_logp).abs() * mask).sum(-1).mean(), "absolute")
-    result = audit(subject)
-    page = to_html([result, audit(KLTerm())], [coefficient_curve(subject), []])
-    row = page.split('class="index"')[1].split("</table>")[0]
-    assert nearest(result) == "nearest: reverse KL, token by token, 40% off near ref and 40% far from it"
-    assert nearest(result) in row
-    assert nearest(result, on_policy=False) in row

@@ -10,7 +10,7 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, zoo
 from klgrad.audit import audit, load, load_every
-from klgrad.audit.advice import LENGTHS, MASKED, differences, in_words, notes
+from klgrad.audit.advice import LENGTHS, MASKED, differences, notes
 from klgrad.errors import LossCallError
 
 FILE = Path(__file__).parent / "data" / "losses.py"
@@ -73,14 +73,16 @@ def test_verdicts(name):
         EXACT.check(result.scale, scale)
 
 
-AVERAGED = {"grpo_whole": FORWARD, "KDLoss": FORWARD}
-"""Losses with a mean over tokens, which are right where lengths are equal."""
+AVERAGED = {"grpo_whole": ("unknown", "completion-mean"), "KDLoss": (FORWARD, "token-mean")}
+"""Losses with a mean over tokens: the verdict and the unit."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AVERAGED)
 def test_means_over_tokens(name):
-    assert audit(load(f"{FILE}:{name}"), lengths="equal").verdict == AVERAGED[name]
+    result = audit(load(f"{FILE}:{name}"))
+    assert (result.verdict, result.anatomy.unit.name) == AVERAGED[name]
+    assert result.anatomy.shares.keys() == {"forward-kl"}
 
 
 OF_THE_SAMPLER = {
@@ -104,13 +106,11 @@ def test_losses_of_logits_on_the_samplers_prefixes(name):
 )
 def test_a_forgotten_mask_is_named_with_its_remedy(name, divergence):
     result = audited(name)
-    assert result.touches_padding
-    advice = str(result.advice)
-    assert advice.startswith(f"Descends the token-level {divergence} KL")
-    assert "only if nothing is masked" in advice
+    assert result.anatomy.leaks
+    assert result.anatomy.shares == {f"{divergence}-kl": 1.0}
     assert result.advice.remedies[0] == MASKED
-    assert "* mask" in advice
-    assert "length" not in advice
+    assert "* mask" in str(result.advice)
+    assert "length of each completion" not in str(result.advice)
 
 
 @pytest.mark.slow
@@ -145,11 +145,10 @@ def total_past_the_mask(logp, ref_logp, mask):
 @pytest.mark.parametrize("loss", [reward_to_go_past_the_mask, total_past_the_mask])
 def test_a_kl_that_leaks_from_masked_positions_is_told_to_mask_it(loss):
     result = audit(loss)
-    assert (result.verdict, result.reads_masked, result.touches_padding) == ("unknown", True, False)
-    assert in_words(result).startswith("reverse KL, whole completions, only if nothing is masked (")
+    assert (result.verdict, result.reads_masked, result.anatomy.leaks) == ("unknown", True, False)
     assert "the values at masked positions change its gradient" in str(result.advice)
     assert result.advice.remedies[0] == MASKED
-    assert "length" not in str(result.advice)
+    assert "length of each completion" not in str(result.advice)
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
@@ -162,8 +161,8 @@ def test_a_clip_of_single_entries_is_not_told_to_change_its_lengths(direction, b
 
     result = audit(clipped)
     assert result.verdict == "unknown"
+    assert not result.anatomy.proved
     assert "length" not in str(result.advice)
-    assert "equal lengths" not in in_words(result)
 
 
 def test_a_division_by_lengths_is_told():
@@ -172,7 +171,7 @@ def test_a_division_by_lengths_is_told():
 
     for power in (1, 2):
         result = audit(per_completion, settings={"power": power})
-        assert result.divides_by_length
+        assert (result.anatomy.unit.name, result.anatomy.proved) == ("completion-mean", True)
         assert result.advice.remedies[0] == LENGTHS
 
 
@@ -199,7 +198,7 @@ def test_a_filter_does_not_hide_a_gradient_on_padding(sign):
         return (log_ratio**2 / 2 * (mask | (sign * log_ratio.detach() < 0))).sum() / len(logp)
 
     result = audit(masked_where_the_log_ratio_has_a_sign)
-    assert result.touches_padding
+    assert result.anatomy.leaks
     assert result.verdict == "unknown"
 
 
@@ -208,7 +207,7 @@ def test_strict_is_about_gaps_and_empty_completions_too():
         return (((logp - ref_logp) ** 2 / 2 * mask).sum(-1) / mask.sum(-1)).mean()
 
     for loss, note in ((reward_on_the_last_token, "masked gaps change it"), (per_completion, "a completion is empty")):
-        result = audit(loss, lengths="equal")
+        result = audit(loss)
         assert not differences(result, result.verdict)
         assert any(note in d.received for d in differences(result, result.verdict, strict=True))
 
@@ -256,7 +255,9 @@ def kl_of_likely_samples(logits, logp, ref_logp, labels, k=20):
 def test_a_list_of_the_most_likely_tokens_is_not_the_kl_of_all(loss, settings, advantages):
     result = audit(loss, settings=settings, advantages=advantages)
     assert (result.verdict, result.verdict_off_policy) == ("unknown", "unknown")
-    assert in_words(result) == "reverse KL, token by token, but not with a vocabulary of 512 tokens"
+    assert result.anatomy.unexplained["a vocabulary of 512"] > result.anatomy.allowed
+    if loss is kl_of_the_most_likely:
+        assert result.anatomy.top_k == (settings.get("k", 100) if settings.get("k") != 500 else None)
 
 
 def sampled_from_logits(logits, ref_logits, labels):
@@ -268,7 +269,7 @@ def sampled_from_logits(logits, ref_logits, labels):
 @pytest.mark.parametrize(("loss", "settings"), [(kl_of_the_most_likely, {"k": 512}), (sampled_from_logits, {})])
 def test_a_kl_of_all_tokens_keeps_its_verdict_in_a_large_vocabulary(loss, settings):
     result = audit(loss, settings=settings)
-    assert (result.verdict, result.off_with) == ("reverse-kl-token", [])
+    assert (result.verdict, result.anatomy.top_k) == ("reverse-kl-token", None)
 
 
 def test_the_error_of_too_many_tokens_says_how_many_there_are():
@@ -278,5 +279,5 @@ def test_the_error_of_too_many_tokens_says_how_many_there_are():
 
     with pytest.raises(LossCallError) as raised:
         audit(top)
-    assert "logits of shape (2, 2, 3)" in str(raised.value)
+    assert "logits of shape (8, 10, 4)" in str(raised.value)
     assert "the audit's vocabularies have 2 to 4 tokens: try --set k=2" in str(raised.value)

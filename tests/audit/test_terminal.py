@@ -7,8 +7,7 @@ from rich.console import Console
 
 from klgrad import zoo
 from klgrad.audit import audit
-from klgrad.audit.advice import in_words, notes
-from klgrad.audit.render.terminal import by_standing, overview
+from klgrad.audit.render.terminal import by_standing, cells_of, overview
 
 NAMES = ("k1-loss", "k2-loss-token-mean", "k3-loss-clamped", "k3-reward", "k1-reward-leave-one-out")
 
@@ -35,7 +34,7 @@ def test_every_name_verdict_and_note_is_there(results, layout, width):
     assert max(map(len, text.splitlines())) <= width
     for r in results:
         alone = words(printed(layout([r], width), width))
-        for column in (r.name, in_words(r), in_words(r, on_policy=False), "; ".join(notes(r))):
+        for column in cells_of(r):
             # A cell may continue on the next line, beside other cells: so its words are looked for one by one.
             assert all(word in alone for word in column.split()), column
         assert r.name in text

@@ -20,9 +20,9 @@ NO_VERDICT = ("nothing", "sum-of-targets", "unknown")
 def hold(result, on_policy, off_policy, scale, holds="always"):
     assert (result.verdict, result.verdict_off_policy) == (on_policy, off_policy), str(result.advice)
     assert result.holds == (None if on_policy == "unknown" else holds)
+    assert result.anatomy.proved
     if scale is not None and on_policy not in NO_VERDICT:
-        for found in result.scale_by_shape.values():
-            EXACT.check(found, scale)
+        EXACT.check(result.scale, scale)
 
 
 @pytest.mark.parametrize("cell", cells.CELLS.values(), ids=cells.CELLS)

@@ -69,7 +69,7 @@ def message(*arguments, **options):
 def test_the_message_has_the_explanation_of_the_audit():
     error = message("k3-loss", "reverse-kl-token")
     assert error.expected == "reverse-kl-token on-policy from k3-loss"
-    assert error.received.startswith("forward-kl-token: it descends the token-level forward KL; on stale samples it")
+    assert error.received.startswith("forward-kl-token: it descends the token-level forward KL; on stale samples: ")
     assert error.remedy == "for reverse-kl-token on-policy, use KLTerm(level='token') instead."
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # xdist sends it to another process
 
@@ -93,13 +93,13 @@ def test_off_policy():
     assert both.received.startswith("reverse-kl-token and reverse-kl-token-sampler: it")
 
 
-def test_strict_and_lengths():
+def test_strict_and_parts():
     assert_descends("k2-loss-token-mean", "reverse-kl-token")
     error = message("k2-loss-token-mean", "reverse-kl-token", strict=True)
     assert error.expected == "a verdict that holds in batches of every size from k2-loss-token-mean"
-    assert error.received.startswith("reverse-kl-token in large batches only, 9% off with 2 completions, 6% with 3: it")
-    assert message("ratio-k3-loss", "reverse-kl-token", strict=True).expected.startswith("a finite gradient without")
-    assert_descends("k2-loss-length-mean", "reverse-kl-token", lengths="equal")
+    assert error.received.startswith("reverse-kl-token in large batches only: it")
+    assert message("k3-loss-clamped", "unknown", strict=True).expected.startswith("a finite gradient without")
+    assert_descends("k2-loss-length-mean", "divergence=reverse-kl,horizon=none,unit=completion-mean")
     assert message("k2-loss-length-mean", "reverse-kl-token").received.startswith("unknown: it")
 
 

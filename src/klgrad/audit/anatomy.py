@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..enumeration import population
 from .batch import Advantages, advantage_of, from_problem
-from .gradients import Measurement, evaluate, of_reference, proof_cases, sum_over_rows
+from .call import UserLoss
+from .gradients import Measurement, evaluate, of_reference, proof_cases, sum_over_rows, unit_of
 from .parts import (
     UNITS,
     Anatomy,
@@ -54,6 +55,9 @@ PLACE = (0, 4)
 STEP = 0.75
 """A log-ratio at which the known functions differ, and a log importance ratio that no usual bound cuts off."""
 
+ROUNDED = 1e-5
+"""Share of a coefficient that rounding may leave: many losses cast some of their tensors to float32."""
+
 # Reading.
 
 SHAPES = (
@@ -72,18 +76,24 @@ class PartReader:
 
     def __init__(self, subject: Subject, advantages: Advantages) -> None:
         subject = subject.large()  # a batch is one call
-        self.read: Read = reader_of(subject, advantages)
-        self.base = ProbeInputs.at_reference([TOKENS] * ROWS, WIDTH)
+        read = reader_of(subject, advantages)
         random = ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=HIGHEST_TWIN)
+        size = max(float(x.nan_to_num(posinf=0.0, neginf=0.0).abs().max()) for x in read(random))
+        # The tolerances are meant for numbers near 1; a division by a power of two is exact.
+        self.size = 1.0 if not size or 1e-3 < size < 1e3 else unit_of(torch.tensor(size, dtype=torch.float64))
+        self.read: Read = lambda inputs: Derivatives(*(x / self.size for x in read(inputs)))
+        self.base = ProbeInputs.at_reference([TOKENS] * ROWS, WIDTH)
         answers = [self.read(random), self.read(random)]
-        self.takes_logits = bool(evaluate(subject, random.batch())[1].logits.any())
+        is_given_logits = isinstance(subject.loss, UserLoss) and subject.loss.uses("logits")
+        self.takes_logits = is_given_logits or bool(evaluate(subject, random.batch())[1].logits.any())
         # The logits of the probes have twins of the sampled tokens, so that these have a probability below one half.
         self.highest = HIGHEST_TWIN if self.takes_logits else -1e-6
         self.deterministic = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers, strict=True))
         self.finite = all(bool(torch.isfinite(x).all()) for x in answers[0])
-        is_single = all(torch.equal(x, x.float().double()) for x in answers[0]) and any(
-            bool(x.any()) for x in answers[0]
-        )
+        nudged, moved = (self.read(replace(random, log_ratio=random.log_ratio + step)) for step in (1e-11, 1e-2))
+        is_same = lambda some: all(torch.equal(a, b) for a, b in zip(answers[0], some, strict=True))
+        rounds = all(torch.equal(x, x.float().double()) for x in answers[0]) and any(bool(x.any()) for x in answers[0])
+        is_single = rounds or (is_same(nudged) and not is_same(moved))
         self.same = SINGLE if is_single else EXACT
         self.unit = Unit("sum")
         self.late, self.anchor = 0, "ref"
@@ -203,7 +213,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
         return replace(empty, deterministic=False)
     start = reader.start()
     if not reader.finite or not all(bool(torch.isfinite(x).all()) for x in start):
-        return _read_spread(reader, replace(empty, finite=reader.finite))
+        return _read_spread(reader, replace(empty, finite=reader.finite, finite_at_ref=False))
     reader.read_position()
     reader.unit = reader.read_unit()
     start = Derivatives(*(x / reader.shares() for x in reader.start()))
@@ -236,14 +246,14 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
         late=reader.late,
         anchor=reader.anchor,
         ends=bool(last != 0) or own.is_zero,
-        allowed=reader.same * 10,
+        allowed=max(reader.same * 10, ROUNDED),
     )
     check = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
     parts = replace(parts, leaks=any(bool((x * ~check.mask).any()) for x in reader.read(check)))
     parts = replace(parts, cut_off=reader.counts_cut_off())
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
-    parts = replace(parts, unexplained=_compare(reader, parts))
+    parts = replace(parts, unexplained=_compare(reader, parts)).times(reader.size)
     if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
         top_k, gap = _read_large_vocabulary(subject, parts)
         parts = replace(parts, top_k=top_k, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
@@ -265,14 +275,14 @@ def enumerate_gradients(
         for case in proof_cases(on_policy, few=subject.kind == "framework") if not parts.late else ():
             assert case.parts is not None
             members = population(case.problem, case.group_size, case.parts)
-            batch = from_problem(case.problem, members, advantage_of(case.problem, advantages))
+            batch = from_problem(case.problem, members, advantage_of(case.problem, advantages if on_policy else "zero"))
             answer, formula = of_reference(subject.large(), batch), parts.predict(batch)
             if parts.baseline.spread != "none":
                 formula = formula._replace(logp=_rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
             gradient, expected = (sum_over_rows(case.problem, members, x) for x in (answer, formula))
             measured[on_policy].append(Measurement(case, gradient))
             size = gradient.typical
-            gap = max(gap, float((gradient.mean - expected.mean).norm()) / (size or 1.0))
+            gap = max(gap, float(((gradient.mean - expected.mean) / (size or 1.0)).norm()))
         if measured[on_policy]:
             unexplained[f"every outcome of {len(measured[on_policy])} problems, {samples} samples"] = gap
     return replace(parts, unexplained=unexplained), measured
@@ -313,7 +323,8 @@ def _read_full(reader: PartReader) -> Curve | None:
 def _read_credits(reader: PartReader, couples_rows: bool, full: Curve | None) -> tuple[Credit, ...]:
     token = PLACE[1]
     response = reader.own_responses("log_ratio", PLACE, STEP)
-    response = torch.where(response.abs() > reader.same * response.abs().max(), response, 0.0)
+    # The full-vocabulary KL of a token of probability exp(-32) responds a little; it is read by its own probe.
+    response = torch.where(response.abs() > reader.same * max(1e-3, float(response.abs().max())), response, 0.0)
     later, earlier = response[:token].flip(0), response[token + 1 : TOKENS]
     credits = []
     if bool(later.any()) or bool(earlier.any()):
@@ -365,6 +376,8 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> tuple[int | None
     # Entries that a loss does not look at share the value that their normalisation gives them.
     each = (answer / policy.exp())[0, 0]
     rest = each[policy[0, 0].argmin()]
+    if parts.full is None and not any(parts.exact):  # it sees the sampled token alone
+        rest = each[policy[0, 0].argmin()] + 1 + each.abs().max()
     unseen = int(((each - rest).abs() <= 1e-9 * each.abs().max()).sum())
     size = float(answer.abs().max())
     return (VOCABULARY - unseen if unseen > VOCABULARY // 4 else None), float((answer - formula).abs().max()) / (
@@ -411,6 +424,7 @@ def _baselines(couples_rows: bool) -> Iterator[Baseline]:
         for name, ended, covers in product(names, ("credit", "zero", "left-out"), ("all", "credit", "beside")):
             yield Baseline(name, ended, covers)
         yield Baseline("token-mean")
+        yield Baseline("return-mean")
 
 
 def _best(reader: PartReader, candidates: Iterator[Anatomy], *probes: ProbeInputs) -> tuple[Anatomy, float]:
@@ -422,25 +436,10 @@ def _best(reader: PartReader, candidates: Iterator[Anatomy], *probes: ProbeInput
         gap = max(_difference(parts, *pair) for pair in zip(several, answers, strict=True))
         if best is None or gap < least:
             best, least = parts, gap
-        if gap <= parts.allowed:
+        if gap <= 10 * reader.same:
             break
     assert best is not None
     return best, least
-
-
-def _rescaled(curve: Curve, factor: float) -> Curve:
-    if factor == 1.0 or curve.is_zero:
-        return curve
-    shares = {name: round_short(w * factor) for name, w in curve.shares.items()}
-    read = curve.read
-    return replace(
-        curve,
-        shares=shares,
-        points=(curve.points[0], curve.points[1] * factor),
-        read=lambda x: read(x) * factor,
-        below=curve.below * factor,
-        above=curve.above * factor,
-    )
 
 
 def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> Anatomy:
@@ -450,7 +449,7 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
         for baseline in _baselines(couples_rows):
             factor = 1 / baseline.own_share()
             credits = tuple(
-                replace(c, curve=None if c.curve is None else _rescaled(c.curve, factor), now=c.now * factor)
+                replace(c, curve=None if c.curve is None else c.curve.times(factor), now=c.now * factor)
                 if c.source == "sampled"
                 else replace(
                     c,
@@ -460,7 +459,7 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
                 )
                 for c in parts.credits
             )
-            option = replace(parts, own=_rescaled(parts.own, factor), credits=credits, baseline=baseline)
+            option = replace(parts, own=parts.own.times(factor), credits=credits, baseline=baseline)
             yield option
             if parts.unit.name == "other":
                 divided = tuple(replace(c, divided=c.source == "sampled") for c in credits)
@@ -469,8 +468,8 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
                     yield replace(
                         option,
                         unit=unit,
-                        own=_rescaled(option.own, in_unit),
-                        credits=tuple(replace(c, curve=c.curve and _rescaled(c.curve, in_unit)) for c in divided),
+                        own=option.own.times(in_unit),
+                        credits=tuple(replace(c, curve=c.curve and c.curve.times(in_unit)) for c in divided),
                     )
             if parts.own.shares and any(c.source == "sampled" and c.later and c.earlier for c in parts.credits):
                 yield replace(option, level="completion", credits=tuple(c for c in credits if c.source != "sampled"))
@@ -508,8 +507,8 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     if best.samples.ratio == "none":
         return best
     up, down = (_read_bound(reader, best, step) for step in (STEP, -STEP))
-    if up is not None and down is not None and (up.kind, up.high, down.kind, down.low) == ("mask", None, "mask", None):
-        up = Bound("ppo", up.low, down.high)
+    if up is not None and down is not None and (up.kind, down.kind, down.low) == ("mask", "mask", None):
+        up = Bound("ppo", up.low, down.high, up.high)
     return replace(best, samples=replace(best.samples, bound=up))
 
 
@@ -571,7 +570,7 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
 
     own = read_curve(lambda x: read(x) - read(torch.zeros(1))[0], max(reader.same, 1e-7))
     if len(own.shares) == 1:
-        own = _rescaled(own, 1 / next(iter(own.shares.values())))
+        own = own.times(1 / next(iter(own.shares.values())))
     one = torch.tensor([1.0], dtype=torch.float64)
     credit = torch.cat([read(one, seen) for seen in range(TOKENS)]) / read(one)
     short = lambda xs: tuple(round_short(float(x), 1e-6) for x in xs)
@@ -581,10 +580,15 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
 
     def candidates() -> Iterator[Anatomy]:
         for spread, name, ended, unit in product(
-            ("batch", "group"), ("group-mean", "batch-mean"), ("credit", "zero"), UNITS
+            ("batch", "group"), ("group-mean", "batch-mean", "return-mean"), ("credit", "zero"), UNITS
         ):
             yield replace(
-                empty, own=own, credits=credits, unit=unit, baseline=Baseline(name, ended, "all", spread), allowed=1e-6
+                empty,
+                own=own,
+                credits=credits,
+                unit=unit,
+                baseline=Baseline(name, ended, "all", spread),
+                allowed=ROUNDED,
             )
 
     best, _ = _best(reader, candidates(), check)
@@ -602,6 +606,8 @@ def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
         "random log-ratios": at_random(MIXED, WIDTH, seed=3),
         "large log-ratios": at_random(MIXED, WIDTH, spread=9.0, seed=4),
         "groups of 64, 64 tokens": at_random([63] * 40 + [1, 5, 33] * 8, 64, 64, seed=5),
+        "one group of 2": at_random([9, 4], WIDTH, 2, seed=9),
+        "one group of 3": at_random([9, 4, 7], WIDTH, 3, seed=10),
         "stale samples": at_random(MIXED, WIDTH, stale=1.0, seed=6),
     }
     probes = {name: replace(inputs, late=parts.late, anchor=parts.anchor) for name, inputs in probes.items()}

@@ -52,11 +52,13 @@ class Bound:
         kind: `truncate` from above, `clip` on both sides, `mask`, which is 0 outside, or `ppo`, which is 0 above the
             bound for tokens that are made more likely, and below it for those that are made less likely.
         low, high: where it begins.
+        dual: of `ppo`, the ratio above which tokens that are made less likely have no gradient either, or None.
     """
 
     kind: str
     low: float | None
     high: float | None
+    dual: float | None = None
 
     def __call__(self, ratio: Tensor) -> Tensor:
         """The ratio within its bound; of `ppo` the ratio itself."""
@@ -165,7 +167,7 @@ class Baseline:
 
     Attributes:
         name: `none`, `leave-one-out`, `group-mean`, `batch-mean`, `batch-leave-one-out`, `token-mean` (the mean of
-            the batch's tokens, before they are summed) or `other`.
+            the batch's tokens, before they are summed), `return-mean` (after they are summed) or `other`.
         ended: how a completion that has ended enters the mean: with its `credit`, as `zero`, or it is `left-out`.
         covers: `all` of the coefficient, or only the `credit` that stands in a reward, with or `beside` the token's
             own.
@@ -181,6 +183,8 @@ class Baseline:
         """(B, T) the credit without the baseline."""
         if self.name in ("none", "other", "token-mean"):
             return credit
+        if self.name == "return-mean":
+            return credit - credit[inputs.mask].mean()
         same = inputs.group[:, None] == inputs.group[None, :] if "batch" not in self.name else torch.ones(1, 1)
         weights = same.double().expand(len(credit), len(credit)).clone()
         if "leave" in self.name:
@@ -216,6 +220,7 @@ class Anatomy:
         cut_off: whether a completion that fills its row, as one that was cut off does, has a gradient.
         top_k: of how many entries of a large vocabulary it depends, if not of all.
         deterministic, finite: whether the same inputs give the same finite numbers.
+        finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
         allowed: the share that rounding may leave.
     """
@@ -238,8 +243,32 @@ class Anatomy:
     top_k: int | None = None
     deterministic: bool = True
     finite: bool = True
+    finite_at_ref: bool = True
     unexplained: dict[str, float] = field(default_factory=dict)
     allowed: float = EXACT
+
+    def times(self, factor: float) -> "Anatomy":
+        """The parts of the loss multiplied by a factor."""
+        if factor == 1.0 or self.baseline.spread != "none":
+            return self
+        scaled = lambda weights: tuple(w * factor for w in weights)
+        credits = tuple(
+            replace(c, curve=c.curve and c.curve.times(factor))
+            if c.source == "sampled"
+            else replace(c, now=c.now * factor, later=scaled(c.later), earlier=scaled(c.earlier))
+            for c in self.credits
+        )
+        reverse, forward = self.exact
+        bonus, of_entries = self.entropy
+        return replace(
+            self,
+            own=self.own.times(factor),
+            exact=(reverse * factor, forward * factor),
+            full=self.full and self.full.times(factor),
+            credits=credits,
+            constant=self.constant * factor,
+            entropy=(bonus * factor, of_entries * factor),
+        )
 
     def derivatives(self, inputs: ProbeInputs) -> Derivatives:
         """What the parts predict at the inputs of a probe."""
@@ -309,8 +338,8 @@ class Anatomy:
             score = score + self.entropy[0] * inputs.logp * (weights if self.samples.constant else 1.0)
         bound = self.samples.bound
         if bound is not None and bound.kind == "ppo":
-            low, high = bound.low or 0.0, bound.high or math.inf
-            is_cut = ((score < 0) & (weights > high)) | ((score > 0) & (weights < low))
+            low, high, dual = bound.low or 0.0, bound.high or math.inf, bound.dual or math.inf
+            is_cut = ((score < 0) & (weights > high)) | ((score > 0) & ((weights < low) | (weights > dual)))
             score = torch.where(is_cut, 0.0, score)
         if not self.ends:
             score = score * (mask.cumsum(-1) < mask.sum(-1, keepdim=True))
@@ -337,7 +366,8 @@ class Anatomy:
                     totals[each] = totals.get(each, 0.0) + w
         for name, weight in zip(("reverse-kl", "forward-kl"), self.exact, strict=True):
             totals[name] = totals.get(name, 0.0) + weight
-        totals = {name: round_short(w) for name, w in totals.items() if abs(w) > self.allowed}
+        largest = max(map(abs, totals.values()), default=0.0)
+        totals = {name: round_short(w) for name, w in totals.items() if abs(w) > self.allowed * largest}
         return {"other": 1.0} if "k2" in totals else totals
 
     @property
@@ -345,7 +375,8 @@ class Anatomy:
         """By which factor the loss multiplies β near ref, in its unit."""
         curves = [c for c in (self.own, self.full) if c is not None and not c.is_zero]
         total = sum((c.scale for c in curves), sum(self.exact))
-        return 0.0 if abs(total) < 1e-6 else round_short(total, 1e-6)
+        size = max((float(c.points[1][c.points[0].abs() <= 2].abs().max()) for c in curves), default=1.0)
+        return 0.0 if abs(total) < 1e-6 * size else round_short(total, 1e-6)
 
     @property
     def future(self) -> Credit | None:
@@ -448,10 +479,11 @@ class Anatomy:
 
     def _divergence(self) -> dict[str, object]:
         shares = self.shares
-        each = [_named_part(name, weight) for name, weight in shares.items()]
+        each: list[dict[str, object]] = [_named_part(name, weight) for name, weight in shares.items()]
         if self.own.shares == {} and not self.own.is_zero:
             each = [{"name": "other", "curve": [x.tolist() for x in self.own.points]}]
-        named = each[0] if len(each) == 1 else {"name": "sum", "parts": each} if each else {"name": "nothing"}
+        named: dict[str, object] = {"name": "sum", "parts": each} if each else {"name": "nothing"}
+        named = each[0] if len(each) == 1 else named
         scale = self.scale
         return named | {
             "scale": scale if math.isfinite(scale) else None,
@@ -468,9 +500,8 @@ def _named_part(name: str, weight: float) -> dict[str, object]:
     kind, _, order = name.rstrip(")").partition("(")
     parameter = {"alpha": "alpha", "jensen-shannon": "beta"}.get(kind) if order else None
     scale = weight * divergence_of(name).scale if name != "other" else 0.0
-    return {"name": kind, "scale": scale if math.isfinite(scale) else None} | (
-        {parameter: float(order)} if parameter else {}
-    )
+    part: dict[str, object] = {"name": kind, "scale": scale if math.isfinite(scale) else None}
+    return part | {parameter: float(order)} if parameter else part
 
 
 SHORT = {"reverse-kl": "k1", "k2": "k2", "k3": "k3"}

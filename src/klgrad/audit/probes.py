@@ -223,7 +223,8 @@ def reader_of(subject: Subject, advantages: Advantages) -> Read:
 
     def read(inputs: ProbeInputs) -> Derivatives:
         batch = inputs.batch()
-        if advantages == "random":
+        # On stale samples a KL may be frozen at the sampler, and setting ref to π would change it in another way.
+        if advantages == "random" and not bool(inputs.log_weight.any()):
             rewards = torch.randn(len(batch.group), generator=torch.Generator().manual_seed(0)).double()
             batch = replace(batch, rewards=rewards, advantages=rewards[:, None].expand_as(batch.mask).clone())
         parts = of_reference(subject, batch)
@@ -306,6 +307,20 @@ class Curve:
         down, up = self(step)
         return round_short(float(up - down) / 2e-4, 1e-6)
 
+    def times(self, factor: float) -> "Curve":
+        """The curve multiplied by a factor."""
+        if factor == 1.0 or self.is_zero:
+            return self
+        read = self.read
+        return replace(
+            self,
+            shares={name: round_short(w * factor) for name, w in self.shares.items()},
+            points=(self.points[0], self.points[1] * factor),
+            read=lambda x: read(x) * factor,
+            below=self.below * factor,
+            above=self.above * factor,
+        )
+
     @property
     def convex(self) -> bool:
         """Whether the curve never falls, so that its divergence is convex."""
@@ -333,6 +348,11 @@ def read_curve(ask: Callable[[Tensor], Tensor], same: float = EXACT) -> Curve:
     high, above = _find_edge(read, GRID.flip(0), values.flip(0))
     inside = ((-math.inf if low is None else low) < GRID) & ((math.inf if high is None else high) > GRID)
     shares = _fit(GRID[inside], values[inside], same) if int(inside.sum()) > 6 else None
+    if shares:  # a function that only tends to its limit is not cut off
+        ends = sum(w * function_of(name)(GRID[[0, -1]]) for name, w in shares.items())
+        assert isinstance(ends, Tensor)
+        low = None if abs(float(ends[0]) - below) <= same * (1 + abs(below)) else low
+        high = None if abs(float(ends[1]) - above) <= same * (1 + abs(above)) else high
     return Curve(shares or {}, (GRID, values), read, low, high, below, above)
 
 

@@ -151,7 +151,7 @@ def audit(
         variance=None,
         variance_near=None,
         float32_wrong_from=numerics.wrong_from,
-        finite=numerics.finite and anatomy.finite,
+        finite=numerics.finite and anatomy.finite and anatomy.finite_at_ref,
         reads_masked=None if of_others else reads_masked(subject),
         stumbles_over_gaps=None if of_others else stumbles_over_gaps(subject),
         finite_if_empty=None if of_others else is_finite_if_empty(subject),

@@ -240,12 +240,13 @@ def samples(a: Anatomy) -> str:
     return f"{exactly}{bound}{frozen}"
 
 
+BOUNDS = {"truncate": "truncated", "clip": "clipped", "mask": "masked", "ppo": "clipped as in PPO"}
+
+
 def _bound(bound: Bound | None) -> str:
     if bound is None:
         return ""
-    word = {"truncate": "truncated", "clip": "clipped", "mask": "masked", "ppo": "clipped as in PPO"}.get(
-        bound.kind, "bounded"
-    )
+    word = BOUNDS.get(bound.kind, "bounded")
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
     return f", {word} at {' and '.join(ends)}"
 
@@ -269,6 +270,7 @@ def baseline(a: Anatomy) -> str:
         "group-mean": "the mean of the group, itself included: 1 - 1/n of the scale is left",
         "batch-mean": "the mean of the batch, itself included",
         "batch-leave-one-out": "the mean of the other completions of the batch",
+        "return-mean": "the mean over all tokens of the batch",
         "token-mean": "the mean over the batch's tokens before they are summed: it pays for length",
     }.get(a.baseline.name, "completions influence each other in a way that no known baseline does")
     return text if a.baseline.spread == "none" else f"{text}; divided by the spread of the {a.baseline.spread}"

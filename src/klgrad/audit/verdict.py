@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
 from ..targets import TARGETS, TargetName, Verdict, signed
-from .gradients import Measurement
+from .gradients import Measurement, unit_of
 from .parts import Anatomy
 
 Holds = Literal["always", "large-batches"]
@@ -37,7 +37,8 @@ def name_of(a: Anatomy, measured: Sequence[Measurement], *, on_policy: bool) -> 
 
 
 def _has(m: Measurement, verdict: Verdict) -> bool:
-    gradient, size = m.gradient.mean, m.gradient.typical
+    unit = unit_of(m.gradient.mean)
+    gradient, size = m.gradient.mean / unit, m.gradient.typical / unit
     if verdict == "nothing":
         return float(gradient.norm()) <= MATCH * size
     if verdict == "sum-of-targets":
@@ -62,7 +63,7 @@ def _keeps_direction(a: Anatomy) -> bool:
     return (
         not a.has_edges
         and a.unit.name not in ("completion-mean", "other")
-        and a.baseline.name not in ("token-mean", "other")
+        and (a.baseline.name != "other" and (a.baseline.name != "token-mean" or a.horizon.kind == "none"))
         and a.baseline.spread in ("none", "batch")
     )
 
@@ -106,14 +107,24 @@ def stale_name(a: Anatomy) -> Verdict:
         if not a.constant or (ratio in ("token", "prefix", "sequence") and bound is None and a.samples.constant):
             return "nothing"
         return signed("forward-kl-sampler-sequence", climbs=a.constant > 0) if ratio == "none" else "unknown"
-    if bound is not None or a.samples.frozen or not _keeps_direction(a):
+    if bound is not None or not _keeps_direction(a):
         return "unknown"
     fresh = _at_level(a)
     plain = cast(Verdict, fresh.removeprefix("climbs "))
+    if a.samples.frozen:  # KL(π‖ref) minus KL(π‖μ)
+        return "sum-of-targets" if ratio in ("prefix", "sequence") and plain == "reverse-kl-sequence" else "unknown"
     if ratio in ("prefix", "sequence"):
         return fresh
     if ratio == "token":
         named = SAMPLER_PREFIXES.get(plain)
+    elif (
+        ratio == "none"
+        and plain == "reverse-kl-sequence"
+        and a.has_past
+        and a.horizon.estimate == "k1"
+        and a.baseline.name != "none"
+    ):
+        return "sum-of-targets"  # its mean under the sampler, and the drift that the baseline makes
     elif ratio == "none" and a.baseline.name == "none":
         is_exact = a.own.is_zero and not a.credits
         named = (SAMPLER_PREFIXES if is_exact else WITHOUT_RATIO).get(plain)

@@ -166,7 +166,7 @@ def _tables(groups: Mapping[str, Sequence[AuditResult]], width: int, tags: Mappi
     tables: list[RenderableType] = []
     for title, results in groups.items():
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("loss", overflow="fold", ratio=4)
+        table.add_column("loss", overflow="fold", ratio=4, min_width=24)
         for name in (*PARTS, "notes") if width >= NARROW else ("divergence, looks ahead, samples, unit, scale",):
             table.add_column(name, overflow="fold", ratio=4 if name == "divergence" else 3, no_wrap=name == "scale")
         for r in results:
