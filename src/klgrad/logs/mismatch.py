@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from ..core.importance import token_ratio
 from ..core.rollout import Rollout
 from ..core.statistics import RatioSums, StreamSample
-from .columns import Chunk
+from .reader import Chunk
 
 # The statistics from which the cause of a mismatch of trainer and sampler is found, summed over batches.
 #
