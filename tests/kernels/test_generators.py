@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from klgrad.core.divergences import FORWARD_KL, REVERSE_KL, Divergence, alpha, huber, jensen_shannon, mixture
 from klgrad.errors import KernelInputError, MeaningError
 from klgrad.kernels import fused_statistics, tiles_torch, tiling
-from klgrad.kernels.generators import NAMES, Part, named, parts_of, terms
+from klgrad.kernels.generators import NAMES, GeneratorPart, named, parts_of, terms
 
 SETTINGS = {
     "plain": {},
@@ -149,14 +149,18 @@ def test_near_the_reference(divergence):
 
 
 def test_generators_are_known_by_their_curve():
-    assert parts_of(alpha(0.3)) == (Part(1.0, "alpha", 0.3),)
-    assert parts_of(FORWARD_KL) == (Part(1.0, "alpha", 0.0),)
-    assert parts_of(REVERSE_KL) == (Part(1.0, "alpha", 1.0),)
-    assert parts_of(jensen_shannon(0.1)) == (Part(1.0, "jensen-shannon", 0.1),)
-    assert parts_of(huber(0.8)) == (Part(1.0, "huber", 0.8),)
-    assert parts_of(named("total-variation")) == (Part(1.0, "total-variation", 0.0),)
+    assert parts_of(alpha(0.3)) == (GeneratorPart(1.0, "alpha", 0.3),)
+    assert parts_of(FORWARD_KL) == (GeneratorPart(1.0, "alpha", 0.0),)
+    assert parts_of(REVERSE_KL) == (GeneratorPart(1.0, "alpha", 1.0),)
+    assert parts_of(jensen_shannon(0.1)) == (GeneratorPart(1.0, "jensen-shannon", 0.1),)
+    assert parts_of(huber(0.8)) == (GeneratorPart(1.0, "huber", 0.8),)
+    assert parts_of(named("total-variation")) == (GeneratorPart(1.0, "total-variation", 0.0),)
     inner = mixture((0.5, REVERSE_KL), (0.25, huber(2.0)))
-    parts = (Part(1.0, "alpha", 1.0), Part(0.5, "huber", 2.0), Part(0.5, "jensen-shannon", 0.5))
+    parts = (
+        GeneratorPart(1.0, "alpha", 1.0),
+        GeneratorPart(0.5, "huber", 2.0),
+        GeneratorPart(0.5, "jensen-shannon", 0.5),
+    )
     assert parts_of(mixture((2.0, inner), (0.5, jensen_shannon()))) == parts
     rewritten = Divergence("mine", lambda x: 1 - torch.exp(-x), FORWARD_KL.excess, "1 - exp(-l)")
     assert parts_of(rewritten) == parts_of(FORWARD_KL)

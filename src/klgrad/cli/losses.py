@@ -160,15 +160,15 @@ def fixes_for(subjects: Sequence[Subject]) -> Fixes:
 
 def fixes_of(framework: str) -> list[Fix]:
     """A framework's settings by meaning; for the reverse KLs also code, if no setting is correct on all problems."""
-    found = []
+    fixes = []
     for meaning in MEANINGS:
         setting, target = SETTINGS[framework].get(meaning), TARGET_OF[meaning]
         if setting is not None:
-            found.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
+            fixes.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
         if meaning[0] == "reverse" and (setting is None or not expresses(setting, meaning, off_policy=False)):
             lines, place = HOMES[framework].lines(meaning, off_policy=False), HOMES[framework].place
-            found.append(Fix(target, lines, target, "unknown", place=place))
-    return found
+            fixes.append(Fix(target, lines, target, "unknown", place=place))
+    return fixes
 
 
 # `klgrad audit --whole`.

@@ -294,9 +294,9 @@ def ratio_of_means(total: Tensor, count: Tensor, group: Tensor | None = None) ->
         index, sizes = number_groups(group)
         if len(sizes) > 1:
             units = units.new_zeros(2, len(sizes)).index_add_(1, index.to(units.device), units)
-    (found,) = RatioSums.of(units[:1], units[1]).estimates()
-    mean, error = (x.to(total.dtype) for x in found)
-    return Estimate(mean, error, found.clusters, found.degrees_of_freedom)
+    (ratio,) = RatioSums.of(units[:1], units[1]).estimates()
+    mean, error = (x.to(total.dtype) for x in ratio)
+    return Estimate(mean, error, ratio.clusters, ratio.degrees_of_freedom)
 
 
 SAMPLED = 2**20

@@ -76,13 +76,13 @@ def check_one_vocabulary(own: int, other: int) -> None:
 def check_outcome(
     wanted: Tensor,
     vocabulary: int,
-    found: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
     policy: tuple[Tensor | None, ...],
     reference: tuple[Tensor | None, ...],
 ) -> None:
     """Check targets and results with one device synchronisation; find the error only if there is one."""
     outside = (wanted < 0) | (wanted >= vocabulary)
-    if bool(outside.any() | ~torch.stack([*found[:5], *found[6:]]).detach().isfinite().all()):
+    if bool(outside.any() | ~torch.stack([*outputs[:5], *outputs[6:]]).detach().isfinite().all()):
         check_targets(wanted, vocabulary)
         _results(policy, reference)
 
@@ -237,8 +237,8 @@ class StatisticsFunction(torch.autograd.Function):
             numbers = state.with_divergence(numbers, divergence[0].to(none.dtype), forward_state.divergence[1])
         kept = over_kept(operands, forward_state, numbers, others)
         forward_state = ctx.forward_state  # without the other half of what was kept, whose memory is now free
-        found = gradients(operands, forward_state, numbers, others, kept, ctx.needs_input_grad)
-        return found.hidden, found.weight, found.bias, None, None, None, None
+        slopes = gradients(operands, forward_state, numbers, others, kept, ctx.needs_input_grad)
+        return slopes.hidden, slopes.weight, slopes.bias, None, None, None, None
 
 
 # `token_statistics`: log-probs, both exact KLs and the entropy, from hidden states and without storing logits.
@@ -404,10 +404,10 @@ def token_statistics(
         divergence,
     )
     with torch.autocast(hidden.device.type, enabled=False):
-        found = StatisticsFunction.apply(*policy, *reference, config)
-    logp, ref_logp, reverse, forward, entropy, entries_logp, *wanted_divergence = found
+        outputs = StatisticsFunction.apply(*policy, *reference, config)
+    logp, ref_logp, reverse, forward, entropy, entries_logp, *wanted_divergence = outputs
     if validate:
-        check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, found, policy, reference)
+        check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, outputs, policy, reference)
     back = lambda x: all_rows(x, index, live.shape)
     paired = ref_hidden is not None
     return TokenStatistics(

@@ -50,16 +50,16 @@ def expected(declaration: VerlObjective) -> Status:
     return {"version": version("klgrad"), "plugin": True, "declaration": identity(declaration)}
 
 
-def check_status(wanted: Mapping[str, Any], found: Sequence[Status]) -> None:
+def check_status(wanted: Mapping[str, Any], reports: Sequence[Status]) -> None:
     """Raise `ActivationError` for the first process that does not have what is wanted.
 
     Args:
         wanted: from `expected`.
-        found: from `status`, one per worker.
+        reports: from `status`, one per worker.
     """
-    if not found:
+    if not reports:
         raise ActivationError("a report of every worker", "none", "look for the failure of the workers above")
-    for each in found:
+    for each in reports:
         for name, remedy in REMEDIES.items():
             if name in wanted and each.get(name) != wanted[name]:
                 raise ActivationError(

@@ -115,11 +115,11 @@ def states_of(operands: Operands, picked: Tensor, kept: CachedLogits | None) -> 
         picked: (2, N); the logits of the targets that are among the entries are written.
         kept: where the logits are kept whose places it has, or None.
     """
-    found = []
+    strips = []
     for block in _blocks(operands, kept):
         parts = [_block(operands, rows, block, picked[:, rows], kept) for rows in operands.chunks]
-        found.append(torch.cat(parts, 2))
-    return torch.cat(found, 1)
+        strips.append(torch.cat(parts, 2))
+    return torch.cat(strips, 1)
 
 
 def _blocks(operands: Operands, kept: CachedLogits | None) -> list[range]:
