@@ -16,7 +16,7 @@ from kernels.cases import agree, budget, check_gradient_of, confident, make
 from mutants import module_in, planted
 from tolerances import BFLOAT16, KEPT, SINGLE
 
-from klgrad.kernels import Head, fused_statistics, hopper as choice, passes, state, tile, tiles_torch, tiling
+from klgrad.kernels import Head, fused_statistics, hopper as choice, passes, state, tiles_torch, tiling
 
 if not choice._importable():
     pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)
@@ -24,7 +24,7 @@ if not choice._importable():
 from kernels import on_torch
 
 from klgrad.kernels.hopper import gluon
-from klgrad.kernels.tile import LARGEST_KEPT, CachedLogits
+from klgrad.kernels.tiling import LARGEST_KEPT, CachedLogits
 
 NARROW = 8
 """Entries of a slice in these tests."""
@@ -32,7 +32,7 @@ NARROW = 8
 
 @pytest.fixture
 def narrow(monkeypatch, small_tiles):
-    monkeypatch.setattr(tile, "MARKED", NARROW)
+    monkeypatch.setattr(tiling, "MARKED", NARROW)
 
 
 def pair(apart: float, dtype=torch.float32):
@@ -322,7 +322,7 @@ def test_a_plan_without_tiles_of_logits_keeps_more_within_the_same_budget():
     assert plans[1].kept > plans[0].kept
     for each in plans:
         assert each.tile_bytes + each.kept_bytes <= tiling.LEAN_BUDGET
-    numbers, marks = 2 * 2 * plans[1].kept, 3 * 4 * plans[1].kept // tile.MARKED
+    numbers, marks = 2 * 2 * plans[1].kept, 3 * 4 * plans[1].kept // tiling.MARKED
     assert plans[1].kept_bytes == 8192 * (numbers + marks)
 
 

@@ -1,5 +1,7 @@
 """The plug-in: it is light, registers klgrad's trainers after verl's, and says why where it cannot."""
 
+import importlib
+import importlib.util
 import subprocess
 import sys
 
@@ -147,3 +149,63 @@ def test_trainers_that_do_not_import_stop_their_own_runs_with_the_reason():
     said = fresh(f"{broken}\n{START}\nprint([get_trainer_cls(m).__name__ for m in MODES])\nbuild('klgrad_sync')")
     assert "['PPOTrainerSync', 'PPOTrainerColocateAsync', 'PPOTrainerSeparateAsync']\n" in said, said
     assert "ActivationError expected klgrad's trainers to import; received ModuleNotFoundError" in said
+
+
+# What is done once another module is really imported; verl is not needed here.
+
+
+@pytest.fixture(scope="module")
+def after_import():
+    """`AfterImport` of a copy of the plug-in: the plug-in itself is imported by verl alone."""
+    spec, finders = importlib.util.find_spec("klgrad.verl.plugin"), list(sys.meta_path)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    sys.meta_path[:] = finders
+    return copy.AfterImport
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module that fails while the file `broken` exists."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = (
+        f"from pathlib import Path\nif Path({str(tmp_path / 'broken')!r}).exists():\n    raise RuntimeError('broken')\n"
+    )
+    (tmp_path / "observed_module.py").write_text(text)
+    importlib.invalidate_caches()
+    yield "observed_module"
+    sys.modules.pop("observed_module", None)
+
+
+@pytest.fixture
+def calls(module, after_import):
+    found = []
+    finder = after_import(module, lambda: found.append(module in sys.modules))
+    sys.meta_path.insert(0, finder)
+    yield found
+    if finder in sys.meta_path:
+        sys.meta_path.remove(finder)
+
+
+def test_it_is_done_after_the_import_and_once(module, calls, after_import):
+    importlib.import_module(module)
+    importlib.reload(sys.modules[module])
+    assert calls == [True]
+    assert not any(isinstance(finder, after_import) and finder.module == module for finder in sys.meta_path)
+
+
+def test_a_search_for_the_module_does_not_use_it_up(module, calls):
+    assert importlib.util.find_spec(module) is not None
+    assert calls == []
+    importlib.import_module(module)
+    assert calls == [True]
+
+
+def test_an_import_that_fails_does_not_use_it_up(module, calls, tmp_path):
+    (tmp_path / "broken").touch()
+    with pytest.raises(RuntimeError, match="broken"):
+        importlib.import_module(module)
+    assert calls == []
+    (tmp_path / "broken").unlink()
+    importlib.import_module(module)
+    assert calls == [True]

@@ -17,8 +17,7 @@ from .head import Head, Transform, check_transform
 from .hopper import used_for
 from .passes import gradients, over_kept, scan
 from .state import log_prob
-from .tile import Tile
-from .tiling import CPU_STRIP, Mode, Operands, PassConfig, TilePlan, make_plan, shard_of
+from .tiling import CPU_STRIP, Mode, Operands, PassConfig, Tile, TilePlan, make_plan, shard_of
 
 # Checks of the inputs and results of the kernels.
 
