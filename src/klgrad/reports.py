@@ -10,8 +10,8 @@ from torch import Tensor
 from .core.credit import number_groups
 from .core.estimators import forward_k3, k1, k2, k3
 from .core.importance import effective_share, prefix_ratio, sequence_ratio, token_ratio
+from .core.result import Estimate, Interval, RatioSums, StreamSample, wide, wide_dtype
 from .core.rollout import Rollout
-from .core.statistics import Estimate, Interval, RatioSums, StreamSample, wide, wide_dtype
 from .errors import RolloutError
 
 __all__ = ["KLSums", "MismatchSums", "Report", "kl_report", "mismatch_report"]

@@ -10,7 +10,7 @@ from strategies import rollouts
 from tolerances import EXACT, SINGLE
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout, Truncate, kl_report, mismatch_report, zoo as cells
-from klgrad.core.statistics import StreamSample
+from klgrad.core.result import StreamSample
 from klgrad.logs import LogError, examine, reader
 from klgrad.logs.examination import cell_of, coefficients
 from klgrad.reports import KLSums, MismatchSums

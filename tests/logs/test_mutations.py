@@ -10,7 +10,7 @@ from mutants import copy_with_fault, module_in
 
 MUTATIONS = {
     "errors without the correction for few clusters": (
-        "klgrad.core.statistics.RatioSums.estimates",
+        "klgrad.core.result.RatioSums.estimates",
         "(self.square / left)",
         "(self.square)",
     ),
@@ -20,7 +20,7 @@ MUTATIONS = {
         "self._sums",
     ),
     "batches about means of their own": (
-        "klgrad.core.statistics.RatioSums._about",
+        "klgrad.core.result.RatioSums._about",
         "off = mean - _ratio(self.total, self.count)",
         "off = 0 * mean",
     ),

@@ -191,7 +191,7 @@ def test_it_is_done_after_the_import_and_once(module, calls, after_import):
     importlib.import_module(module)
     importlib.reload(sys.modules[module])
     assert calls == [True]
-    assert not any(isinstance(finder, after_import) and finder.module == module for finder in sys.meta_path)
+    assert not any(isinstance(finder, after_import) and vars(finder)["module"] == module for finder in sys.meta_path)
 
 
 def test_a_search_for_the_module_does_not_use_it_up(module, calls):

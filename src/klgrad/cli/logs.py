@@ -71,7 +71,7 @@ def command(
     import torch
 
     from ..logs.examination import to_json
-    from ..logs.page import to_html
+    from ..logs.log_page import to_html
     from ..logs.reader import parse_choices
 
     # A batch fits into the cache of one core, so more threads would not help.

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import MeaningError
 from ..targets import Descends
 from . import credit, families
-from .divergences import Divergence, named, short_number
+from .divergences import Divergence, by_name, named, short_number
 from .estimators import MAX_EXPONENT
 from .families import VALUES, Baseline, Formula, Level, TermEstimator, check_influence_bound
 from .importance import ImportanceWeighting, effective_sample_size, on_policy_weights
@@ -161,7 +161,7 @@ class KLTerm:
         """Hold a divergence that has a name by its name, which can be pickled and compared."""
         divergence = self.generator
         try:
-            is_named = named(divergence.name) == divergence
+            is_named = by_name(divergence.name) == divergence
         except MeaningError:
             is_named = False
         object.__setattr__(self, "divergence", divergence.name.removesuffix("-kl") if is_named else divergence)
@@ -187,7 +187,7 @@ class KLTerm:
     @property
     def generator(self) -> Divergence:
         """The divergence with its slope and its excess."""
-        return named(self.divergence)
+        return by_name(self.divergence) if isinstance(self.divergence, str) else named(self.divergence)
 
     @property
     def name(self) -> str:

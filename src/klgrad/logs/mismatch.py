@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..core.importance import token_ratio
+from ..core.result import RatioSums, StreamSample
 from ..core.rollout import Rollout
-from ..core.statistics import RatioSums, StreamSample
 from .reader import Chunk
 
 # The statistics from which the cause of a mismatch of trainer and sampler is found, summed over batches.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ActivationError
 from ..integrations import AdaptiveCoefficient
-from .declaration import VerlObjective, term_of
+from .declaration import Config, VerlObjective, term_of
 from .loss import KLLoss
 
 # Whether the declared KL is active in this process, and in every worker of a run.
@@ -92,7 +92,7 @@ def sent(declaration: VerlObjective) -> dict[str, Any]:
     return {"task_rewards": settings.pop("task_rewards"), "settings": settings, "expected": expected(declaration)}
 
 
-def received(node: Any) -> tuple[VerlObjective, Status]:
+def received(node: Config) -> tuple[VerlObjective, Status]:
     """The inverse of `sent`."""
     declaration = replace(term_of(node["settings"]), task_rewards=bool(node["task_rewards"]))
     return declaration, dict(node["expected"])
@@ -103,7 +103,7 @@ def received(node: Any) -> tuple[VerlObjective, Status]:
 STATE_FILE = "klgrad.json"
 
 
-def step_folder(config: Any, step: int) -> Path:
+def step_folder(config: Config, step: int) -> Path:
     """The folder of a step's checkpoint, as verl names it."""
     given = config["trainer"]
     if given["resume_mode"] == "resume_path":

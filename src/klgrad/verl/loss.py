@@ -14,7 +14,7 @@ from ..core.term import KLTerm
 from ..errors import RolloutError
 from ..integrations import token_values, total_reverse_kl
 from ..reports import kl_report, mismatch_report
-from .declaration import VerlObjective
+from .declaration import Config, VerlObjective
 
 # verl's tensors as a `Rollout`: the driver's after `_compute_advantage`, and a worker's micro-batch.
 #
@@ -25,7 +25,7 @@ SAMPLERS = {"rollout": "rollout_log_probs", "old": "old_log_probs"}
 """The key of the log-probs of each `sampler`."""
 
 
-def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[Any], *, scored: bool = True) -> Rollout:
+def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[object], *, scored: bool = True) -> Rollout:
     """A batch of the driver: the policy before the update is π, the rollout engine is the sampler if it is known.
 
     Args:
@@ -211,7 +211,7 @@ class KLLoss:
         return float(beta)
 
 
-def kl_loss(declaration: VerlObjective, actor: Any, model_output: Any, data: Any) -> tuple[Tensor, dict[str, Any]]:
+def kl_loss(declaration: VerlObjective, actor: Config, model_output: Any, data: Any) -> tuple[Tensor, dict[str, Any]]:
     """The declared term on a micro-batch, and its metrics.
 
     Args:

@@ -27,7 +27,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from ..errors import ActivationError, MeaningError
 from . import handshake
-from .declaration import NODE, declared, notes, skips_scoring
+from .declaration import NODE, Config, declared, notes, skips_scoring
 from .guards import PREFIX
 from .handshake import NODE_OF_WORKERS, PLUGIN, Status, check_status, expected, received, sent, status
 from .loss import BETA, KLLoss, check_one_row_per_session, lowered_advantages, rollout_of_step, step_kl, step_metrics
@@ -44,7 +44,7 @@ class WithDeclaredKL:
     """Wraps the loss that verl sets up, and reports what this process has."""
 
     actor: Any
-    config: Any
+    config: Config
     loss_fn: Any
     role: str
 
@@ -92,7 +92,7 @@ class DeclaredKL(PPOTrainer):
     base_mode: str
     worker: type
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Config) -> None:
         self.declaration = declared(config)
         self.beta = self.declaration.beta()
         self._step_kl: float | None = None
@@ -175,7 +175,7 @@ class DeclaredKL(PPOTrainer):
 
 
 @contextmanager
-def reference_is_built(config: Any, *, wanted: bool) -> Iterator[None]:
+def reference_is_built(config: Config, *, wanted: bool) -> Iterator[None]:
     """While verl chooses its workers, make it choose those with a reference, as for its own KL in the reward."""
     before = config.algorithm.use_kl_in_reward
     config.algorithm.use_kl_in_reward = before or wanted
@@ -209,7 +209,7 @@ class KLTrainerSeparateAsync(DeclaredKL, PPOTrainerSeparateAsync):
 def refusing_a_forgotten_mode(trainer: Any, mode: str) -> type[PPOTrainer]:
     """Verl's own trainer, which without this would train without the KL that is declared under `klgrad`."""
 
-    def init(self: Any, config: Any) -> None:
+    def init(self: Any, config: Config) -> None:
         if config.get(NODE) is not None:
             raise MeaningError(
                 f"trainer.v1.trainer_mode={PREFIX}{mode} with settings under `{NODE}`",
