@@ -11,7 +11,7 @@ from on_verl.whole_runs import environment
 
 from klgrad.errors import ActivationError
 from klgrad.verl.declaration import term_of
-from klgrad.verl.handshake import check_status, expected, received, sent, status
+from klgrad.verl.handshake import check_status, expected_status, from_worker_node, to_worker_node, worker_status
 from klgrad.verl.loss import KLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -21,11 +21,11 @@ DECLARATION = term_of({"level": "token", "coef": 0.2})
 
 def report(**changed):
     loss = KLLoss(lambda: None, DECLARATION)
-    return {**status(loss), "plugin": True, "where": "process 7 on node-3", **changed}
+    return {**worker_status(loss), "plugin": True, "where": "process 7 on node-3", **changed}
 
 
 def test_workers_that_have_everything_pass():
-    check_status(expected(DECLARATION), [report(), report()])
+    check_status(expected_status(DECLARATION), [report(), report()])
 
 
 REFUSED = {
@@ -39,31 +39,31 @@ REFUSED = {
 def test_one_worker_that_lacks_something_is_named(case):
     changed, sentence = REFUSED[case]
     with pytest.raises(ActivationError) as caught:
-        check_status(expected(DECLARATION), [report(), report(**changed)])
+        check_status(expected_status(DECLARATION), [report(), report(**changed)])
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_no_report_at_all_is_refused():
     with pytest.raises(ActivationError):
-        check_status(expected(DECLARATION), [])
+        check_status(expected_status(DECLARATION), [])
 
 
 def test_another_declaration_in_a_worker_is_refused():
-    other = status(KLLoss(lambda: None, term_of({"level": "token", "coef": 0.3})))
+    other = worker_status(KLLoss(lambda: None, term_of({"level": "token", "coef": 0.3})))
     with pytest.raises(ActivationError, match=r"coef=0\.2.*coef=0\.3"):
-        check_status(expected(DECLARATION), [{**other, "plugin": True}])
+        check_status(expected_status(DECLARATION), [{**other, "plugin": True}])
 
 
 def test_this_process_did_not_load_it_by_verl():
     if not HAS_VERL:
-        assert not status(None)["plugin"]
+        assert not worker_status(None)["plugin"]
 
 
 def test_what_is_sent_is_received():
-    declaration, wanted = received(sent(DECLARATION))
+    declaration, wanted = from_worker_node(to_worker_node(DECLARATION))
     assert declaration == DECLARATION
-    assert wanted == expected(DECLARATION)
+    assert wanted == expected_status(DECLARATION)
 
 
 def fresh(code, **variables):

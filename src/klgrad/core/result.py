@@ -441,18 +441,9 @@ def assemble(
     value_per_sequence: Tensor,
     diagnose: Callable[[], dict[str, Tensor]],
 ) -> KLResult:
-    """Build the result, whose loss has the estimate as its value and the coefficients as its gradient.
+    """The result, whose loss has the (B,) estimate as its value and the (B, T) coefficients as its gradient.
 
-    Args:
-        rollout: the batch.
-        reduction: how tokens become one number.
-        coefficient: (B, T) on the score of each token.
-        pathwise: (B, T) full-vocabulary part, which is differentiated; None for sampled terms.
-        value_per_sequence: (B,) the estimate of each completion.
-        diagnose: computes the diagnostics when they are first used.
-
-    Returns:
-        The result.
+    `pathwise`, (B, T), is the full-vocabulary part, which is differentiated; None for sampled terms.
     """
     coefficient = torch.where(rollout.mask, coefficient, 0).detach()
     # x - x.detach() is 0 and has the gradient of x: it adds nothing to the value of the estimate.

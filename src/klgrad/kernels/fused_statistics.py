@@ -141,20 +141,6 @@ def check_log_probs(
     )
 
 
-def check_divergence(ref_head: Head | None) -> None:
-    """Check that there is a reference, which a divergence needs."""
-    if ref_head is None:
-        raise KernelInputError("a reference with `divergence`", "none", "pass ref_hidden and ref_head")
-
-
-def check_reference(ref_logp: Tensor | None) -> None:
-    """Check that the statistics have a reference, which a rollout needs."""
-    if ref_logp is None:
-        raise KernelInputError(
-            "statistics with a reference", "no reference", "pass ref_hidden and ref_head to token_statistics"
-        )
-
-
 def check_first_order() -> None:
     """Refuse second derivatives, which would silently be wrong."""
     if torch.is_grad_enabled():
@@ -285,8 +271,10 @@ class TokenStatistics(NamedTuple):
         Returns:
             A `Rollout` with exact KLs.
         """
-        check_reference(self.ref_logp)
-        assert self.ref_logp is not None
+        if self.ref_logp is None:
+            raise KernelInputError(
+                "statistics with a reference", "no reference", "pass ref_hidden and ref_head to token_statistics"
+            )
         return Rollout(
             self.logp,
             self.ref_logp,
@@ -367,7 +355,8 @@ def token_statistics(
     check_shapes(hidden, targets, ref_hidden, mask, entries)
     check_heads(head, hidden, ref_head, ref_hidden)
     if divergence is not None:
-        check_divergence(ref_head)
+        if ref_head is None:
+            raise KernelInputError("a reference with `divergence`", "none", "pass ref_hidden and ref_head")
         divergence = generators.named(divergence)
     live = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask != 0
     index = None if mask is None else live.flatten().nonzero()[:, 0]

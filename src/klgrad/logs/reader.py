@@ -38,15 +38,9 @@ EXAMPLES = {
 
 
 def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
-    """Assign columns to roles.
+    """The column of each role: the chosen one (none if it is empty), else the recognised name of the best priority.
 
-    Args:
-        present: the names of all columns.
-        chosen: role to column name, as the user chose it; an empty name leaves the role out.
-
-    Returns:
-        Role to column name: the chosen one, else the recognised name of the best priority. Without a column for `logp`,
-        it is that of `old_logp`: at the start of an update π is the old policy.
+    Without a column for `logp`, it is that of `old_logp`: at the start of an update π is the old policy.
     """
     best: dict[str, tuple[int, str]] = {}
     for name in present:
@@ -159,15 +153,7 @@ class Numbering:
         self._name, self._unit, self._known, self._what, self._shown = name, unit, known, what, shown
 
     def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
-        """Number identifiers.
-
-        Args:
-            identifiers: one for each completion.
-            rows: (B,) numbers of the rows, for errors.
-
-        Returns:
-            (B,) numbers from 0; equal identifiers have equal numbers, in this and all later calls.
-        """
+        """(B,) numbers from 0; equal identifiers have equal numbers, in this and all later calls."""
         values = list(identifiers)
         seen: dict[int, int] = {}  # digest a long prompt once if many rows share the object
         for i, x in enumerate(values):
@@ -267,19 +253,7 @@ class Chunk:
 def build(
     rows: Tensor, unit: str, tokens: dict[str, Ragged], per_row: dict[str, Tensor], share: float, names: dict[str, str]
 ) -> Chunk:
-    """Check that all columns of a row have the same length, and remove the dead tokens.
-
-    Args:
-        rows: (B,) numbers of the rows in the file.
-        unit: `row` or `line`.
-        tokens: role to values.
-        per_row: role to (B,) numbers of the completions' values.
-        share: share of the file up to the end of these rows.
-        names: role to the column's name in the file.
-
-    Returns:
-        The chunk.
-    """
+    """A `Chunk`, after a check that all columns of a row have the same length, without the dead tokens."""
     lengths = tokens["logp"].lengths
     for role, column in tokens.items():
         if not torch.equal(column.lengths, lengths):
@@ -439,12 +413,7 @@ class Log:
     decode: Callable[[], Iterator[DecodedRows]]
 
     def chunks(self, chunk_tokens: int, known: Known) -> Iterator[Chunk]:
-        """Read the file once.
-
-        Args:
-            chunk_tokens: the approximate number of tokens of a chunk.
-            known: the numbers of prompts in the files before this one, to which those of this file are added.
-        """
+        """Read the file once; `known` has the numbers of prompts of earlier files, and gets those of this one."""
         labels = numberings(self.columns, self.unit, known)
         held: list[tuple[DecodedRows, dict[str, Tensor]]] = []
         tokens = 0
@@ -471,15 +440,7 @@ class Log:
 
 
 def open_log(path: Path, chosen: dict[str, str]) -> Log:
-    """Find the columns of a log.
-
-    Args:
-        path: the file.
-        chosen: role to column name, to override the recognised names.
-
-    Returns:
-        The log, from which nothing but names has been read.
-    """
+    """The log of a file, from which nothing but names has been read; `chosen` overrides the recognised names."""
     if not path.exists():
         raise LogError("an existing file or folder", str(path), "check the path")
     suffix = path.suffix.lower()
@@ -735,11 +696,7 @@ READERS = {".parquet": _open_parquet, ".jsonl": _open_jsonl, ".ndjson": _open_js
 
 
 def files_of(names: Sequence[Path]) -> list[Path]:
-    """The log files, in the order in which they were named, those of a folder or a pattern by name; each once.
-
-    Args:
-        names: files, folders (all log files directly in them) and patterns with `*`, `?` or `[...]`.
-    """
+    """The log files, in the order in which they were named, those of a folder or a pattern by name; each once."""
     return list(dict.fromkeys(path for name in names for path in _expand(name)))
 
 

@@ -82,7 +82,7 @@ def term_of(node: Config) -> VerlObjective:
     return objective
 
 
-def declared(config: Config) -> VerlObjective:
+def read_declaration(config: Config) -> VerlObjective:
     """Check verl's configuration, and read what it declares.
 
     Args:

@@ -68,7 +68,7 @@ class CheckedConfig:
         vars(trainer)["config"] = config
 
 
-def refuse_settings(module: ModuleType) -> None:
+def guard_older_trainers(module: ModuleType) -> None:
     """Make the base of verl's older trainers check its configuration.
 
     Args:

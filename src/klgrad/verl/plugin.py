@@ -87,7 +87,7 @@ def register() -> None:
 def guard() -> None:
     """Make verl's older trainers refuse settings that they would ignore. A failure must not stop other runs."""
     try:
-        importlib.import_module("klgrad.verl.guards").refuse_settings(sys.modules[OLDER_TRAINERS])
+        importlib.import_module("klgrad.verl.guards").guard_older_trainers(sys.modules[OLDER_TRAINERS])
     except Exception as error:
         warnings.warn(
             f"klgrad: verl's trainers of trainer.use_v1=False do not refuse settings under `klgrad`, and ignore them: "
