@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from klgrad import ImportanceWeighting, KLTerm, Rollout
-from klgrad.core.statistics import Estimate, RatioSums
+from klgrad.core.result import Estimate, RatioSums
 from klgrad.enumeration import autoregressive
 
 BATCHES, PROMPTS = 4000, 64

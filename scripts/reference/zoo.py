@@ -1,11 +1,9 @@
 """A page for each loss of `klgrad.zoo`: definition, verdict, and what to use instead or the term with its target."""
 
-from types import ModuleType
-
 from klgrad.audit.advice import in_words
 from klgrad.core.term import KLTerm, as_code
 from klgrad.targets import TARGETS
-from klgrad.zoo import CELLS, Cell, as_loss, in_both, in_reward, weighted_loss
+from klgrad.zoo import CELLS, Cell, cell as module
 
 from .text import (
     GENERATED,
@@ -19,12 +17,13 @@ from .text import (
     verdict_table,
 )
 
-PLACES: dict[str, ModuleType] = {
-    "Differentiated as a loss": as_loss,
-    "As a loss, weighted by a ratio to the sampler": weighted_loss,
-    "In the reward": in_reward,
-    "In both": in_both,
+PLACES = {
+    "Differentiated as a loss": "k1-loss",
+    "As a loss, weighted by a ratio to the sampler": "ratio-k3-loss",
+    "In the reward": "k1-reward",
+    "In both": "k1-both",
 }
+"""The first loss of each placement, in the order of `CELLS`."""
 
 INDEX = """# The zoo
 
@@ -38,26 +37,23 @@ words.
 
 def pages() -> dict[str, str]:
     """The index and a page for each loss."""
-    found = {f"zoo/{name}.md": _page(CELLS[name], module) for module in PLACES.values() for name in _names(module)}
-    return {"zoo/index.md": _index()} | found
-
-
-def _names(module: ModuleType) -> list[str]:
-    return [cell.name for cell in vars(module).values() if isinstance(cell, Cell)]
+    return {"zoo/index.md": _index()} | {f"zoo/{name}.md": _page(cell) for name, cell in CELLS.items()}
 
 
 def _index() -> str:
     parts = [INDEX]
-    for title, module in PLACES.items():
+    names = list(CELLS)
+    starts = [names.index(first) for first in PLACES.values()]
+    for title, start, end in zip(PLACES, starts, [*starts[1:], len(names)], strict=True):
         rows = [
             (f"[{name}]({name}.md)", in_words(audited(name)), in_words(audited(name), on_policy=False))
-            for name in _names(module)
+            for name in names[start:end]
         ]
         parts.append(f"\n## {title}\n\n{table(('loss', 'on-policy it descends', 'off-policy'), rows)}")
     return "".join([*parts, f"\n{GENERATED}\n"])
 
 
-def _page(cell: Cell, module: ModuleType) -> str:
+def _page(cell: Cell) -> str:
     code = source_of(cell.name.replace("-", "_"), module)
     parts = [
         f"# {cell.name}\n\n{sections(cell.doc)[0]}\n\n{definition(cell.doc)}",

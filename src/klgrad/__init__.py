@@ -110,13 +110,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
-        found = import_module(_SUBPACKAGES[name], __name__)
+        value = import_module(_SUBPACKAGES[name], __name__)
     elif name in _NAMES:
-        found = getattr(import_module(_NAMES[name], __name__), name)
+        value = getattr(import_module(_NAMES[name], __name__), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found  # so that this function is called once for each name
-    return found
+    globals()[name] = value  # so that this function is called once for each name
+    return value
 
 
 def __dir__() -> list[str]:

@@ -458,11 +458,11 @@ def target_gradients(problem: Problem) -> dict[TargetName, Tensor]:
         >>> found["reverse-kl-token"].shape
         torch.Size([2])
     """
-    found: dict[TargetName, Tensor] = {}
+    gradients: dict[TargetName, Tensor] = {}
     for name, objective in OBJECTIVES.items():
         logits = problem.logits.detach().clone().requires_grad_()
         with torch.enable_grad():  # also inside a caller's no_grad()
             value = objective(problem.with_logits(logits))
         (gradient,) = torch.autograd.grad(value, logits)
-        found[name] = gradient.flatten()
-    return found
+        gradients[name] = gradient.flatten()
+    return gradients

@@ -301,30 +301,30 @@ class Objective:
 
     def notes(self, facts: Facts) -> list[str]:
         """A sentence for each setting of the framework that changes what the KL means without being an error."""
-        found, ratio = [], lambda value: self.named("ratio", value)
+        complaints, ratio = [], lambda value: self.named("ratio", value)
         if facts.stale is not None and not self.is_corrected:
-            found.append(
+            complaints.append(
                 f"{facts.stale} trains on completions that another policy sampled, and {ratio('none')} leaves the KL "
                 f"uncorrected for it; {ratio('prefix')} corrects it at sequence level, {ratio('token')} on the "
                 "sampler's prefixes"
             )
         if facts.filters and (self.ratio != "none" or not self.is_corrected):
-            found.append(
+            complaints.append(
                 f"{', '.join(facts.filters)}: completions are not sampled from the policy that is trained, so that the "
                 f"KL is an average over other completions than its own, and {self.prefix}ratio does not correct for it"
             )
         if facts.entropy is not None:
-            found.append(
+            complaints.append(
                 f"{facts.entropy}: {facts.framework} adds an entropy bonus to the loss, so that the optimum is not "
                 "that of the reward and the KL alone"
             )
         if facts.mean is not None and self.reduction == "policy" and self.coef:
-            found.append(
+            complaints.append(
                 f"{facts.mean} averages the KL over the tokens of each completion, so that a token of a short "
                 "completion counts more, and the gradient is that of no divergence, however large the batch; "
                 f"{facts.sums} keeps the declared KL"
             )
-        return found
+        return complaints
 
 
 # Values of the KL to the reference that a trainer logs or adapts β by.

@@ -10,8 +10,8 @@ from torch import Tensor
 from .core.credit import number_groups
 from .core.estimators import forward_k3, k1, k2, k3
 from .core.importance import effective_share, prefix_ratio, sequence_ratio, token_ratio
+from .core.result import Estimate, Interval, RatioSums, StreamSample, wide, wide_dtype
 from .core.rollout import Rollout
-from .core.statistics import Estimate, Interval, RatioSums, StreamSample, wide, wide_dtype
 from .errors import RolloutError
 
 __all__ = ["KLSums", "MismatchSums", "Report", "kl_report", "mismatch_report"]
@@ -49,8 +49,8 @@ class Totals:
         total = torch.where(rollout.mask, torch.stack(list(values)), 0).sum(-1, dtype=dtype)
         length = wide(rollout.lengths)
         counts = (torch.ones_like(length), length)
-        found = [RatioSums.of(total, count) for count in counts]
-        self._sums = [a + b for a, b in zip(self._sums, found, strict=True)] if self._sums else found
+        sums = [RatioSums.of(total, count) for count in counts]
+        self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
         if group is not None:
             self._add_to_groups(torch.cat([total, torch.stack(counts)]), group)
 
@@ -63,10 +63,10 @@ class Totals:
 
     def estimates(self) -> dict[str, Estimate]:
         """The estimates `<name>/per_sequence` and `<name>/per_token` of all batches so far."""
-        found = {}
+        estimates = {}
         for unit, sums in zip(self.UNITS, self._clustered() or self._sums, strict=True):
-            found |= {f"{name}/{unit}": e for name, e in zip(self.names, sums.estimates(), strict=True)}
-        return {f"{name}/{unit}": found[f"{name}/{unit}"] for name in self.names for unit in self.UNITS}
+            estimates |= {f"{name}/{unit}": e for name, e in zip(self.names, sums.estimates(), strict=True)}
+        return {f"{name}/{unit}": estimates[f"{name}/{unit}"] for name in self.names for unit in self.UNITS}
 
     def _clustered(self) -> list[RatioSums]:
         if self._by_group is None:
@@ -110,16 +110,16 @@ class Ratios:
 
     def scalars(self) -> dict[str, Tensor]:
         """The numbers `ratio/<kind>/...`; empty if there was no live token."""
-        found = {}
+        scalars = {}
         for kind, (total, square) in self._sums.items():
             n = self._count[kind]
-            found[f"ratio/{kind}/mean"] = total / n
-            found[f"ratio/{kind}/max"] = self._largest[kind]
+            scalars[f"ratio/{kind}/mean"] = total / n
+            scalars[f"ratio/{kind}/max"] = self._largest[kind]
             kept = self.kept[kind].values()
             for q, x in zip(QUANTILES, kept.quantile(torch.tensor(QUANTILES).to(kept)), strict=True):
-                found[f"ratio/{kind}/quantile_{q:g}"] = x
-            found[f"ratio/{kind}/effective_sample_size"] = effective_share(n, total, square)
-        return found
+                scalars[f"ratio/{kind}/quantile_{q:g}"] = x
+            scalars[f"ratio/{kind}/effective_sample_size"] = effective_share(n, total, square)
+        return scalars
 
 
 class Lengths:
@@ -159,11 +159,11 @@ class Lengths:
 
 def numbers(named: dict[str, Tensor]) -> dict[str, float]:
     """Convert scalars of any device to plain numbers, with one synchronisation per device."""
-    found: dict[str, float] = {}
+    floats: dict[str, float] = {}
     for device in {x.device for x in named.values()}:
         here = {name: x for name, x in named.items() if x.device == device}
-        found |= zip(here, torch.stack([wide(x) for x in here.values()]).tolist(), strict=True)
-    return {name: found[name] for name in named}
+        floats |= zip(here, torch.stack([wide(x) for x in here.values()]).tolist(), strict=True)
+    return {name: floats[name] for name in named}
 
 
 # KL reports: all estimators with standard errors, and their units in their names.

@@ -60,9 +60,9 @@ def assert_descends(
     expected = parse_parts(verdict) if "=" in verdict else cast(Verdict, verdict)
     with imports_for(loss if isinstance(loss, str) else ""):
         result = audit(_found(loss, settings), advantages=advantages)
-    found = differences(result, expected, off_policy, strict=strict)
-    if found:
-        raise _error(result, found)
+    mismatches = differences(result, expected, off_policy, strict=strict)
+    if mismatches:
+        raise _error(result, mismatches)
     return result
 
 
@@ -77,10 +77,12 @@ def _found(loss: object, settings: Settings | None) -> Subject:
     return as_subject(known[loss], settings=settings)
 
 
-def _error(result: AuditResult, found: list[Difference]) -> VerdictError:
+def _error(result: AuditResult, mismatches: list[Difference]) -> VerdictError:
     advice = result.advice
-    remedy = " ".join(map(str, remedies(result, found))) or "change the loss, or what is expected of it"
-    expected, received = (" and ".join(texts) for texts in zip(*((x.expected, x.received) for x in found), strict=True))
+    remedy = " ".join(map(str, remedies(result, mismatches))) or "change the loss, or what is expected of it"
+    expected, received = (
+        " and ".join(texts) for texts in zip(*((x.expected, x.received) for x in mismatches), strict=True)
+    )
     explanation = "; ".join([advice.finding, *advice.warnings])
     return VerdictError(
         f"{expected} from {result.name}", f"{received}: it {explanation}", remedy[0].lower() + remedy[1:]

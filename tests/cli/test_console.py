@@ -232,32 +232,6 @@ def test_the_legend_of_a_figure(name):
     assert not any(text.get_parse_math() for text in texts)
 
 
-@pytest.mark.slow
-def test_reproduce(tmp_path):
-    out = tmp_path / "a[/]b[c]" / ("x" * 200)
-    assert (
-        f"Numbers and figures are in {out}/\n" in succeed("reproduce", "schulman/table", "--quick", "--out", out).stdout
-    )
-
-
-@pytest.mark.many
-@pytest.mark.slow
-def test_train(tmp_path, monkeypatch):
-    pytest.importorskip("trl")
-    from training.small import SMALL, arguments, write_model
-
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    model = write_model(tmp_path / "[m]odel[/]")
-    folder = tmp_path / "x[y]z" / "a[/]$b_"
-    settings = arguments(**{**SMALL, "model": model, "output_dir": folder, "max_steps": 1, "eval_size": 2})
-    planned = succeed("train", *settings, "--dry_run")
-    assert "[m]odel[/]" in joined(planned.stdout)
-    done = succeed("train", *settings)
-    assert f"{folder}/" in joined(done.stdout)
-    assert "after 0 updates  in-domain" in done.stderr
-    assert (folder / "run.png").exists()
-
-
 @pytest.mark.parametrize("name", [*HOSTILE, "`a`", "a\nb", "a\\|b", "|"])
 def test_markdown(name, audited):
     header, _, row = to_markdown([replace(audited, name=name)]).splitlines()

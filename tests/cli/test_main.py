@@ -1,6 +1,5 @@
 """The exit status of the command, and its output on terminals of any encoding."""
 
-import io
 import os
 import signal
 import subprocess
@@ -214,16 +213,6 @@ def test_ctrl_c_is_130(tmp_path):
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in err
-
-
-def test_the_streams_are_restored(monkeypatch):
-    before = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "argv", ["klgrad", "advise", "trl", "--off-policy"])
-    monkeypatch.setattr(sys, "stdout", before)
-    with pytest.raises(SystemExit):
-        main()
-    assert sys.stdout is before
-    assert b"reverse-kl-sequence" in before.buffer.getvalue()
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["audit", "k1-loss"], 0), (["audit", "k1-loss", "--json", "-"], 2)])

@@ -26,6 +26,7 @@ from klgrad import (
     kernels,
     kl_report,
     mismatch_report,
+    policy_losses,
     reports,
     squared_sequence,
     zoo,
@@ -33,7 +34,7 @@ from klgrad import (
 from klgrad.core.families import CHOICES
 from klgrad.errors import MeaningError
 from klgrad.kernels import Head
-from klgrad.policy_losses import POLICY_LOSSES, published
+from klgrad.policy_losses import POLICY_LOSSES
 from klgrad.zoo import CELLS
 
 HOLES = torch.tensor(
@@ -136,11 +137,11 @@ SUBJECTS: dict[str, Subject] = {
         for name in ("token_ratio", "prefix_ratio", "prefix_ratio_before", "sequence_ratio", "on_policy_weights")
     },
     **{
-        f"klgrad.policy_losses.published.{name}": lambda x, name=name: getattr(published, name)(x["logp"], x["mask"])
+        f"klgrad.policy_losses.{name}": lambda x, name=name: getattr(policy_losses, name)(x["logp"], x["mask"])
         for name in ("sum_per_completion", "mean_per_completion", "mean_over_tokens")
     },
     **{
-        f"klgrad.policy_losses.published.{name}": lambda x, name=name: getattr(published, name)(
+        f"klgrad.policy_losses.{name}": lambda x, name=name: getattr(policy_losses, name)(
             x["logp"], x["old_logp"], x["mask"]
         )
         for name in ("sequence_ratio", "geometric_ratio")
@@ -192,7 +193,7 @@ def test_a_baseline_is_the_mean_over_the_same_column_of_the_others():
 
 # None is left out
 
-MODULES = (klgrad, credit, importance, kernels, reports, published, zoo)
+MODULES = (klgrad, credit, importance, kernels, reports, policy_losses, zoo)
 
 
 def taking_a_mask() -> set[str]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 from tolerances import EXACT, SINGLE
 
-from klgrad.core.statistics import Estimate, RatioSums, StreamSample, proportion_interval, ratio_of_means
+from klgrad.core.result import Estimate, RatioSums, StreamSample, proportion_interval, ratio_of_means
 
 
 def written_out(total, count):

@@ -6,7 +6,7 @@ from statistics import NormalDist
 import pytest
 from tolerances import PRINTED, QUANTILE
 
-from klgrad.core.statistics import SERIES_FROM, t_quantile
+from klgrad.core.result import SERIES_FROM, t_quantile
 from klgrad.errors import MeaningError
 
 TABLE = {

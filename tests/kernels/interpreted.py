@@ -16,9 +16,9 @@ from mutants import module_in, planted
 from tolerances import BFLOAT16, KEPT, SINGLE
 
 from klgrad.core.divergences import REVERSE_KL, Divergence, jensen_shannon, mixture
-from klgrad.kernels import from_logits, fused_statistics, hopper, state, tile as tiles, tiles_torch, tiles_triton
+from klgrad.kernels import from_logits, fused_statistics, hopper, state, tiles_torch, tiles_triton, tiling as tiles
 from klgrad.kernels.head import Transform
-from klgrad.kernels.tile import CachedLogits, Tile
+from klgrad.kernels.tiling import CachedLogits, Tile
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 TOKENS, SLICE, START = 5, 8, 40

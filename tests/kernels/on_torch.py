@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from klgrad.kernels import hopper, state, tile
+from klgrad.kernels import hopper, state, tiling
 from klgrad.kernels.hopper import HopperOperands, gluon
-from klgrad.kernels.tile import LARGEST_KEPT, CachedLogits
+from klgrad.kernels.tiling import LARGEST_KEPT, CachedLogits
 
 GL = SimpleNamespace(
     abs=torch.abs,
@@ -32,8 +32,8 @@ def sums(models: HopperOperands, states: Tensor, picked: Tensor, kept: CachedLog
     for i, row in ((i, row) for i in range(2) for row in range(len(z))):
         if 0 <= local[row] < z.shape[1]:
             picked[i, row] = (z, z_ref)[i][row, local[row]]
-    for i, first in enumerate(range(0, z.shape[1], tile.MARKED)):
-        x, y = (each[:, first : first + tile.MARKED] for each in (z, z_ref))
+    for i, first in enumerate(range(0, z.shape[1], tiling.MARKED)):
+        x, y = (each[:, first : first + tiling.MARKED] for each in (z, z_ref))
         a, b = x - x.amax(1, keepdim=True), y - y.amax(1, keepdim=True)
         mass, energy, ref_mass, gap, ref_gap, *bregman_terms = (t.sum(1) for t in gluon.terms.fn(a, b))
         states[:, i] = torch.stack([x.amax(1), mass, energy, y.amax(1), ref_mass, gap, -ref_gap, *bregman_terms])
@@ -41,7 +41,7 @@ def sums(models: HopperOperands, states: Tensor, picked: Tensor, kept: CachedLog
             pair = gluon.kept_pair.fn(a, b, (gap / mass)[:, None], kept.tiny, LARGEST_KEPT)
             for out, numbers in zip((kept.a_or_minus_b, kept.delta), pair, strict=True):
                 assert out.stride(0) % 8 == 0  # rows of a multiple of 16 bytes
-                out[:, first : first + tile.MARKED] = numbers
+                out[:, first : first + tiling.MARKED] = numbers
 
 
 def gradient(models: HopperOperands, numbers: Tensor, out: Tensor) -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernels.cases import GRADIENT, agree, budget, make, weighted_sum
+from kernels.cases import GRADIENT, agree, budget, check_gradient_of, compare, make, weighted_sum
 from tolerances import BFLOAT16, EXACT, SINGLE
 
 from klgrad.errors import KernelInputError
-from klgrad.kernels import Head, from_logits, token_statistics
+from klgrad.kernels import Head, from_logits, fused_statistics, token_statistics
 
 SETTINGS = {
     "plain": {},
@@ -128,13 +128,7 @@ def test_only_the_required_gradients_are_computed(wanted):
 
 @pytest.mark.parametrize("name", ["logp", "entropy", "reverse_kl", "forward_kl", "entries_logp"])
 def test_each_output_alone(name):
-    case = make(bias=True).require_grad()
-    wide = case.to(torch.float64).require_grad()
-    found = torch.autograd.grad(getattr(case.statistics(), name).sum(), case.leaves)
-    for gradient, truth in zip(
-        found, torch.autograd.grad(getattr(wide.specification(), name).sum(), wide.leaves), strict=True
-    ):
-        EXACT.check_vector(gradient, truth)
+    check_gradient_of(name, make(bias=True), EXACT)
 
 
 @pytest.mark.parametrize("kept", KEPT)
@@ -158,19 +152,6 @@ def test_results_may_be_changed_in_place():
         torch.autograd.grad(loss, case.leaves), torch.autograd.grad(weighted_sum(kept), spared.leaves), strict=True
     ):
         assert torch.equal(a, b)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-def test_gradcheck():
-    case = make((4,), 11, 3, 2, bias=True, policy={"softcap": 2.0, "temperature": 0.8})
-
-    def outputs(hidden, weight, bias):
-        moved = replace(case, hidden=hidden, head=replace(case.head, weight=weight, bias=bias))
-        found = moved.statistics()
-        return tuple(getattr(found, n) for n in ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp"))
-
-    assert torch.autograd.gradcheck(outputs, [x.requires_grad_() for x in case.leaves], nondet_tol=EXACT.atol)
 
 
 def test_a_second_derivative_is_refused_not_wrong():
@@ -197,3 +178,20 @@ def test_the_reference_gets_no_gradient():
 def test_without_a_reference_there_is_no_kl():
     found = token_statistics(*(getattr(make(), n) for n in ("hidden", "head", "targets")))
     assert found.ref_logp is found.reverse_kl is found.forward_kl is found.entries_logp is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(5,), (2, 3)], ids=str)
+def test_from_logits(shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    z, z_ref = 2 * torch.randn(2, *shape, 300, generator=generator, dtype=torch.float64).to(dtype)
+    targets = torch.randint(300, shape, generator=generator)
+    z, wide = z.clone().requires_grad_(), z.double().requires_grad_()
+    found = from_logits(z.mT.contiguous().mT if len(shape) == 1 else z, targets, z_ref, temperature=1.5)
+    expected = fused_statistics.statistics_of_logits(wide / 1.5, targets, z_ref.double() / 1.5)
+    compare(found, expected, EXACT if dtype == torch.float64 else SINGLE)
+    (gradient,), (truth,) = (
+        torch.autograd.grad(weighted_sum(found), z),
+        torch.autograd.grad(weighted_sum(expected), wide),
+    )
+    GRADIENT[dtype].check_vector(gradient, truth)

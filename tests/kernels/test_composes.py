@@ -1,7 +1,6 @@
 """The kernels together with autocast, checkpointing, compilation, and heads of transformers."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from kernels.cases import compare, make, weighted_sum
 from tolerances import BFLOAT16, EXACT, SINGLE
 from torch.utils.checkpoint import checkpoint
 
-from klgrad.kernels import Head, from_logits, token_statistics
+from klgrad.kernels import from_logits, token_statistics
 
 
 def gradients_of(case, total):
@@ -81,27 +80,3 @@ def test_compilation_goes_around_it():
     SINGLE.check(found, expected)
     for x, y in zip(gradients_of(case, found), gradients_of(case, expected), strict=True):
         SINGLE.check_vector(x, y)
-
-
-CONFIGS = {
-    "plain": ({}, {}),
-    "Gemma": ({"final_logit_softcapping": 30.0}, {"softcap": 30.0}),
-    "Cohere": ({"final_logit_softcapping": None, "logit_scale": 0.0625}, {"scale": 0.0625}),
-    "Falcon H1": ({"lm_head_multiplier": 0.04}, {"scale": 0.04}),
-    "Granite": ({"logits_scaling": 8.0}, {"scale": 0.125}),
-    "HyperCLOVA X": ({"logits_scaling": 8.0, "model_type": "hyperclovax"}, {"scale": 8.0}),
-}
-
-
-@pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize("nested", [False, True], ids=["text", "in a multimodal model"])
-def test_the_head_of_a_model(model, nested):
-    config, fields = CONFIGS[model]
-    text = SimpleNamespace(**{"model_type": "some", **config})
-    text.get_text_config = lambda: text
-    outer = SimpleNamespace(model_type="gemma3n", get_text_config=lambda: text) if nested else text
-    layer = torch.nn.Linear(4, 9, bias=False)
-    head = Head.of(SimpleNamespace(config=outer, get_output_embeddings=lambda: layer), temperature=0.7)
-    expected = Head(layer.weight, temperature=0.7, **fields)
-    assert head.weight is layer.weight
-    assert (head.bias, head.transform, head.vocabulary) == (None, expected.transform, 9)

@@ -16,7 +16,7 @@ import torch
 from klgrad.kernels import hopper
 from klgrad.kernels.head import Transform
 from klgrad.kernels.hopper import HopperOperands
-from klgrad.kernels.tile import MARKED, CachedLogits, Tile
+from klgrad.kernels.tiling import MARKED, CachedLogits, Tile
 
 if not hopper._importable():
     pytest.skip("there is no Triton with the parts of Gluon that are used", allow_module_level=True)

@@ -9,7 +9,7 @@ from tolerances import BFLOAT16, FLOAT16, KEPT, SINGLE, TENSOR_CORES
 
 from klgrad.kernels import state, tiling
 from klgrad.kernels.hopper import HopperOperands
-from klgrad.kernels.tile import MARKED, CachedLogits
+from klgrad.kernels.tiling import MARKED, CachedLogits
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ from tolerances import BFLOAT16, EXACT, KEPT
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from klgrad.kernels import fused_statistics, fused_statistics as function, passes, state, tiles_torch
-from klgrad.kernels.tile import CachedLogits
+from klgrad.kernels.tiling import CachedLogits
 
 OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
 DOUBTS = (0.1, 0.01, 2e-3, 1e-4)

@@ -91,7 +91,7 @@ MUTATIONS = {
     ),
     "kept logits without their top": ("klgrad.kernels.tiles_torch.gradient", "z = a + top", "z = a", checks.kept),
     "kept differences without their mean": (
-        "klgrad.kernels.tile.CachedLogits.load",
+        "klgrad.kernels.tiling.CachedLogits.load",
         "torch.where(own, mean, 0.0)",
         "0.0",
         checks.kept,
@@ -103,7 +103,7 @@ MUTATIONS = {
         checks.confident_tokens,
     ),
     "the reference's logit read as the policy's": (
-        "klgrad.kernels.tile.CachedLogits.load",
+        "klgrad.kernels.tiling.CachedLogits.load",
         "torch.where(own, a_or_minus_b, d - a_or_minus_b), d",
         "a_or_minus_b, d",
         checks.kept,
@@ -115,7 +115,7 @@ MUTATIONS = {
         checks.second_backward,
     ),
     "an entry of another tile taken": (
-        "klgrad.kernels.tile.Tile.locate",
+        "klgrad.kernels.tiling.Tile.locate",
         "(local >= 0) & (local < self.width)",
         "local >= 0",
         checks.recomputed,

@@ -3,7 +3,7 @@
 import pytest
 
 from klgrad.logs import LogError
-from klgrad.logs.columns import EXAMPLES, assign, parse_choices
+from klgrad.logs.reader import EXAMPLES, assign, parse_choices
 from klgrad.support import GROUP, MASK, ROLES, WHOSE, role_of
 
 FRAMEWORKS = {

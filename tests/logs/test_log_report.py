@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from klgrad.cli import app
 from klgrad.logs import LogError, examine
-from klgrad.logs.log_report import HEIGHT, WIDTH, figures_of
+from klgrad.logs.log_page import HEIGHT, WIDTH, figures_of
 
 # The report requests no column that it has, proposes no weight that is 1, and explains large numbers.
 

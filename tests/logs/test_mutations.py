@@ -10,7 +10,7 @@ from mutants import copy_with_fault, module_in
 
 MUTATIONS = {
     "errors without the correction for few clusters": (
-        "klgrad.core.statistics.RatioSums.estimates",
+        "klgrad.core.result.RatioSums.estimates",
         "(self.square / left)",
         "(self.square)",
     ),
@@ -20,7 +20,7 @@ MUTATIONS = {
         "self._sums",
     ),
     "batches about means of their own": (
-        "klgrad.core.statistics.RatioSums._about",
+        "klgrad.core.result.RatioSums._about",
         "off = mean - _ratio(self.total, self.count)",
         "off = 0 * mean",
     ),
@@ -55,12 +55,12 @@ MUTATIONS = {
         "c.abs() > DEAD",
     ),
     "lengths with dead tokens": (
-        "klgrad.logs.columns.build",
+        "klgrad.logs.reader.build",
         "lengths = counted[ends] - counted[ends - lengths]",
         "pass",
     ),
-    "padding taken for tokens": ("klgrad.logs.columns._pad", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
-    "places among live tokens": ("klgrad.logs.columns.Chunk.place", "token = int(torch.nonzero(live)[token])", "pass"),
+    "padding taken for tokens": ("klgrad.logs.reader._pad", "steps < lengths[:, None]", "steps <= lengths[:, None]"),
+    "places among live tokens": ("klgrad.logs.reader.Chunk.place", "token = int(torch.nonzero(live)[token])", "pass"),
     "the other neighbour": (
         "klgrad.logs.mismatch.Evidence.add",
         "(seen.sampler_logp, seen.logp, live)",
@@ -100,7 +100,7 @@ MUTATIONS = {
         "arange(done, done + batch.num_rows)",
         "arange(batch.num_rows)",
     ),
-    "all prompts one": ("klgrad.logs.columns.Numbering.number", "len(self._known))", "0)"),
+    "all prompts one": ("klgrad.logs.reader.Numbering.number", "len(self._known))", "0)"),
 }
 
 

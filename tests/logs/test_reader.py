@@ -179,13 +179,6 @@ def test_unknown_suffixes_and_missing_files_are_refused(tmp_path):
     assert "no file that matches" in message_of(tmp_path / "run-*.parquet")
 
 
-@pytest.mark.parametrize("suffix", WRITERS)
-def test_an_error_about_a_missing_column_suggests_a_similar_one(suffix, tmp_path):
-    data = sampled(rows=4, tokens=3)
-    data["refernce_logp"] = data.pop("ref_logp")
-    assert "did you mean 'refernce_logp'?" in message_of(write(tmp_path / f"log{suffix}", data))
-
-
 def test_json_that_is_not_a_log_is_refused(tmp_path):
     path = tmp_path / "log.jsonl"
     good = '{"logp": [-1.0], "ref_logp": [-1.0]}\n'

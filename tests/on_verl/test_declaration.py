@@ -5,7 +5,7 @@ from on_verl.configuration import HAS_VERL, composed, small
 
 from klgrad import Clip, ImportanceWeighting, KLTerm, Truncate
 from klgrad.errors import KlgradError, MeaningError, UnknownNameError
-from klgrad.verl.declaration import VerlObjective, declared, notes, term_of
+from klgrad.verl.declaration import VerlObjective, notes, read_declaration, term_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -14,7 +14,7 @@ PREFIX = {"ratio": "prefix"}
 
 
 def test_the_defaults_are_a_term():
-    found = declared(small())
+    found = read_declaration(small())
     assert found.term == KLTerm()
     assert (found.coef, found.placement, found.in_advantage) == (0.05, "loss", False)
 
@@ -32,18 +32,18 @@ def test_every_field_of_a_term_can_be_declared():
         "placement": "advantage",
     }
     weighting = ImportanceWeighting("prefix", Clip(0.5, 2.0))
-    assert declared(small(klgrad=node)).term == KLTerm(
+    assert read_declaration(small(klgrad=node)).term == KLTerm(
         estimator="k1_k3", discount=0.5, baseline="leave_one_out", influence_bound=3.0, weighting=weighting
     )
 
 
 def test_a_bound_and_a_target_may_be_none():
-    found = declared(small(klgrad={"influence_bound": None, "target": None}))
+    found = read_declaration(small(klgrad={"influence_bound": None, "target": None}))
     assert (found.term, found) == (KLTerm(), VerlObjective())
 
 
 def test_the_default_bound_is_that_of_the_trainer_on_trl():
-    assert declared(small(klgrad=PREFIX)).term.weighting == ImportanceWeighting("prefix", Truncate(2.0))
+    assert read_declaration(small(klgrad=PREFIX)).term.weighting == ImportanceWeighting("prefix", Truncate(2.0))
 
 
 REFUSED = {
@@ -119,14 +119,14 @@ REFUSED = {
 def test_what_is_refused_and_why(case):
     changed, sentence = REFUSED[case]
     with pytest.raises(MeaningError) as caught:
-        declared(small(**changed))
+        read_declaration(small(**changed))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_misspelt_setting_is_an_error_with_the_near_one():
     with pytest.raises(UnknownNameError, match="did you mean 'discount'"):
-        declared(small(klgrad={"dicount": 1}))
+        read_declaration(small(klgrad={"dicount": 1}))
 
 
 def test_a_kl_in_the_loss_allows_what_the_advantage_does_not():
@@ -138,13 +138,13 @@ def test_a_kl_in_the_loss_allows_what_the_advantage_does_not():
         {"klgrad": {"reduction": "sequence"}},
         {"klgrad": {"sampler": "old", **PREFIX}},
     ):
-        declared(small(**changed))
+        read_declaration(small(**changed))
 
 
 def test_distillation_without_rewards_drops_the_policy_loss():
     teacher = {"klgrad": {"reference": "teacher"}, "distillation__enabled": True}
-    assert declared(small(**teacher)).task_rewards
-    assert not declared(small(**teacher, distillation__distillation_loss__use_task_rewards=False)).task_rewards
+    assert read_declaration(small(**teacher)).task_rewards
+    assert not read_declaration(small(**teacher, distillation__distillation_loss__use_task_rewards=False)).task_rewards
 
 
 NOTED = {
@@ -175,12 +175,12 @@ NOTED = {
 def test_what_changes_the_meaning_is_said(case):
     changed, sentence = NOTED[case]
     config = small(**changed)
-    (said,) = notes(config, declared(config))
+    (said,) = notes(config, read_declaration(config))
     assert sentence in said
 
 
 def test_nothing_is_said_of_settings_that_keep_the_meaning():
-    assert notes(small(), declared(small())) == []
+    assert notes(small(), read_declaration(small())) == []
     for config in (
         small(klgrad=PREFIX, actor_rollout_ref__actor__ppo_epochs=2),
         small(actor_rollout_ref__rollout__temperature=0.7),  # of policy and reference alike
@@ -191,14 +191,14 @@ def test_nothing_is_said_of_settings_that_keep_the_meaning():
             actor_rollout_ref__actor__entropy_coeff=0.1,  # belongs to the policy loss, which is dropped
         ),
     ):
-        assert notes(config, declared(config)) == []
+        assert notes(config, read_declaration(config)) == []
 
 
 @pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")
 def test_the_command_line_of_verl_declares_a_term():
     config = composed("+klgrad.level=token", "+klgrad.coef=0.01", "+klgrad.ratio=prefix", "+klgrad.ratio_bound=none",
                       "actor_rollout_ref.rollout.calculate_log_probs=true")  # fmt: skip
-    found = declared(config)
+    found = read_declaration(config)
     assert found.term.name == "reverse-token-k1-prefix-ratio"
     assert found.coef == 0.01
 

@@ -1,5 +1,7 @@
 """The plug-in: it is light, registers klgrad's trainers after verl's, and says why where it cannot."""
 
+import importlib
+import importlib.util
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ from on_verl.whole_runs import environment
 
 from klgrad.errors import ActivationError
 from klgrad.verl.declaration import term_of
-from klgrad.verl.handshake import check_status, expected, received, sent, status
+from klgrad.verl.handshake import check_status, expected_status, from_worker_node, to_worker_node, worker_status
 from klgrad.verl.loss import KLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -19,11 +21,11 @@ DECLARATION = term_of({"level": "token", "coef": 0.2})
 
 def report(**changed):
     loss = KLLoss(lambda: None, DECLARATION)
-    return {**status(loss), "plugin": True, "where": "process 7 on node-3", **changed}
+    return {**worker_status(loss), "plugin": True, "where": "process 7 on node-3", **changed}
 
 
 def test_workers_that_have_everything_pass():
-    check_status(expected(DECLARATION), [report(), report()])
+    check_status(expected_status(DECLARATION), [report(), report()])
 
 
 REFUSED = {
@@ -37,31 +39,31 @@ REFUSED = {
 def test_one_worker_that_lacks_something_is_named(case):
     changed, sentence = REFUSED[case]
     with pytest.raises(ActivationError) as caught:
-        check_status(expected(DECLARATION), [report(), report(**changed)])
+        check_status(expected_status(DECLARATION), [report(), report(**changed)])
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_no_report_at_all_is_refused():
     with pytest.raises(ActivationError):
-        check_status(expected(DECLARATION), [])
+        check_status(expected_status(DECLARATION), [])
 
 
 def test_another_declaration_in_a_worker_is_refused():
-    other = status(KLLoss(lambda: None, term_of({"level": "token", "coef": 0.3})))
+    other = worker_status(KLLoss(lambda: None, term_of({"level": "token", "coef": 0.3})))
     with pytest.raises(ActivationError, match=r"coef=0\.2.*coef=0\.3"):
-        check_status(expected(DECLARATION), [{**other, "plugin": True}])
+        check_status(expected_status(DECLARATION), [{**other, "plugin": True}])
 
 
 def test_this_process_did_not_load_it_by_verl():
     if not HAS_VERL:
-        assert not status(None)["plugin"]
+        assert not worker_status(None)["plugin"]
 
 
 def test_what_is_sent_is_received():
-    declaration, wanted = received(sent(DECLARATION))
+    declaration, wanted = from_worker_node(to_worker_node(DECLARATION))
     assert declaration == DECLARATION
-    assert wanted == expected(DECLARATION)
+    assert wanted == expected_status(DECLARATION)
 
 
 def fresh(code, **variables):
@@ -147,3 +149,63 @@ def test_trainers_that_do_not_import_stop_their_own_runs_with_the_reason():
     said = fresh(f"{broken}\n{START}\nprint([get_trainer_cls(m).__name__ for m in MODES])\nbuild('klgrad_sync')")
     assert "['PPOTrainerSync', 'PPOTrainerColocateAsync', 'PPOTrainerSeparateAsync']\n" in said, said
     assert "ActivationError expected klgrad's trainers to import; received ModuleNotFoundError" in said
+
+
+# What is done once another module is really imported; verl is not needed here.
+
+
+@pytest.fixture(scope="module")
+def after_import():
+    """`AfterImport` of a copy of the plug-in: the plug-in itself is imported by verl alone."""
+    spec, finders = importlib.util.find_spec("klgrad.verl.plugin"), list(sys.meta_path)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    sys.meta_path[:] = finders
+    return copy.AfterImport
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module that fails while the file `broken` exists."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = (
+        f"from pathlib import Path\nif Path({str(tmp_path / 'broken')!r}).exists():\n    raise RuntimeError('broken')\n"
+    )
+    (tmp_path / "observed_module.py").write_text(text)
+    importlib.invalidate_caches()
+    yield "observed_module"
+    sys.modules.pop("observed_module", None)
+
+
+@pytest.fixture
+def calls(module, after_import):
+    found = []
+    finder = after_import(module, lambda: found.append(module in sys.modules))
+    sys.meta_path.insert(0, finder)
+    yield found
+    if finder in sys.meta_path:
+        sys.meta_path.remove(finder)
+
+
+def test_it_is_done_after_the_import_and_once(module, calls, after_import):
+    importlib.import_module(module)
+    importlib.reload(sys.modules[module])
+    assert calls == [True]
+    assert not any(isinstance(finder, after_import) and vars(finder)["module"] == module for finder in sys.meta_path)
+
+
+def test_a_search_for_the_module_does_not_use_it_up(module, calls):
+    assert importlib.util.find_spec(module) is not None
+    assert calls == []
+    importlib.import_module(module)
+    assert calls == [True]
+
+
+def test_an_import_that_fails_does_not_use_it_up(module, calls, tmp_path):
+    (tmp_path / "broken").touch()
+    with pytest.raises(RuntimeError, match="broken"):
+        importlib.import_module(module)
+    assert calls == []
+    (tmp_path / "broken").unlink()
+    importlib.import_module(module)
+    assert calls == [True]

@@ -9,7 +9,7 @@ from tolerances import EXACT
 
 from klgrad import KLTerm, Rollout, kl_report, mismatch_report
 from klgrad.core.importance import effective_sample_size
-from klgrad.core.statistics import ratio_of_means
+from klgrad.core.result import ratio_of_means
 from klgrad.errors import RolloutError
 from klgrad.reports import KLSums
 

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -67,54 +66,6 @@ def test_a_file_that_must_not_be_written_is_left(tmp_path):
     with pytest.raises(OutputError, match="Permission denied"):
         write_whole(path, "new")
     assert path.read_text() == "old"
-
-
-def test_a_pipe_is_written_to(tmp_path):
-    pipe, found = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
-    reader.start()
-    write_whole(pipe, "x" * 200_000)
-    reader.join(10)
-    assert found == [b"x" * 200_000]
-    assert stat.S_ISFIFO(pipe.lstat().st_mode)
-    assert names_in(tmp_path) == ["pipe"]
-
-
-def test_a_pipe_whose_reader_is_gone_is_an_error(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    threading.Timer(0.2, os.close, (reader,)).start()
-    with pytest.raises(OutputError, match="Broken pipe"):
-        write_whole(pipe, "x" * 1_000_000)  # more than a pipe holds
-
-
-@pytest.fixture
-def full(tmp_path):
-    """A device that is always full: for root a copy, because a mistake would replace the system's own."""
-    if not Path("/dev/full").is_char_device():
-        pytest.skip("no /dev/full")
-    if os.geteuid() != 0:
-        return Path("/dev/full")
-    (tmp_path / "devices").mkdir()
-    copy = tmp_path / "devices" / "full"
-    try:
-        os.mknod(copy, stat.S_IFCHR | 0o666, Path("/dev/full").stat().st_rdev)
-        os.close(os.open(copy, os.O_WRONLY))
-    except OSError:
-        pytest.skip("no devices can be made in this folder")
-    return copy
-
-
-def test_a_device_is_written_to_and_stays(tmp_path, full):
-    link = tmp_path / "link"
-    link.symlink_to(full)
-    for path in (full, link):
-        with pytest.raises(OutputError, match="No space left"):
-            write_whole(path, "x")
-    assert full.is_char_device()
-    assert link.is_symlink()
 
 
 def test_a_folder_is_refused(tmp_path):

@@ -179,43 +179,6 @@ def test_errors_come_before_training(command, settings, error, said, run, model,
     assert not (tmp_path / "run" / "history.jsonl").exists()
 
 
-def test_an_error_is_one_line_and_status_2(monkeypatch, capsys, tmp_path):
-    from klgrad.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["klgrad", "train", "--kl_coef", "-1", "--use_cpu"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.startswith("MeaningError: expected `kl_coef` >= 0")
-
-
-@pytest.mark.parametrize("command", ["train", "distill"])
-def test_help_is_short_and_all_of_it_can_be_had(command):
-    short, whole = invoke(command, "--help").output, invoke(command, "--help-all").output
-    assert f"klgrad {command} --quick" in short
-    for flag in ("--task", "--kl_placement", "--model", "--num_generations"):
-        assert flag in short
-    assert "--adam_beta1" not in short
-    assert "--adam_beta1" in whole
-
-
-@pytest.mark.parametrize(
-    ("command", "defaults"),
-    [
-        ("train", {"kl_coef": "[0.02]", "kl_discount": "[1.0]", "model": "[smollm2]", "output_dir": "[runs/train]"}),
-        (
-            "distill",
-            {"kl_coef": "[1.0]", "kl_discount": "[0.0]", "teacher": "[smollm2]", "output_dir": "[runs/distill]"},
-        ),
-    ],
-)
-def test_help_shows_the_defaults_of_the_command(command, defaults):
-    """Those of its preset for the embedded model, a default of 0 included, and not TRL's or the other command's."""
-    lines = {words[0]: line for line in invoke(command, "--help").output.splitlines() if (words := line.split())}
-    for name, default in defaults.items():
-        assert lines[f"--{name}"].rstrip().endswith(default)
-
-
 @pytest.mark.parametrize("command", ["train", "distill"])
 def test_the_short_help_has_the_names_and_defaults_of_the_parser(command):
     from klgrad.cli.train import COMMAND, MODEL, TRAINING, rows

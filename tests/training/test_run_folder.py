@@ -1,7 +1,6 @@
 """The files of a run: history, record, lock, and the run that is replaced."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import pytest
 import torch
 from training.conftest import contents
-from training.small import SMALL, arguments
 from typer.testing import CliRunner
 
 from klgrad.cli import app
@@ -211,24 +209,6 @@ def test_a_lock_file_is_not_a_run(run, tmp_path):
     (tmp_path / "run" / run_folder.LOCK).write_text("")
     assert run("train", tmp_path / "run", max_steps=1, eval_size=0)[0] == 0
     assert not (tmp_path / "run" / run_folder.LOCK).exists()
-
-
-@pytest.mark.many
-@pytest.mark.slow
-def test_of_two_runs_at_once_one_trains(model, tmp_path):
-    given = arguments(**{**SMALL, "model": model, "output_dir": tmp_path / "run", "eval_size": 0})
-    command = [sys.executable, "-m", "klgrad", "train", *given]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    both = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = [each.communicate(timeout=170)[1] for each in both]
-    assert sorted(each.returncode for each in both) == [0, 2]
-    refused = said[both.index(next(each for each in both if each.returncode == 2))].strip().splitlines()[-1]
-    assert refused.startswith("RunError: expected an output folder")
-    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4]
 
 
 # `--resume` deletes nothing that took training to make.

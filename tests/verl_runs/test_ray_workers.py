@@ -26,16 +26,16 @@ kept = ("PYTHONPATH", "VERL_USE_EXTERNAL_MODULES", "OMP_NUM_THREADS", "HF_HUB_OF
 variables = {name: os.environ[name] for name in kept}
 ray.init(num_cpus=4, resources={"NPU": 2}, include_dashboard=False, runtime_env={"env_vars": variables})
 from klgrad.errors import ActivationError
-from klgrad.verl.handshake import check_status, expected
+from klgrad.verl.handshake import check_status, expected_status
 from klgrad.verl.declaration import term_of
-from klgrad.verl.handshake import sent
+from klgrad.verl.handshake import to_worker_node
 from klgrad.verl.trainers import KLActorWorker
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 declaration = term_of({"level": "token"})
 config = composed(*model_overrides(tiny.folder()))
 with open_dict(config):
-    config.actor_rollout_ref["klgrad"] = sent(declaration)
+    config.actor_rollout_ref["klgrad"] = to_worker_node(declaration)
 
 def start():
     made = RayClassWithInitArgs(ray.remote(KLActorWorker), config=config.actor_rollout_ref, role="actor")
@@ -44,7 +44,7 @@ def start():
 
 def check(group):
     try:
-        check_status(expected(declaration), group.klgrad_status())
+        check_status(expected_status(declaration), group.klgrad_status())
         return "active"
     except (ActivationError, ray.exceptions.RayActorError) as error:
         return f"{type(error).__name__} {error}"

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console, Group
@@ -24,6 +23,7 @@ from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameErr
 from ..frameworks import FRAMEWORKS, HOMES, SETTINGS
 from ..frameworks.recommendation import TARGET_OF, Meaning, expresses
 from ..policy_losses import POLICY_LOSSES, PolicyLoss
+from ..support import Json
 from ..targets import Target
 from .audit import framework_of, matching, recorded_policy_losses, settings_of
 from .console import beside, deliver, first_lines, lines, stderr, tracked
@@ -96,7 +96,7 @@ class Failures:
             raise typer.Exit(ERROR)
 
 
-def find_losses(names: list[str], settings: dict[str, Any], console: Console, failures: Failures) -> list[Subject]:
+def find_losses(names: list[str], settings: Json, console: Console, failures: Failures) -> list[Subject]:
     """The losses of all names.
 
     Args:
@@ -130,7 +130,7 @@ def find_losses(names: list[str], settings: dict[str, Any], console: Console, fa
     return losses
 
 
-def _find(name: str, settings: dict[str, Any], console: Console, *, alone: bool) -> FileLosses:
+def _find(name: str, settings: Json, console: Console, *, alone: bool) -> FileLosses:
     if framework_of(name):
         return FileLosses(settings_of(console, [name], wanted=True), {})
     known = catalogue()
@@ -160,22 +160,22 @@ def fixes_for(subjects: Sequence[Subject]) -> Fixes:
 
 def fixes_of(framework: str) -> list[Fix]:
     """A framework's settings by meaning; for the reverse KLs also code, if no setting is correct on all problems."""
-    found = []
+    fixes = []
     for meaning in MEANINGS:
         setting, target = SETTINGS[framework].get(meaning), TARGET_OF[meaning]
         if setting is not None:
-            found.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
+            fixes.append(Fix(target, setting.lines, *setting.descends, subject=setting.subject, note=setting.note))
         if meaning[0] == "reverse" and (setting is None or not expresses(setting, meaning, off_policy=False)):
             lines, place = HOMES[framework].lines(meaning, off_policy=False), HOMES[framework].place
-            found.append(Fix(target, lines, target, "unknown", place=place))
-    return found
+            fixes.append(Fix(target, lines, target, "unknown", place=place))
+    return fixes
 
 
 # `klgrad audit --whole`.
 
 
 def report_whole(
-    losses: list[str], settings: dict[str, Any], json: Path | None, markdown: Path | None, *, recorded: bool
+    losses: list[str], settings: Json, json: Path | None, markdown: Path | None, *, recorded: bool
 ) -> tuple[list[WholeResult], Failures]:
     """Audit whole losses and show what they do.
 
@@ -213,7 +213,7 @@ def report_whole(
     return results, failures
 
 
-def _found(name: str, settings: dict[str, Any], failures: Failures) -> Sequence[PolicyLoss | Subject]:
+def _found(name: str, settings: Json, failures: Failures) -> Sequence[PolicyLoss | Subject]:
     if name in POLICY_LOSSES:
         return [POLICY_LOSSES[name]]
     if framework_of(name):

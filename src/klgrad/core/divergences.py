@@ -308,18 +308,21 @@ def named(divergence: str | Divergence) -> Divergence:
         >>> print(divergences.named("alpha(2)"))
         chi-square: coefficient exp(l) - 1
     """
-    if isinstance(divergence, Divergence):
-        return divergence
-    name = str(divergence)
+    return divergence if isinstance(divergence, Divergence) else by_name(divergence)
+
+
+@cache
+def by_name(name: str) -> Divergence:
+    """`named` of a text: the same object each time."""
     known = {**NAMED, **{d.name: d for d in NAMED.values()}}.get(name)
-    call = re.fullmatch(r"([a-z-]+)\(([-+]?\d*\.?\d+(?:e[-+]?\d+)?)\)", name)
+    call = re.fullmatch(r"([a-z-]+)\(([-+]?\d*\.?\d+(?:e[-+]?\d+)?)\)", str(name))
     if call and call[1] in WITH_NUMBER:
         known = WITH_NUMBER[call[1]](float(call[2]))
     if known is None:
         names = [*NAMED, *(f"{family}(NUMBER)" for family in WITH_NUMBER)]
         raise MeaningError(
             f"divergence in ({', '.join(names)}), or a `Divergence`",
-            repr(divergence),
+            repr(name),
             "write divergence='reverse', for example, or klgrad.divergences.from_slope(...) for a slope of your own",
         )
     return known

@@ -419,15 +419,15 @@ def _body(term: KLTerm, weight: WeightSymbols) -> str:
 
 def _notes(term: KLTerm) -> tuple[str, ...]:
     """The declared bounds and baseline, one sentence each."""
-    found: list[str] = []
+    qualifiers: list[str] = []
     if term.weighting is not None:
         bound = term.weighting.bound
-        found.append("ratio unbounded" if bound is None else f"ratio bounded by {bound}")
+        qualifiers.append("ratio unbounded" if bound is None else f"ratio bounded by {bound}")
     if term.baseline == "leave_one_out":
-        found.append("leave-one-out baseline")
+        qualifiers.append("leave-one-out baseline")
     if term.influence_bound is not None:
-        found.append(f"each token's own part clipped at ±{term.influence_bound:g} before credit and weights")
-    return tuple(found)
+        qualifiers.append(f"each token's own part clipped at ±{term.influence_bound:g} before credit and weights")
+    return tuple(qualifiers)
 
 
 # The computation.
@@ -490,9 +490,9 @@ def term_parts(term: KLTerm, rollout: Rollout, weights: Weights) -> TermParts:
 def full_divergence(term: KLTerm, rollout: Rollout) -> Tensor:
     """The divergence of each token over the full vocabulary, (B, T)."""
     field = f"token_{term.divergence}_kl" if str(term.divergence) in KLS else "token_divergence"
-    found: Tensor | None = getattr(rollout, field)
-    if found is None:
+    divergence: Tensor | None = getattr(rollout, field)
+    if divergence is None:
         raise RolloutError(
             f"`{field}` for estimator='exact'", "none", f"pass Rollout({field}=...), or choose a sampled estimator"
         )
-    return found
+    return divergence

@@ -162,15 +162,15 @@ def _check_shapes(logp: Tensor, mask: Tensor, per_token: dict[str, Tensor]) -> N
 
 def _as_index(group: object, rows: int) -> Tensor:
     """(B,) int64 from any allowed form of labels."""
-    found = group if isinstance(group, Tensor) else _numbered(group)
-    integers = not (found.is_floating_point() or found.is_complex() or found.is_quantized)
-    if found.shape != (rows,) or not integers or found.layout != torch.strided or found.is_meta:
+    labels = group if isinstance(group, Tensor) else _numbered(group)
+    integers = not (labels.is_floating_point() or labels.is_complex() or labels.is_quantized)
+    if labels.shape != (rows,) or not integers or labels.layout != torch.strided or labels.is_meta:
         raise RolloutError(
             f"`group` of shape ({rows},) and an integer dtype",
-            f"shape {tuple(found.shape)}, {found.dtype}, {found.layout}, on {found.device}",
+            f"shape {tuple(labels.shape)}, {labels.dtype}, {labels.layout}, on {labels.device}",
             "pass one prompt index per completion, as a dense tensor, a list or a NumPy array",
         )
-    return found.detach().to(torch.long)
+    return labels.detach().to(torch.long)
 
 
 class _Array(Protocol):
@@ -182,9 +182,9 @@ class _Array(Protocol):
 def _numbered(group: object) -> Tensor:
     """A tensor of the labels of a list, tuple, range or NumPy array."""
     is_array = hasattr(group, "tolist") and not isinstance(group, type)
-    found: object = cast("_Array", group).tolist() if is_array else group
-    if isinstance(found, list | tuple | range):
-        labels = cast("Sequence[object]", found)
+    values: object = cast("_Array", group).tolist() if is_array else group
+    if isinstance(values, list | tuple | range):
+        labels = cast("Sequence[object]", values)
         if all(isinstance(label, str) for label in labels):
             number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
             labels = [number[label] for label in labels]
@@ -214,16 +214,16 @@ def _as_bool(mask: Tensor) -> Tensor:
 def _check_values(given: dict[str, Tensor], mask: Tensor) -> None:
     """One device synchronisation for valid tensors; the details are looked up only for an invalid one."""
     bad = {name: mask & _is_invalid(name, x) for name, x in given.items()}
-    found, deferred = torch.stack([flags.any() for flags in bad.values()]).any(), _deferred.get()
+    any_bad, deferred = torch.stack([flags.any() for flags in bad.values()]).any(), _deferred.get()
     if deferred is None:
-        _raise_if(found, bad, given)
+        _raise_if(any_bad, bad, given)
     else:
-        deferred.append(lambda: _raise_if(found, bad, given))
+        deferred.append(lambda: _raise_if(any_bad, bad, given))
 
 
-def _raise_if(found: Tensor, bad: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+def _raise_if(any_bad: Tensor, bad: dict[str, Tensor], given: dict[str, Tensor]) -> None:
     """Raise for the first invalid value, if one was found."""
-    if not bool(found):
+    if not bool(any_bad):
         return
     name = next(name for name, flags in bad.items() if bool(flags.any()))
     b, t = _first(bad[name])

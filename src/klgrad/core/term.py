@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import MeaningError
 from ..targets import Descends
 from . import credit, families
-from .divergences import Divergence, named, short_number
+from .divergences import Divergence, by_name, named, short_number
 from .estimators import MAX_EXPONENT
 from .families import VALUES, Baseline, Formula, Level, TermEstimator, check_influence_bound
 from .importance import ImportanceWeighting, effective_sample_size, on_policy_weights
@@ -34,7 +34,7 @@ def diagnostics(term: "KLTerm", rollout: Rollout, ratios: Tensor | None) -> dict
     """
     # A masked token has log-ratio 0, and so changes no maximum and no count.
     log_ratio = rollout.log_ratio
-    found = {
+    scalars = {
         "length/mean": rollout.lengths.mean(),
         "log_ratio/abs_max": log_ratio.abs().amax(),
         "log_ratio/share_saturated": _share(log_ratio.abs() > MAX_EXPONENT, rollout),
@@ -43,10 +43,10 @@ def diagnostics(term: "KLTerm", rollout: Rollout, ratios: Tensor | None) -> dict
         own, later, _ = families.contributions(term, rollout)
         clipped = [own] if later is None else [own, later]
         largest = torch.stack(clipped).abs().amax(0)
-        found["influence/share_bounded"] = _share(largest > term.influence_bound, rollout)
+        scalars["influence/share_bounded"] = _share(largest > term.influence_bound, rollout)
     if ratios is not None and term.weighting is not None:
-        found |= _ratio_diagnostics(term.weighting, rollout.mask, ratios)
-    return found
+        scalars |= _ratio_diagnostics(term.weighting, rollout.mask, ratios)
+    return scalars
 
 
 def _share(flags: Tensor, rollout: Rollout) -> Tensor:
@@ -159,12 +159,12 @@ class KLTerm:
 
     def _name_divergence(self) -> None:
         """Hold a divergence that has a name by its name, which can be pickled and compared."""
-        found = self.generator
+        divergence = self.generator
         try:
-            is_named = named(found.name) == found
+            is_named = by_name(divergence.name) == divergence
         except MeaningError:
             is_named = False
-        object.__setattr__(self, "divergence", found.name.removesuffix("-kl") if is_named else found)
+        object.__setattr__(self, "divergence", divergence.name.removesuffix("-kl") if is_named else divergence)
         if self.divergence in families.KLS:
             if self.estimator == "sampled":
                 object.__setattr__(self, "estimator", "k1")
@@ -187,7 +187,7 @@ class KLTerm:
     @property
     def generator(self) -> Divergence:
         """The divergence with its slope and its excess."""
-        return named(self.divergence)
+        return by_name(self.divergence) if isinstance(self.divergence, str) else named(self.divergence)
 
     @property
     def name(self) -> str:
@@ -303,10 +303,10 @@ class Remedy:
         joint = ", use " if self.do.startswith("for ") else ": use "
         before = capitalised(f"{self.do}{joint}" if self.do and self.use else self.do or "use ")
         after = " instead" if self.use else ""
-        found = [Piece(before)]
+        sentence = [Piece(before)]
         for i, replacement in enumerate(self.use):
-            found += [Piece(" or ")] * (i > 0) + [Piece(as_code(replacement), is_code=True)]
-        return [*found, Piece(f"{after}{f' ({self.why})' if self.why else ''}.")]
+            sentence += [Piece(" or ")] * (i > 0) + [Piece(as_code(replacement), is_code=True)]
+        return [*sentence, Piece(f"{after}{f' ({self.why})' if self.why else ''}.")]
 
     def __str__(self) -> str:
         return joined(self.pieces)

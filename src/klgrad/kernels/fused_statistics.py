@@ -17,8 +17,7 @@ from .head import Head, Transform, check_transform
 from .hopper import used_for
 from .passes import gradients, over_kept, scan
 from .state import log_prob
-from .tile import Tile
-from .tiling import CPU_STRIP, Mode, Operands, PassConfig, TilePlan, make_plan, shard_of
+from .tiling import CPU_STRIP, Mode, Operands, PassConfig, Tile, TilePlan, make_plan, shard_of
 
 # Checks of the inputs and results of the kernels.
 
@@ -76,13 +75,13 @@ def check_one_vocabulary(own: int, other: int) -> None:
 def check_outcome(
     wanted: Tensor,
     vocabulary: int,
-    found: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
     policy: tuple[Tensor | None, ...],
     reference: tuple[Tensor | None, ...],
 ) -> None:
     """Check targets and results with one device synchronisation; find the error only if there is one."""
     outside = (wanted < 0) | (wanted >= vocabulary)
-    if bool(outside.any() | ~torch.stack([*found[:5], *found[6:]]).detach().isfinite().all()):
+    if bool(outside.any() | ~torch.stack([*outputs[:5], *outputs[6:]]).detach().isfinite().all()):
         check_targets(wanted, vocabulary)
         _results(policy, reference)
 
@@ -140,20 +139,6 @@ def check_log_probs(
         f"{float(logp[row].detach()):g} at live token {row}",
         "use the distribution that sampled the token; do not ban entries that it allowed",
     )
-
-
-def check_divergence(ref_head: Head | None) -> None:
-    """Check that there is a reference, which a divergence needs."""
-    if ref_head is None:
-        raise KernelInputError("a reference with `divergence`", "none", "pass ref_hidden and ref_head")
-
-
-def check_reference(ref_logp: Tensor | None) -> None:
-    """Check that the statistics have a reference, which a rollout needs."""
-    if ref_logp is None:
-        raise KernelInputError(
-            "statistics with a reference", "no reference", "pass ref_hidden and ref_head to token_statistics"
-        )
 
 
 def check_first_order() -> None:
@@ -237,8 +222,8 @@ class StatisticsFunction(torch.autograd.Function):
             numbers = state.with_divergence(numbers, divergence[0].to(none.dtype), forward_state.divergence[1])
         kept = over_kept(operands, forward_state, numbers, others)
         forward_state = ctx.forward_state  # without the other half of what was kept, whose memory is now free
-        found = gradients(operands, forward_state, numbers, others, kept, ctx.needs_input_grad)
-        return found.hidden, found.weight, found.bias, None, None, None, None
+        slopes = gradients(operands, forward_state, numbers, others, kept, ctx.needs_input_grad)
+        return slopes.hidden, slopes.weight, slopes.bias, None, None, None, None
 
 
 # `token_statistics`: log-probs, both exact KLs and the entropy, from hidden states and without storing logits.
@@ -286,8 +271,10 @@ class TokenStatistics(NamedTuple):
         Returns:
             A `Rollout` with exact KLs.
         """
-        check_reference(self.ref_logp)
-        assert self.ref_logp is not None
+        if self.ref_logp is None:
+            raise KernelInputError(
+                "statistics with a reference", "no reference", "pass ref_hidden and ref_head to token_statistics"
+            )
         return Rollout(
             self.logp,
             self.ref_logp,
@@ -368,7 +355,8 @@ def token_statistics(
     check_shapes(hidden, targets, ref_hidden, mask, entries)
     check_heads(head, hidden, ref_head, ref_hidden)
     if divergence is not None:
-        check_divergence(ref_head)
+        if ref_head is None:
+            raise KernelInputError("a reference with `divergence`", "none", "pass ref_hidden and ref_head")
         divergence = generators.named(divergence)
     live = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask != 0
     index = None if mask is None else live.flatten().nonzero()[:, 0]
@@ -404,10 +392,10 @@ def token_statistics(
         divergence,
     )
     with torch.autocast(hidden.device.type, enabled=False):
-        found = StatisticsFunction.apply(*policy, *reference, config)
-    logp, ref_logp, reverse, forward, entropy, entries_logp, *wanted_divergence = found
+        outputs = StatisticsFunction.apply(*policy, *reference, config)
+    logp, ref_logp, reverse, forward, entropy, entries_logp, *wanted_divergence = outputs
     if validate:
-        check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, found, policy, reference)
+        check_outcome(torch.cat([wanted[:, None], others], 1), shard.vocabulary, outputs, policy, reference)
     back = lambda x: all_rows(x, index, live.shape)
     paired = ref_hidden is not None
     return TokenStatistics(

@@ -65,7 +65,7 @@ def named(divergence: str | Divergence) -> Divergence:
     return NAMES[divergence]
 
 
-class Part(NamedTuple):
+class GeneratorPart(NamedTuple):
     """A weight, and a generator of this file with its parameter: order, β, bound, or 0 for none."""
 
     weight: float
@@ -74,13 +74,13 @@ class Part(NamedTuple):
 
 
 @cache
-def parts_of(divergence: Divergence) -> tuple[Part, ...] | None:
+def parts_of(divergence: Divergence) -> tuple[GeneratorPart, ...] | None:
     """The generators of which a divergence is the weighted sum; None if one of them is not in this file.
 
     A generator is known by its curve, whoever wrote it: a few points give its parameter, and the others must agree.
     """
     if isinstance(divergence, Mixture):
-        parts: list[Part] = []
+        parts: list[GeneratorPart] = []
         for weight, one in divergence.parts:
             inner = parts_of(one)
             if inner is None:
@@ -100,7 +100,7 @@ def parts_of(divergence: Divergence) -> tuple[Part, ...] | None:
         candidates.append(("huber", highest, huber(highest)))
     for kind, parameter, known in candidates:
         if _same(divergence, known):
-            return (Part(1.0, kind, parameter),)
+            return (GeneratorPart(1.0, kind, parameter),)
     return None
 
 

@@ -216,11 +216,11 @@ class Head:
         Returns:
             The head; its tensors are the model's own parameters.
         """
-        layer, found = output_layer(model), numbers_of(model)
+        layer, numbers = output_layer(model), numbers_of(model)
         weight, bias = layer.weight, getattr(layer, "bias", None)
-        if found.vocabulary is not None and found.vocabulary < len(weight):
-            weight, bias = weight[: found.vocabulary], None if bias is None else bias[: found.vocabulary]
-        return cls(weight, bias, temperature=temperature, softcap=found.softcap, scale=found.scale)
+        if numbers.vocabulary is not None and numbers.vocabulary < len(weight):
+            weight, bias = weight[: numbers.vocabulary], None if bias is None else bias[: numbers.vocabulary]
+        return cls(weight, bias, temperature=temperature, softcap=numbers.softcap, scale=numbers.scale)
 
 
 LEAST_DIFFERENCE = 1e-3

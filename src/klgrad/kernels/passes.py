@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from . import hopper as hopper_passes, state, tile as tiles, tiles_torch
+from . import hopper as hopper_passes, state, tiles_torch, tiling as tiles
 from .state import Statistics
-from .tile import CachedLogits, Tile, kept_dtype
-from .tiling import Operands, addmm, matmul
+from .tiling import CachedLogits, Operands, Tile, addmm, kept_dtype, matmul
 
 # The first pass over the tiles: sums, logits of the wanted entries, and the logits that are kept.
 

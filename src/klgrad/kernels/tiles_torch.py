@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from . import generators, state, tile as tiles
+from . import generators, state, tiling as tiles
 from .head import Transform
-from .tile import CachedLogits, Tile
+from .tiling import CachedLogits, Tile
 
 
 def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: CachedLogits | None) -> None:

@@ -16,7 +16,7 @@ from ..core.estimators import MAX_EXPONENT
 from .generators import LARGEST_EXPONENT, Kind, parts_of
 from .head import Transform
 from .state import BANNED, GRADIENT_FIELDS, LOWEST, NEAR
-from .tile import LARGEST_KEPT, MARKED, CachedLogits, Tile
+from .tiling import LARGEST_KEPT, MARKED, CachedLogits, Tile
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false

@@ -100,7 +100,7 @@ def top_entries(
         best = logits.topk(k)
         ids[part], logp[part] = best.indices, best.values - total
         token_logp[part] = (logits.gather(1, wanted[part, None]) - total)[:, 0]
-    back = lambda found: all_rows(found, index, targets.shape)
+    back = lambda x: all_rows(x, index, targets.shape)
     if index is None:
         all_ids = back(ids)
     else:  # masked rows get distinct, valid entries, so that a caller can gather at them

@@ -1,5 +1,4 @@
 """Examines the logs of a run: KL estimates, coefficients of the KL term, and whether trainer and sampler agree."""
 
 from ..errors import LogError as LogError
-from .examination import examine as examine
-from .log_report import LogReport as LogReport
+from .examination import LogReport as LogReport, examine as examine

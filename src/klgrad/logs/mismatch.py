@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..core.importance import token_ratio
+from ..core.result import RatioSums, StreamSample
 from ..core.rollout import Rollout
-from ..core.statistics import RatioSums, StreamSample
-from .columns import Chunk
+from .reader import Chunk
 
 # The statistics from which the cause of a mismatch of trainer and sampler is found, summed over batches.
 #
@@ -251,15 +251,7 @@ class TemperatureRange:
 
 
 def possible_temperatures(x: Tensor, y: Tensor) -> TemperatureRange:
-    """The temperatures that are possible for given log-probs.
-
-    Args:
-        x: log-probs of the trainer at sampled tokens, float64.
-        y: log-probs of the sampler at the same tokens, float64.
-
-    Returns:
-        The range.
-    """
+    """The temperatures that are possible for log-probs x of the trainer and y of the sampler, in float64."""
     if len(x) > TOKENS:
         sample = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:TOKENS]
         x, y = x[sample], y[sample]
@@ -550,14 +542,7 @@ excluded."""
 
 
 def cause_of(evidence: Evidence) -> Cause:
-    """Find the first cause, in a fixed order of checks, that the data show.
-
-    Args:
-        evidence: sums over the whole log, with at least one batch.
-
-    Returns:
-        The cause; `none` if trainer and sampler agree, `unexplained` if no check finds one.
-    """
+    """The first cause, in a fixed order of checks, that the data show: `none` or `unexplained` if no check does."""
     case = MismatchCase(evidence)
     checks = (
         *(_find_equality, _find_shift, _find_rounding, _find_agreement),

@@ -1,8 +1,13 @@
-"""Logs in Parquet, JSON lines and NumPy archives, as a stream of chunks. Reading these formats cannot run code."""
+"""Logs in Parquet, JSON lines and NumPy archives: their columns by role, and their rows as padded batches.
 
+Reading these formats cannot run code.
+"""
+
+import difflib
 import glob
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,9 +16,361 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import LogError, MissingExtraError
-from ..support import Json
-from .columns import PER_ROW, PER_TOKEN, Chunk, Known, Ragged, assign, build, numberings, suggest_other_column
+from ..core.rollout import ROUNDING_STEPS, Rollout, invalid_log_probs, what_is_wrong
+from ..errors import LogError, MissingExtraError, RolloutError
+from ..support import ROLES, WHOSE, Json, role_of
+
+# Finds the column of each role by the names that frameworks use.
+
+PER_TOKEN = ("logp", "ref_logp", "old_logp", "behavior_logp")
+"""Roles of log-probs: one number per token. `mask` also has one per token."""
+
+PER_ROW = ("group", "by")
+"""Roles with one value per completion: its prompt, and what a report is split by (`--by`)."""
+
+REMEDY = "name it with --column {role}=NAME"
+
+EXAMPLES = {
+    "logp": ("logp", "per_token_logps", "log_prob", "action_log_probs", "trainer_logprobs"),
+    "ref_logp": ("ref_logp", "ref_per_token_logps", "ref_log_prob", "base_action_log_probs", "reference_logprobs"),
+}
+"""Names that an error suggests for the two required roles."""
+
+
+def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
+    """The column of each role: the chosen one (none if it is empty), else the recognised name of the best priority.
+
+    Without a column for `logp`, it is that of `old_logp`: at the start of an update π is the old policy.
+    """
+    best: dict[str, tuple[int, str]] = {}
+    for name in present:
+        if name not in chosen.values() and (recognised := role_of(name)) is not None:
+            role, priority = recognised
+            if role not in best or priority < best[role][0]:
+                best[role] = priority, name
+    names = {role: name for role, (_, name) in best.items() if role not in chosen}
+    names |= {role: _check_choice(role, name, present) for role, name in chosen.items() if name}
+    if "logp" in names and not chosen.keys() & {"logp", "behavior_logp"} and _is_sampler(names):
+        names["behavior_logp"] = names.pop("logp")
+    if "logp" not in names and "old_logp" in names:
+        names["logp"] = names.pop("old_logp")
+    for role in ("logp", "ref_logp"):
+        if role not in names:
+            raise _report_missing(role, present)
+    return {role: names[role] for role in (*ROLES, "by") if role in names}
+
+
+def _is_sampler(names: dict[str, str]) -> bool:
+    """AReaL names the trainer's recomputed log-probs `prox_logp`, and the sampler's log-probs just `logprobs`."""
+    plain = names["logp"].lower() in ("logprobs", "logprob", "log_probs")
+    return plain and names.get("old_logp", "").lower().startswith("prox") and "behavior_logp" not in names
+
+
+def parse_choices(choices: Iterable[str]) -> dict[str, str]:
+    """Parse `role=NAME`, as given to the command; `role=` leaves an optional role out."""
+    names = {}
+    for choice in choices:
+        role, equals, name = choice.partition("=")
+        role = role.strip().replace("-", "_")
+        if not equals or role not in ROLES or (role in EXAMPLES and not name.strip()):
+            raise LogError(
+                f"ROLE=NAME with a role of: {', '.join(ROLES)}",
+                repr(choice),
+                "write for example --column ref_logp=my_reference; --column mask= leaves an optional column out",
+            )
+        names[role] = name.strip()
+    return names
+
+
+def suggest_other_column(role: str) -> str:
+    """The remedy that names another column for a role, or none."""
+    if role == "by":
+        return "name another column with --by NAME"
+    return f"name another column with --column {role}=NAME" + (f", or none with {role}=" * (role not in EXAMPLES))
+
+
+def _check_choice(role: str, name: str, present: Sequence[str]) -> str:
+    if name in present:
+        return name
+    near = difflib.get_close_matches(name, present, n=3, cutoff=0.5)
+    other = "name a column that there is with --by NAME" if role == "by" else REMEDY.format(role=role)
+    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else other
+    raise LogError(f"a column {name!r} for `{role}`", f"columns {_join_names(present)}", remedy)
+
+
+def _report_missing(role: str, present: Sequence[str]) -> LogError:
+    near = _nearest(role, present)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return LogError(
+        f"a column of per-token log-probs for `{role}`, such as {', '.join(EXAMPLES[role])}",
+        f"columns {_join_names(present)}",
+        hint + REMEDY.format(role=role),
+    )
+
+
+def _nearest(role: str, present: Sequence[str]) -> list[str]:
+    """Up to three columns whose names are similar to a name of the role, without those recognised as another role."""
+    known = {f"{word}_{stem}".strip("_") for word in WHOSE[role] for stem in ("logp", "logps", "logprobs", "log_probs")}
+    score = {
+        name: max(difflib.SequenceMatcher(None, name.lower(), like).ratio() for like in {*known, *EXAMPLES[role]})
+        for name in present
+        if (recognised := role_of(name)) is None or recognised[0] == role
+    }
+    return sorted((name for name in score if score[name] >= 0.6), key=lambda name: -score[name])[:3]
+
+
+def _join_names(names: Sequence[str], most: int = 20) -> str:
+    if not names:
+        return "(none)"
+    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+# Numbers prompt identifiers, and other values of rows, in the order of their first occurrence.
+
+LONGEST_IDENTIFIER = 64
+"""Largest number of characters of a prompt's identifier that is stored unchanged; a longer one, such as a whole prompt,
+is stored as a digest."""
+
+
+Known = dict[str, dict[object, int]]
+"""The numbers of identifiers, by role; several files of one run share them."""
+
+
+class Numbering:
+    """Numbers identifiers. Its memory grows with the number of prompts, not with the number of tokens.
+
+    Args:
+        name: the column's name.
+        unit: `row` or `line`, for errors.
+        known: the numbers that were given already, to which new ones are added.
+        what: what the column has, for errors.
+        shown: whether the identifiers are shown, so that long ones are stored too.
+    """
+
+    def __init__(
+        self, name: str, unit: str, known: dict[object, int], what: str = "prompt", *, shown: bool = False
+    ) -> None:
+        self._name, self._unit, self._known, self._what, self._shown = name, unit, known, what, shown
+
+    def number(self, identifiers: Iterable[object], rows: Tensor) -> Tensor:
+        """(B,) numbers from 0; equal identifiers have equal numbers, in this and all later calls."""
+        values = list(identifiers)
+        seen: dict[int, int] = {}  # digest a long prompt once if many rows share the object
+        for i, x in enumerate(values):
+            if id(x) not in seen:
+                seen[id(x)] = self._known.setdefault(self._check(x, int(rows[i])), len(self._known))
+        return torch.tensor([seen[id(x)] for x in values], dtype=torch.int64)
+
+    def _check(self, x: object, row: int) -> object:
+        """The key of an identifier, after checks."""
+        if x is None or x != x:
+            raise LogError(
+                f"the completion's {self._what} in `{self._name}` in every row",
+                f"{'null' if x is None else 'NaN'} in {self._unit} {row}",
+                "log it for every completion, or leave the column out",
+            )
+        try:
+            return _key(x, whole=self._shown)
+        except (ValueError, RecursionError) as error:
+            raise LogError(
+                f"a {self._what} in `{self._name}` that can be written as JSON",
+                f"{error} in {self._unit} {row}",
+                "log a number or a hash of the prompt, or leave the column out with --column group=",
+            ) from error
+
+
+def _key(x: object, *, whole: bool) -> object:
+    """A hashable key, small unless it has to be `whole`. Messages and dictionaries are compared as JSON."""
+    if not isinstance(x, str | int | float):
+        x = json.dumps(x, sort_keys=True, default=str)
+    if isinstance(x, str) and len(x) > LONGEST_IDENTIFIER and not whole:
+        return hashlib.blake2b(x.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return x
+
+
+def numberings(names: dict[str, str], unit: str, known: Known) -> dict[str, Numbering]:
+    """What numbers the values of each column that has one per completion, by role."""
+    what = {"group": "prompt", "by": "value"}
+    return {
+        role: Numbering(names[role], unit, known.setdefault(role, {}), what[role], shown=role == "by")
+        for role in PER_ROW
+        if role in names
+    }
+
+
+# A bounded number of rows of a log: ragged, and as padded batches for the formulas of this package.
+
+BATCH_CELLS = 2**17
+"""Cells of a padded batch, including padding. It fits into the cache of a core, so memory is not the limit."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """The concatenated values of all rows, and the number of values of each row."""
+
+    values: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of a log without their dead tokens. No statistic depends on dead tokens.
+
+    Attributes:
+        rows: (B,) numbers of the rows in the file.
+        unit: the name of a row in messages: `row` (counted from 0) or `line` (from 1).
+        lengths: (B,) numbers of live tokens.
+        columns: role to flat log-probs of the live tokens.
+        per_row: (B,) numbers of the completion's values by role: of its prompt (`group`), of its part (`by`).
+        mask: whether each token is live, before dead tokens were removed, or None.
+        names: role to the column's name in the file.
+        share: share of the file up to the end of the chunk.
+    """
+
+    rows: Tensor
+    unit: str
+    lengths: Tensor
+    columns: dict[str, Tensor]
+    per_row: dict[str, Tensor]
+    mask: Ragged | None
+    names: dict[str, str]
+    share: float
+
+    @property
+    def starts(self) -> Tensor:
+        """(B,) index of the first value of each row."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    def place(self, row: int, token: int) -> str:
+        """The place of a live token in the file, for messages."""
+        if self.mask is not None:
+            start = int(self.mask.lengths[:row].sum())
+            live = self.mask.values[start : start + int(self.mask.lengths[row])]
+            token = int(torch.nonzero(live)[token])
+        return f"{self.unit} {int(self.rows[row])}, token {token}"
+
+
+def build(
+    rows: Tensor, unit: str, tokens: dict[str, Ragged], per_row: dict[str, Tensor], share: float, names: dict[str, str]
+) -> Chunk:
+    """A `Chunk`, after a check that all columns of a row have the same length, without the dead tokens."""
+    lengths = tokens["logp"].lengths
+    for role, column in tokens.items():
+        if not torch.equal(column.lengths, lengths):
+            i = int(torch.nonzero(column.lengths != lengths)[0])
+            raise LogError(
+                f"the same number of entries in `{names[role]}` and `{names['logp']}` in every row",
+                f"{int(column.lengths[i])} and {int(lengths[i])} in {unit} {int(rows[i])}",
+                f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
+            )
+    columns = {role: _clear_rounding(column.values) for role, column in tokens.items() if role in PER_TOKEN}
+    mask = tokens.get("mask")
+    if mask is not None:
+        live = _to_bool(mask, rows, unit, names["mask"])
+        mask = Ragged(live, lengths)
+        columns = {role: x[live] for role, x in columns.items()}
+        counted = torch.cat([torch.zeros(1, dtype=torch.int64), live.cumsum(0)])
+        ends = lengths.cumsum(0)
+        lengths = counted[ends] - counted[ends - lengths]
+    return Chunk(rows, unit, lengths, columns, per_row, mask, names, share)
+
+
+def _clear_rounding(x: Tensor) -> Tensor:
+    """Set float64 values above 0 to 0 if the rounding of float32, in which a trainer computes, can explain them."""
+    if x.dtype != torch.float64:
+        return x
+    return torch.where((x > 0) & (x <= ROUNDING_STEPS * torch.finfo(torch.float32).eps), 0.0, x)
+
+
+def _to_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
+    if mask.values.dtype == torch.bool:
+        return mask.values
+    live = mask.values != 0
+    stray = live & (mask.values != 1)
+    if bool(stray.any()):
+        at = int(torch.nonzero(stray)[0])
+        row = int(torch.searchsorted(mask.lengths.cumsum(0), at, right=True))
+        raise LogError(
+            f"a mask of 0 and 1 in `{name}`",
+            f"{mask.values[at].item():g} in {unit} {int(rows[row])}",
+            "log the completion mask; weights belong to the loss, not to the mask",
+        )
+    return live
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Rows of similar length as one padded batch.
+
+    Attributes:
+        rollout: π and ref, with the sampler of the file, or else its old policy, as μ.
+        trainer: the trainer's policy at the time of sampling, with μ both as reference and as sampler; None without
+            `behavior_logp`.
+        group: (B,) index of the completion's prompt, or None.
+        by: (B,) index of the part of the log that the completion belongs to, or None.
+    """
+
+    rollout: Rollout
+    trainer: Rollout | None
+    group: Tensor | None
+    by: Tensor | None
+
+
+def padded_batches(chunk: Chunk) -> Iterator[PaddedBatch]:
+    """Cut a chunk into padded batches. Rows are sorted by length, so that there is little padding."""
+    order = torch.argsort(chunk.lengths, stable=True)
+    starts = chunk.starts
+    for index in _cut(order, chunk.lengths):
+        try:
+            yield _pad(chunk, index, starts)
+        except RolloutError:
+            _raise_with_place(chunk)
+            raise
+
+
+def _cut(order: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Runs of rows whose padded size is within `BATCH_CELLS`, or single rows."""
+    width = lengths[order].clamp(min=1).tolist()
+    begin = 0
+    for i, longest in enumerate(width):
+        if i > begin and (i - begin + 1) * longest > BATCH_CELLS:
+            yield order[begin:i]
+            begin = i
+    yield order[begin:]
+
+
+def _pad(chunk: Chunk, index: Tensor, starts: Tensor) -> PaddedBatch:
+    lengths = chunk.lengths[index]
+    steps = torch.arange(max(1, int(lengths.max())))
+    mask = steps < lengths[:, None]
+    at = torch.where(mask, starts[index][:, None] + steps, 0)
+    # Without a live token in the chunk there is nothing to take from.
+    padded = {role: x[at] if len(x) else torch.zeros(at.shape, dtype=x.dtype) for role, x in chunk.columns.items()}
+    logp = padded["logp"].requires_grad_()  # the coefficients of a cell are gradients
+    behavior, old = padded.get("behavior_logp"), padded.get("old_logp")
+    sampler = old if behavior is None else behavior
+    rollout = Rollout(logp, padded["ref_logp"], mask, behavior_logp=sampler)
+    trainer = None
+    if behavior is not None:
+        trainer = Rollout((logp if old is None else old).detach(), behavior, mask, behavior_logp=behavior)
+    group, by = (chunk.per_row[role][index] if role in chunk.per_row else None for role in ("group", "by"))
+    return PaddedBatch(rollout, trainer, group, by)
+
+
+def _raise_with_place(chunk: Chunk) -> None:
+    """Raise an error for the first invalid value in the order of the file, with its row and column name there."""
+    places: list[tuple[int, str]] = []
+    for role, x in chunk.columns.items():
+        invalid = torch.nonzero(invalid_log_probs(x))
+        places += [(int(invalid[0]), role)] if len(invalid) else []
+    if places:
+        at, role = min(places)
+        row = int(torch.searchsorted(chunk.lengths.cumsum(0), at, right=True))
+        place = chunk.place(row, at - int(chunk.starts[row]))
+        raise LogError(*what_is_wrong(float(chunk.columns[role][at]), chunk.names[role], place))
+
+
+# A log as a stream of chunks.
 
 CHUNK_TOKENS = 2**20
 """The approximate number of tokens in memory, for each column."""
@@ -56,12 +413,7 @@ class Log:
     decode: Callable[[], Iterator[DecodedRows]]
 
     def chunks(self, chunk_tokens: int, known: Known) -> Iterator[Chunk]:
-        """Read the file once.
-
-        Args:
-            chunk_tokens: the approximate number of tokens of a chunk.
-            known: the numbers of prompts in the files before this one, to which those of this file are added.
-        """
+        """Read the file once; `known` has the numbers of prompts of earlier files, and gets those of this one."""
         labels = numberings(self.columns, self.unit, known)
         held: list[tuple[DecodedRows, dict[str, Tensor]]] = []
         tokens = 0
@@ -88,15 +440,7 @@ class Log:
 
 
 def open_log(path: Path, chosen: dict[str, str]) -> Log:
-    """Find the columns of a log.
-
-    Args:
-        path: the file.
-        chosen: role to column name, to override the recognised names.
-
-    Returns:
-        The log, from which nothing but names has been read.
-    """
+    """The log of a file, from which nothing but names has been read; `chosen` overrides the recognised names."""
     if not path.exists():
         raise LogError("an existing file or folder", str(path), "check the path")
     suffix = path.suffix.lower()
@@ -352,11 +696,7 @@ READERS = {".parquet": _open_parquet, ".jsonl": _open_jsonl, ".ndjson": _open_js
 
 
 def files_of(names: Sequence[Path]) -> list[Path]:
-    """The log files, in the order in which they were named, those of a folder or a pattern by name; each once.
-
-    Args:
-        names: files, folders (all log files directly in them) and patterns with `*`, `?` or `[...]`.
-    """
+    """The log files, in the order in which they were named, those of a folder or a pattern by name; each once."""
     return list(dict.fromkeys(path for name in names for path in _expand(name)))
 
 

@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 from transformers import GenerationConfig
 
+from ..core.result import Estimate, proportion_interval, ratio_of_means
 from ..core.rollout import Rollout
-from ..core.statistics import Estimate, proportion_interval, ratio_of_means
 from ..reports import KLSums, Report
 from ..support import Json
 from ..trl import KLTrainer

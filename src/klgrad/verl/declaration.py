@@ -1,6 +1,6 @@
 """The KL that a verl run declares: its settings, their checks, and notes on what they mean."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -12,6 +12,9 @@ from ..integrations import Facts, Objective, words
 
 NODE = "klgrad"
 """The name of the node in verl's configuration."""
+
+Config = Any
+"""verl's configuration, or a node of it: of OmegaConf, or nested mappings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ class VerlObjective(Objective):
         return f"{self.term.name} in the {self.placement}, {beta}: {formula}"
 
 
-def term_of(node: Mapping[str, Any]) -> VerlObjective:
+def term_of(node: Config) -> VerlObjective:
     """Read the node `klgrad` alone, without the rest of the configuration.
 
     Raises:
@@ -79,7 +82,7 @@ def term_of(node: Mapping[str, Any]) -> VerlObjective:
     return objective
 
 
-def declared(config: Any) -> VerlObjective:
+def read_declaration(config: Config) -> VerlObjective:
     """Check verl's configuration, and read what it declares.
 
     Args:
@@ -108,7 +111,7 @@ PLAIN_LOSSES = ("vanilla", "gpg")
 """Values of `policy_loss.loss_mode` with the gradient -A_t ∇log π(y_t) on samples of π, token by token."""
 
 
-def check(config: Any, objective: VerlObjective) -> None:
+def check(config: Config, objective: VerlObjective) -> None:
     """Raise `MeaningError` for the first setting that contradicts the declaration."""
     _own_kl(config)
     _distillation(config, objective)
@@ -119,7 +122,7 @@ def check(config: Any, objective: VerlObjective) -> None:
         _advantage(config, objective)
 
 
-def _own_kl(config: Any) -> None:
+def _own_kl(config: Config) -> None:
     on = [
         name
         for name, value in (
@@ -136,7 +139,7 @@ def _own_kl(config: Any) -> None:
         )
 
 
-def _distillation(config: Any, objective: VerlObjective) -> None:
+def _distillation(config: Config, objective: VerlObjective) -> None:
     enabled = bool((config.get("distillation") or {}).get("enabled", False))
     if objective.reference == "ref" and enabled:
         raise MeaningError(
@@ -172,7 +175,7 @@ def _distillation(config: Any, objective: VerlObjective) -> None:
         )
 
 
-def _term(config: Any, objective: VerlObjective) -> None:
+def _term(config: Config, objective: VerlObjective) -> None:
     if objective.estimator == "exact":
         raise MeaningError(
             "a sampled estimator: k1, k1_k3, or k3 for the forward KL",
@@ -195,16 +198,16 @@ def _term(config: Any, objective: VerlObjective) -> None:
         )
 
 
-def _correction(config: Any) -> Any:
+def _correction(config: Config) -> Config:
     return config["algorithm"].get("rollout_correction") or {}
 
 
-def skips_scoring(config: Any) -> bool:
+def skips_scoring(config: Config) -> bool:
     """Whether verl takes the rollout engine's log-probs for those of the policy before the update."""
     return bool(_correction(config).get("bypass_mode"))
 
 
-def _mask(config: Any) -> None:
+def _mask(config: Config) -> None:
     if _correction(config).get("rollout_rs"):
         raise MeaningError(
             "the KL of all tokens",
@@ -213,7 +216,7 @@ def _mask(config: Any) -> None:
         )
 
 
-def _sampler(config: Any, objective: VerlObjective) -> None:
+def _sampler(config: Config, objective: VerlObjective) -> None:
     if objective.ratio == "none" or objective.sampler != "rollout":
         return
     if not config["actor_rollout_ref"]["rollout"]["calculate_log_probs"]:
@@ -224,7 +227,7 @@ def _sampler(config: Any, objective: VerlObjective) -> None:
         )
 
 
-def _advantage(config: Any, objective: VerlObjective) -> None:
+def _advantage(config: Config, objective: VerlObjective) -> None:
     actor = config["actor_rollout_ref"]["actor"]
     mode = (actor.get("policy_loss") or {}).get("loss_mode", "vanilla")
     if mode not in PLAIN_LOSSES:
@@ -255,16 +258,16 @@ def _advantage(config: Any, objective: VerlObjective) -> None:
 
 # Settings of verl that change the meaning of the declared KL without being an error: one sentence each.
 
-Note = Callable[[Any, VerlObjective], str | None]
+Note = Callable[[Config, VerlObjective], str | None]
 
 
-def notes(config: Any, objective: VerlObjective) -> list[str]:
+def notes(config: Config, objective: VerlObjective) -> list[str]:
     """The sentences that apply to a configuration; they are logged when a run starts."""
     own = (note(config, objective) for note in NOTES)
     return [*objective.notes(facts_of(config, objective)), *(sentence for sentence in own if sentence is not None)]
 
 
-def facts_of(config: Any, objective: VerlObjective) -> Facts:
+def facts_of(config: Config, objective: VerlObjective) -> Facts:
     """What verl's settings say of the completions and of the loss."""
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     neutral = {"top_p": (1, 1.0), "top_k": (-1, 0)}
@@ -285,7 +288,7 @@ def facts_of(config: Any, objective: VerlObjective) -> Facts:
     )
 
 
-def _stale(config: Any) -> str | None:
+def _stale(config: Config) -> str | None:
     """The setting by which completions are older than the policy that is trained on them; None if there is none."""
     actor, mode = config["actor_rollout_ref"]["actor"], config["trainer"]["v1"]["trainer_mode"]
     updates = actor["ppo_epochs"] * (config["data"]["train_batch_size"] // actor["ppo_mini_batch_size"])
@@ -294,7 +297,7 @@ def _stale(config: Any) -> str | None:
     return f"{updates} updates on each batch" if updates > 1 else None
 
 
-def _old_advantages(config: Any, objective: VerlObjective) -> str | None:
+def _old_advantages(config: Config, objective: VerlObjective) -> str | None:
     why = _stale(config)
     if why is None or not objective.in_advantage:
         return None
@@ -304,7 +307,7 @@ def _old_advantages(config: Any, objective: VerlObjective) -> str | None:
     )
 
 
-def _temperature_of_the_teacher(config: Any, objective: VerlObjective) -> str | None:
+def _temperature_of_the_teacher(config: Config, objective: VerlObjective) -> str | None:
     temperature = config["actor_rollout_ref"]["rollout"]["temperature"]
     if not objective.from_teacher or temperature == 1:
         return None
@@ -314,7 +317,7 @@ def _temperature_of_the_teacher(config: Any, objective: VerlObjective) -> str | 
     )
 
 
-def _bypass(config: Any, objective: VerlObjective) -> str | None:
+def _bypass(config: Config, objective: VerlObjective) -> str | None:
     if objective.from_teacher or not skips_scoring(config):
         return None
     return (

@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ActivationError, MeaningError
-from .declaration import NODE
+from .declaration import NODE, Config
 
 # The names of klgrad's trainers in `trainer.v1.trainer_mode`.
 
@@ -24,7 +24,7 @@ def register(error: BaseException) -> None:
     """Register, under each of klgrad's names, a trainer that raises when it is built."""
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, register_trainer
 
-    def refuse(self: Any, config: Any) -> None:
+    def refuse(self: Any, config: Config) -> None:
         raise ActivationError(
             "klgrad's trainers to import",
             f"{type(error).__name__}: {error}",
@@ -57,7 +57,7 @@ class CheckedConfig:
             raise AttributeError("config")
         return vars(trainer)["config"]
 
-    def __set__(self, trainer: Any, config: Any) -> None:
+    def __set__(self, trainer: Any, config: Config) -> None:
         if config.get(NODE) is not None:
             raise MeaningError(
                 f"one of the trainers of trainer.use_v1=True with settings under `{NODE}`",
@@ -68,7 +68,7 @@ class CheckedConfig:
         vars(trainer)["config"] = config
 
 
-def refuse_settings(module: ModuleType) -> None:
+def guard_older_trainers(module: ModuleType) -> None:
     """Make the base of verl's older trainers check its configuration.
 
     Args:

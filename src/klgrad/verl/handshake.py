@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ActivationError
 from ..integrations import AdaptiveCoefficient
-from .declaration import VerlObjective, term_of
+from .declaration import Config, VerlObjective, term_of
 from .loss import KLLoss
 
 # Whether the declared KL is active in this process, and in every worker of a run.
@@ -26,7 +26,7 @@ Status = dict[str, Any]
 """What a worker reports of itself."""
 
 
-def status(loss: object) -> Status:
+def worker_status(loss: object) -> Status:
     """What this process has: the version, whether verl loaded the plug-in, and the term in its loss.
 
     Args:
@@ -36,30 +36,25 @@ def status(loss: object) -> Status:
         "where": f"process {os.getpid()} on {socket.gethostname()}",
         "version": version("klgrad"),
         "plugin": PLUGIN in sys.modules,
-        "declaration": identity(loss.declaration) if isinstance(loss, KLLoss) else None,
+        "declaration": repr(loss.declaration) if isinstance(loss, KLLoss) else None,
     }
 
 
-def identity(declaration: VerlObjective) -> str:
-    """All that is declared, as text that two processes can compare."""
-    return repr(declaration)
-
-
-def expected(declaration: VerlObjective) -> Status:
+def expected_status(declaration: VerlObjective) -> Status:
     """What the driver expects of every worker."""
-    return {"version": version("klgrad"), "plugin": True, "declaration": identity(declaration)}
+    return {"version": version("klgrad"), "plugin": True, "declaration": repr(declaration)}
 
 
-def check_status(wanted: Mapping[str, Any], found: Sequence[Status]) -> None:
+def check_status(wanted: Mapping[str, Any], reports: Sequence[Status]) -> None:
     """Raise `ActivationError` for the first process that does not have what is wanted.
 
     Args:
-        wanted: from `expected`.
-        found: from `status`, one per worker.
+        wanted: from `expected_status`.
+        reports: from `worker_status`, one per worker.
     """
-    if not found:
+    if not reports:
         raise ActivationError("a report of every worker", "none", "look for the failure of the workers above")
-    for each in found:
+    for each in reports:
         for name, remedy in REMEDIES.items():
             if name in wanted and each.get(name) != wanted[name]:
                 raise ActivationError(
@@ -86,14 +81,18 @@ NODE_OF_WORKERS = "klgrad"
 """The key inside `actor_rollout_ref`, all of the configuration that verl's workers get."""
 
 
-def sent(declaration: VerlObjective) -> dict[str, Any]:
+def to_worker_node(declaration: VerlObjective) -> dict[str, Any]:
     """The declaration and what the driver expects of a worker, as plain values."""
     settings = asdict(declaration)
-    return {"task_rewards": settings.pop("task_rewards"), "settings": settings, "expected": expected(declaration)}
+    return {
+        "task_rewards": settings.pop("task_rewards"),
+        "settings": settings,
+        "expected": expected_status(declaration),
+    }
 
 
-def received(node: Any) -> tuple[VerlObjective, Status]:
-    """The inverse of `sent`."""
+def from_worker_node(node: Config) -> tuple[VerlObjective, Status]:
+    """The inverse of `to_worker_node`."""
     declaration = replace(term_of(node["settings"]), task_rewards=bool(node["task_rewards"]))
     return declaration, dict(node["expected"])
 
@@ -103,7 +102,7 @@ def received(node: Any) -> tuple[VerlObjective, Status]:
 STATE_FILE = "klgrad.json"
 
 
-def step_folder(config: Any, step: int) -> Path:
+def step_folder(config: Config, step: int) -> Path:
     """The folder of a step's checkpoint, as verl names it."""
     given = config["trainer"]
     if given["resume_mode"] == "resume_path":

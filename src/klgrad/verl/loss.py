@@ -14,7 +14,7 @@ from ..core.term import KLTerm
 from ..errors import RolloutError
 from ..integrations import token_values, total_reverse_kl
 from ..reports import kl_report, mismatch_report
-from .declaration import VerlObjective
+from .declaration import Config, VerlObjective
 
 # verl's tensors as a `Rollout`: the driver's after `_compute_advantage`, and a worker's micro-batch.
 #
@@ -25,7 +25,7 @@ SAMPLERS = {"rollout": "rollout_log_probs", "old": "old_log_probs"}
 """The key of the log-probs of each `sampler`."""
 
 
-def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[Any], *, scored: bool = True) -> Rollout:
+def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[object], *, scored: bool = True) -> Rollout:
     """A batch of the driver: the policy before the update is π, the rollout engine is the sampler if it is known.
 
     Args:
@@ -133,15 +133,15 @@ def step_metrics(declaration: VerlObjective, beta: float, rollout: Rollout) -> d
     if not bool(rollout.mask.any()):
         return {"kl/coef": beta}
     seen = rows(rollout, rollout.mask.any(-1))
-    found = {"kl/coef": beta, **kl_report(seen).metrics()}
+    metrics = {"kl/coef": beta, **kl_report(seen).metrics()}
     if seen.behavior_logp is not None:
         mismatch = mismatch_report(seen.logp, seen.behavior_logp, seen.mask, group=seen.group).metrics()
-        found["mismatch/log_ratio/abs_max"] = mismatch.pop("log_ratio/abs_max")
-        found |= mismatch
+        metrics["mismatch/log_ratio/abs_max"] = mismatch.pop("log_ratio/abs_max")
+        metrics |= mismatch
     if weighting_of_step(declaration, seen) is not None:
         term = replace(declaration.term, baseline="none")
-        found |= {name: float(x) for name, x in term(seen).diagnostics.items()}
-    return found
+        metrics |= {name: float(x) for name, x in term(seen).diagnostics.items()}
+    return metrics
 
 
 def weighting_of_step(declaration: VerlObjective, rollout: Rollout) -> ImportanceWeighting | None:
@@ -203,15 +203,15 @@ class KLLoss:
             return self.declaration.coef
         from verl.utils import tensordict_utils
 
-        found = tensordict_utils.get(data, BETA)
-        if found is None:
+        beta = tensordict_utils.get(data, BETA)
+        if beta is None:
             raise RolloutError(
                 f"`{BETA}` in the batch, for an adaptive β", "none", "train with one of klgrad's trainers"
             )
-        return float(found)
+        return float(beta)
 
 
-def kl_loss(declaration: VerlObjective, actor: Any, model_output: Any, data: Any) -> tuple[Tensor, dict[str, Any]]:
+def kl_loss(declaration: VerlObjective, actor: Config, model_output: Any, data: Any) -> tuple[Tensor, dict[str, Any]]:
     """The declared term on a micro-batch, and its metrics.
 
     Args:
@@ -258,8 +258,8 @@ def _metrics(kl: Tensor, result: KLResult, *, weighted: bool) -> dict[str, Any]:
     """
     from verl.utils.metric import AggregationType, Metric
 
-    found = {"klgrad/loss": Metric(AggregationType.SUM, kl.detach())}
+    metrics = {"klgrad/loss": Metric(AggregationType.SUM, kl.detach())}
     for name, empty in WITHOUT_TOKENS.items() if weighted else ():
         how = AggregationType.MAX if name.endswith("max") else AggregationType.MEAN
-        found[f"klgrad/{name}"] = Metric(how, result.diagnostics.get(name, empty))
-    return found
+        metrics[f"klgrad/{name}"] = Metric(how, result.diagnostics.get(name, empty))
+    return metrics

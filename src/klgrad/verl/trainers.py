@@ -27,9 +27,18 @@ from verl.workers.utils.padding import response_to_nested
 
 from ..errors import ActivationError, MeaningError
 from . import handshake
-from .declaration import NODE, declared, notes, skips_scoring
+from .declaration import NODE, Config, notes, read_declaration, skips_scoring
 from .guards import PREFIX
-from .handshake import NODE_OF_WORKERS, PLUGIN, Status, check_status, expected, received, sent, status
+from .handshake import (
+    NODE_OF_WORKERS,
+    PLUGIN,
+    Status,
+    check_status,
+    expected_status,
+    from_worker_node,
+    to_worker_node,
+    worker_status,
+)
 from .loss import BETA, KLLoss, check_one_row_per_session, lowered_advantages, rollout_of_step, step_kl, step_metrics
 
 # verl's actor workers with the declared KL in their loss.
@@ -44,7 +53,7 @@ class WithDeclaredKL:
     """Wraps the loss that verl sets up, and reports what this process has."""
 
     actor: Any
-    config: Any
+    config: Config
     loss_fn: Any
     role: str
 
@@ -54,7 +63,7 @@ class WithDeclaredKL:
         super().init_model()  # pyright: ignore[reportAttributeAccessIssue]
         if "actor" not in self.role:
             return
-        declaration, wanted = received(self.config[NODE_OF_WORKERS])
+        declaration, wanted = from_worker_node(self.config[NODE_OF_WORKERS])
         config = self.loss_fn.keywords["config"]
         policy_loss = partial(ppo_loss, config=config) if declaration.from_teacher else self.loss_fn
         self.actor.set_loss_fn(KLLoss(policy_loss, declaration))
@@ -63,7 +72,7 @@ class WithDeclaredKL:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def klgrad_status(self) -> Status:
         """What this process has."""
-        return status(None if self.actor is None else self.actor.loss_fn)  # None before `init_model`
+        return worker_status(None if self.actor is None else self.actor.loss_fn)  # None before `init_model`
 
 
 class KLActorWorker(WithDeclaredKL, ActorRolloutRefWorker):
@@ -92,8 +101,8 @@ class DeclaredKL(PPOTrainer):
     base_mode: str
     worker: type
 
-    def __init__(self, config: Any) -> None:
-        self.declaration = declared(config)
+    def __init__(self, config: Config) -> None:
+        self.declaration = read_declaration(config)
         self.beta = self.declaration.beta()
         self._step_kl: float | None = None
         needs_reference = not self.declaration.from_teacher
@@ -101,7 +110,7 @@ class DeclaredKL(PPOTrainer):
         with open_dict(config):
             # verl compares this name with those of its own modes, and looks up their settings by it.
             config.trainer.v1.trainer_mode = self.base_mode
-            config.actor_rollout_ref[NODE_OF_WORKERS] = sent(self.declaration)
+            config.actor_rollout_ref[NODE_OF_WORKERS] = to_worker_node(self.declaration)
         super().__init__(config)
         if needs_reference:
             self.use_reference_policy = True
@@ -132,7 +141,7 @@ class DeclaredKL(PPOTrainer):
     def check_active(self) -> None:
         """Raise `ActivationError` unless the declared KL is active here and in every actor worker."""
         check_status({"plugin": True}, [{"where": "the driver", "plugin": PLUGIN in sys.modules}])
-        check_status(expected(self.declaration), self.actor_rollout_wg.klgrad_status())
+        check_status(expected_status(self.declaration), self.actor_rollout_wg.klgrad_status())
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_advantage(batch, metrics)
@@ -175,7 +184,7 @@ class DeclaredKL(PPOTrainer):
 
 
 @contextmanager
-def reference_is_built(config: Any, *, wanted: bool) -> Iterator[None]:
+def reference_is_built(config: Config, *, wanted: bool) -> Iterator[None]:
     """While verl chooses its workers, make it choose those with a reference, as for its own KL in the reward."""
     before = config.algorithm.use_kl_in_reward
     config.algorithm.use_kl_in_reward = before or wanted
@@ -206,10 +215,10 @@ class KLTrainerSeparateAsync(DeclaredKL, PPOTrainerSeparateAsync):
     base_mode, worker = "separate_async", KLDetachActorWorker
 
 
-def refusing_a_forgotten_mode(trainer: Any, mode: str) -> type[PPOTrainer]:
+def require_klgrad_mode(trainer: Any, mode: str) -> type[PPOTrainer]:
     """Verl's own trainer, which without this would train without the KL that is declared under `klgrad`."""
 
-    def init(self: Any, config: Any) -> None:
+    def init(self: Any, config: Config) -> None:
         if config.get(NODE) is not None:
             raise MeaningError(
                 f"trainer.v1.trainer_mode={PREFIX}{mode} with settings under `{NODE}`",
@@ -223,4 +232,4 @@ def refusing_a_forgotten_mode(trainer: Any, mode: str) -> type[PPOTrainer]:
 
 for _own in (KLTrainerSync, KLTrainerColocateAsync, KLTrainerSeparateAsync):
     _mode = _own.base_mode
-    TRAINER_REGISTRY[_mode] = refusing_a_forgotten_mode(TRAINER_REGISTRY[_mode], _mode)
+    TRAINER_REGISTRY[_mode] = require_klgrad_mode(TRAINER_REGISTRY[_mode], _mode)

@@ -1,4 +1,8 @@
-"""A cell: one KL loss with its name, source and verdicts; where its estimator is placed, and what to use instead."""
+r"""KL losses as found in published code and papers, sound or not, by name.
+
+A cell is estimator x placement x level x weighting. Each docstring's Gradient line is compared with the audit by a
+test.
+"""
 
 import copyreg
 from collections.abc import Callable
@@ -9,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ..core import credit
-from ..core.estimators import Estimator
-from ..core.importance import ImportanceWeighting, token_ratio
+from ..core.estimators import Estimator, exp_capped, k1, k2, k3, k_lambda
+from ..core.importance import ImportanceWeighting, Truncate, sequence_ratio, token_ratio
 from ..core.result import reduce
 from ..core.rollout import Rollout
 from ..core.term import KLTerm, Remedy
+from ..errors import UnknownNameError
 from ..targets import Descends, Verdict
 
 # `Cell`, a named loss over a `Rollout`, and the decorators that make one of a function.
@@ -75,8 +80,6 @@ class Cell:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a cell of the zoo by name: its functions are closures, and trainers pickle their arguments."""
-        from . import CELLS, get  # which imports this file
-
         if CELLS.get(self.name) is self:
             return get, (self.name,)
         return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
@@ -161,3 +164,485 @@ BOUNDED = Remedy(use=(KLTerm(level="token", influence_bound=5.0),), why="its coe
 SUMMED = Remedy(use=(TOKEN,), why="it sums over the completion")
 AFTER_DIVISION = Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division")
 LEAVE_ONE_OUT = Remedy(use=("k1-reward-leave-one-out", KLTerm(baseline="leave_one_out")))
+
+
+# Estimators used as a loss: differentiated path-wise.
+
+OUTPUT_CLAMP = 10.0
+"""verl, SkyRL and OpenRLHF clamp a KL estimate's value to ±10, which also stops its gradient there."""
+
+
+@token_loss("nothing", "climbs forward-kl-sampler-sequence", instead=K2_OR_TOKEN)
+def k1_loss(rollout: Rollout) -> Tensor:
+    """k1 differentiated.
+
+    Estimates: KL(π‖ref).
+    Gradient: `nothing` on-policy; `climbs forward-kl-sampler-sequence` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(k1, rollout)
+
+
+@token_loss("reverse-kl-token", "squared-token")
+def k2_loss(rollout: Rollout) -> Tensor:
+    """k2 differentiated, token by token.
+
+    Estimates: KL(π‖ref), biased.
+    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(k2, rollout)
+
+
+@token_loss("forward-kl-token", "k3-token", instead=K2_OR_TOKEN)
+def k3_loss(rollout: Rollout) -> Tensor:
+    """k3 differentiated, token by token: GRPO as published, and the default of several trainers.
+
+    Estimates: KL(π‖ref).
+    Gradient: `forward-kl-token` on-policy; `k3-token` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(k3, rollout)
+
+
+@token_loss("forward-kl-token", "sum-of-targets", instead=K2_OR_TOKEN)
+def k_half_loss(rollout: Rollout) -> Tensor:
+    """k_lambda at λ = 1/2 differentiated: half the strength for the same value.
+
+    Estimates: KL(π‖ref).
+    Gradient: `forward-kl-token` on-policy, at scale 1/2; `sum-of-targets` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(k_lambda(0.5), rollout)
+
+
+@token_loss("unknown", "unknown", instead=K2_OR_TOKEN)
+def abs_loss(rollout: Rollout) -> Tensor:
+    """|l| differentiated.
+
+    Estimates: E|l|, a bound on the reverse KL.
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(torch.abs, rollout)
+
+
+@token_loss("unknown", "unknown", instead=BOUNDED)
+def k3_loss_clamped(rollout: Rollout) -> Tensor:
+    """k3 with its value clamped at 10, differentiated: no gradient where log π/ref is below -2.61.
+
+    Estimates: KL(π‖ref), cut off.
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(lambda x: k3(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
+
+
+@token_loss("unknown", "unknown", instead=BOUNDED)
+def k2_loss_clamped(rollout: Rollout) -> Tensor:
+    """k2 with its value clamped at 10, differentiated: no gradient where |l| > 4.47.
+
+    Estimates: KL(π‖ref), cut off.
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(lambda x: k2(x).clamp(-OUTPUT_CLAMP, OUTPUT_CLAMP), rollout)
+
+
+@token_loss("nothing", "nothing", instead=Remedy("differentiate it", ("k2-loss", TOKEN)))
+def k3_no_grad(rollout: Rollout) -> Tensor:
+    """k3 computed without gradient and added to the loss: logged, and nothing else.
+
+    Estimates: KL(π‖ref).
+    Gradient: `nothing` on-policy; `nothing` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(k3, rollout).detach()
+
+
+@token_loss("reverse-kl-token", "squared-token")
+def k3_straight_through(rollout: Rollout) -> Tensor:
+    """The value of k3 with the slope of k2 (verl's `k3+`).
+
+    Estimates: KL(π‖ref).
+    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
+    Requires: y ~ π.
+    """
+    return as_loss(Estimator(k3.value, k2.slope), rollout)
+
+
+@batch_loss("unknown", "unknown", instead=SUMMED)
+def k2_loss_length_mean(rollout: Rollout) -> Tensor:
+    """k2 differentiated and divided by each completion's own length.
+
+    Estimates: KL(π‖ref) per token, completion by completion.
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    share = 1 / rollout.lengths.clamp(min=1)
+    return reduce(share[:, None] * k2(log_ratio(rollout)), rollout, "sequence")
+
+
+@batch_loss("reverse-kl-token", "squared-token", instead=SUMMED, couples_groups=True)
+def k2_loss_token_mean(rollout: Rollout) -> Tensor:
+    """k2 differentiated and averaged over all tokens of the batch.
+
+    Estimates: KL(π‖ref) per token.
+    Gradient: `reverse-kl-token` on-policy (in large batches); `squared-token` off-policy.
+    Requires: y ~ π.
+    """
+    return reduce(k2(log_ratio(rollout)), rollout, "token")
+
+
+@batch_loss("forward-kl-sequence", "unknown")
+def k3_sequence_loss(rollout: Rollout) -> Tensor:
+    """k3 of the whole completion's log-ratio, differentiated.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `forward-kl-sequence` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return k3(log_ratio(rollout).sum(-1)).mean()
+
+
+# The same, weighted by the ratio π/μ to the sampler.
+
+
+@token_loss(
+    "reverse-kl-token",
+    "reverse-kl-token-sampler",
+    instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient without cancellation"),
+)
+def ratio_k3_loss(rollout: Rollout) -> Tensor:
+    """Ratio times k3, both differentiated: the "unbiased" k3 of DeepSeek-V3.2, TRL's default.
+
+    Estimates: KL(π‖ref) on the sampler's prefixes.
+    Gradient: `reverse-kl-token` on-policy; `reverse-kl-token-sampler` off-policy.
+    Requires: `behavior_logp`. In float32 exp cancels against exp beyond |l| of about 16.
+    """
+    return live_ratio(rollout) * k3(log_ratio(rollout))
+
+
+@token_loss(
+    "reverse-kl-token",
+    "reverse-kl-token-sampler",
+    instead=Remedy(use=(TOKEN_RATIO,), why="the same gradient with less variance"),
+)
+def ratio_k1_loss(rollout: Rollout) -> Tensor:
+    """Ratio times k1, both differentiated: coefficient r (l + 1).
+
+    Estimates: KL(π‖ref) on the sampler's prefixes.
+    Gradient: `reverse-kl-token` on-policy; `reverse-kl-token-sampler` off-policy.
+    Requires: `behavior_logp`.
+    """
+    return live_ratio(rollout) * k1(log_ratio(rollout))
+
+
+@token_loss("unknown", "unknown", instead=Remedy("detach the ratio", ("stopped-ratio-k2-loss",)))
+def ratio_k2_loss(rollout: Rollout) -> Tensor:
+    """Ratio times k2, both differentiated: coefficient r (l + l²/2).
+
+    Estimates: KL(π‖ref), biased.
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: `behavior_logp`.
+    """
+    return live_ratio(rollout) * k2(log_ratio(rollout))
+
+
+@token_loss("reverse-kl-token", "reverse-kl-token-sampler")
+def stopped_ratio_k2_loss(rollout: Rollout) -> Tensor:
+    """Detached ratio times k2.
+
+    Estimates: KL(π‖ref), biased.
+    Gradient: `reverse-kl-token` on-policy; `reverse-kl-token-sampler` off-policy.
+    Requires: `behavior_logp`.
+    """
+    return token_ratio(rollout) * k2(log_ratio(rollout))
+
+
+@token_loss("reverse-kl-token", "unknown")
+def truncated_ratio_k2_loss(rollout: Rollout) -> Tensor:
+    """Detached ratio, truncated at 1.2, times k2.
+
+    Estimates: KL(π‖ref), biased.
+    Gradient: `reverse-kl-token` on-policy; `unknown` off-policy.
+    Requires: `behavior_logp`; the bound adds bias off-policy.
+    """
+    return Truncate(1.2)(token_ratio(rollout)) * k2(log_ratio(rollout))
+
+
+@token_loss(
+    "forward-kl-token",
+    "forward-kl-token-sampler",
+    instead=Remedy(use=("stopped-ratio-k2-loss", TOKEN_RATIO)),
+)
+def stopped_ratio_k3_loss(rollout: Rollout) -> Tensor:
+    """Detached ratio times k3.
+
+    Estimates: KL(π‖ref) on the sampler's prefixes.
+    Gradient: `forward-kl-token` on-policy; `forward-kl-token-sampler` off-policy.
+    Requires: `behavior_logp`.
+    """
+    return token_ratio(rollout) * k3(log_ratio(rollout))
+
+
+@token_loss(
+    "unknown",
+    "unknown",
+    instead=Remedy("weight by the token ratio", (TOKEN_RATIO,)),
+)
+def mean_ratio_k3_loss(rollout: Rollout) -> Tensor:
+    """The completion's geometric-mean ratio (GSPO's), broadcast onto every token's k3, both differentiated.
+
+    Estimates: KL(π‖ref).
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: `behavior_logp`.
+    """
+    log_mean = (rollout.logp - rollout.sampler_logp).sum(-1, keepdim=True) / rollout.lengths[:, None].clamp(min=1)
+    return exp_capped(log_mean) * k3(log_ratio(rollout))
+
+
+# Estimators in the reward: the detached value on the score, where policy-gradient training would put it.
+
+DISCOUNT = 0.9
+"""Discount of the discounted cells."""
+
+STD_EPSILON = 1e-4
+"""Added to a group's standard deviation before dividing by it, as GRPO implementations do."""
+
+
+@token_loss("reverse-kl-sequence", "squared-sequence")
+def k1_reward(rollout: Rollout) -> Tensor:
+    """k1 summed over the completion, on every token's score: RLHF's classic penalty.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy; `squared-sequence` off-policy.
+    Requires: y ~ π.
+    """
+    return in_reward(k1, rollout)
+
+
+@token_loss("reverse-kl-sequence", "unknown")
+def k1_reward_to_go(rollout: Rollout) -> Tensor:
+    """k1 of this and all later tokens, on the token's score.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return on_score(credit.to_go(rollout.log_ratio, rollout.mask), rollout)
+
+
+@token_loss("reverse-kl-token", "squared-token")
+def k1_advantage(rollout: Rollout) -> Tensor:
+    """k1 of this token alone, on its score: on-policy distillation as commonly run (discount 0).
+
+    Estimates: KL(π‖ref).
+    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
+    Requires: y ~ π.
+    """
+    return on_score(rollout.log_ratio, rollout)
+
+
+@token_loss("unknown", "unknown", instead=Remedy(use=("k1-reward", KLTerm())))
+def k2_reward(rollout: Rollout) -> Tensor:
+    """k2 in the reward.
+
+    Estimates: KL(π‖ref), biased.
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return in_reward(k2, rollout)
+
+
+@token_loss(
+    "sum-of-targets",
+    "unknown",
+    instead=Remedy(use=("k1-reward", KLTerm(estimator="k1_k3")), why="k1_k3 has the low variance of k3"),
+)
+def k3_reward(rollout: Rollout) -> Tensor:
+    """k3 in the reward: reverse minus forward KL for one token, which cancel near ref.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `sum-of-targets` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return in_reward(k3, rollout)
+
+
+@token_loss("reverse-kl-sequence", "sum-of-targets", compares_completions=True)
+def k1_reward_leave_one_out(rollout: Rollout) -> Tensor:
+    """k1 in the reward, minus the mean of the others in the group (RLOO).
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
+    Requires: y ~ π; groups of 2 or more.
+    """
+    return in_reward_leave_one_out(k1, rollout)
+
+
+@token_loss("sum-of-targets", "unknown", instead=LEAVE_ONE_OUT, compares_completions=True)
+def k3_reward_leave_one_out(rollout: Rollout) -> Tensor:
+    """k3 in the reward, minus the mean of the others in the group (RLOO).
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `sum-of-targets` on-policy; `unknown` off-policy.
+    Requires: y ~ π; groups of 2 or more.
+    """
+    return in_reward_leave_one_out(k3, rollout)
+
+
+@token_loss("reverse-kl-sequence", "sum-of-targets", instead=LEAVE_ONE_OUT, compares_completions=True)
+def k1_reward_group_mean(rollout: Rollout) -> Tensor:
+    """k1 in the reward, minus the mean of the whole group, itself included.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy, at scale 1 - 1/n; `sum-of-targets` off-policy.
+    Requires: y ~ π; groups of 2 or more.
+    """
+    total = rollout.log_ratio.sum(-1)
+    return on_score(minus_group_mean(total, rollout)[:, None], rollout)
+
+
+@token_loss(
+    "unknown",
+    "unknown",
+    instead=AFTER_DIVISION,
+    compares_completions=True,
+)
+def k1_reward_group_std(rollout: Rollout) -> Tensor:
+    """k1 in the reward, centred and divided by the group's standard deviation (GRPO's advantage).
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: y ~ π; groups of 2 or more.
+    """
+    centred = minus_group_mean(rollout.log_ratio.sum(-1), rollout)
+    squares, size = credit.group_total(centred.square(), rollout.group)
+    deviation = (squares / (size - 1)).sqrt()
+    return on_score((centred / (deviation + STD_EPSILON))[:, None], rollout)
+
+
+@token_loss(
+    "unknown",
+    "unknown",
+    instead=Remedy(use=(KLTerm(discount=0.9),), why="it subtracts nothing per token"),
+    couples_groups=True,
+)
+def k1_token_mean_discounted(rollout: Rollout) -> Tensor:
+    """k1 minus the batch's mean per token, then discounted: the subtracted mean pays for length.
+
+    Estimates: KL(π‖ref), discounted.
+    Gradient: `unknown` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    mean = reduce(rollout.log_ratio, rollout, "token")
+    return on_score(credit.to_go(rollout.log_ratio - mean, rollout.mask, DISCOUNT), rollout)
+
+
+@token_loss(
+    "reverse-kl-sequence",
+    "sum-of-targets",
+    instead=Remedy(use=(KLTerm(weighting=ImportanceWeighting("prefix", bound=None)),)),
+)
+def stale_k1_reward(rollout: Rollout) -> Tensor:
+    """k1 of the *sampler* against ref, in the reward, under the sequence ratio: frozen at the old policy.
+
+    Estimates: KL(μ‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
+    Requires: `behavior_logp`.
+    """
+    frozen = (rollout.sampler_logp - rollout.ref_logp).sum(-1, keepdim=True)
+    return on_score(sequence_ratio(rollout) * frozen, rollout)
+
+
+def minus_group_mean(per_sequence: Tensor, rollout: Rollout) -> Tensor:
+    """Values minus their group's mean, themselves included."""
+    total, size = credit.group_total(per_sequence, rollout.group)
+    return per_sequence - total / size
+
+
+# Estimators in both places: in the reward and as a loss.
+
+
+@token_loss("reverse-kl-sequence", "sum-of-targets")
+def k1_both(rollout: Rollout) -> Tensor:
+    """k1 in the reward and as loss: the loss adds noise of mean zero.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy; `sum-of-targets` off-policy.
+    Requires: y ~ π.
+    """
+    return in_reward(k1, rollout) + as_loss(k1, rollout)
+
+
+@token_loss("reverse-kl-sequence", "unknown")
+def k3_both(rollout: Rollout) -> Tensor:
+    """k3 in the reward and as loss, full weight each.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return in_reward(k3, rollout) + as_loss(k3, rollout)
+
+
+@token_loss("reverse-kl-sequence", "unknown")
+def k3_both_half(rollout: Rollout) -> Tensor:
+    """k3 in the reward and as loss, half weight each: half the strength.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy, at scale 1/2; `unknown` off-policy.
+    Requires: y ~ π.
+    """
+    return (in_reward(k3, rollout) + as_loss(k3, rollout)) / 2
+
+
+@token_loss("reverse-kl-token", "squared-token")
+def k3_both_token(rollout: Rollout) -> Tensor:
+    """k3 of this token alone on its score, and as loss: coefficient l, with exp cancelling exp.
+
+    Estimates: KL(π‖ref).
+    Gradient: `reverse-kl-token` on-policy; `squared-token` off-policy.
+    Requires: y ~ π.
+    """
+    return on_score(k3.value(rollout.log_ratio), rollout) + as_loss(k3, rollout)
+
+
+@token_loss("reverse-kl-sequence", "unknown", compares_completions=True)
+def k3_both_leave_one_out(rollout: Rollout) -> Tensor:
+    """k3 in the reward, minus the mean of the others in the group (RLOO), and as loss.
+
+    Estimates: KL(π‖ref) of completions.
+    Gradient: `reverse-kl-sequence` on-policy; `unknown` off-policy.
+    Requires: y ~ π; groups of 2 or more.
+    """
+    return in_reward_leave_one_out(k3, rollout) + as_loss(k3, rollout)
+
+
+# All cells by name.
+
+CELLS: dict[str, Cell] = {cell.name: cell for cell in list(globals().values()) if isinstance(cell, Cell)}
+"""In the order of this file."""
+
+
+def get(name: str) -> Cell:
+    """Look up a cell.
+
+    Args:
+        name: its name, such as `k3-loss`.
+
+    Returns:
+        The cell.
+
+    Raises:
+        UnknownNameError: with near matches.
+
+    Examples:
+        >>> from klgrad import zoo
+        >>> zoo.get("k1-reward").summary
+        "k1 summed over the completion, on every token's score: RLHF's classic penalty."
+    """
+    if name not in CELLS:
+        raise UnknownNameError("cell", name, CELLS)
+    return CELLS[name]

@@ -8,10 +8,9 @@ from inspect import signature
 import torch
 from torch import Tensor
 
-from .. import tile
+from .. import tiling
 from ..head import Transform
-from ..tile import CachedLogits
-from ..tiling import HALVES, Operands
+from ..tiling import HALVES, CachedLogits, Operands
 
 # What the kernels for Hopper read: some tokens and some entries of both models.
 
@@ -115,17 +114,17 @@ def states_of(operands: Operands, picked: Tensor, kept: CachedLogits | None) -> 
         picked: (2, N); the logits of the targets that are among the entries are written.
         kept: where the logits are kept whose places it has, or None.
     """
-    found = []
+    strips = []
     for block in _blocks(operands, kept):
         parts = [_block(operands, rows, block, picked[:, rows], kept) for rows in operands.chunks]
-        found.append(torch.cat(parts, 2))
-    return torch.cat(found, 1)
+        strips.append(torch.cat(parts, 2))
+    return torch.cat(strips, 1)
 
 
 def _blocks(operands: Operands, kept: CachedLogits | None) -> list[range]:
     """Entries of which all tokens of a chunk have states that fit into the memory of the tiles; all kept, or none."""
     plan = operands.config.plan
-    step = max(plan.tile_bytes // (FIELDS * torch.float32.itemsize * plan.rows), 1) * tile.MARKED
+    step = max(plan.tile_bytes // (FIELDS * torch.float32.itemsize * plan.rows), 1) * tiling.MARKED
     middle = 0 if kept is None else kept.a_or_minus_b.shape[1]
     cut = lambda start, stop: [range(i, min(i + step, stop)) for i in range(start, stop, step)]
     return cut(0, middle) + cut(middle, len(operands.weight))
@@ -134,7 +133,7 @@ def _blocks(operands: Operands, kept: CachedLogits | None) -> list[range]:
 def _block(operands: Operands, rows: slice, columns: range, picked: Tensor, kept: CachedLogits | None) -> Tensor:
     from . import gluon as launch
 
-    states = operands.new(FIELDS, -(-len(columns) // tile.MARKED), rows.stop - rows.start)
+    states = operands.new(FIELDS, -(-len(columns) // tiling.MARKED), rows.stop - rows.start)
     own = kept.cut(rows, columns) if kept else None
     launch.sums(_models(operands, rows, columns), states, picked, own)
     return launch.merge(states, own.slice_stats if own else None)

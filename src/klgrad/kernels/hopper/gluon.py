@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..state import FIELDS, LOWEST, NEAR
-from ..tile import LARGEST_KEPT, CachedLogits
+from ..tiling import LARGEST_KEPT, CachedLogits
 from . import HopperOperands
 
 # The products of both models' tiles, with the logits left in registers. In Gluon, for Hopper.

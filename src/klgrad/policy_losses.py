@@ -1,4 +1,8 @@
-"""Policy losses as published, each with its source and verdicts, and those that correct for stale samples."""
+"""Policy losses as published, by name: for study and for the audit of whole losses.
+
+Each is one short function, written from the published formula, with its source and with what it does on samples of π
+and on samples of another policy. A test compares these verdicts with the audit.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +11,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.credit import number_groups
-from ..targets import Verdict
+from .core.credit import number_groups
+from .errors import UnknownNameError
+from .targets import Verdict
+
+__all__ = ["POLICY_LOSSES", "Does", "PolicyGradientName", "PolicyLoss", "WholeVerdict", "get"]
 
 # `PolicyLoss`, a published policy loss, and the decorator that makes one of a function.
 
@@ -309,3 +316,31 @@ def score_centering(logp: Tensor, logits: Tensor, behavior_logits: Tensor, mask:
     """No ratio; the mean score of the sampler at each prefix is subtracted from the score."""
     expected = (behavior_logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
     return sum_per_completion(-advantages * (logp - expected), mask)
+
+
+POLICY_LOSSES: dict[str, PolicyLoss] = {
+    entry.name: entry for entry in list(globals().values()) if isinstance(entry, PolicyLoss)
+}
+"""All entries by name, in the order of this file."""
+
+
+def get(name: str) -> PolicyLoss:
+    """Look up a policy loss.
+
+    Args:
+        name: its name, such as `grpo`.
+
+    Returns:
+        The entry.
+
+    Raises:
+        UnknownNameError: with near matches.
+
+    Example:
+        >>> from klgrad import policy_losses
+        >>> policy_losses.get("rloo").source
+        'arXiv 2402.14740'
+    """
+    if name not in POLICY_LOSSES:
+        raise UnknownNameError("policy loss", name, POLICY_LOSSES)
+    return POLICY_LOSSES[name]
