@@ -420,5 +420,5 @@ const Mathematics = (() => {
       gradient(state, policy, ref, sampler).map((g) => -rate * g),
     );
 
-  return { parse, lossOf, takeApart, generator, optimum, follow, gradient, step, tilt, range };
+  return { parse, lossOf, boundOf, takeApart, generator, optimum, follow, gradient, step, tilt, range };
 })();

@@ -74,6 +74,7 @@
     const options = {
       width: node.clientWidth,
       height: 220,
+      pxAlign: 0,
       legend: { show: false },
       cursor: { show: false },
       scales: { x: { time: false }, y: { range } },
@@ -172,8 +173,9 @@
     for (const output of document.querySelectorAll(".play-range output"))
       output.value = output.previousElementSibling.value;
     const estimator = document.getElementById("estimator");
-    estimator.value = state.loss;
-    if (estimator.selectedIndex < 0) estimator.value = "";
+    const bare = (text) => text.replace(/\s/g, "");
+    const preset = [...estimator.options].find((option) => bare(option.value) === bare(state.loss));
+    estimator.value = preset ? preset.value : "";
     const ownRatio = /\br\b/.test(state.loss);
     const off = { horizon: state.place === "loss", discount: state.horizon !== "discount" || state.place === "loss" };
     Object.assign(off, {

@@ -174,7 +174,8 @@ const Sentences = (() => {
 
   function differences(a, b, inReward) {
     const pairs = {
-      divergence: [a.divergence, b.divergence],
+      divergence: [a.divergence, b.divergence].map((d) => [d.name, d.weight, d.alpha, d.beta, d.parts]),
+      "where it is flat": [a.divergence, b.divergence].map((d) => [d.flat_below, d.flat_above]),
       "looks ahead": [
         [a.horizon, a.past_credit],
         [b.horizon, b.past_credit],
