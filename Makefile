@@ -95,7 +95,7 @@ MINUTES := 30
 gpu-queue: $(DEV)  ## on a GPU, in MINUTES: its tests, the kernels' benchmark and the experiments' missing runs; goes on after a kill
 	$(BIN)/python benchmarks/gpu_queue.py --minutes $(MINUTES) $(ARGS)
 
-check: test test-many lint types readme-check docs test-frameworks test-verl-runs  ## what CI runs
+check: test test-many lint types readme-check docs rehearsal test-frameworks test-verl-runs  ## what CI runs
 
 readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check

@@ -36,7 +36,7 @@ OPENRLHF_LOSSES = (
 
 
 def settings() -> list[dict[str, object]]:
-    """The settings that are audited: framework, name of the audited loss, lines to write, and the same in the playground.
+    """The settings that are audited: framework, name of the audited loss, lines to write, choice in the playground.
 
     A policy loss multiplies the credit of a reward by a ratio of its own: `choice` has no ratio there.
     """

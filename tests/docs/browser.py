@@ -43,7 +43,7 @@ class BrowserPage:
             "--remote-debugging-pipe",
         ]
         self._process = subprocess.Popen(
-            [browser, *flags, f"--user-data-dir={self._profile.name}", "about:blank"],
+            [browser, *flags, "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "about:blank"],
             close_fds=False,
             preexec_fn=lambda: (os.dup2(mine, 3), os.dup2(answers, 4)),
             stdout=subprocess.DEVNULL,

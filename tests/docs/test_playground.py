@@ -9,12 +9,13 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import playground
 import pytest
 import torch
-
-import klgrad
 from docs.browser import BrowserPage, find_browser
 from docs.choices import CELLS, CHOICES, DEFAULTS, compared, loss_of, three_tokens
+
+import klgrad
 from klgrad import ImportanceWeighting, KLTerm, Mask, Rollout, divergences, zoo
 from klgrad.audit import audit
 from klgrad.core.divergences import NAMED
@@ -29,10 +30,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_browser() is None, reaso
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """A browser with the scripts of the page, without the page."""
-    scripts = "".join(
-        f'<script src="{(FOLDER / name).as_uri()}"></script>' for name in ("mathematics.js", "sentences.js")
-    )
-    path = tmp_path_factory.mktemp("page") / "scripts.html"
+    folder = tmp_path_factory.mktemp("page")
+    path, settings = folder / "scripts.html", folder / "settings.js"
+    settings.write_text(playground.settings_script(), encoding="utf-8")
+    files = (settings, FOLDER / "mathematics.js", FOLDER / "sentences.js")
+    scripts = "".join(f'<script src="{file.as_uri()}"></script>' for file in files)
     path.write_text(f"<!doctype html><meta charset=utf-8>{scripts}", encoding="utf-8")
     browser = BrowserPage()
     browser.open(path.as_uri())
@@ -48,6 +50,12 @@ def called(page, function, *arguments):
 
 def parts_of(page, choice):
     return called(page, "Mathematics.takeApart", choice)
+
+
+def settings_for(page, choice):
+    take = "Mathematics.takeApart"
+    code = f"(choice, defaults) => Sentences.settings({take}(choice), choice, {take}, defaults)"
+    return called(page, f"({code})", choice, DEFAULTS)
 
 
 @cache
@@ -206,6 +214,22 @@ def test_most_choices_have_a_term(page):
     """So that the test above is not empty."""
     declared = [called(page, "Sentences.term", parts_of(page, choice))["code"] for choice in CHOICES.values()]
     assert sum(code is not None for code in declared) >= 20
+
+
+@pytest.mark.parametrize("entry", playground.settings(), ids=lambda entry: entry["subject"])
+def test_a_setting_is_found_by_its_choice(entry, page):
+    choice = DEFAULTS | entry["choice"]
+    (found,) = [x for x in settings_for(page, choice) if x["framework"] == entry["framework"]]
+    assert found["differs"] == []
+    assert DEFAULTS | found["choice"] == choice
+    assert "place" in entry["choice"] or compared(found["parts"]) == compared(parts_of(page, choice))
+
+
+def test_the_nearest_setting_says_what_differs(page):
+    choice = DEFAULTS | {"loss": "k3(l)", "unit": "completion-mean"}
+    found = {x["framework"]: x["differs"] for x in settings_for(page, choice)}
+    assert found["TRL"] == []
+    assert found["verl"] == ["where it is flat", "unit"]
 
 
 @pytest.mark.parametrize(

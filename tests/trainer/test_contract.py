@@ -156,9 +156,7 @@ def test_another_order_of_what_is_generated_is_stopped(changed, tmp_path):
     swapped = [("prompt_ids_list,\n", "x,\n"), ("completion_ids_list,\n", "prompt_ids_list,\n")]
     changed("_generate_and_score_completions", *swapped, ("x,\n", "completion_ids_list,\n"))
     trainer = tiny.trainer(KLTrainer, KLConfig, tmp_path, kl_placement="reward")
-    with pytest.raises(
-        ContractError, match=r"that returns prompt_ids, .*other completions than are rewarded"
-    ):
+    with pytest.raises(ContractError, match=r"that returns prompt_ids, .*other completions than are rewarded"):
         trainer.train()
 
 
