@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import TypedDict
 
 PLOTTING = "uplot@1.6.32"
 INTEGRITY = "KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw=="
@@ -34,13 +35,73 @@ OPENRLHF_LOSSES = (
     ("k3", True, {"loss": "k2(l)", "ratio": "token", "bound": "truncate", "high": 10}),
 )
 
+WORDS = {
+    "divergences": {
+        "reverse-kl": "reverse KL, KL(π‖ref)",
+        "forward-kl": "forward KL, KL(ref‖π)",
+        "chi-square": "half of χ²(π‖ref)",
+        "hellinger": "squared Hellinger distance",
+        "total-variation": "twice the total variation distance",
+        "jensen-shannon": "Jensen-Shannon divergence",
+        "alpha": "α-divergence",
+    },
+    "nothing": "nothing: ref has no effect",
+    "shortens": "; it lowers E[1/length], which asks for longer completions",
+    "other": "one of its own, with the f(u) below",
+    "falls": ". Not convex: somewhere it pushes away from ref, or stops pulling",
+    "bounds": {"truncate": "truncated", "clip": "clipped", "mask": "masked"},
+    "ratios": {
+        "none": "fresh ones only: no importance ratio",
+        "token": "stale ones on the sampler's prefixes: the ratio of the token itself",
+        "prefix": "stale ones too: the ratio of the tokens so far",
+        "sequence": "stale ones too: the ratio of the whole completion",
+        "other": "fresh ones only: how it depends on π/μ is no importance weight",
+    },
+    "stale": {
+        "reverse-kl": "it descends the mean of l²/2 under μ",
+        "forward-kl": "it descends the mean of k3(l) under μ",
+    },
+    "drift": {"1": "it climbs KL(μ‖π), away from what was sampled", "-1": "it descends KL(μ‖π)"},
+    "units": {
+        "sum": "summed over the completion, averaged over completions",
+        "completion-mean": "mean over each completion's tokens: tokens of short completions weigh more",
+        "token-mean": "mean over all tokens of the batch: micro-batches of other sizes change it",
+        "fixed-length": "summed over the completion and divided by the padded length",
+    },
+    "baselines": {
+        "none": "none",
+        "leave-one-out": "the mean of the other completions of the group",
+        "group-mean": "the mean of the group, itself included: 1 - 1/n of the scale is left",
+    },
+    "constant": "nothing on fresh samples, a drift on stale ones",
+    "refusals": {
+        "nothing": "It means nothing, so there is no term for it.",
+        "constant": "No term has a constant on the score.",
+        "divergence": "No term has this divergence: klgrad.divergences.from_slope makes one of a slope that rises.",
+        "spread": "A term is not divided by a spread: β would lose its meaning.",
+        "unit": "A term is summed over the completion, or averaged over the batch's tokens.",
+        "ratio": "A term that looks ahead takes the ratio of a prefix or of the completion.",
+        "horizon": "A term looks ahead by an estimate of its own divergence.",
+    },
+}
+"""What the page says of each part."""
 
-def settings() -> list[dict[str, object]]:
-    """The settings that are audited: framework, name of the audited loss, lines to write, choice in the playground.
+
+class Setting(TypedDict):
+    """A setting that is audited: framework, name of the audited loss, lines to write, choice in the playground."""
+
+    framework: str
+    subject: str
+    lines: str
+    choice: dict[str, object]
+
+
+def settings() -> list[Setting]:
+    """The settings that the page knows.
 
     A policy loss multiplies the credit of a reward by a ratio of its own: `choice` has no ratio there.
     """
-    found: list[dict[str, object]] = []
+    found: list[Setting] = []
 
     def add(framework: str, subject: str, lines: str, **choice: object) -> None:
         found.append({"framework": framework, "subject": subject, "lines": lines, "choice": choice})
@@ -74,9 +135,11 @@ def settings() -> list[dict[str, object]]:
     return found
 
 
-def settings_script() -> str:
-    """The settings as a script of the page."""
-    return f'"use strict";\nconst SETTINGS = {json.dumps(settings(), indent=1)};\n'
+def data_script() -> str:
+    """The words and the settings as a script of the page."""
+    written = {"WORDS": WORDS, "SETTINGS": settings()}
+    lines = [f"const {name} = {json.dumps(data, indent=1, ensure_ascii=False)};\n" for name, data in written.items()]
+    return '"use strict";\n' + "".join(lines)
 
 
 def plotting_files() -> dict[str, bytes]:

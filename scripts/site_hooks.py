@@ -22,7 +22,7 @@ FOREIGN = re.compile(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what the playground needs beside its own files."""
-    generated = {"settings.js": playground.settings_script().encode(), **playground.plotting_files()}
+    generated = {"data.js": playground.data_script().encode(), **playground.plotting_files()}
     for name, content in generated.items():
         files.append(File.generated(config, f"assets/playground/{name}", content=content))
     return files

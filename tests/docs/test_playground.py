@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_browser() is None, reaso
 def page(tmp_path_factory):
     """A browser with the scripts of the page, without the page."""
     folder = tmp_path_factory.mktemp("page")
-    path, settings = folder / "scripts.html", folder / "settings.js"
-    settings.write_text(playground.settings_script(), encoding="utf-8")
-    files = (settings, FOLDER / "mathematics.js", FOLDER / "sentences.js")
+    path, data = folder / "scripts.html", folder / "data.js"
+    data.write_text(playground.data_script(), encoding="utf-8")
+    files = (data, FOLDER / "mathematics.js", FOLDER / "sentences.js")
     scripts = "".join(f'<script src="{file.as_uri()}"></script>' for file in files)
     path.write_text(f"<!doctype html><meta charset=utf-8>{scripts}", encoding="utf-8")
     browser = BrowserPage()

@@ -16,10 +16,7 @@ const Mathematics = (() => {
   const most = (a, b) => pick(a, b, a[0] > b[0]);
   const FUNCTIONS = {
     exp: chain(Math.exp, Math.exp),
-    expm1: chain(Math.expm1, Math.exp),
     log: chain(Math.log, (x) => 1 / x),
-    log1p: chain(Math.log1p, (x) => 1 / (1 + x)),
-    sqrt: chain(Math.sqrt, (x) => 0.5 / Math.sqrt(x)),
     abs: chain(Math.abs, Math.sign),
     sign: chain(Math.sign, () => 0),
     k1: (a) => a,

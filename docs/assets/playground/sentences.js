@@ -1,49 +1,29 @@
 "use strict";
-// The parts of a loss in words, as a KLTerm, and as settings of frameworks.
+// The parts of a loss in words, as a KLTerm, and as settings of frameworks. The site's build writes WORDS and SETTINGS.
 const Sentences = (() => {
-  const TITLES = {
-    "reverse-kl": "reverse KL, KL(π‖ref)",
-    "forward-kl": "forward KL, KL(ref‖π)",
-    "chi-square": "half of χ²(π‖ref)",
-    hellinger: "squared Hellinger distance",
-    "total-variation": "twice the total variation distance",
-    "jensen-shannon": "Jensen-Shannon divergence",
-    alpha: "α-divergence",
-  };
   const short = (x) => String(Number(x.toPrecision(4)));
-  const title = (d) =>
-    TITLES[d.name] +
-    (d.alpha !== undefined ? ` (α = ${short(d.alpha)})` : d.beta !== undefined ? ` (β = ${short(d.beta)})` : "");
   const isNothing = (parts) => parts.divergence.name === "nothing" && parts.horizon.kind === "none";
 
+  function title({ name, alpha, beta }) {
+    const number = alpha !== undefined ? ` (α = ${short(alpha)})` : beta !== undefined ? ` (β = ${short(beta)})` : "";
+    return WORDS.divergences[name] + number;
+  }
+
+  function termOfSum(part, i) {
+    const size = Math.abs(part.weight);
+    return `${part.weight < 0 ? "minus " : i ? "plus " : ""}${size === 1 ? "" : `${short(size)} × `}${title(part)}`;
+  }
+
+  const flat = (side, edge, pull) =>
+    edge === null ? "" : `; ${side} l = ${short(edge)} ${pull ? `a constant pull of ${short(pull)}` : "no pull"}`;
+
   function divergence({ divergence: d, constant, unit }) {
-    const lowers =
-      constant > 0 && unit === "completion-mean" ? "; it lowers E[1/length], which asks for longer completions" : "";
-    const names = { nothing: `nothing: ref has no effect${lowers}`, other: "one of its own, with the f(u) below" };
-    let text = names[d.name];
-    if (d.name === "sum")
-      text = d.parts
-        .map(
-          (p, i) =>
-            `${p.weight < 0 ? "minus " : i ? "plus " : ""}${Math.abs(p.weight) === 1 ? "" : `${short(Math.abs(p.weight))} × `}${title(p)}`,
-        )
-        .join(" ");
-    if (text === undefined) text = d.weight < 0 ? `climbs the ${title(d)}: the sign is wrong` : title(d);
-    const ends = [
-      ["below", d.flat_below, d.pull_below],
-      ["above", d.flat_above, d.pull_above],
-    ].filter(([, edge]) => edge !== null);
-    const flats = ends.map(
-      ([side, edge, pull]) =>
-        `; ${side} l = ${short(edge)} ${pull === 0 ? "no pull" : `a constant pull of ${short(pull)}`}`,
-    );
-    return (
-      text +
-      flats.join("") +
-      (d.convex || d.name === "nothing" || d.weight < 0
-        ? ""
-        : ". Not convex: somewhere it pushes away from ref, or stops pulling")
-    );
+    const shortens = constant > 0 && unit === "completion-mean";
+    if (d.name === "nothing") return WORDS.nothing + (shortens ? WORDS.shortens : "");
+    const named = d.name === "other" ? WORDS.other : d.name === "sum" ? d.parts.map(termOfSum).join(" ") : title(d);
+    const text = d.weight < 0 ? `climbs the ${named}: the sign is wrong` : named;
+    const flats = flat("below", d.flat_below, d.pull_below) + flat("above", d.flat_above, d.pull_above);
+    return text + flats + (d.convex || d.weight < 0 ? "" : WORDS.falls);
   }
 
   function horizon({ horizon: h, past_credit: past }) {
@@ -54,45 +34,18 @@ const Sentences = (() => {
     return reach + (past ? "; earlier tokens are in it too, which only adds noise on fresh samples" : "");
   }
 
-  const boundOf = (b) =>
-    b
-      ? `, ${{ truncate: "truncated", clip: "clipped", mask: "masked" }[b.kind]} at ${[b.low, b.high]
-          .filter((x) => x !== null)
-          .map(short)
-          .join(" and ")}, which adds bias`
-      : "";
-
-  function samples(parts) {
-    const { samples: s, divergence: d, constant } = parts;
-    const drift =
-      constant > 0 ? "it climbs KL(μ‖π), away from what was sampled" : constant < 0 ? "it descends KL(μ‖π)" : "";
-    const own = {
-      "reverse-kl": "it descends the mean of l²/2 under μ",
-      "forward-kl": "it descends the mean of k3(l) under μ",
-    }[d.name];
-    const stale = [parts.horizon.kind === "none" && d.flat_below === null && d.weight === 1 ? own : "", drift]
-      .filter(Boolean)
-      .join(" and ");
-    return {
-      none: `fresh ones only: no importance ratio${stale ? `; on stale ones ${stale}` : ""}`,
-      token: `stale ones on the sampler's prefixes: the ratio of the token itself${boundOf(s.bound)}`,
-      prefix: `stale ones too: the ratio of the tokens so far${boundOf(s.bound)}`,
-      sequence: `stale ones too: the ratio of the whole completion${boundOf(s.bound)}`,
-      other: "fresh ones only: how it depends on π/μ is no importance weight",
-    }[s.ratio];
+  function boundOf(bound) {
+    if (!bound) return "";
+    const edges = [bound.low, bound.high].filter((x) => x !== null).map(short);
+    return `, ${WORDS.bounds[bound.kind]} at ${edges.join(" and ")}, which adds bias`;
   }
 
-  const UNITS = {
-    sum: "summed over the completion, averaged over completions",
-    "completion-mean": "mean over each completion's tokens: tokens of short completions weigh more",
-    "token-mean": "mean over all tokens of the batch: micro-batches of other sizes change it",
-    "fixed-length": "summed over the completion and divided by the padded length",
-  };
-  const BASELINES = {
-    none: "none",
-    "leave-one-out": "the mean of the other completions of the group",
-    "group-mean": "the mean of the group, itself included: 1 - 1/n of the scale is left",
-  };
+  function samples({ samples: s, divergence: d, horizon: h, constant }) {
+    if (s.ratio !== "none") return WORDS.ratios[s.ratio] + boundOf(s.bound);
+    const isPlain = h.kind === "none" && d.flat_below === null && d.weight === 1;
+    const stale = [isPlain && WORDS.stale[d.name], constant && WORDS.drift[Math.sign(constant)]].filter(Boolean);
+    return WORDS.ratios.none + (stale.length ? `; on stale ones ${stale.join(" and ")}` : "");
+  }
 
   function scale(parts) {
     if (isNothing(parts)) return "0: β has no effect";
@@ -102,75 +55,83 @@ const Sentences = (() => {
       : `${short(parts.divergence.scale)} × β near ref`;
   }
 
-  const rows = (parts) => [
-    ["divergence", divergence(parts)],
-    ["looks ahead", horizon(parts)],
-    ["samples", samples(parts)],
-    ["unit", UNITS[parts.unit]],
-    ["baseline", BASELINES[parts.baseline] + (parts.divided_by_spread ? "; divided by the spread of the group" : "")],
-    ["scale", scale(parts)],
-    ...(parts.constant && !isNothing(parts)
-      ? [
-          [
-            "beside it",
-            `a constant of ${short(parts.constant)} on every score: nothing on fresh samples, a drift on stale ones`,
-          ],
-        ]
-      : []),
-  ];
+  function rows(parts) {
+    const spread = parts.divided_by_spread ? "; divided by the spread of the group" : "";
+    const found = [
+      ["divergence", divergence(parts)],
+      ["looks ahead", horizon(parts)],
+      ["samples", samples(parts)],
+      ["unit", WORDS.units[parts.unit]],
+      ["baseline", WORDS.baselines[parts.baseline] + spread],
+      ["scale", scale(parts)],
+    ];
+    const beside = `a constant of ${short(parts.constant)} on every score: ${WORDS.constant}`;
+    return parts.constant && !isNothing(parts) ? [...found, ["beside it", beside]] : found;
+  }
 
   // The same as a KLTerm: code, or the reason why there is none.
 
-  function term(parts) {
+  function refusal(parts) {
     const { divergence: d, horizon: h, samples: s } = parts;
-    const no = (why) => ({ code: null, why });
-    if (isNothing(parts)) return no("It means nothing, so there is no term for it.");
-    if (parts.constant) return no("No term has a constant on the score.");
-    if (d.name === "sum" || d.name === "other" || d.flat_below !== null || d.flat_above !== null || !(d.weight > 0))
-      return no("No term has this divergence: klgrad.divergences.from_slope makes one of a slope that rises.");
-    if (parts.divided_by_spread) return no("A term is not divided by a spread: β would lose its meaning.");
-    if (!["sum", "token-mean"].includes(parts.unit))
-      return no("A term is summed over the completion, or averaged over the batch's tokens.");
-    if (s.ratio === "other" || (s.ratio === "token" && h.kind !== "none"))
-      return no("A term that looks ahead takes the ratio of a prefix or of the completion.");
-    if (h.kind !== "none" && (d.name !== "reverse-kl" || !["k1", "k3"].includes(h.estimate)))
-      return no("A term looks ahead by an estimate of its own divergence.");
-    const number = d.alpha ?? d.beta;
-    const name = d.name.replace("-kl", "") + (number === undefined ? "" : `(${number})`);
-    const fields = [];
-    if (name !== "reverse") fields.push(`divergence="${name}"`);
-    if (h.kind === "none") fields.push('level="token"');
-    if (name === "forward") fields.push('estimator="k3"');
-    if (h.estimate === "k3") fields.push('estimator="k1_k3"');
-    if (h.kind === "discount") fields.push(`discount=${h.discount}`);
-    if (parts.baseline !== "none") fields.push('baseline="leave_one_out"');
-    if (s.ratio !== "none") {
-      const b = s.bound;
-      const bound = b
-        ? `${{ truncate: "Truncate", clip: "Clip", mask: "Mask" }[b.kind]}(${b.kind === "truncate" ? b.high : `${b.low ?? 0}, ${b.high}`})`
-        : "None";
-      fields.push(`weighting=ImportanceWeighting("${s.ratio}", bound=${bound})`);
-    }
-    if (parts.unit === "token-mean") fields.push('reduction="token"');
-    const why = [
-      d.weight === 1 ? "" : `with ${short(d.weight)} × β`,
-      parts.past_credit ? "without the noise of earlier tokens" : "",
-    ];
-    if (parts.baseline === "group-mean") why.push("β times 1 - 1/n in groups of n");
-    return { code: `KLTerm(${fields.join(", ")})`, why: why.filter(Boolean).join("; ") };
+    const isFlat = d.flat_below !== null || d.flat_above !== null;
+    const reasons = {
+      nothing: isNothing(parts),
+      constant: parts.constant,
+      divergence: !(d.weight > 0) || (isFlat && !isHuber(d)),
+      spread: parts.divided_by_spread,
+      unit: !["sum", "token-mean"].includes(parts.unit),
+      ratio: s.ratio === "other" || (s.ratio === "token" && h.kind !== "none"),
+      horizon: h.kind !== "none" && (isFlat || d.name !== "reverse-kl" || !["k1", "k3"].includes(h.estimate)),
+    };
+    return WORDS.refusals[Object.keys(reasons).find((name) => reasons[name])];
   }
 
-  // The settings of frameworks that are audited, each with the choice that it is: SETTINGS, which the site's build writes.
+  const isHuber = (d) =>
+    d.name === "reverse-kl" && d.weight === 1 && d.flat_below === -d.flat_above && d.pull_above === d.flat_above;
 
-  const close = (a, b) =>
-    a === b || (typeof a === "number" && typeof b === "number" && Math.abs(a - b) <= 0.01 * Math.abs(b));
-  const alike = (a, b) =>
-    close(a, b) ||
-    (a &&
-      b &&
-      typeof a === "object" &&
-      typeof b === "object" &&
-      Object.keys({ ...a, ...b }).every((k) => alike(a[k], b[k])));
+  function nameOf(d) {
+    if (d.flat_above !== null) return `huber(${d.flat_above})`;
+    const number = d.alpha ?? d.beta;
+    return d.name.replace("-kl", "") + (number === undefined ? "" : `(${number})`);
+  }
+
+  function weighting({ ratio, bound: b }) {
+    const numbers = b && (b.kind === "truncate" ? [b.high] : [b.low ?? 0, b.high]).join(", ");
+    const bound = b ? `${b.kind[0].toUpperCase()}${b.kind.slice(1)}(${numbers})` : "None";
+    return `weighting=ImportanceWeighting("${ratio}", bound=${bound})`;
+  }
+
+  function term(parts) {
+    const { divergence: d, horizon: h, samples: s } = parts;
+    const why = refusal(parts);
+    if (why) return { code: null, why };
+    const name = nameOf(d);
+    const fields = [
+      name !== "reverse" && `divergence="${name}"`,
+      h.kind === "none" && 'level="token"',
+      name === "forward" && 'estimator="k3"',
+      h.estimate === "k3" && 'estimator="k1_k3"',
+      h.kind === "discount" && `discount=${h.discount}`,
+      parts.baseline !== "none" && 'baseline="leave_one_out"',
+      s.ratio !== "none" && weighting(s),
+      parts.unit === "token-mean" && 'reduction="token"',
+    ];
+    const notes = [
+      d.weight !== 1 && `with ${short(d.weight)} × β`,
+      parts.past_credit && "without the noise of earlier tokens",
+      parts.baseline === "group-mean" && "β times 1 - 1/n in groups of n",
+    ];
+    return { code: `KLTerm(${fields.filter(Boolean).join(", ")})`, why: notes.filter(Boolean).join("; ") };
+  }
+
+  // The settings of frameworks that are audited.
+
+  function alike(a, b) {
+    if (a === b) return true;
+    if (typeof a === "number" && typeof b === "number") return Math.abs(a - b) <= 0.01 * Math.abs(b);
+    const areObjects = a && b && typeof a === "object" && typeof b === "object";
+    return Boolean(areObjects) && Object.keys({ ...a, ...b }).every((key) => alike(a[key], b[key]));
+  }
 
   function differences(a, b, inReward) {
     const pairs = {
