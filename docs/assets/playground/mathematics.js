@@ -175,16 +175,22 @@ const Mathematics = (() => {
     return Object.fromEntries(names.map((name, i) => [name, roundShort(weights[i])]));
   }
 
+  // The two sides of where a condition turns from true to false.
+  function bisect(isBelow, low, high, count) {
+    for (let i = 0; i < count; i++) {
+      const middle = (low + high) / 2;
+      if (isBelow(middle)) low = middle;
+      else high = middle;
+    }
+    return [low, high];
+  }
+
   function withOneNumber(points) {
     const [up, down] = [1, -1].map((l) => (points.find((p) => p[0] === l) || [])[1]);
     if (!(up * down < 0)) return [];
-    let [low, high] = [1e-6, 1 - 1e-6];
-    for (let i = 0; i < 60; i++) {
-      const [middle, f] = [(low + high) / 2, jensenShannon((low + high) / 2)];
-      if (-f(-1) / f(1) > -down / up) low = middle;
-      else high = middle;
-    }
-    return [`alpha(${roundShort(1 - Math.log(-down / up))})`, `jensen-shannon(${roundShort(low)})`];
+    const isBelow = (beta) => -jensenShannon(beta)(-1) / jensenShannon(beta)(1) > -down / up;
+    const [beta] = bisect(isBelow, 1e-6, 1 - 1e-6, 60);
+    return [`alpha(${roundShort(1 - Math.log(-down / up))})`, `jensen-shannon(${roundShort(beta)})`];
   }
 
   function fit(points) {
@@ -201,12 +207,7 @@ const Mathematics = (() => {
     const isLevel = (y) => Math.abs(y - level) <= 1e-12 * (1 + Math.abs(level));
     const other = points.findIndex(([, y]) => !isLevel(y));
     if (other < 2) return [null, null];
-    let [flat, moving] = [points[other - 1][0], points[other][0]];
-    for (let i = 0; i < 40; i++) {
-      const middle = (flat + moving) / 2;
-      if (isLevel(curve(middle))) flat = middle;
-      else moving = middle;
-    }
+    const [flat] = bisect((l) => isLevel(curve(l)), points[other - 1][0], points[other][0], 40);
     return [roundShort(flat), level];
   }
 
@@ -278,9 +279,7 @@ const Mathematics = (() => {
     if (!follows(0.02) || !follows(-0.02)) return { ratio: "other", bound: null };
     const edges = [-1, 1].map((sign) => {
       if (follows(15 * sign)) return null;
-      let [low, high] = [0, 15];
-      for (let i = 0; i < 45; i++)
-        [low, high] = follows((sign * (low + high)) / 2) ? [(low + high) / 2, high] : [low, (low + high) / 2];
+      const [low] = bisect((x) => follows(sign * x), 0, 15, 45);
       return roundShort(Math.exp(sign * low), 1e-8);
     });
     if (edges[0] === null && edges[1] === null) return { ratio: "token", bound: null };
@@ -349,15 +348,11 @@ const Mathematics = (() => {
 
   // The optimum of E[reward] - beta D_f, pi = ref exp(c^-1((reward - level) / beta)), for a slope c that never falls.
   function optimum(slope, ref, reward, beta) {
-    const bisect = (isBelow, low, high) => {
-      for (let i = 0; i < 70; i++)
-        [low, high] = isBelow((low + high) / 2) ? [(low + high) / 2, high] : [low, (low + high) / 2];
-      return [low, high];
-    };
-    const at = (level) =>
-      reward.map((x, i) => ref[i] * Math.exp(bisect((l) => slope(l) < (x - level) / beta, -WIDEST, WIDEST)[0]));
+    const logRatio = (pull) => bisect((l) => slope(l) < pull, -WIDEST, WIDEST, 70)[0];
+    const at = (level) => reward.map((x, i) => ref[i] * Math.exp(logRatio((x - level) / beta)));
     const total = (p) => p.reduce((a, b) => a + b);
-    const [below, above] = bisect((level) => total(at(level)) > 1, Math.min(...reward), Math.max(...reward)).map(at);
+    const isOver = (level) => total(at(level)) > 1;
+    const [below, above] = bisect(isOver, Math.min(...reward), Math.max(...reward), 70).map(at);
     // Where c jumps, so do the probabilities: those of both sides are mixed.
     const share = total(below) > total(above) ? (1 - total(above)) / (total(below) - total(above)) : 0;
     return normalise(above.map((p, i) => p + Math.min(Math.max(share, 0), 1) * (below[i] - p)));
