@@ -14,7 +14,7 @@ TRANSCRIBED := nemo-rl or prime-rl or slime or open-instruct or tinker
 SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench gpu-queue check dist kernels-package clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench gpu-queue check dist rehearsal kernels-package clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
@@ -95,7 +95,7 @@ MINUTES := 30
 gpu-queue: $(DEV)  ## on a GPU, in MINUTES: its tests, the kernels' benchmark and the experiments' missing runs; goes on after a kill
 	$(BIN)/python benchmarks/gpu_queue.py --minutes $(MINUTES) $(ARGS)
 
-check: test test-many lint types readme-check docs test-frameworks test-verl-runs  ## what CI runs
+check: test test-many lint types readme-check docs rehearsal test-frameworks test-verl-runs  ## what CI runs
 
 readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check
@@ -118,6 +118,9 @@ dist: $(CORE)  ## the wheel and the sdist, built twice and compared, in dist/
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m build --outdir build/committed/dist build/committed
 	diff -r dist build/committed/dist
+
+rehearsal: $(CORE)  ## a release on a local package index: the wheel by name in an empty environment, in build/rehearsal
+	$(BIN)/python scripts/rehearsal.py
 
 # The library lies in a folder of its own: tests/kernels has its name, and transformers changes its models if it finds it.
 kernels-package: $(DEV)  ## the kernels as a package for Hugging Face's `kernels`, in build/klgrad-kernels, loaded by that library

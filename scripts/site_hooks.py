@@ -1,15 +1,31 @@
 """Hooks of mkdocs: formulae become MathML, which browsers draw by themselves, and nothing comes from other hosts."""
 
 import re
+import sys
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file by its path
+
+import playground
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 """What pymdownx.arithmatex makes of `$...$` and of `$$...$$`."""
 
 FOREIGN = re.compile(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]* href="(?:https?:)?//[^>]*stylesheet')
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what the playground needs beside its own files."""
+    generated = {"data.js": playground.data_script().encode(), **playground.plotting_files()}
+    for name, content in generated.items():
+        files.append(File.generated(config, f"assets/playground/{name}", content=content))
+    return files
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -133,6 +133,19 @@ def test_the_shell_completes(words, found, ended, monkeypatch):
     assert (status, set(out.split()), err) == (0, found, "")
 
 
+def test_completion_is_installed(ended, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    status, out, err = ended("--install-completion", "bash")
+    assert (status, err) == (0, "")
+    assert "completion installed" in out
+    script = (tmp_path / ".bash_completions" / "klgrad.sh").read_text(encoding="utf-8")
+    assert "_KLGRAD_COMPLETE=complete_bash" in script
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # there is no shell above a test
+    status, out, err = ended("--show-completion", "bash")
+    assert (status, err) == (0, "")
+    assert script.strip() == out.strip()
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
 def test_any_encoding(encoding, ended, tmp_path):
     for name in ("é中.npz", os.fsdecode(b"\xff.npz")):

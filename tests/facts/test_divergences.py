@@ -342,3 +342,15 @@ def test_fact_31_a_slope_that_is_bounded_below_drops_outcomes():
     ref = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     pi = optimum("chi-square", ref, torch.tensor([10.0, 0.0], dtype=torch.float64), 1.0).exp()
     EXACT.check(pi, torch.tensor([1.0, 0.0]))
+
+
+def test_fact_31_a_slope_that_jumps_or_is_flat_keeps_the_middle_outcomes():
+    """Moving a unit of probability to the best outcome costs at most 2β, by total variation: the nearer ones stay."""
+    numbers = lambda *xs: torch.tensor(xs, dtype=torch.float64)
+    ref, reward = numbers(0.5, 0.3, 0.2), numbers(1.0, 0.3, 0.0)
+    OPTIMUM.check(optimum("total-variation", ref.log(), reward, 0.4).exp(), numbers(0.7, 0.3, 0.0))
+    OPTIMUM.check(optimum("total-variation", ref.log(), reward, 0.6).exp(), ref)
+    # huber(1/2): the best is beyond the bound, so λ = 1 - β/2; the second has log π/ref = (r - λ)/β, the last 0.
+    ref, reward, beta = numbers(0.1, 0.5, 0.4), numbers(1.0, 0.7, 0.0), 0.8
+    second = 0.5 * math.exp((0.7 - 0.6) / beta)
+    OPTIMUM.check(optimum("huber(0.5)", ref.log(), reward, beta).exp(), numbers(1 - second, second, 0.0))

@@ -16,7 +16,7 @@ from typer.rich_utils import rich_format_error
 
 from .. import __version__
 from ..errors import KlgradError
-from . import advise, audit, doctor, logs, reproduce, train
+from . import advise, audit, doctor, logs, mcp, reproduce, train
 from .console import INTERRUPTED, discard_output, spell_symbols, stderr, stdout
 
 ERROR = 2
@@ -25,6 +25,9 @@ CLOSED_PIPE = 141
 
 COMPLETING = "_KLGRAD_COMPLETE"
 """The variable by which a shell asks for completions."""
+
+COMPLETION_OPTIONS = {"--install-completion", "--show-completion"}
+"""Options of typer's own."""
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
@@ -35,6 +38,7 @@ app.command("train", context_settings=train.SETTINGS)(train.command)
 app.command("distill", context_settings=train.SETTINGS)(train.distill_command)
 app.command("compare")(train.compare_command)
 app.command("doctor")(doctor.command)
+app.command("mcp")(mcp.command)
 
 
 def _version(requested: bool) -> None:
@@ -70,7 +74,8 @@ def _status() -> int:
         # typer and rich exit with status 1 when they find a closed pipe.
         if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
             return CLOSED_PIPE
-        if isinstance(error, SystemExit) and COMPLETING in os.environ:  # this is how typer ends a completion
+        completes = COMPLETING in os.environ or bool(COMPLETION_OPTIONS & set(sys.argv[1:2]))
+        if isinstance(error, SystemExit) and completes:  # this is how typer ends a completion
             return int(error.code or 0)
         with suppress(OSError, SystemExit):  # standard error may be closed
             _report(error)

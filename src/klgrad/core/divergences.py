@@ -357,24 +357,35 @@ def optimum(divergence: str | Divergence, ref_logp: Tensor, reward: Tensor, beta
 
     slope = named(divergence).slope
 
-    def log_ratios(level: Tensor) -> Tensor:
+    def log_probs(level: Tensor) -> Tensor:
         pull = (reward - level) / beta
-        return _bisect(lambda log_ratio: slope(log_ratio) < pull, -WIDEST, WIDEST, reward)
+        low, high = _bisect(lambda log_ratio: slope(log_ratio) < pull, -WIDEST, WIDEST, reward)
+        return ref_logp + (low + high) / 2
 
     lowest, highest = reward.amin(-1, keepdim=True), reward.amax(-1, keepdim=True)
     # At a level of the lowest reward no log-ratio is negative, at the highest none is positive.
-    level = _bisect(lambda x: (ref_logp + log_ratios(x)).logsumexp(-1, keepdim=True) > 0, lowest, highest, lowest)
-    return torch.log_softmax(ref_logp + log_ratios(level), -1)
+    levels = _bisect(lambda x: log_probs(x).logsumexp(-1, keepdim=True) > 0, lowest, highest, lowest)
+    above, below = map(log_probs, levels)
+    # Where the slope jumps or is flat the probabilities jump with the level, from a sum above 1 to one below it: the
+    # optimum is the mixture of the two sides whose sum is 1.
+    over, under = (x.logsumexp(-1, keepdim=True) for x in (above, below))
+    least = torch.finfo(reward.dtype).tiny
+    missing, gap = (-torch.expm1(x).clamp(max=-least) for x in (under, under - over))
+    log_share = (missing.log() - over - gap.log()).clamp(max=0)
+    mixed = torch.logaddexp(above + log_share, below + torch.log1p(-log_share.exp()))
+    return torch.log_softmax(mixed, -1)
 
 
-def _bisect(is_below: Callable[[Tensor], Tensor], low: Tensor | float, high: Tensor | float, like: Tensor) -> Tensor:
-    """Where `is_below` turns from true to false, entry by entry."""
+def _bisect(
+    is_below: Callable[[Tensor], Tensor], low: Tensor | float, high: Tensor | float, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The two sides of where `is_below` turns from true to false, entry by entry."""
     low, high = torch.zeros_like(like) + low, torch.zeros_like(like) + high
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         below = is_below(middle)
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return (low + high) / 2
+    return low, high
 
 
 @dataclass(frozen=True)
