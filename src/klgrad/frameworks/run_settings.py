@@ -81,6 +81,7 @@ class Run:
         changes: what to change for it.
         notes: further remarks.
         overrides: those of `given` that were given beside the file.
+        unread: coefficients and switches of a KL that are set and that this run never reads, with the reason.
     """
 
     framework: str
@@ -93,6 +94,7 @@ class Run:
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = field(default=())
     overrides: tuple[str, ...] = ()
+    unread: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a KL that is climbed: the audits are of the loss with a positive coefficient."""
