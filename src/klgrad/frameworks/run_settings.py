@@ -41,6 +41,9 @@ class Why:
     MEAN_OVER_TOKENS = "a mean over the tokens of the batch is right in large batches only"
     GROUP_STD = "the standard deviation of the group divides the KL too"
     BATCH_STD = "whitened advantages divide the KL by the standard deviation of the batch"
+    CLAMPED_K3 = "k3 as a loss descends the forward KL, and a clamp on its value has no gradient beyond it"
+    K3 = "k3 as a loss descends the forward KL"
+    LENGTH = "it divides by the length of each completion"
     ONLY_K1 = "in the reward only k1 descends the reverse KL"
     NOT_AUDITED = "this estimator is not audited"
     AS_LOSS: ClassVar[dict[str, str]] = {"k1": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
@@ -149,6 +152,10 @@ class Reader:
         old: names of earlier releases, by those of today.
         old_note: what is said where they are read.
         abbreviates: whether a command may have the beginning of a name in its place.
+        version: the release whose source has these defaults, where no audited framework says it.
+        source: the repository and the files that they were read in, and when.
+        flags: whether a script gives settings as `--name value`, and not as `name=value`; and how words are joined.
+        elsewhere: words of a command that are left unread, because they have no setting of a KL by convention.
     """
 
     title: str
@@ -163,6 +170,10 @@ class Reader:
     old: dict[str, str] = field(default_factory=dict)
     old_note: str = ""
     abbreviates: bool = False
+    version: str = ""
+    source: str = ""
+    flags: Literal["", "_", "-"] = ""
+    elsewhere: re.Pattern[str] | None = None
 
 
 OTHER_PROGRAMS = r"(?!.*(sft|generat|serve|tinker|eval|merge))"

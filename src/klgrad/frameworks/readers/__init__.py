@@ -1,0 +1,10 @@
+"""Readers of the configuration files of frameworks that are audited by transcribed formulae, or not at all.
+
+Each module has the names and defaults of the settings that matter, read in the framework's source at the version that
+its `READER` states, and builds the KLs of a run by the formulae of `formulae`. Nothing here needs torch until a KL is
+built.
+"""
+
+from . import slime
+
+READERS = {"slime": slime.READER}
