@@ -3,7 +3,11 @@
 The excerpts have the keys and values of files in the frameworks' own repositories, which are named beside them.
 """
 
+from itertools import product
+
 import pytest
+import torch
+from tolerances import EXACT
 from typer.testing import CliRunner
 
 from klgrad.cli import app
@@ -160,3 +164,190 @@ def test_several_updates_of_a_rollout_of_slime_are_stale(tmp_path):
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, flags, message):
     with pytest.raises(RunFileError, match=message):
         slime(tmp_path, flags)
+
+
+# NeMo-RL
+
+NEMO = "loss_fn:\n  reference_policy_kl_penalty: 0.01\n"
+
+
+def nemo(tmp_path, lines="", more=""):
+    return run_of(tmp_path, f"{NEMO}{lines}{more}", suffix=".yaml")
+
+
+def test_a_recipe_of_nemo_rl_and_those_that_it_builds_on(tmp_path):
+    """NVIDIA-NeMo/RL examples/configs/grpo_math_8B.yaml: `defaults: "grpo_math_1B.yaml"`, whose KL it keeps."""
+    (tmp_path / "grpo_math_1B.yaml").write_text(
+        "grpo:\n  num_prompts_per_step: 32\n  num_generations_per_prompt: 16\n  adv_estimator:\n    name: grpo\n"
+        "    normalize_rewards: ${grpo.normalize_rewards}\nloss_fn:\n  reference_policy_kl_penalty: 0.01\n"
+        "  reference_policy_kl_type: k3\n  kl_input_clamp_value: 20.0\n  kl_output_clamp_value: 10.0\n"
+        "  token_level_loss: true\n  use_kl_in_reward: false\npolicy:\n  train_global_batch_size: 512\n"
+    )
+    run = run_of(tmp_path, 'defaults: "grpo_math_1B.yaml"\ngrpo:\n  num_prompts_per_step: 64\n', suffix=".yaml")
+    assert (run.framework, places(run)) == ("nemo-rl", [("loss", 0.01)])
+    assert [(c.name, c.value) for c in run.changes if not c.optional] == [("loss_fn.kl_output_clamp_value", None)]
+    assert run.stale[0].startswith("1024 completions of a step above train_global_batch_size=512")
+    (tmp_path / "grpo_math_1B.yaml").unlink()
+    with pytest.raises(RunFileError, match=r"grpo_math_1B.yaml among its defaults"):
+        read_run(tmp_path / "run.yaml", "nemo-rl")
+
+
+def test_a_kl_of_nemo_rl_in_the_reward_that_grpo_never_adds(tmp_path):
+    run = nemo(tmp_path, "  use_kl_in_reward: true\n")
+    assert run.parts == ()
+    assert list(run.unread) == ["loss_fn.reference_policy_kl_penalty"]
+    assert run.changes[0].name == "loss_fn.use_kl_in_reward"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        "  reference_policy_kl_type: k2\n",  # examples/configs/prorlv2.v2.yaml
+        "  token_level_loss: false\n",
+        "  use_on_policy_kl_approximation: true\n",
+        "  use_kl_in_reward: true\n",
+        "  use_kl_in_reward: true\ngrpo:\n  adv_estimator:\n    name: reinforce_plus_plus\n",
+    ],
+)
+def test_the_changes_to_nemo_rl_lead_to_the_reverse_kl(tmp_path, lines):
+    leads_to_its_target(tmp_path, nemo(tmp_path, lines))
+
+
+def test_recipes_of_nemo_rl_for_ppo_and_for_distillation(tmp_path):
+    """NVIDIA-NeMo/RL examples/configs/ppo_math_1B.yaml and distillation_math.yaml."""
+    run = run_of(
+        tmp_path,
+        "ppo:\n  num_prompts_per_step: 32\n  num_generations_per_prompt: 16\n  adv_estimator:\n    name: gae\n"
+        "    gae_lambda: 1.0\nloss_fn:\n  reference_policy_kl_penalty: 0.0\n  use_kl_in_reward: false\n",
+        suffix=".yaml",
+    )
+    assert (run.trainer, run.parts, run.changes[0].name) == ("gae", (), "loss_fn.reference_policy_kl_penalty")
+    with pytest.raises(RunFileError, match=r"loss_fn.kl_type, of distillation or of DPO"):
+        run_of(tmp_path, "loss_fn:\n  kl_type: mixed\n  mixed_kl_weight: 0.5\n", suffix=".yaml")
+
+
+# AReaL
+
+AREAL = "gconfig:\n  n_samples: 4\nactor:\n  eps_clip: 0.4\n  ppo_n_minibatches: 1\n  optimizer:\n    beta1: 0.9\n"
+
+
+def areal(tmp_path, lines, more="ref:\n  path: m\n"):
+    return run_of(tmp_path, AREAL + lines + more, suffix=".yaml")
+
+
+@pytest.mark.slow
+def test_a_kl_of_areal_in_the_reward(tmp_path):
+    """areal-project/AReaL examples/math/gsm8k_reinforce_baseline.yaml."""
+    lines = "  kl_ctl: 0.001\n  kl_estimator: {}\n  adv_norm:\n    mean_level: batch\n    std_level: {}\n"
+    run = areal(tmp_path, lines.format("k2", "batch"))
+    assert (run.framework, places(run)) == ("areal", [("reward", 0.001)])
+    assert [(c.name, c.value) for c in run.changes] == [
+        ("actor.kl_estimator", "k1"),
+        ("actor.adv_norm.std_level", None),
+    ]
+    (found,) = find(areal(tmp_path, lines.format("k1", "null")))
+    assert dict(found.parts)["divergence"].startswith("reverse KL")
+    assert not dict(found.parts)["looks ahead"].startswith("no")
+
+
+def test_a_run_of_areal_without_a_kl(tmp_path):
+    """areal-project/AReaL examples/math/gsm8k_grpo.yaml."""
+    run = areal(tmp_path, "  kl_ctl: 0.0\n  adv_norm:\n    mean_level: batch\n")
+    assert (run.parts, run.settings["actor.adv_norm.std_level"]) == ((), "batch")  # the default of a section
+    assert [c.name for c in run.changes] == ["actor.kl_ctl"]
+
+
+def test_a_coefficient_of_areal_without_a_reference_is_an_entropy_bonus(tmp_path):
+    run = areal(tmp_path, "", more="")
+    assert run.parts == ()
+    assert "an entropy bonus" in run.notes[0]
+    assert run.changes[0].value == 0
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_a_reward_of_minus_log_pi_ascends_the_entropy(tokens):
+    """What AReaL adds where `ref_logp` is 0: summed over all completions, in float64."""
+    logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(tokens)).double().requires_grad_()
+    table = logits.log_softmax(-1)  # of the token after each token
+    entropy, ascent = torch.zeros(()).double(), torch.zeros(()).double()
+    for words in product(range(3), repeat=tokens):
+        logp = torch.stack([table[before, word] for before, word in zip((0, *words), words, strict=False)])
+        reward = -logp.detach()
+        to_go = reward.flip(0).cumsum(0).flip(0)
+        probability = logp.detach().sum().exp()
+        entropy = entropy - logp.sum().exp() * logp.sum()
+        ascent = ascent + probability * (to_go * logp).sum()
+    (expected,) = torch.autograd.grad(entropy, logits, retain_graph=True)
+    (found,) = torch.autograd.grad(ascent, logits)
+    EXACT.check_vector(found.flatten(), expected.flatten())
+
+
+@pytest.mark.slow
+def test_the_joint_distillation_of_areal_ignores_the_teacher(tmp_path):
+    """areal-project/AReaL examples/distillation/gsm8k_grpo_distill_mode_trainEngine.yaml."""
+    teacher = "teacher:\n  rl_loss_weight: 1.0\n  distill_loss_weight: 0.005\nref:\n  path: m\n"
+    run = areal(tmp_path, "  kl_ctl: 0.0\n", teacher)
+    assert places(run) == [("loss", 0.005)]
+    (found,) = find(run)
+    assert found.verdict == "nothing"
+    assert run.target == "reverse-kl-token"
+    leads_to_its_target(tmp_path, run)
+    pure = areal(tmp_path, "  kl_ctl: 0.2\n", teacher.replace("rl_loss_weight: 1.0", "rl_loss_weight: 0"))
+    assert list(pure.unread) == ["actor.kl_ctl"]
+
+
+# Axolotl
+
+AXOLOTL = "base_model: Qwen/Qwen2.5-1.5B-Instruct\nrl: grpo\n"
+
+
+def axolotl(tmp_path, lines):
+    return run_of(tmp_path, AXOLOTL + lines, suffix=".yaml")
+
+
+def test_a_synchronous_run_of_axolotl_has_the_loss_of_trl(tmp_path):
+    """axolotl-ai-cloud/axolotl examples/llama-3/qlora-1b-gdpo.yaml."""
+    run = run_of(
+        tmp_path,
+        "base_model: meta-llama/Llama-3.2-1B-Instruct\nrl: gdpo\nrl_beta: 0.1\ntrl:\n  beta: 0.001\n"
+        "  num_generations: 2\n  use_vllm: false\n  scale_rewards: true\ngradient_accumulation_steps: 8\n",
+        suffix=".yaml",
+    )
+    assert (run.framework, places(run)) == ("axolotl", [("loss", 0.001)])
+    assert run.parts[0].loss.endswith("use_bias_correction_kl=True")
+    assert run.unread == {"rl_beta": "trl.beta is set, and comes first"}
+    assert [c.name for c in run.changes] == ["trl.loss_type"]
+    (found,) = find(run)
+    assert found.verdict == "reverse-kl-token"
+    assert "trl 1." in found.source
+
+
+def test_a_run_of_axolotl_without_a_beta(tmp_path):
+    """axolotl-ai-cloud/axolotl src/axolotl/integrations/nemo_gym/examples/nemo_gym_sudoku.yaml."""
+    run = axolotl(tmp_path, "trl:\n  use_vllm: false\n  num_generations: 8\n")
+    assert (run.parts, run.changes[0].name) == ((), "trl.beta")
+
+
+@pytest.mark.slow
+def test_the_asynchronous_trainer_of_axolotl_loses_the_ratio(tmp_path):
+    """Keys of axolotl-ai-cloud/axolotl docs/grpo.qmd."""
+    run = axolotl(tmp_path, "trl:\n  beta: 0.01\n  use_vllm: true\n  use_data_producer: true\n  async_prefetch: true\n")
+    (found,) = find(run)
+    assert dict(found.parts)["divergence"].startswith("forward KL")
+    assert [c.name for c in run.changes] == ["trl.use_bias_correction_kl"]
+    assert "skip_zero_advantage_batches" in run.notes[0]
+    leads_to_its_target(tmp_path, run)
+    mean = axolotl(tmp_path, "trl:\n  beta: 0.01\n  async_prefetch: true\n  loss_type: grpo\n")
+    leads_to_its_target(tmp_path, mean)
+
+
+def test_other_trainers_of_axolotl_are_refused(tmp_path):
+    """axolotl-ai-cloud/axolotl examples/llama-3/qlora-1b.yml has no rl; examples/ebft have another."""
+    with pytest.raises(RunFileError, match="a configuration without rl"):
+        run_of(tmp_path, "base_model: m\nadapter: qlora\n", suffix=".yaml")
+    with pytest.raises(RunFileError, match="rl as one of grpo, gdpo"):
+        run_of(tmp_path, "base_model: m\nrl: ebft\n", suffix=".yaml")
+    with pytest.raises(RunFileError, match="klgrad audit liger"):
+        axolotl(tmp_path, "trl:\n  beta: 0.1\n  use_liger_loss: true\n")

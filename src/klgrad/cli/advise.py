@@ -81,6 +81,8 @@ def _named(words: str, verdict: str) -> str:
 
 def _changes(run: Run, findings: list[Finding], suffix: str) -> list[RenderableType]:
     target = f"the {TARGETS[run.target].title_in_sentence} ({run.target}),"
+    if not run.changes and not findings:
+        return [Text(f"No setting of {READERS[run.framework].title} that is read here adds one.")]
     if not run.changes and not all(finding.verdict for finding in findings):
         return [Text(f"Whether this is {target} was not audited here.")]
     if not run.changes:

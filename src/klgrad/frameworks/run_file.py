@@ -424,9 +424,8 @@ def names_like_a_kl(names: Iterable[str], framework: str) -> list[str]:
     """The names that look like those of a KL, and are neither known nor harmless."""
     reader = READERS[framework]
     known = (*reader.known, *reader.harmless)
-    return [
-        name for name in names if LIKE_A_KL.search(name) and name not in known and not name.startswith(reader.sections)
-    ]
+    read = (*reader.sections, *(name for name in reader.harmless if name.endswith(".")))
+    return [name for name in names if LIKE_A_KL.search(name) and name not in known and not name.startswith(read)]
 
 
 def version_of(framework: str) -> str:
@@ -484,7 +483,7 @@ def find(run: Run) -> list[Finding]:
 
 
 def _audited(run: Run, part: KLPart) -> Finding | None:
-    framework, reader = FRAMEWORKS.get(run.framework), READERS[run.framework]
+    framework, reader = FRAMEWORKS.get(_owner(part)), READERS[run.framework]
     own_code = framework is not None and framework.installed is not None
     if not own_code and not (part.build and reader.version):
         return None
@@ -496,15 +495,16 @@ def _audited(run: Run, part: KLPart) -> Finding | None:
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     try:
-        listed = part.build() if part.build else None
-        if listed is None and framework is not None:
-            listed = {x.name: x for x in framework.subjects()}.get(part.loss)
+        own = own_code and (reader.version or not part.build)  # a transcription yields to the code itself
+        listed = {x.name: x for x in framework.subjects()}.get(part.loss) if own and framework else None
+        is_own_code = listed is not None or not reader.version
+        listed = part.build() if listed is None and part.build else listed
     except (NotAuditableError, ImportError):
         return None
     if listed is None:
         return None
     r = audit(listed)
-    if own_code and framework is not None and not reader.version:
+    if is_own_code and framework is not None:
         source = f"audited here with {framework.name} {framework.installed}"
     else:
         source = f"audited here: its formula, transcribed from {reader.title} {reader.version}"
@@ -513,11 +513,16 @@ def _audited(run: Run, part: KLPart) -> Finding | None:
     return replace(found, parts=tuple(report(r.anatomy)) if r.anatomy else ())
 
 
+def _owner(part: KLPart) -> str:
+    """The framework whose loss it is: that of Axolotl's synchronous trainer is TRL's."""
+    return part.loss.split()[0]
+
+
 def _recorded(run: Run, part: KLPart) -> Finding:
-    known = recorded(run.framework)
+    known = recorded(_owner(part))
     if known is None or part.loss not in known.verdicts:
         # Without `build` the framework's list has all that can be audited, installed or not.
-        remedy = f"install {run.framework} to audit these settings" if part.build else "no audit has these settings"
+        remedy = f"install {_owner(part)} to audit these settings" if part.build else "no audit has these settings"
         return Finding(part, "", "", None, "", "", f"not audited: {remedy}")
     words = next(row for row in known.rows if row[0] == part.loss)
     source = f"recorded on {known.date} with {known.framework} {known.version}"

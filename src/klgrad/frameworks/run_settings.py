@@ -147,7 +147,8 @@ class Reader:
         beginnings: how the names of settings begin that only this framework has.
         telling: names of settings that tell this framework where no other is told.
         scripts: the names of scripts that tell it likewise.
-        harmless: settings with the name of a KL that do not change what is descended.
+        harmless: settings with the name of a KL that do not change what is descended; one that ends in a dot stands
+            for all that begin so.
         sections: how the names of further settings begin that are read.
         old: names of earlier releases, by those of today.
         old_note: what is said where they are read.

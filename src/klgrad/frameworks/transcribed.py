@@ -57,19 +57,27 @@ def _ratio(batch: Batch) -> Tensor:
     return (batch.logp - batch.old_logp).exp()
 
 
+def nemo_rl_terms(
+    kind: str, *, to_sampler: bool, log_clamp: float | None = 20.0, clamp: float | None = 10.0
+) -> PerToken:
+    """The KL of NeMo-RL in the loss, with its bounds on the log-ratio and on the value."""
+
+    def terms(batch: Batch) -> Tensor:
+        x = batch.ref_logp - batch.logp
+        inside = x if log_clamp is None else x.clamp(-log_clamp, log_clamp)
+        ratio = (batch.logp - (batch.behavior_logp if to_sampler else batch.logp.detach())).exp()
+        ratio = ratio.nan_to_num(nan=0.0, posinf=0.0)
+        kl = ratio.where(x == inside, ratio.detach()) * estimate(kind, inside)
+        return kl if clamp is None else kl.clamp(-clamp, clamp)
+
+    return terms
+
+
 def nemo_rl() -> Iterator[Subject]:
     """The estimate times a ratio that is 1 and has a gradient, or π/μ; its value is clamped at 10."""
 
     def per_token(kind: str, to_sampler: bool, clamp: bool) -> PerToken:
-        def terms(batch: Batch) -> Tensor:
-            x = batch.ref_logp - batch.logp
-            inside = x.clamp(-20, 20)
-            ratio = (batch.logp - (batch.behavior_logp if to_sampler else batch.logp.detach())).exp()
-            ratio = ratio.nan_to_num(nan=0.0, posinf=0.0)
-            kl = ratio.where(x == inside, ratio.detach()) * estimate(kind, inside)
-            return kl.clamp(-10, 10) if clamp else kl
-
-        return terms
+        return nemo_rl_terms(kind, to_sampler=to_sampler, clamp=10.0 if clamp else None)
 
     kl_type = "reference_policy_kl_type={}".format
     default = per_token("k3", False, True)

@@ -5,6 +5,11 @@ its `READER` states, and builds the KLs of a run by the formulae of `formulae`. 
 built.
 """
 
-from . import slime
+from . import areal, axolotl, nemo_rl, slime
 
-READERS = {"slime": slime.READER}
+READERS = {
+    "slime": slime.READER,
+    "nemo-rl": nemo_rl.READER,
+    "areal": areal.READER,
+    "axolotl": axolotl.READER,
+}

@@ -5,11 +5,12 @@ A form with its options is a loss to audit. Casts to float32 and the small numbe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..run_settings import KLPart
+from ..run_settings import KLPart, as_type
 from ..transcribed import OVER_COMPLETIONS, OVER_TOKENS, SUM, estimate, kl_subject
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ...audit import Subject
     from ...audit.batch import Batch
 
+Form = Callable[["Batch"], "Tensor"]
 REDUCTIONS = (OVER_TOKENS, OVER_COMPLETIONS, SUM)
 
 
@@ -75,10 +77,23 @@ class InReward:
         return cost.where(batch.mask, 0) * (batch.logp - batch.old_logp).exp()
 
 
+def listed(framework: str, name: str) -> Subject:
+    """A loss of the list of a transcribed framework."""
+    from ..transcribed import subjects
+
+    return next(subject for subject in subjects(framework) if subject.name == name)
+
+
+def number_or_none(given: dict[str, Any], name: str, default: float | None) -> float | None:
+    """A setting that may be null."""
+    value = given.get(name, default)
+    return None if value in (None, "null", "None") else as_type(name, value, 1.0)
+
+
 def part_of(
     framework: str,
     settings: str,
-    form: AsLoss | InReward,
+    form: Form,
     reduction: str,
     beta: float,
     caveat: str = "",
@@ -96,10 +111,10 @@ def part_of(
         place: where it is added, if that is not plain from the form.
     """
     whitened = isinstance(form, InReward) and form.whitened
-    where = place or ("loss" if isinstance(form, AsLoss) else "reward")
+    where = place or ("reward" if isinstance(form, InReward) else "loss")
     build = partial(_subject, framework, settings, form, reduction, whitened)
     return KLPart(where, f"{framework} {settings}", beta, build, caveat)  # pyright: ignore[reportArgumentType]
 
 
-def _subject(framework: str, settings: str, form: AsLoss | InReward, reduction: str, whitened: bool) -> Subject:
+def _subject(framework: str, settings: str, form: Form, reduction: str, whitened: bool) -> Subject:
     return kl_subject(framework, settings, form, reduction, stacks=False if whitened else None)
