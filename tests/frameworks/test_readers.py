@@ -351,3 +351,138 @@ def test_other_trainers_of_axolotl_are_refused(tmp_path):
         run_of(tmp_path, "base_model: m\nrl: ebft\n", suffix=".yaml")
     with pytest.raises(RunFileError, match="klgrad audit liger"):
         axolotl(tmp_path, "trl:\n  beta: 0.1\n  use_liger_loss: true\n")
+
+
+# Tunix and MaxText
+
+
+@pytest.mark.slow
+def test_the_default_kl_of_tunix_ignores_the_reference(tmp_path):
+    """google/tunix examples/rl/grpo/gsm8k/run_qwen3.sh and configs/gemma3_1b.yaml."""
+    script = "python3 -m tunix.cli.grpo_main base_config.yaml grpo_config.beta=0.08 grpo_config.num_iterations=2 "
+    run = run_of(tmp_path, script + 'rl_training_config.actor_optimizer_config.opt_type="adamw"')
+    same = run_of(tmp_path, "grpo_config:\n  beta: 0.08\n  num_iterations: 2\n", suffix=".yaml")
+    assert (run.framework, places(run)) == ("tunix", [("loss", 0.08)])
+    assert run.settings == same.settings
+    assert "num_iterations=2" in run.stale[0]
+    (found,) = find(run)
+    assert found.words.startswith("no KL")
+    leads_to_its_target(tmp_path, run)
+
+
+@pytest.mark.slow
+def test_the_agentic_grpo_and_the_ppo_of_tunix(tmp_path):
+    """google/tunix examples/frozenlake/configs/gemma4_e2b.yaml and examples/rl/ppo/gsm8k/configs/gemma_2b.yaml."""
+    run = run_of(tmp_path, "agentic_grpo_config:\n  beta: 0.0\n  kl_loss_mode: low_var_kl\n", suffix=".yaml")
+    assert (run.parts, run.trainer, run.changes[0].name) == ((), "agentic_grpo_config", "agentic_grpo_config.beta")
+    ppo = run_of(tmp_path, "ppo_config:\n  gamma: 0.9999\n  gae_lambda: 0.99\n  beta: 0.08\n", suffix=".yaml")
+    assert places(ppo) == [("reward", 0.08)]
+    assert [c.name for c in ppo.changes] == ["ppo_config.kl_method", "ppo_config.gamma", "ppo_config.gae_lambda"]
+    leads_to_its_target(tmp_path, ppo)
+    with pytest.raises(RunFileError, match="loss_agg_mode as one of token-mean"):
+        run_of(tmp_path, "grpo_config:\n  beta: 0.1\n  loss_agg_mode: seq-mean-token-scale\n", suffix=".yaml")
+
+
+def test_no_setting_of_maxtext_makes_its_kl_act(tmp_path):
+    """AI-Hypercomputer/maxtext src/maxtext/configs/post_train/rl.yml, and a command of its RL trainer."""
+    run = run_of(tmp_path, "rl:\n  num_generations: 2\n  grpo_beta: 0.08\n  loss_algo: 'grpo'\n", suffix=".yml")
+    assert (run.framework, places(run)) == ("maxtext", [("loss", 0.08)])
+    assert "kl_loss_mode=kl" in run.parts[0].loss
+    assert "no setting makes this KL act" in run.notes[0]
+    assert (run.changes[0].name, run.changes[0].value) == ("rl.grpo_beta", 0.0)
+    script = "python3 -m maxtext.trainers.post_train.rl.train_rl model_name=m rl.grpo_beta=0.0 rl.off_policy_steps=2"
+    off = run_of(tmp_path, script)
+    assert (off.parts, len(off.stale)) == ((), 1)
+
+
+# prime-rl
+
+
+def test_runs_of_prime_rl_have_no_reference_unless_they_distil(tmp_path):
+    """PrimeIntellect-ai/prime-rl configs/debug/algo/grpo.toml, opd.toml and mixed_grpo_opd.toml."""
+    head = '[orchestrator]\nbatch_size = 128\n[orchestrator.algo]\ntype = "{}"\n'
+    plain = run_of(tmp_path, head.format("grpo") + "[trainer.loss]\nkl_tau = 0.01\n", suffix=".toml")
+    assert (plain.framework, plain.parts, plain.unread) == ("prime-rl", (), {})
+    assert plain.notes[0].startswith("kl_tau=0.01 is no KL to a reference")
+    shown = CliRunner().invoke(app, ["advise", "--config", str(tmp_path / "run.toml")]).stdout
+    assert "No setting of prime-rl that is read here adds one." in shown
+    opd = run_of(tmp_path, head.format("opd") + "[trainer.loss]\nkl_tau = 0.01\n", suffix=".toml")
+    assert (places(opd), list(opd.unread)) == ([("advantage", 1.0)], ["trainer.loss.kl_tau"])
+    source = '[[orchestrator.train.source]]\nname = "{}"\n'
+    own = '[orchestrator.train.source.algo]\ntype = "opd"\n'
+    mixed = run_of(tmp_path, head.format("grpo") + source.format("a") + source.format("b") + own, suffix=".toml")
+    assert (mixed.trainer, places(mixed)) == ("grpo, opd", [("advantage", 1.0)])
+    with pytest.raises(RunFileError, match=r"trainer\.loss\.type as one of default, ipo"):
+        run_of(tmp_path, head.format("grpo") + '[trainer.loss]\ntype = "custom"\n', suffix=".toml")
+
+
+# ms-swift
+
+SWIFT = "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B --use_vllm true "
+
+
+@pytest.mark.slow
+def test_a_script_of_ms_swift(tmp_path):
+    """modelscope/ms-swift examples: megatron/grpo/dense_colocate.sh, train/grpo: internal/rloo.sh and opd_rl.sh."""
+    run = run_of(tmp_path, f"{SWIFT}--beta 0.001 --loss_type grpo --steps_per_generation 4")
+    assert (run.framework, places(run), len(run.stale)) == ("ms-swift", [("loss", 0.001)], 2)
+    (found,) = find(run)
+    assert dict(found.parts)["divergence"].startswith("forward KL")
+    leads_to_its_target(tmp_path, run)
+    rloo = run_of(tmp_path, f"{SWIFT}--beta 0.001 --advantage_estimator rloo --kl_in_reward true --loss_type grpo")
+    assert (places(rloo), [c.name for c in rloo.changes]) == ([("reward", 0.001)], ["loss_type"])
+    both = run_of(tmp_path, f"{SWIFT}--teacher_model Qwen/Qwen3.5-9B")
+    assert places(both) == [("loss", 0.04), ("advantage", 1.0)]
+
+
+def test_what_ms_swift_never_reads_and_other_types(tmp_path):
+    """modelscope/ms-swift examples/train/grpo/internal/real.sh has a loss that is not read."""
+    assert list(run_of(tmp_path, f"{SWIFT}--teacher_kl_coef 0.5").unread) == ["teacher_kl_coef"]
+    with pytest.raises(RunFileError, match="received 'real'"):
+        run_of(tmp_path, f"{SWIFT}--loss_type real")
+    with pytest.raises(RunFileError, match="rlhf_type as one of grpo"):
+        run_of(tmp_path, "swift rlhf --rlhf_type gkd --beta 0.5")
+
+
+# verl's distillation
+
+
+def verl_opd(tmp_path, *settings):
+    name = "distillation.distillation_loss."
+    written = " ".join(x if "." in x.split("=")[0] else f"{name}{x}" for x in settings)
+    return run_of(tmp_path, f"python3 -m verl.trainer.main_ppo distillation.enabled=True {written}")
+
+
+def test_the_distillation_of_verl(tmp_path):
+    """verl-project/verl examples/on_policy_distillation_trainer/run_qwen3_8b_fsdp.sh and run_qwen3_8b_megatron.sh."""
+    run = verl_opd(
+        tmp_path, "loss_mode=k1", "use_policy_gradient=True", "use_task_rewards=False", "loss_max_clamp=10.0"
+    )
+    assert places(run) == [("advantage", 1.0)]
+    assert run.parts[0].loss == "verl distillation loss_mode=k1 use_policy_gradient=True loss_max_clamp=10"
+    assert [c.name.split(".")[-1] for c in run.changes if not c.optional] == ["loss_max_clamp"]
+    default = verl_opd(tmp_path)
+    assert (places(default), default.changes[0].value) == ([("loss", 1.0)], "k2")
+    (found,) = find(default)
+    assert found.words.startswith("forward KL")
+    topk = verl_opd(tmp_path, "loss_mode=forward_kl_topk", "topk=64")
+    assert "tail" in topk.changes[0].why
+    with pytest.raises(RunFileError, match="verl refuses it"):
+        verl_opd(tmp_path, "loss_mode=k1")
+
+
+def test_a_coefficient_of_verls_distillation_that_is_never_read(tmp_path):
+    run = verl_opd(tmp_path, "use_task_rewards=False", "distillation_loss_coef=0.1")
+    assert run.unread == {"distillation.distillation_loss.distillation_loss_coef": "without use_task_rewards it is 1"}
+    assert places(run) == [("loss", 1.0)]
+    actor = "actor_rollout_ref.actor."
+    both = verl_opd(tmp_path, "distillation_loss_coef=0.1", f"{actor}use_kl_loss=True", f"{actor}kl_loss_coef=0.01")
+    assert places(both) == [("loss", 0.01), ("loss", 0.1)]
+    assert both.notes == ("Both KLs are on: their gradients add up.",)
+
+
+def test_a_run_of_which_nothing_is_recognised_is_an_error(tmp_path):
+    for name, reader in READERS.items():
+        with pytest.raises(RunFileError):
+            run_of(tmp_path, "model:\n  name: m\n", name, suffix=".yaml")
+        assert reader.version == "" or "read on" in reader.source

@@ -5,11 +5,15 @@ its `READER` states, and builds the KLs of a run by the formulae of `formulae`. 
 built.
 """
 
-from . import areal, axolotl, nemo_rl, slime
+from . import areal, axolotl, nemo_rl, prime_rl, slime, swift, tunix
 
 READERS = {
     "slime": slime.READER,
     "nemo-rl": nemo_rl.READER,
     "areal": areal.READER,
     "axolotl": axolotl.READER,
+    "tunix": tunix.READER,
+    "maxtext": tunix.MAXTEXT,
+    "prime-rl": prime_rl.READER,
+    "ms-swift": swift.READER,
 }

@@ -77,6 +77,16 @@ class InReward:
         return cost.where(batch.mask, 0) * (batch.logp - batch.old_logp).exp()
 
 
+@dataclass(frozen=True)
+class InScore:
+    """k1 at sampling, summed over the completion, that lowers the advantage of each of its tokens."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """(B, T) terms."""
+        away = (batch.old_logp - batch.ref_logp).where(batch.mask, 0).sum(-1, keepdim=True)
+        return away * (batch.logp - batch.old_logp).exp()
+
+
 def listed(framework: str, name: str) -> Subject:
     """A loss of the list of a transcribed framework."""
     from ..transcribed import subjects
@@ -111,7 +121,7 @@ def part_of(
         place: where it is added, if that is not plain from the form.
     """
     whitened = isinstance(form, InReward) and form.whitened
-    where = place or ("reward" if isinstance(form, InReward) else "loss")
+    where = place or ("reward" if isinstance(form, InReward | InScore) else "loss")
     build = partial(_subject, framework, settings, form, reduction, whitened)
     return KLPart(where, f"{framework} {settings}", beta, build, caveat)  # pyright: ignore[reportArgumentType]
 
