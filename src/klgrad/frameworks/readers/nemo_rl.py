@@ -152,5 +152,5 @@ READER = Reader(
     sections=(*DISTILLATION, *OTHER),
     version="0.7.0",
     source="NVIDIA-NeMo/RL: nemo_rl/algorithms/loss/loss_functions.py, nemo_rl/algorithms/advantage_estimator.py, "
-    "examples/configs/grpo_math_1B.yaml; read on 2026-11-18",
+    "examples/configs/grpo_math_1B.yaml; read on 2026-11-18 at 7ea279abf of 2026-08-22",
 )

@@ -159,7 +159,7 @@ READER = Reader(
     harmless=HARMLESS,
     version="0.3.1",
     source="THUDM/slime: slime/utils/arguments.py, slime/backends/megatron_utils/loss.py, slime/utils/ppo_utils.py; "
-    "read on 2026-11-18",
+    "read on 2026-11-18 at 624b824a8 of 2026-08-21",
     flags="-",
     elsewhere=re.compile(r"\$\{MODEL_ARGS\[@\]\}"),
 )
