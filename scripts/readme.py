@@ -22,6 +22,7 @@ import on_and_off_policy
 import reference
 import results
 import reverse_and_forward
+import symptoms
 import token_and_sequence
 import torch
 import which_term
@@ -337,6 +338,7 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "policy losses": policy_losses,
         "framework policy losses": framework_policy_losses,
     },
+    DOCS / "symptoms.md": {"symptoms": symptoms.symptoms, "threads": symptoms.threads},
     DOCS / "experiments.md": {"verdict counts": results.counts_by_experiment},
     DOCS / "papers.md": {"verdict counts": results.counts_by_paper},
     EXPERIMENTS / "distillation-far.md": {

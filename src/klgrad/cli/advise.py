@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import RunFileError, UnknownNameError
-from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, SETTINGS, recorded
+from ..frameworks import DEFAULTS, FRAMEWORKS, HOMES, READERS, SETTINGS, recorded
 from ..frameworks.recommendation import TARGET_OF, Meaning, SettingLines, expresses
-from ..frameworks.run_file import Finding, Run
+from ..frameworks.run_file import DATA, Finding, Run, version_of
 from ..support import finite, text_table
 from ..targets import TARGETS, Verdict
 from .console import beside, deliver, stderr, stdout
@@ -38,6 +38,7 @@ def report_on(file: Path, run: Run, findings: list[Finding]) -> RenderableType:
     ]
     if not findings:
         parts += ["", Text("This run has no KL to a reference.", style="bold")]
+    parts += [Text(f"{name} is set and never read: {why}.", style="bold yellow") for name, why in run.unread.items()]
     for finding in findings:
         parts += ["", *_finding(run, finding)]
     return Group(*parts, "", *_changes(run, findings, file.suffix.lower()), *_version(run))
@@ -57,6 +58,8 @@ def _finding(run: Run, finding: Finding) -> list[RenderableType]:
         Text(f"KL in the {part.place}, β = {part.coefficient:g}", style="bold"),
         Text(f"{part.loss}: {finding.source}", style="dim"),
     ]
+    if finding.parts:
+        parts.append(text_table([(f"  {label}", text) for label, text in finding.parts]))
     if part.caveat and finding.verdict:  # it says how the loss was audited
         parts.append(Text(part.caveat))
     if finding.verdict:
@@ -78,6 +81,8 @@ def _named(words: str, verdict: str) -> str:
 
 def _changes(run: Run, findings: list[Finding], suffix: str) -> list[RenderableType]:
     target = f"the {TARGETS[run.target].title_in_sentence} ({run.target}),"
+    if not run.changes and not findings:
+        return [Text(f"No setting of {READERS[run.framework].title} that is read here adds one.")]
     if not run.changes and not all(finding.verdict for finding in findings):
         return [Text(f"Whether this is {target} was not audited here.")]
     if not run.changes:
@@ -92,10 +97,17 @@ def _lines(run: Run, suffix: str) -> Iterator[str]:
     before: list[str] = []
     for change in run.changes:
         why = f"  # {'optional; ' * change.optional}was {_written(change.was)}: {change.why}"
-        name, value = change.name, _written(change.value)
-        if run.framework == "openrlhf":  # which takes flags only
-            yield f"--{name}{'' if change.value is True else f' {value}'}{why}"
-        elif suffix in (".yaml", ".yml", ".json"):
+        name, value, reader = change.name, _written(change.value), READERS[run.framework]
+        if run.framework == "openrlhf" or (reader.flags and suffix not in DATA):
+            shown = name if reader.flags != "-" else name.replace("_", "-")
+            yield f"--{shown}{'' if change.value is True else f' {value}'}{why}"
+        elif suffix == ".toml":
+            section, _, last = name.rpartition(".")
+            if section != ".".join(before):
+                yield f"[{section}]"
+            yield f"{last} = {json.dumps(change.value)}{why}"
+            before = section.split(".")
+        elif suffix in DATA:
             *sections, last = name.split(".")
             shared = next((i for i, (x, y) in enumerate(zip(sections, before, strict=False)) if x != y), len(before))
             shared = min(shared, len(sections))
@@ -110,10 +122,12 @@ def _lines(run: Run, suffix: str) -> Iterator[str]:
 
 
 def _version(run: Run) -> list[RenderableType]:
-    known = FRAMEWORKS[run.framework]
-    more = f"`klgrad advise {run.framework}` has lines for other KLs"
+    reader = READERS[run.framework]
+    more = f"`klgrad advise {run.framework}` has lines for other KLs" if run.framework in SETTINGS else ""
     more += ", and KLTrainer, which also corrects the KL for stale samples" if run.framework == "trl" else ""
-    return [Text(f"{more}. Defaults are those of {run.framework} {known.tested}.")]
+    defaults = f"Defaults are those of {run.framework} {version_of(run.framework)}"
+    defaults += f" ({reader.source})" if reader.source else ""
+    return [Text(f"{more}. {defaults}." if more else f"{defaults}.")]
 
 
 def _written(value: object) -> str:
@@ -131,13 +145,14 @@ def json_of(file: Path, run: Run, findings: list[Finding]) -> str:
     data = {
         "file": str(file),
         "framework": run.framework,
-        "defaults_of_version": FRAMEWORKS[run.framework].tested,
+        "defaults_of_version": version_of(run.framework),
         "trainer": run.trainer,
         "settings": settings,
         "kl": [finding.to_dict() for finding in findings],
         "stale": list(run.stale),
         "target": run.target,
         "changes": [vars(change) for change in run.changes],
+        "unread": run.unread,
         "notes": list(run.notes),
     }
     return json.dumps(finite(data), indent=2) + "\n"
@@ -184,8 +199,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What this run descends, and what to change: the YAML or JSON file, or the script, of a run of TRL, "
-            "verl, OpenRLHF or SkyRL.",
+            help="What this run descends, and what to change: the YAML, JSON or TOML file, or the script, of a run of "
+            f"{', '.join(READERS)}.",
             show_default=False,
         ),
     ] = None,

@@ -2,10 +2,10 @@
 
 To add one, write its module with `FRAMEWORK`, name it here, and record its audit by `make frameworks`. Its functions
 `subjects` and, if it has them, `policy_losses` and `read_config` import the framework, or nothing heavy: the names here
-need neither torch nor a framework.
+need neither torch nor a framework. `readers` has the configuration files of frameworks without advice.
 """
 
-from . import liger, ms_swift, openrlhf, skyrl, transcribed, trinity, trl, unsloth, verl
+from . import liger, ms_swift, openrlhf, readers, skyrl, transcribed, trinity, trl, unsloth, verl
 from .framework import Default as Default, Framework as Framework, Recorded as Recorded, recorded as recorded
 
 _MODULES = (trl, verl, openrlhf, skyrl, liger, ms_swift, unsloth, trinity)
@@ -18,5 +18,5 @@ DEFAULTS = {name: framework.default for name, framework in FRAMEWORKS.items()}
 
 SETTINGS = {name: framework.settings for name, framework in FRAMEWORKS.items() if framework.settings}
 HOMES = {name: framework.home for name, framework in FRAMEWORKS.items() if framework.home}
-READERS = {name: framework.reader for name, framework in FRAMEWORKS.items() if framework.reader}
+READERS = readers.READERS | {name: framework.reader for name, framework in FRAMEWORKS.items() if framework.reader}
 """The advice and the readers, by framework."""

@@ -7,6 +7,7 @@ joined by dots, so that `actor_rollout_ref: {actor: {use_kl_loss: true}}` in a f
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -19,7 +20,7 @@ from .python_script import LOOKED_FOR, read_python
 from .run_settings import Change as Change, KLPart as KLPart, Reader, Reading, Run as Run
 from .shell_script import commands_of, settings_of
 
-DATA = (".yaml", ".yml", ".json")
+DATA = (".yaml", ".yml", ".json", ".toml")
 MOST = 100_000
 """Values in a YAML file, with its aliases written out."""
 
@@ -28,7 +29,7 @@ def read_settings(path: Path) -> list[Reading]:
     """The settings in a file, by dotted name.
 
     Args:
-        path: `.yaml`, `.yml`, `.json` or `.py`; any other file is read as a shell script.
+        path: `.yaml`, `.yml`, `.json`, `.toml` or `.py`; any other file is read as a shell script.
 
     Returns:
         What each command of a shell script says that starts a program of Python, or the one thing that another file
@@ -68,6 +69,8 @@ def loaded(text: str, path: Path) -> dict[Any, Any]:
     try:
         if path.suffix.lower() == ".json":
             found = json.loads(text)
+        elif path.suffix.lower() == ".toml":
+            found = tomllib.loads(text)
         else:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             if node is not None and _size(node, {}) > MOST:
@@ -79,7 +82,7 @@ def loaded(text: str, path: Path) -> dict[Any, Any]:
     except ValueError as error:
         if isinstance(error, RunFileError):
             raise
-        raise RunFileError(f"{path} as JSON", str(error), "correct the file") from error
+        raise RunFileError(f"{path} as {path.suffix[1:].upper()}", str(error), "correct the file") from error
     if not isinstance(found, dict):
         raise RunFileError("names and values", f"{path} with {type(found).__name__}", "write `name: value` lines")
     return found
@@ -164,7 +167,7 @@ def read_run(
         path: a YAML or JSON file as the framework takes it, or the shell or Python script that starts the run.
             A script is not run: of a shell script the variables are resolved, and of a Python script the literals
             are read, as in `args = GRPOConfig(beta=0.04)` or, after it, `args.beta = 0.04`.
-        framework: `trl`, `verl`, `openrlhf` or `skyrl`; None to tell by the program that a script starts, and by the
+        framework: one of `READERS`; None to tell by the program that a script starts, and by the
             names of the settings.
         trainer: for TRL, `grpo` or `rloo`; None to tell by the settings.
         settings: values by name, in place of those of the file.
@@ -328,6 +331,8 @@ def _refuse_unread(read: Reading, framework: str, named: dict[str, Any], given: 
             received = f"{name}, which may be of a KL"
             raise RunFileError(f"settings of {reader.title} that are known", received, f"{remedy}{meant}")
     for word in read.unread:
+        if reader.elsewhere and reader.elsewhere.fullmatch(word):
+            continue
         remedy = f"what is in {word} is not read; write it out"
         raise RunFileError("arguments that are written in the script", word, remedy)
 
@@ -344,6 +349,7 @@ def _from_outside(read: Reading, reader: Reader, named: dict[str, Any], run: Run
         f"`{name}` is {named[name]} unless {_outside(variables)}." for name, variables in used.items() if name in named
     ]
     unset = " and ".join(dict.fromkeys(read.unset))
+    notes += [f"What is in {word} is not read: it is no setting of a KL by convention." for word in read.unread]
     return [*notes, *([f"The script does not set {unset}: settings in it are not read."] if unset else [])]
 
 
@@ -395,6 +401,7 @@ def _beside(file: str, path: Path) -> Path | None:
 def _defaults(path: Path) -> dict[str, Any]:
     """The settings of the configurations in the list `defaults` of a file of Hydra."""
     listed = loaded(path.read_text(encoding="utf-8"), path).get("defaults")
+    listed = [listed] if isinstance(listed, str) else listed  # as NeMo-RL has it
     found: dict[str, Any] = {}
     if not isinstance(listed, list):
         return found
@@ -404,7 +411,7 @@ def _defaults(path: Path) -> dict[str, Any]:
     for entry in listed:
         if entry == "_self_" or entry in OWN_CONFIGURATIONS:
             continue
-        file = path.parent / f"{entry}.yaml" if isinstance(entry, str) else None
+        file = path.parent / f"{entry.removesuffix('.yaml')}.yaml" if isinstance(entry, str) else None
         if file is None or not file.is_file():
             written = entry if isinstance(entry, str) else "a group of configurations"
             remedy = "write its settings into the file; Hydra prints all values with --cfg job --resolve"
@@ -417,9 +424,13 @@ def names_like_a_kl(names: Iterable[str], framework: str) -> list[str]:
     """The names that look like those of a KL, and are neither known nor harmless."""
     reader = READERS[framework]
     known = (*reader.known, *reader.harmless)
-    return [
-        name for name in names if LIKE_A_KL.search(name) and name not in known and not name.startswith(reader.sections)
-    ]
+    read = (*reader.sections, *(name for name in reader.harmless if name.endswith(".")))
+    return [name for name in names if LIKE_A_KL.search(name) and name not in known and not name.startswith(read)]
+
+
+def version_of(framework: str) -> str:
+    """The release whose defaults are taken."""
+    return READERS[framework].version or FRAMEWORKS[framework].tested
 
 
 # What each KL of a run descends: by the audit of the installed framework, or as it was recorded.
@@ -437,6 +448,7 @@ class Finding:
         source: where the verdicts are from.
         advice: what the audit advises; empty for a recorded one.
         notes: the notes of the audit.
+        parts: the parts of the loss, as labels and sentences; empty for a recorded audit.
     """
 
     part: KLPart
@@ -448,10 +460,12 @@ class Finding:
     source: str
     advice: str = ""
     notes: str = ""
+    parts: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        found = {name: value for name, value in vars(self).items() if name != "part"}
+        found = {name: value for name, value in vars(self).items() if name not in ("part", "parts")}
+        found["parts"] = dict(self.parts)
         part = {"place": self.part.place, "loss": self.part.loss, "beta": self.part.coefficient}
         return {**part, "caveat": self.part.caveat, **found}
 
@@ -469,32 +483,46 @@ def find(run: Run) -> list[Finding]:
 
 
 def _audited(run: Run, part: KLPart) -> Finding | None:
-    framework = FRAMEWORKS[run.framework]
-    if framework.installed is None:
+    framework, reader = FRAMEWORKS.get(_owner(part)), READERS[run.framework]
+    own_code = framework is not None and framework.installed is not None
+    if not own_code and not (part.build and reader.version):
         return None
     import torch
 
     from ..audit import audit
     from ..audit.advice import in_words, notes
+    from ..audit.sentences import report
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
     try:
-        listed = part.build() if part.build else {x.name: x for x in framework.subjects()}.get(part.loss)
+        own = own_code and (reader.version or not part.build)  # a transcription yields to the code itself
+        listed = {x.name: x for x in framework.subjects()}.get(part.loss) if own and framework else None
+        is_own_code = listed is not None or not reader.version
+        listed = part.build() if listed is None and part.build else listed
     except (NotAuditableError, ImportError):
         return None
     if listed is None:
         return None
     r = audit(listed)
-    source = f"audited here with {framework.name} {framework.installed}"
+    if is_own_code and framework is not None:
+        source = f"audited here with {framework.name} {framework.installed}"
+    else:
+        source = f"audited here: its formula, transcribed from {reader.title} {reader.version}"
     words = in_words(r), in_words(r, on_policy=False)
-    return Finding(part, r.verdict, r.verdict_off_policy, r.holds, *words, source, str(r.advice), "; ".join(notes(r)))
+    found = Finding(part, r.verdict, r.verdict_off_policy, r.holds, *words, source, str(r.advice), "; ".join(notes(r)))
+    return replace(found, parts=tuple(report(r.anatomy)) if r.anatomy else ())
+
+
+def _owner(part: KLPart) -> str:
+    """The framework whose loss it is: that of Axolotl's synchronous trainer is TRL's."""
+    return part.loss.split()[0]
 
 
 def _recorded(run: Run, part: KLPart) -> Finding:
-    known = recorded(run.framework)
+    known = recorded(_owner(part))
     if known is None or part.loss not in known.verdicts:
         # Without `build` the framework's list has all that can be audited, installed or not.
-        remedy = f"install {run.framework} to audit these settings" if part.build else "no audit has these settings"
+        remedy = f"install {_owner(part)} to audit these settings" if part.build else "no audit has these settings"
         return Finding(part, "", "", None, "", "", f"not audited: {remedy}")
     words = next(row for row in known.rows if row[0] == part.loss)
     source = f"recorded on {known.date} with {known.framework} {known.version}"

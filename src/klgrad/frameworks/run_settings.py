@@ -41,6 +41,9 @@ class Why:
     MEAN_OVER_TOKENS = "a mean over the tokens of the batch is right in large batches only"
     GROUP_STD = "the standard deviation of the group divides the KL too"
     BATCH_STD = "whitened advantages divide the KL by the standard deviation of the batch"
+    CLAMPED_K3 = "k3 as a loss descends the forward KL, and a clamp on its value has no gradient beyond it"
+    K3 = "k3 as a loss descends the forward KL"
+    LENGTH = "it divides by the length of each completion"
     ONLY_K1 = "in the reward only k1 descends the reverse KL"
     NOT_AUDITED = "this estimator is not audited"
     AS_LOSS: ClassVar[dict[str, str]] = {"k1": "k1 as a loss descends nothing", "abs": "|log π/ref| is no KL"}
@@ -81,6 +84,7 @@ class Run:
         changes: what to change for it.
         notes: further remarks.
         overrides: those of `given` that were given beside the file.
+        unread: coefficients and switches of a KL that are set and that this run never reads, with the reason.
     """
 
     framework: str
@@ -93,6 +97,7 @@ class Run:
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = field(default=())
     overrides: tuple[str, ...] = ()
+    unread: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a KL that is climbed: the audits are of the loss with a positive coefficient."""
@@ -142,11 +147,16 @@ class Reader:
         beginnings: how the names of settings begin that only this framework has.
         telling: names of settings that tell this framework where no other is told.
         scripts: the names of scripts that tell it likewise.
-        harmless: settings with the name of a KL that do not change what is descended.
+        harmless: settings with the name of a KL that do not change what is descended; one that ends in a dot stands
+            for all that begin so.
         sections: how the names of further settings begin that are read.
         old: names of earlier releases, by those of today.
         old_note: what is said where they are read.
         abbreviates: whether a command may have the beginning of a name in its place.
+        version: the release whose source has these defaults, where no audited framework says it.
+        source: the repository and the files that they were read in, and when.
+        flags: whether a script gives settings as `--name value`, and not as `name=value`; and how words are joined.
+        elsewhere: words of a command that are left unread, because they have no setting of a KL by convention.
     """
 
     title: str
@@ -161,6 +171,10 @@ class Reader:
     old: dict[str, str] = field(default_factory=dict)
     old_note: str = ""
     abbreviates: bool = False
+    version: str = ""
+    source: str = ""
+    flags: Literal["", "_", "-"] = ""
+    elsewhere: re.Pattern[str] | None = None
 
 
 OTHER_PROGRAMS = r"(?!.*(sft|generat|serve|tinker|eval|merge))"

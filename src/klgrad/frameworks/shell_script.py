@@ -553,8 +553,17 @@ OWN_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*][^}]*\}")
 UNSET = re.compile(r"\$\{?[A-Za-z_]\w*(:?[-+][^}]*)?\}?")
 """A variable as a whole word."""
 
+ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")
+"""A variable of several words, which is no value of the flag before it."""
+
+PATH = re.compile(r"\$(\w+|\{\w+\})/[^=]*")
+"""A path below a folder that is not known: a second value of the flag before it."""
+
 SHORT = {"-cn": "config_name", "-cp": "config_path", "-cd": "config_dir"}
 """Hydra's short flags."""
+
+COMMANDS = ("trl", "klgrad", "swift", "megatron", "axolotl")
+"""Commands whose first argument says what they do."""
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 """Modules that start another one."""
@@ -585,7 +594,8 @@ def settings_of(words: list[Word]) -> Reading | None:
             name, has_value, value = word[2:].partition("=") if is_flag else (SHORT[word], "", "")
             name, used = name.replace("-", "_"), word.environment
             if not has_value:
-                value = arguments[i] if i < len(arguments) and not arguments[i].startswith("--") else True
+                has_one = i < len(arguments) and not arguments[i].startswith("--") and not ARRAY.fullmatch(arguments[i])
+                value = arguments[i] if has_one else True
                 used += arguments[i].environment if value is not True else ()
                 i += value is not True
         elif override := OVERRIDE.fullmatch(word):
@@ -593,6 +603,8 @@ def settings_of(words: list[Word]) -> Reading | None:
             if value is None and not word.startswith("~"):
                 continue  # a value of the flag before it
             value = value and _unquoted(value)
+        elif PATH.fullmatch(word):
+            continue
         elif word.startswith("$") or ("$" in word.partition("=")[0] and "=" in word):
             (unset if UNSET.fullmatch(word) and not word.environment else unread).append(word)
             continue
@@ -621,6 +633,6 @@ def _program(words: list[Word]) -> tuple[str, list[Word]] | None:
             return following, words[i + 2 :]
         if word.endswith(".py") or word in ("main_ppo", "train_ppo_ray"):
             return word, words[i + 1 :]
-        if word.split("/")[-1] in ("trl", "klgrad") and following and (i == 0 or not words[i - 1].startswith("-")):
+        if word.split("/")[-1] in COMMANDS and following and (i == 0 or not words[i - 1].startswith("-")):
             return f"{word.split('/')[-1]} {following}", words[i + 2 :]
     return None

@@ -32,7 +32,10 @@ def subjects(framework: str) -> list[Subject]:
     return list(FORMULAE[framework]())
 
 
-def _subject(framework: str, settings: str, per_token: PerToken, reduction: str, stacks: bool | None = None) -> Subject:
+def kl_subject(
+    framework: str, settings: str, per_token: PerToken, reduction: str, stacks: bool | None = None
+) -> Subject:
+    """The terms (B, T) of a KL, reduced, as a loss to audit."""
     from ..core.result import reduce
 
     def loss(batch: Batch) -> Tensor:
@@ -45,7 +48,7 @@ def _subject(framework: str, settings: str, per_token: PerToken, reduction: str,
     return subject(framework, f"{framework} {settings}", loss, stacks=stacks)
 
 
-def _kl(kind: str, x: Tensor) -> Tensor:
+def estimate(kind: str, x: Tensor) -> Tensor:
     """An estimate of the KL from x = log ref/π, differentiated as it stands."""
     return {"k1": lambda: -x, "k2": lambda: x.square() / 2, "k3": lambda: x.exp() - x - 1}[kind]()
 
@@ -54,30 +57,38 @@ def _ratio(batch: Batch) -> Tensor:
     return (batch.logp - batch.old_logp).exp()
 
 
+def nemo_rl_terms(
+    kind: str, *, to_sampler: bool, log_clamp: float | None = 20.0, clamp: float | None = 10.0
+) -> PerToken:
+    """The KL of NeMo-RL in the loss, with its bounds on the log-ratio and on the value."""
+
+    def terms(batch: Batch) -> Tensor:
+        x = batch.ref_logp - batch.logp
+        inside = x if log_clamp is None else x.clamp(-log_clamp, log_clamp)
+        ratio = (batch.logp - (batch.behavior_logp if to_sampler else batch.logp.detach())).exp()
+        ratio = ratio.nan_to_num(nan=0.0, posinf=0.0)
+        kl = ratio.where(x == inside, ratio.detach()) * estimate(kind, inside)
+        return kl if clamp is None else kl.clamp(-clamp, clamp)
+
+    return terms
+
+
 def nemo_rl() -> Iterator[Subject]:
     """The estimate times a ratio that is 1 and has a gradient, or π/μ; its value is clamped at 10."""
 
     def per_token(kind: str, to_sampler: bool, clamp: bool) -> PerToken:
-        def terms(batch: Batch) -> Tensor:
-            x = batch.ref_logp - batch.logp
-            inside = x.clamp(-20, 20)
-            ratio = (batch.logp - (batch.behavior_logp if to_sampler else batch.logp.detach())).exp()
-            ratio = ratio.nan_to_num(nan=0.0, posinf=0.0)
-            kl = ratio.where(x == inside, ratio.detach()) * _kl(kind, inside)
-            return kl.clamp(-10, 10) if clamp else kl
-
-        return terms
+        return nemo_rl_terms(kind, to_sampler=to_sampler, clamp=10.0 if clamp else None)
 
     kl_type = "reference_policy_kl_type={}".format
     default = per_token("k3", False, True)
-    yield _subject("nemo-rl", f"{kl_type('k3')} token_level_loss=True", default, OVER_TOKENS)
-    yield _subject("nemo-rl", f"{kl_type('k3')} token_level_loss=False", default, OVER_COMPLETIONS)
+    yield kl_subject("nemo-rl", f"{kl_type('k3')} token_level_loss=True", default, OVER_TOKENS)
+    yield kl_subject("nemo-rl", f"{kl_type('k3')} token_level_loss=False", default, OVER_COMPLETIONS)
     for kind in ("k1", "k2"):
         terms = per_token(kind, False, True)
-        yield _subject("nemo-rl", f"{kl_type(kind)} token_level_loss=True", terms, OVER_TOKENS)
+        yield kl_subject("nemo-rl", f"{kl_type(kind)} token_level_loss=True", terms, OVER_TOKENS)
     for name, clamp in (("", True), (" kl_output_clamp_value=null", False)):
         settings = f"{kl_type('k3')} token_level_loss=True use_on_policy_kl_approximation=True{name}"
-        yield _subject("nemo-rl", settings, per_token("k3", True, clamp), OVER_TOKENS)
+        yield kl_subject("nemo-rl", settings, per_token("k3", True, clamp), OVER_TOKENS)
 
 
 def prime_rl() -> Iterator[Subject]:
@@ -91,8 +102,8 @@ def prime_rl() -> Iterator[Subject]:
         kept = batch.logp.exp() - batch.behavior_logp.exp() >= -0.2
         return kept * (batch.logp - batch.ref_logp).detach() * ratio + 1e-3 * drift(batch)
 
-    yield _subject("prime-rl", "trainer.loss.type=default kl_tau", drift, OVER_TOKENS)
-    yield _subject("prime-rl", "algorithm=opd", distilled, OVER_TOKENS)
+    yield kl_subject("prime-rl", "trainer.loss.type=default kl_tau", drift, OVER_TOKENS)
+    yield kl_subject("prime-rl", "algorithm=opd", distilled, OVER_TOKENS)
 
 
 def slime() -> Iterator[Subject]:
@@ -100,7 +111,7 @@ def slime() -> Iterator[Subject]:
 
     def per_token(kind: str, unbiased: bool) -> PerToken:
         def terms(batch: Batch) -> Tensor:
-            kl = _kl("k3" if kind == "low_var_kl" else kind, batch.ref_logp - batch.logp)
+            kl = estimate("k3" if kind == "low_var_kl" else kind, batch.ref_logp - batch.logp)
             kl = kl * _ratio(batch) if unbiased else kl
             return kl.clamp(-10, 10) if kind == "low_var_kl" else kl
 
@@ -109,11 +120,11 @@ def slime() -> Iterator[Subject]:
     for kind in ("k1", "k2", "k3", "low_var_kl"):
         for unbiased in (False, True):
             settings = f"--use-kl-loss --kl-loss-type {kind}{' --use-unbiased-kl' * unbiased}"
-            yield _subject("slime", settings, per_token(kind, unbiased), OVER_COMPLETIONS)
+            yield kl_subject("slime", settings, per_token(kind, unbiased), OVER_COMPLETIONS)
     settings = "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl --calculate-per-token-loss"
-    yield _subject("slime", settings, per_token("k3", True), OVER_TOKENS)
+    yield kl_subject("slime", settings, per_token("k3", True), OVER_TOKENS)
     # With these estimators the advantage is the score alone, and the KL of --kl-coef is dropped.
-    yield _subject("slime", "--kl-coef --advantage-estimator grpo", lambda b: -b.advantages * _ratio(b), SUM)
+    yield kl_subject("slime", "--kl-coef --advantage-estimator grpo", lambda b: -b.advantages * _ratio(b), SUM)
 
 
 def open_instruct() -> Iterator[Subject]:
@@ -122,14 +133,14 @@ def open_instruct() -> Iterator[Subject]:
     def per_token(number: int) -> PerToken:
         def terms(batch: Batch) -> Tensor:
             x = (batch.ref_logp - batch.logp).clamp(-40, 40)
-            return -x * _ratio(batch) if number == 3 else _kl(f"k{number + 1}", x)
+            return -x * _ratio(batch) if number == 3 else estimate(f"k{number + 1}", x)
 
         return terms
 
     for number in (2, 0, 1, 3):
         for denominator, reduction in (("token", OVER_TOKENS), ("N", SUM)):
             settings = f"kl_estimator={number} loss_denominator={denominator}"
-            yield _subject("open-instruct", settings, per_token(number), reduction)
+            yield kl_subject("open-instruct", settings, per_token(number), reduction)
 
 
 def tinker_cookbook() -> Iterator[Subject]:
@@ -155,7 +166,7 @@ def tinker_cookbook() -> Iterator[Subject]:
         for discount in (0.0, 1.0):
             settings = f"{path} kl_penalty_coef kl_discount_factor={discount}"
             # The mean over the batch couples its groups.
-            yield _subject("tinker-cookbook", settings, per_token(centred, discount), SUM, stacks=not centred)
+            yield kl_subject("tinker-cookbook", settings, per_token(centred, discount), SUM, stacks=not centred)
 
 
 FORMULAE: dict[str, Callable[[], Iterator[Subject]]] = {

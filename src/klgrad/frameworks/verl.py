@@ -19,6 +19,7 @@ from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RunFileError
 from ..targets import Descends
 from .framework import Default, Framework
 from .harness import instead, load, scores, subject, untrained
@@ -402,6 +403,8 @@ def _read_declared(given: dict[str, Any], mode: str) -> tuple[KLPart, list[Chang
 # verl: `actor_rollout_ref.actor`, `algorithm` and `data`.
 
 ACTOR, ALGORITHM = "actor_rollout_ref.actor.", "algorithm."
+DISTILLATION = "distillation."
+TEACHER_LOSS = f"{DISTILLATION}distillation_loss."
 KNOWN: dict[str, Any] = {
     f"{ACTOR}use_kl_loss": False,
     f"{ACTOR}kl_loss_type": "low_var_kl",
@@ -415,6 +418,12 @@ KNOWN: dict[str, Any] = {
     f"{ACTOR}ppo_epochs": 1,
     f"{ACTOR}ppo_mini_batch_size": 256,
     "data.train_batch_size": 1024,
+    f"{DISTILLATION}enabled": False,
+    f"{TEACHER_LOSS}loss_mode": "k3",
+    f"{TEACHER_LOSS}use_policy_gradient": False,
+    f"{TEACHER_LOSS}use_task_rewards": True,
+    f"{TEACHER_LOSS}distillation_loss_coef": 1.0,
+    f"{TEACHER_LOSS}loss_max_clamp": None,
 }
 """The defaults of the settings that matter; a test compares them with verl's."""
 
@@ -444,7 +453,8 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     changes: list[Change] = []
     in_reward, in_loss = settings[f"{ALGORITHM}use_kl_in_reward"], settings[f"{ACTOR}use_kl_loss"]
     declares = any(name.startswith(PREFIX) for name in given)
-    if in_loss or not (in_reward or declares):
+    distils = settings[f"{DISTILLATION}enabled"]
+    if in_loss or not (in_reward or declares or distils):
         found, wanted = _read_loss(settings, mode)
         parts, changes = [found] * (in_loss and found.coefficient != 0), wanted
     if in_reward:
@@ -456,13 +466,55 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
         parts, changes = [*parts, found], [*changes, *wanted]
         shown = {name: value for name, value in given.items() if name.startswith(PREFIX)}
         settings, named = settings | shown, (*named, *shown)
+    unread = {}
+    if distils:
+        found, wanted, unread = _read_teacher(settings, given)
+        parts, changes = [*parts, found], [*changes, *wanted]
     changes += _reduction(mode)
     notes = ("Both KLs are on: their gradients add up.",) if len(parts) - declares > 1 else ()
     if in_reward and given.get(f"{ALGORITHM}kl_ctrl.type") == "adaptive":
         notes = (*notes, ADAPTS)
     if declares and (in_loss or in_reward):
         notes = (*notes, "klgrad refuses to train beside a KL of verl's own: switch one of them off.")
-    return Run("verl", "its actor", settings, named, tuple(parts), _stale(settings), target, tuple(changes), notes)
+    stale = _stale(settings)
+    if not distils:  # shown where there is a teacher
+        settings = {x: value for x, value in settings.items() if not x.startswith(DISTILLATION) or x in given}
+    return Run("verl", "its actor", settings, named, tuple(parts), stale, target, tuple(changes), notes, unread=unread)
+
+
+def _read_teacher(settings: dict[str, Any], given: dict[str, Any]) -> tuple[KLPart, list[Change], dict[str, str]]:
+    """The KL to the teacher: as a loss, or as the advantage of each token (`use_policy_gradient`)."""
+    name = f"{TEACHER_LOSS}loss_mode"
+    told: str = settings[name]
+    kind = one_of(name, TEACHER_MODES.get(told, told), ("k1", "k2", "k3", "abs", "forward_kl_topk"))
+    in_advantage, coefficient = settings[f"{TEACHER_LOSS}use_policy_gradient"], 1.0
+    clamp = settings[f"{TEACHER_LOSS}loss_max_clamp"]
+    clamp = None if clamp in (None, "null", "None") else as_type(f"{TEACHER_LOSS}loss_max_clamp", clamp, 10.0)
+    unread: dict[str, str] = {}
+    if settings[f"{TEACHER_LOSS}use_task_rewards"]:
+        coefficient = settings[f"{TEACHER_LOSS}distillation_loss_coef"]
+    elif f"{TEACHER_LOSS}distillation_loss_coef" in given:
+        unread[f"{TEACHER_LOSS}distillation_loss_coef"] = "without use_task_rewards it is 1"
+    changes = []
+    if kind == "k1" and not in_advantage:
+        raise RunFileError("use_policy_gradient=True with k1", "k1 as a loss", "verl refuses it: it descends nothing")
+    wanted = "k1" if in_advantage else "k2"
+    if kind != wanted:
+        why = Why.ONLY_K1 if in_advantage else Why.AS_LOSS.get(kind, TOPK if kind == "forward_kl_topk" else Why.K3)
+        changes.append(Change(name, wanted, told, why))
+    if clamp is not None:
+        why = "values beyond it are cut" if in_advantage else "beyond it there is no gradient"
+        changes.append(Change(f"{TEACHER_LOSS}loss_max_clamp", None, clamp, why))
+    clamped = "" if clamp is None else f" loss_max_clamp={clamp:g}"
+    loss = f"verl distillation loss_mode={kind} use_policy_gradient={in_advantage}{clamped}"
+    caveat = f"ref is the teacher here. Audited with loss_agg_mode={SUM}."
+    place = "advantage" if in_advantage else "loss"
+    build = None if kind == "forward_kl_topk" else partial(_distilled, kind, in_advantage, clamp)
+    return KLPart(place, loss, coefficient, build, caveat), changes, unread
+
+
+TEACHER_MODES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+TOPK = "the tail outside the teacher's top k is left out, and there is no gradient where the value is negative"
 
 
 def _read_loss(settings: dict[str, Any], mode: str) -> tuple[KLPart, list[Change]]:
@@ -630,5 +682,6 @@ FRAMEWORK = Framework(
         beginnings=("actor_rollout_ref.", "algorithm."),
         harmless=HARMLESS,
         sections=(PREFIX,),
+        elsewhere=re.compile(r"\$\{RAY\[@\]\}"),  # how its examples pass the settings of Ray
     ),
 )

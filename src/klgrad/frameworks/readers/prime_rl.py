@@ -1,0 +1,74 @@
+"""prime-rl: the algorithm of each source of prompts, and `trainer.loss`."""
+
+import re
+from functools import partial
+from typing import Any
+
+from ..run_settings import KLPart, Reader, Run, one_of, with_defaults
+from .formulae import listed
+
+KNOWN: dict[str, Any] = {
+    "orchestrator.algo.type": "grpo",
+    "trainer.loss.type": "default",
+    "trainer.loss.kl_tau": 0.001,
+    "orchestrator.max_off_policy_steps": 8,
+}
+SOURCES = "orchestrator.train.source"
+DISTILLS = ("opd", "opsd")
+ALGORITHMS = ("grpo", "echo", "max_rl", "rae", "hierarchical_grpo", *DISTILLS, "sft")
+TO_SAMPLER = (
+    "kl_tau={:g} is no KL to a reference: a squared log-ratio to the sampler, which is 0 with its gradient on fresh "
+    "samples."
+)
+FIXED = "the loss of opd and opsd has a fixed 0.001 in its place"
+
+
+def read_config(given: dict[str, Any], _: str | None = None) -> Run:
+    """Read the algorithms of all sources, with prime-rl's defaults for what is missing."""
+    settings, named = with_defaults(given, KNOWN)
+    one_of("trainer.loss.type", settings["trainer.loss.type"], ("default", "ipo"))
+    algorithms = [one_of("orchestrator.algo.type", x, ALGORITHMS) for x in _algorithms(settings, given)]
+    distilled = sorted({x for x in algorithms if x in DISTILLS})
+    parts = tuple(_part(x) for x in distilled)
+    unread = {}
+    if "trainer.loss.kl_tau" in given and all(x in DISTILLS for x in algorithms):
+        unread["trainer.loss.kl_tau"] = FIXED
+    others = sorted({x for x in algorithms if x not in DISTILLS})
+    notes = [TO_SAMPLER.format(settings["trainer.loss.kl_tau"])] * bool(others)
+    notes += [f"Sources with {', '.join(others)} have no KL to a reference."] * bool(others and parts)
+    steps = settings["orchestrator.max_off_policy_steps"]
+    stale = [f"max_off_policy_steps={steps}: completions of earlier policies are trained on"] * (steps > 0)
+    stale.append("prime-rl samples with vLLM, whose log-probs differ from those of the trainer")
+    trainer = ", ".join(dict.fromkeys(algorithms))
+    return Run(
+        "prime-rl", trainer, settings, named, parts, tuple(stale), "reverse-kl-token", (), tuple(notes), unread=unread
+    )
+
+
+def _algorithms(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """One for each source, which may have its own."""
+    common = settings["orchestrator.algo.type"]
+    sources = given.get(SOURCES)
+    if not isinstance(sources, list) or not sources:
+        return [common]
+    own = [source.get("algo") if isinstance(source, dict) else None for source in sources]
+    return [str(algo.get("type", common)) if isinstance(algo, dict) else common for algo in own]
+
+
+def _part(algorithm: str) -> KLPart:
+    name = "prime-rl algorithm=opd"
+    caveat = "ref is the teacher here" + (", which is the policy with a demonstration." if algorithm == "opsd" else ".")
+    return KLPart("advantage", name, 1.0, partial(listed, "prime-rl", name), caveat)
+
+
+READER = Reader(
+    "prime-rl",
+    KNOWN,
+    read_config,
+    re.compile(r"prime_rl\..*"),
+    beginnings=("orchestrator.", "trainer.loss."),
+    harmless=("trainer.optim.", "orchestrator.advantage."),
+    version="0.8.0",
+    source="PrimeIntellect-ai/prime-rl: src/prime_rl/trainer/rl/loss.py, packages/prime-rl-configs; read on 2026-11-18 "
+    "at 0.8.1.dev67, whose losses are those of 0.8.0",
+)

@@ -1,0 +1,429 @@
+"""Find the symptoms of `symptoms` in scalar logs of one or several runs."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, combinations, pairwise
+from statistics import fmean, median, stdev
+from typing import Any
+
+from ..errors import LogError
+from .metric_names import (
+    COEFFICIENTS,
+    FLAT_GROUPS,
+    GRADIENTS,
+    LENGTHS,
+    REWARDS,
+    TIMES_BETA,
+    KLMetric,
+    named,
+    reference_kls,
+    sampler_kls,
+    unrecognised_kls,
+)
+from .scalars import ScalarLog, Series
+from .symptoms import SYMPTOMS, Cause, Fact, Symptom
+from .threads import threads_of
+
+FEWEST = 8
+"""Values below which no spread is measured."""
+
+FAR, TIMES = 8.0, 3.0
+"""A spike is this many robust deviations away and this many times its neighbours. Either alone is common: a calm series
+has tiny deviations, and near 0 every ratio is large."""
+
+AROUND = 5
+"""Neighbours on each side."""
+
+
+@dataclass(frozen=True)
+class RunConfiguration:
+    """What the configuration of a run says.
+
+    Attributes:
+        beta: the coefficient of its KL; None if it is not known, or if there are several.
+        facts: what settles causes.
+        lines: the same in words.
+        never_negative: whether the logged estimate is one that cannot be negative.
+    """
+
+    beta: float | None = None
+    facts: frozenset[Fact] = frozenset()
+    lines: tuple[str, ...] = ()
+    never_negative: bool = False
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A symptom that was seen.
+
+    Attributes:
+        symptom: which.
+        evidence: the numbers.
+        facts: of the configuration of its run.
+    """
+
+    symptom: Symptom
+    evidence: str
+    facts: frozenset[Fact] = frozenset()
+
+    @property
+    def causes(self) -> list[tuple[Cause, bool]]:
+        """The causes, and whether the configuration settles each; those that it settles come first."""
+        found = [(cause, bool(self.facts.intersection(cause.facts))) for cause in self.symptom.causes]
+        return sorted(found, key=lambda pair: not pair[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "symptom": self.symptom.name,
+            "title": self.symptom.title,
+            "evidence": self.evidence,
+            "causes": [
+                {"cause": c.what, "decides": c.decides, "cure": c.cure, "settled_by_configuration": settled}
+                for c, settled in self.causes
+            ],
+            "threads": list(threads_of(self.symptom.name)),
+        }
+
+
+@dataclass(frozen=True)
+class RunDiagnosis:
+    """What one run shows.
+
+    Attributes:
+        log: its metrics.
+        kl: the KL that was looked at; None if there is none to a reference.
+        level: its mean over the last quarter, and the standard error of that.
+        lines: what was read, in words.
+        observations: the symptoms.
+        beta: the coefficient, where it is known.
+    """
+
+    log: ScalarLog
+    kl: KLMetric | None
+    level: tuple[float, float] | None
+    lines: tuple[str, ...]
+    observations: tuple[Observation, ...]
+    beta: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        kl = self.kl and {"name": self.kl.name, "unit": self.kl.unit, "remark": self.kl.remark}
+        level = dict(zip(("mean", "standard_error"), self.level, strict=True)) if self.level else None
+        return {
+            "run": self.log.name,
+            "format": self.log.form,
+            "kl": kl,
+            "beta": self.beta,
+            "last_quarter": level,
+            "notes": list(self.lines),
+            "symptoms": [seen.to_dict() for seen in self.observations],
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the runs show, singly and compared."""
+
+    runs: tuple[RunDiagnosis, ...]
+    compared: tuple[Observation, ...] = ()
+    lines: tuple[str, ...] = field(default=())
+
+    @property
+    def observations(self) -> list[Observation]:
+        """All symptoms."""
+        return [*(seen for run in self.runs for seen in run.observations), *self.compared]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        runs = [run.to_dict() for run in self.runs]
+        return {"runs": runs, "compared": [seen.to_dict() for seen in self.compared], "notes": list(self.lines)}
+
+
+def diagnose(logs: Sequence[ScalarLog], configurations: Sequence[RunConfiguration] = (), kl: str = "") -> Diagnosis:
+    """Look for every symptom in each run, and compare the runs.
+
+    Args:
+        logs: the runs.
+        configurations: none, one for all runs, or one for each.
+        kl: the name of the metric that is the KL; empty to know it by its name.
+    """
+    if len(configurations) not in (0, 1, len(logs)):
+        received = f"{len(configurations)} for {len(logs)} runs"
+        raise LogError("a configuration or β for all runs, or one for each", received, "give them in the runs' order")
+    each = list(configurations) or [RunConfiguration()]
+    each = each * len(logs) if len(each) == 1 else each
+    runs = tuple(_diagnose_run(log, of, kl) for log, of in zip(logs, each, strict=True))
+    compared, lines = _compare(runs, frozenset[Fact]().union(*(of.facts for of in each)))
+    return Diagnosis(runs, tuple(compared), tuple(lines))
+
+
+def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) -> RunDiagnosis:
+    metrics = _chosen(log, name)
+    lines, seen = list(configuration.lines), []
+    kl = metrics[0] if metrics else None
+    level = None
+    beta = configuration.beta
+    if coefficient := named(log, COEFFICIENTS):
+        values = coefficient[1].finite.values
+        beta = values[0] if beta is None and values and len(set(values)) == 1 else beta
+    if kl is not None:
+        level = _last_quarter(kl.series)
+        lines += _described(kl, level, log)
+        lines += [f"Also to a reference: {other.name}." for other in metrics[1:]]
+        seen += [*_zero(kl), *_not_finite(kl.name, kl.series)]
+        if not seen or seen[0][0] != "zero":
+            seen += [*_negative(kl, configuration.never_negative), *(spikes := list(_spikes(kl, log)))]
+            seen += _rises(kl) if not spikes else ()
+        seen += _units(metrics, log)
+    elif others := sampler_kls(log):
+        seen.append(("other-kl", f"{', '.join(others)}: KLs to the sampler or to the policy before the update."))
+    else:
+        lines.append(_no_kl(log))
+    if others := sampler_kls(log):
+        lines.append(f"Not to a reference, and left out: {', '.join(others)}.")
+    lines += [f"{x}: {TIMES_BETA[x.split('/')[-1]]}." for x in log.series if x.split("/")[-1] in TIMES_BETA]
+    if gradient := named(log, GRADIENTS):
+        seen += [*_not_finite(*gradient), *_zero_gradient(*gradient)]
+    if flat := named(log, FLAT_GROUPS):
+        seen += _flat_groups(*flat)
+    if wired := configuration.facts & {"unread", "both", "ignores-ref", "climbs"}:
+        seen.append(("wiring", f"The configuration says so: {', '.join(sorted(wired))}."))
+    observations = tuple(Observation(SYMPTOMS[symptom], text, configuration.facts) for symptom, text in seen)
+    return RunDiagnosis(log, kl, level, tuple(lines), observations, beta)
+
+
+Seen = Iterator[tuple[str, str]]
+"""Names of symptoms, and the numbers."""
+
+
+def _chosen(log: ScalarLog, name: str) -> list[KLMetric]:
+    if not name:
+        return reference_kls(log)
+    if name not in log.series:
+        raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
+    known = {metric.name: metric for metric in reference_kls(log)}
+    return [known.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
+
+
+def _no_kl(log: ScalarLog) -> str:
+    if others := unrecognised_kls(log):
+        return f"No KL that is known by its name; name one by --kl: {', '.join(others)}."
+    return (
+        "No KL is in this log. At a coefficient of 0 most trainers load no reference and log none; KLCallback of "
+        "klgrad.trl measures it all the same."
+    )
+
+
+def _described(kl: KLMetric, level: tuple[float, float] | None, log: ScalarLog) -> Iterator[str]:
+    unit = {"token": "nats per token", "completion": "nats per completion", "": "in a unit that its name does not tell"}
+    yield f"{kl.name}: {len(kl.series.values)} values, {unit[kl.unit]} ({kl.remark})."
+    if level is None:
+        return
+    text = f"Last quarter: {level[0]:.4g} ± {level[1]:.2g}"
+    length = named(log, LENGTHS)
+    mean = fmean(_last(length[1].finite.values)) if length and length[1].finite.values else 0
+    if mean and kl.unit:
+        other = level[0] * mean if kl.unit == "token" else level[0] / mean
+        whole = "completion" if kl.unit == "token" else "token"
+        text += f"; with {mean:.4g} tokens per completion, about {other:.3g} nats per {whole}"
+    yield f"{text}."
+
+
+# Statistics of a series. Its values are correlated, so that errors are of means of blocks.
+
+
+def _last(values: Sequence[float]) -> Sequence[float]:
+    return values[-max(len(values) // 4, 1) :]
+
+
+def _last_quarter(series: Series) -> tuple[float, float] | None:
+    values = series.finite.values
+    return _mean(_last(values)) if len(values) >= FEWEST else None
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error, by the means of at most 8 blocks."""
+    blocks = min(8, len(values))
+    if blocks < 2:
+        return fmean(values), math.nan
+    edges = [round(i * len(values) / blocks) for i in range(blocks + 1)]
+    means = [fmean(values[a:b]) for a, b in pairwise(edges)]
+    return fmean(values), stdev(means) / math.sqrt(blocks)
+
+
+def _deviation(residuals: Sequence[float]) -> float:
+    """As the standard deviation of a normal law, by the median of the absolute values."""
+    return 1.4826 * median(map(abs, residuals))
+
+
+# The symptoms of one run.
+
+
+def _zero(kl: KLMetric) -> Seen:
+    later = kl.series.finite.values[1:]
+    zeros = sum(x == 0 for x in later)
+    if later and zeros >= len(later) / 2:
+        yield "zero", f"{kl.name} is 0 to the last bit in {zeros} of {len(later)} values after the first."
+
+
+def _not_finite(name: str, series: Series) -> Seen:
+    steps = [step for step, x in zip(series.steps, series.values, strict=True) if not math.isfinite(x)]
+    if steps:
+        yield "nan", f"{name}: {len(steps)} of {len(series.values)} values, the first at step {steps[0]:g}."
+
+
+def _negative(kl: KLMetric, never: bool) -> Seen:
+    series = kl.series.finite
+    low = min(zip(series.values, series.steps, strict=True), default=(0.0, 0.0))
+    if never and low[0] < -1e-6:
+        yield "negative", f"{kl.name} is {low[0]:.4g} at step {low[1]:g}; the estimate of this run cannot be negative."
+        return
+    if len(series.values) < FEWEST:
+        return
+    for part, values in (("the run", series.values), ("its second half", series.values[len(series.values) // 2 :])):
+        mean, error = _mean(values)
+        if mean < -3 * error:
+            share = sum(x < 0 for x in values) / len(values)
+            yield "negative", f"{kl.name}: {mean:.4g} ± {error:.2g} over {part}; {share:.0%} of its values are below 0."
+            return
+
+
+def _spikes(kl: KLMetric, log: ScalarLog) -> Seen:
+    """Spikes, or one jump after which it stays."""
+    series = kl.series.finite
+    values, n = series.values, len(series.values)
+    if n < 2 * AROUND + 1:
+        return
+    around = [median([*values[max(i - AROUND, 0) : i], *values[i + 1 : i + 1 + AROUND]]) for i in range(n)]
+    spread = max(_deviation([x - m for x, m in zip(values, around, strict=True)]), 1e-12)
+    rest = list(accumulate(reversed(values), min))[::-1]  # the least of what is left of the run
+    for i in range(AROUND, n - AROUND + 1):
+        top = max(values[i - AROUND : i])
+        if rest[i] > TIMES * top and rest[i] - top > FAR * spread:
+            before, after = fmean(values[i - AROUND : i]), fmean(values[i : i + AROUND])
+            text = f"{kl.name} goes from {before:.4g} to {after:.4g} at step {series.steps[i]:g}, and stays"
+            yield "jump", f"{text}{_rewards_at(series.steps[i], log)}."
+            return
+    spikes = [i for i in range(n) if values[i] - around[i] > FAR * spread and values[i] > TIMES * abs(around[i])]
+    if spikes:
+        i = max(spikes, key=lambda i: values[i])
+        count = f"{len(spikes)} spike{'s' * (len(spikes) > 1)}"
+        where = f"{values[i]:.4g} at step {series.steps[i]:g}, where its neighbours have {around[i]:.4g}"
+        yield "spike", f"{kl.name} has {count}; the largest is {where}."
+
+
+def _rewards_at(step: float, log: ScalarLog) -> str:
+    found = named(log, REWARDS)
+    if found is None:
+        return ""
+    name, series = found
+    points = list(zip(series.finite.steps, series.finite.values, strict=True))
+    before, after = [x for s, x in points if s < step][-AROUND:], [x for s, x in points if s >= step][:AROUND]
+    return f"; {name} goes from {fmean(before):.4g} to {fmean(after):.4g}" if before and after else ""
+
+
+def _rises(kl: KLMetric) -> Seen:
+    values = kl.series.finite.values
+    if len(values) < 2 * FEWEST:
+        return
+    some = values[:: max(len(values) // 200, 1)]
+    pairs = list(combinations(some, 2))
+    in_order = sum(b > a for a, b in pairs) / len(pairs)
+    quarter = len(values) // 4
+    second, last = median(values[quarter : 2 * quarter]), median(_last(values))
+    if in_order >= 0.8 and last > TIMES * abs(second):
+        text = (
+            f"{kl.name} is {second:.4g} in the second quarter and {last:.4g} in the last; {in_order:.0%} of pairs rise"
+        )
+        yield "rising", f"{text}."
+
+
+def _units(metrics: list[KLMetric], log: ScalarLog) -> Seen:
+    found = named(log, LENGTHS)
+    if found is None:
+        return
+    name, length = found
+    lengths = dict(zip(length.finite.steps, length.finite.values, strict=True))
+    for one, other in combinations(metrics, 2):
+        ratio, mean = _ratio(one, other, lengths)
+        if mean > 2 and 0.75 < ratio / mean < 1.33:
+            larger, smaller = (one, other) if _level(one) > _level(other) else (other, one)
+            text = f"{larger.name} is {ratio:.4g} times {smaller.name}, and {name} is {mean:.4g}"
+            yield "units", f"{text}: a sum per completion beside a mean per token."
+    for metric in metrics[:1]:
+        if metric.unit != "token" and (r := _moves_with(metric.series.finite, lengths)) > 0.8:
+            yield "units", f"{metric.name} moves with {name} from step to step (correlation {r:.2f}): a sum."
+
+
+def _level(metric: KLMetric) -> float:
+    return abs(median(metric.series.finite.values or (0.0,)))
+
+
+def _ratio(one: KLMetric, other: KLMetric, lengths: dict[float, float]) -> tuple[float, float]:
+    a, b = (dict(zip(x.series.finite.steps, x.series.finite.values, strict=True)) for x in (one, other))
+    both = [(abs(a[s]), abs(b[s]), lengths[s]) for s in a if s in b and s in lengths and a[s] and b[s]]
+    if len(both) < FEWEST:
+        return 0.0, 0.0
+    return median(max(x, y) / min(x, y) for x, y, _ in both), median(n for *_, n in both)
+
+
+def _moves_with(series: Series, lengths: dict[float, float]) -> float:
+    """The correlation of the changes of the logs, which a common trend does not make."""
+    both = [(x, lengths[s]) for s, x in zip(series.steps, series.values, strict=True) if s in lengths]
+    if len(both) < 2 * FEWEST or min(min(pair) for pair in both) <= 0:
+        return 0.0
+    changes = [(math.log(b[0] / a[0]), math.log(b[1] / a[1])) for a, b in pairwise(both)]
+    x, y = zip(*changes, strict=True)
+    mx, my = fmean(x), fmean(y)
+    sxx, syy = sum((v - mx) ** 2 for v in x), sum((v - my) ** 2 for v in y)
+    sxy = sum((u - mx) * (v - my) for u, v in changes)
+    return sxy / math.sqrt(sxx * syy) if sxx and syy else 0.0
+
+
+def _zero_gradient(name: str, series: Series) -> Seen:
+    values = series.finite.values
+    zeros = sum(x == 0 for x in values)
+    if len(values) >= FEWEST and zeros >= len(values) / 5:
+        yield "zero-gradient", f"{name} is 0 to the last bit in {zeros} of {len(values)} steps."
+
+
+def _flat_groups(name: str, series: Series) -> Seen:
+    values = series.finite.values
+    if len(values) >= FEWEST and (share := median(_last(values))) >= 0.5:
+        yield "flat-groups", f"{name} is {share:.0%} over the last quarter."
+
+
+# Several runs.
+
+
+def _compare(runs: tuple[RunDiagnosis, ...], facts: frozenset[Fact]) -> tuple[list[Observation], list[str]]:
+    """Runs with one KL and different β, at the last step that all of them have."""
+    usable = [run for run in runs if run.kl and run.level and run.beta]
+    if len(runs) < 2:
+        return [], []
+    if len({run.beta for run in usable}) < 2:
+        return [], ["To compare the runs, give their coefficients: --beta or --config once for each, in their order."]
+    if len({run.kl.name for run in usable if run.kl}) > 1:
+        return [], ["The runs have KLs of different names, and are not compared: name one by --kl."]
+    end = min(run.kl.series.steps[-1] for run in usable if run.kl)
+    found = []
+    for run in sorted(usable, key=lambda run: run.beta or 0):
+        until = run.kl.series.until(end) if run.kl else None
+        if until is None or len(until.finite.values) < FEWEST:
+            return [], ["The runs have too few steps in common to be compared."]
+        found.append((run.beta or 0.0, *_mean(_last(until.finite.values))))
+    table = ", ".join(f"{mean:.4g} ± {error:.2g} at β = {beta:g}" for beta, mean, error in found)
+    lines = [f"KL of the last quarter up to step {end:g}: {table}."]
+    (low, first, e), (high, last, f) = found[0], found[-1]
+    error = math.hypot(e, f)
+    ordered = all(b[1] > a[1] - 2 * math.hypot(a[2], b[2]) for a, b in pairwise(found))
+    name = ""
+    if last - first > 3 * error and last > 1.2 * first and ordered:
+        name = "rising-with-beta"
+    elif high >= 2 * low and all(
+        abs(a[1] - b[1]) <= max(2 * math.hypot(a[2], b[2]), 0.1 * abs(a[1])) for a, b in combinations(found, 2)
+    ):
+        name = "constant"
+    return [Observation(SYMPTOMS[name], lines[0], facts)] if name else [], [] if name else lines
