@@ -25,7 +25,7 @@ from harness import RECORDED, provenance, write
 
 from klgrad import KLTerm
 from klgrad.core.rollout import Rollout
-from klgrad.trl.compat import Completions, generate, padded, tokenize_prompts
+from klgrad.trl.compat import generate, padded, tokenize_prompts
 
 RATE = 1e-4
 """Of the updates that make the second student."""
@@ -66,7 +66,7 @@ def measure(trainer: Any, prompts: Sequence[list[int]], batches: int, terms: dic
         ids = [list(prompt) for prompt in chosen for _ in range(GROUP)]
         with torch.no_grad():
             batch = padded(trainer, ids, generate(trainer, ids))
-        exact = trainer.scorer.exact(trainer.model, Completions.of(batch))
+        exact = trainer.scorer.exact(trainer.model, batch)
         mask = batch["completion_mask"].bool()
         group = torch.arange(groups, device=mask.device).repeat_interleave(GROUP)
         rollout = Rollout(exact.logp, exact.ref_logp, mask, group=group, token_reverse_kl=exact.reverse_kl)

@@ -8,7 +8,7 @@ import torch
 from klgrad.core.rollout import Rollout
 from klgrad.reports import KLSums
 from klgrad.training.libraries import apart_from_rng as apart
-from klgrad.trl.compat import Completions, generate, padded, tokenize_prompts
+from klgrad.trl.compat import generate, padded, tokenize_prompts
 
 
 class Judge:
@@ -87,7 +87,7 @@ class Judge:
             trainer.model_wrapped = policy
 
     def _exact(self, batch: Any) -> Any:
-        return self.trainer.scorer.exact(self.trainer.model, Completions.of(batch))
+        return self.trainer.scorer.exact(self.trainer.model, batch)
 
     def _sample(self, seed: int) -> list[tuple[Any, list[list[int]]]]:
         """Batches, padded as in TRL, and the completions of each."""

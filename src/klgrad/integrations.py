@@ -10,8 +10,8 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor
 
-from .core.estimators import forward_k3, k3
-from .core.families import CHOICES, full_divergence
+from .core.estimators import k3
+from .core.families import VALUES, family_of, full_divergence
 from .core.importance import Bound, Clip, ImportanceWeighting, Mask, Ratio, Truncate, sequence_ratio, token_ratio
 from .core.rollout import Rollout
 from .core.term import KLTerm
@@ -116,6 +116,7 @@ LIMITS: dict[str, tuple[str, float, str]] = {
     "horizon": (">=", 1, "use 50, for example"),
     "top_k": (">=", 1, "use 64, for example, or leave it out for the full vocabulary"),
     "rollout_lag": (">=", 0, "0 trains on fresh completions"),
+    "prefix_weight": (">=", 0, "0 weights all tokens alike"),
 }
 """The smallest value of a setting, by its name without a prefix, and what to do about a smaller one."""
 
@@ -224,10 +225,10 @@ class Objective:
         coef: β, the weight of the KL. With `target`, its starting value.
         placement: `loss` adds the term to the policy loss; `advantage` subtracts its coefficient from the advantages
             after they are normalised; `reward` subtracts it from the reward.
-        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
-        level: `sequence` or `token`.
-        estimator: `k1`, `k1_k3`, `k3` for the forward KL, or `exact`.
-        discount: g in [0, 1] on the later tokens, at sequence level.
+        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π); or any name that `KLTerm` takes.
+        level: `sequence`, `token`, or `future` for a divergence that is not the reverse KL.
+        estimator: `k1`, `k1_k3`, `k3` for the forward KL, `sampled` for other divergences, or `exact`.
+        discount: g in [0, 1] on the later tokens.
         baseline: `none` or `leave_one_out`, over the completions of a prompt.
         ratio: importance ratio to the sampler: `none`, `token`, `prefix` or `sequence`.
         ratio_bound: `truncate:MAX`, `clip:LOW:HIGH`, `mask:LOW:HIGH` or `none`.
@@ -243,11 +244,11 @@ class Objective:
 
     coef: float = 0.05
     placement: str = words("loss", "advantage", "reward")
-    divergence: str = field(default="reverse", metadata={"choices": list(CHOICES["divergence"])})
-    level: str = field(default="sequence", metadata={"choices": list(CHOICES["level"])})
-    estimator: str = field(default="k1", metadata={"choices": list(CHOICES["estimator"])})
+    divergence: str = "reverse"
+    level: str = field(default="sequence", metadata={"choices": list(VALUES["level"])})
+    estimator: str = field(default="k1", metadata={"choices": list(VALUES["estimator"])})
     discount: float = 1.0
-    baseline: str = field(default="none", metadata={"choices": list(CHOICES["baseline"])})
+    baseline: str = field(default="none", metadata={"choices": list(VALUES["baseline"])})
     ratio: str = words("none", *get_args(Ratio))
     ratio_bound: str = "truncate:2"
     influence_bound: float | None = None
@@ -331,18 +332,18 @@ class Objective:
 
 
 def token_values(term: KLTerm, rollout: Rollout) -> Tensor:
-    """(B, T) what the term adds to the value of the loss, detached: an estimate of its divergence, in its direction.
+    """(B, T) what the term adds to the value of the loss, detached: an estimate of its divergence.
 
-    It is exact, or k3 weighted by the token's ratio. Between completions the forward KL is no sum of its tokens': the
-    estimate of a completion is spread evenly over its tokens.
+    It is exact, or the excess, which is k3 for the reverse KL, weighted by the token's ratio. Between completions a
+    divergence other than the reverse KL is no sum of its tokens': the estimate of a completion is spread evenly over
+    its tokens.
     """
     if term.estimator == "exact":
         return full_divergence(term, rollout).detach()
-    if term.divergence == "reverse":
-        return weighted_k3(rollout)
-    if term.level == "token":
-        return token_ratio(rollout) * forward_k3.value(rollout.log_ratio)
-    total = sequence_ratio(rollout) * forward_k3.value(rollout.log_ratio.sum(-1, keepdim=True))
+    excess = term.generator.excess
+    if not family_of(term).is_between_completions:
+        return token_ratio(rollout) * excess(rollout.log_ratio)
+    total = sequence_ratio(rollout) * excess(rollout.log_ratio.sum(-1, keepdim=True))
     return rollout.mask * total / rollout.lengths.clamp(min=1)[:, None]
 
 

@@ -12,7 +12,7 @@ import klgrad
 ROOMS = (
     "audit", "core", "drawing", "enumeration", "errors", "frameworks.framework", "frameworks.recommendation",
     "frameworks.run_file", "frameworks.trl", "kernels", "logs", "models", "papers", "policy_losses", "reports",
-    "support", "targets", "testing", "training", "trl", "zoo",
+    "strings", "support", "targets", "testing", "training", "trl", "zoo",
 )  # fmt: skip
 """The parts of the package whose examples are run."""
 

@@ -38,7 +38,7 @@ UNSOUND = [
     ({"estimator": "exact", "influence_bound": 1.0}, "no influence bound for estimator='exact'"),
     ({"discount": 1.5}, "a discount in \\[0, 1\\]; received 1.5"),
     ({"influence_bound": 0.0}, "a positive, finite influence bound"),
-    ({"divergence": "backward"}, "divergence in \\(reverse, forward, .*, huber\\(NUMBER\\)\\), or a `D.*'backward'"),
+    ({"divergence": "backward"}, "divergence in \\(reverse, forward, .*, huber.*NUMBER NAME\\), or a `D.*'backward'"),
     ({"divergence": "jensen-shannon(2)"}, "beta strictly between 0 and 1; received 2"),
     ({"divergence": "hellinger(2)"}, "received 'hellinger\\(2\\)'"),
     ({"divergence": "alpha(x)"}, "received 'alpha\\(x\\)'"),

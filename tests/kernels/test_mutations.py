@@ -151,15 +151,15 @@ MUTATIONS = {
         checks.divergence,
     ),
     "the head's mass left over": (
-        "klgrad.kernels.topk._surrogate",
-        "(a.detach() - b) * a.exp()",
-        "(a - b) * a.exp()",
+        "klgrad.kernels.topk._pull",
+        "a.exp() * divergence.slope(a - b)",
+        "a.exp() * (divergence.slope(a - b) + 1)",
         checks.top_k,
     ),
-    "the tail's share as k3's slope": (
+    "the tail's excess as its slope": (
         "klgrad.kernels.topk.sampled_tail_kl",
-        "k3.slope(log_ratio) - 1",
-        "k3.slope(log_ratio)",
+        "weight * generator.slope(log_ratio)",
+        "weight * generator.excess(log_ratio)",
         checks.top_k,
     ),
     "the head sampled as well": (

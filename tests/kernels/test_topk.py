@@ -5,14 +5,29 @@ import torch
 from kernels.cases import make
 from tolerances import EXACT, SINGLE
 
+from klgrad import divergences
 from klgrad.errors import KernelInputError
-from klgrad.kernels import fused_statistics, lumped_kl, sampled_tail_kl, top_entries
+from klgrad.kernels import fused_statistics, head_kl, lumped_kl, sampled_tail_kl, top_entries
 
 VOCABULARY, ROWS = 9, 4
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, REF, SAMPLER = torch.randn(3, ROWS, VOCABULARY, generator=GENERATOR, dtype=torch.float64)
 LOG_Q = REF.log_softmax(-1)
 both = pytest.mark.parametrize("divergence", ["reverse", "forward"])
+all_divergences = pytest.mark.parametrize(
+    "divergence",
+    [
+        "reverse",
+        "forward",
+        "jensen-shannon",
+        "jensen-shannon(0.1)",
+        "hellinger",
+        "chi-square",
+        "alpha(0.3)",
+        "huber(1)",
+        "0.3 forward + 0.7 reverse",
+    ],
+)
 every_k = pytest.mark.parametrize("k", [1, 3, 8])
 
 
@@ -25,15 +40,39 @@ def divided(k):
 
 
 def part(log_p, log_q, divergence):
-    """The terms of the KL by its definition, for each entry."""
-    return log_p.exp() * (log_p - log_q) if divergence == "reverse" else log_q.exp() * (log_q - log_p)
+    """The terms of the divergence by its definition, for each entry; those of a KL without p - q, which sums to 0."""
+    p, q, u = log_p.exp(), log_q.exp(), (log_p - log_q).exp()
+    if divergence.startswith("jensen-shannon"):
+        beta = 0.1 if "0.1" in divergence else 0.5
+        log_m = (beta * q + (1 - beta) * p).log()
+        return beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+    if divergence == "huber(1)":
+        tangent = lambda edge: edge * (u - edge.exp()) + (edge - 1) * edge.exp() + 1
+        low, high = (torch.tensor(x, dtype=u.dtype) for x in (-1.0, 1.0))
+        inside = u * u.log() - u + 1
+        return q * torch.where(u.log() > 1, tangent(high), torch.where(u.log() < -1, tangent(low), inside))
+    named = {
+        "reverse": p * (log_p - log_q),
+        "forward": q * (log_q - log_p),
+        "hellinger": 2 * (p.sqrt() - q.sqrt()) ** 2,
+        "chi-square": q * (u - 1) ** 2 / 2,
+        "alpha(0.3)": q * ((u - 1) - (u**0.3 - 1) / 0.3) / 0.7,
+    }
+    named["0.3 forward + 0.7 reverse"] = 0.3 * named["forward"] + 0.7 * named["reverse"]
+    return named[divergence]
+
+
+def centred(log_p, log_q, divergence):
+    """The same with f(1) = f'(1) = 0."""
+    offset = {"reverse": -1.0, "forward": 1.0, "0.3 forward + 0.7 reverse": -0.4}.get(divergence, 0.0)
+    return part(log_p, log_q, divergence) + offset * (log_p.exp() - log_q.exp())
 
 
 def gradient(total, z):
     return torch.autograd.grad(total.sum(), z, retain_graph=True)[0]
 
 
-@both
+@all_divergences
 @every_k
 def test_the_lumped_kl_is_that_of_its_definition(k, divergence):
     z, log_p, ids, in_head = divided(k)
@@ -47,6 +86,35 @@ def test_the_lumped_kl_is_that_of_its_definition(k, divergence):
     assert (found <= full + EXACT.atol).all()
     if k < VOCABULARY - 1:  # a tail of one is no lump
         assert (found < full).all()
+
+
+@all_divergences
+@every_k
+def test_the_part_of_the_head_is_a_lower_bound_that_pulls_the_head_alone(k, divergence):
+    z, log_p, ids, in_head = divided(k)
+    inside = log_p.gather(1, ids), LOG_Q.gather(1, ids)
+    found, plain = head_kl(*inside, divergence), torch.where(in_head, centred(log_p, LOG_Q, divergence), 0).sum(-1)
+    EXACT.check(found, plain)
+    EXACT.check_vector(gradient(found, z), gradient(plain, z))
+    assert (found >= 0).all()
+    assert (found <= lumped_kl(*inside, divergence) + EXACT.atol).all()
+    agreed = log_p.detach().gather(1, ids)
+    assert not gradient(head_kl(log_p.gather(1, ids), agreed, divergence), z).abs().max() > EXACT.atol
+
+
+def test_a_divergence_of_ones_own():
+    mine = divergences.from_slope("cubic", lambda x: x + x**3)
+    z, log_p, ids, in_head = divided(3)
+    full = mine.over(log_p, LOG_Q).sum()
+    mean = sum(
+        log_p[:, y].detach().exp()
+        * sampled_tail_kl(
+            log_p.gather(1, ids), LOG_Q.gather(1, ids), log_p[:, y], LOG_Q[:, y], in_head[:, y], divergence=mine
+        )
+        for y in range(VOCABULARY)
+    )
+    EXACT.check(mean.sum(), full)
+    EXACT.check_vector(gradient(mean, z), gradient(full, z))
 
 
 @both
@@ -81,7 +149,7 @@ def mean_over_tokens(k, divergence, on_policy):
     return z, log_p, value, slope, worst
 
 
-@both
+@all_divergences
 @every_k
 @pytest.mark.parametrize("on_policy", [True, False], ids=["on-policy", "another sampler"])
 def test_head_and_sampled_tail_are_unbiased_in_value_and_in_gradient(k, divergence, on_policy):

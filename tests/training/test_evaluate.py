@@ -14,6 +14,7 @@ from klgrad.training.callbacks import evaluation_line
 from klgrad.training.evaluate import SAMPLES, _mean
 from klgrad.training.libraries import apart_from_rng as apart
 from klgrad.training.report import score
+from klgrad.trl.compat import tokenize_prompts
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -124,7 +125,8 @@ def test_a_model_is_at_0_from_itself_and_away_from_another(trainer):
 
 def test_greedy_is_the_likeliest(trainer):
     made, evaluator = trainer(eval_greedy=True)
-    prompts, completions = evaluator._sample(made, evaluator.sets[0].rows)
+    rows = evaluator.sets[0].rows
+    prompts, completions = tokenize_prompts(made, [row["prompt"] for row in rows]), evaluator.sample(made, rows)
     for prompt, completion in zip(prompts, completions, strict=True):
         ids = torch.tensor([[*prompt, *completion]])
         likeliest = made.model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1)
@@ -194,3 +196,64 @@ def test_too_few_prompts_for_one_update(run, tmp_path):
     with pytest.raises(MeaningError, match=r"at least 2 prompts.*received 1; "):
         run("train", tmp_path / "run", train_size=1)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def distillation(model, tmp_path):
+    from training.small import SMALL, arguments
+
+    from klgrad.training.build import build, models_of
+    from klgrad.training.settings import parse
+
+    def made(**settings):
+        given = {**SMALL, "model": f"{model}:2", "teacher": model, "output_dir": tmp_path}
+        settings = parse("distill", arguments(**{**given, **settings}))
+        return build(settings, models_of(settings))
+
+    return made
+
+
+@pytest.mark.slow
+def test_a_distillation_is_compared_with_its_teacher(distillation):
+    """By sums over all entries: of the forward KL on the teacher's completions, and of the top-k mass."""
+    made, evaluator = distillation()
+    first, again = evaluator(made)["distillation"], evaluator(made)["distillation"]
+    assert first == again
+    (name,) = evaluator.comparison.teachers
+    assert set(first["rewards"]) == {"student", name}
+    kept, task = evaluator.comparison.kept, evaluator.sets[0]
+    greedy = kept[name, task.name, True][0]
+    prompts = tokenize_prompts(made, [row["prompt"] for row in task.rows])
+    ids = torch.tensor([[*prompts[0], *greedy[0]]])
+    assert made.ref_model(ids, use_cache=False).logits[0, len(prompts[0]) - 1 : -1].argmax(-1).tolist() == greedy[0]
+
+    def log_probs(one, prompt, completion):
+        logits = one(torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1)
+
+    kl, mass, counts = [], [], []
+    for task in evaluator.sets:
+        prompts = tokenize_prompts(made, [row["prompt"] for row in task.rows])
+        taught = [row for part in kept[name, task.name, False] for row in part]
+        own = [row for part in kept["student", task.name, False] for row in part]
+        for prompt, by_teacher, by_student in zip(prompts, taught, own, strict=True):
+            log_p, log_q = (log_probs(one, prompt, by_teacher) for one in (made.model, made.ref_model))
+            kl += (log_q.exp() * (log_q - log_p)).sum(-1).tolist()
+            log_p, log_q = (log_probs(one, prompt, by_student) for one in (made.model, made.ref_model))
+            mass += log_p.exp().gather(-1, log_q.topk(16).indices).sum(-1).tolist()
+            counts.append(len(by_student))
+    assert first["forward_kl"]["per_token"]["mean"] == pytest.approx(sum(kl) / len(kl), rel=1e-5)
+    assert first["overlap"]["student_on_teachers"]["mean"] == pytest.approx(sum(mass) / sum(counts), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_with_two_teachers(run, model, tmp_path):
+    settings = {
+        "model": f"{model}:2",
+        "teacher": f"big={model},small={model}:1",
+        "kl_divergence": "jensen-shannon(0.2)",
+    }
+    status, text = run("distill", tmp_path / "run", max_steps=2, **settings)
+    assert status == 0, text
+    for words in ("jensen-shannon(0.2)", "big, greedy", "small, sampled", "student, greedy"):
+        assert words in text

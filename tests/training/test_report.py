@@ -106,6 +106,14 @@ def test_a_dry_run_audits_what_is_trained(model, settings, said):
         assert part in found
 
 
+def test_a_dry_run_with_another_divergence_says_what_is_declared(model):
+    settings = {"kl_divergence": "0.3 forward + 0.7 reverse", "kl_top_k": 2, "kl_top_k_of": "student"}
+    found = dry_run("distill", {"model": f"{model}:2", "teacher": model}, **settings)
+    assert "-1 (0.3 forward-kl + 0.7 reverse-kl)" in found
+    assert "declared: 0.3 forward-kl + 0.7 reverse-kl, token level; not measured here" in found
+    assert "over the policy's 2 likeliest entries, the rest by the sampled token" in found
+
+
 def test_a_dry_run_of_a_distillation_audits_it(model):
     """Completions are used twice, and the KL of each token is summed over the vocabulary."""
     found = dry_run("distill", {"teacher": model}, num_iterations=2, kl_reduction="sequence")

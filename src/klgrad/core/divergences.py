@@ -31,6 +31,7 @@ __all__ = [
     "from_slope",
     "huber",
     "jensen_shannon",
+    "mixture",
     "named",
     "optimum",
 ]
@@ -289,13 +290,16 @@ NAMED = {
 WITH_NUMBER = {"alpha": alpha, "jensen-shannon": jensen_shannon, "huber": huber}
 """The families of divergences with one number, by name."""
 
+NUMBER = r"[-+]?\d*\.?\d+(?:e[-+]?\d+)?"
+"""A number as a name writes it."""
+
 
 def named(divergence: str | Divergence) -> Divergence:
-    """The divergence with a name: one of `NAMED`, or one of `WITH_NUMBER` with its number.
+    """The divergence with a name: one of `NAMED`, one of `WITH_NUMBER` with its number, or a weighted sum of these.
 
     Args:
-        divergence: `hellinger`, or `alpha(0.3)`; `reverse-kl` and `forward-kl` are `reverse` and `forward`. A
-            divergence stays as it is.
+        divergence: `hellinger`, `alpha(0.3)`, or `0.3 forward + 0.7 reverse`; `reverse-kl` and `forward-kl` are
+            `reverse` and `forward`. A divergence stays as it is.
 
     Returns:
         The divergence.
@@ -307,6 +311,8 @@ def named(divergence: str | Divergence) -> Divergence:
         >>> from klgrad import divergences
         >>> print(divergences.named("alpha(2)"))
         chi-square: coefficient exp(l) - 1
+        >>> print(divergences.named("0.3 forward + 0.7 reverse"))
+        0.3 forward-kl + 0.7 reverse-kl: coefficient 0.3 (1 - exp(-l)) + 0.7 (l)
     """
     return divergence if isinstance(divergence, Divergence) else by_name(divergence)
 
@@ -314,12 +320,15 @@ def named(divergence: str | Divergence) -> Divergence:
 @cache
 def by_name(name: str) -> Divergence:
     """`named` of a text: the same object each time."""
+    parts = [re.fullmatch(rf"({NUMBER}) +(\S+)", part) for part in name.split(" + ")]
+    if all(parts):
+        return mixture(*((float(part[1]), named(part[2])) for part in parts if part))
     known = {**NAMED, **{d.name: d for d in NAMED.values()}}.get(name)
-    call = re.fullmatch(r"([a-z-]+)\(([-+]?\d*\.?\d+(?:e[-+]?\d+)?)\)", str(name))
+    call = re.fullmatch(rf"([a-z-]+)\(({NUMBER})\)", name)
     if call and call[1] in WITH_NUMBER:
         known = WITH_NUMBER[call[1]](float(call[2]))
     if known is None:
-        names = [*NAMED, *(f"{family}(NUMBER)" for family in WITH_NUMBER)]
+        names = [*NAMED, *(f"{family}(NUMBER)" for family in WITH_NUMBER), "NUMBER NAME + NUMBER NAME"]
         raise MeaningError(
             f"divergence in ({', '.join(names)}), or a `Divergence`",
             repr(name),
@@ -424,10 +433,10 @@ def mixture(*parts: tuple[float, Divergence]) -> Mixture:
     if not parts or not all(0 < weight < math.inf for weight in weights):
         raise MeaningError("one or more weights > 0", f"{weights}", "leave out a part that has no weight")
     return Mixture(
-        " + ".join(f"{weight:g} {part.name}" for weight, part in parts),
+        " + ".join(f"{short_number(weight)} {part.name}" for weight, part in parts),
         lambda log_ratio: torch.stack([weight * part.slope(log_ratio) for weight, part in parts]).sum(0),
         lambda log_ratio: torch.stack([weight * part.excess(log_ratio) for weight, part in parts]).sum(0),
-        " + ".join(f"{weight:g} ({part.formula})" for weight, part in parts),
+        " + ".join(f"{short_number(weight)} ({part.formula})" for weight, part in parts),
         sum(weight * part.scale for weight, part in parts),
         parts,
     )

@@ -52,8 +52,8 @@ same, and what a token does to the divergences of later tokens."""
 TermEstimator = Literal["k1", "k1_k3", "k3", "exact", "sampled"]
 """The sampled estimators of the two KLs by their names, `exact` for a sum over the vocabulary, or `sampled`."""
 
-Baseline = Literal["none", "leave_one_out"]
-"""What is subtracted from a coefficient to lower its variance."""
+Baseline = Literal["none", "leave_one_out", "token_kl"]
+"""What is subtracted from a coefficient to lower its variance; `token_kl` is KL_t, the mean of l_t at the prefix."""
 
 VALUES: dict[str, tuple[str, ...]] = {
     "level": get_args(Level),
@@ -67,7 +67,7 @@ CHOICES = {
     "divergence": get_args(Direction),
     "level": VALUES["level"][:2],
     "estimator": VALUES["estimator"][:4],
-    "baseline": VALUES["baseline"],
+    "baseline": VALUES["baseline"][:2],
     "reduction": VALUES["reduction"],
 }
 """The values of the two KLs, which trainers offer and the catalogue of the audit combines."""
@@ -143,6 +143,12 @@ NO_FUTURE_ESTIMATE = Refusal(
     "write estimator='k1', or level='sequence' with a discount above 0",
 )
 
+ONLY_FOR_K1 = Refusal(
+    "baseline='token_kl' with a sampled reverse KL, whose l_t has the mean KL_t",
+    "{}",
+    "write divergence='reverse' and estimator='k1', or baseline='none'",
+)
+
 NO_BOUND_FOR_EXACT = Refusal(
     "no influence bound for estimator='exact', which sums over the vocabulary",
     "influence_bound={}",
@@ -180,6 +186,10 @@ class Family:
             (self.ratios[ratio], ratio),
             (self.leave_one_out if term.baseline == "leave_one_out" else ALLOWED, term.baseline),
             (ALLOWED if term.influence_bound is None else NO_BOUND_FOR_EXACT, term.influence_bound),
+            (
+                ONLY_FOR_K1 if term.baseline == "token_kl" and not is_sampled_reverse(term) else ALLOWED,
+                f"divergence={term.divergence!r}, estimator={term.estimator!r}",
+            ),
         ]
         for cell, value in cells:
             if cell is not None and (term.estimator == "exact" or not cell.only_exact):
@@ -279,6 +289,11 @@ def family_of(term: KLTerm) -> Family:
     if term.level == "token":
         return TOKEN
     return FUTURE if term.level == "future" or term.divergence == "reverse" else BETWEEN_COMPLETIONS
+
+
+def is_sampled_reverse(term: KLTerm) -> bool:
+    """Whether the term is the reverse KL by sampled log-ratios."""
+    return term.divergence == "reverse" and term.estimator != "exact"
 
 
 def ratio_of(term: KLTerm) -> Ratio | None:
@@ -423,8 +438,8 @@ def _notes(term: KLTerm) -> tuple[str, ...]:
     if term.weighting is not None:
         bound = term.weighting.bound
         qualifiers.append("ratio unbounded" if bound is None else f"ratio bounded by {bound}")
-    if term.baseline == "leave_one_out":
-        qualifiers.append("leave-one-out baseline")
+    if term.baseline != "none":
+        qualifiers.append({"leave_one_out": "leave-one-out baseline", "token_kl": "baseline KL_t"}[term.baseline])
     if term.influence_bound is not None:
         qualifiers.append(f"each token's own part clipped at ±{term.influence_bound:g} before credit and weights")
     return tuple(qualifiers)
@@ -493,6 +508,8 @@ def full_divergence(term: KLTerm, rollout: Rollout) -> Tensor:
     divergence: Tensor | None = getattr(rollout, field)
     if divergence is None:
         raise RolloutError(
-            f"`{field}` for estimator='exact'", "none", f"pass Rollout({field}=...), or choose a sampled estimator"
+            f"`{field}` for estimator='exact' or baseline='token_kl'",
+            "none",
+            f"pass Rollout({field}=...), or choose a sampled estimator without that baseline",
         )
     return divergence

@@ -91,8 +91,9 @@ class KLTerm:
 
     Args:
         divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π). Others by name are `jensen-shannon`, `chi-square`,
-            `hellinger`, `total-variation`, `alpha(0.3)`, `jensen-shannon(0.1)` and `huber(2)`; or a
-            `klgrad.divergences.Divergence`, such as one of your own by `klgrad.divergences.from_slope`.
+            `hellinger`, `total-variation`, `alpha(0.3)`, `jensen-shannon(0.1)` and `huber(2)`, and sums such as
+            `0.3 forward + 0.7 reverse`; or a `klgrad.divergences.Divergence`, such as one of your own by
+            `klgrad.divergences.from_slope`.
         level: `sequence` is the gradient of the divergence between distributions over completions; `token` that of
             each token's divergence, with the visited prefixes held fixed; `future` that of the sum of the tokens'
             divergences, in which a token also counts for the prefixes that it leads to. For the reverse KL alone
@@ -102,8 +103,9 @@ class KLTerm:
             (`Rollout.token_forward_kl`). For others `sampled`, the default, or `exact` (`Rollout.token_divergence`).
             Between completions nothing but the reverse KL has an exact form.
         discount: g in [0, 1] on the future: 0 is the token level, 1 the whole future.
-        baseline: `leave_one_out` needs `Rollout.group`. It does not change the expected gradient, unless a
-            ratio is bounded or reduction="token": it then changes their bias.
+        baseline: `leave_one_out` needs `Rollout.group`; `token_kl` subtracts the exact KL of the token, and needs
+            `Rollout.token_reverse_kl`. They do not change the expected gradient, unless a ratio is bounded or
+            reduction="token": they then change their bias.
         weighting: None for on-policy, or `ImportanceWeighting`.
         influence_bound: c > 0 clips each token's own part (its log-ratio, and its k3 in the future of others) to
             [-c, c] before credit and weights: the slope of a Huber loss, which is nowhere zero but at 0.
@@ -164,7 +166,8 @@ class KLTerm:
             is_named = by_name(divergence.name) == divergence
         except MeaningError:
             is_named = False
-        object.__setattr__(self, "divergence", divergence.name.removesuffix("-kl") if is_named else divergence)
+        short = {f"{name}-kl": name for name in families.KLS}.get(divergence.name, divergence.name)
+        object.__setattr__(self, "divergence", short if is_named else divergence)
         if self.divergence in families.KLS:
             if self.estimator == "sampled":
                 object.__setattr__(self, "estimator", "k1")
@@ -194,7 +197,7 @@ class KLTerm:
         """A short name, unique by meaning: `reverse-sequence-k1`, `reverse-token-exact-prefix-ratio`."""
         divergence = self.divergence if isinstance(self.divergence, str) else self.divergence.name
         parts = [divergence, self.level, self.estimator.replace("_", "-")]
-        parts += ["loo"] if self.baseline == "leave_one_out" else []
+        parts += {"none": [], "leave_one_out": ["loo"], "token_kl": ["token-kl"]}[self.baseline]
         parts += [f"discount{short_number(self.discount)}"] if 0 < self.discount < 1 else []
         if self.weighting is not None:
             parts.append(f"{self.weighting.ratio}-ratio")
@@ -239,6 +242,8 @@ class KLTerm:
         if self.baseline == "leave_one_out":
             # The baseline is weighted like the score it multiplies: E_μ[w_t s_t] = 0, E_μ[s_t] is not.
             coefficient = coefficient - weights.own * credit.leave_one_out(coefficient, rollout.group)
+        elif self.baseline == "token_kl":
+            coefficient = coefficient - weights.own * families.full_divergence(self, rollout).detach()
         return assemble(
             rollout,
             self.reduction,

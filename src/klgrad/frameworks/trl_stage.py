@@ -345,18 +345,18 @@ def _over_top_entries(trainer: Any, batch: Batch, found: TokenStatistics, scored
 
     width = found.logp.shape[1]
     logits, ref_logits, tokens = (x[:, :width] for x in (batch.logits, batch.ref_logits, batch.tokens))
-    best = _top_entries(ref_logits, tokens)
+    of = ref_logits if trainer.objective.top_k_of == "teacher" else logits.detach()
+    best = _top_entries(of, ref_logits, tokens)
     entries = torch.log_softmax(logits, -1).gather(-1, best.ids)
     behavior = trainer.scorer._behavior(found.logp.detach(), scored)
     found = found._replace(reverse_kl=None, forward_kl=None, entries_logp=entries)
     return with_top_k_kl(found, best, trainer.objective, sampled_tokens(scored), behavior)
 
 
-def _top_entries(ref_logits: Tensor, tokens: Tensor) -> TopEntries:
-    every = torch.log_softmax(ref_logits, -1)
-    logp, ids = every.topk(ENTRIES, -1)
+def _top_entries(of: Tensor, ref_logits: Tensor, tokens: Tensor) -> TopEntries:
+    every, ids = torch.log_softmax(ref_logits, -1), of.topk(ENTRIES, -1).indices
     token_logp = every.gather(-1, tokens[..., None]).squeeze(-1)
-    return TopEntries(ids, logp, token_logp, (ids == tokens[..., None]).any(-1))
+    return TopEntries(ids, every.gather(-1, ids), token_logp, (ids == tokens[..., None]).any(-1))
 
 
 # The trainers, and what runs them on a batch of the audit.

@@ -13,6 +13,7 @@ from .tiling import (
 )
 from .topk import (
     TopEntries as TopEntries,
+    head_kl as head_kl,
     lumped_kl as lumped_kl,
     sampled_tail_kl as sampled_tail_kl,
     top_entries as top_entries,

@@ -283,6 +283,7 @@ class TokenStatistics(NamedTuple):
             group=group,
             token_reverse_kl=self.reverse_kl,
             token_forward_kl=self.forward_kl,
+            token_divergence=self.divergence,
         )
 
 

@@ -1,14 +1,13 @@
-"""The entries of a vocabulary that are most likely, and KLs over them."""
+"""The entries of a vocabulary that are most likely, and divergences over them."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.estimators import forward_k3, k3
-from ..core.families import Direction
+from ..core.divergences import FORWARD_KL, REVERSE_KL, Divergence, named
 from ..errors import KernelInputError
-from . import fused_statistics
+from . import fused_statistics, generators
 from .fused_statistics import all_rows, head_tensors, live_rows
 from .head import Head
 from .state import BANNED, LOWEST, bregman_terms
@@ -109,31 +108,61 @@ def top_entries(
     return TopEntries(all_ids, back(logp), back(token_logp), (all_ids == targets[..., None]).any(-1))
 
 
-# The KL over k entries of the vocabulary and a tail, for teachers that are stored or served as their top k entries.
+# A divergence over k entries of the vocabulary and a tail, for teachers that are stored or served as their top k.
 #
-# Both functions have the correct gradient. The sum over the k entries alone lacks the gradient of the tail. Adding a
-# score term of a sampled tail token to the differentiated sum adds ∇Σ_K p, the gradient of the probability of the k
-# entries.
+# With u = p/q and f(1) = f'(1) = 0, the k entries add Σ_K q f(u) to D_f, with the gradient Σ_K f'(u) ∇p. Their part is
+# never negative, whatever their mass is. A sum of p log(p/q) over them is not such a part: its gradient has one more
+# term, ∇Σ_K p, by which it pushes mass out of the entries, and adding a score term of a sampled tail token to it does
+# not repair that. Renormalised log-probs do not feel the mass of the entries at all.
 
 
-def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: Direction = "reverse") -> Tensor:
-    r"""KL between the two distributions over k entries and one lump of all other entries.
+def head_kl(logp: Tensor, ref_logp: Tensor, divergence: str | Divergence = "reverse") -> Tensor:
+    r"""The part of a divergence that k entries have, Σ_K q f(p/q), without a tail.
 
     Estimates:
-        a lower bound of the full KL (data processing), never negative; exact if both models have the same proportions
-        within the tail.
+        a lower bound of the full divergence, never negative, below `lumped_kl`; 0 if both agree on the k entries.
     Gradient:
-        exactly that of the lumped KL, through the k entries and through 1 - Σ p.
+        exactly that of this sum: it makes π agree with ref on the k entries, and leaves the others as they are.
+    Requires:
+        the same k entries for both, chosen independently of the sampled token.
+
+    Args:
+        logp: (..., k) log π of the entries, of a normalised π; has the gradient.
+        ref_logp: (..., k) log ref of the same entries, not renormalised.
+        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π); or any that `klgrad.divergences.named` takes.
+
+    Returns:
+        (...) the part of each token.
+
+    Example:
+        >>> import torch
+        >>> from klgrad.kernels import head_kl
+        >>> logp, ref_logp = torch.tensor([0.6, 0.3]).log(), torch.tensor([0.5, 0.3]).log()
+        >>> head_kl(logp, ref_logp)
+        tensor(0.0094)
+    """
+    a, b = _checked(logp, ref_logp)
+    return _summed(a, b, named(divergence))
+
+
+def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: str | Divergence = "reverse") -> Tensor:
+    r"""KL, or another divergence, between the two distributions over k entries and one lump of all other entries.
+
+    Estimates:
+        a lower bound of the full divergence (data processing), never negative; exact if both models have the same
+        proportions within the tail.
+    Gradient:
+        exactly that of the lumped divergence, through the k entries and through 1 - Σ p.
     Requires:
         the same k entries for both, chosen independently of the sampled token.
 
     Args:
         logp: (..., k) log π of the entries; has the gradient.
         ref_logp: (..., k) log ref of the same entries, such as a teacher's stored top k.
-        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
+        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π); or any that `klgrad.divergences.named` takes.
 
     Returns:
-        (...) the lumped KL of each token.
+        (...) the lumped divergence of each token.
 
     Example:
         >>> import torch
@@ -143,7 +172,7 @@ def lumped_kl(logp: Tensor, ref_logp: Tensor, divergence: Direction = "reverse")
         tensor(0.0401)
     """
     a, b = (_with_tail(x) for x in _checked(logp, ref_logp))
-    return _with_gradient(_bregman_term(a, b, divergence).sum(-1), _surrogate(a, b, divergence).sum(-1))
+    return _summed(a, b, named(divergence))
 
 
 def sampled_tail_kl(
@@ -154,16 +183,16 @@ def sampled_tail_kl(
     in_head: Tensor,
     *,
     ratio: Tensor | None = None,
-    divergence: Direction = "reverse",
+    divergence: str | Divergence = "reverse",
 ) -> Tensor:
-    r"""KL that sums k entries (the head) exactly, and estimates the tail from the sampled token if it is there.
+    r"""KL, or another divergence: k entries (the head) summed, and the tail estimated by a sampled token in it.
 
     Estimates:
-        the full KL, unbiased for y ~ π (or weighted by `ratio`), never negative: Bregman terms of the head plus k3 of
-        the tail.
+        the full divergence, unbiased for y ~ π (or weighted by `ratio`), never negative: the entries' part plus the
+        excess f(u)/u of a token in the tail.
     Gradient:
-        Σ_K Δ ∇p plus [y in tail] Δ_y ∇log p_y, unbiased for the gradient of the full KL (forward: -Σ_K q ∇log p
-        - [y in tail] (q/p)_y ∇log p_y). The probability of the head needs no separate correction: it cancels.
+        Σ_K f'(u) ∇p plus [y in tail] f'(u_y) ∇log p_y, unbiased for the gradient of the full divergence. The
+        probability of the head needs no separate correction: it cancels.
     Requires:
         entries chosen independently of the sampled token; log-probs of the sampled token by both models.
 
@@ -174,10 +203,10 @@ def sampled_tail_kl(
         token_ref_logp: (...) log ref of the sampled token.
         in_head: (...) whether the sampled token is among the entries.
         ratio: (...) token ratio π/μ if another policy μ sampled; only the tail uses it.
-        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π).
+        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π); or any that `klgrad.divergences.named` takes.
 
     Returns:
-        (...) the estimate of the KL of each token.
+        (...) the estimate of the divergence of each token.
 
     Example:
         >>> import torch
@@ -189,32 +218,34 @@ def sampled_tail_kl(
         >>> torch.allclose((p * found).sum(), (p * (p / q).log()).sum())  # its mean is the full KL
         True
     """
-    logp, b = _checked(logp, ref_logp)
+    a, b = _checked(logp, ref_logp)
+    generator = named(divergence)
     log_ratio = token_logp.detach() - token_ref_logp.detach()
-    weight = (~in_head.bool()).to(logp.dtype) * (1.0 if ratio is None else ratio.detach())
-    if divergence == "reverse":
-        tail, coefficient = k3.value(log_ratio), log_ratio
-    else:  # k3's slope is 1 - q/p, and the tail's share of -Σ q ∇log p is -q/p
-        tail, coefficient = forward_k3.value(log_ratio), k3.slope(log_ratio) - 1
-    value = _bregman_term(logp, b, divergence).sum(-1) + weight * tail
-    return _with_gradient(value, _surrogate(logp, b, divergence).sum(-1) + weight * coefficient * token_logp)
+    weight = (~in_head.bool()).to(a.dtype) * (1.0 if ratio is None else ratio.detach())
+    tail = _with_gradient(weight * generator.excess(log_ratio), weight * generator.slope(log_ratio) * token_logp)
+    return _summed(a, b, generator) + tail
 
 
-def _bregman_term(a: Tensor, b: Tensor, divergence: Direction) -> Tensor:
-    """Compute q - p + p log(p/q) of each entry, or the same with p and q exchanged: never negative.
+def _summed(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
+    """Compute Σ q f(p/q) over the entries, with the gradient Σ p f'(p/q) ∇log p."""
+    at = a.detach()
+    return _with_gradient(_terms(at, b, divergence).sum(-1), (_pull(at, b, divergence) * a).sum(-1))
 
-    The sum over the entries is the KL if p and q both sum to 1.
-    """
-    reverse, forward = bregman_terms(a.detach(), b)
-    difference = a.detach() - b
-    if divergence == "reverse":
+
+def _terms(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
+    """Compute q f(p/q) of each entry: never negative. A KL is infinite where one side bans what the other allows."""
+    if divergence not in (REVERSE_KL, FORWARD_KL):
+        return generators.terms(divergence, a, b, a - b)
+    reverse, forward = bregman_terms(a, b)
+    difference = a - b
+    if divergence == REVERSE_KL:
         return torch.where(difference > BANNED, torch.inf, reverse)
     return torch.where(difference < -BANNED, torch.inf, forward)
 
 
-def _surrogate(a: Tensor, b: Tensor, divergence: Direction) -> Tensor:
-    """The terms that are differentiated: Δ·p with Δ detached, or -q·log p."""
-    return (a.detach() - b) * a.exp() if divergence == "reverse" else -b.exp() * a
+def _pull(a: Tensor, b: Tensor, divergence: Divergence) -> Tensor:
+    """Compute p f'(p/q) of each entry; of the forward KL without exp(-l), which the slope caps."""
+    return a.exp() - b.exp() if divergence == FORWARD_KL else a.exp() * divergence.slope(a - b)
 
 
 def _with_gradient(value: Tensor, surrogate: Tensor) -> Tensor:

@@ -1,16 +1,17 @@
 """Build the trainer and the evaluator from settings; models, prompts and rewards are checked before training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import SettingError
 from ..models import EMBEDDED, layer_count, resolve
 from ..support import Json
+from ..trl.config_checks import teachers_of
 from ..trl.contract import avoid_cudnn_attention
 from ..trl.kl_trainer import check_prompts
 from .checkpoint import RunTrainer
 from .data import Data, Reward, checked, data_of, probe, reward_count
-from .evaluate import Evaluator
+from .evaluate import Comparison, Evaluator
 from .settings import RunSettings
 
 DROPPED = 3
@@ -26,8 +27,9 @@ class Models:
         path: of the policy, for `from_pretrained`.
         load_options: keyword arguments to load the policy with.
         reference_name: of the reference, as it is printed.
-        reference: path of the reference.
+        reference: path of the reference; of several teachers, the first.
         reference_options: keyword arguments to load the reference with.
+        teachers: all teachers by name, with their paths; empty if the reference is no teacher.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Models:
     reference_name: str
     reference: str
     reference_options: Json
+    teachers: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def models_of(settings: RunSettings) -> Models:
@@ -48,7 +51,8 @@ def models_of(settings: RunSettings) -> Models:
         name = policy.model_name_or_path or EMBEDDED
         path = resolve(name, run.student_layers, **options)
         return Models(_with_layers(name, run.student_layers), path, options, name, path, options)
-    teacher = training.teacher or EMBEDDED
+    teachers = teachers_of(training.teacher or EMBEDDED)
+    teacher = next(iter(teachers.values()))
     name, layers = policy.model_name_or_path, run.student_layers
     if name is None:
         name, options = teacher, trusted  # `model_revision` does not apply to a teacher
@@ -57,9 +61,10 @@ def models_of(settings: RunSettings) -> Models:
         _with_layers(name, layers),
         resolve(name, layers, **options),
         options,
-        teacher,
+        " and ".join(teachers),
         resolve(teacher, **trusted),
         trusted,
+        {known: resolve(path, **trusted) for known, path in teachers.items()},
     )
 
 
@@ -133,7 +138,9 @@ def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]
     trainer = _trainer(settings, models, tokenizer, data, trained)
     trainer.remove_callback(PrinterCallback)
     trainer.task_rewards = {reward.__name__: weight for reward, weight in zip(trained, weights, strict=False)}
-    return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, settings.run.eval_greedy)
+    comparison = Comparison(list(models.teachers)) if settings.command == "distill" else None
+    greedy = settings.run.eval_greedy
+    return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, greedy, comparison)
 
 
 def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, rewards: list[Reward]) -> RunTrainer:
@@ -141,7 +148,9 @@ def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, 
 
     training, policy = settings.training, settings.policy
     avoid_cudnn_attention(training.device)
-    training.teacher = models.reference if settings.command == "distill" or training.teacher else None
+    given = teachers_of(training.teacher)  # a name that was given stays: a column of the dataset may have it
+    named = [path if given.get(name, name) == name else f"{name}={path}" for name, path in models.teachers.items()]
+    training.teacher = ",".join(named) or None
     chosen = {
         "dtype": policy.dtype,
         "attn_implementation": policy.attn_implementation,

@@ -1,12 +1,15 @@
 """Evaluate a model on held-out prompts: rewards, and the KL to its reference. Training is not affected."""
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from transformers import GenerationConfig
 
 from ..core.result import Estimate, proportion_interval, ratio_of_means
@@ -14,7 +17,7 @@ from ..core.rollout import Rollout
 from ..reports import KLSums, Report
 from ..support import Json
 from ..trl import KLTrainer
-from ..trl.compat import Completions, decode, generate, padded, tokenize_prompts
+from ..trl.compat import decode, generate, generating_by, padded, tokenize_prompts
 from ..trl.scorer import everywhere
 from .data import EvaluationSet, Reward, arguments, values_of
 from .libraries import apart_from_rng
@@ -37,6 +40,7 @@ class Evaluator:
         weights: one for each reward.
         seed: of the samples.
         greedy: use greedy decoding instead of sampling at the run's temperature.
+        comparison: with the teachers of a distillation; None for others.
     """
 
     sets: list[EvaluationSet]
@@ -44,6 +48,7 @@ class Evaluator:
     weights: list[float]
     seed: int
     greedy: bool = False
+    comparison: "Comparison | None" = None
 
     @property
     def count(self) -> int:
@@ -59,13 +64,18 @@ class Evaluator:
 
         Returns:
             A dictionary for the history: rewards by set and by domain, the KL to the reference over all prompts, the
-            mean length, and some of the completions.
+            mean length, and some of the completions; for a distillation also the comparison with its teachers.
         """
         training = trainer.model.training
         trainer.model.eval()
+        seed = self.seed + trainer.accelerator.process_index
         try:
-            with apart_from_rng(self.seed + trainer.accelerator.process_index), torch.no_grad():
-                return self._evaluate(trainer, advanced)
+            with apart_from_rng(seed), torch.no_grad():
+                found = self._evaluate(trainer, advanced)
+            if self.comparison is not None and not trainer.args.use_vllm:  # vLLM generates by the student alone
+                with apart_from_rng(seed), torch.no_grad():
+                    found["distillation"] = self.comparison(self, trainer)
+            return found
         finally:
             trainer.model.train(training)
 
@@ -90,33 +100,35 @@ class Evaluator:
 
         The completions are those of this process: in the main process, of the first prompts.
         """
-        accelerator, rewards, texts = trainer.accelerator, [], []
-        step = trainer.args.per_device_train_batch_size * accelerator.num_processes
-        for start in range(0, len(task.rows), step):
-            rows = task.rows[start : start + step]
-            local = _share(rows, accelerator)
-            prompts, completions = self._sample(trainer, local)
-            if start == 0:
-                texts = decode(trainer, completions[:SAMPLES])
-            if self.rewards:
-                values = torch.tensor(self._rewards(trainer, local, completions), device=accelerator.device)
-                rewards += accelerator.gather(values)[: len(rows)].tolist()
-            sums.add(_rollout(trainer, prompts, completions, len(rows)))
+        rewards, texts = [], []
+        for rows in steps(trainer, task):
+            local = share(rows, trainer.accelerator)
+            completions = self.sample(trainer, local)
+            texts = texts or decode(trainer, completions[:SAMPLES])
+            rewards += self.scores(trainer, local, completions)[: len(rows)]
+            sums.add(rollout(trainer, local, completions, len(rows)))
             advanced(len(rows))
         return rewards, texts
 
-    def _sample(self, trainer: KLTrainer, rows: list[Json]) -> tuple[list[list[int]], list[list[int]]]:
-        """Generate as the trainer does, with or without vLLM."""
-        prompts = tokenize_prompts(trainer, [row["prompt"] for row in rows])
+    def sample(self, trainer: KLTrainer, rows: list[Json], column: str = "prompt") -> list[list[int]]:
+        """Generate as the trainer does, with or without vLLM, after the prompts of a column."""
+        prompts = tokenize_prompts(trainer, [row[column] for row in rows])
         before = getattr(trainer, "generation_config", None)
         if self.greedy and before is not None:
             trainer.generation_config = _greedy(before)
         try:
-            completions = generate(trainer, prompts)
+            return generate(trainer, prompts)
         finally:
             if before is not None:
                 trainer.generation_config = before
-        return prompts, completions
+
+    def scores(self, trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> list[float]:
+        """The rewards of all processes' completions; none without reward functions."""
+        if not self.rewards:
+            return []
+        values = torch.tensor(self._rewards(trainer, rows, completions), device=trainer.accelerator.device)
+        every: Any = trainer.accelerator.gather(values)
+        return every.tolist()
 
     def _rewards(self, trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> list[float]:
         texts = decode(trainer, completions)
@@ -130,6 +142,88 @@ class Evaluator:
             values = values_of(reward, named)
             total = [a + weight * (0.0 if b is None else b) for a, b in zip(total, values, strict=True)]
         return total
+
+
+@dataclass
+class Comparison:
+    """Compares a student with its teachers, on the same prompts.
+
+    Attributes:
+        teachers: their names.
+        kept: the teachers' completions by name, set and decoding: they are the same in every evaluation.
+    """
+
+    teachers: list[str]
+    kept: dict[tuple[str, str, bool], list[list[list[int]]]] = field(
+        default_factory=dict[tuple[str, str, bool], list[list[list[int]]]]
+    )
+
+    def __call__(self, evaluator: Evaluator, trainer: KLTrainer) -> Json:
+        """Rewards of the student and of each teacher, sampled and greedy.
+
+        With one teacher and an exact term also KL(teacher‖student), on the teacher's completions, and the overlap of
+        the two models' likeliest entries, on the student's.
+        """
+        self.kept = {key: value for key, value in self.kept.items() if key[0] != STUDENT}
+        models = itertools.chain([trainer.model_wrapped], trainer.scorer.each_reference())
+        found: Json = {"rewards": {}}
+        for name, model in zip([STUDENT, *self.teachers], models, strict=True):
+            with generating_by(trainer, model):
+                found["rewards"][name] = self._rewards(evaluator, trainer, name)
+        if len(self.teachers) > 1 or not trainer.objective.exact:
+            return found
+        sums, overlaps = KLSums(), list[Tensor]()
+        for task in evaluator.sets:
+            for i, rows in enumerate(steps(trainer, task)):
+                local = share(rows, trainer.accelerator)
+                seen = rollout(trainer, local, self.kept[self.teachers[0], task.name, False][i], len(rows))
+                # There the teacher is the policy, and the student its reference.
+                sums.add(Rollout(seen.ref_logp, seen.logp, seen.mask, token_reverse_kl=seen.token_forward_kl))
+                overlaps.append(overlap(trainer, local, self.kept[STUDENT, task.name, False][i])[:, : len(rows)])
+        return found | {"forward_kl": _kl(sums.report()), "overlap": _overlap(torch.cat(overlaps, 1))}
+
+    def _rewards(self, evaluator: Evaluator, trainer: KLTrainer, name: str) -> Json:
+        """By decoding and domain, of the model that generates now."""
+        column = "prompt" if name == STUDENT else trainer.args.teacher_prompt or "prompt"
+        found: Json = {}
+        for how, greedy in (("sampled", False), ("greedy", True)):
+            rewards: dict[str, list[float]] = {"in": [], "out": []}
+            for task in evaluator.sets:
+                shares = [share(rows, trainer.accelerator) for rows in steps(trainer, task)]
+                if (key := (name, task.name, greedy)) not in self.kept:
+                    decoded = replace(evaluator, greedy=greedy)
+                    self.kept[key] = [decoded.sample(trainer, rows, column) for rows in shares]
+                for rows, local, completions in zip(steps(trainer, task), shares, self.kept[key], strict=True):
+                    rewards[task.domain] += evaluator.scores(trainer, local, completions)[: len(rows)]
+            found[how] = {domain: _mean(values) for domain, values in rewards.items() if values}
+        return found
+
+
+STUDENT = "student"
+
+TOP = 16
+"""Entries of which the mass is compared."""
+
+
+def overlap(trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> Tensor:
+    """(3, B) of all processes' completions, summed over tokens: masses of likeliest entries, and tokens.
+
+    First the student's mass on the teacher's likeliest entries, then the teacher's mass on the student's.
+    """
+    batch = batch_of(trainer, rows, completions)
+    own, _ = trainer.scorer.top_k(trainer.model, batch, TOP, "teacher")
+    _, others = trainer.scorer.top_k(trainer.model, batch, TOP, "student")
+    mask = batch["completion_mask"]
+    assert own.entries_logp is not None  # it was asked for
+    masses = [(x.exp().sum(-1) * mask).sum(-1) for x in (own.entries_logp, others.logp)]
+    every: Any = trainer.accelerator.gather(torch.stack([*masses, mask.sum(-1).to(masses[0].dtype)], 1))
+    return every.T
+
+
+def _overlap(sums: Tensor) -> Json:
+    names = ("student_on_teachers", "teacher_on_students")
+    means = [ratio_of_means(mass, sums[2]) for mass in sums[:2]]
+    return {"k": TOP} | {n: {"mean": float(e.mean), **_errors(e)} for n, e in zip(names, means, strict=True)}
 
 
 def _samples(task: EvaluationSet, texts: list[str], rewards: list[float]) -> list[Json]:
@@ -150,23 +244,36 @@ def _errors(estimate: Estimate) -> Json:
     return {"standard_error": float(estimate.standard_error), "interval": list(estimate.interval())}
 
 
-def _share(rows: list[Json], accelerator: Accelerator) -> list[Json]:
+def steps(trainer: KLTrainer, task: EvaluationSet) -> list[list[Json]]:
+    """The rows of a set, as many at a time as all processes evaluate at once."""
+    size = trainer.args.per_device_train_batch_size * trainer.accelerator.num_processes
+    return [task.rows[start : start + size] for start in range(0, len(task.rows), size)]
+
+
+def share(rows: list[Json], accelerator: Accelerator) -> list[Json]:
     """This process' part, padded to equal size, so that the first `len(rows)` gathered results are those of `rows`."""
     size = math.ceil(len(rows) / accelerator.num_processes)
     local = rows[accelerator.process_index * size : (accelerator.process_index + 1) * size]
     return local + [rows[0]] * (size - len(local))
 
 
-def _rollout(trainer: KLTrainer, prompts: list[list[int]], completions: list[list[int]], rows: int) -> Rollout:
+def batch_of(trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) -> Json:
+    """Prompts and completions as the trainer's batches have them."""
+    batch = padded(trainer, tokenize_prompts(trainer, [row["prompt"] for row in rows]), completions)
+    trainer.scorer.add_teachers(batch, rows)
+    return batch
+
+
+def rollout(trainer: KLTrainer, local_rows: list[Json], completions: list[list[int]], rows: int) -> Rollout:
     """The completions of all processes, with log-probs of the model and of its reference."""
-    batch = padded(trainer, prompts, completions)
+    batch = batch_of(trainer, local_rows, completions)
     local: Json = {"mask": batch["completion_mask"]}
     if trainer.objective.exact:
-        seen = trainer.scorer.exact(trainer.model, Completions.of(batch))
-        local |= {"logp": seen.logp, "ref_logp": seen.ref_logp, "token_reverse_kl": seen.reverse_kl}
+        seen = trainer.scorer.exact(trainer.model, batch)
+        local |= {"logp": seen.logp, "ref_logp": seen.ref_logp}
+        local |= {"token_reverse_kl": seen.reverse_kl, "token_forward_kl": seen.forward_kl}
     else:
-        with trainer.scorer.reference() as ref:
-            local |= {"ref_logp": trainer.scorer.log_probs(ref, batch)}
+        local |= {"ref_logp": trainer.scorer.reference_log_probs(batch)}
         local |= {"logp": trainer.scorer.log_probs(trainer.model, batch)}
     return Rollout(**{name: x[:rows] for name, x in everywhere(trainer.accelerator, local)[0].items()})
 

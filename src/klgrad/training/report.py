@@ -61,8 +61,10 @@ def objective(settings: RunSettings) -> str:
     beta = "β" if training.kl_target is not None else f"{training.kl_coef:g}"
     if training.objective.cell is not None:
         return f"{reward}{beta} x {training.kl_cell}, a cell for study"
-    sides = ("π", "ref") if training.kl_divergence == "reverse" else ("ref", "π")
-    return f"{reward}{beta} KL({sides[0]}‖{sides[1]})"
+    term = training.objective.term
+    assert term is not None  # an objective has a term or a cell
+    name = term.formula.divergence
+    return f"{reward}{beta} {f'({name})' if ' + ' in name else name}"
 
 
 def formula(settings: RunSettings) -> str:
@@ -435,8 +437,32 @@ def table_of(summary: Json) -> Table:
         for unit, title in (("per_token", "KL, nats per token"), ("per_sequence", "KL, nats per completion")):
             if all(column is None or column["kl"] is not None for column in columns):  # greedy completions have none
                 rows.append([title, *(format_estimate(column["kl"][unit]) if column else "" for column in columns)])
+        rows += _distillation_rows(columns)
         rows.append(["tokens per completion", *(f"{column['length']:.1f}" if column else "" for column in columns)])
     return text_table(rows, ("held out", "before", f"after {summary['after_updates']} updates"), numbers=1)
+
+
+def _distillation_rows(columns: list[Json | None]) -> list[list[str]]:
+    """Answers of the student and its teachers, KL(teacher‖student) and the overlap, where they were evaluated."""
+    found = [None if column is None else column.get("distillation") for column in columns]
+    last, rows = found[-1], list[list[str]]()
+    if last is None:
+        return rows
+    for name, by_decoding in last["rewards"].items():
+        for how, domains in by_decoding.items():
+            for domain in domains:
+                where = "in-domain" if domain == "in" else "out-of-domain"
+                scores = [score(each["rewards"][name][how].get(domain)) if each else "" for each in found]
+                rows.append([f"{name}, {how} ({where})", *scores])
+    if "forward_kl" in last:
+        kls = [format_estimate(each["forward_kl"]["per_token"]) if each else "" for each in found]
+        rows.append(["KL(teacher‖student), nats per token", *kls])
+        titles = {"student_on_teachers": "student's mass on the teacher's top {}"}
+        titles["teacher_on_students"] = "teacher's mass on the student's top {}"
+        for name, title in titles.items():
+            masses = [format_estimate(each["overlap"][name]) if each else "" for each in found]
+            rows.append([title.format(last["overlap"]["k"]), *masses])
+    return rows
 
 
 def score(row: Json | None) -> str:

@@ -20,7 +20,7 @@ from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
 from ..support import Json
 from ..trl import KLConfig
-from ..trl.config_checks import MeaningWarning
+from ..trl.config_checks import MeaningWarning, teachers_of
 from .run_folder import recorded_settings
 
 T = TypeVar("T")
@@ -187,7 +187,8 @@ def preset_of(command: str, given: Json) -> Json:
         12
     """
     name = "teacher" if command == "distill" else "model_name_or_path"
-    embedded = str(given.get(name, EMBEDDED_MODEL)).partition(":")[0] == EMBEDDED_MODEL
+    first = next(iter(teachers_of(str(given.get(name, EMBEDDED_MODEL))).values()), "")
+    embedded = first.partition(":")[0] == EMBEDDED_MODEL
     preset = {**DEFAULTS, **(EMBEDDED if embedded else {}), **(QUICK if given.get("quick") else {})}
     if command == "distill":
         preset = _distillation_preset(preset | DISTILL, given, embedded)
@@ -215,7 +216,7 @@ def _distillation_preset(preset: Json, given: Json, embedded: bool) -> Json:
 
 def _reusable(chosen: Json) -> bool:
     """Whether the exact reverse KL of each token is the whole objective. The values are not checked yet."""
-    other = ("reward", "kl_cell", "kl_top_k", "rollout_lag")
+    other = ("reward", "kl_cell", "kl_top_k", "rollout_lag", "teacher_weights", "teacher_column", "teacher_prompt")
     plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
     as_usual = all(chosen.get(name, value) == value for name, value in plain.items())
     tokens = chosen.get("kl_level") == "token" or chosen.get("kl_discount") == 0

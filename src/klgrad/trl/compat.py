@@ -18,10 +18,18 @@ import torch
 import trl
 from packaging.version import Version
 from torch import Tensor
+from trl.models.utils import prepare_deepspeed, prepare_fsdp
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import create_model_from_path, maybe_gather_lm_head_ctx, pad, use_adapter
+from trl.trainer.utils import (
+    add_fused_lm_head,
+    create_model_from_path,
+    disable_dropout_in_model,
+    maybe_gather_lm_head_ctx,
+    pad,
+    use_adapter,
+)
 
 from ..errors import KlgradError
 from ..kernels import TokenStatistics
@@ -183,6 +191,10 @@ class Completions:
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         return cls(ids, attention, batch["completion_ids"].shape[1], batch["completion_mask"])
 
+    def of_rows(self, rows: Tensor) -> "Completions":
+        """Some of the rows."""
+        return Completions(self.ids[rows], self.attention[rows], self.keep, self.mask[rows])
+
     @property
     def targets(self) -> Tensor:
         """(B, keep) the tokens of the completions."""
@@ -207,6 +219,23 @@ def prompt_keys(batch: Batch) -> Tensor:
 def row_count(batch: Batch) -> int:
     """How many completions the batch has on this process."""
     return len(batch["completion_ids"])
+
+
+TEACHER_PROMPT = ("teacher_prompt_ids", "teacher_prompt_mask")
+"""Keys of this package: the prompts that the teacher sees, if they are others."""
+
+
+def as_teacher_sees(batch: Batch) -> Batch:
+    """The batch with the teacher's prompts in the place of the policy's, if it has any."""
+    if TEACHER_PROMPT[0] not in batch:
+        return batch
+    return {**batch, "prompt_ids": batch[TEACHER_PROMPT[0]], "prompt_mask": batch[TEACHER_PROMPT[1]]}
+
+
+def keep_teacher_prompts(batch: Batch, trainer: GRPOTrainer, prompts: list[Any]) -> None:
+    """Store the prompts that the teacher sees."""
+    ids = tokenize_prompts(trainer, prompts)
+    batch |= dict(zip(TEACHER_PROMPT, _padded(trainer, ids, "left"), strict=True))
 
 
 def sampled_tokens(batch: Batch) -> Tensor:
@@ -274,7 +303,8 @@ def has_images(batch: Batch) -> bool:
 
 # The policy and the reference as models: found, loaded and gathered by TRL's helpers.
 #
-# Touches `trl.trainer.utils.use_adapter`, `create_model_from_path` and `maybe_gather_lm_head_ctx`, transformers'
+# Touches `trl.trainer.utils.use_adapter`, `create_model_from_path`, `maybe_gather_lm_head_ctx`, `add_fused_lm_head` and
+# `disable_dropout_in_model`, `trl.models.prepare_deepspeed` and `prepare_fsdp`, transformers'
 # `config._name_or_path` and `config._attn_implementation`, peft's `peft_config` and `get_base_model`, and DeepSpeed's
 # `ds_id` and `ds_shape`.
 
@@ -339,6 +369,24 @@ def reference_loaded_from(name: str, model: Any, args: GRPOConfig) -> Iterator[N
         model.config._name_or_path, args.model_init_kwargs = before, how
 
 
+def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Any:
+    """Load one more reference, and prepare it as TRL prepares its own."""
+    policy: Any = trainer.model
+    how: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "dtype": policy.dtype}
+    how["attn_implementation"] = attention_of(policy)
+    if trainer.accelerator.num_processes > 1:
+        how["device_map"] = None  # as TRL does: "auto" fails with several processes
+    model = create_model_from_path(name, **how)
+    disable_dropout_in_model(model)
+    fp32 = args.cast_lm_head_to_fp32
+    add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=fp32)
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    if trainer.is_fsdp_enabled:
+        return prepare_fsdp(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
 def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Any:
     """Load a model as TRL loads one that is given by name."""
     given: Any = args.model_init_kwargs or {}
@@ -354,7 +402,8 @@ def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Any:
 # Completions: sampled, tokenized, padded and shuffled by TRL.
 #
 # Touches `GRPOTrainer._generate` (the order of what it returns), `_generate_single_turn`, `_tokenize_prompts` and
-# `_tokenizer`, `trl.trainer.utils.pad`, and the global `shuffle_sequence_dict` of `trl.trainer.grpo_trainer`.
+# `_tokenizer`, `Trainer.model_wrapped`, `trl.trainer.utils.pad`, and the global `shuffle_sequence_dict` of
+# `trl.trainer.grpo_trainer`.
 
 Rows = list[list[int]]
 
@@ -397,6 +446,16 @@ def generate(trainer: GRPOTrainer, prompt_ids: Rows) -> Rows:
     return trainer._generate_single_turn(prompt_ids, None, {}, 1)[0]
 
 
+@contextmanager
+def generating_by(trainer: GRPOTrainer, model: Any) -> Iterator[None]:
+    """While the context lasts, TRL generates by this model, without vLLM."""
+    before, trainer.model_wrapped = trainer.model_wrapped, model
+    try:
+        yield
+    finally:
+        trainer.model_wrapped = before
+
+
 def decode(trainer: GRPOTrainer, completion_ids: Rows) -> list[str]:
     """The completions as text, without special tokens."""
     return trainer._tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
@@ -404,14 +463,19 @@ def decode(trainer: GRPOTrainer, completion_ids: Rows) -> list[str]:
 
 def padded(trainer: GRPOTrainer, prompt_ids: Rows, completion_ids: Rows) -> Batch:
     """Token ids and masks as TRL's batches have them: prompts padded on the left, completions on the right."""
-    device, made = trainer.accelerator.device, {}
-    padding: Any = trainer._tokenizer.pad_token_id
+    made: Batch = {}
     for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        ids = [torch.tensor(row) for row in rows]
-        ones = [torch.ones_like(row) for row in ids]
-        made[f"{name}_ids"] = pad(ids, padding_value=padding, padding_side=side).to(device)
-        made[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side).to(device)
+        made[f"{name}_ids"], made[f"{name}_mask"] = _padded(trainer, rows, side)
     return made
+
+
+def _padded(trainer: GRPOTrainer, rows: Rows, side: str) -> tuple[Tensor, Tensor]:
+    padding: Any = trainer._tokenizer.pad_token_id
+    ids = [torch.tensor(row) for row in rows]
+    ones = [torch.ones_like(row) for row in ids]
+    made = (pad(x, padding_value=value, padding_side=side) for x, value in ((ids, padding), (ones, 0)))
+    device = trainer.accelerator.device
+    return next(made).to(device), next(made).to(device)
 
 
 def padded_mask(trainer: GRPOTrainer, mask: Rows) -> Tensor:

@@ -24,12 +24,16 @@ class TRLObjective(Objective):
     Attributes:
         cell: a whole loss of `klgrad.zoo`, or None.
         top_k: how many of the reference's likeliest entries an exact term sums over; None for all.
-        tail: how the other entries are treated, `sampled` or `lump`.
+        top_k_of: whose likeliest entries: the `teacher`'s, which is the reference, or the `student`'s.
+        tail: how the other entries are treated: `sampled`, `lump` or `none`.
+        prefix_weight: γ of weights that fall from 1 + γ to 1 along a completion, with |l| of the tokens before.
     """
 
     cell: Cell | None = None
     top_k: int | None = None
-    tail: str = words("sampled", "lump")
+    top_k_of: str = words("teacher", "student")
+    tail: str = words("sampled", "lump", "none")
+    prefix_weight: float = 0.0
 
     @property
     def term(self) -> KLTerm | None:
@@ -43,8 +47,8 @@ class TRLObjective(Objective):
 
     @property
     def exact(self) -> bool:
-        """Whether the hidden states of both models are needed."""
-        return self.term is not None and self.term.estimator == "exact"
+        """Whether the hidden states of both models are needed, for a sum over the vocabulary."""
+        return self.term is not None and (self.term.estimator == "exact" or self.term.baseline == "token_kl")
 
     @property
     def leaves_one_out(self) -> bool:
@@ -72,10 +76,15 @@ class TRLObjective(Objective):
         if self.term is None:
             return None
         found = self.term.formula
+        if self.prefix_weight:
+            weights = f"each token weighted by 1 + {self.prefix_weight:g} times the share of |l| from it on"
+            found = replace(found, notes=(*found.notes, weights))
         if self.top_k is None:
             return found
-        tail = "the rest by the sampled token" if self.tail == "sampled" else "the rest as one entry, a lower bound"
-        entries = f"KL over the reference's {self.top_k} likeliest entries, {tail}"
+        tails = {"sampled": "the rest by the sampled token", "lump": "the rest as one entry, a lower bound"}
+        tails["none"] = "without the rest, a lower bound"
+        whose = "reference" if self.top_k_of == "teacher" else "policy"
+        entries = f"over the {whose}'s {self.top_k} likeliest entries, {tails[self.tail]}"
         return replace(found, notes=(*found.notes, entries))
 
 
@@ -86,6 +95,7 @@ def objective_of(config: Any) -> TRLObjective:
             "`beta` = 0, TRL's own KL off", f"beta={config.beta}", "use `kl_coef` instead; two KL terms would add up"
         )
     checks.reference(config)
+    checks.teachers(config)
     checks.truncation(config)
     settings = {f.name: getattr(config, f"kl_{f.name}") for f in fields(TRLObjective)}
     settings["ratio_bound"] = written(bound_of(config.kl_ratio_bound))  # `truncate:2` is `truncate:2.0`
@@ -95,6 +105,7 @@ def objective_of(config: Any) -> TRLObjective:
     objective = replace(objective, discount=objective.declared_term.discount)  # at token level it is 0
     checks.placement(config, objective.declared_term)
     checks.top_k(config)
+    checks.prefix_weight(config, objective.declared_term)
     return objective
 
 
@@ -145,37 +156,53 @@ class KLConfig(GRPOConfig):
         "after they are normalised. `reward`: subtracted from the reward, where TRL may divide it, and so β, by a "
         "standard deviation.",
     )
-    kl_divergence: str = declared_field("divergence", "`reverse` is KL(π‖ref), `forward` is KL(ref‖π).")
+    kl_divergence: str = declared_field(
+        "divergence",
+        "`reverse` is KL(π‖ref), `forward` is KL(ref‖π). Others are `jensen-shannon`, `jensen-shannon(0.1)` with its "
+        "beta, `alpha(0.3)`, `hellinger`, `chi-square`, `total-variation` and `huber(2)`, with kl_estimator `exact` or "
+        "`sampled`; and sums such as `0.3 forward + 0.7 reverse`.",
+    )
     kl_level: str = declared_field(
         "level",
         "`sequence`: the gradient of the divergence between distributions over completions. `token`: the "
-        "gradient of each token's divergence, with the prefixes held fixed.",
+        "gradient of each token's divergence, with the prefixes held fixed. `future`: that of the sum of the tokens' "
+        "divergences, in which a token also counts for later prefixes; for the reverse KL it is `sequence`.",
     )
     kl_estimator: str = declared_field(
         "estimator",
-        "`k1`; `k1_k3`, which estimates the later tokens by k3; `k3`, for the forward KL; or `exact`, "
-        "which sums over the whole vocabulary.",
+        "`k1`; `k1_k3`, which estimates the later tokens by k3; `k3`, for the forward KL; `sampled`, for other "
+        "divergences; or `exact`, which sums over the whole vocabulary.",
     )
     kl_top_k: int | None = declared_field(
         "top_k",
-        "With `exact`: sum over this many of the reference's likeliest entries only, and treat the others "
-        "by `kl_tail`. For a teacher of which only the likeliest entries are known.",
+        "With `exact`: sum over this many of the likeliest entries only, and treat the others by `kl_tail`. For a "
+        "teacher of which only the likeliest entries are known.",
+    )
+    kl_top_k_of: str = declared_field(
+        "top_k_of", "Whose likeliest entries: the `teacher`'s (the reference's), or the `student`'s."
     )
     kl_tail: str = declared_field(
         "tail",
         "How `kl_top_k` treats the other entries. `sampled`: by the sampled token, unbiased unless "
-        "`kl_ratio_bound` changes its ratio. `lump`: as one entry, a lower bound without noise.",
+        "`kl_ratio_bound` changes its ratio. `lump`: as one entry, a lower bound without noise. `none`: not at all, a "
+        "lower bound that leaves them as they are.",
+    )
+    kl_prefix_weight: float = declared_field(
+        "prefix_weight",
+        "With `exact` at token level: γ of weights that fall from 1 + γ to 1 along a completion, with the |log-ratio| "
+        "of the tokens before. 0 for none.",
     )
     kl_memory: int = field(
         default=256,
         metadata={"help": "MiB for tiles of logits with `exact`. More is slightly faster, up to all logits."},
     )
     kl_discount: float = declared_field(
-        "discount", "Between 0 and 1: weight of the later tokens in a token's gradient, at sequence level."
+        "discount", "Between 0 and 1: weight of the later tokens in a token's gradient."
     )
     kl_baseline: str = declared_field(
         "baseline",
-        "`leave_one_out`: subtract the mean over the other completions of the prompt in the micro-batch of "
+        "`token_kl`: subtract the exact KL of the token, with kl_estimator `k1`. `leave_one_out`: subtract the mean "
+        "over the other completions of the prompt in the micro-batch of "
         "all processes, which should hold whole groups: a multiple of num_generations on each process.",
     )
     kl_ratio: str = declared_field(
@@ -216,7 +243,26 @@ class KLConfig(GRPOConfig):
         default=False, metadata={"help": "Allow `rollout_lag` without importance weights on the KL, for study."}
     )
     teacher: str | None = field(
-        default=None, metadata={"help": "Distil from this model: it is the reference, and rewards are optional."}
+        default=None,
+        metadata={
+            "help": "Distil from this model: it is the reference, and rewards are optional. Several are separated by "
+            "commas, and may have names: math=PATH,code=PATH."
+        },
+    )
+    teacher_weights: list[float] | None = field(
+        default=None,
+        metadata={"help": "Weight of each teacher's divergence, with kl_estimator `exact`. Default: equal, of sum 1."},
+    )
+    teacher_column: str | None = field(
+        default=None,
+        metadata={"help": "Column of the dataset with the name of each prompt's teacher, one of several."},
+    )
+    teacher_prompt: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column of the dataset with the prompt that the teacher sees in the place of `prompt`, such as one "
+            "with the solution: self-distillation, if the teacher is the model as it starts."
+        },
     )
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """Settings of TRL that contradict the KL of a `KLConfig`, and notes on those that change what it means."""
 
+import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, fields as dataclass_fields
@@ -55,13 +57,55 @@ def reference(config: "KLConfig") -> None:
         )
 
 
+def teachers_of(text: str | None) -> dict[str, str]:
+    """The teachers by name: `a` is a teacher of the name a, and `math=a,code=b` are two.
+
+    Example:
+        >>> teachers_of("math=runs/a,runs/lr=3")
+        {'math': 'runs/a', 'runs/lr=3': 'runs/lr=3'}
+    """
+    found: dict[str, str] = {}
+    for part in (text or "").split(","):
+        name, path = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", part.strip()).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        if path:
+            found[name or path] = path
+    return found
+
+
+def teachers(config: "KLConfig") -> None:
+    """Refuse settings of teachers that contradict each other."""
+    count, weights = len(teachers_of(config.teacher)), config.teacher_weights
+    if weights is not None and (len(weights) != count or not all(0 < weight < math.inf for weight in weights)):
+        raise MeaningError(
+            f"{count} `teacher_weights` > 0, one for each teacher", f"{weights}", "give one for each in `teacher`"
+        )
+    if weights is not None and config.teacher_column is not None:
+        raise MeaningError(
+            "`teacher_weights` or `teacher_column`", "both", "drop one: a column gives each prompt one teacher"
+        )
+    others = {"several teachers": count > 1, "teacher_prompt": config.teacher_prompt is not None}
+    for name in (name for name, given in others.items() if given):
+        if config.kl_placement == "reward":
+            raise MeaningError(
+                f"`kl_placement`='loss' or 'advantage' with {name}", "'reward'", "put the KL in the loss"
+            )
+    if count > 1 and config.kl_top_k is not None:
+        raise MeaningError("one teacher with `kl_top_k`", f"{count}", "drop `kl_top_k`, or all teachers but one")
+    if count > 1 and config.teacher_column is None and config.kl_estimator != "exact":
+        raise MeaningError(
+            "`kl_estimator`='exact' with several teachers of each prompt",
+            f"kl_estimator={config.kl_estimator!r}",
+            "write kl_estimator='exact'; or name each prompt's teacher by `teacher_column`",
+        )
+
+
 def cell_of(config: "KLConfig") -> Cell:
     """The loss of the zoo that is named; fields that have no meaning beside a whole loss are refused."""
     if config.kl_placement != "loss":
         raise MeaningError(
             "`kl_placement`='loss' with `kl_cell`", repr(config.kl_placement), "leave it out: `kl_cell` is a whole loss"
         )
-    for name, value in changed_among(config, (*TERM_FIELDS, "kl_top_k")).items():
+    for name, value in changed_among(config, (*TERM_FIELDS, "kl_top_k", "kl_prefix_weight")).items():
         raise MeaningError(f"no `{name}` beside `kl_cell`", f"{name}={value!r}", "`kl_cell` is a whole loss: drop one")
     found = zoo.get(str(config.kl_cell))
     if found.per_token is None and config.kl_reduction != "sequence":
@@ -177,6 +221,18 @@ def top_k(config: "KLConfig") -> None:
             "`kl_estimator`='exact' with `kl_top_k`",
             f"kl_estimator={config.kl_estimator!r}",
             "drop one of the two: a sampled estimator uses the sampled token alone",
+        )
+
+
+def prefix_weight(config: "KLConfig", term: KLTerm) -> None:
+    """Refuse weights of prefixes where they would look at the sampled token itself."""
+    if config.kl_prefix_weight and (
+        term.estimator != "exact" or term.level != "token" or config.kl_placement != "loss"
+    ):
+        raise MeaningError(
+            "kl_estimator='exact', kl_level='token' and kl_placement='loss' with `kl_prefix_weight`",
+            f"{term.name} in the {config.kl_placement}",
+            "write these: the weights look at the sampled token, which an exact gradient does not depend on",
         )
 
 

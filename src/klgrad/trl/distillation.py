@@ -7,7 +7,7 @@ from torch import Tensor
 from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillationTrainer
 
-from ..errors import MeaningError
+from ..core.divergences import jensen_shannon
 from ..kernels import Head, token_statistics
 from .contract import DISTILLATION_PARAMETERS as PARAMETERS, check_distillation, loss_with
 from .scorer import compare_head, head_of, some_tokens
@@ -23,11 +23,10 @@ def divergence_loss(
     items: Tensor | int | None = None,
     budget: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of one KL over the live tokens, divided by `items` or by their number.
+    """The sum of one divergence over the live tokens, divided by `items` or by their number.
 
     Gradient:
-        of KL(student‖teacher) for `beta` 1 and of KL(teacher‖student) for `beta` 0, of each token with its prefix held
-        fixed; to the student's hidden states and head.
+        of the divergence of `beta`, of each token with its prefix held fixed; to the student's hidden states and head.
 
     Args:
         hidden: (B, T, H) of the student, at the positions that predict the completion.
@@ -35,31 +34,24 @@ def divergence_loss(
         teacher_hidden: (B, T, H') of the teacher.
         teacher_head: of the teacher.
         mask: (B, T) 1 where a token is live.
-        beta: 0 or 1, as TRL counts.
+        beta: as TRL counts: 1 for KL(student‖teacher), 0 for KL(teacher‖student), and between them the generalised
+            Jensen-Shannon divergence.
         items: the number of tokens to divide by; None for those of this batch.
         budget: bytes for tiles of logits; None for 2 GiB.
 
     Returns:
         The loss, the sum of the student's entropies, and the number of live tokens.
     """
-    check_beta(beta)
-    targets = torch.zeros_like(mask, dtype=torch.long)  # the KLs do not depend on them
-    found = token_statistics(hidden, head, targets, teacher_hidden, teacher_head, mask=mask, budget=budget)
-    kl = found.reverse_kl if beta == 1 else found.forward_kl
-    assert kl is not None  # there is a teacher
+    targets = torch.zeros_like(mask, dtype=torch.long)  # no divergence depends on them
+    between = None if beta in (0, 1) else jensen_shannon(beta)
+    found = token_statistics(
+        hidden, head, targets, teacher_hidden, teacher_head, mask=mask, divergence=between, budget=budget
+    )
+    value = found.divergence if between is not None else found.reverse_kl if beta == 1 else found.forward_kl
+    assert value is not None  # there is a teacher
     count = (mask != 0).sum()
-    total = count.clamp(min=1) if items is None else items.to(kl.device) if isinstance(items, Tensor) else items
-    return kl.sum() / total, found.entropy.sum(), count
-
-
-def check_beta(beta: float) -> None:
-    """Refuse the interpolated divergences: this trainer takes the two KLs alone."""
-    if beta not in (0, 1):
-        raise MeaningError(
-            "beta=1 (the reverse KL, student to teacher) or beta=0 (the forward KL)",
-            f"beta={beta}, a generalized Jensen-Shannon divergence",
-            "choose one of the two, or use trl.DistillationTrainer, which computes it",
-        )
+    total = count.clamp(min=1) if items is None else items.to(value.device) if isinstance(items, Tensor) else items
+    return value.sum() / total, found.entropy.sum(), count
 
 
 class DistillationTrainer(TRLDistillationTrainer):
@@ -71,7 +63,7 @@ class DistillationTrainer(TRLDistillationTrainer):
     Args:
         model: the student, or its name.
         teacher_model: the teacher, or its name.
-        args: TRL's `DistillationConfig`, with `beta` 0 or 1.
+        args: TRL's `DistillationConfig`; every `beta` from 0 to 1.
         others: the further arguments of TRL's trainer, by position.
         kwargs: the same by name.
 
@@ -95,8 +87,6 @@ class DistillationTrainer(TRLDistillationTrainer):
         self, model: Any, teacher_model: Any = None, args: DistillationConfig | None = None, *others: Any, **kwargs: Any
     ) -> None:
         check_distillation()
-        if args is not None:
-            check_beta(args.beta)
         self._heads_compared = False
         super().__init__(model, teacher_model, args, *others, **kwargs)
 

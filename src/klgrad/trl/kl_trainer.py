@@ -32,6 +32,7 @@ from .compat import (
     PassCapture,
     Result,
     Sampled,
+    add_reference,
     attention_of,
     checkpoint_folder,
     current_mode,
@@ -45,6 +46,7 @@ from .compat import (
     token_weights,
 )
 from .config import KLConfig, TRLObjective, declared
+from .config_checks import teachers_of
 from .contract import check_contract, warn_of_cudnn_attention
 from .metrics import KLMetrics
 from .scorer import PromptNumbers, Scorer, everywhere, shuffled_by_group
@@ -75,11 +77,19 @@ def per_token_loss(
     """
     per_token = own_rows(result.per_token, own, logp)
     if objective.placement == "advantage":
-        if not objective.exact:
+        if objective.term is None or objective.term.estimator != "exact":
             return None
         return per_token - own_rows(result.coefficient, own, logp) * (logp - logp.detach())
     assert objective.term is not None  # whose result this is
     return per_token + own_rows(token_values(objective.term, rollout), own, logp)
+
+
+def prefix_weights(rollout: Rollout, gamma: float) -> Tensor:
+    """(B, T) 1 + γ times the share of a completion's Σ|l| that is at the token or after it."""
+    size = rollout.log_ratio.abs()
+    before = size.cumsum(-1) - size
+    total = size.sum(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+    return 1 + gamma * (1 - before / total)
 
 
 def summed_loss(per_token: Tensor | None, accumulation: int) -> Tensor | float:
@@ -222,9 +232,10 @@ def as_reference(model: Any, args: KLConfig, given: dict[str, Any]) -> Iterator[
     student = load_model(model, args, given.get("quantization_config")) if isinstance(model, str) else model
     if given.get("processing_class") is None:  # TRL would load the teacher's
         given = {**given, "processing_class": _processor(model_name(student), args)}
-    teacher = resolve_embedded(args.teacher)
-    _check_tokenizers(given["processing_class"], teacher, args)
-    with reference_loaded_from(teacher, student, args):
+    teachers = [resolve_embedded(path) for path in teachers_of(args.teacher).values()]
+    for teacher in teachers:
+        _check_tokenizers(given["processing_class"], teacher, args)
+    with reference_loaded_from(teachers[0], student, args):
         yield student, given
 
 
@@ -334,7 +345,8 @@ class StartCheck:
         if self._done or current_mode(trainer) == "eval":
             return
         self._done = True
-        if self._args.teacher is not None or trainer.state.global_step > 0:
+        elsewhere = self._args.teacher is not None or self._args.teacher_prompt is not None
+        if elsewhere or trainer.state.global_step > 0:
             return
         value = float(k3.value(rollout.log_ratio)[rollout.mask].mean()) if bool(rollout.mask.any()) else 0.0
         if value > START_KL:  # the rollout's own check reports a NaN
@@ -428,7 +440,8 @@ class KLTrainer(GRPOTrainer):
         self.has_reference = has_reference(model, args, kwargs)
         self._build(model, reward_funcs, args, kwargs)
         check_built(self, args, self.objective)
-        self.scorer = Scorer(self, args, self.objective)
+        others = [resolve_embedded(path) for path in list(teachers_of(args.teacher).values())[1:]]
+        self.scorer = Scorer(self, args, self.objective, [add_reference(self, path, args) for path in others])
 
     def _build(self, model: Any, reward_funcs: Any, args: KLConfig, kwargs: dict[str, Any]) -> None:
         """Let TRL set up, with a reference, and with the KL as one more reward if it is placed there."""
@@ -484,9 +497,13 @@ class KLTrainer(GRPOTrainer):
         return returned
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
-        by_trl = self.has_reference and not self.objective.exact and self.objective.placement != "reward"
-        with lend_beta(self, float(by_trl)):
+        scored = self.has_reference and not self.objective.exact and self.objective.placement != "reward"
+        by_trl = self.args.teacher_prompt is None and self.args.teacher_column is None
+        with lend_beta(self, float(scored and by_trl)):
             batch = super()._generate_and_score_completions(inputs)
+        self.scorer.add_teachers(batch, inputs)
+        if scored and not by_trl:
+            batch = compat.with_reference_log_probs(batch, self.scorer.reference_log_probs(batch))
         batch["group"] = self.prompt_numbers.of_generation(compat.row_count(batch))
         if current_mode(self) == "eval" or not self.args.rollout_lag:
             return batch
@@ -584,7 +601,9 @@ class KLTrainer(GRPOTrainer):
             left_out = cell.compares_completions and current_mode(self) == "eval"
             return None if left_out else per_token_cell(cell, rollout, own, logp)
         assert result is not None  # there is a term where there is no cell
-        return per_token_loss(self.objective, rollout, result, own, logp)
+        found = per_token_loss(self.objective, rollout, result, own, logp)
+        gamma = self.objective.prefix_weight
+        return found * own_rows(prefix_weights(rollout, gamma), own, logp) if found is not None and gamma else found
 
     def _reduced(self, model: Any, batch: Batch, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
         """What the KL adds to this process' loss: reduced as TRL reduces its own, or summed over completions."""

@@ -15,6 +15,7 @@ from . import compat
 from .compat import Batch, Completions, base_of, has_adapters, is_split, without_adapters
 from .scorer import (
     Question,
+    ReferencePass,
     ask,
     compare_head,
     head_of,
@@ -282,13 +283,13 @@ class Passes:
         return head.clone()
 
     def _statistics(self, batch: Completions, hidden: Tensor | None, head: Head) -> dict[str, Tensor]:
+        assert hidden is not None  # it was asked for
         question = Question(
             batch.keep,
             self.temperature,
             batch.targets,
             batch.mask,
-            hidden,
-            head,
+            (ReferencePass(hidden, head),),
             self.vocabulary,
             float32=bool(getattr(self._trainer.args, "cast_lm_head_to_fp32", False)),
         )

@@ -1,25 +1,28 @@
 """Scores of completions: exact KLs by a forward pass that computes them, and groups of completions."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from transformers.utils.generic import ModelOutput
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from ..core.divergences import Divergence
+from ..core.families import Direction
 from ..core.importance import token_ratio
 from ..core.rollout import Rollout
-from ..errors import MeaningError
+from ..errors import MeaningError, SettingError
 from ..kernels import (
     Head,
     TokenStatistics,
     TopEntries,
     check_head,
+    head_kl,
     lumped_kl,
     sampled_tail_kl,
     token_statistics,
@@ -43,6 +46,7 @@ from .compat import (
     reference_model,
 )
 from .config import KLConfig, TRLObjective
+from .config_checks import teachers_of
 
 # All processes' completions of one step, so that baselines and reports are those of the whole batch.
 
@@ -171,17 +175,17 @@ def shuffled_by_group(batch: Batch) -> Batch:
     return {name: permuted(x) for name, x in batch.items()}
 
 
-# The KL to a teacher of which only the likeliest entries are known.
+# The divergence over some of the entries.
 
 
 def with_top_k_kl(
     found: TokenStatistics, best: TopEntries, objective: TRLObjective, mask: Tensor, behavior_logp: Tensor | None
 ) -> TokenStatistics:
-    """Add the declared divergence, over the teacher's likeliest entries and a tail, to the policy's statistics.
+    """Add the declared divergence, over the likeliest entries and a tail, to the policy's statistics.
 
     Args:
         found: the policy's statistics, with its log-probs at the entries.
-        best: the teacher's likeliest entries.
+        best: the entries, with the teacher's log-probs.
         objective: the divergence, the kind of tail, and the bound of its ratio.
         mask: (B, T) 1 for live tokens.
         behavior_logp: (B, T) log-probs of what sampled the tokens; None if the policy did.
@@ -192,10 +196,7 @@ def with_top_k_kl(
     term = objective.term
     assert term is not None  # a loss of the zoo has no top k
     assert found.entries_logp is not None  # the question named them
-    divergence = "reverse" if term.divergence == "reverse" else "forward"
-    if objective.tail == "lump":
-        kl = lumped_kl(found.entries_logp, best.logp, divergence)
-    else:
+    if objective.tail == "sampled":
         ratio = _tail_ratio(objective, Rollout(found.logp, best.token_logp, mask, behavior_logp=behavior_logp))
         kl = sampled_tail_kl(
             found.entries_logp,
@@ -204,9 +205,12 @@ def with_top_k_kl(
             best.token_logp,
             best.has_token,
             ratio=ratio,
-            divergence=divergence,
+            divergence=term.generator,
         )
-    return found._replace(ref_logp=best.token_logp, **{f"{divergence}_kl": kl})
+    else:
+        kl = (lumped_kl if objective.tail == "lump" else head_kl)(found.entries_logp, best.logp, term.generator)
+    field = f"{term.divergence}_kl" if term.divergence in get_args(Direction) else "divergence"
+    return found._replace(ref_logp=best.token_logp, **{field: kl})
 
 
 def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
@@ -226,39 +230,54 @@ def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
 
 
 @dataclass(frozen=True, eq=False)
+class ReferencePass:
+    """A reference at the tokens of a batch.
+
+    Attributes:
+        hidden: (B, keep, H') its hidden states.
+        head: its head.
+        weight: of its divergence, (B, 1) if it differs between rows; None if there is one reference.
+    """
+
+    hidden: Tensor
+    head: Head
+    weight: Tensor | float | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Question:
-    """What a model returns instead of logits: hidden states, its top entries, or statistics of its last tokens.
+    """What a model returns instead of logits: hidden states, or statistics of its last tokens.
 
     Attributes:
         keep: how many of the last tokens are wanted.
         temperature: at which the tokens were sampled.
         targets: (B, keep) tokens, or None for the hidden states that predict them.
         mask: (B, keep) 1 for live tokens.
-        ref_hidden: (B, keep, H') hidden states of the reference.
-        ref_head: the head of the reference.
+        references: to which divergences are computed; sums of several are weighted.
         vocabulary: how many entries both models share, where one of them pads its head; None for all.
-        entries: (B, keep, k) vocabulary entries whose log-probs are wanted too.
+        divergence: a divergence to compute beside the KLs.
         budget: bytes for tiles of logits.
         float32: project in float32, even under autocast.
-        top_k: how many of the model's own likeliest entries are wanted, instead of statistics.
+        top_k: how many of the likeliest entries are wanted, with both models' log-probs, instead of divergences.
+        top_k_of: whose entries, the `teacher`'s (the reference's) or the `student`'s.
     """
 
     keep: int
     temperature: float
     targets: Tensor | None = None
     mask: Tensor | None = None
-    ref_hidden: Tensor | None = None
-    ref_head: Head | None = None
+    references: tuple[ReferencePass, ...] = ()
     vocabulary: int | None = None
-    entries: Tensor | None = None
+    divergence: Divergence | None = None
     budget: int | None = None
     float32: bool = False
     top_k: int | None = None
+    top_k_of: str = "teacher"
 
 
 @dataclass
 class Answer(ModelOutput):
-    """Hidden states, or the fields of `TokenStatistics`, or those of `TopEntries`."""
+    """Hidden states, or the fields of `TokenStatistics` with entries and the reference's log-probs there."""
 
     hidden: Tensor | None = None
     logp: Tensor | None = None
@@ -269,8 +288,7 @@ class Answer(ModelOutput):
     entries_logp: Tensor | None = None
     divergence: Tensor | None = None
     ids: Tensor | None = None
-    token_logp: Tensor | None = None
-    has_token: Tensor | None = None
+    ref_entries_logp: Tensor | None = None
 
 
 def add_statistics_forward(model: Any) -> None:
@@ -291,22 +309,47 @@ def add_statistics_forward(model: Any) -> None:
     def statistics(hidden: Tensor, question: Question) -> Answer:
         assert question.targets is not None  # else hidden states are returned
         head = head_of(model, question.temperature, question.vocabulary)
+        how = {"mask": question.mask, "budget": question.budget}
         if question.top_k is not None:
-            how = {"mask": question.mask, "budget": question.budget}
-            return Answer(**top_entries(hidden, head, question.targets, question.top_k, **how)._asdict())
-        found = token_statistics(
-            hidden,
-            head,
-            question.targets,
-            question.ref_hidden,
-            question.ref_head,
-            mask=question.mask,
-            entries=question.entries,
-            budget=question.budget,
-        )
-        return Answer(**found._asdict())
+            return over_top_k(hidden, head, question, how)
+        if not question.references:
+            return Answer(**token_statistics(hidden, head, question.targets, **how)._asdict())
+        found = [
+            token_statistics(
+                hidden, head, question.targets, ref.hidden, ref.head, divergence=question.divergence, **how
+            )
+            for ref in question.references
+        ]
+        return Answer(**weighted_sum(found, [ref.weight for ref in question.references])._asdict())
+
+    def over_top_k(hidden: Tensor, head: Head, question: Question, how: dict[str, Any]) -> Answer:
+        assert question.targets is not None
+        assert question.top_k is not None
+        [ref] = question.references
+        of = (ref.hidden, ref.head) if question.top_k_of == "teacher" else (hidden.detach(), head)
+        ids = top_entries(*of, question.targets, question.top_k, **how).ids
+        own = token_statistics(hidden, head, question.targets, entries=ids, **how)
+        with torch.no_grad():
+            seen = token_statistics(ref.hidden, ref.head, question.targets, entries=ids, **how)
+        found = own._replace(ref_logp=seen.logp)
+        return Answer(**found._asdict(), ids=ids, ref_entries_logp=seen.entries_logp)
 
     model.forward = answering
+
+
+def weighted_sum(found: list[TokenStatistics], weights: list[Tensor | float | None]) -> TokenStatistics:
+    """The statistics to several references, with their log-probs and divergences summed by weight.
+
+    The sum of reverse KLs with weights of sum 1 is the KL to the references' geometric mean, up to a constant.
+    """
+    first = found[0]
+    if weights == [None]:
+        return first
+    names = [
+        name for name in ("ref_logp", "reverse_kl", "forward_kl", "divergence") if getattr(first, name) is not None
+    ]
+    total = lambda name: torch.stack([w * getattr(x, name) for w, x in zip(weights, found, strict=True)]).sum(0)
+    return first._replace(**{name: total(name) for name in names})
 
 
 @contextmanager
@@ -416,11 +459,16 @@ class Scorer:
     Args:
         trainer: whose models, temperature and accelerator are used.
         args: its configuration.
-        objective: what is trained; an exact one prepares both models to return statistics.
+        objective: what is trained; an exact one prepares all models to return statistics.
+        others: the references beside the trainer's own.
     """
 
-    def __init__(self, trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -> None:
+    def __init__(
+        self, trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective, others: Sequence[Any] = ()
+    ) -> None:
         self._trainer, self._args, self._objective = trainer, args, objective
+        self._others = list(others)
+        self._teachers = list(teachers_of(args.teacher))
         self.vocabulary = shared_vocabulary(self._bases())
         self._heads_compared = False
         if objective.exact:
@@ -432,9 +480,11 @@ class Scorer:
             add_statistics_forward(model)
 
     def _bases(self) -> list[Any]:
+        return [base_of(self._trainer.accelerator.unwrap_model(each)) for each in self._models()]
+
+    def _models(self) -> list[Any]:
         trainer = self._trainer
-        models = [each for each in (trainer.model, trainer.ref_model) if each is not None]
-        return [base_of(trainer.accelerator.unwrap_model(each)) for each in models]
+        return [each for each in (trainer.model, trainer.ref_model, *self._others) if each is not None]
 
     # One model
 
@@ -460,45 +510,108 @@ class Scorer:
             float32=self._args.cast_lm_head_to_fp32,
         )
 
-    # Policy and reference
+    # Policy and references
 
-    def exact(self, model: Any, batch: Completions) -> TokenStatistics:
-        """Log-probs, both exact KLs to the reference, and the entropy of completions; no logits are stored."""
-        temperature = self._trainer.temperature
-        with torch.no_grad(), self.reference() as ref:
-            hidden = ask(self._trainer.accelerator, ref, batch, Question(batch.keep, temperature)).hidden
-            head = head_of(self._trainer.accelerator.unwrap_model(ref), temperature, self.vocabulary)
-        return _statistics(
-            ask(
-                self._trainer.accelerator, model, batch, replace(self.question(batch), ref_hidden=hidden, ref_head=head)
+    def add_teachers(self, batch: Batch, rows: list[dict[str, Any]]) -> None:
+        """Store which teacher each row of the dataset names, and the prompt that it shows to it."""
+        if (column := self._args.teacher_column) is not None:
+            numbers = [self._number(row.get(column), column) for row in rows]
+            batch["teacher"] = torch.tensor(numbers, device=self._trainer.accelerator.device)
+        if (column := self._args.teacher_prompt) is not None:
+            missing = next((row for row in rows if not row.get(column)), None)
+            if missing is not None:
+                raise SettingError(
+                    f"a prompt for the teacher in the column {column!r} of every row",
+                    f"a row with the columns {', '.join(missing)}",
+                    "add it, or leave `teacher_prompt` out",
+                )
+            compat.keep_teacher_prompts(batch, self._trainer, [row[column] for row in rows])
+
+    def _number(self, name: Any, column: str) -> int:
+        if name not in self._teachers:
+            raise SettingError(
+                f"one of the teachers ({', '.join(self._teachers)}) in the column {column!r}",
+                repr(name),
+                "name it by `teacher`, as in teacher='math=PATH,code=PATH'",
             )
+        return self._teachers.index(name)
+
+    def reference_log_probs(self, batch: Batch) -> Tensor:
+        """(B, T) log-probs by the reference, or by each row's teacher, which may see another prompt."""
+        found = [self.log_probs(ref, compat.as_teacher_sees(batch)) for ref in self.each_reference()]
+        return (
+            found[0] if "teacher" not in batch else torch.stack(found)[batch["teacher"], range(len(batch["teacher"]))]
         )
 
-    def top_k(self, model: Any, batch: Completions, k: int) -> tuple[TokenStatistics, TopEntries]:
-        """Log-probs and entropy of the policy, also at the reference's k likeliest entries, and these entries."""
-        plain = self.question(batch)
-        with torch.no_grad(), self.reference() as ref:
-            best = ask(self._trainer.accelerator, ref, batch, replace(plain, top_k=k))
-        found = TopEntries(*(best[name] for name in ("ids", "logp", "token_logp", "has_token")))
-        return _statistics(ask(self._trainer.accelerator, model, batch, replace(plain, entries=found.ids))), found
+    def each_reference(self) -> Iterator[Any]:
+        """The references, one after the other; each is in place until the next is asked for."""
+        with self.reference() as ref:
+            yield ref
+        yield from self._others
+
+    @torch.no_grad()
+    def references(self, batch: Batch) -> tuple[ReferencePass, ...]:
+        """The references at the tokens of a batch. Those that the rows name see their rows alone."""
+        given, accelerator = Completions.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
+        found: list[ReferencePass] = []
+        for i, ref in enumerate(self.each_reference()):
+            weight, rows = self._weight(i, batch), None
+            if "teacher" in batch:
+                rows = (batch["teacher"] == i).nonzero()[:, 0]
+                rows = rows if len(rows) else rows.new_zeros(1)  # every process calls every model
+            hidden = ask(accelerator, ref, given if rows is None else given.of_rows(rows), self._plain(given)).hidden
+            head = head_of(accelerator.unwrap_model(ref), self._trainer.temperature, self.vocabulary)
+            assert hidden is not None  # it was asked for
+            if rows is not None:
+                hidden = hidden.new_zeros(len(given.ids), *hidden.shape[1:]).index_copy_(0, rows, hidden)
+            found.append(ReferencePass(hidden, head, weight))
+        return tuple(found)
+
+    def _plain(self, batch: Completions) -> Question:
+        return Question(batch.keep, self._trainer.temperature)
+
+    def _weight(self, i: int, batch: Batch) -> Tensor | float | None:
+        """The weight of a reference's divergence; None if there is one reference alone."""
+        if "teacher" in batch:
+            return (batch["teacher"] == i).float()[:, None]
+        if not self._others:
+            return None
+        return self._args.teacher_weights[i] if self._args.teacher_weights else 1 / len(self._teachers)
+
+    def exact(self, model: Any, batch: Batch) -> TokenStatistics:
+        """Log-probs, exact divergences to the reference, and the entropy of completions; no logits are stored."""
+        given, term = Completions.of(batch), self._objective.term
+        others = term is not None and term.divergence not in get_args(Direction)
+        question = replace(
+            self.question(given),
+            references=self.references(batch),
+            divergence=term.generator if others and term is not None else None,
+        )
+        return _statistics(ask(self._trainer.accelerator, model, given, question))
+
+    def top_k(self, model: Any, batch: Batch, k: int, of: str) -> tuple[TokenStatistics, TopEntries]:
+        """Log-probs and entropy of the policy, and both models' log-probs at the k likeliest entries of one of them."""
+        given = Completions.of(batch)
+        question = replace(self.question(given), references=self.references(batch), top_k=k, top_k_of=of)
+        found = ask(self._trainer.accelerator, model, given, question)
+        has_token = (found["ids"] == given.targets[..., None]).any(-1)
+        return _statistics(found), TopEntries(found["ids"], found["ref_entries_logp"], found["ref_logp"], has_token)
 
     def forward(self, model: Any, batch: Batch, own: Pass) -> ForwardPass:
         """The policy's pass over a batch, with its gradient: TRL's own, or one with exact KLs in its place."""
         if not self._objective.exact:
             return ForwardPass(*own())
         refuse_images(compat.has_images(batch), "kl_estimator='exact'")
-        given = Completions.of(batch)
         if not self._heads_compared:  # with adapters the reference has the policy's head
             self._heads_compared = True
-            for each in (model, self._trainer.ref_model):
-                if each is not None:
-                    compare_head(self._trainer.accelerator, each, some_tokens(batch))
+            for each in (model, *self._models()[1:]):
+                compare_head(self._trainer.accelerator, each, some_tokens(batch))
         if self._objective.top_k is None:
-            found = self.exact(model, given)
+            found = self.exact(model, batch)
         else:
-            found, best = self.top_k(model, given, self._objective.top_k)
+            found, best = self.top_k(model, batch, self._objective.top_k, self._objective.top_k_of)
             behavior = self._behavior(found.logp.detach(), batch)
-            found = with_top_k_kl(found, best, self._objective, given.mask, behavior)
+            found = with_top_k_kl(found, best, self._objective, batch["completion_mask"], behavior)
         return ForwardPass(found.logp, found.entropy, None, found)
 
     def rollout(self, passed: ForwardPass, batch: Batch, group: Tensor) -> tuple[Rollout, slice]:
@@ -511,6 +624,7 @@ class Scorer:
             "behavior_logp": self._behavior(passed.logp.detach(), batch),
             "token_reverse_kl": None if exact is None else exact.reverse_kl,
             "token_forward_kl": None if exact is None else exact.forward_kl,
+            "token_divergence": None if exact is None else exact.divergence,
         }
         tensors, own = everywhere(self._trainer.accelerator, local)
         tensors["mask"] = tensors["mask"].bool()

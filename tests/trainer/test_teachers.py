@@ -1,0 +1,257 @@
+"""What `KLTrainer` descends with any divergence, some entries, several teachers, and another prompt for the teacher.
+
+The gradient of the trainer's own loss, on completions that it sampled, is compared with that of the definition over all
+logits, in float64.
+"""
+
+import pytest
+import tiny
+import torch
+from tolerances import EXACT, SINGLE
+from transformers import AutoModelForCausalLM
+
+from klgrad.errors import MeaningError, SettingError
+from klgrad.trl import KLConfig, KLTrainer
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+WIDE, DEEP = tiny.folder(hidden=48), tiny.folder(layers=3)
+BETA = 0.1
+
+
+def terms(log_p, log_q, name):
+    """Of the divergence by its definition, for each entry; with f(1) = f'(1) = 0."""
+    p, q = log_p.exp(), log_q.exp()
+    log_m = (BETA * q + (1 - BETA) * p).log()
+    found = {
+        "reverse": p * (log_p - log_q) - p + q,
+        "forward": q * (log_q - log_p) - q + p,
+        f"jensen-shannon({BETA})": BETA * q * (log_q - log_m) + (1 - BETA) * p * (log_p - log_m),
+        "hellinger": 2 * (p.sqrt() - q.sqrt()) ** 2,
+        "chi-square": (p - q) ** 2 / q / 2,
+        "total-variation": (p - q).abs(),
+        "alpha(0.3)": q * ((p / q - 1) - ((p / q) ** 0.3 - 1) / 0.3) / 0.7,
+    }
+    return found[name] if name in found else 0.3 * found["forward"] + 0.7 * found["reverse"]
+
+
+NAMES = ["reverse", "forward", "jensen-shannon(0.1)", "hellinger", "chi-square", "total-variation", "alpha(0.3)"]
+NAMES += ["0.3 forward + 0.7 reverse"]
+
+
+def loaded(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+
+
+def made(path, **settings):
+    given = {"teacher": WIDE, "kl_coef": 1.0, "kl_estimator": "exact", "kl_level": "token", "temperature": 0.7}
+    given |= {"kl_reduction": "sequence", "model": loaded(tiny.folder()), "reward_funcs": None}
+    return tiny.trainer(KLTrainer, KLConfig, path, **given | settings)
+
+
+def scored(trainer, rows=None):
+    prompts = [{"prompt": f"w{i % 2 + 3} w{i % 2 + 8}"} for i in range(8)]
+    torch.manual_seed(5)
+    rows = [{**row, **more} for row, more in zip(prompts, rows or [{}] * 8, strict=True)]
+    return trainer._generate_and_score_completions(rows)
+
+
+def log_probs(model, batch, prompts=None):
+    """(B, T, V) of the tokens of the completions, after other prompts than their own if these are given."""
+    ids, mask = (batch[f"prompt_{name}"] for name in ("ids", "mask"))
+    if prompts is not None:
+        ids = torch.tensor([tiny.tokenizer()(text)["input_ids"] for text in prompts])
+        mask = torch.ones_like(ids)
+    whole = torch.cat([ids, batch["completion_ids"]], 1)
+    attention = torch.cat([mask, batch["completion_mask"]], 1)
+    positions = (attention.cumsum(1) - 1).clamp(min=0)
+    logits = model(input_ids=whole, attention_mask=attention, position_ids=positions, use_cache=False).logits
+    keep = batch["completion_ids"].shape[1]
+    return (logits[:, -keep - 1 : -1] / 0.7).log_softmax(-1)
+
+
+def gradient(loss, trainer):
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(trainer.model.parameters()))])
+
+
+def compare(trainer, batch, per_token):
+    """The trainer's gradient with that of a sum over live tokens, a mean over completions."""
+    expected = (per_token * batch["completion_mask"]).sum() / len(per_token)
+    found = trainer._compute_loss(trainer.model, batch)
+    EXACT.check(found, expected)
+    EXACT.check_vector(gradient(found, trainer), gradient(expected, trainer))
+
+
+def taught(batch, teacher, prompts=None):
+    with torch.no_grad():
+        return log_probs(loaded(teacher), batch, prompts)
+
+
+def pair(trainer, batch, teacher, prompts=None):
+    """Both models' log-probs. The student's are computed once for each test: its norms round to float32."""
+    return log_probs(trainer.model, batch), taught(batch, teacher, prompts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_declared_divergence_is_descended(name, tmp_path):
+    trainer = made(tmp_path, kl_divergence=name)
+    batch = scored(trainer)
+    compare(trainer, batch, terms(*pair(trainer, batch, WIDE), name).sum(-1))
+
+
+@pytest.mark.parametrize("name", ["reverse", "jensen-shannon(0.1)"])
+@pytest.mark.parametrize("of", ["teacher", "student"])
+@pytest.mark.parametrize("tail", ["lump", "none"])
+def test_some_of_the_entries(name, of, tail, tmp_path):
+    trainer = made(tmp_path, kl_divergence=name, kl_top_k=4, kl_top_k_of=of, kl_tail=tail)
+    batch = scored(trainer)
+    log_p, log_q = pair(trainer, batch, WIDE)
+    ids = (log_q if of == "teacher" else log_p.detach()).topk(4, -1).indices
+    inside = [x.gather(-1, ids) for x in (log_p, log_q)]
+    if tail == "lump":
+        inside = [torch.cat([x, (1 - x.exp().sum(-1, keepdim=True)).log()], -1) for x in inside]
+    compare(trainer, batch, terms(*inside, name).sum(-1))
+
+
+@pytest.mark.parametrize("of", ["teacher", "student"])
+def test_the_tail_by_the_sampled_token(of, tmp_path):
+    """Its mean over tokens is in tests/kernels/test_topk.py; here each token has what its formula says."""
+    trainer = made(tmp_path, kl_divergence="hellinger", kl_top_k=4, kl_top_k_of=of)
+    batch = scored(trainer)
+    log_p, log_q = pair(trainer, batch, WIDE)
+    ids = (log_q if of == "teacher" else log_p.detach()).topk(4, -1).indices
+    head = terms(*(x.gather(-1, ids) for x in (log_p, log_q)), "hellinger").sum(-1)
+    token = batch["completion_ids"][..., None]
+    at, ref = (x.gather(-1, token)[..., 0] for x in (log_p, log_q))
+    outside = ~(ids == token).any(-1)
+    root = ((ref - at) / 2).detach().exp()
+    tail = 2 * (1 - root) ** 2 + 2 * (1 - root) * (at - at.detach())  # f(u)/u in value, f'(u) on the score
+    compare(trainer, batch, head + outside * tail)
+
+
+@pytest.mark.parametrize("name", ["reverse", "hellinger"])
+@pytest.mark.parametrize("weights", [None, [0.9, 0.2]])
+def test_several_teachers_by_weight(name, weights, tmp_path):
+    trainer = made(tmp_path, kl_divergence=name, teacher=f"{WIDE},{DEEP}", teacher_weights=weights)
+    batch = scored(trainer)
+    log_p = log_probs(trainer.model, batch)
+    parts = [terms(log_p, taught(batch, teacher), name).sum(-1) for teacher in (WIDE, DEEP)]
+    first, second = weights or [0.5, 0.5]
+    compare(trainer, batch, first * parts[0] + second * parts[1])
+
+
+def test_weights_of_sum_1_are_the_kl_to_the_geometric_mean(tmp_path):
+    """So a proximal teacher, between the teacher and the student as it started, is two teachers."""
+    trainer = made(tmp_path, teacher=f"{WIDE},{tiny.folder()}", teacher_weights=[0.25, 0.75])
+    batch = scored(trainer)
+    (log_p, wide), start = pair(trainer, batch, WIDE), taught(batch, tiny.folder())
+    mean = (0.25 * wide + 0.75 * start).log_softmax(-1)
+    kl = ((log_p.exp() * (log_p - mean)).sum(-1) * batch["completion_mask"]).sum() / len(log_p)
+    found = trainer._compute_loss(trainer.model, batch)
+    EXACT.check_vector(gradient(found, trainer), gradient(kl, trainer))
+
+
+def named_rows():
+    return [{"expert": "wide" if i < 4 else "deep"} for i in range(8)]
+
+
+@pytest.mark.parametrize("rows", [named_rows(), [{"expert": "deep"}] * 8], ids=["both", "one alone"])
+def test_each_prompt_names_its_teacher(rows, tmp_path):
+    trainer = made(tmp_path, teacher=f"wide={WIDE},deep={DEEP}", teacher_column="expert")
+    batch = scored(trainer, rows)
+    is_wide = torch.tensor([row["expert"] == "wide" for row in rows])[:, None]
+    log_p = log_probs(trainer.model, batch)
+    wide, deep = (terms(log_p, taught(batch, teacher), "reverse").sum(-1) for teacher in (WIDE, DEEP))
+    compare(trainer, batch, torch.where(is_wide, wide, deep))
+
+
+def test_each_prompt_names_its_teacher_with_a_sampled_term(tmp_path):
+    settings = {"kl_estimator": "k1", "teacher": f"wide={WIDE},deep={DEEP}", "teacher_column": "expert"}
+    trainer = made(tmp_path, **settings)
+    batch = scored(trainer, named_rows())
+    log_p, wide = pair(trainer, batch, WIDE)
+    log_q = torch.where((torch.arange(8) < 4)[:, None, None], wide, taught(batch, DEEP))
+    token = batch["completion_ids"][..., None]
+    at, ref = (x.gather(-1, token)[..., 0] for x in (log_p, log_q))
+    loss = ((at - ref).detach() * at * batch["completion_mask"]).sum() / 8
+    SINGLE.check_vector(gradient(trainer._compute_loss(trainer.model, batch), trainer), gradient(loss, trainer))
+
+
+@pytest.mark.parametrize("estimator", ["exact", "k1"])
+def test_the_teacher_sees_another_prompt(estimator, tmp_path):
+    """Self-distillation: the teacher is the model as it starts, and knows more."""
+    hints = [f"w{i % 2 + 3} w9 w9 w{i % 2 + 8}" for i in range(8)]
+    settings = {"teacher": tiny.folder(), "teacher_prompt": "hint", "kl_estimator": estimator}
+    trainer = made(tmp_path, **settings)
+    batch = scored(trainer, [{"hint": hint} for hint in hints])
+    log_p, log_q = pair(trainer, batch, tiny.folder(), hints)
+    assert (log_p - log_q).abs().max() > 0.01
+    if estimator == "exact":
+        compare(trainer, batch, terms(log_p, log_q, "reverse").sum(-1))
+        return
+    token = batch["completion_ids"][..., None]
+    at, ref = (x.gather(-1, token)[..., 0] for x in (log_p, log_q))
+    loss = ((at - ref).detach() * at * batch["completion_mask"]).sum() / 8
+    SINGLE.check_vector(gradient(trainer._compute_loss(trainer.model, batch), trainer), gradient(loss, trainer))
+
+
+def test_the_exact_kl_as_a_baseline(tmp_path):
+    trainer = made(tmp_path, kl_estimator="k1", kl_baseline="token_kl")
+    batch = scored(trainer)
+    trainer.model.train()  # an evaluation needs no baseline
+    trainer.current_gradient_accumulation_steps = 1
+    log_p, log_q = pair(trainer, batch, WIDE)
+    token = batch["completion_ids"][..., None]
+    at, ref = (x.gather(-1, token)[..., 0] for x in (log_p, log_q))
+    coefficient = (at - ref - (log_p.exp() * (log_p - log_q)).sum(-1)).detach()
+    loss = (coefficient * at * batch["completion_mask"]).sum() / 8
+    EXACT.check_vector(gradient(trainer._compute_loss(trainer.model, batch), trainer), gradient(loss, trainer))
+
+
+def test_weights_that_fall_along_a_completion(tmp_path):
+    trainer = made(tmp_path, kl_prefix_weight=2.0)
+    batch = scored(trainer)
+    log_p, log_q = pair(trainer, batch, WIDE)
+    token = batch["completion_ids"][..., None]
+    size = (log_p - log_q).detach().gather(-1, token)[..., 0].abs() * batch["completion_mask"]
+    weights = 1 + 2 * (1 - (size.cumsum(1) - size) / size.sum(1, keepdim=True))
+    compare(trainer, batch, weights * terms(log_p, log_q, "reverse").sum(-1))
+    with pytest.raises(MeaningError, match=r"kl_estimator='exact', kl_level='token'.*reverse-token-k1 in the loss"):
+        KLConfig("runs/mine", kl_prefix_weight=1.0, kl_level="token", bf16=False)
+
+
+def test_a_run_with_all_of_it(tmp_path):
+    rows = tiny.prompts().map(
+        lambda row, i: {"expert": ("wide", "deep")[i % 2], "hint": f"w1 {row['prompt']}"}, with_indices=True
+    )
+    settings = {"teacher": f"wide={WIDE},deep={DEEP}", "teacher_column": "expert", "teacher_prompt": "hint"}
+    settings |= {"kl_divergence": "jensen-shannon", "kl_level": "future", "kl_discount": 0.5, "learning_rate": 3e-3}
+    trainer = made(tmp_path, **settings, max_steps=8)
+    trainer.train_dataset = rows
+    trainer.train()
+    losses = tiny.logged(trainer, "loss")
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"teacher_weights": [0.5]}, "2 `teacher_weights` > 0, one for each teacher"),
+        ({"teacher_weights": [1.0, 0.5], "teacher_column": "expert"}, "`teacher_weights` or `teacher_column`"),
+        ({"kl_estimator": "k1"}, "`kl_estimator`='exact' with several teachers"),
+        ({"kl_top_k": 4}, "one teacher with `kl_top_k`"),
+        ({"kl_placement": "reward"}, "`kl_placement`='loss' or 'advantage' with several teachers"),
+    ],
+)
+def test_settings_of_teachers_that_contradict_each_other(settings, text):
+    given = {"kl_estimator": "exact", "teacher": f"{WIDE},{DEEP}", "bf16": False}
+    with pytest.raises(MeaningError, match=text):
+        KLConfig("runs/mine", **given | settings)
+
+
+def test_a_row_without_its_teacher_or_prompt(tmp_path):
+    trainer = made(tmp_path, teacher=f"wide={WIDE},deep={DEEP}", teacher_column="expert", teacher_prompt="hint")
+    with pytest.raises(SettingError, match=r"one of the teachers \(wide, deep\) in the column 'expert'.*'tall'"):
+        scored(trainer, [{"expert": "tall", "hint": "w1"}] * 8)
+    with pytest.raises(SettingError, match="a prompt for the teacher in the column 'hint' of every row"):
+        scored(trainer, [{"expert": "wide"}] * 8)
