@@ -24,6 +24,7 @@ from .call import UserLoss
 from .gradients import Parts, evaluate, proof_cases, sum_over_rows
 from .parts import UNITS, Anatomy, Baseline, Unit
 from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, round_short
+from .sentences import remarks, summary, unit
 from .subject import Subject, as_subject
 from .verdict import name_of
 
@@ -65,7 +66,13 @@ class PolicyReader:
         # A deviation of 0 gives 0/0: the loss then has no value without advantages, and no KL can be told.
         self.finite_at_zero = all(bool(torch.isfinite(x).all()) for x in none)
         self.has_rest = self.finite_at_zero and any(bool(x.any()) for x in none)
-        is_single = self.finite and all(torch.equal(x, x.float().double()) for x in answers[0])
+        nudged, moved = (
+            evaluate(self.subject, _batch_of(replace(random, log_weight=random.log_weight + step), rewards))[1]
+            for step in (1e-11, 1e-2)
+        )
+        is_same = lambda some: all(torch.equal(a, b) for a, b in zip(answers[0], some, strict=True))
+        rounds = all(torch.equal(x, x.float().double()) for x in answers[0])
+        is_single = self.finite and (rounds or (is_same(nudged) and not is_same(moved)))
         self.same = SINGLE if is_single else 10 * EXACT
 
     def read(self, inputs: ProbeInputs, rewards: Tensor, of: str = "both") -> Answer:
@@ -185,6 +192,11 @@ class PolicyAnatomy:
         """Whether no advantage has an effect."""
         return self.scale == 0
 
+    def curve(self) -> tuple[Tensor, Tensor]:
+        """Log-ratios, and the weight there for A > 0 and for A < 0, (2, N)."""
+        weights = (self.parts.positive, self.parts.negative)
+        return GRID, torch.stack([w(GRID) if w.inside != "other" else self.ask(GRID)[i] for i, w in enumerate(weights)])
+
     def deviation(self, rewards: Tensor, inputs: ProbeInputs) -> Tensor:
         """(B,) what the advantages are divided by, without the small number that is added."""
         same = inputs.group[:, None] == inputs.group[None, :]
@@ -256,7 +268,9 @@ def read_policy(subject: Subject) -> PolicyAnatomy:
     empty = PolicyAnatomy(PolicyParts(), deterministic=reader.deterministic, finite=reader.finite)
     if not (reader.deterministic and reader.finite):
         return empty
-    empty = replace(empty, finite_if_equal=reader.finite_at_zero, has_rest=reader.has_rest, allowed=max(reader.same, ROUNDED))
+    empty = replace(
+        empty, finite_if_equal=reader.finite_at_zero, has_rest=reader.has_rest, allowed=max(reader.same, ROUNDED)
+    )
     base = ProbeInputs.at_reference(MIXED, WIDTH)
     start = reader.read(base, balanced(ROWS)).weight
     leaks = bool(reader.read(ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest), draw_rewards(ROWS)).weight[
@@ -397,7 +411,10 @@ def _with_scale(option: PolicyAnatomy, cases: list[Case], answers: list[Tensor])
     """The factor of the formula, and what is added to the deviation, from the cases themselves."""
     if option.parts.divided == "none":
         (case, answer) = cases[0], answers[0]
-        return replace(option, scale=round_short(_factor(option.weights(*case, stale=False), answer), max(1e-7, option.allowed / 100)))
+        return replace(
+            option,
+            scale=round_short(_factor(option.weights(*case, stale=False), answer), max(1e-7, option.allowed / 100)),
+        )
     plain = replace(option, parts=replace(option.parts, divided="none"))
     deviations, factors = [], []
     for at in (1, -1):  # with other deviations each
@@ -476,7 +493,9 @@ def _name_rest(reader: PolicyReader, best: PolicyAnatomy) -> PolicyAnatomy:
         return replace(best, parts=replace(best.parts, depends_on="vocabulary"))
     unlikely = ProbeInputs.at_reference(MIXED, WIDTH)
     even = torch.arange(ROWS)[:, None] % 2 == 0
-    at = lambda x: reader.read(replace(unlikely, log_weight=torch.where(even, 0.0, x).double() * unlikely.mask), rewards)
+    at = lambda x: reader.read(
+        replace(unlikely, log_weight=torch.where(even, 0.0, x).double() * unlikely.mask), rewards
+    )
     if any(_difference(at(0.0).weight, at(x).weight, unlikely.mask & even) > best.allowed for x in (2.0, -2.0)):
         return replace(best, parts=replace(best.parts, depends_on="other completions"))
     less = reader.read(replace(unlikely, log_weight=random.log_weight), rewards).weight
@@ -540,3 +559,304 @@ def _enumerate(reader: PolicyReader, parts: PolicyAnatomy) -> PolicyAnatomy:
         if drifts
     )
     return replace(parts, unexplained=unexplained, drift=drift)
+
+
+# `audit_whole`, and its result.
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """The audit of a whole policy loss.
+
+    Attributes:
+        name: of the loss.
+        summary: one line about it.
+        source: where it was published; empty for other losses.
+        call: how the loss was called, in one line.
+        policy: its parts: ratio, weights, advantages, unit and drift, and the proof that they are the loss.
+        kl: the parts of what it does without advantages; None if that is nothing.
+        kl_verdict, kl_verdict_off_policy: the name of what that descends, as in `audit`.
+
+    Example:
+        >>> from klgrad.audit.policy import audit_whole
+        >>> result = audit_whole(lambda logp, mask, advantages: (-advantages * logp * mask).sum(-1).mean())
+        >>> result.policy.parts.ratio, result.policy.proved
+        ('none', True)
+        >>> [(round(d.size, 6), round(d.towards_sampler, 6)) for d in result.policy.drift]
+        [(1.0, 1.0), (1.0, -1.0)]
+    """
+
+    name: str
+    summary: str
+    source: str
+    call: str
+    policy: PolicyAnatomy
+    kl: Anatomy | None
+    kl_verdict: Verdict
+    kl_verdict_off_policy: Verdict
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data, ready for JSON."""
+        a = self.policy
+        kl = None if self.kl is None else self.kl.to_dict()
+        verdicts = {"verdict": self.kl_verdict, "verdict_off_policy": self.kl_verdict_off_policy, "anatomy": kl}
+        names = ("scale", "epsilon", "compares", "leaks", "deterministic", "finite", "finite_if_equal", "proved")
+        return {
+            "name": self.name,
+            "source": self.source,
+            "policy": asdict(a.parts) | {name: getattr(a, name) for name in names} | self._measured(),
+            "kl": verdicts,
+        }
+
+    def _measured(self) -> dict[str, object]:
+        a = self.policy
+        log_ratio, values = a.curve()
+        return {
+            "mean_over_rows": a.unit.rows,
+            "curve": {
+                "ratio": log_ratio.exp().tolist(),
+                "positive": values[0].tolist(),
+                "negative": values[1].tolist(),
+            },
+            "drift": dict(zip(("positive", "negative"), map(asdict, a.drift), strict=False)),
+            "unexplained": max(a.unexplained.values(), default=0.0),
+            "unexplained_by_probe": a.unexplained,
+        }
+
+
+def audit_whole(loss: object, *, name: str | None = None) -> PolicyResult:
+    """Take a whole policy loss apart.
+
+    Its derivatives are read at chosen ratios π/μ and advantages, in float64. The parts that are read are a formula,
+    which is compared with the loss at random inputs and with its gradient summed over every outcome of small problems,
+    on samples of π and of another policy. What the loss does without advantages is audited as a KL.
+
+    Args:
+        loss: as in `audit`; or a `PolicyLoss`. It receives the advantage of each completion as `advantages` (B, T) and
+            as `rewards` (B,).
+        name: the name in the report; by default that of the function.
+
+    Returns:
+        The parts, the drift, and the KL.
+
+    Example:
+        >>> from klgrad import policy_losses
+        >>> from klgrad.audit.policy import audit_whole
+        >>> parts = audit_whole(policy_losses.get("ppo-clip")).policy.parts
+        >>> parts.ratio, parts.positive.high, parts.negative.low, parts.unit
+        ('token', 1.2, 0.8, 'token-mean')
+    """
+    entry = loss if isinstance(loss, PolicyLoss) else None
+    subject = as_subject(entry.loss, name or entry.name) if entry else as_subject(loss, name)
+    policy = read_policy(subject)
+    kl, verdicts = None, cast(tuple[Verdict, Verdict], ("nothing", "nothing"))
+    if policy.has_rest:
+        kl, measured = enumerate_gradients(subject, read_anatomy(subject))
+        fresh, stale = (name_of(kl, measured[on], on_policy=on).verdict for on in (True, False))
+        verdicts = (fresh, stale)
+    return PolicyResult(
+        subject.name, subject.summary, entry.source if entry else "", subject.call, policy, kl, *verdicts
+    )
+
+
+# The result in words.
+
+RATIOS = {
+    "none": "none: the samples are used as if they were those of π",
+    "token": "r = π/μ of the token itself",
+    "prefix": "r = π/μ of the tokens so far",
+    "sequence": "r = π/μ of the whole completion",
+    "mean": "r = the geometric mean of π/μ over the completion's tokens",
+    "other": "no single one: the weight of a token depends on several, such as its own and that of its completion",
+}
+SUBTRACTED = {
+    "none": "as they are",
+    "group-mean": "minus the mean of the group",
+    "leave-one-out": "minus the mean of the others of the group",
+    "batch-mean": "minus the mean of the batch",
+    "batch-leave-one-out": "minus the mean of the others of the batch",
+    "other": "none that is known: no baseline, deviation and unit explain the weights",
+}
+ALSO = {
+    "probability": "it depends on the probability of the token too: what is told is that of unlikely tokens",
+    "several ratios": "it depends on several ratios",
+    "other completions": "it depends on the ratios of other completions too",
+    "vocabulary": "it depends on the whole vocabulary too",
+}
+COMPARED = (
+    "; it is compared with old_logp and with behavior_logp, two ratios: what is told is where both are the sampler"
+)
+
+
+def report(r: PolicyResult) -> list[tuple[str, str]]:
+    """The report of one loss: a label and a sentence for each part."""
+    a = r.policy
+    if not (a.deterministic and a.finite):
+        why = "NaN or infinite at usual inputs" if a.deterministic else "different each time the same batch is given"
+        return [("update", f"none can be told: the gradient is {why}")]
+    if a.is_nothing:
+        rows = [("update", "none: no advantage has an effect")]
+    else:
+        rows = [
+            ("ratio", RATIOS[a.parts.ratio] + (COMPARED if len(a.compares) > 1 else "")),
+            ("weight", weight(a)),
+            ("advantages", advantages(a)),
+            ("unit", unit(a.unit) if a.parts.unit != "other" else "none that is known"),
+            ("fresh samples", fresh(a)),
+            ("stale samples", stale(a)),
+            ("drift", drift(a)),
+        ]
+    rows.append(("KL", kl(r)))
+    if r.kl is not None:
+        rows += [("beside it", text) for text in remarks(r.kl)]
+    if a.leaks:
+        rows.append(("beside it", "masked positions have a gradient: multiply by the mask before summing"))
+    if not a.finite_if_equal:
+        rows.append(("beside it", "NaN where all rewards of a group are equal: add a small number to the deviation"))
+    return [*rows, ("proved", proof(a))]
+
+
+def cells(r: PolicyResult) -> tuple[str, ...]:
+    """A row of a table: ratio, weight, advantages, unit, drift, KL."""
+    a = r.policy
+    if not (a.deterministic and a.finite):
+        return ("not told", "", "", "", "", "")
+    if a.is_nothing:
+        return ("", "0", "", "", "none", kl(r))
+    ratio = {"mean": "geometric mean", "sequence": "completion", "other": "several"}.get(a.parts.ratio, a.parts.ratio)
+    also = a.parts.depends_on and a.parts.depends_on != "several ratios"
+    text = f"{weight(a, brief=True)}; depends on {a.parts.depends_on}" if also else weight(a, brief=True)
+    return (ratio, text, advantages(a, brief=True), a.parts.unit, drift(a, brief=True), kl(r))
+
+
+def weight(a: PolicyAnatomy, *, brief: bool = False) -> str:
+    """The weight of a token's score as a function of r, for each sign of the advantage."""
+    if a.parts.ratio == "other":
+        return "no function of one ratio"
+    up, down = map(_of_ratio, (a.parts.positive, a.parts.negative))
+    text = up if a.parts.positive == a.parts.negative and "its own" not in up else f"A > 0: {up}; A < 0: {down}"
+    if a.parts.centred_score:
+        text += "; the sampler's mean score at each prefix is subtracted"
+    if a.parts.depends_on and not brief:
+        text += f"; {ALSO[a.parts.depends_on]}"
+    return text
+
+
+def _of_ratio(w: Weight) -> str:
+    if w.inside == "other":
+        return "a curve of its own"
+    if w.factor == 0:
+        return "0"
+    texts = [w.inside]
+    for edge, level, word, bound in ((w.low, w.below, "below", "at least"), (w.high, w.above, "above", "at most")):
+        if edge is not None:
+            is_bound = w.inside == "r" and level == edge
+            texts.append(f"{bound} {edge:.5g}" if is_bound else f"{level:.4g} {word} {edge:.5g}")
+    text = ", ".join(texts)
+    return text if w.factor == 1 else f"{w.factor:.4g} x ({text})"
+
+
+def advantages(a: PolicyAnatomy, *, brief: bool = False) -> str:
+    """What becomes of the advantages."""
+    text = SUBTRACTED[a.parts.baseline]
+    if brief:
+        text = text.removeprefix("minus the ").split(":")[0]
+    if a.parts.divided == "none":
+        return text
+    of = f"the deviation of the {a.parts.divided}"
+    if brief:
+        return f"{text}, / {of.removeprefix('the ')}"
+    n = "n" if a.population else "n - 1"
+    return f"{text}, divided by {of} (over {n}{f', plus {a.epsilon:.3g}' if a.epsilon else ''})"
+
+
+def fresh(a: PolicyAnatomy) -> str:
+    """The update on samples of π."""
+    known = [gap for name, gap in a.unexplained.items() if "stale" not in name and "group" not in name]
+    if max(known) > a.allowed or a.leaks:
+        return "none that is known"
+    up, down = (a.ask(torch.zeros(1))[i, 0] if w.inside == "other" else w(torch.zeros(1)).double()[0]
+                for i, w in enumerate((a.parts.positive, a.parts.negative)))  # fmt: skip
+    text = "the policy gradient" if a.scale * float(up) > 0 else "minus the policy gradient: the sign is wrong"
+    if abs(float(up - down)) > a.allowed:
+        text = (
+            f"the policy gradient of advantages that are weighted {float(up):.4g} if positive, {float(down):.4g} if not"
+        )
+    if a.parts.divided == "group":
+        text += ", prompts with a small deviation weighing more"
+    if a.parts.unit == "completion-mean":
+        text += ", tokens of short completions weighing more"
+        if a.parts.baseline == "none":
+            text += ": one A > 0 for all prefers short completions, one A < 0 long ones"
+    return text
+
+
+def stale(a: PolicyAnatomy) -> str:
+    """The update on samples of another policy."""
+    if not a.proved:
+        return "not proved: the formula does not explain it"
+    texts = {
+        "none": "not corrected: E_μ[A Σ s_t], samples of μ used as if they were those of π",
+        "token": "E_μ[A Σ r_t s_t]: each token is corrected, the tokens before and after it are those of μ",
+        "prefix": "each prefix is corrected, the advantage is that of μ's continuations",
+        "sequence": "the policy gradient: the whole completion is corrected",
+        "mean": "not corrected: a geometric mean of ratios is no importance weight",
+    }
+    bounded = [w for w in (a.parts.positive, a.parts.negative) if w.is_bounded or w.inside != "r"]
+    if a.parts.centred_score:
+        return "the covariance of advantage and score under μ at each prefix, which is no policy gradient"
+    if a.parts.ratio in ("none", "mean") or not bounded:
+        return texts[a.parts.ratio]
+    if all(w.inside == "1" for w in bounded):
+        return "not corrected: samples of μ are used as if they were those of π, without those outside the bounds"
+    return f"{texts[a.parts.ratio]}; its bounds add bias" if all(w.inside == "r" for w in bounded) else (
+        "not corrected: the weight is no importance weight"
+    )  # fmt: skip
+
+
+def drift(a: PolicyAnatomy, *, brief: bool = False) -> str:
+    """What one advantage for all completions does on stale samples, where a right policy gradient does nothing."""
+    if not a.drift:
+        return "cannot be told: NaN where all rewards are equal"
+    if all(d.size == 0 for d in a.drift):
+        if a.parts.baseline not in ("none", "other"):
+            return "none" if brief else "none: one advantage for all becomes 0"
+        bounded = a.parts.positive.is_bounded or a.parts.negative.is_bounded
+        why = "its mean is 0 on every problem of the proof" if bounded else "its mean is 0 at every prefix"
+        return "none" if brief and not bounded else f"none: {why}"
+    up, down = (_direction(d, brief) for d in a.drift)
+    text = up if up == down else f"A > 0: {up}; A < 0: {down}"
+    return text if brief else f"if all advantages are equal: {text}"
+
+
+def _direction(d: Drift, brief: bool) -> str:
+    if abs(d.size - 1) < 1e-6 and abs(d.towards_sampler) > 1 - 1e-6:
+        to = d.towards_sampler > 0
+        if brief:
+            return "to μ" if to else "away from μ"
+        return f"{'descends KL(μ‖π), to' if to else 'climbs KL(μ‖π), away from'} what was sampled"
+    if d.size == 0:
+        return "none"
+    size = "" if math.isinf(d.size) else f"{d.size:.0%} " if d.size >= 0.005 else f"{d.size:.1g} "
+    aside = abs(d.towards_sampler) < 0.2
+    to = "elsewhere" if aside else "to μ" if d.towards_sampler > 0 else "away from μ"
+    return f"{size}{to}" if brief else f"{size}of that without a ratio is left, {to}"
+
+
+def kl(r: PolicyResult) -> str:
+    """What the loss does without advantages."""
+    if not r.policy.finite_if_equal:
+        return "cannot be told: NaN without advantages"
+    if r.kl is None:
+        return "none"
+    return f"{summary(r.kl)}; on stale samples {summary(r.kl, on_policy=False)}"
+
+
+def proof(a: PolicyAnatomy) -> str:
+    """Whether the formula is the loss."""
+    name, worst = max(a.unexplained.items(), key=lambda pair: pair[1])
+    if a.proved:
+        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {worst:.0e}"
+    if a.leaks and worst <= a.allowed:
+        return "no: masked positions have a gradient, which the formula does not have"
+    return f"no: at {name}, {min(worst, 1):.0%} of the weight is not explained by these parts"
