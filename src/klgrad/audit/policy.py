@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..enumeration import population
-from ..policy_losses import ONE, PolicyLoss, PolicyParts, Ratio, Weight
+from ..policy_losses import PolicyLoss, PolicyParts, Ratio, Weight
 from ..targets import Verdict
 from .anatomy import MIXED, PLACE, ROUNDED, enumerate_gradients, read_anatomy
 from .batch import Batch, advantage_of, from_problem
@@ -192,10 +192,11 @@ class PolicyAnatomy:
         """Whether no advantage has an effect."""
         return self.scale == 0
 
-    def curve(self) -> tuple[Tensor, Tensor]:
+    def curve(self, points: int = 121, reach: float = 3.0) -> tuple[Tensor, Tensor]:
         """Log-ratios, and the weight there for A > 0 and for A < 0, (2, N)."""
+        x = torch.linspace(-reach, reach, points, dtype=torch.float64)
         weights = (self.parts.positive, self.parts.negative)
-        return GRID, torch.stack([w(GRID) if w.inside != "other" else self.ask(GRID)[i] for i, w in enumerate(weights)])
+        return x, torch.stack([w(x) if w.inside != "other" else self.ask(x)[i] for i, w in enumerate(weights)])
 
     def deviation(self, rewards: Tensor, inputs: ProbeInputs) -> Tensor:
         """(B,) what the advantages are divided by, without the small number that is added."""
@@ -263,7 +264,7 @@ Case = tuple[ProbeInputs, Tensor]
 
 
 def read_policy(subject: Subject) -> PolicyAnatomy:
-    """Read every part, compare their formula with the loss at random inputs and on small problems, measure the drift."""
+    """Read every part, compare their formula with the loss, and measure the drift."""
     reader = PolicyReader(subject)
     empty = PolicyAnatomy(PolicyParts(), deterministic=reader.deterministic, finite=reader.finite)
     if not (reader.deterministic and reader.finite):
@@ -386,9 +387,9 @@ def choose_advantages(reader: PolicyReader, options: list[PolicyAnatomy]) -> lis
     answers = [reader.read(*case).weight for case in cases]
     best, least = options[0], math.inf
     for baseline, (divided, population_) in product(BASELINES, DIVISIONS):
-        for unit in UNITS:
-            parts = replace(options[0].parts, baseline=baseline, divided=divided, unit=unit.name)
-            option = replace(options[0], parts=parts, unit=unit, population=population_, scale=1.0)
+        for each in UNITS:
+            parts = replace(options[0].parts, baseline=baseline, divided=divided, unit=each.name)
+            option = replace(options[0], parts=parts, unit=each, population=population_, scale=1.0)
             option = _with_scale(option, cases, answers)
             gap = 0.0
             for case, answer in zip(cases, answers, strict=True):
@@ -649,14 +650,13 @@ def audit_whole(loss: object, *, name: str | None = None) -> PolicyResult:
     entry = loss if isinstance(loss, PolicyLoss) else None
     subject = as_subject(entry.loss, name or entry.name) if entry else as_subject(loss, name)
     policy = read_policy(subject)
-    kl, verdicts = None, cast(tuple[Verdict, Verdict], ("nothing", "nothing"))
+    rest: Anatomy | None = None
+    names: list[Verdict] = ["nothing", "nothing"]
     if policy.has_rest:
-        kl, measured = enumerate_gradients(subject, read_anatomy(subject))
-        fresh, stale = (name_of(kl, measured[on], on_policy=on).verdict for on in (True, False))
-        verdicts = (fresh, stale)
-    return PolicyResult(
-        subject.name, subject.summary, entry.source if entry else "", subject.call, policy, kl, *verdicts
-    )
+        rest, measured = enumerate_gradients(subject, read_anatomy(subject))
+        names = [name_of(rest, measured[on], on_policy=on).verdict for on in (True, False)]
+    source = entry.source if entry else ""
+    return PolicyResult(subject.name, subject.summary, source, subject.call, policy, rest, names[0], names[1])
 
 
 # The result in words.

@@ -15,10 +15,10 @@ from ...support import finite
 from ...targets import TARGETS, Role, Verdict
 from ..advice import STANDINGS, notes, standing
 from ..gradients import proof_cases
+from ..policy import PolicyResult, cells as policy_cells, report as policy_report
 from ..procedure import AuditResult
 from ..sentences import cells, report
 from ..subject import Subject
-from ..whole import POLICY_GRADIENTS, Side, WholeResult, drift_in_words, row_of, update_in_words, weighting_in_words
 
 # How a target is drawn: colour, icon and terminal style, by role.
 
@@ -218,68 +218,63 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
 
 # The results of `audit_whole` for a terminal, as Markdown and as JSON.
 
-WHOLE_COLUMNS = (
-    "loss",
-    "update on samples of π",
-    "drift on stale samples, one A > 0 for all",
-    "update on stale samples",
-)
+POLICY_COLUMNS = ("loss", "ratio", "weight of the score", "advantages", "unit", "drift on stale samples", "KL")
 
-WHOLE_CAPTION = (
-    "Exact, in the limit of large batches. A is the advantage. With one advantage for all completions a right policy "
-    "gradient is zero; what is left is drift, in percent of that of the same loss without a correction, averaged over "
-    "the problems. `klgrad audit NAME --whole` shows everything about one loss."
+POLICY_CAPTION = (
+    "The update of a token is its advantage A times its weight, a function of the ratio r = π/μ to the sampler μ. Read "
+    "from the derivatives of the loss in float64, and compared with its gradient summed over every outcome of small "
+    "problems. Drift: what one advantage for all completions does, in percent of that without a ratio, averaged over "
+    "these problems. `klgrad audit NAME --whole` shows everything about one loss."
 )
 
 
-def whole_overview(results: Sequence[WholeResult]) -> RenderableType:
+def policy_overview(results: Sequence[PolicyResult]) -> RenderableType:
     """One table."""
-    return table_of([row_of(r) for r in results])
+    return policy_table([policy_cells_of(r) for r in results])
 
 
-def table_of(rows: Iterable[Sequence[str]]) -> RenderableType:
+def policy_cells_of(r: PolicyResult) -> tuple[str, ...]:
+    """The row of a table, in the order of `POLICY_COLUMNS`; a name that is not proved has a mark."""
+    first, *rest = policy_cells(r)
+    return (r.name, first if r.policy.proved else f"{first} (not proved)", *rest)
+
+
+def policy_table(rows: Iterable[Sequence[str]]) -> RenderableType:
     """The table of these rows, with what its columns mean."""
-    table = Table(box=None, padding=(0, 2, 1, 0), pad_edge=False)
-    for title in WHOLE_COLUMNS:
-        table.add_column(title, overflow="fold", ratio=2 if title == "loss" else 3)
+    table = Table(box=None, padding=(0, 1, 1, 0), pad_edge=False)
+    for title in POLICY_COLUMNS:
+        table.add_column(title, overflow="fold", ratio=3 if title == "loss" or "weight" in title else 2)
     for row in rows:
         table.add_row(*row)
-    return Group(table, Text(WHOLE_CAPTION, style="dim"))
+    return Group(table, Text(POLICY_CAPTION, style="dim"))
 
 
-def whole_in_full(r: WholeResult) -> RenderableType:
+def policy_in_full(r: PolicyResult) -> RenderableType:
     """Everything about one loss."""
-    head = [Text(x, style="italic") for x in (r.summary, r.source and f"Source: {r.source}") if x]
-    sides = (("On samples of π", r.on_policy), ("On samples of another policy", r.off_policy))
-    parts = [part for title, side in sides for part in ("", Text(title, style="bold"), _facts(side))]
-    return Panel(Group(*head, *parts), title=Text(r.name, style="bold"), title_align="left")
-
-
-def _facts(side: Side) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
-    facts.add_row("KL (A = 0)", "none" if side.kl == "nothing" else side.kl_in_words, side.kl)
-    for title, drift in (("all A = 1", side.positive), ("all A = -1", side.negative)):
-        facts.add_row(title, drift_in_words(drift, side.update.weighting), drift.verdict)
-    facts.add_row("A differs", update_in_words(side), side.update.verdict)
-    facts.add_row("advantages", weighting_in_words(side.update.weighting) or "as given", "")
-    if side.update.verdict == "unknown":
-        near = "; ".join(f"{POLICY_GRADIENTS[n].short}: {x:.2f}" for n, x in side.update.cosine.items())
-        facts.add_row("cosines", near, "")
-    return facts
+    for label, sentence in policy_report(r):
+        facts.add_row(label, Text(sentence, style="" if label != "proved" or r.policy.proved else "bold yellow"))
+    facts.add_row("called", Text(r.call, style="dim"))
+    head = [Text(x, style="italic") for x in (r.summary, r.source and f"Source: {r.source}") if x]
+    return Panel(Group(*head, *[""] * bool(head), facts), title=Text(r.name, style="bold"), title_align="left")
 
 
-def whole_to_markdown(results: Sequence[WholeResult]) -> str:
+def policy_to_markdown(results: Sequence[PolicyResult]) -> str:
     """One table, with the source of each loss that has one."""
     sourced = any(r.source for r in results)
-    columns = (*WHOLE_COLUMNS, "source") if sourced else WHOLE_COLUMNS
+    rows = [[*policy_cells_of(r), *([r.source] if sourced else [])] for r in results]
+    return policy_markdown_table(rows, "source" if sourced else "")
+
+
+def policy_markdown_table(rows: Iterable[Sequence[str]], last: str = "") -> str:
+    """Rows of `policy_cells_of` as a Markdown table, with one column more if it has a title."""
+    columns = (*POLICY_COLUMNS, last) if last else POLICY_COLUMNS
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for r in results:
-        name, *rest = row_of(r)
-        lines.append("| " + " | ".join([f"`{name}`", *rest, *([r.source] if sourced else [])]) + " |")
+    lines += ["| " + " | ".join([_code(name), *rest]) + " |" for name, *rest in rows]
     return "\n".join(lines) + "\n"
 
 
-def whole_to_json(results: Sequence[WholeResult]) -> str:
-    """`{"results": [{"name", "source", "whole"}, ...]}`; numbers that are not finite are null."""
+def policy_to_json(results: Sequence[PolicyResult]) -> str:
+    """`{"results": [{"name", "source", "policy", "kl"}, ...]}`; numbers that are not finite are null."""
     return json.dumps(finite({"results": [r.to_dict() for r in results]}), indent=2) + "\n"
