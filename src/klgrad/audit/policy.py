@@ -318,7 +318,9 @@ def _fit_weights(reader: PolicyReader, empty: PolicyAnatomy, ratio: Ratio, sprea
     positive, negative = (_fit(values[i], lambda x, i=i: ask(x)[i], reader.same) for i in range(2))
     if "other" not in (positive.inside, negative.inside):  # the common factor is the scale
         factor = positive.factor or negative.factor
-        positive, negative = (replace(w, factor=round_short(w.factor / factor)) for w in (positive, negative))
+        positive, negative = (
+            replace(w, factor=round_short(w.factor / factor, reader.same)) for w in (positive, negative)
+        )
     return replace(empty, parts=replace(empty.parts, ratio=ratio, positive=positive, negative=negative), ask=ask)
 
 
@@ -385,22 +387,22 @@ def choose_advantages(reader: PolicyReader, options: list[PolicyAnatomy]) -> lis
     inputs, rewards = cases[0]
     cases = [(inputs, balanced(ROWS)), *cases, (inputs, 3 * rewards)]
     answers = [reader.read(*case).weight for case in cases]
+    fits = lambda option, i: _difference(option.weights(*cases[i], stale=False), answers[i], cases[i][0].mask)
+    alone = lambda unit: _with_scale(replace(options[0], unit=unit, scale=1.0), cases, answers)
+    units = [u for u in UNITS if fits(alone(u), 0) <= options[0].allowed]  # there every baseline is 0
     best, least = options[0], math.inf
-    for baseline, (divided, population_) in product(BASELINES, DIVISIONS):
-        for each in UNITS:
-            parts = replace(options[0].parts, baseline=baseline, divided=divided, unit=each.name)
-            option = replace(options[0], parts=parts, unit=each, population=population_, scale=1.0)
-            option = _with_scale(option, cases, answers)
-            gap = 0.0
-            for case, answer in zip(cases, answers, strict=True):
-                gap = max(gap, _difference(option.weights(*case, stale=False), answer, case[0].mask))
-                if gap >= least:
-                    break
-            if gap < least:
-                best, least = option, gap
-            if gap <= option.allowed:
+    for (divided, population_), baseline, u in product(DIVISIONS, BASELINES, units):
+        parts = replace(options[0].parts, baseline=baseline, divided=divided, unit=u.name)
+        option = replace(options[0], parts=parts, unit=u, population=population_, scale=1.0)
+        option = _with_scale(option, cases, answers)
+        gap = 0.0
+        for i in range(len(cases)):
+            gap = max(gap, fits(option, i))
+            if gap >= least:
                 break
-        if least <= best.allowed:
+        if gap < least:
+            best, least = option, gap
+        if gap <= option.allowed:
             break
     if least > best.allowed:
         best = replace(best, parts=replace(best.parts, baseline="other", unit="other"))
@@ -799,7 +801,7 @@ def stale(a: PolicyAnatomy) -> str:
         "none": "not corrected: E_μ[A Σ s_t], samples of μ used as if they were those of π",
         "token": "E_μ[A Σ r_t s_t]: each token is corrected, the tokens before and after it are those of μ",
         "prefix": "each prefix is corrected, the advantage is that of μ's continuations",
-        "sequence": "the policy gradient: the whole completion is corrected",
+        "sequence": "as on fresh samples: the whole completion is corrected",
         "mean": "not corrected: a geometric mean of ratios is no importance weight",
     }
     bounded = [w for w in (a.parts.positive, a.parts.negative) if w.is_bounded or w.inside != "r"]
@@ -854,9 +856,9 @@ def kl(r: PolicyResult) -> str:
 
 def proof(a: PolicyAnatomy) -> str:
     """Whether the formula is the loss."""
-    name, worst = max(a.unexplained.items(), key=lambda pair: pair[1])
     if a.proved:
-        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {worst:.0e}"
-    if a.leaks and worst <= a.allowed:
+        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {max(a.unexplained.values()):.0e}"
+    if a.leaks:
         return "no: masked positions have a gradient, which the formula does not have"
+    name, worst = next((name, gap) for name, gap in a.unexplained.items() if not gap <= a.allowed)
     return f"no: at {name}, {min(worst, 1):.0%} of the weight is not explained by these parts"
