@@ -142,7 +142,8 @@ UNPROVED = {
     "verl loss_mode=dppo_kl": "probability",
     "verl loss_mode=geo_mean": "several ratios",
     "openrlhf is_correction_level=seq is_correction_mode=mask": "several ratios",
-    "openrlhf is_correction_level=seq is_correction_gating=binary_kl is_correction_threshold=(0.0, 0.05)": "probability",
+    "openrlhf is_correction_level=seq is_correction_gating=binary_kl "
+    "is_correction_threshold=(0.0, 0.05)": "probability",
     "skyrl policy_loss_type=dppo": "probability",
 }
 """Those that are no function of one ratio and the advantage."""

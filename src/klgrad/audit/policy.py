@@ -857,7 +857,8 @@ def kl(r: PolicyResult) -> str:
 def proof(a: PolicyAnatomy) -> str:
     """Whether the formula is the loss."""
     if a.proved:
-        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {max(a.unexplained.values()):.0e}"
+        largest = max(a.unexplained.values())
+        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {largest:.0e}"
     if a.leaks:
         return "no: masked positions have a gradient, which the formula does not have"
     name, worst = next((name, gap) for name, gap in a.unexplained.items() if not gap <= a.allowed)

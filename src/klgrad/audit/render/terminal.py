@@ -244,6 +244,7 @@ def policy_table(rows: Iterable[Sequence[str]]) -> RenderableType:
     table = Table(box=None, padding=(0, 1, 1, 0), pad_edge=False)
     for title in POLICY_COLUMNS:
         table.add_column(title, overflow="fold", ratio=3 if title == "loss" or "weight" in title else 2)
+    table.columns[0].min_width = 16
     for row in rows:
         table.add_row(*row)
     return Group(table, Text(POLICY_CAPTION, style="dim"))
