@@ -14,7 +14,8 @@ import torch
 
 from klgrad.audit import audit
 from klgrad.audit.policy import PolicyResult, audit_whole
-from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table, policy_cells_of, policy_to_markdown
+from klgrad.audit.render import policy as policies
+from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +39,7 @@ def main(names: list[str]) -> None:
         verdicts = {r.name: (r.verdict, r.verdict_off_policy, r.holds) for r in results}
         whole = [audit_whole(subject) for subject in framework.policy_losses()] if framework.whole_losses else []
         date = datetime.now(UTC).date().isoformat()
-        policy_losses = [list(policy_cells_of(r)) for r in whole]
+        policy_losses = [list(policies.cells_of(r)) for r in whole]
         Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, policy_losses).write(RECORDS)
         page = _head(framework, date) + markdown_table(rows) + (_policy_losses(name, whole) if whole else "")
         (PAGES / f"{name}.md").write_text(page, encoding="utf-8")
@@ -62,7 +63,7 @@ def _head(framework: Framework, date: str) -> str:
 
 def _policy_losses(name: str, whole: list[PolicyResult]) -> str:
     said = f"From `klgrad audit {name} --whole`; [policy-losses.md](../policy-losses.md) explains the columns."
-    return f"\n## Its whole policy losses\n\n{said}\n\n{policy_to_markdown(whole)}"
+    return f"\n## Its whole policy losses\n\n{said}\n\n{policies.to_markdown(whole)}"
 
 
 if __name__ == "__main__":

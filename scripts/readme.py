@@ -30,7 +30,8 @@ from reference.text import audited, table
 
 from klgrad.audit.advice import in_words
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render.terminal import markdown_table, policy_markdown_table, policy_to_markdown, to_markdown
+from klgrad.audit.render import policy as policies
+from klgrad.audit.render.terminal import markdown_table, to_markdown
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import POLICY_LOSSES
 from klgrad.targets import TARGETS
@@ -75,7 +76,7 @@ def verdicts_in_words() -> str:
 
 def policy_losses() -> str:
     """What each published policy loss does."""
-    return policy_to_markdown([audit_whole(entry) for entry in POLICY_LOSSES.values()])
+    return policies.to_markdown([audit_whole(entry) for entry in POLICY_LOSSES.values()])
 
 
 SHOWN_POLICY_LOSSES = (
@@ -103,7 +104,7 @@ SHOWN_POLICY_LOSSES = (
 def framework_policy_losses() -> str:
     """A selection of the recorded policy losses of the frameworks."""
     rows = {row[0]: row for name in FRAMEWORKS if (known := recorded(name)) for row in known.policy_losses}
-    return policy_markdown_table([rows[name] for name in SHOWN_POLICY_LOSSES])
+    return policies.markdown_table([rows[name] for name in SHOWN_POLICY_LOSSES])
 
 
 def example() -> str:

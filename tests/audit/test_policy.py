@@ -11,9 +11,8 @@ from rich.console import Console
 from tolerances import EXACT
 
 from klgrad.audit import audit
-from klgrad.audit.policy import audit_whole, cells, report
-from klgrad.audit.render.page import policy_to_html
-from klgrad.audit.render.terminal import policy_in_full, policy_to_json, policy_to_markdown
+from klgrad.audit.policy import audit_whole
+from klgrad.audit.render.policy import cells, in_full, report, to_html, to_json, to_markdown
 from klgrad.audit.sentences import summary
 from klgrad.policy_losses import ONE, POLICY_LOSSES, PolicyParts, R, Weight, clipped
 
@@ -67,7 +66,9 @@ def expected(recipe):
     }
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.many) for seed in range(6, 100))])
+@pytest.mark.parametrize(
+    "seed", [*range(6), 62, *(pytest.param(seed, marks=pytest.mark.many) for seed in range(6, 100) if seed != 62)]
+)
 def test_a_composed_loss_is_taken_apart_into_exactly_its_parts(seed):
     recipe = draw(seed)
     assert statements(audit_whole(recipe, name="composed")) == expected(recipe)
@@ -294,7 +295,7 @@ def test_without_a_ratio_it_is_that_to_the_sampler_in_proportion():
 
 
 def test_json_has_the_parts_the_curve_the_drift_and_the_proof():
-    (found,) = json.loads(policy_to_json([published("dapo")]))["results"]
+    (found,) = json.loads(to_json([published("dapo")]))["results"]
     policy = found["policy"]
     assert (policy["ratio"], policy["positive"]["high"], policy["baseline"]) == ("token", 1.28, "group-mean")
     assert policy["proved"]
@@ -306,16 +307,16 @@ def test_json_has_the_parts_the_curve_the_drift_and_the_proof():
 def test_the_report_the_table_and_the_page_say_the_same():
     r = published("grpo")
     with Console(width=400, record=True, file=StringIO()) as console:
-        console.print(policy_in_full(r))
-    text, page = console.export_text(), policy_to_html([r], {"other": "why <not>"})
+        console.print(in_full(r))
+    text, page = console.export_text(), to_html([r], {"other": "why <not>"})
     for label, sentence in report(r):
         assert f"{label} " in text
         assert sentence in text
         assert sentence.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;") in page
     assert "why &lt;not&gt;" in page
     assert page.count('class="line') == 4  # two curves and their keys
-    assert policy_to_markdown([r]).count("\n") == 3
-    assert "| A > 0: r, 0 above 1.2; A < 0: r, 0 below 0.8 |" in policy_to_markdown([r])
+    assert to_markdown([r]).count("\n") == 3
+    assert "| A > 0: r, 0 above 1.2; A < 0: r, 0 below 0.8 |" in to_markdown([r])
 
 
 def test_the_weights_of_the_registry_are_those_of_its_names():

@@ -7,7 +7,7 @@ from tolerances import EXACT, SINGLE
 from klgrad.audit.batch import from_problem
 from klgrad.audit.gradients import evaluate
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render.terminal import policy_cells_of
+from klgrad.audit.render.policy import cells_of
 from klgrad.audit.subject import as_subject
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS, recorded
@@ -157,4 +157,4 @@ def test_every_loss_is_proved_or_told_as_what_it_depends_on(name, subjects):
         result = audit_whole(subjects[each])
         assert result.policy.proved == (each not in UNPROVED), each
         assert result.policy.parts.depends_on == UNPROVED.get(each, ""), each
-        assert rows[each] == list(policy_cells_of(result)), each
+        assert rows[each] == list(cells_of(result)), each

@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 from frameworks.verdicts import ALL
 
-from klgrad.audit.render.terminal import POLICY_COLUMNS
+from klgrad.audit.render.policy import COLUMNS
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Recorded, recorded
 
 
@@ -26,7 +26,7 @@ def test_every_framework_is_recorded_at_its_tested_version(name):
 def test_every_recorded_policy_loss_has_its_parts(name):
     rows = recorded(name).policy_losses
     assert len(rows) >= 6
-    assert {len(row) for row in rows} == {len(POLICY_COLUMNS)}
+    assert {len(row) for row in rows} == {len(COLUMNS)}
 
 
 def test_there_is_no_record_of_anything_else():

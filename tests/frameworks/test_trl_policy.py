@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("trl")
 
 from klgrad.audit.policy import audit_whole
-from klgrad.audit.render.terminal import policy_cells_of
+from klgrad.audit.render.policy import cells_of
 from klgrad.frameworks import recorded
 from klgrad.frameworks.trl import policy_loss, policy_losses
 from klgrad.policy_losses import PolicyParts, Weight
@@ -37,7 +37,7 @@ def test_without_a_correction_for_the_sampler_the_policy_gradient_is_uncorrected
 def test_every_loss_is_proved_and_recorded(subject):
     r = audit_whole(subject)
     assert r.policy.proved
-    assert list(policy_cells_of(r)) in recorded("trl").policy_losses
+    assert list(cells_of(r)) in recorded("trl").policy_losses
 
 
 def test_every_setting_has_its_own_name_and_is_recorded():

@@ -24,7 +24,6 @@ from .call import UserLoss
 from .gradients import Parts, evaluate, proof_cases, sum_over_rows
 from .parts import UNITS, Anatomy, Baseline, Unit
 from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, round_short
-from .sentences import remarks, summary, unit
 from .subject import Subject, as_subject
 from .verdict import name_of
 
@@ -188,6 +187,19 @@ class PolicyAnatomy:
         return bool(self.unexplained) and max(self.unexplained.values()) <= self.allowed and not self.leaks
 
     @property
+    def removes_drift(self) -> bool:
+        """Whether the parts say that one advantage for all has no effect on stale samples."""
+        used = [w for w in (self.parts.positive, self.parts.negative) if w.factor]
+        is_weight = self.parts.ratio in ("token", "prefix", "sequence")
+        is_exact = is_weight and all(w.inside == "r" and not w.is_bounded for w in used)
+        return self.proved and (self.is_centred or self.parts.centred_score or is_exact)
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether a baseline makes equal advantages 0."""
+        return self.parts.baseline not in ("none", "other")
+
+    @property
     def is_nothing(self) -> bool:
         """Whether no advantage has an effect."""
         return self.scale == 0
@@ -227,7 +239,7 @@ class PolicyAnatomy:
         return torch.where(inputs.mask, weight, 0.0)
 
     def _asked(self, sign: int, logs: Tensor) -> Tensor:
-        unique, at = logs.clamp(-REACH, REACH).unique(return_inverse=True)
+        unique, at = logs.unique(return_inverse=True)
         return self.ask(unique)[sign][at]
 
     def log_ratio(self, inputs: ProbeInputs) -> Tensor:
@@ -250,7 +262,7 @@ class PolicyAnatomy:
 
 # Reading.
 
-NONE = 1e-7
+NONE = 1e-6
 """A gradient below this share of the usual one is zero up to rounding, also for rewards in float32."""
 
 FLAT = 1e-12
@@ -272,20 +284,14 @@ def read_policy(subject: Subject) -> PolicyAnatomy:
     empty = replace(
         empty, finite_if_equal=reader.finite_at_zero, has_rest=reader.has_rest, allowed=max(reader.same, ROUNDED)
     )
-    base = ProbeInputs.at_reference(MIXED, WIDTH)
-    start = reader.read(base, balanced(ROWS)).weight
-    leaks = bool(reader.read(ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest), draw_rewards(ROWS)).weight[
-        ~base.mask
-    ].any())  # fmt: skip
-    if not bool(start.any()):
-        return replace(_enumerate(reader, empty), leaks=leaks)
-    parts = choose_weights(reader, replace(empty, leaks=leaks))
-    parts = choose_advantages(reader, parts)
-    best = parts[0]
-    for option in parts:  # a ratio of the completion may be its product, or its geometric mean
-        gaps = _compare(reader, option)
-        if not best.unexplained or max(gaps.values()) < max(best.unexplained.values()):
-            best = replace(option, unexplained=gaps)
+    random = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest)
+    weight = reader.read(random, draw_rewards(ROWS)).weight
+    empty = replace(empty, leaks=bool(weight[~random.mask].any()))
+    if not bool(weight.any()):
+        return _enumerate(reader, empty)
+    options = choose_advantages(reader, choose_weights(reader, empty))
+    compared = [replace(option, unexplained=_compare(reader, option)) for option in options]
+    best = min(compared, key=lambda option: max(option.unexplained.values()))
     return _enumerate(reader, replace(_name_rest(reader, best), compares=_compared(reader)))
 
 
@@ -294,21 +300,23 @@ def read_policy(subject: Subject) -> PolicyAnatomy:
 
 def choose_weights(reader: PolicyReader, empty: PolicyAnatomy) -> list[PolicyAnatomy]:
     """The ratio that the weight is a function of, and the curve; two choices for a ratio of the completion."""
-    response = reader.curve(GRID, None)
+    response, together = reader.curve(GRID, None), reader.curve(GRID, 1.0)
     size, token = float(response.abs().max()), PLACE[1]
-    moved = (response - response[:, len(STEPS), None]).abs().amax((0, 1)) > reader.same * size
+    moves = lambda x: (x - x[:, len(STEPS), None]).abs().amax((0, 1)) > reader.same * size
+    moved = moves(response)
     own, earlier, later = bool(moved[token]), bool(moved[:token].any()), bool(moved[token + 1 :].any())
     others = response[..., torch.arange(TOKENS) != token]
+    choices: list[tuple[Ratio, float | None]] = [("none", None)]
     if earlier:
         beside = float((response[..., token, None] - others).abs().max())
-        if not own or beside > reader.same * size:
+        if beside > reader.same * size:
             several = replace(empty.parts, ratio="other", depends_on="several ratios")
             return [replace(empty, parts=several)]
-        choices: list[tuple[Ratio, float | None]] = [("sequence", 1 / TOKENS), ("mean", 1.0)]
+        choices = [("sequence", 1 / TOKENS), ("mean", 1.0)]
     elif own or later:
         choices = [("token" if not later else "prefix", None)]
-    else:
-        choices = [("none", None)]
+    elif bool(moves(together).any()):  # one token alone may not move a mean beyond its bounds
+        choices = [("mean", 1.0), ("none", None)]
     return [_fit_weights(reader, empty, ratio, spread) for ratio, spread in choices]
 
 
@@ -414,10 +422,8 @@ def _with_scale(option: PolicyAnatomy, cases: list[Case], answers: list[Tensor])
     """The factor of the formula, and what is added to the deviation, from the cases themselves."""
     if option.parts.divided == "none":
         (case, answer) = cases[0], answers[0]
-        return replace(
-            option,
-            scale=round_short(_factor(option.weights(*case, stale=False), answer), max(1e-7, option.allowed / 100)),
-        )
+        factor = _factor(option.weights(*case, stale=False), answer)
+        return replace(option, scale=round_short(factor, option.allowed / 100))
     plain = replace(option, parts=replace(option.parts, divided="none"))
     deviations, factors = [], []
     for at in (1, -1):  # with other deviations each
@@ -451,7 +457,6 @@ def _difference(formula: Tensor, answer: Tensor, mask: Tensor) -> float:
 
 # Comparison of the formula with the loss, and what else the weight depends on.
 
-
 ENTRIES = "the entries of the vocabulary"
 
 
@@ -461,13 +466,15 @@ def _compare(reader: PolicyReader, parts: PolicyAnatomy) -> dict[str, float]:
         lengths, WIDTH, group, highest=reader.highest, **more
     )
     random = at_random(MIXED, stale=1.0, seed=6)
-    unlikely = ProbeInputs.at_reference(MIXED, WIDTH)
+    unlikely, even = ProbeInputs.at_reference(MIXED, WIDTH), ProbeInputs.at_reference([4, 3] * 4, WIDTH)
+    even = replace(even, log_weight=torch.linspace(-2.4, 2.4, ROWS).double()[:, None].expand_as(even.mask))
     probes: dict[str, Case] = {
         "fresh samples": (unlikely, draw_rewards(ROWS, 11)),
         "fresh samples at other probabilities": (at_random(MIXED, seed=3), draw_rewards(ROWS, 12)),
         "stale samples": (replace(unlikely, log_weight=random.log_weight), draw_rewards(ROWS, 13)),
         "stale samples at other probabilities": (random, draw_rewards(ROWS, 13)),
         "nearly fresh samples": (at_random(MIXED, stale=0.1, seed=7), draw_rewards(ROWS, 14)),
+        "ratios that all tokens share": (even, draw_rewards(ROWS, 17)),
         "one group of 2": (at_random([9, 4], 2, stale=1.0, seed=9), draw_rewards(2, 15)),
         "one group of 3": (at_random([9, 4, 7], 3, stale=1.0, seed=10), draw_rewards(3, 16)),
     }
@@ -529,10 +536,9 @@ def _compared(reader: PolicyReader) -> tuple[str, ...]:
 
 def _enumerate(reader: PolicyReader, parts: PolicyAnatomy) -> PolicyAnatomy:
     """Sum the loss over every outcome of small problems: beside the formula, and under one advantage for all."""
-    few = reader.subject.kind == "framework"
     unexplained, drifts = dict(parts.unexplained), []
     for on_policy, samples in ((True, "fresh"), (False, "stale")):
-        gap, cases = 0.0, proof_cases(on_policy, few=few)
+        gap, cases = 0.0, proof_cases(on_policy)
         for case in cases:
             assert case.parts is not None
             usual = 1.0
@@ -547,14 +553,15 @@ def _enumerate(reader: PolicyReader, parts: PolicyAnatomy) -> PolicyAnatomy:
                 found, formula, plain = (sum_over_rows(case.problem, members, x) for x in answers)
                 if constant is None:
                     usual = max(found.typical, formula.typical) or 1.0
-                    gap = max(gap, float(((found.mean - formula.mean) / usual).norm()))
+                    share = float(((found.mean - formula.mean) / usual).norm())
+                    gap = max(gap, share if math.isfinite(share) else 1.0)
                     continue
                 towards = case.targets["forward-kl-sampler-sequence"]
                 length, whole = float(found.mean.norm()), float(plain.mean.norm())
-                moves, has_plain = (x > NONE * usual for x in (length, whole))
+                moves, has_plain = length > NONE * max(usual, whole), whole > NONE * usual
                 cosine = float(found.mean @ towards / towards.norm()) / length if moves else 0.0
                 drifts.append((constant, (length / whole if has_plain else math.inf) if moves else 0.0, cosine))
-        unexplained[f"every outcome of {len(cases)} problems, {samples} samples"] = gap if math.isfinite(gap) else 1.0
+        unexplained[f"every outcome of {len(cases)} problems, {samples} samples"] = gap
     mean = lambda xs: sum(xs) / len(xs)
     drift = tuple(
         Drift(mean([d[1] for d in drifts if d[0] == a]), mean([d[2] for d in drifts if d[0] == a]))
@@ -659,207 +666,3 @@ def audit_whole(loss: object, *, name: str | None = None) -> PolicyResult:
         names = [name_of(rest, measured[on], on_policy=on).verdict for on in (True, False)]
     source = entry.source if entry else ""
     return PolicyResult(subject.name, subject.summary, source, subject.call, policy, rest, names[0], names[1])
-
-
-# The result in words.
-
-RATIOS = {
-    "none": "none: the samples are used as if they were those of π",
-    "token": "r = π/μ of the token itself",
-    "prefix": "r = π/μ of the tokens so far",
-    "sequence": "r = π/μ of the whole completion",
-    "mean": "r = the geometric mean of π/μ over the completion's tokens",
-    "other": "no single one: the weight of a token depends on several, such as its own and that of its completion",
-}
-SUBTRACTED = {
-    "none": "as they are",
-    "group-mean": "minus the mean of the group",
-    "leave-one-out": "minus the mean of the others of the group",
-    "batch-mean": "minus the mean of the batch",
-    "batch-leave-one-out": "minus the mean of the others of the batch",
-    "other": "none that is known: no baseline, deviation and unit explain the weights",
-}
-ALSO = {
-    "probability": "it depends on the probability of the token too: what is told is that of unlikely tokens",
-    "several ratios": "it depends on several ratios",
-    "other completions": "it depends on the ratios of other completions too",
-    "vocabulary": "it depends on the whole vocabulary too",
-}
-COMPARED = (
-    "; it is compared with old_logp and with behavior_logp, two ratios: what is told is where both are the sampler"
-)
-
-
-def report(r: PolicyResult) -> list[tuple[str, str]]:
-    """The report of one loss: a label and a sentence for each part."""
-    a = r.policy
-    if not (a.deterministic and a.finite):
-        why = "NaN or infinite at usual inputs" if a.deterministic else "different each time the same batch is given"
-        return [("update", f"none can be told: the gradient is {why}")]
-    if a.is_nothing:
-        rows = [("update", "none: no advantage has an effect")]
-    else:
-        rows = [
-            ("ratio", RATIOS[a.parts.ratio] + (COMPARED if len(a.compares) > 1 else "")),
-            ("weight", weight(a)),
-            ("advantages", advantages(a)),
-            ("unit", unit(a.unit) if a.parts.unit != "other" else "none that is known"),
-            ("fresh samples", fresh(a)),
-            ("stale samples", stale(a)),
-            ("drift", drift(a)),
-        ]
-    rows.append(("KL", kl(r)))
-    if r.kl is not None:
-        rows += [("beside it", text) for text in remarks(r.kl)]
-    if a.leaks:
-        rows.append(("beside it", "masked positions have a gradient: multiply by the mask before summing"))
-    if not a.finite_if_equal:
-        rows.append(("beside it", "NaN where all rewards of a group are equal: add a small number to the deviation"))
-    return [*rows, ("proved", proof(a))]
-
-
-def cells(r: PolicyResult) -> tuple[str, ...]:
-    """A row of a table: ratio, weight, advantages, unit, drift, KL."""
-    a = r.policy
-    if not (a.deterministic and a.finite):
-        return ("not told", "", "", "", "", "")
-    if a.is_nothing:
-        return ("", "0", "", "", "none", kl(r))
-    ratio = {"mean": "geometric mean", "sequence": "completion", "other": "several"}.get(a.parts.ratio, a.parts.ratio)
-    also = a.parts.depends_on and a.parts.depends_on != "several ratios"
-    text = f"{weight(a, brief=True)}; depends on {a.parts.depends_on}" if also else weight(a, brief=True)
-    return (ratio, text, advantages(a, brief=True), a.parts.unit, drift(a, brief=True), kl(r))
-
-
-def weight(a: PolicyAnatomy, *, brief: bool = False) -> str:
-    """The weight of a token's score as a function of r, for each sign of the advantage."""
-    if a.parts.ratio == "other":
-        return "no function of one ratio"
-    up, down = map(_of_ratio, (a.parts.positive, a.parts.negative))
-    text = up if a.parts.positive == a.parts.negative and "its own" not in up else f"A > 0: {up}; A < 0: {down}"
-    if a.parts.centred_score:
-        text += "; the sampler's mean score at each prefix is subtracted"
-    if a.parts.depends_on and not brief:
-        text += f"; {ALSO[a.parts.depends_on]}"
-    return text
-
-
-def _of_ratio(w: Weight) -> str:
-    if w.inside == "other":
-        return "a curve of its own"
-    if w.factor == 0:
-        return "0"
-    texts = [w.inside]
-    for edge, level, word, bound in ((w.low, w.below, "below", "at least"), (w.high, w.above, "above", "at most")):
-        if edge is not None:
-            is_bound = w.inside == "r" and level == edge
-            texts.append(f"{bound} {edge:.5g}" if is_bound else f"{level:.4g} {word} {edge:.5g}")
-    text = ", ".join(texts)
-    return text if w.factor == 1 else f"{w.factor:.4g} x ({text})"
-
-
-def advantages(a: PolicyAnatomy, *, brief: bool = False) -> str:
-    """What becomes of the advantages."""
-    text = SUBTRACTED[a.parts.baseline]
-    if brief:
-        text = text.removeprefix("minus the ").split(":")[0]
-    if a.parts.divided == "none":
-        return text
-    of = f"the deviation of the {a.parts.divided}"
-    if brief:
-        return f"{text}, / {of.removeprefix('the ')}"
-    n = "n" if a.population else "n - 1"
-    return f"{text}, divided by {of} (over {n}{f', plus {a.epsilon:.3g}' if a.epsilon else ''})"
-
-
-def fresh(a: PolicyAnatomy) -> str:
-    """The update on samples of π."""
-    known = [gap for name, gap in a.unexplained.items() if "stale" not in name and "group" not in name]
-    if max(known) > a.allowed or a.leaks:
-        return "none that is known"
-    up, down = (a.ask(torch.zeros(1))[i, 0] if w.inside == "other" else w(torch.zeros(1)).double()[0]
-                for i, w in enumerate((a.parts.positive, a.parts.negative)))  # fmt: skip
-    text = "the policy gradient" if a.scale * float(up) > 0 else "minus the policy gradient: the sign is wrong"
-    if abs(float(up - down)) > a.allowed:
-        text = (
-            f"the policy gradient of advantages that are weighted {float(up):.4g} if positive, {float(down):.4g} if not"
-        )
-    if a.parts.divided == "group":
-        text += ", prompts with a small deviation weighing more"
-    if a.parts.unit == "completion-mean":
-        text += ", tokens of short completions weighing more"
-        if a.parts.baseline == "none":
-            text += ": one A > 0 for all prefers short completions, one A < 0 long ones"
-    return text
-
-
-def stale(a: PolicyAnatomy) -> str:
-    """The update on samples of another policy."""
-    if not a.proved:
-        return "not proved: the formula does not explain it"
-    texts = {
-        "none": "not corrected: E_μ[A Σ s_t], samples of μ used as if they were those of π",
-        "token": "E_μ[A Σ r_t s_t]: each token is corrected, the tokens before and after it are those of μ",
-        "prefix": "each prefix is corrected, the advantage is that of μ's continuations",
-        "sequence": "as on fresh samples: the whole completion is corrected",
-        "mean": "not corrected: a geometric mean of ratios is no importance weight",
-    }
-    bounded = [w for w in (a.parts.positive, a.parts.negative) if w.is_bounded or w.inside != "r"]
-    if a.parts.centred_score:
-        return "the covariance of advantage and score under μ at each prefix, which is no policy gradient"
-    if a.parts.ratio in ("none", "mean") or not bounded:
-        return texts[a.parts.ratio]
-    if all(w.inside == "1" for w in bounded):
-        return "not corrected: samples of μ are used as if they were those of π, without those outside the bounds"
-    return f"{texts[a.parts.ratio]}; its bounds add bias" if all(w.inside == "r" for w in bounded) else (
-        "not corrected: the weight is no importance weight"
-    )  # fmt: skip
-
-
-def drift(a: PolicyAnatomy, *, brief: bool = False) -> str:
-    """What one advantage for all completions does on stale samples, where a right policy gradient does nothing."""
-    if not a.drift:
-        return "cannot be told: NaN where all rewards are equal"
-    if all(d.size == 0 for d in a.drift):
-        if a.parts.baseline not in ("none", "other"):
-            return "none" if brief else "none: one advantage for all becomes 0"
-        bounded = a.parts.positive.is_bounded or a.parts.negative.is_bounded
-        why = "its mean is 0 on every problem of the proof" if bounded else "its mean is 0 at every prefix"
-        return "none" if brief and not bounded else f"none: {why}"
-    up, down = (_direction(d, brief) for d in a.drift)
-    text = up if up == down else f"A > 0: {up}; A < 0: {down}"
-    return text if brief else f"if all advantages are equal: {text}"
-
-
-def _direction(d: Drift, brief: bool) -> str:
-    if abs(d.size - 1) < 1e-6 and abs(d.towards_sampler) > 1 - 1e-6:
-        to = d.towards_sampler > 0
-        if brief:
-            return "to μ" if to else "away from μ"
-        return f"{'descends KL(μ‖π), to' if to else 'climbs KL(μ‖π), away from'} what was sampled"
-    if d.size == 0:
-        return "none"
-    size = "" if math.isinf(d.size) else f"{d.size:.0%} " if d.size >= 0.005 else f"{d.size:.1g} "
-    aside = abs(d.towards_sampler) < 0.2
-    to = "elsewhere" if aside else "to μ" if d.towards_sampler > 0 else "away from μ"
-    return f"{size}{to}" if brief else f"{size}of that without a ratio is left, {to}"
-
-
-def kl(r: PolicyResult) -> str:
-    """What the loss does without advantages."""
-    if not r.policy.finite_if_equal:
-        return "cannot be told: NaN without advantages"
-    if r.kl is None:
-        return "none"
-    return f"{summary(r.kl)}; on stale samples {summary(r.kl, on_policy=False)}"
-
-
-def proof(a: PolicyAnatomy) -> str:
-    """Whether the formula is the loss."""
-    if a.proved:
-        largest = max(a.unexplained.values())
-        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {largest:.0e}"
-    if a.leaks:
-        return "no: masked positions have a gradient, which the formula does not have"
-    name, worst = next((name, gap) for name, gap in a.unexplained.items() if not gap <= a.allowed)
-    return f"no: at {name}, {min(worst, 1):.0%} of the weight is not explained by these parts"

@@ -11,13 +11,8 @@ from rich.console import Console, Group
 from ..audit import Subject, catalogue, load_every
 from ..audit.call import UserLoss, settings_for
 from ..audit.policy import PolicyResult, audit_whole
-from ..audit.render.page import Fix, Fixes, policy_to_html
-from ..audit.render.terminal import (
-    policy_in_full as in_full,
-    policy_overview as overview,
-    policy_to_json as to_json,
-    policy_to_markdown as to_markdown,
-)
+from ..audit.render.page import Fix, Fixes
+from ..audit.render.policy import in_full, overview, to_html, to_json, to_markdown
 from ..audit.subject import FileLosses, as_subject, imports_for, locate
 from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameError
 from ..frameworks import FRAMEWORKS, HOMES, SETTINGS
@@ -210,7 +205,7 @@ def report_whole(
             report,
             (json, lambda: failures.in_json(to_json(results))),
             (markdown, lambda: failures.in_markdown(to_markdown(results))),
-            (html, lambda: policy_to_html(results, failures.reasons)),
+            (html, lambda: to_html(results, failures.reasons)),
         )
     return results, failures
 

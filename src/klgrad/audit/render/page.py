@@ -16,11 +16,10 @@ from ...targets import TARGETS, Role, Verdict
 from ..advice import at_and_beyond, notes, outside, standing
 from ..gradients import proof_cases
 from ..parts import Anatomy
-from ..policy import PolicyResult, report as policy_report
 from ..probes import GRID, function_of
 from ..procedure import AuditResult
 from ..sentences import cells, report
-from .terminal import KIND_TITLES, LOOKS, PARTS, POLICY_CAPTION
+from .terminal import KIND_TITLES, LOOKS, PARTS
 
 # The Jinja environment of the HTML page: templates with autoescape, and filters for text that may break over lines.
 
@@ -553,71 +552,3 @@ def _is_reverse(verdict: Verdict) -> bool:
 def _tally(results: Sequence[AuditResult]) -> dict[str, object]:
     """How many losses are drawn in each way."""
     return {"roles": Counter(map(role_of, results)), "total": len(results)}
-
-
-# The page of `klgrad audit --whole`: a card with the curves of the weights for each policy loss.
-
-RATIO_RANGE, WEIGHT_RANGE = (-2.5, 2.5), (-0.2, 3.2)
-RATIO_TICKS, WEIGHT_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10), (0, 1, 2, 3)
-
-
-@dataclass(frozen=True)
-class PolicyCard:
-    """One policy loss: the weight of a score against the ratio, where the advantage is positive and negative."""
-
-    result: PolicyResult
-    parts: list[tuple[str, str]]
-    lines: tuple[str, str]
-    ticks: list[tuple[str, str, str, str]]
-
-
-def policy_card_of(r: PolicyResult) -> PolicyCard:
-    """Build the card of a policy loss."""
-    low, high = RATIO_RANGE
-    across = lambda log_ratio: LEFT + (log_ratio - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-    bottom, top = WEIGHT_RANGE
-    up = lambda value: HEIGHT - BOTTOM - (value - bottom) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
-    log_ratios, values = r.policy.curve(401, high)
-    lines = tuple(
-        "M" + "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in zip(log_ratios.tolist(), row, strict=True))
-        for row in values.clamp(bottom, top).tolist()
-    )
-    ticks = [
-        (
-            f"M{across(math.log(x)):.1f} {TOP:g}V{HEIGHT - BOTTOM:g}",
-            f"{across(math.log(x)):.1f}",
-            f"{HEIGHT - 25:g}",
-            f"{x:g}",
-        )
-        for x in RATIO_TICKS
-    ]
-    ticks += [
-        (f"M{LEFT:g} {up(y):.1f}H{WIDTH - RIGHT:g}", f"{LEFT - 10:g}", f"{up(y) + 3.5:.1f}", f"{y:g}")
-        for y in WEIGHT_TICKS
-    ]
-    return PolicyCard(r, policy_report(r), (lines[0], lines[1]), ticks)
-
-
-def policy_to_html(results: Sequence[PolicyResult], not_audited: Mapping[str, str] | None = None) -> str:
-    """Render one page with a card for each policy loss.
-
-    Args:
-        results: of `audit_whole`.
-        not_audited: losses that could not be audited, and why.
-
-    Returns:
-        The page, which needs no network, no scripts and no fonts.
-    """
-    title = results[0].name if len(results) == 1 else f"{len(results)} policy losses"
-    return (
-        environment()
-        .get_template("policy.html")
-        .render(
-            style=files("klgrad.audit.render").joinpath("page.css").read_text(encoding="utf-8"),
-            title=f"What {title} {'is' if len(results) == 1 else 'are'} made of",
-            cards=[policy_card_of(r) for r in results],
-            not_audited=not_audited or {},
-            caption=POLICY_CAPTION,
-            size=(WIDTH, HEIGHT),
-        )
-    )

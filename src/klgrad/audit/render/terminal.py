@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,7 +15,6 @@ from ...support import finite
 from ...targets import TARGETS, Role, Verdict
 from ..advice import STANDINGS, notes, standing
 from ..gradients import proof_cases
-from ..policy import PolicyResult, cells as policy_cells, report as policy_report
 from ..procedure import AuditResult
 from ..sentences import cells, report
 from ..subject import Subject
@@ -98,11 +97,11 @@ def to_markdown(results: Sequence[AuditResult]) -> str:
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of `cells_of` as a Markdown table."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join([_code(name), *rest]) + " |" for name, *rest in rows]
+    lines += ["| " + " | ".join([code(name), *rest]) + " |" for name, *rest in rows]
     return "\n".join(lines) + "\n"
 
 
-def _code(name: str) -> str:
+def code(name: str) -> str:
     """A name as code in a cell of a table.
 
     A bar would end the cell, and Markdown readers do not agree on how to escape it between backticks.
@@ -214,68 +213,3 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
     body = Group(*parts, facts, "", Text(str(r.advice)))
     return Panel(body, title=name if fits else None, title_align="left")
-
-
-# The results of `audit_whole` for a terminal, as Markdown and as JSON.
-
-POLICY_COLUMNS = ("loss", "ratio", "weight of the score", "advantages", "unit", "drift on stale samples", "KL")
-
-POLICY_CAPTION = (
-    "The update of a token is its advantage A times its weight, a function of the ratio r = π/μ to the sampler μ. Read "
-    "from the derivatives of the loss in float64, and compared with its gradient summed over every outcome of small "
-    "problems. Drift: what one advantage for all completions does, in percent of that without a ratio, averaged over "
-    "these problems. `klgrad audit NAME --whole` shows everything about one loss."
-)
-
-
-def policy_overview(results: Sequence[PolicyResult]) -> RenderableType:
-    """One table."""
-    return policy_table([policy_cells_of(r) for r in results])
-
-
-def policy_cells_of(r: PolicyResult) -> tuple[str, ...]:
-    """The row of a table, in the order of `POLICY_COLUMNS`; a name that is not proved has a mark."""
-    first, *rest = policy_cells(r)
-    return (r.name, first if r.policy.proved else f"{first} (not proved)", *rest)
-
-
-def policy_table(rows: Iterable[Sequence[str]]) -> RenderableType:
-    """The table of these rows, with what its columns mean."""
-    table = Table(box=None, padding=(0, 1, 1, 0), pad_edge=False)
-    for title in POLICY_COLUMNS:
-        table.add_column(title, overflow="fold", ratio=3 if title == "loss" or "weight" in title else 2)
-    table.columns[0].min_width = 16
-    for row in rows:
-        table.add_row(*row)
-    return Group(table, Text(POLICY_CAPTION, style="dim"))
-
-
-def policy_in_full(r: PolicyResult) -> RenderableType:
-    """Everything about one loss."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    for label, sentence in policy_report(r):
-        facts.add_row(label, Text(sentence, style="" if label != "proved" or r.policy.proved else "bold yellow"))
-    facts.add_row("called", Text(r.call, style="dim"))
-    head = [Text(x, style="italic") for x in (r.summary, r.source and f"Source: {r.source}") if x]
-    return Panel(Group(*head, *[""] * bool(head), facts), title=Text(r.name, style="bold"), title_align="left")
-
-
-def policy_to_markdown(results: Sequence[PolicyResult]) -> str:
-    """One table, with the source of each loss that has one."""
-    sourced = any(r.source for r in results)
-    rows = [[*policy_cells_of(r), *([r.source] if sourced else [])] for r in results]
-    return policy_markdown_table(rows, "source" if sourced else "")
-
-
-def policy_markdown_table(rows: Iterable[Sequence[str]], last: str = "") -> str:
-    """Rows of `policy_cells_of` as a Markdown table, with one column more if it has a title."""
-    columns = (*POLICY_COLUMNS, last) if last else POLICY_COLUMNS
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join([_code(name), *rest]) + " |" for name, *rest in rows]
-    return "\n".join(lines) + "\n"
-
-
-def policy_to_json(results: Sequence[PolicyResult]) -> str:
-    """`{"results": [{"name", "source", "policy", "kl"}, ...]}`; numbers that are not finite are null."""
-    return json.dumps(finite({"results": [r.to_dict() for r in results]}), indent=2) + "\n"
