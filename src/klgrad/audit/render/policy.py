@@ -120,7 +120,7 @@ def advantages(a: PolicyAnatomy, *, brief: bool = False) -> str:
     """What becomes of the advantages."""
     text = SUBTRACTED[a.parts.baseline]
     if brief:
-        text = text.removeprefix("minus the ").split(":")[0]
+        text = text.split(":")[0]
     if a.parts.divided == "none":
         return text
     of = f"the deviation of the {a.parts.divided}"
