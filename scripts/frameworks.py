@@ -16,6 +16,7 @@ from klgrad.audit import audit
 from klgrad.audit.policy import PolicyResult, audit_whole
 from klgrad.audit.render import policy as policies
 from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table
+from klgrad.audit.sentences import summary
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded
 
 ROOT = Path(__file__).parent.parent
@@ -37,10 +38,11 @@ def main(names: list[str]) -> None:
         results = [audit(subject) for subject in framework.subjects()]
         rows = [list(cells_of(r)) for r in results]
         verdicts = {r.name: (r.verdict, r.verdict_off_policy, r.holds) for r in results}
+        words = {r.name: (summary(r.anatomy), summary(r.anatomy, on_policy=False)) for r in results}
         whole = [audit_whole(subject) for subject in framework.policy_losses()] if framework.whole_losses else []
         date = datetime.now(UTC).date().isoformat()
         policy_losses = [list(policies.cells_of(r)) for r in whole]
-        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, policy_losses).write(RECORDS)
+        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, words, policy_losses).write(RECORDS)
         page = _head(framework, date) + markdown_table(rows) + (_policy_losses(name, whole) if whole else "")
         (PAGES / f"{name}.md").write_text(page, encoding="utf-8")
 
