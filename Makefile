@@ -73,7 +73,7 @@ readme: $(DEV)  ## regenerate the tables of the README and the docs, and the pag
 
 figures: $(DEV)  ## redraw the pictures of the README and the docs
 	$(BIN)/python docs/figures/coefficients.py
-	$(BIN)/python docs/figures/drift.py
+	$(BIN)/python docs/figures/weights.py
 	$(BIN)/python docs/figures/token_and_sequence.py
 	$(BIN)/python docs/figures/reverse_and_forward.py
 	$(BIN)/python docs/figures/on_and_off_policy.py
