@@ -150,6 +150,7 @@ def _by_mlx(loss: OfArrays) -> Derivatives:
         return torch.from_dlpack(x).float().to(torch.float64 if x.dtype == mx.float64 else torch.float32)
 
     def derivatives(moving: Tensors, fixed: Tensors, cotangent: Tensor | None) -> tuple[Tensor, Tensors]:
+        mx.disable_compile()  # a compiled function would wait for a C++ compiler, for each shape
         with mx.stream(mx.cpu):  # a GPU of Apple has no float64
             known = {name: array(x) for name, x in fixed.items()}
             at = [array(x) for x in moving.values()]
@@ -157,6 +158,7 @@ def _by_mlx(loss: OfArrays) -> Derivatives:
             out = of_moving(*at)
             along = mx.ones_like(out) if cotangent is None else array(cotangent).astype(out.dtype)
             _, slopes = mx.vjp(of_moving, at, [along])
-            return tensor(out), {name: tensor(x) for name, x in zip(moving, slopes, strict=True)}
+        mx.enable_compile()
+        return tensor(out), {name: tensor(x) for name, x in zip(moving, slopes, strict=True)}
 
     return derivatives
