@@ -119,8 +119,8 @@ class _Bridge(torch.autograd.Function):
 
 
 def _by_jax(loss: OfArrays) -> Derivatives:
-    import jax
-    import jax.numpy as jnp
+    import jax  # pyright: ignore[reportMissingImports]
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
     # An audit calls the loss about a hundred times, with twenty shapes: most of its time is compilation.
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
@@ -139,7 +139,7 @@ def _by_jax(loss: OfArrays) -> Derivatives:
 
 
 def _by_mlx(loss: OfArrays) -> Derivatives:
-    import mlx.core as mx
+    import mlx.core as mx  # pyright: ignore[reportMissingImports]
 
     def array(x: Tensor) -> Any:
         name = str(x.dtype).removeprefix("torch.")

@@ -95,7 +95,7 @@ def _state(x: dict[str, Any]) -> SimpleNamespace:
 
 def _ppo_trainer(arguments: SimpleNamespace, x: dict[str, Any]) -> Any:
     """A trainer whose model has sampled these completions."""
-    import jax.numpy as jnp
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
     trainer = object.__new__(_trainer_file().PPOTrainer)
     same = lambda value: value
@@ -140,9 +140,7 @@ def _step(folder: str, name: str) -> Any:
 def _file(folder: str) -> ModuleType:
     """The functions of one trainer; what they use of a sharded model does nothing."""
     package = f"easydel.trainers.{folder}"
-    module = load(
-        "easydel", f"{folder}/_fn.py", stand_ins=STAND_INS, replaced=("easydel",), package=package
-    )
+    module = load("easydel", f"{folder}/_fn.py", stand_ins=STAND_INS, replaced=("easydel",), package=package)
     vars(module).update(
         with_sharding_constraint=lambda arr, sharding: arr,
         make_assertions_and_get_sizes=lambda **_: (None, None, None),

@@ -45,7 +45,7 @@ def _experimental() -> Subject:
     )
 
     def loss(x: dict[str, Any]) -> Any:
-        import jax.numpy as jnp
+        import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
         live = jnp.pad(x["mask"].astype(int), ((0, 0), (1, 0)))  # with a prompt of one token, which it leaves out
         names = ("completions", "completions_position", "completions_segmentation")
@@ -62,7 +62,7 @@ def _distillation(alpha: float, offline: bool) -> Subject:
     output = file.DistillationForwardOutput
 
     def loss(x: dict[str, Any]) -> Any:
-        import jax
+        import jax  # pyright: ignore[reportMissingImports]
 
         teacher = output(x["ref_logits"])
         if offline:
@@ -78,14 +78,14 @@ def _distillation(alpha: float, offline: bool) -> Subject:
 @cache
 def _trainer() -> ModuleType:
     file = "maxtext/experimental/rl/grpo_trainer.py"
-    stub = ModuleType("gcloud_stub")
+    stub: Any = ModuleType("gcloud_stub")
     stub.vertex_tensorboard_modules = lambda: (None, None)
     loaded = {"maxtext.common.gcloud_stub": stub}
     module = load("maxtext", file, stand_ins=STAND_INS, replaced=("maxtext",), loaded=loaded)
-    module.EPS = 1e-8
-    module.grpo_utils = SimpleNamespace(
+    models_and_rewards = SimpleNamespace(
         compute_log_probs_nnx=lambda logp, *_, **__: (logp, None), dummy_reward_len=lambda mask: 0.0 * mask.sum(-1)
     )
+    vars(module).update(EPS=1e-8, grpo_utils=models_and_rewards)
     return module
 
 

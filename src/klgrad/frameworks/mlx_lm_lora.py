@@ -41,7 +41,7 @@ def _reinforce(*, reference: bool) -> Subject:
     function = _function("rlhf_reinforce_trainer", "_rlhf_reinforce_logp_loss")
 
     def loss(x: dict[str, Any]) -> Any:
-        import mlx.core as mx
+        import mlx.core as mx  # pyright: ignore[reportMissingImports]
 
         ref = x["ref_logp"] if reference else mx.stop_gradient(x["logp"])
         return function(x["logp"], ref, x["rewards"], x["mask"], 1.0)[0]
@@ -54,9 +54,7 @@ def _reinforce(*, reference: bool) -> Subject:
 def _function(file: str, name: str) -> Any:
     path = f"mlx_lm_lora/trainer/{file}.py"
     stand_ins = ("mlx_lm", "tqdm", "numpy")
-    module = load(
-        "mlx-lm-lora", path, stand_ins=stand_ins, replaced=("mlx_lm_lora",), package="mlx_lm_lora.trainer"
-    )
+    module = load("mlx-lm-lora", path, stand_ins=stand_ins, replaced=("mlx_lm_lora",), package="mlx_lm_lora.trainer")
     return getattr(module, name)
 
 

@@ -80,7 +80,7 @@ def in_reward(method: str, gae_lambda: float) -> Subject:
 
 def _ppo_learner(config: Any, x: dict[str, Any]) -> Any:
     """A learner whose cluster has these completions."""
-    import jax.numpy as jnp
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
     rows, width = x["mask"].shape
     learner = object.__new__(modules()["ppo_learner"].PPOLearner)
@@ -121,8 +121,8 @@ def modules() -> dict[str, ModuleType]:
 
 def _make_traceable(learner: Any) -> None:
     """Let JAX compile the learner, which takes numbers out of its arrays for its metrics."""
-    import jax
-    import jax.numpy as jnp
+    import jax  # pyright: ignore[reportMissingImports]
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
     learner.utils = SimpleNamespace(pad_to_length=lambda ids, **_: ids)  # the completions have one length
     learner.np = SimpleNamespace(**vars(jnp), ma=SimpleNamespace(masked_array=lambda x, mask: x))

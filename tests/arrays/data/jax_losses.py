@@ -2,8 +2,8 @@
 
 from functools import partial
 
-import jax
-import jax.numpy as jnp
+import jax  # pyright: ignore[reportMissingImports]
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
 
 def k1(logp, ref_logp):

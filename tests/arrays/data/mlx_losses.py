@@ -1,6 +1,6 @@
 """Losses as users of MLX write them."""
 
-import mlx.core as mx
+import mlx.core as mx  # pyright: ignore[reportMissingImports]
 
 
 def k1(logp, ref_logp):
