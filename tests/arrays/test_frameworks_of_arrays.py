@@ -57,7 +57,7 @@ def test_the_default_kl_of_tunix_ignores_the_reference_and_lowers_the_mean_of_on
 
 
 def test_maxtext_leaves_tunix_its_default_mode():
-    (trainer,) = [file for file in files("maxtext") if str(file).endswith("post_train/rl/train_rl.py")]
+    (trainer,) = [file for file in files("maxtext") or () if str(file).endswith("post_train/rl/train_rl.py")]
     source = trainer.read_text()
     assert len(re.findall(r"GrpoConfig\(\s", source)) == 2
     assert "beta=trainer_config.rl.grpo_beta" in source
