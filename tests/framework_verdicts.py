@@ -249,7 +249,7 @@ TUNIX = {
     "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=seq-mean-token-sum": K2,
     "tunix agentic_grpo kl_loss_mode=kl loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),
     **{f"tunix ppo kl_method={method} gae_lambda=0.95": UNKNOWN for method in ("low_var_kl", "kl", "mse_kl")},
-    "tunix ppo kl_method=kl gae_lambda=1": WHITENED,
+    "tunix ppo kl_method=kl gae_lambda=1": summed("reverse-kl-sequence", "unknown"),
 }
 MAXTEXT = {
     "maxtext rl.grpo_beta rl.loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),

@@ -108,9 +108,9 @@ def test_every_loss_of_a_file():
 
 
 def test_an_error_names_the_place_in_the_file():
-    with pytest.raises(LossCallError, match=r"TracerBoolConversionError.*jax_losses.py, line \d+") as error:
+    with pytest.raises(LossCallError, match="TracerBoolConversionError") as error:
         audit(load(f"{JAX}:by_value"))
-    assert "jax_losses.py, line 56" in error.value.remedy
+    assert "jax_losses.py, line 52" in error.value.remedy
 
 
 @pytest.mark.parametrize("file", [JAX, MLX])
@@ -127,7 +127,7 @@ def test_the_command_and_its_page(file, tmp_path):
     result = CliRunner().invoke(app, ["audit", *arguments])
     assert result.exit_code == 0, result.output
     assert "forward KL" in page.read_text()
-    (loss,) = json.loads(data.read_text())["losses"]
+    (loss,) = json.loads(data.read_text())["results"]
     assert loss["scale"] == pytest.approx(0.5, rel=SINGLE.rtol)
 
 

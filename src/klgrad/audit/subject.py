@@ -497,7 +497,6 @@ def _is_defined_in(x: object, module: ModuleType) -> bool:
         return True
     if inspect.isclass(x):
         return x.__module__ == module.__name__ and bool(makes_callables(x) or loss_methods(x))
-    if inspect.isfunction(x):
-        code = inspect.unwrap(x).__code__
-        return Path(code.co_filename) == Path(str(module.__file__))
+    if callable(x) and inspect.isfunction(function := inspect.unwrap(x)):  # a function that JAX compiles is none itself
+        return Path(function.__code__.co_filename) == Path(str(module.__file__))
     return isinstance(x, nn.Module) or (callable(x) and type(x).__module__ == module.__name__)
