@@ -51,6 +51,14 @@ def test_verdicts(spec):
     assert result.anatomy.proved
 
 
+@pytest.mark.slow
+def test_an_exponential_of_mlx_beside_a_difference():
+    """Its exponentials have seven digits, also where the log-ratio beside them has sixteen."""
+    parts = audit(load(f"{MLX}:k3_in_reward")).anatomy
+    assert parts.proved
+    assert {name: round(share, 4) for name, share in parts.shares.items()} == {"reverse-kl": 1.0, "forward-kl": -1.0}
+
+
 def k1(logp, ref_logp):
     return logp - ref_logp
 
@@ -89,6 +97,30 @@ def test_the_precision_is_that_of_the_tensors(file, name):
         cast = {n: x.to(dtype) if x.is_floating_point() else x for n, x in vars(batch).items()}
         loss, parts = evaluate(load(f"{file}:{name}"), type(batch)(**cast).fresh())
         assert loss.dtype == parts.logp.dtype == dtype
+
+
+@pytest.mark.parametrize("file", TOLERANCES, ids=["jax", "mlx"])
+@pytest.mark.parametrize("name", ["k2", "k3"])
+def test_a_gradient_goes_on_backwards(file, name):
+    """Through a scalar, and through one number per completion."""
+    problem = PROBLEMS["varying"]
+    batch = from_problem(problem, torch.tensor([[0, 5, 9]]), torch.zeros(len(problem.space), dtype=torch.float64))
+    function: Any = load(f"{file}:{name}").loss
+    weights = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
+    slopes = []
+    for loss in (lambda: (weights * out_of(function(batch))).sum(), lambda: (weights * each(batch, name)).sum()):
+        slopes.append(torch.autograd.grad(loss(), batch.logp)[0])
+    TOLERANCES[file].check_vector(*slopes)
+
+
+def out_of(returned):
+    return returned[0] if isinstance(returned, tuple) else returned
+
+
+def each(batch, name):
+    """What k2 returns for the batch, and k3 for every completion."""
+    per_completion = ({"k2": k2, "k3": k3}[name](batch.logp, batch.ref_logp) * batch.mask).sum(-1)
+    return per_completion.mean() if name == "k2" else per_completion
 
 
 def test_the_library_is_the_one_that_the_code_names():

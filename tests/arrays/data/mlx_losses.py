@@ -15,7 +15,7 @@ def k2(logp, ref_logp, mask):
 def k3(logp, ref_logp, mask, beta=1.0):
     x = ref_logp - logp
     kl = mx.exp(x) - x - 1
-    return beta * (kl * mask).sum(-1), {"kl": kl.mean()}
+    return beta * (kl * mask).sum(-1), {"kl": kl.mean(), "each": kl}
 
 
 def in_reward(batch):
@@ -28,3 +28,7 @@ def in_reward(batch):
 def distilled(logits, ref_logits, mask):
     student, teacher = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (logits, ref_logits))
     return ((mx.exp(teacher) * (teacher - student)).sum(-1) * mask).sum() / mask.shape[0]
+
+
+def k3_in_reward(logp, ref_logp):
+    return mx.stop_gradient(k3(logp, ref_logp, 1)[1]["each"]) * logp
