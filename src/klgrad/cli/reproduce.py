@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import ExperimentError, MissingExtraError, UnknownNameError
+from ..errors import ExperimentError, MissingExtraError, SettingError, UnknownNameError
 from ..support import ensure_folder
 from .console import INTERRUPTED, bar, lines, print_path, stderr, stdout
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..papers import Outcome, Settings, Study
+    from ..papers.study import Comparison
 
 
 # `klgrad reproduce --run`: the training runs of an experiment, made again by its script in benchmarks/.
@@ -84,6 +85,16 @@ def command(
         4, os.cpu_count() or 1
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again, even if an earlier run has results.")] = False,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="FILE.py:NAME",
+            help="Draw and tabulate an estimator of your own beside the paper's: a function of log π/ref to the "
+            "coefficient, a Divergence, or a loss that `klgrad audit` takes. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Train the language models of the named results again, on this machine's GPU.")
     ] = False,
@@ -108,6 +119,8 @@ def command(
         if name not in MODULES:
             raise UnknownNameError("result", name, MODULES)
     chosen = [load_study(name) for name in dict.fromkeys(results or MODULES)]
+    if with_:
+        chosen = _taking_arms(chosen) if results else [study for study in chosen if study.compare]
     if list_:
         console.print(_claims(chosen))
         return
@@ -116,8 +129,13 @@ def command(
     ensure_folder(out)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: workers end, files stay complete
     measured = measure(chosen if results else [], out) if run else None
-    outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed, measured=measured), out, fresh, jobs)
+    outcomes, stopped = _run(chosen, Settings(quick, seed, measured, tuple(with_ or ())), out, fresh, jobs)
     console.print(_summary({study.name: study.claim for study in chosen}, outcomes))
+    for outcome in outcomes:
+        if outcome.comparison:
+            console.print(
+                "", f"{outcome.name}: {outcome.comparison.caption}", _comparison(outcome.comparison), sep="\n"
+            )
     _say_what_was_not_computed(console, outcomes, here=run)
     print_path(console, f"Numbers and figures are in {out}/")
     if stopped:
@@ -162,6 +180,26 @@ def _summary(claims: dict[str, str], outcomes: list[Outcome]) -> Table:
         seconds = "kept" if outcome.seconds is None else f"{outcome.seconds:.1f}"
         seconds = "recorded" if outcome.measured else seconds
         table.add_row(outcome.name, claims[outcome.name], verdict, seconds)
+    return table
+
+
+def _taking_arms(chosen: list[Study]) -> list[Study]:
+    """The studies, if all of them take arms of a user."""
+    from ..papers.study import studies
+
+    if others := [study.name for study in chosen if study.compare is None]:
+        takers = ", ".join(name for name, study in studies().items() if study.compare)
+        raise SettingError(f"with --with, results in ({takers})", ", ".join(others), "name one of these")
+    return chosen
+
+
+def _comparison(comparison: Comparison) -> Table:
+    """The numbers of every arm."""
+    table = Table("arm", *comparison.columns, box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for arm, values in comparison.rows.items():
+        table.add_row(arm, *(f"{x:.3g}" for x in values), style="bold" if ":" in arm else None)
     return table
 
 
