@@ -29,7 +29,7 @@ import which_term
 from reference.text import audited, table
 
 from klgrad.audit.advice import in_words
-from klgrad.audit.render.terminal import WHOLE_COLUMNS, markdown_table, to_markdown, whole_to_markdown as whole_table
+from klgrad.audit.render.terminal import WHOLE_COLUMNS, markdown_table, whole_to_markdown as whole_table
 from klgrad.audit.whole import audit_whole
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import POLICY_LOSSES
@@ -56,11 +56,6 @@ SHOWN = {
     "squared-sequence": "`squared_sequence`",
 }
 """Losses of the catalogue, with their descriptions in the README."""
-
-
-def verdicts() -> str:
-    """The verdicts on a selection of the catalogue."""
-    return to_markdown([audited(name) for name in SHOWN])
 
 
 def verdicts_in_words() -> str:
@@ -324,15 +319,16 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
         "verdicts": verdicts_in_words,
         "example": example,
     },
-    DOCS / "verdicts.md": {"verdicts": verdicts},
     DOCS / "frameworks.md": {"frameworks": frameworks},
     DOCS / "layout.md": {"files": layout.files},
     DOCS / "which-term.md": {"settings": which_term.settings},
     DOCS / "footguns.md": footguns.parts(),
-    DOCS / "concepts" / "token-and-sequence.md": {"numbers": token_and_sequence.numbers},
-    DOCS / "concepts" / "reverse-and-forward.md": {"numbers": reverse_and_forward.numbers},
-    DOCS / "concepts" / "on-and-off-policy.md": {"numbers": on_and_off_policy.numbers},
-    DOCS / "concepts" / "large-batches.md": {"numbers": large_batches.numbers},
+    DOCS / "concepts.md": {
+        "token and sequence": token_and_sequence.numbers,
+        "reverse and forward": reverse_and_forward.numbers,
+        "on- and off-policy": on_and_off_policy.numbers,
+        "large batches": large_batches.numbers,
+    },
     DOCS / "kernels.md": {"kernels": kernels, "profile": profile, "step": step},
     DOCS / "policy-losses.md": {
         "policy losses": policy_losses,
