@@ -91,7 +91,9 @@ def test_a_study_that_takes_arms_draws_and_tabulates_them(file, study, tmp_path)
     if "k2-loss" in comparison.rows:
         SINGLE.check(torch.tensor(comparison.rows[spec]), torch.tensor(comparison.rows["k2-loss"]))
     assert "my.py:k2" in (tmp_path / f"{study}.svg").read_text()
-    assert comparison.caption in " ".join(found.output.split())
+    output = " ".join(found.output.split())
+    assert comparison.caption in output
+    assert "sentence measured verdict" in output
 
 
 def test_other_studies_name_those_that_take_arms(file, tmp_path):

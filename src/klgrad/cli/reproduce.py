@@ -75,7 +75,7 @@ def commands(named: Sequence[Study], benchmarks: Path, model: str, folder: Path)
 def command(
     results: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RESULT]...", help="Names as in --list. None: all results.", show_default=False),
+        typer.Argument(metavar="RESULT", help="Names as in --list. None: all results.", show_default=False),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every result with its claim, and stop.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for numbers (JSON) and figures (PNG, SVG).")] = Path("reproduced"),
@@ -100,6 +100,8 @@ def command(
     ] = False,
 ) -> None:
     """Recompute the papers' tabular and analytic results, check each claim, and draw a figure.
+
+    For results that are named, every sentence is printed with its measured value; the JSON has all numbers.
 
     Results about language models are judged and drawn from committed numbers of runs on a GPU. With --run the models
     are trained again.
@@ -131,6 +133,8 @@ def command(
     measured = measure(chosen if results else [], out) if run else None
     outcomes, stopped = _run(chosen, Settings(quick, seed, measured, tuple(with_ or ())), out, fresh, jobs)
     console.print(_summary({study.name: study.claim for study in chosen}, outcomes))
+    for outcome in outcomes if results else []:
+        console.print("", f"{outcome.name}: {outcome.counts}", _checks(outcome), sep="\n")
     for outcome in outcomes:
         if outcome.comparison:
             console.print(
@@ -191,6 +195,14 @@ def _taking_arms(chosen: list[Study]) -> list[Study]:
         takers = ", ".join(name for name, study in studies().items() if study.compare)
         raise SettingError(f"with --with, results in ({takers})", ", ".join(others), "name one of these")
     return chosen
+
+
+def _checks(outcome: Outcome) -> Table:
+    """Every sentence of a result, with the measured value that decides it."""
+    table = Table("sentence", "measured", "verdict", box=None, pad_edge=False)
+    for check in outcome.checks:
+        table.add_row(Text(check.sentence), Text(check.measured), check.verdict)
+    return table
 
 
 def _comparison(comparison: Comparison) -> Table:

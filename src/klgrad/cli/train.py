@@ -237,7 +237,7 @@ def distill_command(context: typer.Context) -> None:
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Output folders of runs.", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Output folders of runs.", show_default=False)],
     out: Annotated[
         Path, typer.Option(help="File for the figure: .png, .svg or .pdf; `-` is standard output, as PNG.")
     ] = Path("compared.png"),

@@ -347,7 +347,8 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         The outcome.
     """
     data, *pictures = files_of(study, out)
-    requested = {"klgrad": __version__, "code": _code(), **asdict(settings), "arms": list(settings.arms)}
+    requested = {"klgrad": __version__, "torch": torch.__version__, "code": _code(), **asdict(settings)}
+    requested["arms"] = list(settings.arms)  # as JSON has it
     # A file of training runs is read at once, and may have changed; so may the file of a user's arm.
     again = fresh or study.experiment is not None or bool(settings.arms)
     numbers, seconds = None if again else _kept(study, data, requested), None
