@@ -162,7 +162,7 @@ def command(
     losses: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[LOSS]...",
+            metavar="LOSS",
             help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, `path/to/file.py` "
             f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
             "None: the common losses of the catalogue.",
