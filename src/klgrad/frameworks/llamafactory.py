@@ -1,15 +1,15 @@
-"""LLaMA-Factory: the KL of its ASFT loss (`use_asft_loss`), by its own `asft_loss_func`.
+"""LLaMA-Factory: the KL of its ASFT loss (`use_asft_loss`), by its own `_kl_divergence`.
 
-The function receives the logits of the policy and of the reference, with one prompt token; its loss with
-`asft_alpha=0`, which has no KL, is subtracted, so that the KL alone is audited. ASFT is a fine-tuning on a data set: its
-prefixes are those of the data, where the audit's are those of π or of another sampler. The package is not imported,
-only this file is loaded.
+The function receives the logits of the policy and of the reference, and the tokens as labels; `asft_loss_func` adds
+`asft_alpha` times it to a loss of fine-tuning. Its prefixes are then those of a data set, where the audit's are those of
+π or of another sampler. Only this file of the package is loaded.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from .framework import Default, Framework
 from .harness import load, subject
@@ -31,20 +31,17 @@ def subjects() -> list[Subject]:
 
 
 def _loss(batch: Batch) -> Tensor:
-    from torch.nn.functional import pad
-
-    asft = _asft()
-    labels = pad(batch.tokens.where(batch.mask, IGNORED), (1, 0), value=IGNORED)
-    # Logits at a position are for the token after it.
-    logits, ref_logits = (pad(x, (0, 0, 0, 1)) for x in (batch.logits, batch.ref_logits))
-    return asft({"logits": logits}, labels, ref_logits, 1.0) - asft({"logits": logits}, labels, ref_logits, 0.0)
+    flat = lambda logits: logits.flatten(0, 1)
+    labels = batch.tokens.where(batch.mask, IGNORED).flatten()
+    return functions()._kl_divergence(flat(batch.logits), flat(batch.ref_logits), labels)
 
 
 @cache
-def _asft() -> Any:
+def functions() -> ModuleType:
+    """The file with the losses."""
     path = "llamafactory/train/trainer_utils.py"
     replaced = ("llamafactory", "transformers", "ray")
-    return load("llamafactory", path, replaced=replaced, package="llamafactory.train").asft_loss_func
+    return load("llamafactory", path, replaced=replaced, package="llamafactory.train")
 
 
 FRAMEWORK = Framework(
