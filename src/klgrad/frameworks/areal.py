@@ -131,4 +131,10 @@ FRAMEWORK = Framework(
     "1.0.4",
     subjects,
     Default("k1 in the reward, kl_ctl=0.1", DEFAULT),
+    caveats=(
+        "`kl_ctl` is 0.1 by default. In a configuration without `ref` it multiplies the log-probs of the policy itself, "
+        "which is an entropy bonus.",
+        "With its default, `teacher.rl_loss_weight=1.0`, distillation adds the log-ratio to the teacher to the loss: the "
+        "teacher is scored, and has no effect on the gradient.",
+    ),
 )

@@ -83,4 +83,9 @@ FRAMEWORK = Framework(
     "0.14.1",
     subjects,
     Default("no KL; with kl_to_ref_coeff alone raised", DEFAULT),
+    caveats=(
+        "`kl_direction=forward` is meant for samples of the teacher, on which it descends the forward KL; these audits are "
+        "of samples of the student. `kl_direction=reverse`, the default, descends the forward KL too, as its docstring "
+        "says.",
+    ),
 )

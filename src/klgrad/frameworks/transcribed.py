@@ -416,7 +416,36 @@ DEFAULTS = {
     ),
 }
 
+CAVEATS = {
+    "nemo-rl": (
+        "`use_kl_in_reward` takes `reference_policy_kl_type` too, which is k3 by default: in the reward that is the "
+        "reverse KL minus the forward KL.",
+    ),
+    "easyr1": (
+        "`use_kl_loss` alone is k1 as a loss, which ignores ref: `kl_penalty` is `kl` by default, for the reward. Its "
+        "example file sets `low_var_kl` with it.",
+    ),
+    "roll": (
+        "`init_kl_coef` is 0.2 by default and loads a reference, but the KL is used only with `add_token_level_kl` or "
+        "with `use_kl_loss` and a `kl_loss_coef`, which are off.",
+    ),
+    "miles": (
+        "`--kl-coef` has no effect with `--advantage-estimator grpo`, the default, or `gspo`, as in slime.",
+    ),
+    "molt": (
+        "`--algo.kl.use_loss` with the default estimator, k1, ignores ref; the program prints a recommendation only.",
+    ),
+}
+
 FRAMEWORKS = tuple(
-    Framework(name, source.repository, source.version, partial(subjects, name), DEFAULTS[name], source=source)
+    Framework(
+        name,
+        source.repository,
+        source.version,
+        partial(subjects, name),
+        DEFAULTS[name],
+        source=source,
+        caveats=CAVEATS.get(name, ()),
+    )
     for name, source in SOURCES.items()
 )

@@ -105,4 +105,8 @@ FRAMEWORK = Framework(
     "0.5.1",
     subjects,
     Default("no KL; with beta alone raised", "twinkle GRPOLoss beta"),
+    caveats=(
+        "The docstring of `GKDLoss` writes β=0 as KL(S‖T) and β=1 as KL(T‖S); its code has KL(T‖S), the forward KL, at 0 "
+        "and KL(S‖T), the reverse KL, at 1.",
+    ),
 )
