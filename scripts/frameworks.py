@@ -60,6 +60,7 @@ def _head(framework: Framework, date: str) -> str:
     return (
         f"# {framework.name} {framework.version}\n\n{made}\n\n"
         f"Default settings: {default.settings}, which is `{default.subject}`.\n\n"
+        + "".join(f"{caveat}\n\n" for caveat in framework.caveats)
     )
 
 

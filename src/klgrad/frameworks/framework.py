@@ -62,6 +62,7 @@ class Framework:
         home: where a term of one's own goes; None without advice.
         reader: how the files of its runs are read; None if they are not.
         source: where the formulae were read, if they are transcribed and its own code is not audited.
+        caveats: where its defaults do another thing than their names or its documentation say, a sentence each.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Framework:
     home: Home | None = None
     reader: Reader | None = None
     source: Source | None = None
+    caveats: tuple[str, ...] = ()
 
     @property
     def transcribed(self) -> bool:
