@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import NotAuditableError
+from .conversion import Pull
 from .recommendation import Home, Meaning, SettingLines
 from .run_settings import Reader
 
@@ -155,6 +156,8 @@ class Recorded:
         rows: the cells of each setting, in words; the first is its name.
         verdicts: by name of the setting, its verdict on fresh and on stale samples, and where the first holds.
         policy_losses: the cells of each whole policy loss, as `klgrad audit NAME --whole` shows them.
+        pulls: by name of the setting, what `klgrad convert` needs of it.
+        history: the version, the date and the cells of the default settings of each earlier version, oldest first.
 
     Example:
         >>> from klgrad.frameworks import recorded
@@ -169,6 +172,8 @@ class Recorded:
     rows: list[list[str]]
     verdicts: dict[str, tuple[str, str, str | None]]
     policy_losses: list[list[str]] = field(default_factory=list)
+    pulls: dict[str, Pull] = field(default_factory=dict)
+    history: list[tuple[str, str, list[str]]] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         """Write it as FRAMEWORK.json."""
@@ -182,4 +187,7 @@ def recorded(framework: str) -> Recorded | None:
     if not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))
-    return Recorded(**data | {"verdicts": {name: tuple(verdict) for name, verdict in data["verdicts"].items()}})
+    data["verdicts"] = {name: tuple(verdict) for name, verdict in data["verdicts"].items()}
+    data["pulls"] = {name: Pull.from_dict(pull) for name, pull in data.get("pulls", {}).items()}
+    data["history"] = [tuple(entry) for entry in data.get("history", [])]
+    return Recorded(**data)
