@@ -15,7 +15,8 @@ import torch
 from klgrad.audit import audit
 from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table, whole_to_markdown as whole_table
 from klgrad.audit.whole import WholeResult, audit_whole, row_of
-from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded, recorded
+from klgrad.frameworks.conversion import pull_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "frameworks"
@@ -39,7 +40,13 @@ def main(names: list[str]) -> None:
         whole = [audit_whole(subject) for subject in framework.policy_losses()] if framework.whole_losses else []
         date = datetime.now(UTC).date().isoformat()
         policy_losses = [list(row_of(r)) for r in whole]
-        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, policy_losses).write(RECORDS)
+        pulls = {r.name: pull_of(r) for r in results}
+        earlier = recorded(name)
+        history = [] if earlier is None else earlier.history_before(framework.version)
+        known = Recorded(
+            name, framework.version, date, list(COLUMNS), rows, verdicts, policy_losses, pulls=pulls, history=history
+        )
+        known.write(RECORDS)
         page = _head(framework, date) + markdown_table(rows) + (_policy_losses(name, whole) if whole else "")
         (PAGES / f"{name}.md").write_text(page, encoding="utf-8")
 

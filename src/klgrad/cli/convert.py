@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json as json_module
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,7 +53,9 @@ class Side:
 
 LENGTH = "Mean length of the completions in tokens. Needed if one loss divides by it and the other does not."
 COMPLETIONS = "Completions in a batch. Needed if one loss is their mean and the other their sum."
-GROUP = "Completions to a prompt. Needed if one loss subtracts the mean of a group that has the completion itself in it."
+GROUP = (
+    "Completions to a prompt. Needed if one loss subtracts the mean of a group that has the completion itself in it."
+)
 WIDTH = "The fixed length that one loss divides by, such as max_completion_length. Needed for such a loss."
 
 
@@ -62,7 +65,7 @@ def command(
         typer.Argument(
             metavar="FROM",
             help="A loss as `klgrad audit` takes it, or `KLTerm(...)`, with its β as `beta=0.04`. Of a framework's "
-            'setting any of its words will do: "trl grpo beta=0.04 loss_type=dapo".',
+            'setting some words will do, with its default for the rest: "trl grpo beta=0.04 loss_type=dapo".',
             show_default=False,
         ),
     ],
@@ -90,21 +93,25 @@ def command(
 
 
 def _side(text: str, json: Path | None) -> Side:
-    words, betas = [], []
-    inside = text.startswith("KLTerm(")  # its settings may have spaces between them
-    head, _, tail = text.rpartition(")") if inside else ("", "", text)
-    for word in tail.split():
-        name, _, value = word.partition("=")
-        (betas if name == "beta" else words).append(value if name == "beta" else word)
-    beta = _number(betas[-1]) if betas else None
-    if inside:
-        words.insert(0, f"{head})")
+    is_term = text.startswith("KLTerm(")  # its settings may have spaces between them
+    head, _, tail = text.rpartition(")") if is_term else ("", "", text)
+    words = [f"{head})"] * is_term + tail.split()
     if not words:
         raise SettingError("a loss", repr(text), 'write "trl grpo beta=0.04", for example')
     if framework_of(words[0]):
-        return _of_framework(words, beta, json)
+        return _of_framework(words, json)
+    words, beta = _without_beta(words)
     subject = _subject(words)
     return Side(subject.name, beta, "", _audited(subject))
+
+
+def _without_beta(words: list[str], settings: Iterable[str] = ()) -> tuple[list[str], float | None]:
+    """The words without `beta=`, and its number; what is the word of a setting, as in TRL's distillation, stays."""
+    betas = [word for word in words if word.startswith("beta=")]
+    rest = [word for word in words if word not in betas]
+    if not betas or any({*betas, *rest} <= set(setting.split()) for setting in settings):
+        return words, None
+    return rest, _number(betas[-1].removeprefix("beta="))
 
 
 def _number(text: str) -> float:
@@ -157,10 +164,11 @@ def _keywords(text: str) -> dict[str, object]:
         raise SettingError("KLTerm with literal settings", text, 'write KLTerm(level="token"), for example') from None
 
 
-def _of_framework(words: list[str], beta: float | None, json: Path | None) -> Side:
+def _of_framework(words: list[str], json: Path | None) -> Side:
     framework = FRAMEWORKS[words[0]]
     if framework.version is not None:
         subjects = {subject.name: subject for subject in framework.subjects()}
+        words, beta = _without_beta(words, subjects)
         name = _choose(words, list(subjects))
         if framework.remark:
             beside(json).print(framework.remark, style="yellow")
@@ -170,12 +178,13 @@ def _of_framework(words: list[str], beta: float | None, json: Path | None) -> Si
         raise NotAuditableError(
             f"{framework.name} to be installed, or a record of its pulls", framework.remark, "install it"
         )
+    words, beta = _without_beta(words, known.pulls)
     name = _choose(words, list(known.pulls))
     return Side(name, beta, f"{framework.name} {known.version}, audited on {known.date}", known.pulls[name])
 
 
 def _choose(words: list[str], settings: list[str]) -> str:
-    """The one setting with all these words, or values; the default of the framework if it is among several."""
+    """The setting with all these words, or values, which is otherwise the most like the framework's default."""
     if " ".join(words) in settings:
         return " ".join(words)
 
@@ -183,14 +192,19 @@ def _choose(words: list[str], settings: list[str]) -> str:
         return any(word in (each, each.partition("=")[2]) for each in setting.split())
 
     fitting = [each for each in settings if all(has(each, word) for word in words)]
-    default = DEFAULTS[words[0]].subject
-    if len(fitting) > 1 and default in fitting:
-        return default
     if not fitting:
         raise UnknownNameError(f"setting of {words[0]}", " ".join(words), settings)
-    if len(fitting) > 1:
-        raise SettingError("the words of one setting", f"those of {len(fitting)}: {'; '.join(fitting)}", "add words")
-    return fitting[0]
+    default = DEFAULTS[words[0]].subject.split()
+    open_to = {
+        each: sum(
+            x not in default and not any(x in (w, f"{x.partition('=')[0]}={w}") for w in words) for x in each.split()
+        )
+        for each in fitting
+    }
+    nearest = [each for each in fitting if open_to[each] == min(open_to.values())]
+    if len(nearest) > 1:
+        raise SettingError("the words of one setting", f"those of {len(nearest)}: {'; '.join(nearest)}", "add words")
+    return nearest[0]
 
 
 def show(sides: list[Side], factor: float) -> RenderableType:
@@ -212,8 +226,8 @@ def show(sides: list[Side], factor: float) -> RenderableType:
 
 
 BEYOND = (
-    "The pull is what stands on the score of a token, in units of β near ref: l itself for the reverse KL. β is the "
-    "same for all tokens of a batch together; where the units differ, a token of a long completion weighs another share."
+    "The pull is what stands on the score of a token, in units of β near ref: l itself for the reverse KL. All tokens "
+    "of a batch together weigh the same; where the units differ, a token of a long completion weighs another share."
 )
 NEXT = "The pull of a token's own log-ratio is the same everywhere; what differs above acts beside it."
 

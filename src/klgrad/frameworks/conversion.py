@@ -1,7 +1,7 @@
 """Convert β between two losses: the β of the second that pulls as hard near ref as the first.
 
-Near ref every loss of a token's log-ratio l = log π/ref pulls with β c'(0) l, times what its unit gives a token. The two
-factors are read from the anatomy of each loss, so the conversion is exact there; beyond, two divergences differ.
+Near ref every loss of a token's log-ratio l = log π/ref pulls with β c'(0) l, times what its unit gives a token. Both
+factors are read from the anatomy of the loss, so the conversion is exact there; beyond, two divergences differ.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def factor_of(first: Pull, second: Pull, batch: Batch) -> float:
     """What β of the first is multiplied by to be that of the second.
 
     Args:
-        first, second: the two losses.
+        first: the loss whose β is known.
+        second: the other one.
         batch: the sizes of the batch; those that cancel are not needed.
 
     Returns:

@@ -175,6 +175,18 @@ class Recorded:
     pulls: dict[str, Pull] = field(default_factory=dict)
     history: list[tuple[str, str, list[str]]] = field(default_factory=list)
 
+    def row_of(self, setting: str) -> list[str] | None:
+        """The cells of a setting, or None."""
+        return next((row for row in self.rows if row[0] == setting), None)
+
+    def history_before(self, version: str) -> list[tuple[str, str, list[str]]]:
+        """The history of a record of another version, which this one then belongs to."""
+        from . import DEFAULTS
+
+        row = self.row_of(DEFAULTS[self.framework].subject)
+        earlier = [(self.version, self.date, row)] if self.version != version and row else []
+        return [entry for entry in self.history if entry[0] != version] + earlier
+
     def write(self, folder: Path) -> None:
         """Write it as FRAMEWORK.json."""
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
