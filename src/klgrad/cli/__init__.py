@@ -16,7 +16,7 @@ from typer.rich_utils import rich_format_error
 
 from .. import __version__
 from ..errors import KlgradError
-from . import advise, audit, convert, diagnose, doctor, logs, mcp, reproduce, train
+from . import advise, audit, convert, diagnose, doctor, logs, mcp, report, reproduce, train
 from .console import INTERRUPTED, discard_output, spell_symbols, stderr, stdout
 
 ERROR = 2
@@ -35,6 +35,7 @@ app.command("advise")(advise.command)
 app.command("convert")(convert.command)
 app.command("logs")(logs.command)
 app.command("diagnose")(diagnose.command)
+app.command("report")(report.command)
 app.command("reproduce")(reproduce.command)
 app.command("train", context_settings=train.SETTINGS)(train.command)
 app.command("distill", context_settings=train.SETTINGS)(train.distill_command)
