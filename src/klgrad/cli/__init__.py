@@ -16,7 +16,7 @@ from typer.rich_utils import rich_format_error
 
 from .. import __version__
 from ..errors import KlgradError
-from . import advise, audit, convert, diagnose, doctor, logs, mcp, report, reproduce, train
+from . import advise, audit, convert, diagnose, doctor, frameworks, logs, mcp, report, reproduce, train
 from .console import INTERRUPTED, discard_output, spell_symbols, stderr, stdout
 
 ERROR = 2
@@ -33,6 +33,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
 app.command("advise")(advise.command)
 app.command("convert")(convert.command)
+app.command("frameworks")(frameworks.command)
 app.command("logs")(logs.command)
 app.command("diagnose")(diagnose.command)
 app.command("report")(report.command)
