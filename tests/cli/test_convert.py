@@ -19,6 +19,8 @@ from klgrad.errors import KlgradError
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.frameworks.conversion import Batch, Pull, differences_of, factor_of, pull_of
 
+pytestmark = pytest.mark.slow
+
 LENGTH, GROUP = 3, 2
 SIZES = Batch(length=LENGTH, completions=GROUP, group=GROUP, width=LENGTH)
 
