@@ -155,6 +155,7 @@ class Recorded:
         columns: the headings of the table.
         rows: the cells of each setting, in words; the first is its name.
         verdicts: by name of the setting, its verdict on fresh and on stale samples, and where the first holds.
+        words: by name of the setting, what it descends on fresh and on stale samples.
         policy_losses: the cells of each whole policy loss, as `klgrad audit NAME --whole` shows them.
         pulls: by name of the setting, what `klgrad convert` needs of it.
         history: the version, the date and the cells of the default settings of each earlier version, oldest first.
@@ -171,6 +172,7 @@ class Recorded:
     columns: list[str]
     rows: list[list[str]]
     verdicts: dict[str, tuple[str, str, str | None]]
+    words: dict[str, tuple[str, str]]
     policy_losses: list[list[str]] = field(default_factory=list)
     pulls: dict[str, Pull] = field(default_factory=dict)
     history: list[tuple[str, str, list[str]]] = field(default_factory=list)
@@ -199,7 +201,8 @@ def recorded(framework: str) -> Recorded | None:
     if not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))
-    data["verdicts"] = {name: tuple(verdict) for name, verdict in data["verdicts"].items()}
+    for field_name in ("verdicts", "words"):
+        data[field_name] = {name: tuple(values) for name, values in data[field_name].items()}
     data["pulls"] = {name: Pull.from_dict(pull) for name, pull in data.get("pulls", {}).items()}
     data["history"] = [tuple(entry) for entry in data.get("history", [])]
     return Recorded(**data)
