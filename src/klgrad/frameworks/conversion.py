@@ -52,7 +52,8 @@ class Pull:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Pull:
         """The inverse of `to_dict`, of data that were JSON."""
-        return cls(**data | {name: tuple(data[name]) for name in ("coefficients", "cells")})
+        tuples: dict[str, Any] = {name: tuple(data[name]) for name in ("coefficients", "cells")}
+        return cls(**data | tuples)
 
 
 def pull_of(result: AuditResult) -> Pull:
