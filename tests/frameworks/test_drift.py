@@ -31,7 +31,7 @@ def test_the_answer_of_the_index(monkeypatch):
 
 def test_cells_are_compared_by_part():
     known = Recorded(
-        "mine", "1", "2026-01-01", ["loss", "divergence", "unit"], [["a", "x", "sum"], ["b", "y", "sum"]], {}
+        "mine", "1", "2026-01-01", ["loss", "divergence", "unit"], [["a", "x", "sum"], ["b", "y", "sum"]], {}, {}
     )
     assert compare(known, [["a", "x", "mean"], ["c", "y", "sum"]]) == [
         Difference("b", "setting", "b", ""),

@@ -1,6 +1,6 @@
 """The KLs of runs in the frameworks' own repositories: the settings of each file, and what its reader makes of them.
 
-`run_files/real_runs.json` names the file and the commit; its settings are those that the reader took from the whole file.
+`run_files/real_runs.json` names the file and the commit; its settings are those that were read from the whole file.
 """
 
 import json

@@ -7,7 +7,7 @@ import json as json_module
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -154,7 +154,7 @@ def _subject(words: list[str]) -> Subject:
     return as_subject(loss, name, settings_for(loss, {"beta": 1.0}) | parse_settings(settings))
 
 
-def _keywords(text: str) -> dict[str, object]:
+def _keywords(text: str) -> dict[str, Any]:
     try:
         call = ast.parse(text, mode="eval").body
         assert isinstance(call, ast.Call)
@@ -235,9 +235,8 @@ NEXT = "The pull of a token's own log-ratio is the same everywhere; what differs
 def _words(first: Side, second: Side) -> Table:
     table = Table("", "first", "second", box=None, padding=(0, 2), pad_edge=False)
     differences = differences_of(first.pull, second.pull)
-    rows = [*zip(WORDS, first.pull.cells, second.pull.cells, strict=True)]
-    rows.append(("baseline", first.pull.baseline, second.pull.baseline))
-    for name, *cells in rows:
+    columns = [(*side.pull.cells, side.pull.baseline) for side in (first, second)]
+    for name, *cells in zip((*WORDS, "baseline"), *columns, strict=True):
         table.add_row(name, *cells, style="yellow" if name in differences else None)
     return table
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MeaningError
 
@@ -50,9 +50,10 @@ class Pull:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict) -> Pull:
+    def from_dict(cls, data: dict[str, Any]) -> Pull:
         """The inverse of `to_dict`, of data that were JSON."""
-        return cls(**data | {name: tuple(data[name]) for name in ("coefficients", "cells")})
+        tuples: dict[str, Any] = {name: tuple(data[name]) for name in ("coefficients", "cells")}
+        return cls(**data | tuples)
 
 
 def pull_of(result: AuditResult) -> Pull:

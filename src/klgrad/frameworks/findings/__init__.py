@@ -46,7 +46,8 @@ class Finding:
 def findings() -> list[Finding]:
     """All of them, by framework and name."""
     texts = [file for file in files(__name__).iterdir() if file.name.endswith(".md")]
-    return [
-        Finding(*file.name.removesuffix(".md").split("."), file.read_text(encoding="utf-8"))
-        for file in sorted(texts, key=lambda file: file.name)
-    ]
+    found = []
+    for file in sorted(texts, key=lambda file: file.name):
+        framework, name, _ = file.name.split(".")
+        found.append(Finding(framework, name, file.read_text(encoding="utf-8")))
+    return found
