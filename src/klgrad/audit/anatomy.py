@@ -32,6 +32,7 @@ from .probes import (
     DEPTH,
     EXACT,
     GRID,
+    GROUP,
     HIGHEST_TWIN,
     ODDS,
     ROWS,
@@ -42,6 +43,7 @@ from .probes import (
     Derivatives,
     ProbeInputs,
     Read,
+    bisect,
     function_of,
     read_curve,
     reader_of,
@@ -97,6 +99,8 @@ class PartReader:
         self.same = SINGLE if is_single else EXACT
         self.unit = Unit("sum")
         self.late, self.anchor = 0, "ref"
+        self.coupled = "none"
+        self.starts: dict[int, Derivatives] = {}
 
     # One response at a time.
 
@@ -104,9 +108,18 @@ class PartReader:
         """(B, 1) what the unit multiplies each completion's coefficients by."""
         return self.unit.shares(self.base)
 
-    def start(self) -> Derivatives:
-        """The derivatives at ref."""
-        return self.read(self.base)
+    def start(self, rows: int = ROWS) -> Derivatives:
+        """The derivatives at ref, of so many completions."""
+        if rows not in self.starts:
+            self.starts[rows] = self.read(self.rows_at_reference(rows))
+        return self.starts[rows]
+
+    def rows_at_reference(self, rows: int) -> ProbeInputs:
+        """So many completions of equal length, at ref."""
+        if rows == ROWS:
+            return self.base
+        inputs = ProbeInputs.at_reference([TOKENS] * rows, WIDTH)
+        return replace(inputs, late=self.late, anchor=self.anchor)
 
     def responses(self, name: str, entries: dict[tuple[int, int], float]) -> Derivatives:
         """What these entries of one table add to the derivatives, in the unit of the loss."""
@@ -118,14 +131,23 @@ class PartReader:
         score = self.responses(name, {entry: value}).score
         return score[entry[0]] - score[ROWS - 1]
 
-    def along(self, log_ratios: Tensor, moved: int, seen: int, couples_rows: bool) -> Tensor:
+    def each(self, values: Tensor) -> Iterator[tuple[Tensor, ProbeInputs, list[int]]]:
+        """Batches at ref for many readings at once: some of the values, and rows that do not influence each other."""
+        apart = {"none": 1, "group": GROUP}.get(self.coupled, ROWS)
+        at_once = ROWS // apart if self.unit.name == "other" or apart == ROWS else len(values)
+        for some in values.split(at_once):
+            rows = math.ceil(len(some) * apart / ROWS) * ROWS
+            yield some, self.rows_at_reference(rows), [i * apart for i in range(len(some))]
+
+    def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
         """The coefficient of one token as the log-ratio of another of its completion takes these values."""
-        values, start = [], self.start().score
-        for some in log_ratios.split(1 if couples_rows else ROWS):
-            entries = {(row, moved): x for row, x in enumerate(some.tolist())}
-            answer = (self.read(self.base.with_entries("log_ratio", entries)).score - start) / self.shares()
-            peer = answer[ROWS - 1, seen] if couples_rows else 0.0
-            values.append(answer[: len(some), seen] - peer)
+        values = []
+        for some, base, rows in self.each(log_ratios):
+            entries = {(row, moved): x for row, x in zip(rows, some.tolist(), strict=True)}
+            start = self.start(len(base.mask)).score
+            answer = (self.read(base.with_entries("log_ratio", entries)).score - start) / self.unit.shares(base)
+            peer = answer[ROWS - 1, seen] if self.coupled == "batch" else 0.0
+            values.append(answer[rows, seen] - peer)
         return torch.cat(values)
 
     # The parts.
@@ -163,6 +185,7 @@ class PartReader:
         elif int((response != 0).sum()) == 1 and bool(response[token - 1] != 0) | bool(response[token + 1] != 0):
             self.late = int(response.nonzero()[0, 0]) - token
         self.base = replace(self.base, late=self.late, anchor=self.anchor)
+        self.starts.clear()
 
     def read_entropy(self) -> tuple[float, float]:
         """The weights of the log-prob itself, at ref and at the sampler."""
@@ -220,13 +243,15 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     response = reader.responses("log_ratio", {PLACE: STEP}).score
     others = [reader.responses(name, {PLACE: STEP}).score for name in ("token_reverse_kl", "token_forward_kl", "tilt")]
     couples_rows = any(bool((x[1:] != 0).any()) for x in (response, *others))
+    if couples_rows:
+        reader.coupled = "batch" if any(bool((x[GROUP:] != 0).any()) for x in (response, *others)) else "group"
     if couples_rows and reader.has_spread():
         return _read_spread(reader, empty)
     token = PLACE[1]
-    own = read_curve(lambda x: reader.along(x, token, token, couples_rows), reader.same)
+    own = read_curve(lambda x: reader.along(x, token, token), reader.same)
     full = _read_full(reader)
     exact = (round_short(float(start.reverse[PLACE])), round_short(float(start.forward[PLACE])))
-    credits = _read_credits(reader, couples_rows, full)
+    credits = _read_credits(reader, full)
     entropy = reader.read_entropy()
     constant = round_short(float(start.score[PLACE]) - entropy[0] * DEPTH, reader.same)
     if abs(constant) <= reader.same:
@@ -296,9 +321,10 @@ def _read_full(reader: PartReader) -> Curve | None:
 
     def read(tilts: Tensor) -> Tensor:
         values = []
-        for some in tilts.split(ROWS):
-            entries = {(r, token): x for r, x in enumerate(some.tolist())}
-            values.append(reader.responses("tilt", entries).full[: len(some), token])
+        for some, base, rows in reader.each(tilts):
+            entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True)}
+            answer = reader.read(base.with_entries("tilt", entries)).full - reader.start(len(base.mask)).full
+            values.append((answer / reader.unit.shares(base))[rows, token])
         return torch.cat(values)
 
     # Of a tilt both entries feel something: the known functions are fitted to the difference of the two.
@@ -320,7 +346,7 @@ def _read_full(reader: PartReader) -> Curve | None:
     return Curve({}, (tilts, values), torch.zeros_like)
 
 
-def _read_credits(reader: PartReader, couples_rows: bool, full: Curve | None) -> tuple[Credit, ...]:
+def _read_credits(reader: PartReader, full: Curve | None) -> tuple[Credit, ...]:
     token = PLACE[1]
     response = reader.own_responses("log_ratio", PLACE, STEP)
     # The full-vocabulary KL of a token of probability exp(-32) responds a little; it is read by its own probe.
@@ -331,7 +357,7 @@ def _read_credits(reader: PartReader, couples_rows: bool, full: Curve | None) ->
         seen = token - 1 if bool(later[0] != 0) else token + 1
         if not float(response[seen]):
             seen = int((response * (torch.arange(WIDTH) != token)).nonzero()[0, 0])
-        curve = read_curve(lambda x: reader.along(x, token, seen, couples_rows), reader.same)
+        curve = read_curve(lambda x: reader.along(x, token, seen), reader.same)
         unit = float(response[seen])
         short = lambda xs: tuple(round_short(float(x) / unit, reader.same) for x in xs)
         credits.append(Credit("sampled", curve, 0.0, short(later), short(earlier)))
@@ -515,33 +541,38 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
 def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None:
     """Where the coefficients stop following the ratio, and whether they are then constant or 0."""
     moved = {"prefix": 0 if parts.samples.before else PLACE[1]}.get(parts.samples.ratio, PLACE[1])
-    start = reader.base.with_entries("log_ratio", {PLACE: step})
-    start = start.with_entries("tilt", {PLACE: STEP}).with_entries("token_reverse_kl", {PLACE: STEP})
+    token = PLACE[1]
 
-    def answer(x: float) -> float:
-        stale = {(0, s): x for s in (range(TOKENS) if parts.samples.ratio == "mean" else (moved,))}
-        inputs = start.with_entries("log_weight", stale)
-        if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
-            inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
-        here = reader.read(inputs)
-        return float(here.score[PLACE] + here.reverse[PLACE] + here.forward[PLACE] + here.full[PLACE])
+    def answer(xs: Tensor) -> Tensor:
+        values = []
+        for some, base, rows in reader.each(xs):
+            start = base.with_entries("log_ratio", {(row, token): step for row in rows})
+            for name in ("tilt", "token_reverse_kl"):
+                start = start.with_entries(name, {(row, token): STEP for row in rows})
+            columns = range(TOKENS) if parts.samples.ratio == "mean" else (moved,)
+            stale = {(row, s): x for row, x in zip(rows, some.tolist(), strict=True) for s in columns}
+            inputs = start.with_entries("log_weight", stale)
+            if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
+                inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
+            values.append(sum(reader.read(inputs))[rows, token] / reader.unit.shares(base)[0, 0])
+        return torch.cat(values)
 
-    plain = answer(0.0)
+    plain = float(answer(torch.zeros(1).double()))
     if not plain:
         return None
     edges: list[float | None] = []
     kinds = set()
     for sign in (-1.0, 1.0):
-        follows = lambda x, sign=sign: abs(answer(sign * x) / plain / math.exp(sign * x) - 1) <= 10 * reader.same
-        if follows(15.0):
+        follows = lambda xs, sign=sign: (
+            (answer(sign * xs) / plain / (sign * xs).exp() - 1).abs() <= 10 * reader.same
+        )
+        end = torch.tensor([15.0], dtype=torch.float64)
+        if bool(follows(end)):
             edges.append(None)
             continue
-        low, high = 0.0, 15.0
-        for _ in range(45):
-            middle = (low + high) / 2
-            low, high = (middle, high) if follows(middle) else (low, middle)
+        low = bisect(follows, 0.0, 15.0)
         edges.append(round_short(math.exp(sign * low), 1e-8))
-        kinds.add("mask" if answer(sign * 15.0) == 0 else "truncate")
+        kinds.add("mask" if float(answer(sign * end)) == 0 else "truncate")
     if not kinds:
         return None
     kind = kinds.pop() if len(kinds) == 1 else "other"

@@ -363,14 +363,18 @@ def _find_edge(read: Callable[[Tensor], Tensor], at: Tensor, values: Tensor) -> 
     other = next((i for i, v in enumerate(values.tolist()) if not is_level(v)), None)
     if other is None or other < 2:
         return None, 0.0
-    flat, moving = float(at[other - 1]), float(at[other])
-    for _ in range(40):
-        middle = (flat + moving) / 2
-        if is_level(float(read(torch.tensor([middle], dtype=torch.float64))[0])):
-            flat = middle
-        else:
-            moving = middle
-    return round_short(flat), level
+    edge = bisect(lambda x: (read(x) - level).abs() <= FLAT * (1 + abs(level)), float(at[other - 1]), float(at[other]))
+    return round_short(edge), level
+
+
+def bisect(holds: Callable[[Tensor], Tensor], inside: float, outside: float) -> float:
+    """The last point, from `inside` to `outside`, at which a condition holds; 32 points are asked for at once."""
+    for _ in range(9):
+        points = torch.linspace(inside, outside, 34, dtype=torch.float64)
+        failed = (~holds(points[1:-1])).nonzero()
+        first = int(failed[0]) + 1 if len(failed) else len(points) - 1
+        inside, outside = float(points[first - 1]), float(points[first])
+    return inside
 
 
 def _fit(x: Tensor, y: Tensor, same: float) -> dict[str, float] | None:
