@@ -310,7 +310,8 @@ def enumerate_gradients(
             gap = max(gap, float(((gradient.mean - expected.mean) / (size or 1.0)).norm()))
         if measured[on_policy]:
             unexplained[f"every outcome of {len(measured[on_policy])} problems, {samples} samples"] = gap
-    return replace(parts, unexplained=unexplained), measured
+    problems = sum(map(len, measured.values()))
+    return replace(parts, unexplained=unexplained, problems=problems), measured
 
 
 def _read_full(reader: PartReader) -> Curve | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .batch import Batch
 from .gradients import Parts
-from .probes import EXACT, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, divergence_of, round_short
+from .probes import ESTIMATES, EXACT, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, divergence_of, round_short
 
 # The parts.
 
@@ -222,6 +222,7 @@ class Anatomy:
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
+        problems: on how many enumerated problems it was compared with the loss.
         allowed: the share that rounding may leave.
     """
 
@@ -245,6 +246,7 @@ class Anatomy:
     finite: bool = True
     finite_at_ref: bool = True
     unexplained: dict[str, float] = field(default_factory=dict)
+    problems: int = 0
     allowed: float = EXACT
 
     def times(self, factor: float) -> "Anatomy":
@@ -349,6 +351,17 @@ class Anatomy:
         return live(score), reverse, forward, live(before)
 
     @property
+    def own_shares(self) -> dict[str, float]:
+        """The known functions that the own curve is the sum of, without an estimate that is divided by the length."""
+        own = dict(self.own.shares)
+        for part in self.credits:
+            if part.divided and part.curve is not None:  # its share of the own curve is that at one length
+                for name, w in part.curve.shares.items():
+                    for each, sign in SLOPES.get(name, {name: 1.0}).items():
+                        own[each] = own.get(each, 0.0) - sign * w
+        return {name: round_short(w) for name, w in own.items() if abs(w) > self.allowed}
+
+    @property
     def shares(self) -> dict[str, float]:
         """The divergences that the coefficient of a token's own log-ratio is the slope of, with their weights.
 
@@ -356,19 +369,18 @@ class Anatomy:
         is no sum of known slopes.
         """
         totals: dict[str, float] = {}
-        known = [(self.own.shares, self.own)] + ([] if self.full is None else [(self.full.shares, self.full)])
+        known = [(self.own_shares, self.own)] + ([] if self.full is None else [(self.full.shares, self.full)])
         for shares, curve in known:
             if not shares and not curve.is_zero:
                 return {"other": 1.0}
             for name, weight in shares.items():
-                pair = {"reverse-kl": weight, "forward-kl": -weight} if name == "k3" else {name: weight}
-                for each, w in pair.items():
-                    totals[each] = totals.get(each, 0.0) + w
+                for each, sign in SLOPES.get(name, {name: 1.0}).items():
+                    totals[each] = totals.get(each, 0.0) + sign * weight
         for name, weight in zip(("reverse-kl", "forward-kl"), self.exact, strict=True):
             totals[name] = totals.get(name, 0.0) + weight
         largest = max(map(abs, totals.values()), default=0.0)
         totals = {name: round_short(w) for name, w in totals.items() if abs(w) > self.allowed * largest}
-        return {"other": 1.0} if "k2" in totals else totals
+        return {"other": 1.0} if set(totals) & set(ESTIMATES) else totals
 
     @property
     def scale(self) -> float:
@@ -379,32 +391,40 @@ class Anatomy:
         return 0.0 if abs(total) < 1e-6 * size else round_short(total, 1e-6)
 
     @property
-    def future(self) -> Credit | None:
-        """What later tokens add to the coefficient of a token; None if nothing."""
-        return next((c for c in self.credits if any(c.later)), None)
-
-    @property
     def horizon(self) -> "Horizon":
         """How far a token looks ahead."""
         if self.level == "completion":
-            return Horizon("all", (1.0,), None, "exact")
-        part = self.future
-        if part is None:
-            return Horizon("none", (), None, "")
+            return Horizon("all", (1.0,), None, "exact", True)
+        future = [c for c in self.credits if any(c.later)]
+        if not future:
+            return Horizon("none", (), None, "", True)
+        part = future[0]
         shares = {} if part.curve is None else part.curve.shares
-        estimate = "exact" if part.source != "sampled" else SHORT.get(next(iter(shares), ""), "other")
+        name = next(iter(shares), "")
+        estimate = "exact" if part.source != "sampled" else SHORT.get(name, "excess" if "excess" in name else "other")
         strength = next(iter(shares.values())) if part.source == "sampled" and len(shares) == 1 else 1.0
-        whole = sum(self.shares.values()) if "other" not in self.shares else 0.0
+        divergence = self.shares
+        whole = sum(divergence.values()) if "other" not in divergence else 0.0
+        whole = 1.0 if part.source == "full" else whole
         relative = strength / whole if whole else strength
         weights = tuple(round_short(w * relative, 1e-6) for w in part.later)
+        estimated = {
+            "k1": "reverse-kl",
+            "k3": "reverse-kl",
+            "excess": name.removeprefix("excess of "),
+            "exact": {"exact-reverse": "reverse-kl", "exact-forward": "forward-kl"}.get(part.source, ""),
+        }.get(estimate)
+        fits = part.source == "full" or list(divergence) == [estimated]
+        fits = fits and not self.has_edges and not part.divided
+        if len(future) > 1:
+            return Horizon("other", weights, None, "other", False)
         steps = [b / a for a, b in pairwise((1.0, *weights)) if a]
         if all(abs(step - steps[0]) <= 1e-6 for step in steps) and len(steps) == len(weights):
             same = abs(steps[0] - 1) <= 1e-6
-            return Horizon(
-                "all" if same else "discount", weights, None if same else round_short(steps[0], 1e-6), estimate
-            )
+            discount = None if same else round_short(steps[0], 1e-6)
+            return Horizon("all" if same else "discount", weights, discount, estimate, fits)
         is_window = weights[0] == 1 and set(weights) == {0.0, 1.0} and list(weights) == sorted(weights, reverse=True)
-        return Horizon("window" if is_window else "other", weights, None, estimate)
+        return Horizon("window" if is_window else "other", weights, None, estimate, fits)
 
     @property
     def has_past(self) -> bool:
@@ -412,9 +432,19 @@ class Anatomy:
         return self.level == "completion" or any(any(c.earlier) for c in self.credits)
 
     @property
+    def looks_at_length(self) -> bool:
+        """Whether what has mean zero on fresh samples, a constant or another token's credit, has one here.
+
+        A division by the completion's length, or tokens that are left out by their place in it, make it depend on what
+        follows a token.
+        """
+        by_length = self.unit.name == "completion-mean" or any(c.divided for c in self.credits)
+        return by_length or not self.ends or not self.cut_off
+
+    @property
     def has_edges(self) -> bool:
         """Whether the coefficient is constant beyond some log-ratio."""
-        return self.own.low is not None or self.own.high is not None
+        return self.own.has_edges
 
     @property
     def is_misplaced(self) -> bool:
@@ -504,6 +534,9 @@ def _named_part(name: str, weight: float) -> dict[str, object]:
     return part | {parameter: float(order)} if parameter else part
 
 
+SLOPES = {"k3": {"reverse-kl": 1.0, "forward-kl": -1.0}}
+"""Values of estimators that are a sum of slopes."""
+
 SHORT = {"reverse-kl": "k1", "k2": "k2", "k3": "k3"}
 """Names of the functions of a later token's log-ratio that stand for its KL."""
 
@@ -516,13 +549,15 @@ class Horizon:
         kind: `none`, `all`, `discount`, `window` or `other`.
         weights: by distance, relative to the token's own part.
         discount: of one step, for kind `discount`.
-        estimate: of a later token's divergence: `k1`, `k2`, `k3`, `exact` or `other`; empty for kind `none`.
+        estimate: of a later token's divergence: `k1`, `k2`, `k3`, `excess`, `exact` or `other`; empty for kind `none`.
+        fits: whether its mean is the divergence that the token's own part descends.
     """
 
     kind: str
     weights: tuple[float, ...]
     discount: float | None
     estimate: str
+    fits: bool
 
 
 def tilted_log_ratios(inputs: ProbeInputs) -> tuple[Tensor, Tensor]:

@@ -243,7 +243,8 @@ NAMED: dict[str, Divergence] = {
     d.name: d for d in (REVERSE_KL, FORWARD_KL, CHI_SQUARE, HELLINGER, TOTAL_VARIATION, jensen_shannon())
 }
 ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {"k2": k2.value, "k3": k3.value}
-"""Values of estimators, which stand in a reward; k1 is the slope of the reverse KL."""
+ESTIMATES |= {f"excess of {name}": d.excess for name, d in NAMED.items() if d is not REVERSE_KL}
+"""Values of estimators, which stand in a reward. k1 is the slope of the reverse KL, and k3 its excess."""
 
 SUMS = (("reverse-kl", "forward-kl"), ("reverse-kl", "k2"), ("reverse-kl", "chi-square"), ("forward-kl", "chi-square"))
 """Pairs whose weighted sums are tried if no single function fits; k3 is the reverse minus the forward KL."""
@@ -297,6 +298,11 @@ class Curve:
         if self.low is not None:
             value = torch.where(log_ratio < self.low, self.below, value)
         return value if self.high is None else torch.where(log_ratio > self.high, self.above, value)
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether it is constant beyond some log-ratio."""
+        return self.low is not None or self.high is not None
 
     @property
     def scale(self) -> float:
