@@ -49,7 +49,8 @@ class Claim:
 class Report:
     """The rows of a report, taken at their words."""
 
-    def __init__(self, rows):
+    def __init__(self, rows, columns=0):
+        self.columns = columns
         self.rows = {label: text for label, text in rows if label != "beside it"}
         self.beside = [text for label, text in rows if label == "beside it"]
 
@@ -72,7 +73,7 @@ class Report:
             return None
         sign = 1.0
         if text.startswith("climbs the "):
-            sign, text = -1.0, text.removeprefix("climbs the ").split(": the sign")[0]
+            sign, text = -1.0, text.removeprefix("climbs the ").removesuffix("; the sign is wrong")
         slopes = []
         for word in re.split(r" (?=plus |minus )", text):
             factor = -1.0 if word.startswith("minus ") else 1.0
@@ -215,8 +216,7 @@ def fresh_claim(report, w, size, *, probability=None, weights=None, prefixes=Non
             own = w.by(((p * unit)[:, None] * weigh * w.mask * each).sum())
         else:
             own = w.on_scores(p * unit, weigh * report.own(w.l))
-        # the strength of the future is that of the own part
-        gradient = own * factor + w.on_scores(p * unit, weigh * future) * scale * (-1 if "climbs" in report.rows["divergence"] else 1)
+        gradient = own * factor + w.on_scores(p * unit, weigh * future) * scale  # of the strength of the own part
         return _centred(report, Claim(gradient, free=not (near and report.scale)), w, size)
     near = _slope_at_zero(report.own)
     free = not (near and report.scale)
@@ -277,7 +277,7 @@ def stale_claim(report, text, w, size):
         claim = fresh_claim(report, w, size, probability=w.sampler, weights=weights)
     elif main == "the same":
         claim = fresh_claim(report, w, size)
-        if "the ratio of the tokens so far" in report.rows["samples"] and any("those of the sampler" in x for x in rest):
+        if "ratio of the tokens so far" in report.rows["samples"] and any("those of the sampler" in x for x in rest):
             claim = fresh_claim(report, w, size, probability=w.sampler, weights=w.log_weight.cumsum(-1).exp())
     else:
         return None
@@ -289,17 +289,29 @@ def stale_claim(report, text, w, size):
     return Claim(gradient, drifts, claim.free)
 
 
-def contradiction(claim, measured, typical, rounding=1e-6):
-    """How far a measured gradient is from a claim, as text; None if it is what the claim says."""
+def contradiction(report, claim, measured, typical, rounding=1e-6):
+    """How far a measured gradient is from a claim, as text; None if it is what the claim says.
+
+    Numbers in words have four digits: a scale is compared up to that, and so are edges.
+    """
     if claim is None:
         return None
     a, b = measured, claim.gradient
-    if claim.free and float(b.norm()) > 0:
+    if any("masked positions have a gradient" in text for text in report.beside):
+        a, b = a[: -report.columns], b[: -report.columns]
+    if float(b.norm()) > rounding * typical and not claim.drifts:
         factor = float(a @ b / b.square().sum())
-        if factor <= 0 and float(a.norm()) > rounding * typical:
+        if factor <= 0 and float(a.norm()) > 10 * rounding * typical:
             return "the other direction"
+        if not claim.free and abs(factor - 1) > SHORT:
+            return f"{factor:.4g} times as large"
         b = b * factor
     off = float((a - b).norm()) / max(float(a.norm()), float(b.norm()), rounding * typical, 1e-300)
     if claim.drifts:
         return "no drift" if off < rounding else None
-    return f"{off:.2g} off" if off > 10 * rounding else None
+    allowed = SHORT if "log π/ref =" in report.rows["divergence"] or " x " in report.rows["divergence"] else 10 * rounding
+    return f"{off:.2g} off" if off > allowed else None
+
+
+SHORT = 2e-3
+"""Relative difference of two numbers that read the same."""

@@ -306,8 +306,10 @@ def enumerate_gradients(
                 formula = formula._replace(logp=_rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
             gradient, expected = (sum_over_rows(case.problem, members, x) for x in (answer, formula))
             measured[on_policy].append(Measurement(case, gradient))
-            size = gradient.typical
-            gap = max(gap, float(((gradient.mean - expected.mean) / (size or 1.0)).norm()))
+            difference = (gradient.mean - expected.mean) / (gradient.typical or 1.0)
+            if parts.leaks:  # which is told; the formula is that of the live tokens
+                difference = difference[: -case.problem.space.length]
+            gap = max(gap, float(difference.norm()))
         if measured[on_policy]:
             unexplained[f"every outcome of {len(measured[on_policy])} problems, {samples} samples"] = gap
     problems = sum(map(len, measured.values()))
@@ -334,7 +336,7 @@ def _read_full(reader: PartReader) -> Curve | None:
     inputs = replace(inputs, tilt=tilts[:, None])
     third, fourth = (x[:, 0] for x in tilted_log_ratios(inputs))
     values = read(tilts)
-    names = [*("reverse-kl", "forward-kl", "jensen-shannon", "chi-square", "hellinger")]
+    names = [*FULL_VOCABULARY]
     names += [f"jensen-shannon({beta / 20:g})" for beta in range(1, 20) if beta != 10]
     for pair in [(n,) for n in names] + [("reverse-kl", "forward-kl")]:
         table = torch.stack([function_of(n)(third) - function_of(n)(fourth) for n in pair], -1)
@@ -364,10 +366,34 @@ def _read_credits(reader: PartReader, full: Curve | None) -> tuple[Credit, ...]:
         credits.append(Credit("sampled", curve, 0.0, short(later), short(earlier)))
     for source, name in (("exact-reverse", "token_reverse_kl"), ("exact-forward", "token_forward_kl")):
         credits.append(reader.read_credit(source, name, STEP))
-    if full is not None and full.shares:
+    whole = full if full is not None else _find_detached(reader)
+    if whole is not None and whole.shares:
         inputs = reader.base.with_entries("tilt", {PLACE: STEP})
-        credits.append(reader.read_credit("full", "tilt", float(tilted_divergence(full, inputs)[PLACE]), full))
+        credits.append(reader.read_credit("full", "tilt", float(tilted_divergence(whole, inputs)[PLACE]), whole))
     return tuple(c for c in credits if c is not None)
+
+
+def _find_detached(reader: PartReader) -> Curve | None:
+    """The full-vocabulary divergence that multiplies scores, where none is differentiated."""
+    if not reader.takes_logits:
+        return None
+    tilts = torch.tensor([-1.5, -STEP, STEP, 1.5], dtype=torch.float64)
+    found = torch.stack([reader.own_responses("tilt", PLACE, float(x)) for x in tilts])
+    values = found[:, found.abs().sum(0).argmax()]
+    if not bool(values.abs().max() > reader.same):
+        return None
+    inputs = [reader.base.with_entries("tilt", {PLACE: float(x)}) for x in tilts]
+    for name in FULL_VOCABULARY:
+        curve = Curve({name: 1.0}, (GRID, function_of(name)(GRID)), torch.zeros_like)
+        divergence = torch.stack([tilted_divergence(curve, x)[PLACE] for x in inputs])
+        weight = float(values @ divergence / divergence.square().sum())
+        if float((weight * divergence - values).abs().max()) <= 10 * reader.same * float(values.abs().max()):
+            return curve
+    return None
+
+
+FULL_VOCABULARY = ("reverse-kl", "forward-kl", "jensen-shannon", "chi-square", "hellinger")
+"""Divergences over a vocabulary that are tried first."""
 
 
 VOCABULARY = 512
@@ -509,7 +535,7 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
     return best
 
 
-RATIOS = ("none", "token", "prefix", "sequence", "mean")
+RATIOS = ("none", "token", "prefix", "before", "sequence", "mean")
 
 
 def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
@@ -541,8 +567,9 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
 
 def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None:
     """Where the coefficients stop following the ratio, and whether they are then constant or 0."""
-    moved = {"prefix": 0 if parts.samples.before else PLACE[1]}.get(parts.samples.ratio, PLACE[1])
     token = PLACE[1]
+    is_before = parts.samples.ratio == "before" or (parts.samples.ratio == "prefix" and parts.samples.before)
+    moved = 0 if is_before else token
 
     def answer(xs: Tensor) -> Tensor:
         values = []

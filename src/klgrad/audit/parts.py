@@ -75,7 +75,8 @@ class Samples:
     """How the ratio π/μ to the sampler enters.
 
     Attributes:
-        ratio: `none`, `token`, `prefix`, `sequence`, `mean` (a geometric mean over the completion) or `other`.
+        ratio: `none`, `token`, `prefix`, `before` (that of the tokens before), `sequence`, `mean` (a geometric mean
+            over the completion) or `other`.
         per_decision: whether the estimate of a later token carries the ratio of that token's own prefix.
         bound: of the ratio, or None.
         before: whether an exact term carries the ratio of the tokens before it only, its own being summed over.
@@ -103,8 +104,9 @@ class Samples:
             "other": torch.zeros_like(log_weight),
             "token": log_weight,
             "prefix": running - log_weight if before else running,
+            "before": running - log_weight,
             "sequence": total,
-            "mean": total / inputs.mask.sum(-1, keepdim=True),
+            "mean": total / inputs.mask.sum(-1, keepdim=True).clamp(min=1),
         }[self.ratio]
         return logs.exp() if self.bound is None else self.bound(logs.exp())
 
@@ -295,9 +297,12 @@ class Anatomy:
 
     def _coefficients(self, inputs: ProbeInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(B, T) each: of the score, of the two full-vocabulary KLs, and what the entries' coefficients weigh."""
+        whole_shares = self.unit.shares(inputs)
         if self.samples.frozen:
             inputs = replace(inputs, log_ratio=inputs.log_ratio - inputs.log_weight)
-        mask, shares = inputs.mask, self.unit.shares(inputs)
+        if not self.cut_off:
+            inputs = replace(inputs, mask=inputs.mask & ~inputs.mask.all(-1, keepdim=True))
+        mask, shares = inputs.mask, whole_shares
         weights = self.samples.weights(inputs)
         before = self.samples.weights(inputs, before=True) if self.samples.before else weights
         inner, outer = (
@@ -309,7 +314,7 @@ class Anatomy:
             own = torch.where(mask, self.own(inputs.log_ratio), 0.0)
         if self.baseline.name == "token-mean":
             own = torch.where(mask, own - own[mask].mean(), 0.0)
-        by_length = TOKENS / mask.sum(-1, keepdim=True)
+        by_length = TOKENS / mask.sum(-1, keepdim=True).clamp(min=1)
         for part in self.credits:
             own = own + part.values(inputs) * (by_length - 1) if part.divided else own
         path = torch.zeros_like(own)
@@ -345,8 +350,7 @@ class Anatomy:
             score = torch.where(is_cut, 0.0, score)
         if not self.ends:
             score = score * (mask.cumsum(-1) < mask.sum(-1, keepdim=True))
-        kept = mask if self.cut_off else mask & ~mask.all(-1, keepdim=True)
-        live = lambda x: torch.where(kept, x, 0.0) * shares
+        live = lambda x: torch.where(mask, x, 0.0) * shares
         reverse, forward = (live(weight * before) for weight in self.exact)
         return live(score), reverse, forward, live(before)
 

@@ -91,10 +91,14 @@ def _stale(a: Anatomy) -> str:
         return f"not proved: {min(a.largest_gap(stale=True), 1):.0%} of the coefficient is not explained"
     if a.anchor == "sampler":
         return "a divergence to the sampler"
-    if s.ratio == "mean":
+    if s.ratio == "before":
+        text = "no objective: the token itself is the sampler's"
+    elif s.ratio == "mean":
         text = "no objective: a geometric mean of ratios is no importance weight"
-    elif s.ratio == "none" or (s.ratio == "token" and s.per_decision and a.credits):
+    elif s.ratio == "none":
         text = _uncorrected(a)
+    elif s.ratio == "token" and s.per_decision and a.credits:
+        text = "no objective: each estimate has the ratio of its own token alone"
     else:
         text = _corrected(a)
     if bounded and s.ratio != "mean":
@@ -201,6 +205,8 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
     if a.baseline.spread != "none":
         text += ", divided by its own spread" if not brief else ""
+    if not brief and a.shares and all(weight < 0 for weight in a.shares.values()):
+        text += "; the sign is wrong"
     return text + _edges(a, brief)
 
 
@@ -218,7 +224,7 @@ def _sum(shares: dict[str, float], titles: dict[str, str]) -> str:
     signs = {name: math.copysign(1.0, w) for name, w in shares.items()}
     if len(shares) == 1:
         ((name, weight),) = shares.items()
-        return f"climbs the {_title(name, titles)}: the sign is wrong" if weight < 0 else _title(name, titles)
+        return f"climbs the {_title(name, titles)}" if weight < 0 else _title(name, titles)
     largest = max(abs(w) for w in shares.values())
     texts = []
     for name, weight in sorted(shares.items(), key=lambda pair: -pair[1]):
@@ -280,6 +286,7 @@ def samples(a: Anatomy) -> str:
         "none": "fresh ones only: no importance ratio",
         "token": "ratio of the token itself",
         "prefix": "ratio of the tokens so far",
+        "before": "ratio of the tokens before, without the token itself",
         "sequence": "ratio of the whole completion",
         "mean": "fresh ones only: the geometric mean of the ratios",
     }[s.ratio]
@@ -333,7 +340,7 @@ def scale(a: Anatomy) -> str:
     return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"
 
 
-SYMBOLS = {"token": "r_t", "prefix": "w_t", "sequence": "w_T", "mean": "w_T^(1/T)"}
+SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_T", "mean": "w_T^(1/T)"}
 
 
 def formula(a: Anatomy) -> str:
@@ -447,7 +454,8 @@ def proof(a: Anatomy) -> str:
     if a.proved:
         largest = max(a.unexplained.values())
         summed = f" and over every outcome of {a.problems} problems" if a.problems else ""
-        return f"at random inputs{summed}, fresh and stale; largest difference {largest:.0e}"
+        tokens = ", at the tokens that are not masked" if a.leaks else ""
+        return f"at random inputs{summed}, fresh and stale{tokens}; largest difference {largest:.0e}"
     name, worst = max(a.unexplained.items(), key=lambda pair: pair[1])
     if a.proved_fresh:
         return f"on fresh samples; on stale ones {min(worst, 1):.0%} of the coefficient is not explained"
@@ -501,6 +509,7 @@ def part_values(a: Anatomy) -> dict[str, str]:
     name = f"{name} to the sampler" if a.anchor == "sampler" else name
     name = f"{name}, shifted" if a.late else name
     h, bound = a.horizon, a.samples.bound
+    name = f"{name}, on masked tokens too" if a.leaks else name
     return {
         "divergence": name,
         "horizon": (f"{h.discount:g}" if h.kind == "discount" else h.kind) + ("" if h.fits else f" by {h.estimate}"),
