@@ -215,6 +215,8 @@ def hunt(count: int, seed: int, jobs: int = 1, only: int | None = None) -> list[
         for x in found:
             line = f"{number} | {recipe} | {x.statement} | {x.why}"
             (false if x.kind == "false" else misses).append(line)
+            if x.kind == "false":
+                print(line, flush=True)
         if number % 50 == 49:
             print(f"{number + 1} of {count} losses, {len(false)} false statements, {len(misses)} misses", flush=True)
     print("verdicts:", ", ".join(f"{n} {name}" for name, n in sorted(verdicts.items(), key=lambda x: -x[1])))

@@ -278,7 +278,8 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     parts = replace(parts, cut_off=reader.counts_cut_off())
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
-    parts = replace(parts, unexplained=_compare(reader, parts)).times(reader.size)
+    parts = replace(parts, unexplained=_compare(reader, parts))
+    parts = (parts if parts.proved else replace(parts, matters=_find_causes(reader, parts))).times(reader.size)
     if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
         top_k, gap = _read_large_vocabulary(subject, parts)
         parts = replace(parts, top_k=top_k, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
@@ -653,6 +654,58 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
     best, _ = _best(reader, candidates(), check)
     best = _choose_samples(reader, best)
     return replace(best, unexplained=_compare(reader, best))
+
+
+# What a loss depends on that the formula does not have.
+
+
+def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
+    """What changes the coefficients though the formula says that it does not."""
+    token, live = PLACE[1], reader.base.mask
+    random = replace(
+        ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=reader.highest, seed=11),
+        late=reader.late,
+        anchor=reader.anchor,
+    )
+    none = torch.zeros_like(random.tilt)
+    plain = replace(random, tilt=none, odds=none + ODDS)
+    differ = lambda x, y: bool((x - y).abs().max() > 100 * reader.same * max(float(x.abs().max()), reader.same))
+
+    def gain(entries: dict[tuple[int, int], float], place: tuple[int, int] = PLACE) -> Tensor:
+        """What the log-ratio of one token adds to its own coefficient, beside these of other tokens."""
+        moved, start = (
+            reader.read(reader.base.with_entries("log_ratio", x)).score for x in (entries | {place: STEP}, entries)
+        )
+        return (moved - start)[place]
+
+    several = replace(
+        ProbeInputs.at_random([*MIXED, 6, 9, 3, 9], WIDTH, highest=reader.highest, seed=12),
+        late=reader.late,
+        anchor=reader.anchor,
+    )
+    turn = lambda x: x.roll(GROUP, 0)  # other halves of the batch, the same groups
+    fields = ("log_ratio", "log_weight", "logp", "mask", "token_reverse_kl", "token_forward_kl", "odds", "tilt")
+    turned = reader.read(replace(several, **{name: turn(getattr(several, name)) for name in fields}))
+    less = replace(plain, logp=plain.logp - torch.arange(ROWS * WIDTH).reshape(ROWS, WIDTH) % 3 * live)
+    unit = reader.unit if reader.unit.name != "other" else Unit("sum")
+    odd = ProbeInputs.at_reference([TOKENS] * (ROWS + 1), WIDTH, 3) if reader.coupled == "none" else None
+    wider = reader.rows_at_reference(ROWS + GROUP) if odd is None else odd
+    more = (reader.read(wider.with_entries("log_ratio", {PLACE: STEP})).score - reader.read(wider).score)[PLACE]
+    more = more / unit.shares(wider)[0, 0] * unit.shares(reader.base)[0, 0]
+    rest = replace(plain, odds=none - 2 * ODDS)
+    causes = {
+        "the order of the completions in the batch": any(
+            differ(turn(a), b) for a, b in zip(reader.read(several), turned, strict=True)
+        ),
+        "the probability of the token itself": differ(reader.read(plain).score, reader.read(less).score),
+        "the other entries of the vocabulary": differ(reader.read(plain).score, reader.read(rest).score)
+        or (parts.full is not None and not parts.full.shares),
+        "the position of the token": differ(gain({}), gain({}, (0, 2))),
+        "the number of completions": differ(gain({}), more),
+        "the log-ratios of the completion's other tokens": differ(gain({}), gain({(0, 1): 2.0, (0, 7): 2.0})),
+        "the log-ratios of other completions": differ(gain({}), gain({(ROWS - 1, 1): 2.0, (1, 2): -2.0})),
+    }
+    return tuple(name for name, matters in causes.items() if matters)
 
 
 # Comparison of the formula with the loss.

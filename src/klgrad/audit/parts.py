@@ -224,6 +224,7 @@ class Anatomy:
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
+        matters: what the coefficient of a token depends on beside the parts, where these are not the loss.
         problems: on how many enumerated problems it was compared with the loss.
         allowed: the share that rounding may leave.
     """
@@ -249,6 +250,7 @@ class Anatomy:
     finite_at_ref: bool = True
     unexplained: dict[str, float] = field(default_factory=dict)
     problems: int = 0
+    matters: tuple[str, ...] = ()
     allowed: float = EXACT
 
     def times(self, factor: float) -> "Anatomy":
@@ -506,6 +508,7 @@ class Anatomy:
             "cut_off_completions_count": self.cut_off,
             "top_k": self.top_k,
             "deterministic": self.deterministic,
+            "depends_also_on": list(self.matters),
             "proved": self.proved,
             "unexplained": max(self.unexplained.values(), default=0.0),
             "unexplained_by_probe": self.unexplained,

@@ -60,7 +60,7 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
         return _stale(a)
     text = divergence(a, brief=True)
     if a.is_nothing or text.startswith("none"):
-        return text
+        return f"{text}: {_matters(a)} change{'s' * (len(a.matters) == 1)} it" if a.matters else text
     h = a.horizon
     if a.level == "token" and not h.fits:
         text += f", token by token, and later tokens by {BY.get(h.estimate, h.estimate)}"
@@ -71,6 +71,11 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
     text += ", centred token by token" if a.baseline.name == "token-mean" else ""
     text += ", divided by its spread" if a.baseline.spread != "none" else ""
     return text if a.proved_fresh else f"{text} ({min(a.largest_gap(stale=False), 1):.0%} not explained)"
+
+
+def _matters(a: Anatomy) -> str:
+    """What the coefficient depends on beside the parts."""
+    return " and ".join(filter(None, [", ".join(a.matters[:-1]), *a.matters[-1:]]))
 
 
 BY = {"exact": "their exact divergences", "excess": "f(u)/u", "other": "an estimate of its own"}
@@ -103,7 +108,9 @@ def _stale(a: Anatomy) -> str:
         text = _corrected(a)
     if bounded and s.ratio != "mean":
         text += f"{bounded}, which adds bias"
-    if s.frozen:
+    if s.frozen and text.startswith(("the mean", "climbs the mean")):
+        text = "no objective: log π/ref is that of the sampler"
+    elif s.frozen:
         text += ", with log π/ref of the sampler"
     drifts = []
     if a.constant and not (carried and s.constant):
@@ -187,10 +194,10 @@ def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
 
 def divergence(a: Anatomy, *, brief: bool = False) -> str:
     """The divergence that the coefficient of a token's own log-ratio descends."""
-    if a.is_nothing:
-        return _nothing(a)
     if not a.proved_fresh and not a.shares:
         return "none that the probes can name"
+    if a.is_nothing:
+        return _nothing(a)
     shares = a.shares
     if "other" in shares or not shares:
         own = "" if brief else ", of which the coefficient below is the slope"
@@ -245,7 +252,7 @@ def _edges(a: Anatomy, brief: bool) -> str:
         if edge is None:
             continue
         level = "no pull" if pull == 0 else f"a constant pull of {pull:.3g}"
-        texts.append(f"l {sign} {edge:.3g}" if brief else f"{word} log π/ref = {edge:.4g} {level}")
+        texts.append(f"{'L' if a.level == 'completion' else 'l'} {sign} {edge:.3g}" if brief else f"{word} log π/ref = {edge:.4g} {level}")
     if not texts:
         return ""
     return f" where {' and '.join(texts)}" if brief else f"; {', '.join(texts)}"
@@ -425,6 +432,8 @@ def _times(weight: float, text: str) -> str:
 def remarks(a: Anatomy) -> list[str]:
     """What is neither the KL nor its form: constants, an entropy bonus, misplaced inputs, leaks."""
     texts = []
+    if a.matters and not a.proved:
+        texts.append(f"its coefficient depends on {_matters(a)}, which is none of these parts")
     if a.constant and not a.is_nothing:
         fresh = "a pull on lengths" if a.looks_at_length else "nothing"
         texts.append(f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}")
