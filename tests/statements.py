@@ -206,7 +206,7 @@ def fresh_claim(report, w, size, *, probability=None, weights=None, prefixes=Non
         is_exact, even = "∇" in report.rows["coefficient"], len(set(unit.tolist())) == 1
         scale = report.scale if report.scale else 1.0
         near = _slope_at_zero(report.own)
-        factor = scale / near if near and report.scale else 1.0
+        factor = abs(scale / near) if near and report.scale else 1.0
         weigh = weights if weights is not None else torch.ones_like(w.l)
         if even and weights is None:  # the objective itself
             per_prefix = excess_of(report.own)(w)
@@ -216,11 +216,12 @@ def fresh_claim(report, w, size, *, probability=None, weights=None, prefixes=Non
             own = w.by(((p * unit)[:, None] * weigh * w.mask * each).sum())
         else:
             own = w.on_scores(p * unit, weigh * report.own(w.l))
-        gradient = own * factor + w.on_scores(p * unit, weigh * future) * scale  # of the strength of the own part
+        strength = -abs(scale) if "climbs" in report.rows["divergence"] else abs(scale)  # that of the own part
+        gradient = own * factor + w.on_scores(p * unit, weigh * future) * strength
         return _centred(report, Claim(gradient, free=not (near and report.scale)), w, size)
     near = _slope_at_zero(report.own)
     free = not (near and report.scale)
-    return _centred(report, Claim(gradient * (1.0 if free else report.scale / near), free=free), w, size)
+    return _centred(report, Claim(gradient * (1.0 if free else abs(report.scale / near)), free=free), w, size)
 
 
 def _centred(report, claim, w, size):
