@@ -265,14 +265,18 @@ def stale_claim(report, text, w, size):
     mean = re.match(r"(climbs )?the mean of (.*?),? under the sampler", main)
     if mean:
         if mean[2] in MEANS:
-            claim = Claim(w.by((w.sampler * unit * MEANS[mean[2]](w)).sum()) * (-1 if mean[1] else 1) * abs(report.scale))
+            claim = Claim(
+                w.by((w.sampler * unit * MEANS[mean[2]](w)).sum()) * (-1 if mean[1] else 1) * abs(report.scale)
+            )
         elif report.own is None:
             return None
         else:
             at = w.l.sum(-1, keepdim=True).expand_as(w.l) if "h(L)" in mean[2] else w.l
             near = _slope_at_zero(report.own)
             gradient = w.on_scores(w.sampler * unit, report.own(at))
-            claim = Claim(gradient * (report.scale / near if near and report.scale else 1.0), free=not (near and report.scale))
+            claim = Claim(
+                gradient * (report.scale / near if near and report.scale else 1.0), free=not (near and report.scale)
+            )
     elif main == "the same on the sampler's prefixes":
         weights = None if "no importance ratio" in report.rows["samples"] else w.log_weight.exp()
         claim = fresh_claim(report, w, size, probability=w.sampler, weights=weights)
@@ -310,7 +314,9 @@ def contradiction(report, claim, measured, typical, rounding=1e-6):
     off = float((a - b).norm()) / max(float(a.norm()), float(b.norm()), rounding * typical, 1e-300)
     if claim.drifts:
         return "no drift" if off < rounding else None
-    allowed = SHORT if "log π/ref =" in report.rows["divergence"] or " x " in report.rows["divergence"] else 10 * rounding
+    allowed = (
+        SHORT if "log π/ref =" in report.rows["divergence"] or " x " in report.rows["divergence"] else 10 * rounding
+    )
     return f"{off:.2g} off" if off > allowed else None
 
 

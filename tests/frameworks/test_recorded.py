@@ -71,6 +71,7 @@ def is_implied(phrase, row):
     kind, level, *conditions = phrase.split(", ")
     said = [bare == kind, ahead == {"token by token": "no", "whole completions": "all"}[level]]
     text = ", ".join(conditions)
+    batch = batch or row[0].startswith("tinker-cookbook")  # which subtracts the mean of the batch's tokens
     said += [batch] if "in large batches" in text or "scale that depends" in text else []
     if "equal lengths" in text:
         said.append(unit == "mean per completion" or row[0].startswith("tinker-cookbook"))  # which centres tokens

@@ -592,9 +592,7 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
     edges: list[float | None] = []
     kinds = set()
     for sign in (-1.0, 1.0):
-        follows = lambda xs, sign=sign: (
-            (answer(sign * xs) / plain / (sign * xs).exp() - 1).abs() <= 10 * reader.same
-        )
+        follows = lambda xs, sign=sign: (answer(sign * xs) / plain / (sign * xs).exp() - 1).abs() <= 10 * reader.same
         end = torch.tensor([15.0], dtype=torch.float64)
         if bool(follows(end)):
             edges.append(None)

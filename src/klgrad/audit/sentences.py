@@ -151,7 +151,9 @@ def _uncorrected(a: Anatomy) -> str:
     if a.baseline.spread != "none":
         return "no objective: it is divided by a spread that the other samples decide"
     if a.level == "completion":
-        mean = "h(L), h' = c," if is_bounded else {"reverse-kl": "L²/2", "forward-kl": "k3(L)"}.get(name, "h(L), h' = c,")
+        mean = (
+            "h(L), h' = c," if is_bounded else {"reverse-kl": "L²/2", "forward-kl": "k3(L)"}.get(name, "h(L), h' = c,")
+        )
         return f"{descends} of {mean} under the sampler, L = log π/ref of the completion"
     if any(c.later or c.earlier for c in a.credits):
         part = a.credits[0]
@@ -252,7 +254,11 @@ def _edges(a: Anatomy, brief: bool) -> str:
         if edge is None:
             continue
         level = "no pull" if pull == 0 else f"a constant pull of {pull:.3g}"
-        texts.append(f"{'L' if a.level == 'completion' else 'l'} {sign} {edge:.3g}" if brief else f"{word} log π/ref = {edge:.4g} {level}")
+        texts.append(
+            f"{'L' if a.level == 'completion' else 'l'} {sign} {edge:.3g}"
+            if brief
+            else f"{word} log π/ref = {edge:.4g} {level}"
+        )
     if not texts:
         return ""
     return f" where {' and '.join(texts)}" if brief else f"; {', '.join(texts)}"
@@ -473,7 +479,7 @@ def proof(a: Anatomy) -> str:
 
 # Expectations of parts.
 
-PARTS = ("divergence", "horizon", "samples", "unit", "baseline")
+PARTS = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
 
 
 @dataclass(frozen=True)
@@ -524,6 +530,7 @@ def part_values(a: Anatomy) -> dict[str, str]:
         "horizon": (f"{h.discount:g}" if h.kind == "discount" else h.kind) + ("" if h.fits else f" by {h.estimate}"),
         "samples": a.samples.ratio + ("" if bound is None else f" {bound.kind}"),
         "unit": a.unit.name,
+        "scale": "spread" if a.baseline.spread != "none" else f"{a.scale:g}",
         "baseline": a.baseline.name + ("" if a.baseline.spread == "none" else f" / {a.baseline.spread} spread"),
     }
 
