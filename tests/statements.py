@@ -1,7 +1,7 @@
 """What the words of a report claim, as gradients: each is computed from the words alone, by sums over all completions.
 
-No part of a loss is used, and no code of the audit: a problem has the log-probs of every completion under π, ref and the
-sampler, and an objective that a sentence names is differentiated by autograd.
+No part of a loss is used, and no code of the audit: a problem has the log-probs of every completion under π, ref and
+the sampler, and an objective that a sentence names is differentiated by autograd.
 """
 
 import math

@@ -75,7 +75,7 @@ def is_implied(phrase, row):
     said += [batch] if "in large batches" in text or "scale that depends" in text else []
     if "equal lengths" in text:
         said.append(unit == "mean per completion" or row[0].startswith("tinker-cookbook"))  # which centres tokens
-    if "near ref" in text and "equal lengths" not in text or "but not with" in text:
+    if ("near ref" in text and "equal lengths" not in text) or "but not with" in text:
         said.append(bounded)
     return all(said)
 

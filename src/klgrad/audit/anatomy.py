@@ -659,7 +659,7 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
 
 def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
     """What changes the coefficients though the formula says that it does not."""
-    token, live = PLACE[1], reader.base.mask
+    live = reader.base.mask
     random = replace(
         ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=reader.highest, seed=11),
         late=reader.late,
@@ -698,7 +698,7 @@ def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
         "the probability of the token itself": differ(reader.read(plain).score, reader.read(less).score),
         "the other entries of the vocabulary": differ(reader.read(plain).score, reader.read(rest).score)
         or (parts.full is not None and not parts.full.shares),
-        "the position of the token": differ(gain({}), gain({}, (0, 2))),
+        "the position of the token": any(differ(gain({}), gain({}, (0, t))) for t in (0, 2)),
         "the number of completions": differ(gain({}), more),
         "the log-ratios of the completion's other tokens": differ(gain({}), gain({(0, 1): 2.0, (0, 7): 2.0})),
         "the log-ratios of other completions": differ(gain({}), gain({(ROWS - 1, 1): 2.0, (1, 2): -2.0})),
