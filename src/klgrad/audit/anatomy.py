@@ -583,7 +583,7 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
             inputs = start.with_entries("log_weight", stale)
             if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
                 inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
-            values.append(sum(reader.read(inputs))[rows, token] / reader.unit.shares(base)[0, 0])
+            values.append(torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / reader.unit.shares(base)[0, 0])
         return torch.cat(values)
 
     plain = float(answer(torch.zeros(1).double()))

@@ -405,7 +405,8 @@ def _credit_terms(part: Credit) -> list[str]:
     weight *= TOKENS if part.divided else 1
     terms = []
     both = part.later == part.earlier
-    for weights, sign in ((part.later, "≠" if both else ">"), ((), "") if both else (part.earlier, "<")):
+    sides = [(part.later, "≠")] if both else [(part.later, ">"), (part.earlier, "<")]
+    for weights, sign in sides:
         if not any(weights):
             continue
         steps = {round(b / a, 6) if a else 0.0 for a, b in pairwise(weights)}
