@@ -88,6 +88,47 @@ def test_the_divergence_of_a_term_is_the_one_that_it_declares(divergence, level,
     assert (parts.unit.name, parts.baseline.name, parts.constant, parts.top_k) == ("sum", "none", 0.0, None)
 
 
+RATIOS = {
+    # by name: the weight as a function of the ratio, and the bound
+    "truncate": (lambda r: r.clamp(max=10), Bound("truncate", None, 10.0)),
+    "clip": (lambda r: r.clamp(0.8, 1.2), Bound("clip", 0.8, 1.2)),
+    "mask": (lambda r: r * ((r >= 0.5) & (r <= 2)), Bound("mask", 0.5, 2.0)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", RATIOS)
+def test_the_edges_of_a_bound_are_exact(name, dtype):
+    weight, bound = RATIOS[name]
+
+    def loss(logp, ref_logp, old_logp, mask):
+        logp, ref_logp, old_logp = (x.to(dtype) for x in (logp, ref_logp, old_logp))
+        each = weight((logp - old_logp).exp()).detach() * (logp - ref_logp).square() / 2
+        return (each * mask).sum(-1).mean()
+
+    parts = audit(loss).anatomy
+    assert (parts.samples.bound, parts.proved) == (bound, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_edges_of_ppo_are_exact(dtype):
+    def loss(logp, ref_logp, old_logp, mask):
+        logp, ref_logp, old_logp = (x.to(dtype) for x in (logp, ref_logp, old_logp))
+        ratio, reward = (logp - old_logp).exp(), (logp - ref_logp).detach()
+        return (torch.maximum(reward * ratio, reward * ratio.clamp(0.8, 1.2)) * mask).sum(-1).mean()
+
+    assert audit(loss).anatomy.samples.bound == Bound("ppo", 0.8, 1.2)
+
+
+def test_the_edges_of_a_bound_beside_a_constant_without_a_ratio():
+    def loss(logp, ref_logp, old_logp, mask):
+        ratio = (logp - old_logp).exp().clamp(max=2).detach()
+        return ((ratio * (logp - ref_logp).square() / 2 + logp) * mask).sum(-1).mean()
+
+    parts = audit(loss).anatomy
+    assert (parts.samples.bound, parts.constant, parts.proved) == (Bound("truncate", None, 2.0), 1.0, True)
+
+
 CELLS = {
     # own curve, its edges, horizon and estimate, unit, constant
     "k1-loss": ({}, None, "none", "", "sum", 1.0),

@@ -57,6 +57,9 @@ PLACE = (0, 4)
 STEP = 0.75
 """A log-ratio at which the known functions differ, and a log importance ratio that no usual bound cuts off."""
 
+FAR = 15.0
+"""A log importance ratio that every bound cuts off."""
+
 ROUNDED = 1e-5
 """Share of a coefficient that rounding may leave: many losses cast some of their tensors to float32."""
 
@@ -571,7 +574,7 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
             if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
                 inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
             values.append(torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / reader.unit.shares(base)[0, 0])
-        return torch.cat(values)
+        return torch.cat(values) - (0.0 if parts.samples.constant else parts.constant)
 
     plain = float(answer(torch.zeros(1).double()))
     if not plain:
@@ -579,14 +582,15 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
     edges: list[float | None] = []
     kinds = set()
     for sign in (-1.0, 1.0):
-        follows = lambda xs, sign=sign: (answer(sign * xs) / plain / (sign * xs).exp() - 1).abs() <= 10 * reader.same
-        end = torch.tensor([15.0], dtype=torch.float64)
-        if bool(follows(end)):
+        share = float(answer(torch.tensor([sign * FAR], dtype=torch.float64))) / plain
+        if abs(share / math.exp(sign * FAR) - 1) <= 10 * reader.same:
             edges.append(None)
             continue
-        low = bisect(follows, 0.0, 15.0)
-        edges.append(round_short(math.exp(sign * low), 1e-8))
-        kinds.add("mask" if float(answer(sign * end)) == 0 else "truncate")
+        kinds.add("truncate" if share else "mask")
+        # Beyond a truncation the coefficient is that of the largest ratio; a mask is looked for.
+        if not share:
+            share = math.exp(sign * bisect(lambda xs, sign=sign: answer(sign * xs) != 0, 0.0, FAR))
+        edges.append(round_short(share, 1e-6))
     if not kinds:
         return None
     kind = kinds.pop() if len(kinds) == 1 else "other"
