@@ -83,27 +83,31 @@ class PartReader:
         subject = subject.large()  # a batch is one call
         read = reader_of(subject, advantages)
         random = ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=HIGHEST_TWIN)
-        size = max(float(x.nan_to_num(posinf=0.0, neginf=0.0).abs().max()) for x in read(random))
+        first = read(random)
+        size = max(float(x.nan_to_num(posinf=0.0, neginf=0.0).abs().max()) for x in first)
         # The tolerances are meant for numbers near 1; a division by a power of two is exact.
         self.size = 1.0 if not size or 1e-3 < size < 1e3 else unit_of(torch.tensor(size, dtype=torch.float64))
         self.read: Read = lambda inputs: Derivatives(*(x / self.size for x in read(inputs)))
         self.base = ProbeInputs.at_reference([TOKENS] * ROWS, WIDTH)
-        answers = [self.read(random), self.read(random)]
+        answers = [Derivatives(*(x / self.size for x in first)), self.read(random)]
         is_given_logits = isinstance(subject.loss, UserLoss) and subject.loss.uses("logits")
         self.takes_logits = is_given_logits or bool(evaluate(subject, random.batch())[1].logits.any())
         # The logits of the probes have twins of the sampled tokens, so that these have a probability below one half.
         self.highest = HIGHEST_TWIN if self.takes_logits else -1e-6
         self.deterministic = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers, strict=True))
         self.finite = all(bool(torch.isfinite(x).all()) for x in answers[0])
-        nudged, moved = (self.read(replace(random, log_ratio=random.log_ratio + step)) for step in (1e-11, 1e-2))
-        is_same = lambda some: all(torch.equal(a, b) for a, b in zip(answers[0], some, strict=True))
+        is_same = lambda step: all(
+            torch.equal(a, b)
+            for a, b in zip(answers[0], self.read(replace(random, log_ratio=random.log_ratio + step)), strict=True)
+        )
         rounds = all(torch.equal(x, x.float().double()) for x in answers[0]) and any(bool(x.any()) for x in answers[0])
-        is_single = rounds or (is_same(nudged) and not is_same(moved))
+        is_single = rounds or (is_same(1e-11) and not is_same(1e-2))
         self.same = SINGLE if is_single else EXACT
         self.unit = Unit("sum")
         self.late, self.anchor = 0, "ref"
         self.coupled = "none"
-        self.starts: dict[int, Derivatives] = {}
+        self.starts: list[Derivatives] = []
+        self.moves: dict[tuple[str, tuple[int, int], float], Derivatives] = {}
 
     # One response at a time.
 
@@ -111,11 +115,11 @@ class PartReader:
         """(B, 1) what the unit multiplies each completion's coefficients by."""
         return self.unit.shares(self.base)
 
-    def start(self, rows: int = ROWS) -> Derivatives:
-        """The derivatives at ref, of so many completions."""
-        if rows not in self.starts:
-            self.starts[rows] = self.read(self.rows_at_reference(rows))
-        return self.starts[rows]
+    def start(self) -> Derivatives:
+        """The derivatives at ref."""
+        if not self.starts:
+            self.starts.append(self.read(self.base))
+        return self.starts[0]
 
     def rows_at_reference(self, rows: int) -> ProbeInputs:
         """So many completions of equal length, at ref."""
@@ -124,27 +128,30 @@ class PartReader:
         inputs = ProbeInputs.at_reference([TOKENS] * rows, WIDTH)
         return replace(inputs, late=self.late, anchor=self.anchor)
 
-    def responses(self, name: str, entries: dict[tuple[int, int], float]) -> Derivatives:
-        """What these entries of one table add to the derivatives, in the unit of the loss."""
-        moved, start = self.read(self.base.with_entries(name, entries)), self.start()
-        return Derivatives(*(self._change(a, b) / self.shares() for a, b in zip(moved, start, strict=True)))
+    def responses(self, name: str, place: tuple[int, int] = PLACE, value: float = STEP) -> Derivatives:
+        """What an entry of one table adds to the derivatives, in the unit of the loss."""
+        key = (name, place, value)
+        if key not in self.moves:
+            self.moves[key] = self.read(self.base.with_entries(name, {place: value}))
+        pairs = zip(self.moves[key], self.start(), strict=True)
+        return Derivatives(*(self._change(moved, start) / self.shares() for moved, start in pairs))
 
     def _change(self, moved: Tensor, start: Tensor) -> Tensor:
         """What was added to the derivatives; 0 where a constant is only rounded to float32 in another way."""
         change = moved - start
         return torch.where(change.abs() <= ROUNDED / 10 * start.abs(), 0.0, change) if self.same == SINGLE else change
 
-    def own_responses(self, name: str, entry: tuple[int, int], value: float) -> Tensor:
+    def own_responses(self, name: str, value: float = STEP) -> Tensor:
         """(T,) the same in the row that is moved, less what a row of the other group answers to it."""
-        score = self.responses(name, {entry: value}).score
-        return score[entry[0]] - score[ROWS - 1]
+        score = self.responses(name, value=value).score
+        return score[PLACE[0]] - score[ROWS - 1]
 
     def each(self, values: Tensor) -> Iterator[tuple[Tensor, ProbeInputs, list[int]]]:
         """Batches at ref for many readings at once: some of the values, and rows that do not influence each other."""
         apart = {"none": 1, "group": GROUP}.get(self.coupled, ROWS)
         at_once = ROWS // apart if self.unit.name == "other" or apart == ROWS else len(values)
         for some in values.split(at_once):
-            rows = math.ceil(len(some) * apart / ROWS) * ROWS
+            rows = (len(some) * apart // ROWS + (apart < ROWS)) * ROWS  # with one at the end that is not moved
             yield some, self.rows_at_reference(rows), [i * apart for i in range(len(some))]
 
     def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
@@ -152,11 +159,8 @@ class PartReader:
         values = []
         for some, base, rows in self.each(log_ratios):
             entries = {(row, moved): x for row, x in zip(rows, some.tolist(), strict=True)}
-            start = self.start(len(base.mask)).score
-            moved_score = self.read(base.with_entries("log_ratio", entries)).score
-            answer = self._change(moved_score, start) / self.unit.shares(base)
-            peer = answer[ROWS - 1, seen] if self.coupled == "batch" else 0.0
-            values.append(answer[rows, seen] - peer)
+            score = self.read(base.with_entries("log_ratio", entries)).score[:, seen]
+            values.append(self._change(score[rows], score[-1]) / self.unit.shares(base)[0])
         return torch.cat(values)
 
     # The parts.
@@ -166,13 +170,10 @@ class PartReader:
         responses, inputs = [], []
         for lengths, width, (row, peer) in SHAPES:
             base = replace(ProbeInputs.at_reference(lengths, width), late=self.late, anchor=self.anchor)
-            start = self.read(base)
-            moved = self.read(base.with_entries("log_ratio", {(row, 2): STEP}))
-            tilted = self.read(base.with_entries("tilt", {(row, 2): STEP}))
-            own = float((moved.score - start.score)[row, 2] - (moved.score - start.score)[peer, 2])
-            full = float((tilted.full - start.full)[row, 2])
-            exact = float(start.reverse[row, 2]), float(start.forward[row, 2])
-            constant = float(start.score[row, 2])
+            moved = self.read(base.with_entries("log_ratio", {(row, 2): STEP}).with_entries("tilt", {(row, 2): STEP}))
+            own, full = (float(x[row, 2] - x[peer, 2]) for x in (moved.score, moved.full))
+            exact = float(moved.reverse[row, 2]), float(moved.forward[row, 2])
+            constant = float(moved.score[peer, 2])
             responses.append(next((x for x in (full, *exact, own, constant) if x), 0.0))
             inputs.append((base, row))
         for unit in UNITS:
@@ -184,7 +185,7 @@ class PartReader:
     def read_position(self) -> None:
         """Where the log-probs of ref, or of the sampler in their place, meet those of the policy."""
         row, token = PLACE
-        response = self.responses("log_ratio", {PLACE: STEP}).score[row]
+        response = self.responses("log_ratio").score[row]
         if not bool(response.any()):
             swapped = replace(self.base, anchor="sampler")
             moved = self.read(swapped.with_entries("log_ratio", {PLACE: STEP})).score - self.read(swapped).score
@@ -193,8 +194,10 @@ class PartReader:
                 self.anchor = "sampler"
         elif int((response != 0).sum()) == 1 and bool(response[token - 1] != 0) | bool(response[token + 1] != 0):
             self.late = int(response.nonzero()[0, 0]) - token
-        self.base = replace(self.base, late=self.late, anchor=self.anchor)
-        self.starts.clear()
+        if self.late or self.anchor != "ref":
+            self.base = replace(self.base, late=self.late, anchor=self.anchor)
+            self.starts.clear()
+            self.moves.clear()
 
     def read_entropy(self) -> tuple[float, float]:
         """The weights of the log-prob itself, at ref and at the sampler."""
@@ -204,12 +207,11 @@ class PartReader:
         short = lambda x: 0.0 if abs(x) <= self.same else round_short(x, 10 * self.same)
         return short(sampled), short(full)
 
-    def counts_cut_off(self) -> bool:
+    def counts_cut_off(self, others: Derivatives) -> bool:
         """Whether a completion that fills its row has a gradient, if others have one."""
         inputs = ProbeInputs.at_random([TOKENS] * ROWS, TOKENS, highest=self.highest, seed=8)
         inputs = replace(inputs, late=self.late, anchor=self.anchor)
-        wider = replace(ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=self.highest), late=self.late)
-        return any(bool(x.any()) for x in self.read(inputs)) or not any(bool(x.any()) for x in self.read(wider))
+        return not any(bool(x.any()) for x in others) or any(bool(x.any()) for x in self.read(inputs))
 
     def has_spread(self) -> bool:
         """Whether a completion changes the difference between two others, as a spread that divides them does."""
@@ -223,7 +225,7 @@ class PartReader:
     def read_credit(self, source: str, name: str, divergence: float, curve: Curve | None = None) -> Credit | None:
         """The weights of an exact estimate on the scores of other tokens, by distance."""
         token = PLACE[1]
-        response = self.own_responses(name, PLACE, STEP) / divergence
+        response = self.own_responses(name) / divergence
         if not bool(response.abs().max() > self.same):
             return None
         short = lambda xs: tuple(round_short(float(x), self.same) for x in xs)
@@ -249,11 +251,10 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     reader.read_position()
     reader.unit = reader.read_unit()
     start = Derivatives(*(x / reader.shares() for x in reader.start()))
-    response = reader.responses("log_ratio", {PLACE: STEP}).score
-    others = [reader.responses(name, {PLACE: STEP}).score for name in ("token_reverse_kl", "token_forward_kl", "tilt")]
-    couples_rows = any(bool((x[1:] != 0).any()) for x in (response, *others))
+    moved = [reader.responses(name).score for name in ("log_ratio", "token_reverse_kl", "token_forward_kl", "tilt")]
+    couples_rows = any(bool((x[1:] != 0).any()) for x in moved)
     if couples_rows:
-        reader.coupled = "batch" if any(bool((x[GROUP:] != 0).any()) for x in (response, *others)) else "group"
+        reader.coupled = "batch" if any(bool((x[GROUP:] != 0).any()) for x in moved) else "group"
     if couples_rows and reader.has_spread():
         return _read_spread(reader, empty)
     token = PLACE[1]
@@ -265,7 +266,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     constant = round_short(float(start.score[PLACE]) - entropy[0] * DEPTH, reader.same)
     if abs(constant) <= reader.same:
         constant = 0.0
-    last = reader.responses("log_ratio", {(0, TOKENS - 1): STEP}).score[0, TOKENS - 1]
+    last = reader.responses("log_ratio", (0, TOKENS - 1)).score[0, TOKENS - 1]
     parts = Anatomy(
         own,
         "token",
@@ -283,8 +284,9 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
         allowed=max(reader.same * 10, ROUNDED),
     )
     check = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
-    parts = replace(parts, leaks=any(bool((x * ~check.mask).any()) for x in reader.read(check)))
-    parts = replace(parts, cut_off=reader.counts_cut_off())
+    answer = reader.read(check)
+    leaks = any(bool((x * ~check.mask).any()) for x in answer)
+    parts = replace(parts, leaks=leaks, cut_off=reader.counts_cut_off(answer))
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
     parts = replace(parts, unexplained=_compare(reader, parts))
@@ -329,7 +331,7 @@ def enumerate_gradients(
 def _read_full(reader: PartReader) -> Curve | None:
     """The coefficient of an entry of the logits: that of a rare entry, less that of one whose log-ratio is 0."""
     token = PLACE[1]
-    if abs(float(reader.responses("tilt", {PLACE: STEP}).full[PLACE])) <= reader.same:
+    if abs(float(reader.responses("tilt").full[PLACE])) <= reader.same:
         return None
 
     def read(tilts: Tensor) -> Tensor:
@@ -337,8 +339,8 @@ def _read_full(reader: PartReader) -> Curve | None:
         for some, base, rows in reader.each(tilts):
             entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True)}
             rare = replace(base, odds=RARE_ODDS + 0 * base.odds, logp=2 * RARE_ODDS + 0 * base.logp)
-            answer = reader.read(rare.with_entries("tilt", entries)).full - reader.read(rare).full
-            values.append((answer / reader.unit.shares(base))[rows, token])
+            answer = reader.read(rare.with_entries("tilt", entries)).full[:, token]
+            values.append((answer[rows] - answer[-1]) / reader.unit.shares(base)[0])
         return torch.cat(values)
 
     return read_curve(read, 10 * reader.same)
@@ -346,7 +348,7 @@ def _read_full(reader: PartReader) -> Curve | None:
 
 def _read_credits(reader: PartReader, own: Curve, full: Curve | None) -> tuple[Credit, ...]:
     token = PLACE[1]
-    response = reader.own_responses("log_ratio", PLACE, STEP)
+    response = reader.own_responses("log_ratio")
     # The full-vocabulary KL of a token of probability exp(-32) responds a little; it is read by its own probe.
     response = torch.where(response.abs() > reader.same * max(1e-3, float(response.abs().max())), response, 0.0)
     later, earlier = response[:token].flip(0), response[token + 1 : TOKENS]
@@ -373,7 +375,7 @@ def _find_detached(reader: PartReader) -> Curve | None:
     if not reader.takes_logits:
         return None
     tilts = torch.tensor([-1.5, -STEP, STEP, 1.5], dtype=torch.float64)
-    found = torch.stack([reader.own_responses("tilt", PLACE, float(x)) for x in tilts])
+    found = torch.stack([reader.own_responses("tilt", float(x)) for x in tilts])
     values = found[:, found.abs().sum(0).argmax()]
     if not bool(values.abs().max() > reader.same):
         return None
@@ -576,20 +578,21 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
             values.append(torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / reader.unit.shares(base)[0, 0])
         return torch.cat(values) - (0.0 if parts.samples.constant else parts.constant)
 
-    plain = float(answer(torch.zeros(1).double()))
+    plain, *ends = answer(torch.tensor([0.0, -FAR, FAR], dtype=torch.float64)).tolist()
     if not plain:
         return None
     edges: list[float | None] = []
     kinds = set()
-    for sign in (-1.0, 1.0):
-        share = float(answer(torch.tensor([sign * FAR], dtype=torch.float64))) / plain
+    for sign, end in zip((-1.0, 1.0), ends, strict=True):
+        share = end / plain
         if abs(share / math.exp(sign * FAR) - 1) <= 10 * reader.same:
             edges.append(None)
             continue
         kinds.add("truncate" if share else "mask")
         # Beyond a truncation the coefficient is that of the largest ratio; a mask is looked for.
         if not share:
-            share = math.exp(sign * bisect(lambda xs, sign=sign: answer(sign * xs) != 0, 0.0, FAR))
+            at_once = 1 if reader.coupled == "batch" else 32
+            share = math.exp(sign * bisect(lambda xs, sign=sign: answer(sign * xs) != 0, 0.0, FAR, at_once))
         edges.append(round_short(share, 1e-6))
     if not kinds:
         return None
@@ -602,6 +605,7 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
 
 def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
     """A loss that centres its credit and divides it by the spread: the curve up to a factor, and the credit's shape."""
+    reader.coupled = "batch"
     base = ProbeInputs.at_reference([TOKENS] * ROWS, WIDTH)
     token = PLACE[1]
     # Row 2 has a known log-ratio, rows 3 and 7 give both groups a spread.

@@ -389,10 +389,10 @@ def _find_edge(read: Callable[[Tensor], Tensor], at: Tensor, values: Tensor) -> 
     return round_short(edge), level
 
 
-def bisect(holds: Callable[[Tensor], Tensor], inside: float, outside: float) -> float:
-    """The last point, from `inside` to `outside`, at which a condition holds; 32 points are asked for at once."""
-    for _ in range(9):
-        points = torch.linspace(inside, outside, 34, dtype=torch.float64)
+def bisect(holds: Callable[[Tensor], Tensor], inside: float, outside: float, at_once: int = 32) -> float:
+    """The last point, from `inside` to `outside`, at which a condition holds; some points are asked for at once."""
+    for _ in range(math.ceil(46 / math.log2(at_once + 1))):
+        points = torch.linspace(inside, outside, at_once + 2, dtype=torch.float64)
         failed = (~holds(points[1:-1])).nonzero()
         first = int(failed[0]) + 1 if len(failed) else len(points) - 1
         inside, outside = float(points[first - 1]), float(points[first])
