@@ -214,7 +214,7 @@ def test_with_random_advantages_it_is_what_the_reference_adds():
 def test_the_variance_is_that_of_one_completion():
     """Against the definition, on single completions: group size must not matter for a loss without groups."""
     found = []
-    standard = [case for case in cases(on_policy=True) if not case.wider]
+    standard = cases(on_policy=True)
     for case in standard:
         p = case.problem
         g = ((p.logp - p.ref_logp)[..., None] * p.scores).sum(1)

@@ -9,12 +9,12 @@ import pytest
 import statements
 
 from klgrad.audit import audit, catalogue
-from klgrad.audit.batch import advantage_of
-from klgrad.audit.gradients import Case, limit_gradient
+from klgrad.audit.batch import advantage_of, from_problem
+from klgrad.audit.gradients import Case, of_reference, sum_over_rows
 from klgrad.audit.problems import DISTANCES
 from klgrad.audit.sentences import report, summary
 from klgrad.audit.subject import COMMON, as_subject
-from klgrad.enumeration import autoregressive, with_rational_sampler
+from klgrad.enumeration import autoregressive, population, with_rational_sampler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "hunt"))
 
@@ -43,7 +43,9 @@ def measured(subject, fresh):
     for case in problems(fresh):
         assert case.parts is not None
         rows = case.parts ** (2 * case.problem.space.length) * 2
-        gradient = limit_gradient(subject, case, advantage_of(case.problem, "zero"))
+        members = population(case.problem, case.group_size, case.parts)
+        batch = from_problem(case.problem, members, advantage_of(case.problem, "zero"))
+        gradient = sum_over_rows(case.problem, members, of_reference(subject.large(), batch))
         found.append((statements.World(case.problem), rows, gradient))
     return found
 

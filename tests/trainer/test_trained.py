@@ -9,9 +9,9 @@ from tolerances import EXACT, FLOAT32_REWARD, SINGLE
 from klgrad import KLTerm
 from klgrad.audit import audit
 from klgrad.audit.batch import advantage_of, from_problem
-from klgrad.audit.gradients import evaluate, expected_gradient, limit_cases, limit_gradient
+from klgrad.audit.gradients import evaluate, expected_gradient, of_reference, rational_case, sum_over_rows
 from klgrad.audit.subject import as_subject
-from klgrad.enumeration import autoregressive, target_gradients
+from klgrad.enumeration import autoregressive, population, target_gradients
 from klgrad.frameworks.trl import KL_FIELDS_LEFT_OUT, audited_settings, declared
 from klgrad.trl import KLConfig
 from klgrad.trl.config_checks import notes
@@ -64,15 +64,20 @@ def off_direction(found, target):
     return float((found - scale_of(found, target) * target).norm() / found.norm())
 
 
+def limit_gradient(subject, case):
+    """The gradient of one call of the loss on the batch that holds every group as often as it is likely."""
+    members = population(case.problem, case.group_size, case.parts)
+    batch = from_problem(case.problem, members, advantage_of(case.problem, "zero"))
+    return sum_over_rows(case.problem, members, of_reference(subject.large(), batch))
+
+
 def scales(settings):
     """The factor of the default's target in the limit, on two problems with varying lengths; None where it is none."""
     subject, factors = declared(**settings), []
-    for case in limit_cases(on_policy=True):
-        if case.varying and case.problem.space.vocab == 3 and not case.wider:
-            found = limit_gradient(subject, case, advantage_of(case.problem, "zero")).mean
-            target = case.targets["reverse-kl-sequence"]
-            factors.append(scale_of(found, target) if off_direction(found, target) <= SINGLE.rtol else None)
-    assert len(factors) == 2
+    for distance in ("near", "far"):
+        case = rational_case(distance, 3, 2, True, 2, 4, on_policy=True)
+        found, target = limit_gradient(subject, case).mean, case.targets["reverse-kl-sequence"]
+        factors.append(scale_of(found, target) if off_direction(found, target) <= SINGLE.rtol else None)
     return factors
 
 

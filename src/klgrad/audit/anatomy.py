@@ -149,9 +149,10 @@ class PartReader:
     def each(self, values: Tensor) -> Iterator[tuple[Tensor, ProbeInputs, list[int]]]:
         """Batches at ref for many readings at once: some of the values, and rows that do not influence each other."""
         apart = {"none": 1, "group": GROUP}.get(self.coupled, ROWS)
-        at_once = ROWS // apart if self.unit.name == "other" or apart == ROWS else len(values)
+        at_once = max((ROWS - 2) // apart, 1) if self.unit.name == "other" or apart == ROWS else len(values)
         for some in values.split(at_once):
-            rows = (len(some) * apart // ROWS + (apart < ROWS)) * ROWS  # with one at the end that is not moved
+            # At least two at the end are not moved.
+            rows = ROWS if apart == ROWS else math.ceil((len(some) * apart + 2) / ROWS) * ROWS
             yield some, self.rows_at_reference(rows), [i * apart for i in range(len(some))]
 
     def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
@@ -159,9 +160,13 @@ class PartReader:
         values = []
         for some, base, rows in self.each(log_ratios):
             entries = {(row, moved): x for row, x in zip(rows, some.tolist(), strict=True)}
-            score = self.read(base.with_entries("log_ratio", entries)).score[:, seen]
-            values.append(self._change(score[rows], score[-1]) / self.unit.shares(base)[0])
+            values.append(self.above_others(self.read(base.with_entries("log_ratio", entries)).score[:, seen], rows))
         return torch.cat(values)
+
+    def above_others(self, answer: Tensor, rows: list[int]) -> Tensor:
+        """How much more these rows answer than rows at the end with the same padding, in the unit of the loss."""
+        others = [len(answer) - 2 + row % 2 for row in rows]
+        return self._change(answer[rows], answer[others]) / self.unit.shares(self.rows_at_reference(len(answer)))[0]
 
     # The parts.
 
@@ -339,8 +344,7 @@ def _read_full(reader: PartReader) -> Curve | None:
         for some, base, rows in reader.each(tilts):
             entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True)}
             rare = replace(base, odds=RARE_ODDS + 0 * base.odds, logp=2 * RARE_ODDS + 0 * base.logp)
-            answer = reader.read(rare.with_entries("tilt", entries)).full[:, token]
-            values.append((answer[rows] - answer[-1]) / reader.unit.shares(base)[0])
+            values.append(reader.above_others(reader.read(rare.with_entries("tilt", entries)).full[:, token], rows))
         return torch.cat(values)
 
     return read_curve(read, 10 * reader.same)

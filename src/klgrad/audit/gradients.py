@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..enumeration import Problem, autoregressive, bandit, every_group, population, with_rational_sampler
+from ..enumeration import Problem, autoregressive, every_group, with_rational_sampler
 from .batch import Batch, from_problem
-from .problems import DISTANCES, LONG, Case
+from .problems import DISTANCES, Case
 from .subject import Subject
 
 # The exact expected gradient of a loss, and its exact variance, on one problem.
@@ -169,9 +169,6 @@ def _one_number(on_logits: Tensor) -> Tensor:
 
 # The gradient of a loss on one case.
 
-Shape = tuple[int, int, bool, int | None]
-"""(rows, columns, whether lengths vary, parts of a large batch)."""
-
 
 class Measurement(NamedTuple):
     """The exact gradient of a loss on one case."""
@@ -187,44 +184,14 @@ class Measurement(NamedTuple):
 # gradient is that of the limit, up to rounding.
 
 SHAPES = (
-    # Vocabulary, length, ends, group size, parts, seed. The batch has parts ^ (length * group size) groups: 64 or 256,
-    # few enough for a framework's trainer. With 2 parts the sampler is uniform.
-    (3, 2, False, 2, 4, 3),
-    (3, 2, True, 2, 4, 3),
-    (2, 3, True, 2, 2, 3),
-    (2, 2, True, 3, 2, 3),
+    # Distance to ref, vocabulary, length, ends, group size, parts. The batch has parts ^ (length * group size) groups:
+    # 64 or 256, few enough for a framework's trainer. With 2 parts the sampler is uniform.
+    ("near", 3, 2, False, 2, 4),
+    ("far", 3, 2, False, 2, 4),
+    ("far", 3, 2, True, 2, 4),
+    ("far", 2, 3, True, 2, 2),
+    ("far", 2, 2, True, 3, 2),
 )
-
-RARE = 24
-"""One over the probability of a rare token. On-policy its log π/ref is near -log(24) = -3.2, beyond the dead zone of
-k3 clamped at 10 (-2.61); off-policy its importance ratio is near 20, or near 1/400."""
-
-FAR = 12.0
-"""log π/ref of a token that ref nearly excludes."""
-
-SHARP = 8
-"""One over the probability of the rarer token at some prefixes of the problem with sharp prefixes. π is more certain
-there than at the prefixes of the other problems, and less at another prefix of the same problem. Off-policy two rare
-tokens have an importance ratio near 50 together, and two others one near 1.24 and 0.76, between common clips."""
-
-LOG_RATIO = 6.0
-"""Shift of the logit of the rare token from the sampler to π."""
-
-
-@cache
-def limit_cases(on_policy: bool) -> tuple[Case, ...]:
-    """All problems of the limit, the standard ones first. They are built once.
-
-    Args:
-        on_policy: whether the policy itself is the sampler.
-    """
-    standard = [
-        Case(distance, _rational(shape, distance, on_policy), shape[3], shape[2], parts=shape[4])
-        for shape in SHAPES
-        for distance in DISTANCES
-    ]
-    rare = (_rare(reach, on_policy) for reach in (FAR, -FAR))
-    return (*standard, *rare, _sharp(on_policy), _odd(on_policy), _long(on_policy))
 
 
 @cache
@@ -235,75 +202,24 @@ def proof_cases(on_policy: bool, *, few: bool = False) -> tuple[Case, ...]:
         on_policy: whether the policy itself is the sampler.
         few: the two smallest only, for a framework's trainer, whose calls take long.
     """
-    standard = [c for c in limit_cases(on_policy) if not c.wider and (c.distance == "far" or not c.varying)]
-    return tuple(c for c in standard if c.parts == 2) if few else tuple(standard)
+    return tuple(rational_case(*shape, on_policy=on_policy) for shape in SHAPES if shape[-1] == 2 or not few)
 
 
-def _rational(shape: tuple[int, int, bool, int, int, int], distance: str, on_policy: bool) -> Problem:
+def rational_case(
+    distance: str, vocab: int, length: int, ends: bool, group_size: int, parts: int, *, on_policy: bool
+) -> Case:
     """A random problem around a sampler with rational probabilities: π is away from the sampler, and ref from π.
 
     The near and the far problem have the same sampler, and so the same mean length: a loss that divides by the mean
     length has the same scale on both.
     """
-    vocab, length, ends, _, parts, seed = shape
     from_ref, off_policy = DISTANCES[distance]
-    drawn = autoregressive(vocab, length, ends=ends, seed=seed, away_from_ref=from_ref, off_policy=off_policy)
+    drawn = autoregressive(vocab, length, ends=ends, seed=3, away_from_ref=from_ref, off_policy=off_policy)
     sampler = with_rational_sampler(drawn.on_policy(), parts, on_policy=True)
     to_ref, to_sampler = drawn.ref_logits - drawn.logits, drawn.behavior_logits - drawn.logits
     logits = sampler.logits if on_policy else sampler.logits - to_sampler
-    return replace(sampler, logits=logits, ref_logits=logits + to_ref)
-
-
-def _long(on_policy: bool) -> Case:
-    """Completions of up to 5 tokens, so that a rule for later tokens is detected."""
-    problem = _rational((2, LONG, True, 2, 2, 3), "far", on_policy)
-    return Case("far", problem, 2, True, f"completions of {LONG} tokens", parts=2)
-
-
-def _rare(reach: float, on_policy: bool) -> Case:
-    """One token out of four. The sampler draws the first rarely, and a log-ratio is beyond every common bound."""
-    drawn = bandit(4, seed=2, away_from_ref=0.3)
-    rare = drawn.logits.clone()
-    rare[0, 0] -= 2 * FAR  # rounded up to one part
-    sampler = with_rational_sampler(replace(drawn, behavior_logits=rare), RARE, on_policy=True)
-    logits = sampler.logits.clone()
-    if not on_policy:
-        logits += drawn.logits - drawn.behavior_logits
-        logits[0, 0] += LOG_RATIO if reach > 0 else -LOG_RATIO
-    ref_logits = logits + drawn.ref_logits - drawn.logits
-    ref_logits[0, 1 if reach > 0 else 0] -= reach  # ref excludes a common token, or has little but the rare one
-    found = replace(sampler, logits=logits, ref_logits=ref_logits)
-    return Case("beyond", found, 2, False, f"log-ratios of {reach:+g}", parts=RARE)
-
-
-def _sharp(on_policy: bool) -> Case:
-    """Two tokens over a vocabulary of two: π is nearly certain of the first, and of the second after one of them."""
-    drawn = autoregressive(2, 2, ends=False, seed=3, away_from_ref=DISTANCES["near"][0])
-    counts = torch.tensor([[SHARP - 1, 1], [SHARP / 2, SHARP / 2], [1, SHARP - 1]], dtype=torch.float64)
-    sampler = counts.log() - math.log(SHARP)
-    stale = torch.tensor([[0.1, 0.9], [0.38, 0.62], [0.9, 0.1]], dtype=torch.float64).log()
-    logits = sampler if on_policy else stale
-    problem = replace(
-        drawn, logits=logits, ref_logits=logits + drawn.ref_logits - drawn.logits, behavior_logits=sampler
-    )
-    return Case("near", problem, 2, False, f"probabilities of {SHARP - 1}/{SHARP}", parts=SHARP)
-
-
-def _odd(on_policy: bool) -> Case:
-    """One token out of three, in groups of three: the other batches of the limit have an even number of completions."""
-    drawn = bandit(3, seed=4, away_from_ref=1.0)
-    sampler = with_rational_sampler(drawn.on_policy(), 3, on_policy=True)
-    logits = sampler.logits if on_policy else sampler.logits + drawn.logits - drawn.behavior_logits
-    problem = replace(sampler, logits=logits, ref_logits=logits + drawn.ref_logits - drawn.logits)
-    return Case("middle", problem, 3, False, "an odd number of completions", parts=3)
-
-
-def limit_gradient(subject: Subject, case: Case, advantage: Tensor) -> Gradient:
-    """The gradient of one call of the loss on the batch that holds every group as often as it is likely."""
-    assert case.parts is not None
-    members = population(case.problem, case.group_size, case.parts)
-    parts = of_reference(subject.large(), from_problem(case.problem, members, advantage))
-    return sum_over_rows(case.problem, members, parts)
+    problem = replace(sampler, logits=logits, ref_logits=logits + to_ref)
+    return Case(distance, problem, group_size, ends, parts)
 
 
 def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:

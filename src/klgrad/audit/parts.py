@@ -7,10 +7,22 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..core.divergences import named
 from .batch import Batch
 from .gradients import Parts
-from ..core.divergences import named
-from .probes import ESTIMATES, EXACT, EXCESS, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, function_of, round_short
+from .probes import (
+    ESTIMATES,
+    EXACT,
+    EXCESS,
+    GROUP,
+    ROWS,
+    TOKENS,
+    Curve,
+    Derivatives,
+    ProbeInputs,
+    function_of,
+    round_short,
+)
 
 # The parts.
 
@@ -366,7 +378,8 @@ class Anatomy:
                 for name, w in part.curve.shares.items():
                     for each, sign in SLOPES.get(name, {name: 1.0}).items():
                         own[each] = own.get(each, 0.0) - sign * w
-        return {name: round_short(w) for name, w in own.items() if abs(w) > self.allowed}
+        largest = max(map(abs, self.own.shares.values()), default=0.0)
+        return {name: round_short(w) for name, w in own.items() if abs(w) > self.allowed * largest}
 
     @property
     def shares(self) -> dict[str, float]:
@@ -581,5 +594,7 @@ def tilted_divergence(curve: Curve, inputs: ProbeInputs) -> Tensor:
     batch = inputs.batch()
     policy = batch.logits.detach().log_softmax(-1)
     log_ratio = policy - batch.ref_logits.log_softmax(-1)
-    values = sum((w * function_of(name)(log_ratio) for name, w in (curve.excess or {}).items()), torch.zeros_like(policy))
+    values = sum(
+        (w * function_of(name)(log_ratio) for name, w in (curve.excess or {}).items()), torch.zeros_like(policy)
+    )
     return (policy.exp() * values).sum(-1)

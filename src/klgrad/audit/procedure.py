@@ -163,12 +163,12 @@ def audit(
 
 
 def _variances(subject: Subject, target: Verdict, *, couples_rows: bool) -> tuple[float | None, float | None]:
-    """The variance over the standard problems, and over those near ref, in units of the target."""
+    """The variance over the problems, and over those near ref, in units of the target."""
     if couples_rows and not subject.stacks:
         return None, None  # one call for each group would take long
     subject = replace(subject, stacks=True)
     variances, near = [], []
-    for case in (c for c in cases() if not c.wider):
+    for case in cases():
         gradient = expected_gradient(subject, case.problem, case.group_size, advantage_of(case.problem, "zero"))
         wanted = case.targets[target]
         scale = float(gradient.mean @ wanted / wanted.square().sum())

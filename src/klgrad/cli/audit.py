@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -257,6 +258,7 @@ def command(
     from .losses import Failures, find_losses
 
     torch.set_num_threads(1)  # the tensors are too small for threads to help
+    gc.set_threshold(100_000)  # a framework has a million objects that stay
     settings = parse_settings(set_ or []) | parse_names(name or [])
     if whole:
         _refuse_with_whole(
