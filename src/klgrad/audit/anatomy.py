@@ -557,7 +557,7 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     if best.samples.ratio == "none":
         return best
     up, down = (_read_bound(reader, best, step) for step in (STEP, -STEP))
-    if up is not None and down is not None and (up.kind, down.kind, down.low) == ("mask", "mask", None):
+    if up is not None and down is not None and up != down and (up.kind, down.kind, down.low) == ("mask", "mask", None):
         up = Bound("ppo", up.low, down.high, up.high)
     return replace(best, samples=replace(best.samples, bound=up))
 

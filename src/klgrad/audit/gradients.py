@@ -202,7 +202,9 @@ def proof_cases(on_policy: bool, *, few: bool = False) -> tuple[Case, ...]:
         on_policy: whether the policy itself is the sampler.
         few: the two smallest only, for a framework's trainer, whose calls take long.
     """
-    return tuple(rational_case(*shape, on_policy=on_policy) for shape in SHAPES if shape[-1] == 2 or not few)
+    if few:
+        return tuple(rational_case(*shape, on_policy=on_policy) for shape in SHAPES if shape[-1] == 2)
+    return (*(rational_case(*shape, on_policy=on_policy) for shape in SHAPES), _sure_case(on_policy))
 
 
 def rational_case(
@@ -220,6 +222,20 @@ def rational_case(
     logits = sampler.logits if on_policy else sampler.logits - to_sampler
     problem = replace(sampler, logits=logits, ref_logits=logits + to_ref)
     return Case(distance, problem, group_size, ends, parts)
+
+
+SURE = 32
+"""One over the probability of the rarer of two tokens: in the other problems and in the probes of a loss of logits no
+token is much more likely than one half."""
+
+
+def _sure_case(on_policy: bool) -> Case:
+    """One token out of two, of which the sampler is nearly certain."""
+    drawn = autoregressive(2, 1, ends=False, seed=3, away_from_ref=1.0)
+    sampler = torch.tensor([[SURE - 1, 1]], dtype=torch.float64).log() - math.log(SURE)
+    logits = sampler if on_policy else sampler + torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
+    ref_logits = logits + drawn.ref_logits - drawn.logits
+    return Case("far", replace(drawn, logits=logits, ref_logits=ref_logits, behavior_logits=sampler), 2, False, SURE)
 
 
 def sum_over_rows(problem: Problem, members: Tensor, parts: Parts) -> Gradient:

@@ -421,18 +421,20 @@ class Anatomy:
         part = future[0]
         shares = {} if part.curve is None else part.curve.shares
         name = next(iter(shares), "")
-        excess, divergence = self.curve.excess or {}, self.shares
-        is_excess = part.source == "sampled" and set(shares) == set(excess) and _are_parallel(shares, excess)
-        estimate = "excess" if is_excess or (len(shares) == 1 and EXCESS in name) else "other"
-        estimate = "exact" if part.source != "sampled" else SHORT.get(name, estimate) if len(shares) == 1 else estimate
+        divergence, of_excess, of_own = self.shares, None, None
+        estimate = "exact"
+        if part.source == "sampled":
+            of_excess = _ratio(shares, self.curve.excess or {})
+            of_own = _ratio(shares, self.own.shares)
+            estimate = "excess" if of_excess is not None or (len(shares) == 1 and EXCESS in name) else "other"
+            estimate = SHORT.get(name, estimate) if len(shares) == 1 else estimate
         strength = shares[name] if part.source == "sampled" and len(shares) == 1 else 1.0
-        whole = excess[name] if is_excess else sum(w for n, w in divergence.items() if n != "other")
-        whole = 1.0 if part.source == "full" else whole
-        relative = (shares[name] if is_excess else strength) / (whole or 1.0)
+        whole = 1.0 if part.source == "full" else sum(w for n, w in divergence.items() if n != "other") or 1.0
+        relative = next((x for x in (of_excess, of_own) if x is not None), strength / whole)
         weights = tuple(round_short(w * relative, 1e-6) for w in part.later)
         same = {"exact-reverse": "reverse-kl", "exact-forward": "forward-kl", "sampled": "reverse-kl"}.get(part.source)
         by_name = list(divergence) == [same] and not self.has_edges and estimate in ("exact", "k1", "k3")
-        fits = part.source == "full" or ((is_excess or by_name) and not part.divided)
+        fits = part.source == "full" or ((of_excess is not None or by_name) and not part.divided)
         if len(future) > 1:
             return Horizon("other", weights, None, "other", False)
         steps = [b / a for a, b in pairwise((1.0, *weights)) if a]
@@ -558,9 +560,10 @@ def _named_part(name: str, weight: float) -> dict[str, object]:
     return part | {parameter: float(order)} if parameter else part
 
 
-def _are_parallel(some: dict[str, float], others: dict[str, float]) -> bool:
-    factors = [some[name] / others[name] for name in some]
-    return max(factors) - min(factors) <= 1e-6 * max(factors)
+def _ratio(some: dict[str, float], others: dict[str, float]) -> float | None:
+    """The factor between two sums of the same functions; None if they are not multiples of each other."""
+    factors = [some[name] / others[name] for name in some] if set(some) == set(others) else []
+    return factors[0] if factors and max(factors) - min(factors) <= 1e-6 * abs(factors[0]) else None
 
 
 SLOPES = {"k3": {"reverse-kl": 1.0, "forward-kl": -1.0}}
