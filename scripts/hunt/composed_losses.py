@@ -179,12 +179,12 @@ def _check_numbers(recipe: compositions.Recipe, r: Any) -> Iterator[Finding]:
         low, high = (
             [coefficient(recipe, sign * x, kind)[0] for x in LOG_RATIOS] for kind in (torch.float32, torch.float64)
         )
-        if recipe.reward is not None and recipe.horizon != "own":  # the credit of other tokens stays
-            low, high = ([x - some[-1] for x in some] for some in (low, high))
         if dead is None:
             if high[0] != 0 and not any(high[LOG_RATIOS.index(22.0) :]):
                 yield Finding("false", f"{name}=None", f"no gradient at log π/ref = {sign * 22} and beyond")
             continue
+        if recipe.reward is not None and recipe.horizon != "own":  # the credit of other tokens stays
+            low, high = ([x - some[-1] for x in some] for some in (low, high))
         beyond = [(x, a, b) for x, a, b in zip(LOG_RATIOS, low, high, strict=True) if x > abs(dead)]
         alive = next((x for x, a, b in beyond if a != 0 and abs(a - b) <= 0.01 * abs(b)), None)
         if alive is not None:

@@ -1,4 +1,4 @@
-"""A loss that is composed of random parts is taken apart into exactly these parts, and a changed part alone is changed."""
+"""A loss of random parts is taken apart into exactly these parts, and a part that is changed turns alone."""
 
 import random
 import sys
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from klgrad.audit import audit
+from klgrad.audit import audit, catalogue
+from klgrad.audit.anatomy import enumerate_gradients, read_anatomy
+from klgrad.audit.verdict import name_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "hunt"))
 
@@ -148,3 +150,11 @@ def test_a_changed_part_turns_that_part_of_the_report(recipe):
         assert turned == differences(declared(recipe), declared(changed))
         assert turned
         assert turned <= allowed
+
+
+def test_a_sum_of_targets_is_the_sum_that_the_parts_say():
+    """The reverse KL of completions minus the forward KL of tokens: other weights are no name of its gradient."""
+    a, measured = enumerate_gradients(catalogue()["k3-reward"], read_anatomy(catalogue()["k3-reward"]))
+    assert name_of(a, measured[True], on_policy=True).verdict == "sum-of-targets"
+    wrong = replace(a, exact=(0.1, 0.0))
+    assert name_of(wrong, measured[True], on_policy=True).verdict == "unknown"

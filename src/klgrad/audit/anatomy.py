@@ -57,6 +57,9 @@ PLACE = (0, 4)
 STEP = 0.75
 """A log-ratio at which the known functions differ, and a log importance ratio that no usual bound cuts off."""
 
+NUDGE = 0.05
+"""A log importance ratio that few bounds cut off."""
+
 FAR = 15.0
 """A log importance ratio that every bound cuts off."""
 
@@ -193,9 +196,12 @@ class PartReader:
         response = self.responses("log_ratio").score[row]
         if not bool(response.any()):
             swapped = replace(self.base, anchor="sampler")
-            moved = self.read(swapped.with_entries("log_ratio", {PLACE: STEP})).score - self.read(swapped).score
-            # A ratio alone multiplies a constant: it then moves the other way at the sampler.
-            if float(moved[PLACE]) and not _is_ratio(moved[PLACE] / self.read(swapped).score[PLACE]):
+            near, far = (self.read(swapped.with_entries("log_ratio", {PLACE: x})).score for x in (NUDGE, STEP))
+            start = self.read(swapped).score
+            # A ratio alone multiplies a constant.
+            growth = float(near[PLACE] / start[PLACE]) - 1
+            is_ratio = any(abs(growth - math.expm1(x)) <= max(10 * EXACT, self.same / 10) for x in (NUDGE, -NUDGE))
+            if float(far[PLACE]) != float(start[PLACE]) and not is_ratio:
                 self.anchor = "sampler"
         elif int((response != 0).sum()) == 1 and bool(response[token - 1] != 0) | bool(response[token + 1] != 0):
             self.late = int(response.nonzero()[0, 0]) - token
@@ -237,10 +243,6 @@ class PartReader:
         return Credit(
             source, curve, float(response[token]), short(response[:token].flip(0)), short(response[token + 1 : TOKENS])
         )
-
-
-def _is_ratio(factor: Tensor) -> bool:
-    return abs(float(factor) - math.expm1(STEP)) <= EXACT * 10 or abs(float(factor) - math.expm1(-STEP)) <= EXACT * 10
 
 
 def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:

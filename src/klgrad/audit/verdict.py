@@ -8,6 +8,8 @@ of the loss, summed over every outcome of small problems, has the direction of t
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
+import torch
+
 from ..targets import TARGETS, TargetName, Verdict, signed
 from .gradients import Measurement, unit_of
 from .parts import Anatomy
@@ -30,23 +32,55 @@ class Named(NamedTuple):
 def name_of(a: Anatomy, measured: Sequence[Measurement], *, on_policy: bool) -> Named:
     """The name of what a loss descends, if the enumerated gradients have it."""
     verdict = fresh_name(a) if on_policy else stale_name(a)
-    if verdict == "unknown" or not all(_has(m, verdict) for m in measured):
+    terms, free = _terms(a, verdict, on_policy=on_policy)
+    if verdict == "unknown" or not all(_has(m, terms, free) for m in measured):
         return Named("unknown", None)
     in_every = a.unit.name in ("sum", "fixed-length") and a.baseline.name in ("none", "leave-one-out", "group-mean")
     return Named(verdict, "always" if in_every and a.baseline.spread == "none" else "large-batches")
 
 
-def _has(m: Measurement, verdict: Verdict) -> bool:
+Terms = dict[TargetName, float]
+"""A sum of targets, by their weights."""
+
+
+def _has(m: Measurement, terms: Terms, free: Sequence[TargetName]) -> bool:
+    """Whether a gradient is a positive multiple of a sum of targets, but for any multiples of the free ones."""
     unit = unit_of(m.gradient.mean)
     gradient, size = m.gradient.mean / unit, m.gradient.typical / unit
-    if verdict == "nothing":
+    if not terms:
         return float(gradient.norm()) <= MATCH * size
-    if verdict == "sum-of-targets":
-        return True
-    climbed = TARGETS[verdict].climbed
-    target = m.case.targets[climbed or verdict] * (-1.0 if climbed else 1.0)
-    scale = float(gradient @ target / target.square().sum())
-    return scale > 0 and float((gradient - scale * target).norm()) <= MATCH * float(gradient.norm())
+    total = sum((w * m.case.targets[name] for name, w in terms.items()), torch.zeros_like(gradient))
+    table = torch.stack([total / total.norm(), *(m.case.targets[name] for name in free)], -1)
+    weights = torch.linalg.lstsq(table, gradient[:, None]).solution[:, 0]
+    return float(weights[0]) > 0 and float((table @ weights - gradient).norm()) <= MATCH * float(gradient.norm())
+
+
+def _terms(a: Anatomy, verdict: Verdict, *, on_policy: bool) -> tuple[Terms, tuple[TargetName, ...]]:
+    """The sum of targets that a verdict stands for, and the targets that a drift may add."""
+    if verdict in ("nothing", "unknown"):
+        return {}, ()
+    if verdict != "sum-of-targets":
+        climbed = TARGETS[verdict].climbed
+        return {cast(TargetName, climbed or verdict): -1.0 if climbed else 1.0}, ()
+    ends: dict[str, str] = {"reverse-kl": "token", "forward-kl": "token"}
+    if a.level == "completion":
+        ends = dict.fromkeys(ends, "sequence")
+    elif a.horizon.kind == "all":  # of the forward KL it has the token's own part
+        ends["reverse-kl"] = "sequence"
+    terms = {cast(TargetName, f"{name}-{ends[name]}"): w for name, w in a.shares.items()}
+    if on_policy or len(terms) > 1:
+        return terms, ()
+    ((name, weight),) = terms.items()
+    if a.samples.frozen:
+        return {name: weight, "reverse-kl-sampler-sequence": -weight}, ()
+    if a.baseline.name != "none":
+        return {WITHOUT_RATIO[name]: weight}, ("forward-kl-sampler-sequence",)
+    named = SAMPLER_PREFIXES if a.samples.ratio == "token" or _is_exact(a) else WITHOUT_RATIO
+    return {named[name]: weight, "forward-kl-sampler-sequence": -a.constant}, ()
+
+
+def _is_exact(a: Anatomy) -> bool:
+    return a.own.is_zero and not a.credits
 
 
 def fresh_name(a: Anatomy) -> Verdict:
@@ -126,8 +160,7 @@ def stale_name(a: Anatomy) -> Verdict:
     ):
         return "sum-of-targets"  # its mean under the sampler, and the drift that the baseline makes
     elif ratio == "none" and a.baseline.name == "none":
-        is_exact = a.own.is_zero and not a.credits
-        named = (SAMPLER_PREFIXES if is_exact else WITHOUT_RATIO).get(plain)
+        named = (SAMPLER_PREFIXES if _is_exact(a) else WITHOUT_RATIO).get(plain)
     else:
         named = None
     if named is None:
