@@ -39,11 +39,11 @@ def name_of(a: Anatomy, measured: Sequence[Measurement], *, on_policy: bool) -> 
     return Named(verdict, "always" if in_every and a.baseline.spread == "none" else "large-batches")
 
 
-Terms = dict[TargetName, float]
+Terms = dict[str, float]
 """A sum of targets, by their weights."""
 
 
-def _has(m: Measurement, terms: Terms, free: Sequence[TargetName]) -> bool:
+def _has(m: Measurement, terms: Terms, free: Sequence[str]) -> bool:
     """Whether a gradient is a positive multiple of a sum of targets, but for any multiples of the free ones."""
     unit = unit_of(m.gradient.mean)
     gradient, size = m.gradient.mean / unit, m.gradient.typical / unit
@@ -55,22 +55,23 @@ def _has(m: Measurement, terms: Terms, free: Sequence[TargetName]) -> bool:
     return float(weights[0]) > 0 and float((table @ weights - gradient).norm()) <= MATCH * float(gradient.norm())
 
 
-def _terms(a: Anatomy, verdict: Verdict, *, on_policy: bool) -> tuple[Terms, tuple[TargetName, ...]]:
+def _terms(a: Anatomy, verdict: Verdict, *, on_policy: bool) -> tuple[Terms, tuple[str, ...]]:
     """The sum of targets that a verdict stands for, and the targets that a drift may add."""
     if verdict in ("nothing", "unknown"):
         return {}, ()
     if verdict != "sum-of-targets":
         climbed = TARGETS[verdict].climbed
-        return {cast(TargetName, climbed or verdict): -1.0 if climbed else 1.0}, ()
+        return {climbed or verdict: -1.0 if climbed else 1.0}, ()
     ends: dict[str, str] = {"reverse-kl": "token", "forward-kl": "token"}
     if a.level == "completion":
         ends = dict.fromkeys(ends, "sequence")
     elif a.horizon.kind == "all":  # of the forward KL it has the token's own part
         ends["reverse-kl"] = "sequence"
-    terms = {cast(TargetName, f"{name}-{ends[name]}"): w for name, w in a.shares.items()}
+    terms = {f"{name}-{ends[name]}": w for name, w in a.shares.items()}
     if on_policy or len(terms) > 1:
         return terms, ()
-    ((name, weight),) = terms.items()
+    ((target, weight),) = terms.items()
+    name = cast(Verdict, target)
     if a.samples.frozen:
         return {name: weight, "reverse-kl-sampler-sequence": -weight}, ()
     if a.baseline.name != "none":
