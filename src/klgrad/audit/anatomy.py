@@ -7,14 +7,14 @@ random inputs, token by token, so that a part that was misread, or that no probe
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from ..enumeration import population
-from .batch import Advantages, advantage_of, from_problem
+from .batch import Advantages, Batch, advantage_of, from_problem
 from .call import UserLoss
 from .gradients import Measurement, evaluate, of_reference, proof_cases, sum_over_rows, unit_of
 from .parts import (
@@ -49,6 +49,7 @@ from .probes import (
     reader_of,
     round_short,
 )
+from .problems import Case
 from .subject import Subject
 
 PLACE = (0, 4)
@@ -317,9 +318,7 @@ def enumerate_gradients(
         gap, measured[on_policy] = 0.0, []
         # A late reference has no coefficient of its own at the first token, which these short completions mostly are.
         for case in proof_cases(on_policy, few=subject.kind == "framework") if not parts.late else ():
-            assert case.parts is not None
-            members = population(case.problem, case.group_size, case.parts)
-            batch = from_problem(case.problem, members, advantage_of(case.problem, advantages if on_policy else "zero"))
+            members, batch = _every_outcome(case, advantages if on_policy else "zero")
             answer, formula = of_reference(subject.large(), batch), parts.predict(batch)
             if parts.baseline.spread != "none":
                 formula = formula._replace(logp=_rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
@@ -333,6 +332,14 @@ def enumerate_gradients(
             unexplained[f"every outcome of {len(measured[on_policy])} problems, {samples} samples"] = gap
     problems = sum(map(len, measured.values()))
     return replace(parts, unexplained=unexplained, problems=problems), measured
+
+
+@cache
+def _every_outcome(case: Case, advantages: Advantages) -> tuple[Tensor, Batch]:
+    """The batch that holds every group of a problem as often as it is likely."""
+    assert case.parts is not None
+    members = population(case.problem, case.group_size, case.parts)
+    return members, from_problem(case.problem, members, advantage_of(case.problem, advantages))
 
 
 def _read_full(reader: PartReader) -> Curve | None:

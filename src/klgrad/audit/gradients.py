@@ -224,7 +224,7 @@ def rational_case(
     return Case(distance, problem, group_size, ends, parts)
 
 
-SURE = 32
+SURE = 20
 """One over the probability of the rarer of two tokens: in the other problems and in the probes of a loss of logits no
 token is much more likely than one half."""
 
