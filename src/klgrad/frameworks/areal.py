@@ -49,7 +49,7 @@ def in_reward(kind: str, *, whitened: bool = False, has_reference: bool = True) 
         whitened: whether `actor.adv_norm` divides by the standard deviation of the batch.
         has_reference: whether the configuration has `ref`; without it the actor takes zeros for its log-probs.
     """
-    modules = _modules()
+    modules = modules()
     norm = modules["cli_args"].NormConfig(mean_level="batch", std_level="batch") if whitened else None
     config = _config(kl_ctl=1.0, kl_estimator=kind, adv_norm=norm)
     actor = modules["actor"].PPOActor(config, None)
@@ -100,7 +100,7 @@ def _loss(config: Any, batch: Batch, data: dict[str, Tensor]) -> Tensor:
 
 
 def _grpo_loss(config: Any, logp: Tensor, data: dict[str, Any]) -> Tensor:
-    return _modules()["actor"].grpo_loss_fn(
+    return modules()["actor"].grpo_loss_fn(
         logp,
         logp.new_zeros(logp.shape),
         data,
@@ -111,11 +111,11 @@ def _grpo_loss(config: Any, logp: Tensor, data: dict[str, Any]) -> Tensor:
 
 
 def _config(**settings: Any) -> Any:
-    return _modules()["cli_args"].PPOActorConfig(backend="fsdp:d1", **settings)
+    return modules()["cli_args"].PPOActorConfig(backend="fsdp:d1", **settings)
 
 
 @cache
-def _modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, ModuleType]:
     """The loaded files by name; each can import those before it."""
     loaded: dict[str, ModuleType] = {}
     for name in FILES:
