@@ -10,6 +10,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor
 
+from .core.divergences import Divergence
 from .core.estimators import k3
 from .core.families import VALUES, family_of, full_divergence
 from .core.importance import Bound, Clip, ImportanceWeighting, Mask, Ratio, Truncate, sequence_ratio, token_ratio
@@ -145,6 +146,8 @@ class OwnSetting:
         """Why a value is not of the declared type and among the choices; None if it is."""
         if value is None and self.default is None:
             return None
+        if self.kind is str and isinstance(value, Divergence):  # a user's own, which has no text
+            return None
         word, abstract = KINDS[self.kind]
         if not isinstance(value, abstract) or isinstance(value, bool) != (self.kind is bool):
             said = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
@@ -225,7 +228,7 @@ class Objective:
         coef: β, the weight of the KL. With `target`, its starting value.
         placement: `loss` adds the term to the policy loss; `advantage` subtracts its coefficient from the advantages
             after they are normalised; `reward` subtracts it from the reward.
-        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π); or any name that `KLTerm` takes.
+        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π); or what else `KLTerm` takes.
         level: `sequence`, `token`, or `future` for a divergence that is not the reverse KL.
         estimator: `k1`, `k1_k3`, `k3` for the forward KL, `sampled` for other divergences, or `exact`.
         discount: g in [0, 1] on the later tokens.
@@ -244,7 +247,7 @@ class Objective:
 
     coef: float = 0.05
     placement: str = words("loss", "advantage", "reward")
-    divergence: str = "reverse"
+    divergence: str | Divergence = "reverse"
     level: str = field(default="sequence", metadata={"choices": list(VALUES["level"])})
     estimator: str = field(default="k1", metadata={"choices": list(VALUES["estimator"])})
     discount: float = 1.0

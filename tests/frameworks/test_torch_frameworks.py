@@ -61,7 +61,7 @@ def test_the_default_has_these_parts(name):
     shares, edges, horizon, ratio, unit = PARTS[name]
     parts = audit(subject).anatomy
     assert parts.proved
-    assert parts.own.shares == pytest.approx(shares, rel=1e-5)
+    assert parts.shares == pytest.approx(shares, rel=1e-5)
     for found, edge in zip((parts.own.low, parts.own.high), edges, strict=True):
         assert found == (None if edge is None else pytest.approx(edge, abs=0.01))
     assert (parts.horizon.kind, parts.samples.ratio, parts.unit.name) == (horizon, ratio, unit)

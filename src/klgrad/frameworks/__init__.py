@@ -10,8 +10,12 @@ from . import (
     art,
     axolotl,
     cosmos_rl,
+    easydel,
     liger,
     llamafactory,
+    maxtext,
+    mlx_lm_lora,
+    mlx_tune,
     ms_swift,
     openrlhf,
     readers,
@@ -21,6 +25,7 @@ from . import (
     transcribed,
     trinity,
     trl,
+    tunix,
     twinkle,
     unsloth,
     verl,
@@ -30,6 +35,7 @@ from .framework import Default as Default, Framework as Framework, Recorded as R
 _MODULES = (
     *(trl, verl, openrlhf, skyrl, liger, ms_swift, unsloth, trinity),
     *(areal, rlinf, cosmos_rl, torchrl, axolotl, llamafactory, art, twinkle),
+    *(tunix, maxtext, easydel, mlx_lm_lora, mlx_tune),
 )
 
 FRAMEWORKS = {

@@ -49,10 +49,9 @@ def in_reward(kind: str, *, whitened: bool = False, has_reference: bool = True) 
         whitened: whether `actor.adv_norm` divides by the standard deviation of the batch.
         has_reference: whether the configuration has `ref`; without it the actor takes zeros for its log-probs.
     """
-    modules = modules()
-    norm = modules["cli_args"].NormConfig(mean_level="batch", std_level="batch") if whitened else None
+    norm = modules()["cli_args"].NormConfig(mean_level="batch", std_level="batch") if whitened else None
     config = _config(kl_ctl=1.0, kl_estimator=kind, adv_norm=norm)
-    actor = modules["actor"].PPOActor(config, None)
+    actor = modules()["actor"].PPOActor(config, None)
 
     def loss(batch: Batch) -> Tensor:
         data = _trajectories(batch)

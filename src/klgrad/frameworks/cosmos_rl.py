@@ -63,6 +63,7 @@ FRAMEWORK = Framework(
     "0.4.7",
     subjects,
     Default(
-        "kl_beta=0, no KL; with kl_beta alone raised", "cosmos-rl kl_beta loss_type=token-mean unbiased_kl_estimate=False"
+        "kl_beta=0, no KL; with kl_beta alone raised",
+        "cosmos-rl kl_beta loss_type=token-mean unbiased_kl_estimate=False",
     ),
 )

@@ -25,14 +25,19 @@ DEFAULT = "torchrl GRPOLoss kl_to_ref_coeff"
 
 def subjects() -> list[Subject]:
     """The default with a KL, then distillation in both directions, averaged and summed."""
-    return [_in_grpo(), *(_distilled(direction, mean) for direction in ("reverse", "forward") for mean in (True, False))]
+    return [
+        _in_grpo(),
+        *(_distilled(direction, mean) for direction in ("reverse", "forward") for mean in (True, False)),
+    ]
 
 
 def _in_grpo() -> Subject:
     grpo = object.__new__(_modules()["grpo"].GRPOLoss)
 
     def loss(batch: Batch) -> Tensor:
-        return grpo._kl_to_ref({"_cur_log_prob": batch.logp}, ref_log_prob=batch.ref_logp, coeff=1.0, mask=batch.mask)[0]
+        return grpo._kl_to_ref({"_cur_log_prob": batch.logp}, ref_log_prob=batch.ref_logp, coeff=1.0, mask=batch.mask)[
+            0
+        ]
 
     # Its mean is over the width of the batch, which groups share.
     return subject("torchrl", DEFAULT, loss)

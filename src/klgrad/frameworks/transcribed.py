@@ -354,7 +354,9 @@ SOURCES = {
         ("tinker_cookbook/rl/metrics.py", "tinker_cookbook/distillation/train_on_policy.py"),
     ),
     "easyr1": Source(
-        "hiyouga/EasyR1", "0.3.3.dev0", ("verl/trainer/core_algos.py", "verl/trainer/config.py", "verl/trainer/ray_trainer.py")
+        "hiyouga/EasyR1",
+        "0.3.3.dev0",
+        ("verl/trainer/core_algos.py", "verl/trainer/config.py", "verl/trainer/ray_trainer.py"),
     ),
     "roll": Source(
         "alibaba/ROLL",
@@ -429,9 +431,7 @@ CAVEATS = {
         "`init_kl_coef` is 0.2 by default and loads a reference, but the KL is used only with `add_token_level_kl` or "
         "with `use_kl_loss` and a `kl_loss_coef`, which are off.",
     ),
-    "miles": (
-        "`--kl-coef` has no effect with `--advantage-estimator grpo`, the default, or `gspo`, as in slime.",
-    ),
+    "miles": ("`--kl-coef` has no effect with `--advantage-estimator grpo`, the default, or `gspo`, as in slime.",),
     "molt": (
         "`--algo.kl.use_loss` with the default estimator, k1, ignores ref; the program prints a recommendation only.",
     ),

@@ -95,7 +95,7 @@ TOPICS = (
     Topic(
         "zai-org/GLM-5#34",
         "why the forward KL in on-policy distillation?",
-        "[Reverse and forward](concepts/reverse-and-forward.md), [which term](which-term.md)",
+        "[Reverse and forward](concepts.md#reverse-and-forward), [which term](which-term.md)",
     ),
     Topic(
         "verl-project/verl#6828, #6827",
@@ -275,7 +275,7 @@ TOPICS = (
     Topic(
         "open-thought/tiny-grpo#5, SakanaAI/self-adaptive-llms#5, McGill-NLP/VinePPO#14",
         "a mask applied twice; a sampled or a full KL; a KL in value estimates",
-        "[Token and sequence](concepts/token-and-sequence.md); `klgrad audit FILE:FUNCTION`",
+        "[Token and sequence](concepts.md#token-and-sequence); `klgrad audit FILE:FUNCTION`",
         "units",
     ),
     Topic(
