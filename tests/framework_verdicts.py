@@ -345,6 +345,7 @@ TWINKLE = {
     "twinkle GKDLoss beta=0.5": UNKNOWN,  # the Jensen-Shannon divergence
     "twinkle GKDLoss beta=0": EXACT_FORWARD,
     "twinkle GKDLoss beta=1": CORRECTED,
+}
 TUNIX = {
     "tunix grpo kl_loss_mode=kl loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),
     "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=sequence-mean-token-mean": per_completion("reverse-kl-token"),

@@ -219,8 +219,8 @@ INDEPENDENT = {
     "cosmos-rl kl_beta loss_type=token-mean unbiased_kl_estimate=True": cosmos_unbiased,
     "torchrl GRPOLoss kl_to_ref_coeff": lambda r: k3(r).mean(),
     "torchrl DistillationLoss kl_direction=reverse normalize_by_seq_length=True": lambda r: (
-        (k3(r).sum(-1) / r.mask.sum(-1)).mean()
-    ),
+        k3(r).sum(-1) / r.mask.sum(-1)
+    ).mean(),
     "axolotl async loss_type=dapo use_bias_correction_kl=False": lambda r: over_tokens(r, k3(r)),
     "axolotl async loss_type=dapo use_bias_correction_kl=True": trl_default,
     "art kl_penalty_coef kl_penalty_source=current_learner ppo=False reduction=mean": art_default,

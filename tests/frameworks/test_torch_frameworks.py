@@ -1,4 +1,4 @@
-"""What is told about torch frameworks on their pages: the parts of their defaults, and each finding, by their own code."""
+"""What is told about torch frameworks on their pages: the parts of their defaults, and each finding."""
 
 from dataclasses import replace
 
@@ -143,7 +143,7 @@ def test_asft_of_llamafactory_adds_this_kl():
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_distillation_of_axolotl_on_the_top_k(k):
-    """Forward: the KL from the teacher cut to its top k and scaled up to 1. Reverse: without the tail of the student."""
+    """Forward: the KL from the teacher cut to its top k and scaled up to 1. Reverse: without the student's tail."""
     needs("axolotl")
     from klgrad.frameworks import axolotl
 

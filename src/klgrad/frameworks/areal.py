@@ -78,7 +78,7 @@ def distilled(rl_loss_weight: float) -> Subject:
 
 
 def _trajectories(batch: Batch) -> dict[str, Tensor]:
-    """Sequences with one prompt token; the reference's log-probs are one to the left already, as its engine has them."""
+    """Sequences with one prompt token; the log-probs of the reference are one to the left already, as in AReaL."""
     from torch.nn.functional import pad
 
     mask = batch.mask.to(batch.logp.dtype)
@@ -131,9 +131,9 @@ FRAMEWORK = Framework(
     subjects,
     Default("k1 in the reward, kl_ctl=0.1", DEFAULT),
     caveats=(
-        "`kl_ctl` is 0.1 by default. In a configuration without `ref` it multiplies the log-probs of the policy itself, "
-        "which is an entropy bonus.",
-        "With its default, `teacher.rl_loss_weight=1.0`, distillation adds the log-ratio to the teacher to the loss: the "
-        "teacher is scored, and has no effect on the gradient.",
+        "`kl_ctl` is 0.1 by default. In a configuration without `ref` it multiplies the log-probs of the policy "
+        "itself, which is an entropy bonus.",
+        "With its default, `teacher.rl_loss_weight=1.0`, distillation adds the log-ratio to the teacher to the loss: "
+        "the teacher is scored, and has no effect on the gradient.",
     ),
 )

@@ -207,7 +207,7 @@ FRAMEWORK = Framework(
         f"rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func={TOKEN_MEAN}",
     ),
     caveats=(
-        "The worker of FSDP swaps the arguments of `kl_penalty`: its `low_var_kl` is χ²(π‖ref)/2 and no forward KL, and "
-        "has no gradient where log π/ref is above 2.61. That of Megatron does not swap them.",
+        "The worker of FSDP swaps the arguments of `kl_penalty`: its `low_var_kl` is χ²(π‖ref)/2 and no forward KL, "
+        "and has no gradient where log π/ref is above 2.61. That of Megatron does not swap them.",
     ),
 )
