@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -476,7 +477,7 @@ class Anatomy:
         """Whether the formula predicts every coefficient, on stale samples too."""
         return self.proved_fresh and self.largest_gap(stale=True) <= self.allowed
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         horizon, bound = self.horizon, self.samples.bound
         return {
