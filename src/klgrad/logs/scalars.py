@@ -6,7 +6,7 @@ A value that was logged and is not finite is kept as it is, and is not the same 
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,37 +24,24 @@ KINDS = f"{TRAINER_STATE}, a folder with TensorBoard's event files, or a .csv, .
 
 @dataclass(frozen=True)
 class Series:
-    """One metric.
-
-    Attributes:
-        steps: in ascending order.
-        values: one per step; NaN and infinities are what the run logged.
-    """
+    """One metric: a value for each step, in ascending order; NaN and infinities are what the run logged."""
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
 
     @property
     def finite(self) -> "Series":
-        """The steps at which it is finite."""
         kept = [(s, x) for s, x in zip(self.steps, self.values, strict=True) if math.isfinite(x)]
         return Series(tuple(s for s, _ in kept), tuple(x for _, x in kept))
 
     def until(self, step: float) -> "Series":
-        """The steps up to this one."""
         kept = [(s, x) for s, x in zip(self.steps, self.values, strict=True) if s <= step]
         return Series(tuple(s for s, _ in kept), tuple(x for _, x in kept))
 
 
 @dataclass(frozen=True)
 class ScalarLog:
-    """The metrics of one run.
-
-    Attributes:
-        name: the file or folder, and the run where a file has several.
-        form: who wrote it, in words.
-        series: by name of the metric.
-    """
+    """The metrics of one run by name. `name` is the file or folder, and its run; `form` says who wrote it."""
 
     name: str
     form: str
@@ -64,9 +51,8 @@ class ScalarLog:
 def read_scalars(path: Path) -> list[ScalarLog]:
     """The runs in a file or folder: one, or those of a table that wandb exported.
 
-    Args:
-        path: `trainer_state.json`, a folder with it or with checkpoints or with event files of TensorBoard, such a
-            file, a history that wandb exported as CSV or JSON, or JSON lines, as verl's file logger writes them.
+    Read are `trainer_state.json`, a folder with it or with checkpoints or with event files of TensorBoard, such a file,
+    a history that wandb exported as CSV or JSON, and JSON lines, as verl's file logger writes them.
     """
     if not path.exists():
         raise LogError("an existing file or folder", str(path), "check the path")
@@ -159,13 +145,15 @@ def _read_table(text: str, path: Path) -> list[ScalarLog]:
     runs = dict.fromkeys(name.split(" - ", 1)[0] for name in columns if " - " in name)
     if not runs:
         return [_build(path, "a history as CSV", rows)]
-    found = []
+    logs = []
     for run in runs:
-        own = {name: name.split(" - ", 1)[1] for name in columns if name.startswith(f"{run} - ")}
+        columns_of_run = {name: name.split(" - ", 1)[1] for name in columns if name.startswith(f"{run} - ")}
         shared = [name for name in columns if " - " not in name]
-        cut = [{**{x: row[x] for x in shared}, **{metric: row[x] for x, metric in own.items()}} for row in rows]
-        found.append(_build(path, "a panel of wandb as CSV", cut, run))
-    return found
+        cut = [
+            {**{x: row[x] for x in shared}, **{metric: row[x] for x, metric in columns_of_run.items()}} for row in rows
+        ]
+        logs.append(_build(path, "a panel of wandb as CSV", cut, run))
+    return logs
 
 
 def _of_events(files: list[Path], path: Path) -> ScalarLog:
@@ -177,41 +165,35 @@ def _of_events(files: list[Path], path: Path) -> ScalarLog:
     except ImportError as error:
         received, remedy = "no such package", "pip install 'klgrad[tensorboard]', or export the scalars as CSV"
         raise MissingExtraError("tensorboard, to read its event files", received, remedy) from error
-    found: dict[str, dict[float, float]] = {}
+    metrics: dict[str, dict[float, float]] = {}
     for file in files:
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
                 # The loader turns the scalars of old writers into tensors of one number.
                 array = tensor_util.make_ndarray(value.tensor) if value.HasField("tensor") else None
                 if array is not None and array.size == 1 and array.dtype.kind in "fiu":
-                    found.setdefault(value.tag, {})[float(event.step)] = float(array.reshape(()))
-    return _finish(str(path), "TensorBoard", found)
+                    metrics.setdefault(value.tag, {})[float(event.step)] = float(array.reshape(()))
+    return _finish(str(path), "TensorBoard", metrics)
 
 
 def _build(path: Path, form: str, rows: Iterable[Json], run: str = "") -> ScalarLog:
-    found: dict[str, dict[float, float]] = {}
+    metrics: dict[str, dict[float, float]] = {}
     for i, row in enumerate(rows):
         step = next((x for name in STEPS if (x := _number(row.get(name))) is not None), float(i))
-        for name, value in _numbers(row):
-            found.setdefault(name, {})[step] = value
-    return _finish(f"{path}{f', {run}' if run else ''}", form, found)
+        for name, value in row.items():
+            if name not in STEPS and (number := _number(value)) is not None:
+                metrics.setdefault(name, {})[step] = number
+    return _finish(f"{path}{f', {run}' if run else ''}", form, metrics)
 
 
-def _finish(name: str, form: str, found: dict[str, dict[float, float]]) -> ScalarLog:
-    if not found:
+def _finish(name: str, form: str, metrics: dict[str, dict[float, float]]) -> ScalarLog:
+    if not metrics:
         raise LogError("numbers by step", f"{name} without any", "give the file that has the run's metrics")
     series = {}
-    for metric, points in found.items():
+    for metric, points in metrics.items():
         steps = sorted(points)
         series[metric] = Series(tuple(steps), tuple(points[s] for s in steps))
     return ScalarLog(name, form, series)
-
-
-def _numbers(row: Json) -> Iterator[tuple[str, float]]:
-    for name, value in row.items():
-        number = _number(value)
-        if name not in STEPS and number is not None:
-            yield name, number
 
 
 def _number(value: object) -> float | None:

@@ -79,10 +79,7 @@ def text_of(completion: Completion) -> str:
 
 
 def integer_in(text: str) -> int | None:
-    r"""The answer in a text: the last boxed integer, else the last one announced as the answer, else the last one.
-
-    Returns:
-        The integer; None if the text has none.
+    """The last boxed integer of a text, else the last one announced as the answer, else the last one, else None.
 
     Example:
         >>> integer_in("7 + 5 = 12, so the answer is 12.")
@@ -147,7 +144,6 @@ def checked(reward: Reward) -> Reward:
 
 
 def name_of(reward: Reward) -> str:
-    """The name under which TRL logs a reward."""
     return getattr(reward, "__name__", type(reward).__name__)
 
 
@@ -346,16 +342,15 @@ def from_gym(settings: RunConfig, names: list[str], evaluated: list[str] | None,
 
     def solved(completions: list[Completion], task: list[str], entry: list[int], **_: object) -> list[float]:
         """Score the text between answer tags, or all of it, with the task's verifier."""
-        answers = [_tagged(text_of(completion)) for completion in completions]
-        entries = zip(answers, task, entry, strict=True)
-        return [float(scorers[t].score_answer(answer, scorers[t][i])) for answer, t, i in entries]
+        values = list[float]()
+        for completion, of, i in zip(completions, task, entry, strict=True):
+            text = text_of(completion)
+            opened, rest = text.rpartition("<answer>")[1:]
+            answer = (rest.partition("</answer>")[0] if opened else text).strip()
+            values.append(float(scorers[of].score_answer(answer, scorers[of][i])))
+        return values
 
     return rows, sets, [solved]
-
-
-def _tagged(text: str) -> str:
-    _, opened, rest = text.rpartition("<answer>")
-    return (rest.partition("</answer>")[0] if opened else text).strip()
 
 
 # Built-in tasks: arithmetic questions with answers that can be checked.
@@ -389,7 +384,6 @@ class Task:
     mixed: bool = False
 
     def question(self, rng: random.Random, digits: int) -> Question:
-        """Draw one."""
         if self.mixed:
             return self.draw(rng, lambda: rng.randrange(10 ** rng.randint(1, digits)))
         return self.draw(rng, lambda: rng.randrange(10**digits))
@@ -508,15 +502,9 @@ class Data:
 
 
 def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
-    """Load what `--task`, `--eval_task` and `--reward` name.
+    """Load what `--task`, `--eval_task` and `--reward` name. No training row has a prompt of an evaluation set.
 
-    Args:
-        settings: name the tasks and the rewards.
-        seed: for tasks that are generated.
-        conversational: whether to turn prompts into chats, for a model that has a chat template.
-
-    Returns:
-        The data. No training row has a prompt of an evaluation set.
+    If it is `conversational`, prompts become chats, for a model that has a chat template.
     """
     from datasets import Dataset
 
