@@ -347,11 +347,6 @@ def test_what_is_logged(tmp_path):
     assert {"kl/coef", "length/mean", "entropy"} <= set(last)
 
 
-def test_two_kls_are_one_too_many(tmp_path):
-    with pytest.raises(ValueError, match="two KL terms"):
-        made(tmp_path, beta=0.1)
-
-
 @pytest.mark.parametrize(
     ("group", "expected"),
     [

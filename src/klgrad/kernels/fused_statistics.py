@@ -25,7 +25,6 @@ from .tiling import CPU_STRIP, Mode, Operands, PassConfig, Tile, TilePlan, make_
 def check_shapes(
     hidden: Tensor, targets: Tensor, ref_hidden: Tensor | None, mask: Tensor | None, entries: Tensor | None
 ) -> None:
-    """Check that all leading shapes are those of `targets`."""
     if not hidden.is_floating_point():
         raise KernelInputError(
             "`hidden` with a floating-point dtype", str(hidden.dtype), "pass hidden states, not token ids"
@@ -62,7 +61,6 @@ def check_heads(head: Head, hidden: Tensor, ref_head: Head | None, ref_hidden: T
 
 
 def check_one_vocabulary(own: int, other: int) -> None:
-    """Check that the two models have the same number of entries."""
     if own != other:
         raise KernelInputError(
             "policy and reference over the same vocabulary",
@@ -87,7 +85,6 @@ def check_outcome(
 
 
 def check_targets(wanted: Tensor, vocabulary: int) -> None:
-    """Check that every wanted entry is in the vocabulary."""
     outside = wanted[(wanted < 0) | (wanted >= vocabulary)]
     if len(outside):
         raise KernelInputError(
@@ -191,7 +188,6 @@ class StatisticsFunction(torch.autograd.Function):
         ref_bias: Tensor | None,
         config: PassConfig,
     ) -> tuple[Tensor, ...]:
-        """Run one pass over all tiles."""
         forward_state = scan(Operands(hidden, weight, bias, ref_hidden, ref_weight, ref_bias, config))
         ctx.save_for_backward(hidden, weight, bias, ref_hidden, ref_weight, ref_bias)
         ctx.config, ctx.forward_state = config, forward_state
@@ -208,7 +204,6 @@ class StatisticsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of the policy's hidden states, weight and bias."""
         check_first_order()
         operands, forward_state = Operands(*ctx.saved_tensors, config=ctx.config), ctx.forward_state
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.

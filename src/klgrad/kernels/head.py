@@ -203,18 +203,10 @@ class Head:
 
     @classmethod
     def of(cls, model: Any, temperature: float = 1.0) -> "Head":
-        """The head of a transformers model, with the soft-cap and the scale that its family applies.
+        """The head of a transformers model, whose parameters it has, with the soft-cap and the scale of its family.
 
-        A model family that transforms its logits in another way is refused (`kernels/head.py`). For a family
-        that this package does not know, soft-cap and scale are read from the config: verify the result with
-        `check_head`.
-
-        Args:
-            model: a causal language model of transformers.
-            temperature: the sampling temperature.
-
-        Returns:
-            The head; its tensors are the model's own parameters.
+        A model family that transforms its logits in another way is refused (`kernels/head.py`). For a family that this
+        package does not know, soft-cap and scale are read from the config: verify the result with `check_head`.
         """
         layer, numbers = output_layer(model), numbers_of(model)
         weight, bias = layer.weight, getattr(layer, "bias", None)

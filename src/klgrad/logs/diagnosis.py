@@ -8,7 +8,7 @@ from statistics import fmean, median, stdev
 
 from ..errors import LogError
 from ..support import Json
-from .metric_names import (
+from .scalars import (
     COEFFICIENTS,
     FLAT_GROUPS,
     GRADIENTS,
@@ -16,14 +16,14 @@ from .metric_names import (
     REWARDS,
     TIMES_BETA,
     KLMetric,
+    ScalarLog,
+    Series,
     named,
     reference_kls,
     sampler_kls,
     unrecognised_kls,
 )
-from .scalars import ScalarLog, Series
-from .symptoms import SYMPTOMS, Explanation, Fact, Symptom
-from .threads import threads_of
+from .symptoms import SYMPTOMS, Explanation, Fact, Symptom, threads_of
 
 FEWEST = 8
 """Values below which no spread is measured."""

@@ -1,9 +1,13 @@
 """Symptoms of a KL in a run's scalars: what each looks like, its causes, what decides between them, and the cure.
 
-`klgrad diagnose` and the page of the symptoms are made from this table. The threads are in `threads`.
+`klgrad diagnose` and the page of the symptoms are made from this table, and from `threads.json`: public threads on KL
+terms.
 """
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 ADVISE = "klgrad advise --config FILE"
@@ -387,3 +391,50 @@ SYMPTOMS: dict[str, Symptom] = {
         ),
     )
 }
+
+
+# Public threads on KL terms: what is asked, what answers it here, and which symptom it is.
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Threads that ask one thing.
+
+    Attributes:
+        threads: as OWNER/NAME#NUMBER, on GitHub.
+        asks: the question or the report.
+        answer: what answers it; where nothing does, it begins with "Not answered".
+        symptoms: the names of the symptoms that it shows, if any.
+    """
+
+    threads: str
+    asks: str
+    answer: str
+    symptoms: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The single threads: `owner/name#1, #2; owner/other#3` has three."""
+        names: list[str] = []
+        for part in self.threads.replace(";", ",").split(","):
+            thread = part.strip()
+            names.append(f"{names[-1].split('#')[0]}{thread}" if thread.startswith("#") else thread)
+        return names
+
+
+@cache
+def topics() -> tuple[Topic, ...]:
+    """The questions of `threads.json`, in its order."""
+    rows = json.loads(Path(__file__).with_name("threads.json").read_text(encoding="utf-8"))
+    return tuple(Topic(**row) for row in rows)
+
+
+def threads_of(symptom: str) -> list[str]:
+    """The threads that show a symptom."""
+    return [name for topic in topics() if symptom in topic.symptoms.split() for name in topic.names]
+
+
+def link(thread: str) -> str:
+    """Its address; GitHub leads from an issue's to a pull request's."""
+    repository, _, number = thread.partition("#")
+    return f"https://github.com/{repository}/issues/{number}"

@@ -11,6 +11,7 @@ from .. import zoo
 from ..core.term import KLTerm
 from ..errors import MeaningError
 from ..integrations import Facts, needs_no_weights as needs_no_weights, own_settings as own_settings
+from ..support import Json
 from ..zoo import Cell
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 # Settings that differ from their defaults.
 
 
-def changed(config: Any) -> dict[str, Any]:
+def changed(config: Any) -> Json:
     """The fields of a dataclass instance that differ from their defaults."""
     given = {f.name: getattr(config, f.name) for f in dataclass_fields(config) if f.init}
     defaults = {f.name: f.default_factory() if f.default is MISSING and f.default_factory is not MISSING else f.default
@@ -64,12 +65,12 @@ def teachers_of(text: str | None) -> dict[str, str]:
         >>> teachers_of("math=runs/a,runs/lr=3")
         {'math': 'runs/a', 'runs/lr=3': 'runs/lr=3'}
     """
-    found: dict[str, str] = {}
+    teachers: dict[str, str] = {}
     for part in (text or "").split(","):
         name, path = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", part.strip()).groups()  # pyright: ignore[reportOptionalMemberAccess]
         if path:
-            found[name or path] = path
-    return found
+            teachers[name or path] = path
+    return teachers
 
 
 def teachers(config: "KLConfig") -> None:
@@ -107,17 +108,17 @@ def cell_of(config: "KLConfig") -> Cell:
         )
     for name, value in changed_among(config, (*TERM_FIELDS, "kl_top_k", "kl_prefix_weight")).items():
         raise MeaningError(f"no `{name}` beside `kl_cell`", f"{name}={value!r}", "`kl_cell` is a whole loss: drop one")
-    found = zoo.get(str(config.kl_cell))
-    if found.per_token is None and config.kl_reduction != "sequence":
+    cell = zoo.get(str(config.kl_cell))
+    if cell.per_token is None and config.kl_reduction != "sequence":
         raise MeaningError(
-            f"`kl_reduction`='sequence' with kl_cell={found.name!r}, whose own reduction is part of the loss",
+            f"`kl_reduction`='sequence' with kl_cell={cell.name!r}, whose own reduction is part of the loss",
             f"kl_reduction={config.kl_reduction!r}, which reduces a loss per token as `loss_type` says",
             "write kl_reduction='sequence'; `kl_coef` then multiplies the loss as it stands",
         )
-    return found
+    return cell
 
 
-def changed_among(config: "KLConfig", names: tuple[str, ...]) -> dict[str, Any]:
+def changed_among(config: "KLConfig", names: tuple[str, ...]) -> Json:
     """Those of the named fields that are not at their defaults."""
     return {name: value for name, value in changed(config).items() if name in names}
 
@@ -133,10 +134,14 @@ def placement(config: "KLConfig", term: KLTerm) -> None:
             "TRL multiplies advantages by a ratio of its own; kl_placement='loss' weights the KL once",
         )
     _masks(config)
-    if config.kl_placement == "advantage":
-        _advantage(config)
-    else:
+    if config.kl_placement == "reward":
         _reward(term)
+    elif config.importance_sampling_level != "token":
+        raise MeaningError(
+            "`importance_sampling_level`='token' with kl_placement='advantage'",
+            repr(config.importance_sampling_level),
+            "use kl_placement='loss': one ratio per completion would mix the coefficients of its tokens",
+        )
 
 
 def truncation(config: "KLConfig") -> None:
@@ -147,15 +152,6 @@ def truncation(config: "KLConfig") -> None:
             "mask_truncated_completions=True",
             "set it to False: without the completions that reach max_completion_length, the gradient is that of no "
             "divergence; or set kl_coef=0 for no KL",
-        )
-
-
-def _advantage(config: "KLConfig") -> None:
-    if config.importance_sampling_level != "token":
-        raise MeaningError(
-            "`importance_sampling_level`='token' with kl_placement='advantage'",
-            repr(config.importance_sampling_level),
-            "use kl_placement='loss': one ratio per completion would mix the coefficients of its tokens",
         )
 
 
@@ -214,9 +210,7 @@ def staleness(config: "KLConfig") -> None:
 
 def top_k(config: "KLConfig") -> None:
     """Refuse `kl_top_k` for an estimator that does not sum over the vocabulary."""
-    if config.kl_top_k is None:
-        return
-    if config.kl_estimator != "exact":
+    if config.kl_top_k is not None and config.kl_estimator != "exact":
         raise MeaningError(
             "`kl_estimator`='exact' with `kl_top_k`",
             f"kl_estimator={config.kl_estimator!r}",

@@ -9,6 +9,7 @@ from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillat
 
 from ..core.divergences import jensen_shannon
 from ..kernels import Head, token_statistics
+from .compat import Model
 from .contract import DISTILLATION_PARAMETERS as PARAMETERS, check_distillation, loss_with
 from .scorer import compare_head, head_of, some_tokens
 
@@ -79,19 +80,24 @@ class DistillationTrainer(TRLDistillationTrainer):
         ... )
     """
 
-    model: Any
-    teacher_model: Any
+    model: Model
+    teacher_model: Model
     memory: int | None = None
 
     def __init__(
-        self, model: Any, teacher_model: Any = None, args: DistillationConfig | None = None, *others: Any, **kwargs: Any
+        self,
+        model: Model,
+        teacher_model: Model = None,
+        args: DistillationConfig | None = None,
+        *others: Any,
+        **kwargs: Any,
     ) -> None:
         check_distillation()
         self._heads_compared = False
         super().__init__(model, teacher_model, args, *others, **kwargs)
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Model, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compare the heads before the first loss."""
         if not self._heads_compared:
@@ -117,5 +123,5 @@ class DistillationTrainer(TRLDistillationTrainer):
             self.memory,
         )
 
-    def _head(self, model: Any) -> Head:
+    def _head(self, model: Model) -> Head:
         return head_of(self.accelerator.unwrap_model(model), self.temperature, None)
