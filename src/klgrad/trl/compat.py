@@ -366,10 +366,10 @@ class Sampled(NamedTuple):
     completion_ids: Rows
     tool_mask: Rows | None
     completions: list[Any]
-    logprobs: Any
-    extra_fields: Any
-    images: Any
-    tool_images: Any
+    logprobs: object
+    extra_fields: object
+    images: object
+    tool_images: object
 
     @classmethod
     def of(cls, returned: tuple[Any, ...]) -> "Sampled":

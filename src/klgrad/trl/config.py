@@ -333,7 +333,7 @@ def _check_class(args: Any) -> None:
     raise MeaningError("a KLConfig", f"a {name}", remedy)
 
 
-def _check_term(kl: Any, args: KLConfig) -> None:
+def _check_term(kl: object, args: KLConfig) -> None:
     if not isinstance(kl, KLTerm):
         raise MeaningError("`kl` as a KLTerm", f"a {type(kl).__name__}", "write kl=KLTerm(...), from klgrad")
     if kl.reduction != "sequence":
@@ -356,5 +356,5 @@ def _check_term(kl: Any, args: KLConfig) -> None:
         )
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return repr(getattr(value, "value", value))

@@ -229,7 +229,7 @@ class Observer:
         self._restore[name] = (ours, was_own, before)
 
 
-def scores_a_reference(trainer: Any) -> bool:
+def scores_a_reference(trainer: object) -> bool:
     """Whether the trainer is TRL's GRPO or a subclass, whose loss reads the reference's log-probs from the batch."""
     return isinstance(trainer, GRPOTrainer)
 

@@ -45,14 +45,16 @@ def divergence_loss(
     """
     targets = torch.zeros_like(mask, dtype=torch.long)  # no divergence depends on them
     between = None if beta in (0, 1) else jensen_shannon(beta)
-    found = token_statistics(
+    statistics = token_statistics(
         hidden, head, targets, teacher_hidden, teacher_head, mask=mask, divergence=between, budget=budget
     )
-    value = found.divergence if between is not None else found.reverse_kl if beta == 1 else found.forward_kl
+    value = (
+        statistics.divergence if between is not None else statistics.reverse_kl if beta == 1 else statistics.forward_kl
+    )
     assert value is not None  # there is a teacher
     count = (mask != 0).sum()
     total = count.clamp(min=1) if items is None else items.to(value.device) if isinstance(items, Tensor) else items
-    return value.sum() / total, found.entropy.sum(), count
+    return value.sum() / total, statistics.entropy.sum(), count
 
 
 class DistillationTrainer(TRLDistillationTrainer):

@@ -82,7 +82,7 @@ def per_token_loss(
 # The KL as a reward function of TRL's, and the reward of a run that has none.
 
 
-def no_reward(completions: list[Any], **_: Any) -> list[float | None]:
+def no_reward(completions: list[object], **_: object) -> list[float | None]:
     """0 for every completion: the KL is the whole objective, as in distillation."""
     return [0.0] * len(completions)
 
@@ -96,7 +96,7 @@ class KLReward:
 
     __name__ = "kl_to_reference"
 
-    def __call__(self, completions: list[Any], **_: Any) -> list[None]:
+    def __call__(self, completions: list[object], **_: object) -> list[None]:
         return [None] * len(completions)
 
 
@@ -107,7 +107,7 @@ def listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list) else [given]
 
 
-def check_weights(weights: list[float] | None, rewards: list[Any]) -> None:
+def check_weights(weights: list[float] | None, rewards: list[object]) -> None:
     """Raise `MeaningError` unless there is a weight for each reward function that was given, or none at all."""
     if weights is not None and len(weights) != len(rewards):
         raise MeaningError(

@@ -290,13 +290,13 @@ def add_statistics_forward(model: Model) -> None:
             return over_top_k(hidden, head, question, how)
         if not question.references:
             return Answer(**token_statistics(hidden, head, question.targets, **how)._asdict())
-        found = [
+        by_reference = [
             token_statistics(
                 hidden, head, question.targets, ref.hidden, ref.head, divergence=question.divergence, **how
             )
             for ref in question.references
         ]
-        return Answer(**weighted_sum(found, [ref.weight for ref in question.references])._asdict())
+        return Answer(**weighted_sum(by_reference, [ref.weight for ref in question.references])._asdict())
 
     def over_top_k(hidden: Tensor, head: Head, question: Question, how: Json) -> Answer:
         assert question.targets is not None
@@ -304,27 +304,27 @@ def add_statistics_forward(model: Model) -> None:
         [ref] = question.references
         of = (ref.hidden, ref.head) if question.top_k_of == "teacher" else (hidden.detach(), head)
         ids = top_entries(*of, question.targets, question.top_k, **how).ids
-        own = token_statistics(hidden, head, question.targets, entries=ids, **how)
+        student = token_statistics(hidden, head, question.targets, entries=ids, **how)
         with torch.no_grad():
-            seen = token_statistics(ref.hidden, ref.head, question.targets, entries=ids, **how)
-        found = own._replace(ref_logp=seen.logp)
-        return Answer(**found._asdict(), ids=ids, ref_entries_logp=seen.entries_logp)
+            teacher = token_statistics(ref.hidden, ref.head, question.targets, entries=ids, **how)
+        student = student._replace(ref_logp=teacher.logp)
+        return Answer(**student._asdict(), ids=ids, ref_entries_logp=teacher.entries_logp)
 
     model.forward = answering
 
 
-def weighted_sum(found: list[TokenStatistics], weights: list[Tensor | float | None]) -> TokenStatistics:
+def weighted_sum(statistics: list[TokenStatistics], weights: list[Tensor | float | None]) -> TokenStatistics:
     """The statistics to several references, with their log-probs and divergences summed by weight.
 
     The sum of reverse KLs with weights of sum 1 is the KL to the references' geometric mean, up to a constant.
     """
-    first = found[0]
+    first = statistics[0]
     if weights == [None]:
         return first
     names = [
         name for name in ("ref_logp", "reverse_kl", "forward_kl", "divergence") if getattr(first, name) is not None
     ]
-    total = lambda name: torch.stack([w * getattr(x, name) for w, x in zip(weights, found, strict=True)]).sum(0)
+    total = lambda name: torch.stack([w * getattr(x, name) for w, x in zip(weights, statistics, strict=True)]).sum(0)
     return first._replace(**{name: total(name) for name in names})
 
 

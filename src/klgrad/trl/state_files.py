@@ -88,7 +88,7 @@ def read_state(folder: Path, rank: int, device: Any = "cpu") -> Json | None:
         raise RunError("a checkpoint of this version of klgrad", received, remedy) from error
 
 
-def plain(x: Any, name: str) -> Any:
+def plain(x: object, name: str) -> Any:
     """Nested data of tensors, numbers and text, which `torch.load` reads without running code; tuples become lists.
 
     Example:
