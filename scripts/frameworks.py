@@ -14,6 +14,7 @@ import torch
 
 from klgrad.audit import audit
 from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table, whole_to_markdown as whole_table
+from klgrad.audit.sentences import summary
 from klgrad.audit.whole import WholeResult, audit_whole, row_of
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded
 
@@ -36,10 +37,11 @@ def main(names: list[str]) -> None:
         results = [audit(subject) for subject in framework.subjects()]
         rows = [list(cells_of(r)) for r in results]
         verdicts = {r.name: (r.verdict, r.verdict_off_policy, r.holds) for r in results}
+        words = {r.name: (summary(r.anatomy), summary(r.anatomy, on_policy=False)) for r in results}
         whole = [audit_whole(subject) for subject in framework.policy_losses()] if framework.whole_losses else []
         date = datetime.now(UTC).date().isoformat()
         policy_losses = [list(row_of(r)) for r in whole]
-        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, policy_losses).write(RECORDS)
+        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, words, policy_losses).write(RECORDS)
         page = _head(framework, date) + markdown_table(rows) + (_policy_losses(name, whole) if whole else "")
         (PAGES / f"{name}.md").write_text(page, encoding="utf-8")
 

@@ -48,7 +48,7 @@ def test_an_expected_kl(loss_file):
     assert "expected forward-kl-token on-policy, found reverse-kl-token" in result.output
 
 
-@pytest.mark.parametrize("option", [["--strict"], ["--all"], ["--lengths", "equal"], ["--html", "page.html"]])
+@pytest.mark.parametrize("option", [["--strict"], ["--all"], ["--html", "page.html"]])
 def test_an_option_that_does_not_apply_is_refused(loss_file, option):
     result = run(f"{loss_file}:mine", *option)
     assert f"received --whole {option[0]}" in str(result.exception)

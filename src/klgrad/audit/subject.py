@@ -183,7 +183,7 @@ def as_subject(
     if isinstance(loss, Subject):
         return loss
     if isinstance(loss, KLTerm):
-        return of_rollout(name or loss.name, "term", lambda r: loss(r).loss, stacks=loss.reduction == "sequence")
+        return of_rollout(name or loss.name, "term", loss, stacks=loss.reduction == "sequence")
     if isinstance(loss, Cell):
         stacks, remedy = not loss.couples_groups, loss.instead
         return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=remedy, summary=loss.summary)
@@ -205,8 +205,10 @@ def of_rollout(
 ) -> Subject:
     """Wrap a loss that takes a `Rollout`."""
 
+    generator = loss.generator if isinstance(loss, KLTerm) and loss.estimator == "exact" else None
+
     def call(batch: Batch) -> Tensor:
-        out = loss(batch.rollout())
+        out = loss(batch.rollout(generator))
         return out.loss if isinstance(out, KLResult) else out
 
     # In the losses of this package the order of rows does not matter. Only calls group by group use it.

@@ -230,7 +230,7 @@ def command(
         typer.Option(
             "--strict",
             help="Exit with status 1 also for a verdict that holds in large batches only, a dead zone, a gradient "
-            "that is not finite, or one that masked gaps or empty completions change.",
+            "that is not finite or wrong in float32, or one that masked gaps or empty completions change.",
         ),
     ] = False,
     json: Annotated[

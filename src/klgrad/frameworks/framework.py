@@ -154,6 +154,7 @@ class Recorded:
         columns: the headings of the table.
         rows: the cells of each setting, in words; the first is its name.
         verdicts: by name of the setting, its verdict on fresh and on stale samples, and where the first holds.
+        words: by name of the setting, what it descends on fresh and on stale samples.
         policy_losses: the cells of each whole policy loss, as `klgrad audit NAME --whole` shows them.
 
     Example:
@@ -168,6 +169,7 @@ class Recorded:
     columns: list[str]
     rows: list[list[str]]
     verdicts: dict[str, tuple[str, str, str | None]]
+    words: dict[str, tuple[str, str]]
     policy_losses: list[list[str]] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
@@ -182,4 +184,6 @@ def recorded(framework: str) -> Recorded | None:
     if not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))
-    return Recorded(**data | {"verdicts": {name: tuple(verdict) for name, verdict in data["verdicts"].items()}})
+    for field_name in ("verdicts", "words"):
+        data[field_name] = {name: tuple(values) for name, values in data[field_name].items()}
+    return Recorded(**data)

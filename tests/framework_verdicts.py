@@ -208,7 +208,7 @@ NEMO = {
     "reference_policy_kl_type=k2 token_level_loss=True": UNKNOWN,  # the ratio adds l²/2 to the coefficient
     "reference_policy_kl_type=k3 token_level_loss=True use_on_policy_kl_approximation=True": CLAMPED_K3,
     "reference_policy_kl_type=k3 token_level_loss=True use_on_policy_kl_approximation=True "
-    "kl_output_clamp_value=null": CORRECTED,
+    "kl_output_clamp_value=null": UNKNOWN,  # reverse-kl-token where the log-ratio is within ±20, which clamps it
 }
 PRIME = {
     "trainer.loss.type=default kl_tau": summed("nothing", "unknown"),  # on-policy its log-ratio to the sampler is 0
@@ -235,9 +235,9 @@ TINKER = {
     # less the mean over the batch, of which each completion is a part: in large batches that is a baseline. Summed to
     # go it is one for each later token, and so grows with the tokens that are left. The sampler's log-ratio is that of
     # π less log π/μ: off-policy the KL to ref is descended and that to the sampler climbed.
-    "rl kl_penalty_coef kl_discount_factor=0.0": ("reverse-kl-token", "sum-of-targets", "unknown"),
+    "rl kl_penalty_coef kl_discount_factor=0.0": summed("reverse-kl-token", "unknown"),
     "rl kl_penalty_coef kl_discount_factor=1.0": UNKNOWN,
-    "distillation kl_penalty_coef kl_discount_factor=0.0": summed("reverse-kl-token", "sum-of-targets"),
+    "distillation kl_penalty_coef kl_discount_factor=0.0": summed("reverse-kl-token", "unknown"),
     "distillation kl_penalty_coef kl_discount_factor=1.0": REVERSE_SEQUENCE,
 }
 TRANSCRIBED = {
