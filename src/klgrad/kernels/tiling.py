@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -266,7 +266,7 @@ class Shard:
     """
 
     vocabulary: int
-    group: Any = None
+    group: dist.ProcessGroup | None = None
     start: int = 0
 
     def merge(self, own: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ class Shard:
         return x
 
 
-def shard_of(vocabulary: int, group: Any, device: torch.device) -> Shard:
+def shard_of(vocabulary: int, group: dist.ProcessGroup | None, device: torch.device) -> Shard:
     """The part of this process, which begins after the parts of lower ranks."""
     if group is None:
         return Shard(vocabulary)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -452,7 +453,7 @@ def _open_parquet(path: Path, chosen: dict[str, str]) -> Log:
     return Log(names, "row", lambda: _decode_parquet(pa, path, file, names))
 
 
-def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
+def _check_type(pa: ModuleType, role: str, name: str, kind: Any) -> None:
     is_list = any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
     tests = [pa.types.is_floating] + ([pa.types.is_integer, pa.types.is_boolean] if role == "mask" else [])
     if not is_list or not any(test(kind.value_type) for test in tests):
@@ -464,7 +465,7 @@ def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
         )
 
 
-def _decode_parquet(pa: Any, path: Path, file: Any, names: dict[str, str]) -> Iterator[DecodedRows]:
+def _decode_parquet(pa: ModuleType, path: Path, file: Any, names: dict[str, str]) -> Iterator[DecodedRows]:
     rows, done = file.metadata.num_rows, 0
     try:
         for batch in file.iter_batches(DECODED_ROWS, columns=list(dict.fromkeys(names.values()))):
@@ -633,7 +634,7 @@ def _decode_npz(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
         yield DecodedRows(torch.arange(start, end), tokens, values, end / rows)
 
 
-def _check_arrays(arrays: dict[str, Any], names: dict[str, str]) -> None:
+def _check_arrays(arrays: Json, names: dict[str, str]) -> None:
     shape = arrays["logp"].shape
     for role, array in arrays.items():
         once = role in PER_ROW

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import LogError, MissingExtraError
 from ..support import Json
@@ -110,7 +110,7 @@ def _read_json(text: str, path: Path) -> list[ScalarLog]:
     raise LogError("log_history, a list of rows, or columns", f"{path} with others", "export the run's history")
 
 
-def _dicts(rows: list[Any]) -> list[Json]:
+def _dicts(rows: list[object]) -> list[Json]:
     return [row for row in rows if isinstance(row, dict)]
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ..errors import RunError
-from ..support import write_whole
+from ..support import Model, write_whole
 from ..trl import KLTrainer
 from ..trl.compat import checkpoint_folder, load_weights, save_in_one_piece
 from ..trl.state_files import load_parts, read_state, save_parts
@@ -175,7 +175,7 @@ class RunTrainer(KLTrainer):
         for action in self.after_update:
             action()
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: Model, trial: Any) -> None:
         folder = checkpoint_folder(self, trial)
         self._emptied(folder)  # no file of a damaged checkpoint of this step may remain
         # `Trainer` would delete older checkpoints before this one is sealed, so `rotate` does it below.

@@ -7,17 +7,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from ..core.rollout import Rollout
 from ..errors import KlgradError, MeaningError, MissingExtraError
-from ..support import Json, ensure_folder, write_whole
+from ..support import Json, Model, ensure_folder, write_whole
 from . import compat
-from .compat import NEEDED, REF_LOGP, SAMPLER_LOGP, Batch, Model, has_adapters, loss_leaves_no_trace
+from .compat import NEEDED, REF_LOGP, SAMPLER_LOGP, Batch, has_adapters, loss_leaves_no_trace
 from .contract import GENERATE, LOSS, PREPARE, Observer, scores_a_reference, trainer_of
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
@@ -94,7 +95,7 @@ def _live(x: Tensor, mask: Tensor, dtype: torch.dtype) -> list[Any]:
     return [row[live].numpy() for row, live in zip(x, mask, strict=True)]
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def _pyarrow() -> tuple[ModuleType, ModuleType]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -109,7 +110,7 @@ def _pyarrow() -> tuple[Any, Any]:
 # trains without an error, and without a KL.
 
 Verdict = Literal["moves", "does not move", "unknown"]
-Loss = Callable[[Any, Batch], Tensor]
+Loss = Callable[[Model, Batch], Tensor]
 
 PROBES, LARGEST = 8, 2**20
 """The gradient is looked at for a few of the last parameters, each of at most this many elements."""
@@ -280,7 +281,7 @@ class KLCallback(TrainerCallback):
         every: int = 100,
         *,
         exact: bool = False,
-        reference: Any = None,
+        reference: Model = None,
         log_rollouts: str | Path | None = None,
         check_beta: bool = True,
     ) -> None:
@@ -309,12 +310,12 @@ class KLCallback(TrainerCallback):
 
     # Events of the trainer
 
-    def on_init_end(self, args: object, state: TrainerState, control: object, model: Model = None, **_: Any) -> None:
+    def on_init_end(self, args: object, state: TrainerState, control: object, model: Model = None, **_: object) -> None:
         """Keep the start weights: when training begins, a checkpoint may have been loaded over them."""
         if self.reference is None and model is not None and not has_adapters(model):
             self._start = StartWeights(model)
 
-    def on_train_begin(self, args: object, state: TrainerState, control: object, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **_: object) -> None:
         self._stop()
         self._told = set()
         try:
@@ -325,16 +326,16 @@ class KLCallback(TrainerCallback):
             self._stop()
             self._warn(f"nothing is reported in this run: {error}")
 
-    def _begin_files(self, files: RolloutFiles, args: Any, state: Any) -> None:
+    def _begin_files(self, files: RolloutFiles, args: TrainingArguments, state: TrainerState) -> None:
         given = files.folder
         try:
-            if files.begin(state.global_step, str(Path(args.output_dir).resolve())):
+            if files.begin(state.global_step, str(Path(str(args.output_dir)).resolve())):
                 self._warn(f"{given} has the log-probs of another run: those of this one are written to {files.folder}")
         except Exception as error:  # no pyarrow, or a folder that cannot be written to: the training goes on
             self.files = None
             self._warn(f"no log-probs are written in this run: {type(error).__name__}: {error}")
 
-    def _begin(self, state: Any) -> None:
+    def _begin(self, state: TrainerState) -> None:
         trainer = self._trainer = self._trainer or trainer_of(self, state)
         reference = Reference(trainer, self.reference, self._start)
         if not reference.needs_start_weights:
@@ -358,7 +359,7 @@ class KLCallback(TrainerCallback):
                 "the first is measured, before the weights have changed; remedy: write a smaller every"
             )
 
-    def _keep_late(self, reference: Reference, state: Any) -> None:
+    def _keep_late(self, reference: Reference, state: TrainerState) -> None:
         """Keep the weights now, for a callback that was added to a trainer that existed already."""
         self._start = reference.start = StartWeights(self._trainer.accelerator.unwrap_model(self._trainer.model))
         if state.global_step > 0:
@@ -367,12 +368,12 @@ class KLCallback(TrainerCallback):
                 " start: give KLCallback to the trainer when it is made, or give a model as reference"
             )
 
-    def on_step_begin(self, args: object, state: TrainerState, control: object, **_: Any) -> None:
+    def on_step_begin(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         """An update begins; it is measured if one is due and its completions are new."""
         self._held = []
         self._is_due = self._is_due or state.global_step % self.every == 0
 
-    def on_train_end(self, args: object, state: TrainerState, control: object, **_: Any) -> None:
+    def on_train_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self._stop()
 
     def _stop(self) -> None:

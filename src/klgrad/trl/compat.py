@@ -33,7 +33,7 @@ from trl.trainer.utils import (
 
 from ..errors import KlgradError
 from ..kernels import TokenStatistics
-from ..support import Json
+from ..support import Json, Model
 
 # The versions of TRL that this package was written for, and the error for a TRL that differs.
 
@@ -60,9 +60,6 @@ def check_version() -> None:
 #
 # Touches `GRPOTrainer._metrics`, `_step`, `_buffered_inputs`, `_total_train_tokens`, `entropy_coef` and
 # `_last_world_entropy`, and `Trainer._tr_loss` and `_globalstep_last_logged`.
-
-Model = Any
-"""A model of transformers, perhaps wrapped by PEFT, DDP, FSDP or DeepSpeed, which add and hide attributes."""
 
 Mode = Literal["train", "eval"]
 
@@ -223,7 +220,7 @@ def as_teacher_sees(batch: Batch) -> Batch:
     return {**batch, "prompt_ids": batch[TEACHER_PROMPT[0]], "prompt_mask": batch[TEACHER_PROMPT[1]]}
 
 
-def keep_teacher_prompts(batch: Batch, trainer: GRPOTrainer, prompts: list[Any]) -> None:
+def keep_teacher_prompts(batch: Batch, trainer: GRPOTrainer, prompts: list[object]) -> None:
     ids = tokenize_prompts(trainer, prompts)
     batch |= dict(zip(TEACHER_PROMPT, _padded(trainer, ids, "left"), strict=True))
 
@@ -277,7 +274,7 @@ def without_adapters(model: Model) -> AbstractContextManager[object]:
     return use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
 
 
-def base_of(model: Model) -> Any:
+def base_of(model: Model) -> Model:
     """The language model without its adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -286,7 +283,7 @@ def has_adapters(model: Model) -> bool:
     return hasattr(model, "peft_config")
 
 
-def gathered(parameters: list[Any]) -> AbstractContextManager[Any]:
+def gathered(parameters: list[torch.nn.Parameter]) -> AbstractContextManager[object]:
     """While the context lasts, the parameters are whole, even where DeepSpeed has split them between processes."""
     return maybe_gather_lm_head_ctx(*parameters)
 
@@ -320,9 +317,9 @@ def reference_loaded_from(name: str, model: Model, args: GRPOConfig) -> Iterator
         model.config._name_or_path, args.model_init_kwargs = before, how
 
 
-def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Any:
+def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
     """Load one more reference, and prepare it as TRL prepares its own."""
-    policy: Any = trainer.model
+    policy: Model = trainer.model
     how: Json = {"trust_remote_code": args.trust_remote_code, "dtype": policy.dtype}
     how["attn_implementation"] = attention_of(policy)
     if trainer.accelerator.num_processes > 1:
@@ -338,7 +335,7 @@ def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Any:
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Any:
+def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Model:
     """Load a model as TRL loads one that is given by name."""
     declared: Any = args.model_init_kwargs or {}
     how: Json = {"trust_remote_code": args.trust_remote_code, **declared}
@@ -365,7 +362,7 @@ class Sampled(NamedTuple):
     prompt_ids: Rows
     completion_ids: Rows
     tool_mask: Rows | None
-    completions: list[Any]
+    completions: list[object]
     logprobs: object
     extra_fields: object
     images: object
@@ -386,7 +383,7 @@ class Sampled(NamedTuple):
             )
 
 
-def tokenize_prompts(trainer: GRPOTrainer, prompts: list[Any]) -> Rows:
+def tokenize_prompts(trainer: GRPOTrainer, prompts: list[object]) -> Rows:
     """Token ids of prompts, as TRL makes them: chats by the chat template."""
     return trainer._tokenize_prompts(prompts)[0]
 
@@ -484,7 +481,7 @@ class PassCapture:
     """Gives an answer of this package to the forward pass of the policy that TRL's loss asks for."""
 
     def __init__(self) -> None:
-        self._model: Any = None
+        self._model: Model = None
         self._answer: Callable[[Pass], Result] | None = None
 
     @contextmanager
@@ -507,7 +504,7 @@ class PassCapture:
 
 
 @contextmanager
-def loss_leaves_no_trace(trainer: Any) -> Iterator[None]:
+def loss_leaves_no_trace(trainer: object) -> Iterator[None]:
     """Lend a loss of TRL copies of what it changes beside its value: metrics, and the adaptive entropy's state."""
     before = {name: getattr(trainer, name) for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)}
     for name, value in before.items():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 import trl
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState
 from trl.trainer import distillation_trainer as module
 from trl.trainer.distillation_trainer import DistillationTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -121,7 +121,7 @@ PARAMETERS = {PREPARE: 1, GENERATE: 1, LOSS: 2, LOG: 1}
 """How many parameters of each method are relied on; `compute_loss` takes the model and the batch first."""
 
 
-def trainer_of(callback: TrainerCallback, state: Any) -> Any:
+def trainer_of(callback: TrainerCallback, state: TrainerState) -> Any:
     """The trainer that is calling this callback with this state.
 
     transformers does not give a callback its trainer, but one of the trainer's methods is on the call stack. The
@@ -168,7 +168,7 @@ class Observer:
         """Whether the trainer samples completions as TRL's trainers do."""
         return hasattr(self._trainer, GENERATE)
 
-    def on_batch(self, look: Callable[[Any], None]) -> None:
+    def on_batch(self, look: Callable[[object], None]) -> None:
         """Call `look` with every micro-batch that is trained on, before its loss is computed."""
 
         def prepare(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillat
 
 from ..core.divergences import jensen_shannon
 from ..kernels import Head, token_statistics
-from .compat import Model
+from ..support import Model
 from .contract import DISTILLATION_PARAMETERS as PARAMETERS, check_distillation, loss_with
 from .scorer import compare_head, head_of, some_tokens
 

@@ -21,7 +21,7 @@ from ..core.term import KLTerm
 from ..errors import KernelInputError, MeaningError, RunError
 from ..integrations import token_values
 from ..models import resolve_embedded
-from ..support import Json
+from ..support import Json, Model
 from .compat import (
     OLD_LOGP,
     REF_LOGP,
@@ -29,7 +29,6 @@ from .compat import (
     ContractError,
     GenerationState,
     LossSinceLog,
-    Model,
     Pass,
     PassCapture,
     Result,
@@ -169,7 +168,7 @@ def has_reference(model: Model, args: KLConfig, given: Json) -> bool:
 
 
 @contextmanager
-def as_reference(model: Model, args: KLConfig, given: Json) -> Iterator[tuple[Any, Json]]:
+def as_reference(model: Model, args: KLConfig, given: Json) -> Iterator[tuple[Model, Json]]:
     """While TRL sets up a trainer with what is yielded, make it load the teacher as its reference, if there is one."""
     if args.teacher is None:
         yield model, given
@@ -304,7 +303,7 @@ class StartCheck:
 
     def _causes(self) -> list[str]:
         trainer, causes = self._trainer, list[str]()
-        models: list[Any] = [each for each in (trainer.model, trainer.ref_model) if each is not None]
+        models: list[Model] = [each for each in (trainer.model, trainer.ref_model) if each is not None]
         if any(m.p > 0 for m in models[0].modules() if isinstance(m, torch.nn.Dropout)):
             causes.append("dropout is active in the policy (disable_dropout=True)")
         if has_adapters(trainer.accelerator.unwrap_model(trainer.model)):
@@ -435,7 +434,7 @@ class KLTrainer(GRPOTrainer):
         with shuffled_by(shuffled_by_group):
             return super()._prepare_inputs(generation_batch)
 
-    def _generate(self, prompts: list[Any]) -> Any:
+    def _generate(self, prompts: list[object]) -> Any:
         returned = super()._generate(prompts)
         self._last_sampled = Sampled.of(returned)
         return returned

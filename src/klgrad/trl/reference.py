@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..errors import MeaningError
 from ..kernels import Head
-from ..support import Json
+from ..support import Json, Model
 from . import compat
-from .compat import OLD_LOGP, REF_LOGP, Batch, Completions, Model, base_of, has_adapters, is_split, without_adapters
+from .compat import OLD_LOGP, REF_LOGP, Batch, Completions, base_of, has_adapters, is_split, without_adapters
 from .scorer import (
     Question,
     ReferencePass,
@@ -116,7 +116,7 @@ class Reference:
         start: the start weights, for form 4.
     """
 
-    def __init__(self, trainer: Any, given: Any, start: StartWeights | None) -> None:
+    def __init__(self, trainer: Any, given: Model, start: StartWeights | None) -> None:
         self._trainer, self._given = trainer, given
         own = (getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))
         self._own = next((model for model in own if model is not None), None)
@@ -133,12 +133,12 @@ class Reference:
         return self._given is None and self._own is None and not has_adapters(self._policy)
 
     @property
-    def separate(self) -> Any:
+    def separate(self) -> Model:
         """The model, if it is another one than the policy."""
         return self._given if self._given is not None else self._own
 
     @property
-    def _policy(self) -> Any:
+    def _policy(self) -> Model:
         return self._trainer.accelerator.unwrap_model(self._trainer.model)
 
     @contextmanager
@@ -264,7 +264,7 @@ class Passes:
         with statistics_forward(self._base(policy)), without_dropout(policy):
             return [self._statistics(each, h, head) for each, h in zip(given, hidden, strict=True)]
 
-    def _base(self, model: Model) -> Any:
+    def _base(self, model: Model) -> Model:
         return base_of(self._trainer.accelerator.unwrap_model(model))
 
     def _head(self, ref: Model) -> Head:

@@ -29,14 +29,13 @@ from ..kernels import (
     token_statistics,
     top_entries,
 )
-from ..support import Json
+from ..support import Json, Model
 from . import compat
 from .compat import (
     Batch,
     Completions,
     ContractError,
     ForwardPass,
-    Model,
     Pass,
     Sampled,
     base_of,
@@ -355,7 +354,7 @@ def head_of(model: Model, temperature: float, vocabulary: int | None) -> Head:
     return replace(head, weight=head.weight[:vocabulary], bias=None if head.bias is None else head.bias[:vocabulary])
 
 
-def shared_vocabulary(models: list[Any]) -> int | None:
+def shared_vocabulary(models: list[Model]) -> int | None:
     """How many entries all heads have, where one is padded beyond another; None where they agree."""
     sizes = {model.config.get_text_config().vocab_size for model in models}
     return min(sizes) if len(sizes) > 1 else None
@@ -436,7 +435,7 @@ class Scorer:
     """
 
     def __init__(
-        self, trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective, others: Sequence[Any] = ()
+        self, trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective, others: Sequence[Model] = ()
     ) -> None:
         self._trainer, self._args, self._objective = trainer, args, objective
         self._others = list(others)
@@ -451,16 +450,16 @@ class Scorer:
         for model in self._bases():
             add_statistics_forward(model)
 
-    def _bases(self) -> list[Any]:
+    def _bases(self) -> list[Model]:
         return [base_of(self._trainer.accelerator.unwrap_model(each)) for each in self._models()]
 
-    def _models(self) -> list[Any]:
+    def _models(self) -> list[Model]:
         trainer = self._trainer
         return [each for each in (trainer.model, trainer.ref_model, *self._others) if each is not None]
 
     # One model
 
-    def reference(self) -> AbstractContextManager[Any]:
+    def reference(self) -> AbstractContextManager[Model]:
         return reference_model(self._trainer)
 
     def log_probs(self, model: Model, batch: Batch) -> Tensor:
