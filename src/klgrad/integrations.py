@@ -142,8 +142,8 @@ class OwnSetting:
             return None
         word, abstract = KINDS[self.kind]
         if not isinstance(value, abstract) or isinstance(value, bool) != (self.kind is bool):
-            said = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
-            return f"`{self.name}` as {word}", f"{value!r}, {said}", self._remedy(value)
+            kind = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
+            return f"`{self.name}` as {word}", f"{value!r}, {kind}", self._remedy(value)
         if isinstance(value, Real) and not math.isfinite(value):
             return f"`{self.name}` as a finite number", str(value), "write a number"
         if self.choices is not None and value not in self.choices:
@@ -161,11 +161,11 @@ class OwnSetting:
 @cache
 def own_settings(kind: type, prefix: str = "") -> dict[str, OwnSetting]:
     """The numbers, texts and switches among the fields that classes of this package give a dataclass, by name."""
-    own = {name for base in kind.__mro__ if base.__module__.startswith("klgrad") for name in get_annotations(base)}
+    declared = {name for base in kind.__mro__ if base.__module__.startswith("klgrad") for name in get_annotations(base)}
     hints, settings = get_type_hints(kind), {}
     for f in fields(kind):
         types = [x for x in get_args(hints[f.name]) or (hints[f.name],) if x in KINDS]
-        if f.name in own and types:
+        if f.name in declared and types:
             settings[f.name] = OwnSetting(f"{prefix}{f.name}", types[0], f.default, f.metadata.get("choices"))
     return settings
 

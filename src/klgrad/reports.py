@@ -394,12 +394,7 @@ def kl_report(rollout: Rollout) -> Report:
 
 
 def mismatch_report(
-    logp: Tensor,
-    behavior_logp: Tensor,
-    mask: Tensor,
-    *,
-    band: tuple[float, float] = BAND,
-    group: Tensor | None = None,
+    logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, band: tuple[float, float] = BAND, group: Tensor | None = None
 ) -> Report:
     r"""How far the trainer's policy π is from the policy μ that sampled the tokens.
 

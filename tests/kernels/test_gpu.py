@@ -10,10 +10,7 @@ from tolerances import BFLOAT16, GPU_SUMS, KEPT, NEAR_KL, SINGLE
 from klgrad.core.divergences import REVERSE_KL, Divergence
 from klgrad.kernels import from_logits, fused_statistics, generators, hopper
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
 MODES = {
     "fast": lambda case: {"mode": "fast"},

@@ -134,11 +134,7 @@ def test_cut_off_completions_may_be_masked_where_no_kl_is_declared():
         ),
         ({"kl_placement": "reward"}, "scale_rewards='group': a standard deviation divides the KL too"),
         (
-            {
-                "kl_placement": "reward",
-                "scale_rewards": "none",
-                "multi_objective_aggregation": "normalize_then_sum",
-            },
+            {"kl_placement": "reward", "scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
             "kl_placement='advantage', or multi_objective_aggregation='sum_then_normalize' with scale_rewards='none', ",
         ),
         ({"neftune_noise_alpha": 5.0}, "adds noise"),

@@ -306,12 +306,7 @@ def test_a_reference_that_follows(tmp_path):
 
 def test_leave_one_out_needs_two_in_a_micro_batch(tmp_path):
     with pytest.raises(MeaningError, match="no peers there"):
-        made(
-            tmp_path,
-            kl_baseline="leave_one_out",
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=8,
-        )
+        made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=1, gradient_accumulation_steps=8)
 
 
 def test_the_config_is_left_as_it_was(tmp_path):

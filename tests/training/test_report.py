@@ -64,7 +64,10 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kl_placement": "reward"}, ["β differs from prompt to prompt", "reverse KL, whole completions, divided by its spread"]),
+        (
+            {"kl_placement": "reward"},
+            ["β differs from prompt to prompt", "reverse KL, whole completions, divided by its spread"],
+        ),
         ({"kl_cell": "k1-loss"}, ["on fresh samples: nothing: ref has no effect"]),
         (
             {"loss_type": "grpo"},

@@ -33,8 +33,7 @@ def command(
     cell: Annotated[
         str | None,
         typer.Option(
-            help="The KL loss in use, by its name in `klgrad audit`; k3-loss is assumed without.",
-            show_default=False,
+            help="The KL loss in use, by its name in `klgrad audit`; k3-loss is assumed without.", show_default=False
         ),
     ] = None,
     column: Annotated[

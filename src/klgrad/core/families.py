@@ -265,12 +265,7 @@ BETWEEN_COMPLETIONS = Family(
         "discount={}",
         "write level='future' with the discount, or drop the discount",
     ),
-    ratios={
-        None: ALLOWED,
-        "token": ONE_RATIO_PER_COMPLETION,
-        "prefix": ONE_RATIO_PER_COMPLETION,
-        "sequence": ALLOWED,
-    },
+    ratios={None: ALLOWED, "token": ONE_RATIO_PER_COMPLETION, "prefix": ONE_RATIO_PER_COMPLETION, "sequence": ALLOWED},
     leave_one_out=ALLOWED,
 )
 
@@ -294,11 +289,7 @@ def ratio_of(term: KLTerm) -> Ratio | None:
 
 # What a term descends.
 
-WHERE: dict[Level, str] = {
-    "token": "token level",
-    "future": "token level and its future",
-    "sequence": "sequence level",
-}
+WHERE: dict[Level, str] = {"token": "token level", "future": "token level and its future", "sequence": "sequence level"}
 """The levels in words."""
 
 WITHOUT_RATIO: dict[str, Verdict] = {"reverse": "squared-token", "forward": "k3-token"}

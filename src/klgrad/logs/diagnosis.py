@@ -130,16 +130,16 @@ def diagnose(logs: Sequence[ScalarLog], configurations: Sequence[RunConfiguratio
     if len(configurations) not in (0, 1, len(logs)):
         received = f"{len(configurations)} for {len(logs)} runs"
         raise LogError("a configuration or β for all runs, or one for each", received, "give them in the runs' order")
-    each = list(configurations) or [RunConfiguration()]
-    each = each * len(logs) if len(each) == 1 else each
-    runs = tuple(_diagnose_run(log, of, kl) for log, of in zip(logs, each, strict=True))
-    compared, lines = _compare(runs, frozenset[Fact]().union(*(of.facts for of in each)))
+    per_run = list(configurations) or [RunConfiguration()]
+    per_run = per_run * len(logs) if len(per_run) == 1 else per_run
+    runs = tuple(_diagnose_run(log, of, kl) for log, of in zip(logs, per_run, strict=True))
+    compared, lines = _compare(runs, frozenset[Fact]().union(*(of.facts for of in per_run)))
     return Diagnosis(runs, tuple(compared), tuple(lines))
 
 
 def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) -> RunDiagnosis:
     metrics = _chosen(log, name)
-    lines, seen = list(configuration.lines), []
+    lines, symptoms = list(configuration.lines), []
     kl = metrics[0] if metrics else None
     level = None
     beta = configuration.beta
@@ -151,31 +151,31 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
         level = _mean(_last(values)) if len(values) >= FEWEST else None
         lines += _described(kl, level, log)
         lines += [f"Also to a reference: {other.name}." for other in metrics[1:]]
-        seen += [*_zero(kl), *_not_finite(kl.name, kl.series)]
-        if not seen or seen[0][0] != "zero":
-            seen += [*_negative(kl, configuration.never_negative), *(spikes := list(_spikes(kl, log)))]
-            seen += _rises(kl) if not spikes else ()
-        seen += _units(metrics, log)
+        symptoms += [*_zero(kl), *_not_finite(kl.name, kl.series)]
+        if not symptoms or symptoms[0][0] != "zero":
+            symptoms += [*_negative(kl, configuration.never_negative), *(spikes := list(_spikes(kl, log)))]
+            symptoms += _rises(kl) if not spikes else ()
+        symptoms += _units(metrics, log)
     elif others := sampler_kls(log):
-        seen.append(("other-kl", f"{', '.join(others)}: KLs to the sampler or to the policy before the update."))
+        symptoms.append(("other-kl", f"{', '.join(others)}: KLs to the sampler or to the policy before the update."))
     else:
         lines.append(_no_kl(log))
     if others := sampler_kls(log):
         lines.append(f"Not to a reference, and left out: {', '.join(others)}.")
     lines += [f"{x}: {TIMES_BETA[x.split('/')[-1]]}." for x in log.series if x.split("/")[-1] in TIMES_BETA]
     if gradient := named(log, GRADIENTS):
-        seen += _not_finite(*gradient)
+        symptoms += _not_finite(*gradient)
         values = gradient[1].finite.values
         zeros = sum(x == 0 for x in values)
         if len(values) >= FEWEST and zeros >= len(values) / 5:
-            seen.append(("zero-gradient", f"{gradient[0]} is 0 to the last bit in {zeros} of {len(values)} steps."))
+            symptoms.append(("zero-gradient", f"{gradient[0]} is 0 to the last bit in {zeros} of {len(values)} steps."))
     if flat := named(log, FLAT_GROUPS):
         values = flat[1].finite.values
         if len(values) >= FEWEST and (share := median(_last(values))) >= 0.5:
-            seen.append(("flat-groups", f"{flat[0]} is {share:.0%} over the last quarter."))
+            symptoms.append(("flat-groups", f"{flat[0]} is {share:.0%} over the last quarter."))
     if wired := configuration.facts & {"unread", "both", "ignores-ref", "climbs"}:
-        seen.append(("wiring", f"The configuration says so: {', '.join(sorted(wired))}."))
-    observations = tuple(Observation(SYMPTOMS[symptom], text, configuration.facts) for symptom, text in seen)
+        symptoms.append(("wiring", f"The configuration says so: {', '.join(sorted(wired))}."))
+    observations = tuple(Observation(SYMPTOMS[symptom], text, configuration.facts) for symptom, text in symptoms)
     return RunDiagnosis(log, kl, level, tuple(lines), observations, beta)
 
 
@@ -188,8 +188,8 @@ def _chosen(log: ScalarLog, name: str) -> list[KLMetric]:
         return reference_kls(log)
     if name not in log.series:
         raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
-    known = {metric.name: metric for metric in reference_kls(log)}
-    return [known.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
+    metrics = {metric.name: metric for metric in reference_kls(log)}
+    return [metrics.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
 
 
 def _no_kl(log: ScalarLog) -> str:
@@ -304,8 +304,8 @@ def _rises(kl: KLMetric) -> Seen:
     values = kl.series.finite.values
     if len(values) < 2 * FEWEST:
         return
-    some = values[:: max(len(values) // 200, 1)]
-    pairs = list(combinations(some, 2))
+    sample = values[:: max(len(values) // 200, 1)]
+    pairs = list(combinations(sample, 2))
     in_order = sum(b > a for a, b in pairs) / len(pairs)
     quarter = len(values) // 4
     second, last = median(values[quarter : 2 * quarter]), median(_last(values))

@@ -488,9 +488,7 @@ def _lists(column: Any, name: str, rows: Tensor) -> Ragged:
     if column.null_count:
         at = column.is_null().to_pylist().index(True)
         raise LogError(
-            f"a list in `{name}` in every row",
-            f"null in row {int(rows[at])}",
-            "remove the row, or log an empty list",
+            f"a list in `{name}` in every row", f"null in row {int(rows[at])}", "remove the row, or log an empty list"
         )
     lengths = torch.from_numpy(column.value_lengths().to_numpy(zero_copy_only=False).astype("int64"))
     flat = column.flatten()
@@ -560,9 +558,7 @@ def _entry(record: Json, role: str, name: str, number: int) -> Any:
     """A value of a line: a tensor if it has one number per token."""
     if name not in record:
         raise LogError(
-            f"`{name}` in every line, as in the first",
-            f"line {number} without it",
-            "remove the line, or log the value",
+            f"`{name}` in every line, as in the first", f"line {number} without it", "remove the line, or log the value"
         )
     value = record[name]
     if role in PER_ROW:

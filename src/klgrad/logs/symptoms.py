@@ -287,11 +287,7 @@ SYMPTOMS: dict[str, Symptom] = {
                     "the lengths, and the share of such groups, in the same log",
                     "leave such rows out; add a small number to the deviation",
                 ),
-                Explanation(
-                    "float16, or softmax in bfloat16.",
-                    "the same step in float32",
-                    "log-probs in float32",
-                ),
+                Explanation("float16, or softmax in bfloat16.", "the same step in float32", "log-probs in float32"),
             ),
         ),
         Symptom(
@@ -327,11 +323,7 @@ SYMPTOMS: dict[str, Symptom] = {
                     "measure it all the same: `KLCallback` works at β = 0",
                     ("no-kl", "unread"),
                 ),
-                Explanation(
-                    "It is logged under a name that is not known here.",
-                    f"`{DIAGNOSE} --kl NAME`",
-                    "name it",
-                ),
+                Explanation("It is logged under a name that is not known here.", f"`{DIAGNOSE} --kl NAME`", "name it"),
             ),
         ),
         Symptom(
@@ -381,12 +373,7 @@ SYMPTOMS: dict[str, Symptom] = {
                     ("both",),
                 ),
                 IGNORES_REF,
-                Explanation(
-                    "The loss climbs the KL.",
-                    f"`{ADVISE}`",
-                    "turn the sign",
-                    ("climbs",),
-                ),
+                Explanation("The loss climbs the KL.", f"`{ADVISE}`", "turn the sign", ("climbs",)),
             ),
         ),
     )

@@ -227,11 +227,11 @@ def split(rows: list[Json], size: int, part: int = HELD_OUT) -> tuple[list[Json]
 def without(rows: list[Json], evaluated: list[Json]) -> list[Json]:
     """Drop the rows whose prompts are evaluated on, and warn about how many these are."""
     known = {key(row) for row in evaluated}
-    others = [row for row in rows if key(row) not in known]
-    if len(others) < len(rows):
-        count = f"{len(rows) - len(others)} of {len(rows)} training rows"
+    rest = [row for row in rows if key(row) not in known]
+    if len(rest) < len(rows):
+        count = f"{len(rows) - len(rest)} of {len(rows)} training rows"
         warnings.warn(f"{count} have prompts that are evaluated on and are left out", stacklevel=2)
-    return others
+    return rest
 
 
 # A dataset of prompts: a file, a folder or one of the hub, with a column `prompt`.
@@ -256,12 +256,12 @@ def from_dataset(settings: RunConfig, names: list[str], evaluated: list[str] | N
     trained, held_out = split(rows, settings.eval_size) if from_rows else (rows, [])
     prompts, sets = {key(row) for row in rows}, []
     for other in evaluated:
-        kept = held_out
+        held = held_out
         if other not in from_rows:
             config = settings.dataset_config if _same(name, other) else None
-            kept = distinct(_rows_of(other, config, eval_split), settings.eval_size)
-        near = _same(name, other) or any(key(row) in prompts for row in kept)
-        sets.append(EvaluationSet(called[other], "in" if near else "out", kept))
+            held = distinct(_rows_of(other, config, eval_split), settings.eval_size)
+        near = _same(name, other) or any(key(row) in prompts for row in held)
+        sets.append(EvaluationSet(called[other], "in" if near else "out", held))
     return trained, sets, []
 
 
@@ -316,12 +316,12 @@ def from_gym(settings: RunConfig, names: list[str], evaluated: list[str] | None,
     if importlib.util.find_spec("reasoning_gym") is None:
         raise MissingExtraError("reasoning-gym", "no such package", "pip install 'klgrad[gym]'")
     gym: Any = importlib.import_module("reasoning_gym")
-    known = importlib.import_module("reasoning_gym.factory").DATASETS
+    datasets = importlib.import_module("reasoning_gym.factory").DATASETS
     scorers: Json = {}
 
     def entries(name: str, size: int) -> list[Json]:
-        if name not in known:
-            raise UnknownNameError("task of reasoning-gym", name, known)
+        if name not in datasets:
+            raise UnknownNameError("task of reasoning-gym", name, datasets)
         scorers[name] = gym.create_dataset(name, seed=seed, size=size)
         return [
             {"prompt": e["question"], "answer": str(e["answer"]), "task": name, "entry": i}
@@ -575,8 +575,8 @@ def _listed(names: str) -> list[str]:
 
 def _built_in(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
     trained = tasks_of(names)
-    known = [task for task in TASKS.values() if task.use != "named"]
-    tasks = dict.fromkeys([*trained, *known] if evaluated is None else tasks_of(evaluated))
+    evaluable = [task for task in TASKS.values() if task.use != "named"]
+    tasks = dict.fromkeys([*trained, *evaluable] if evaluated is None else tasks_of(evaluated))
     size, digits = settings.eval_size, settings.digits
     sets = [
         EvaluationSet(task.name, "in" if task in trained else "out", evaluation_rows(task, size, digits, seed))

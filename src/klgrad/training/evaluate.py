@@ -171,9 +171,9 @@ class TeacherComparison:
         for task in evaluator.sets:
             for i, rows in enumerate(steps(trainer, task)):
                 local = share(rows, trainer.accelerator)
-                seen = rollout(trainer, local, self.kept[self.teachers[0], task.name, False][i], len(rows))
+                batch = rollout(trainer, local, self.kept[self.teachers[0], task.name, False][i], len(rows))
                 # There the teacher is the policy, and the student its reference.
-                sums.add(Rollout(seen.ref_logp, seen.logp, seen.mask, token_reverse_kl=seen.token_forward_kl))
+                sums.add(Rollout(batch.ref_logp, batch.logp, batch.mask, token_reverse_kl=batch.token_forward_kl))
                 overlaps.append(overlap(trainer, local, self.kept[STUDENT, task.name, False][i])[:, : len(rows)])
         *masses, tokens = torch.cat(overlaps, 1)
         means = [ratio_of_means(mass, tokens) for mass in masses]
@@ -255,9 +255,9 @@ def rollout(trainer: KLTrainer, local_rows: list[Json], completions: list[list[i
     batch = batch_of(trainer, local_rows, completions)
     local: Json = {"mask": batch["completion_mask"]}
     if trainer.objective.exact:
-        seen = trainer.scorer.exact(trainer.model, batch)
-        local |= {"logp": seen.logp, "ref_logp": seen.ref_logp}
-        local |= {"token_reverse_kl": seen.reverse_kl, "token_forward_kl": seen.forward_kl}
+        statistics = trainer.scorer.exact(trainer.model, batch)
+        local |= {"logp": statistics.logp, "ref_logp": statistics.ref_logp}
+        local |= {"token_reverse_kl": statistics.reverse_kl, "token_forward_kl": statistics.forward_kl}
     else:
         local |= {"ref_logp": trainer.scorer.reference_log_probs(batch)}
         local |= {"logp": trainer.scorer.log_probs(trainer.model, batch)}

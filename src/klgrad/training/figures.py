@@ -102,13 +102,13 @@ def _line(
     ax: Axes, rows: list[Json], x: Value, y: Value, *, x_error: Value = _none, y_error: Value = _none, **style: Any
 ) -> None:
     """Draw the rows that have both values, with bars for the errors that are known."""
-    known = [row for row in rows if x(row) is not None and y(row) is not None]
-    if not known:
+    drawable = [row for row in rows if x(row) is not None and y(row) is not None]
+    if not drawable:
         return
-    points: Any = [(x(row), y(row)) for row in known]
+    points: Any = [(x(row), y(row)) for row in drawable]
     ax.plot(*zip(*points, strict=True), **style)
     for name, error in (("xerr", x_error), ("yerr", y_error)):
-        bars = [(x(row), y(row), error(row)) for row in known if error(row) is not None]
+        bars = [(x(row), y(row), error(row)) for row in drawable if error(row) is not None]
         if bars:
             across, up, sizes = zip(*bars, strict=True)
             bar: Style = {name: sizes, "ecolor": style["color"], "elinewidth": 0.9, "capsize": 2}
@@ -175,10 +175,10 @@ def load(folders: list[Path]) -> list[RunHistory]:
     """Read the runs, finished or not."""
     runs = []
     for folder, name in zip(folders, _names(folders), strict=True):
-        said, rows = run_folder.read(folder, run_folder.RUN).get("objective"), History(folder).rows()
+        recorded, rows = run_folder.read(folder, run_folder.RUN).get("objective"), History(folder).rows()
         if not rows:
             raise RunError("a run with a history", f"{folder} without one", "train it for at least one update")
-        runs.append(RunHistory(name, rows, str(said.get("objective", "")) if isinstance(said, dict) else ""))
+        runs.append(RunHistory(name, rows, str(recorded.get("objective", "")) if isinstance(recorded, dict) else ""))
     return runs
 
 

@@ -25,16 +25,7 @@ from ..trl.config_checks import needs_no_weights, notes, stale
 from . import run_folder
 from .build import Models
 from .checkpoint import RunTrainer, checkpoints, last_complete, step_of
-from .run_folder import (
-    HISTORY,
-    evaluations,
-    in_updates,
-    kl_of,
-    length_of,
-    lost_by_starting_again,
-    training,
-    versions,
-)
+from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, lost_by_starting_again, training, versions
 from .settings import PolicyConfig, RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
@@ -242,8 +233,8 @@ def _millions(parameters: int) -> str:
 
 
 def _left_out(policy: PolicyConfig, names: tuple[str, ...]) -> str:
-    given = [name for name in names if getattr(policy, name)]
-    return f"; does not account for {', '.join(given)}" if given else ""
+    settings = [name for name in names if getattr(policy, name)]
+    return f"; does not account for {', '.join(settings)}" if settings else ""
 
 
 def in_units(count: float) -> str:
@@ -431,15 +422,15 @@ def _distillation_rows(columns: list[Json | None]) -> list[list[str]]:
         for how, domains in by_decoding.items():
             for domain in domains:
                 where = "in-domain" if domain == "in" else "out-of-domain"
-                scores = [score(each["rewards"][name][how].get(domain)) if each else "" for each in comparisons]
+                scores = [score(x["rewards"][name][how].get(domain)) if x else "" for x in comparisons]
                 rows.append([f"{name}, {how} ({where})", *scores])
     if "forward_kl" in last:
-        kls = [format_estimate(each["forward_kl"]["per_token"]) if each else "" for each in comparisons]
+        kls = [format_estimate(x["forward_kl"]["per_token"]) if x else "" for x in comparisons]
         rows.append(["KL(teacher‖student), nats per token", *kls])
         titles = {"student_on_teachers": "student's mass on the teacher's top {}"}
         titles["teacher_on_students"] = "teacher's mass on the student's top {}"
         for name, title in titles.items():
-            masses = [format_estimate(each["overlap"][name]) if each else "" for each in comparisons]
+            masses = [format_estimate(x["overlap"][name]) if x else "" for x in comparisons]
             rows.append([title.format(last["overlap"]["k"]), *masses])
     return rows
 
@@ -461,8 +452,8 @@ def format_estimate(row: Json) -> str:
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [x for x in values if x is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [x for x in values if x is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 # The model card of a run: its base model, its KL, and its results.

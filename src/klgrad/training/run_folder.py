@@ -65,8 +65,8 @@ def _row(line: bytes) -> Json | None:
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
     evaluation = row.get("evaluation", {})
-    known = "evaluation" not in row or (isinstance(evaluation, dict) and evaluation.keys() >= EVALUATION)
-    return row if known else None
+    is_row = "evaluation" not in row or (isinstance(evaluation, dict) and evaluation.keys() >= EVALUATION)
+    return row if is_row else None
 
 
 def _damaged(path: Path, what: str) -> RunError:
@@ -190,11 +190,11 @@ UNFINISHED = (".model.partial", ".model.old")
 def check_free(folder: Path, *, overwrite: bool) -> None:
     """Create the folder; raise if it has a run and `overwrite` is not set."""
     ensure_folder(folder)
-    there = _files_of_a_run(folder)
-    if there and not overwrite:
+    files = _files_of_a_run(folder)
+    if files and not overwrite:
         raise RunError(
             "an output folder without a run",
-            f"{folder}, which has {there[0].name}",
+            f"{folder}, which has {files[0].name}",
             "--resume continues it, --overwrite replaces it, --output_dir names another folder",
         )
 

@@ -139,11 +139,7 @@ BATCHES = 40
 STUDENT: Json = {"learning_rate": 3e-4, "max_steps": BATCHES}
 """A student with two thirds of the layers is far from its teacher, and needs a high learning rate."""
 
-REUSED: Json = {
-    "num_iterations": 8,
-    "learning_rate": 6e-4,
-    "lr_scheduler_type": "cosine",
-}
+REUSED: Json = {"num_iterations": 8, "learning_rate": 6e-4, "lr_scheduler_type": "cosine"}
 """The same number of completions, with eight updates each: the nearest of what docs/experiments/reuse.md compares.
 
 Summed over the vocabulary, the KL of a token needs no importance weights on completions of an earlier policy.
@@ -151,13 +147,7 @@ Summed over the vocabulary, the KL of a token needs no importance weights on com
 
 QUICK_STUDENT: Json = {"learning_rate": 1e-4, "max_steps": 8, "save_steps": 4, "eval_every": 4}
 
-QUICK_REUSED: Json = {
-    "num_iterations": 2,
-    "learning_rate": 2e-4,
-    "max_steps": 12,
-    "save_steps": 6,
-    "eval_every": 6,
-}
+QUICK_REUSED: Json = {"num_iterations": 2, "learning_rate": 2e-4, "max_steps": 12, "save_steps": 6, "eval_every": 6}
 """Few batches: eight updates with each would leave one or two."""
 
 UNGROUPED: Json = {"num_generations": 2}
@@ -486,14 +476,14 @@ def processes(parsed: Parsed) -> int:
 def launch_command(parsed: Parsed, arguments: list[str]) -> list[str]:
     """The command line to execute; it has the same settings, except those that choose the processes."""
     config = _accelerate_config(parsed)
-    chosen = [] if config is None else ["--config_file", config]
+    options = [] if config is None else ["--config_file", config]
     if parsed.run.num_processes > 1:
-        chosen += ["--num_processes", str(parsed.run.num_processes)]
+        options += ["--num_processes", str(parsed.run.num_processes)]
     if config is None:
-        chosen += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        chosen += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
-    _, others = _take(arguments, "num_processes", "accelerate_config")
-    return [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", parsed.command, *others]
+        options += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        options += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
+    _, words = _take(arguments, "num_processes", "accelerate_config")
+    return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "klgrad", parsed.command, *words]
 
 
 def launch(parsed: Parsed, arguments: list[str]) -> NoReturn:

@@ -461,10 +461,10 @@ class KLCallback(TrainerCallback):
             self._warn(f"no KL of step {step} is reported: another process failed")
             return
         last = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        if said not in self._told:  # once, and not at every measurement
-            self._told.add(said)
-            self._warn(f"no KL of step {step} is reported, nor of later ones that fail like it: {said}")
+        text = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        if text not in self._told:  # once, and not at every measurement
+            self._told.add(text)
+            self._warn(f"no KL of step {step} is reported, nor of later ones that fail like it: {text}")
 
     def _warn(self, text: str) -> None:
         warnings.warn(f"KLCallback: {text}", CallbackWarning, stacklevel=3)

@@ -410,19 +410,19 @@ def decode(trainer: GRPOTrainer, completion_ids: Rows) -> list[str]:
 
 def padded(trainer: GRPOTrainer, prompt_ids: Rows, completion_ids: Rows) -> Batch:
     """Token ids and masks as TRL's batches have them: prompts padded on the left, completions on the right."""
-    made: Batch = {}
+    batch: Batch = {}
     for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        made[f"{name}_ids"], made[f"{name}_mask"] = _padded(trainer, rows, side)
-    return made
+        batch[f"{name}_ids"], batch[f"{name}_mask"] = _padded(trainer, rows, side)
+    return batch
 
 
 def _padded(trainer: GRPOTrainer, rows: Rows, side: str) -> tuple[Tensor, Tensor]:
     padding: Any = trainer._tokenizer.pad_token_id
     ids = [torch.tensor(row) for row in rows]
     ones = [torch.ones_like(row) for row in ids]
-    made = (pad(x, padding_value=value, padding_side=side) for x, value in ((ids, padding), (ones, 0)))
+    tensors = (pad(x, padding_value=value, padding_side=side) for x, value in ((ids, padding), (ones, 0)))
     device = trainer.accelerator.device
-    return next(made).to(device), next(made).to(device)
+    return next(tensors).to(device), next(tensors).to(device)
 
 
 def padded_mask(trainer: GRPOTrainer, mask: Rows) -> Tensor:

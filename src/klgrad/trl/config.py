@@ -253,8 +253,7 @@ class KLConfig(GRPOConfig):
         metadata={"help": "Weight of each teacher's divergence, with kl_estimator `exact`. Default: equal, of sum 1."},
     )
     teacher_column: str | None = field(
-        default=None,
-        metadata={"help": "Column of the dataset with the name of each prompt's teacher, one of several."},
+        default=None, metadata={"help": "Column of the dataset with the name of each prompt's teacher, one of several."}
     )
     teacher_prompt: str | None = field(
         default=None,
@@ -316,14 +315,14 @@ def _check_class(args: Any) -> None:
     if isinstance(args, KLConfig):
         return
     name, known = type(args).__name__, KLConfig.__dataclass_fields__
-    given = (
+    settings = (
         changed(args) if hasattr(type(args), "__dataclass_fields__") else dict(args) if isinstance(args, dict) else {}
     )
-    beta = given.pop("beta", None)
-    kept = {k: v for k, v in given.items() if k in known and k not in DERIVED}
+    beta = settings.pop("beta", None)
+    accepted = {k: v for k, v in settings.items() if k in known and k not in DERIVED}
     same = {"kl_coef": beta, "kl_level": "token"} if beta else {}
     written = [f"{k}={_written(v)}" for k, v in same.items()]
-    written += [f"{k}={_written(v)}" for k, v in kept.items()]
+    written += [f"{k}={_written(v)}" for k, v in accepted.items()]
     remedy = f"write KLConfig({', '.join(written)}), from klgrad.trl: it declares which KL is meant"
     if beta:
         remedy += (

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def changed(config: Any) -> Json:
     """The fields of a dataclass instance that differ from their defaults."""
-    given = {f.name: getattr(config, f.name) for f in dataclass_fields(config) if f.init}
+    values = {f.name: getattr(config, f.name) for f in dataclass_fields(config) if f.init}
     defaults = {f.name: f.default_factory() if f.default is MISSING and f.default_factory is not MISSING else f.default
                 for f in dataclass_fields(config) if f.init}  # fmt: skip
-    return {name: value for name, value in given.items() if value != defaults[name]}
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 # Settings of a `KLConfig` that contradict each other, refused before anything is loaded.
@@ -84,8 +84,8 @@ def teachers(config: "KLConfig") -> None:
         raise MeaningError(
             "`teacher_weights` or `teacher_column`", "both", "drop one: a column gives each prompt one teacher"
         )
-    others = {"several teachers": count > 1, "teacher_prompt": config.teacher_prompt is not None}
-    for name in (name for name, given in others.items() if given):
+    uses = {"several teachers": count > 1, "teacher_prompt": config.teacher_prompt is not None}
+    for name in (name for name, is_used in uses.items() if is_used):
         if config.kl_placement == "reward":
             raise MeaningError(
                 f"`kl_placement`='loss' or 'advantage' with {name}", "'reward'", "put the KL in the loss"
@@ -248,8 +248,8 @@ def notes(config: "KLConfig") -> list[str]:
         >>> notes(KLConfig("runs/mine", bf16=False))
         []
     """
-    own = (note(config) for note in NOTES)
-    return [*config.objective.notes(facts_of(config)), *(sentence for sentence in own if sentence is not None)]
+    sentences = (note(config) for note in NOTES)
+    return [*config.objective.notes(facts_of(config)), *(sentence for sentence in sentences if sentence is not None)]
 
 
 def warn_of(config: "KLConfig", stacklevel: int) -> None:
@@ -263,8 +263,8 @@ def facts_of(config: "KLConfig") -> Facts:
     uncorrected = config.rollout_lag or config.kl_placement == "reward"  # refused or allowed by name; scored when new
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
     filters = [f"{name}={getattr(config, name)}" for name, value in neutral.items() if getattr(config, name) != value]
-    given = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
-    filters += [f"generation_kwargs {name}={given[name]}" for name in SAMPLERS if name in given]
+    options = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
+    filters += [f"generation_kwargs {name}={options[name]}" for name in SAMPLERS if name in options]
     if config.vllm_structured_outputs_regex:
         filters.append("vllm_structured_outputs_regex")
     return Facts(
@@ -308,17 +308,17 @@ def _weighed_by_trl(config: "KLConfig") -> str | None:
 
 def _per_forward_pass(config: "KLConfig") -> str | None:
     """A mean over the tokens of each forward pass: the size of the update does not help."""
-    each = config.per_device_train_batch_size
-    together = each * config.gradient_accumulation_steps * config.world_size
+    rows = config.per_device_train_batch_size
+    together = rows * config.gradient_accumulation_steps * config.world_size
     reduced = config.objective.reduction == "policy" and config.kl_coef
-    if config.loss_type != "bnpo" or not reduced or each == together:
+    if config.loss_type != "bnpo" or not reduced or rows == together:
         return None
     effect = "a token counts more beside short completions, and the gradient is that of the declared KL only as the "
     effect += "completions of a pass become many"
-    if each == 1:
+    if rows == 1:
         effect = "that is a mean over the tokens of each completion, the gradient of no divergence"
     return (
-        f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {each} completion{'s' * (each != 1)} "
+        f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {rows} completion{'s' * (rows != 1)} "
         f"on each process, and not by those of the update, of {together}: {effect}; {_other_reductions(config)} keeps "
         "the declared KL"
     )
@@ -340,10 +340,10 @@ def _scaled_rewards(config: "KLConfig") -> str | None:
         other = f"multi_objective_aggregation='sum_then_normalize' with {other}"
     if cause is None:
         return None
-    each = "batch" if cause == "scale_rewards='batch'" else "prompt"
+    unit = "batch" if cause == "scale_rewards='batch'" else "prompt"
     return (
-        f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from {each} "
-        f"to {each}; kl_placement='advantage', or {other}, keeps the declared KL"
+        f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from {unit} "
+        f"to {unit}; kl_placement='advantage', or {other}, keeps the declared KL"
     )
 
 

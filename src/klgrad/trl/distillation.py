@@ -103,8 +103,8 @@ class DistillationTrainer(TRLDistillationTrainer):
     ) -> Any:
         """Compare the heads before the first loss."""
         if not self._heads_compared:
-            for each in (model, self.teacher_model):
-                compare_head(self.accelerator, each, some_tokens(inputs))
+            for one in (model, self.teacher_model):
+                compare_head(self.accelerator, one, some_tokens(inputs))
             self._heads_compared = True
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
@@ -113,15 +113,15 @@ class DistillationTrainer(TRLDistillationTrainer):
 
     def _divergence(self, *by_position: Any, **by_name: Any) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of TRL's: heads are read from the models, because TRL does not know every scale and cap."""
-        given = dict(zip(PARAMETERS, by_position, strict=False)) | by_name
+        arguments = dict(zip(PARAMETERS, by_position, strict=False)) | by_name
         return divergence_loss(
-            given["student_hidden_states"],
+            arguments["student_hidden_states"],
             self._head(self.model),
-            given["teacher_hidden_states"],
+            arguments["teacher_hidden_states"],
             self._head(self.teacher_model),
-            given["completion_mask"],
-            float(given["beta"]),
-            given.get("num_items_in_batch"),
+            arguments["completion_mask"],
+            float(arguments["beta"]),
+            arguments.get("num_items_in_batch"),
             self.memory,
         )
 

@@ -248,11 +248,11 @@ def check_built(trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -
             f"per_device_train_batch_size={rows} on one process",
             "a completion has no peers there: raise it and lower gradient_accumulation_steps, or kl_baseline='none'",
         )
-    each, steps = args.per_device_train_batch_size, args.steps_per_generation or 1
-    if objective.compares_completions and not whole_groups(each, rows, steps, trainer.num_generations or 1):
+    on_process, steps = args.per_device_train_batch_size, args.steps_per_generation or 1
+    if objective.compares_completions and not whole_groups(on_process, rows, steps, trainer.num_generations or 1):
         raise MeaningError(
             f"micro-batches of whole groups of {trainer.num_generations} completions for kl_cell={args.kl_cell!r}",
-            f"{each} completions on each process, {rows} on all, in {steps} micro-batches per generation",
+            f"{on_process} completions on each process, {rows} on all, in {steps} micro-batches per generation",
             "make per_device_train_batch_size a multiple of num_generations, and lower gradient_accumulation_steps "
             "instead; with steps_per_generation=1 a multiple on all processes together is enough",
         )
@@ -385,8 +385,8 @@ class KLTrainer(GRPOTrainer):
         self.has_reference = has_reference(model, args, kwargs)
         self._build(model, reward_funcs, args, kwargs)
         check_built(self, args, self.objective)
-        others = [resolve_embedded(path) for path in list(teachers_of(args.teacher).values())[1:]]
-        self.scorer = Scorer(self, args, self.objective, [add_reference(self, path, args) for path in others])
+        further = [resolve_embedded(path) for path in list(teachers_of(args.teacher).values())[1:]]
+        self.scorer = Scorer(self, args, self.objective, [add_reference(self, path, args) for path in further])
 
     def _build(self, model: Model, reward_funcs: Any, args: KLConfig, kwargs: Json) -> None:
         """Let TRL set up, with a reference, and with the KL as one more reward if it is placed there."""
@@ -491,10 +491,10 @@ class KLTrainer(GRPOTrainer):
         """TRL's loss without a KL, and the KL of the log-probs that it asked for."""
         # On the CPU, where reading the groups waits for nothing, and before the device has work to wait for.
         group = everywhere(self.accelerator, {"group": batch["group"]})[0]["group"].cpu()
-        given, captured = dict(batch), list[tuple[Tensor, Rollout, slice, KLResult | None]]()
+        lent, captured = dict(batch), list[tuple[Tensor, Rollout, slice, KLResult | None]]()
         in_advantages = self.objective.placement == "advantage" and self.objective.term is not None
         if in_advantages:
-            del given["advantages"]  # so that TRL cannot read them before the KL is subtracted
+            del lent["advantages"]  # so that TRL cannot read them before the KL is subtracted
 
         def answer(own: Pass) -> Result:
             passed = self.scorer.forward(model, batch, own)
@@ -506,13 +506,13 @@ class KLTrainer(GRPOTrainer):
             if in_advantages and result is not None:
                 by = self.coefficient.value * own_rows(result.coefficient, rows, passed.logp)
                 advantages = batch["advantages"]  # perhaps one number per completion
-                given["advantages"] = (advantages[:, None] if advantages.dim() == 1 else advantages) - by
+                lent["advantages"] = (advantages[:, None] if advantages.dim() == 1 else advantages) - by
             captured.append((passed.logp, rollout, rows, result))
             return passed.logp, passed.entropy, passed.aux_loss
 
         try:
             with self._capture.answer(model, answer):
-                loss = super()._compute_loss(model, given)
+                loss = super()._compute_loss(model, lent)
         except KeyError as error:
             if captured:
                 raise
@@ -526,8 +526,8 @@ class KLTrainer(GRPOTrainer):
         return loss
 
     def _get_per_token_logps_and_entropies(self, model: Model, *args: Any, **kwargs: Any) -> Result:
-        own = partial(super()._get_per_token_logps_and_entropies, model, *args, **kwargs)
-        return self._capture(model, own)
+        forward = partial(super()._get_per_token_logps_and_entropies, model, *args, **kwargs)
+        return self._capture(model, forward)
 
     def _per_token(self, rollout: Rollout, result: KLResult | None, own: slice, logp: Tensor) -> Tensor | None:
         """(B, T) what the KL adds to this process' loss; None if it is not a loss per token."""

@@ -50,8 +50,8 @@ class Window:
         """Finite numbers by name; a single prompt has no standard error."""
         metrics = self._sums.report().metrics()
         if self._mismatch.lengths.rows:
-            wanted = ("kl/mismatch", "ratio/token/share_outside_band")
-            metrics |= {name: x for name, x in self._mismatch.report().metrics().items() if name.startswith(wanted)}
+            prefixes = ("kl/mismatch", "ratio/token/share_outside_band")
+            metrics |= {name: x for name, x in self._mismatch.report().metrics().items() if name.startswith(prefixes)}
         return {name: x for name, x in {**metrics, **self._last}.items() if math.isfinite(x)}
 
 
@@ -121,10 +121,7 @@ class KLMetrics:
     """Collects micro-batches, logs their report when an update or an evaluation is complete, and adapts β."""
 
     def __init__(
-        self,
-        objective: TRLObjective,
-        coefficient: AdaptiveCoefficient,
-        log: Callable[[Mode, dict[str, float]], None],
+        self, objective: TRLObjective, coefficient: AdaptiveCoefficient, log: Callable[[Mode, dict[str, float]], None]
     ) -> None:
         self._objective, self._coefficient, self._log = objective, coefficient, log
         self._windows: dict[Mode, MetricWindow] = {"train": MetricWindow(), "eval": MetricWindow()}

@@ -66,13 +66,13 @@ class StartWeights:
         """
         pairs = self._pairs(model)
         room = all(2 * size <= free_bytes(device) for device, size in _sizes(pairs).items())
-        own = [p.data.clone() if room else p.data.to("cpu", copy=True) for p, _ in pairs]
+        values = [p.data.clone() if room else p.data.to("cpu", copy=True) for p, _ in pairs]
         try:
             for p, start in pairs:
                 p.data.copy_(start, non_blocking=True)
             yield
         finally:
-            for (p, _), value in zip(pairs, own, strict=True):
+            for (p, _), value in zip(pairs, values, strict=True):
                 p.data.copy_(value)
 
     def _pairs(self, model: Model) -> list[tuple[Tensor, Tensor]]:
@@ -118,8 +118,8 @@ class Reference:
 
     def __init__(self, trainer: Any, given: Model, start: StartWeights | None) -> None:
         self._trainer, self._given = trainer, given
-        own = (getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))
-        self._own = next((model for model in own if model is not None), None)
+        models = (getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))
+        self._own = next((model for model in models if model is not None), None)
         self.start = start
 
     @property
@@ -243,7 +243,7 @@ class Passes:
     # Exact
 
     def _exact_kls(self, batches: list[Batch]) -> list[dict[str, Tensor]]:
-        given = [Completions.of(batch) for batch in batches]
+        texts = [Completions.of(batch) for batch in batches]
         policy = self._trainer.model
         with ExitStack() as stack:
             ref = stack.enter_context(self._reference.model())
@@ -258,11 +258,11 @@ class Passes:
                 for model in (policy, self._reference.separate):
                     if model is not None:
                         compare_head(self._trainer.accelerator, model, some_tokens(batches[0]))
-            plain = [Question(each.keep, self.temperature) for each in given]
-            hidden = [ask(self._trainer.accelerator, ref, *each).hidden for each in zip(given, plain, strict=True)]
+            plain = [Question(text.keep, self.temperature) for text in texts]
+            hidden = [ask(self._trainer.accelerator, ref, *text).hidden for text in zip(texts, plain, strict=True)]
             head = self._head(ref)
         with statistics_forward(self._base(policy)), without_dropout(policy):
-            return [self._statistics(each, h, head) for each, h in zip(given, hidden, strict=True)]
+            return [self._statistics(text, h, head) for text, h in zip(texts, hidden, strict=True)]
 
     def _base(self, model: Model) -> Model:
         return base_of(self._trainer.accelerator.unwrap_model(model))

@@ -62,8 +62,8 @@ def everywhere(accelerator: Accelerator, local: dict[str, Tensor | None]) -> tup
     rows = len(next(x for x in local.values() if x is not None))
     if accelerator.num_processes == 1:
         return dict(local), slice(0, rows)
-    own = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
-    return {name: None if x is None else _gathered(accelerator, x, own) for name, x in local.items()}, own
+    rows_here = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
+    return {name: None if x is None else _gathered(accelerator, x, rows_here) for name, x in local.items()}, rows_here
 
 
 def _gathered(accelerator: Any, x: Tensor, own: slice) -> Tensor:
@@ -520,7 +520,7 @@ class Scorer:
     @torch.no_grad()
     def references(self, batch: Batch) -> tuple[ReferencePass, ...]:
         """The references at the tokens of a batch. Those that the rows name see their rows alone."""
-        given, accelerator = Completions.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
+        completions, accelerator = Completions.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
         passes: list[ReferencePass] = []
         for i, ref in enumerate(self.each_reference()):
             weight, rows = self._weight(i, batch), None
@@ -530,13 +530,13 @@ class Scorer:
             hidden = ask(
                 accelerator,
                 ref,
-                given if rows is None else given.of_rows(rows),
-                Question(given.keep, self._trainer.temperature),
+                completions if rows is None else completions.of_rows(rows),
+                Question(completions.keep, self._trainer.temperature),
             ).hidden
             head = head_of(accelerator.unwrap_model(ref), self._trainer.temperature, self.vocabulary)
             assert hidden is not None  # it was asked for
             if rows is not None:
-                hidden = hidden.new_zeros(len(given.ids), *hidden.shape[1:]).index_copy_(0, rows, hidden)
+                hidden = hidden.new_zeros(len(completions.ids), *hidden.shape[1:]).index_copy_(0, rows, hidden)
             passes.append(ReferencePass(hidden, head, weight))
         return tuple(passes)
 
@@ -551,20 +551,20 @@ class Scorer:
     def exact(self, model: Model, batch: Batch) -> TokenStatistics:
         """Log-probs, exact divergences to the reference, and the entropy of completions; no logits are stored."""
         given, term = Completions.of(batch), self._objective.term
-        others = term is not None and term.divergence not in get_args(Direction)
+        is_other = term is not None and term.divergence not in get_args(Direction)
         question = replace(
             self.question(given),
             references=self.references(batch),
-            divergence=term.generator if others and term is not None else None,
+            divergence=term.generator if is_other and term is not None else None,
         )
         return _statistics(ask(self._trainer.accelerator, model, given, question))
 
     def top_k(self, model: Model, batch: Batch, k: int, of: str) -> tuple[TokenStatistics, TopEntries]:
         """Log-probs and entropy of the policy, and both models' log-probs at the k likeliest entries of one of them."""
-        given = Completions.of(batch)
-        question = replace(self.question(given), references=self.references(batch), top_k=k, top_k_of=of)
-        answer = ask(self._trainer.accelerator, model, given, question)
-        has_token = (answer["ids"] == given.targets[..., None]).any(-1)
+        completions = Completions.of(batch)
+        question = replace(self.question(completions), references=self.references(batch), top_k=k, top_k_of=of)
+        answer = ask(self._trainer.accelerator, model, completions, question)
+        has_token = (answer["ids"] == completions.targets[..., None]).any(-1)
         return _statistics(answer), TopEntries(answer["ids"], answer["ref_entries_logp"], answer["ref_logp"], has_token)
 
     def forward(self, model: Model, batch: Batch, own: Pass) -> ForwardPass:

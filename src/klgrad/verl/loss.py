@@ -90,8 +90,8 @@ def lowered_advantages(term: KLTerm, beta: float, rollout: Rollout, advantages: 
 
 def rows(rollout: Rollout, chosen: Tensor) -> Rollout:
     optional = ("group", "behavior_logp")
-    more = {name: x[chosen] for name in optional if (x := getattr(rollout, name)) is not None}
-    return Rollout(rollout.logp[chosen], rollout.ref_logp[chosen], rollout.mask[chosen], **more)
+    fields = {name: x[chosen] for name in optional if (x := getattr(rollout, name)) is not None}
+    return Rollout(rollout.logp[chosen], rollout.ref_logp[chosen], rollout.mask[chosen], **fields)
 
 
 def check_one_row_per_session(keys: Sequence[str]) -> None:
@@ -116,15 +116,15 @@ def step_metrics(declaration: VerlObjective, beta: float, rollout: Rollout) -> d
     """Metrics of a step, with the policy before the update as π, under the names that `KLTrainer` logs on TRL."""
     if not bool(rollout.mask.any()):
         return {"kl/coef": beta}
-    seen = rows(rollout, rollout.mask.any(-1))
-    metrics = {"kl/coef": beta, **kl_report(seen).metrics()}
-    if seen.behavior_logp is not None:
-        mismatch = mismatch_report(seen.logp, seen.behavior_logp, seen.mask, group=seen.group).metrics()
+    live = rows(rollout, rollout.mask.any(-1))
+    metrics = {"kl/coef": beta, **kl_report(live).metrics()}
+    if live.behavior_logp is not None:
+        mismatch = mismatch_report(live.logp, live.behavior_logp, live.mask, group=live.group).metrics()
         metrics["mismatch/log_ratio/abs_max"] = mismatch.pop("log_ratio/abs_max")
         metrics |= mismatch
-    if weighting_of_step(declaration, seen) is not None:
+    if weighting_of_step(declaration, live) is not None:
         term = replace(declaration.term, baseline="none")
-        metrics |= {name: float(x) for name, x in term(seen).diagnostics.items()}
+        metrics |= {name: float(x) for name, x in term(live).diagnostics.items()}
     return metrics
 
 
@@ -172,10 +172,10 @@ class KLLoss:
         if self.declaration.in_advantage:
             return loss, metrics
         config = self.policy_loss.keywords["config"]  # pyright: ignore[reportFunctionMemberAccess]
-        kl, more = kl_loss(self.declaration, config, model_output, data)
+        kl, numbers = kl_loss(self.declaration, config, model_output, data)
         beta = self._beta(data)
         rest = loss if self.declaration.task_rewards else 0.0
-        return rest + beta * kl, {**metrics, **more, "klgrad/coef": beta}
+        return rest + beta * kl, {**metrics, **numbers, "klgrad/coef": beta}
 
     def _beta(self, data: Any) -> float:
         if self.declaration.target is None:
@@ -200,12 +200,12 @@ def kl_loss(declaration: VerlObjective, actor: Config, model_output: Any, data: 
     from verl.workers.utils.padding import no_padding_2_padding
 
     logp = no_padding_2_padding(model_output["log_probs"], data)
-    kept = data.select(*(name for name in FIELDS if name in data.keys())).to_padded_tensor()  # noqa: SIM118
+    tensors = data.select(*(name for name in FIELDS if name in data.keys())).to_padded_tensor()  # noqa: SIM118
     if declaration.from_teacher:
         ref_logp = no_padding_2_padding(data["teacher_logprobs"], data).squeeze(-1)
     else:
-        ref_logp = kept.get("ref_log_prob", None)
-    rollout = rollout_of_micro_batch(declaration, logp, ref_logp, kept)
+        ref_logp = tensors.get("ref_log_prob", None)
+    rollout = rollout_of_micro_batch(declaration, logp, ref_logp, tensors)
     result = declaration.term(rollout)
     by_sequence = declaration.reduction == "sequence"
     kl = agg_loss(
