@@ -127,11 +127,10 @@ class Subject:
             # An error in the call itself has no frame in the user's code: then it is the place of the definition.
             definition = place_of(self.loss.function) if isinstance(self.loss, UserLoss) else ""
             where = inside[-1] if inside else definition or places[-1][1]
-            of_jax = any("jax" in Path(file).parts for file, _ in places)
             raise LossCallError(
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",
-                f"{'use PyTorch, since the tensors are; ' if of_jax else ''}look at {where}; it was called with "
+                f"look at {where}; it was called with "
                 f"{batch.logp.dtype} tensors of shape {tuple(batch.logp.shape)} and a bool mask"
                 f"{self._on_vocabulary(batch)}",
             ) from error
@@ -498,7 +497,6 @@ def _is_defined_in(x: object, module: ModuleType) -> bool:
         return True
     if inspect.isclass(x):
         return x.__module__ == module.__name__ and bool(makes_callables(x) or loss_methods(x))
-    if inspect.isfunction(x):
-        code = inspect.unwrap(x).__code__
-        return Path(code.co_filename) == Path(str(module.__file__))
+    if callable(x) and inspect.isfunction(function := inspect.unwrap(x)):  # a function that JAX compiles is none itself
+        return Path(function.__code__.co_filename) == Path(str(module.__file__))
     return isinstance(x, nn.Module) or (callable(x) and type(x).__module__ == module.__name__)
