@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..core.divergences import Divergence
+from ..core.divergences import Divergence, named
 from ..core.rollout import Rollout
 from ..errors import KernelInputError
 from . import generators, state, tiles_torch
@@ -317,11 +317,11 @@ def token_statistics(
         ref_head: the reference's head, over the same vocabulary.
         mask: (...) 1 where a token is live; masked tokens are not computed.
         entries: (..., k) further vocabulary entries whose log-probs to compute, such as a teacher's top k.
-        divergence: an f-divergence to compute beside the rest: `jensen-shannon`, `hellinger`, `chi-square` (half of it,
-            as `alpha(2)`), `total-variation`, `reverse-kl`, `forward-kl`, or a `Divergence` of
-            `klgrad.core.divergences`, such as `jensen_shannon(0.1)` or a `mixture`. It costs a second pass over the
-            vocabulary, so use `reverse_kl` and `forward_kl` for these two. A `Divergence` with functions of your own
-            has no Triton kernel: everything is then computed by torch, which is several times slower on a GPU.
+        divergence: an f-divergence to compute beside the rest, as `klgrad.divergences.named` takes it:
+            `jensen-shannon(0.1)`, `hellinger`, `chi-square` (half of it, as `alpha(2)`), `total-variation`, a sum, or a
+            `Divergence`. It costs a second pass over the vocabulary, so use `reverse_kl` and `forward_kl` for these
+            two. A `Divergence` with functions of your own has no Triton kernel: everything is then computed by torch,
+            which is several times slower on a GPU.
         mode: `lean` has a budget of 2 GiB, and recomputes the logits that do not fit in the backward pass; `fast` has
             no limit, and recomputes nothing.
         budget: bytes for tiles of logits and for logits kept until the backward pass (16 bits each for half-precision
@@ -354,7 +354,7 @@ def token_statistics(
     if divergence is not None:
         if ref_head is None:
             raise KernelInputError("a reference with `divergence`", "none", "pass ref_hidden and ref_head")
-        divergence = generators.named(divergence)
+        divergence = named(divergence)
     live = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask != 0
     index = None if mask is None else live.flatten().nonzero()[:, 0]
     flat = lambda x: live_rows(x, index, live.ndim)
