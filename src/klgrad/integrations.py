@@ -10,6 +10,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor
 
+from .core.divergences import Divergence
 from .core.estimators import k3
 from .core.families import VALUES, family_of, full_divergence
 from .core.importance import Bound, Clip, ImportanceWeighting, Mask, Ratio, Truncate, sequence_ratio, token_ratio
@@ -140,6 +141,8 @@ class OwnSetting:
         """Why a value is not of the declared type and among the choices; None if it is."""
         if value is None and self.default is None:
             return None
+        if self.kind is str and isinstance(value, Divergence):  # a user's own, which has no text
+            return None
         word, abstract = KINDS[self.kind]
         if not isinstance(value, abstract) or isinstance(value, bool) != (self.kind is bool):
             kind = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
@@ -216,16 +219,17 @@ class Facts:
 class Objective:
     """What is trained beside the reward: β times a KL. `docs/train.md` and `docs/verl.md` explain each setting.
 
-    Attributes: prefix: of the settings' names in a framework's configuration. coef: β, the weight of the KL. With
-    `target`, its starting value. target: adapt β so that KL(π‖ref) stays near this value; None for a constant β.
-    horizon: updates over which β changes by a factor of e if the relative error is 1.
+    Attributes:
+        coef: β, the weight of the KL. With `target`, its starting value.
+        target: adapt β so that KL(π‖ref) stays near this value; None for a constant β.
+        horizon: updates over which β changes by a factor of e if the relative error is 1.
     """
 
     prefix: ClassVar[str] = "kl_"
 
     coef: float = 0.05
     placement: str = words("loss", "advantage", "reward")
-    divergence: str = "reverse"
+    divergence: str | Divergence = "reverse"
     level: str = field(default="sequence", metadata={"choices": list(VALUES["level"])})
     estimator: str = field(default="k1", metadata={"choices": list(VALUES["estimator"])})
     discount: float = 1.0

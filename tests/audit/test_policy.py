@@ -257,6 +257,9 @@ def test_a_deviation_without_a_small_number_is_told():
     r = audit_whole(bare)
     assert (r.policy.parts.divided, r.policy.epsilon, r.policy.finite_if_equal) == ("group", 0, False)
     assert "add a small number to the deviation" in dict(report(r))["beside it"]
+    # Where all completions of a group are equal, its expected gradient is NaN.
+    assert [gap for name, gap in r.policy.unexplained.items() if name.startswith("every outcome")] == [1.0, 1.0]
+    assert not r.policy.proved
 
 
 def test_a_loss_that_is_random_or_not_finite_is_told():

@@ -11,7 +11,6 @@ from klgrad.audit.advice import STANDINGS
 from klgrad.audit.subject import COMMON
 from klgrad.cli import app, main
 from klgrad.errors import KlgradError
-from klgrad.targets import TO_REFERENCE, WITH_GRADIENT
 
 LOSS = '''
 """A user's file."""

@@ -125,6 +125,29 @@ def test_stopped_by_ctrl_c(case, run, assert_same, reward, tmp_path):
     assert_same(whole, parts)
 
 
+TERM = """
+from klgrad import KLTerm, divergences
+term = KLTerm(divergence=divergences.from_slope("cubic", lambda l: l + l**3, "l + l^3"), level="token")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_with_a_term_of_ones_own(run, assert_same, reward, tmp_path):
+    whole, parts, term = tmp_path / "whole", tmp_path / "parts", tmp_path / "my.py"
+    term.write_text(TERM)
+    mine = {"kl": f"{term}:term", **QUIET}
+    status, text = run("train", whole, reward=reward(), **mine)
+    assert status == 0
+    assert "E[reward] - 0.05 cubic" in text
+    assert run("train", parts, reward=reward(2, signal.SIGINT.value), **mine)[0] == 130
+    with pytest.raises(RunError, match="code that is given again"):
+        run("train", parts, resume=True, reward=reward())
+    status, text = run("train", parts, resume=True, reward=reward(), kl=f"{term}:term")
+    assert status == 0
+    assert "continuing from checkpoint-2" in text
+    assert_same(whole, parts)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", first(["raise", "nan", "interrupt"], 1))
 def test_a_step_that_fails_half_way_costs_nothing(what, run, assert_same, reward, tmp_path):

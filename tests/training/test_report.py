@@ -94,8 +94,7 @@ def test_a_dry_run_says_what_and_how_much(model, tmp_path):
             {"kl_reduction": "sequence", "num_iterations": 2, "kl_ratio": "prefix"},
             [
                 "on fresh samples: reverse KL, whole completions",
-                "on stale samples (num_iterations=2), weighted by kl_ratio='prefix', kl_ratio_bound='truncate:2': the "
-                "same",
+                "weighted by kl_ratio='prefix', kl_ratio_bound='truncate:2': the same",
                 "truncated at 2",
             ],
             marks=[pytest.mark.slow, pytest.mark.many],

@@ -38,6 +38,38 @@ def test_epochs_are_not_overruled_by_a_preset():
     assert parse("train", [*CPU]).training.max_steps > 0
 
 
+@pytest.fixture
+def own(tmp_path):
+    """A file with terms of a user."""
+    path = tmp_path / "my.py"
+    path.write_text(
+        "from klgrad import KLTerm, divergences\n"
+        'huber = KLTerm(divergence="huber(1)", level="token")\n'
+        'cubic = KLTerm(divergence=divergences.from_slope("cubic", lambda l: l + l**3, "l + l^3"), level="token")\n'
+        "number = 1\n"
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_a_term_of_ones_own_takes_the_place_of_the_settings(own, command):
+    huber = parse(command, ["--kl", f"{own}:huber", *CPU])
+    same = ["--kl_divergence", "huber(1)", "--kl_level", "token", "--kl_estimator", "sampled"]
+    assert huber.training.objective == parse(command, [*same, *CPU]).training.objective
+    cubic = parse(command, ["--kl", f"{own}:cubic", *CPU])
+    assert formula(cubic).startswith("∇ cubic, token level = E_π[ Σ_t (l_t + l_t^3) ∇log π(y_t) ]")
+    assert json.loads(cubic.training.to_json_string())["kl_divergence"] == "cubic"
+
+
+def test_a_term_and_settings_of_another_are_refused(own):
+    with pytest.raises(SettingError, match="no setting of the term beside `kl`; received kl_level"):
+        parse("train", ["--kl", f"{own}:huber", "--kl_level", "sequence", *CPU])
+    with pytest.raises(SettingError, match=r"the name of a KLTerm; received .*number, a int"):
+        parse("train", ["--kl", f"{own}:number", *CPU])
+    with pytest.raises(UnknownNameError, match="huber"):
+        parse("train", ["--kl", f"{own}:hubr", *CPU])
+
+
 def test_distillation_is_only_the_kl():
     found = parse("distill", [*CPU])
     assert (found.training.teacher, found.training.kl_coef, found.training.objective.exact) == ("smollm2", 1.0, True)

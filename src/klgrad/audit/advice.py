@@ -104,6 +104,8 @@ def notes(r: "AuditResult") -> list[str]:
         texts.append("overflows")
     if a.constant and not a.is_nothing:
         texts.append(f"constant {a.constant:g}")
+    if a.baseline.name == "token-mean":
+        texts.append("centred token by token")
     if any(a.entropy):
         texts.append(f"entropy {'bonus' if sum(a.entropy) > 0 else 'penalty'} {abs(sum(a.entropy)):g}")
     if a.late:

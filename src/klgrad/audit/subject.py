@@ -203,7 +203,6 @@ def of_rollout(
     summary: str = "",
 ) -> Subject:
     """Wrap a loss that takes a `Rollout`."""
-
     generator = loss.generator if isinstance(loss, KLTerm) and loss.estimator == "exact" else None
 
     def call(batch: Batch) -> Tensor:

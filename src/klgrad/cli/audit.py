@@ -150,7 +150,7 @@ def _completed(start: str) -> list[str]:
     return [name for name in TARGETS if name.startswith(start)]
 
 
-def _completed_loss(start: str) -> list[str]:
+def completed_framework(start: str) -> list[str]:
     """Names of frameworks, for the shell; those of the catalogue would need torch, and so seconds."""
     return [name for name in FRAMEWORKS if name.startswith(start)]
 
@@ -162,12 +162,12 @@ def command(
     losses: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[LOSS]...",
+            metavar="LOSS",
             help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, `path/to/file.py` "
             f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
             "None: the common losses of the catalogue.",
             show_default=False,
-            autocompletion=_completed_loss,
+            autocompletion=completed_framework,
         ),
     ] = None,
     expect: Annotated[

@@ -32,7 +32,7 @@ def command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="trainer_state.json, a folder with checkpoints or TensorBoard's event files, wandb's history as CSV "
             "or JSON, or JSON lines such as verl's file logger writes. Several runs are compared.",
             show_default=False,

@@ -6,38 +6,36 @@ need neither torch nor a framework. `readers` has the configuration files of fra
 """
 
 from . import (
+    areal,
+    art,
+    axolotl,
+    cosmos_rl,
     easydel,
     liger,
+    llamafactory,
     maxtext,
     mlx_lm_lora,
     mlx_tune,
     ms_swift,
     openrlhf,
     readers,
+    rlinf,
     skyrl,
+    torchrl,
     transcribed,
     trinity,
     trl,
     tunix,
+    twinkle,
     unsloth,
     verl,
 )
 from .framework import Default as Default, Framework as Framework, Recorded as Recorded, recorded as recorded
 
 _MODULES = (
-    trl,
-    verl,
-    openrlhf,
-    skyrl,
-    liger,
-    ms_swift,
-    unsloth,
-    trinity,
-    tunix,
-    maxtext,
-    easydel,
-    mlx_lm_lora,
-    mlx_tune,
+    *(trl, verl, openrlhf, skyrl, liger, ms_swift, unsloth, trinity),
+    *(areal, rlinf, cosmos_rl, torchrl, axolotl, llamafactory, art, twinkle),
+    *(tunix, maxtext, easydel, mlx_lm_lora, mlx_tune),
 )
 
 FRAMEWORKS = {

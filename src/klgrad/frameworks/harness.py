@@ -35,7 +35,7 @@ class _StandIn(ModuleType):
     """Every attribute, call and subscript returns a stand-in; as a decorator it returns the decorated function.
 
     It is false and empty, so that `if ray.is_initialized()` takes the branch without ray. Its attributes can be
-    deleted, and as a base class it adds nothing.
+    deleted, as a base class it adds nothing, as a context it does nothing, and in a union of types it is one of them.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -65,6 +65,17 @@ class _StandIn(ModuleType):
 
     def __mro_entries__(self, _: Any) -> tuple[type, ...]:
         return ()
+
+    def __or__(self, _: Any) -> _StandIn:
+        return self
+
+    __ror__ = __or__
+
+    def __enter__(self) -> _StandIn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class _StandInFinder(MetaPathFinder, Loader):

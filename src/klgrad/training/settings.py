@@ -16,11 +16,14 @@ import yaml
 from trl.scripts.utils import TrlParser
 from trl.trainer.model_config import ModelConfig
 
+from ..audit.subject import find
+from ..core.term import KLTerm
 from ..errors import KlgradError, RunError, SettingError, UnknownNameError
 from ..models import EMBEDDED as EMBEDDED_MODEL
 from ..support import Json
 from ..trl import KLConfig
-from ..trl.config_checks import MeaningWarning, teachers_of
+from ..trl.config import declared
+from ..trl.config_checks import TERM_FIELDS, MeaningWarning, teachers_of
 from .run_folder import recorded_settings
 
 T = TypeVar("T")
@@ -76,7 +79,7 @@ def _executes(name: str, value: object) -> bool:
         return any(_executes(name, part) for part in value)
     if name in KERNELS:  # `owner/name` is a kernel that would be downloaded
         return isinstance(value, str) and "/" in value
-    return name in ("reward", "trust_remote_code", "custom_generate", "use_kernels") and bool(value)
+    return name in ("reward", "kl", "trust_remote_code", "custom_generate", "use_kernels") and bool(value)
 
 
 def _words(value: object) -> list[str]:
@@ -173,9 +176,10 @@ def preset_of(command: str, given: Json) -> Json:
 
 
 def _distillation_preset(preset: Json, given: Json, embedded: bool) -> Json:
-    if given.get("kl_level") == "token" or given.get("kl_cell"):
+    whole = given.get("kl_cell") or given.get("kl")
+    if given.get("kl_level") == "token" or whole:
         preset.pop("kl_discount")  # at token level there is no future to discount, and a cell has its own
-    if given.get("kl_cell"):
+    if whole:
         preset.pop("kl_estimator")
     if "reward" not in given and given.get("kl_baseline", "none") == "none":
         preset |= UNGROUPED
@@ -191,7 +195,16 @@ def _distillation_preset(preset: Json, given: Json, embedded: bool) -> Json:
 
 def _reusable(chosen: Json) -> bool:
     """Whether the exact reverse KL of each token is the whole objective. The values are not checked yet."""
-    other = ("reward", "kl_cell", "kl_top_k", "rollout_lag", "teacher_weights", "teacher_column", "teacher_prompt")
+    other = (
+        "reward",
+        "kl",
+        "kl_cell",
+        "kl_top_k",
+        "rollout_lag",
+        "teacher_weights",
+        "teacher_column",
+        "teacher_prompt",
+    )
     plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
     as_usual = all(chosen.get(name, value) == value for name, value in plain.items())
     tokens = chosen.get("kl_level") == "token" or chosen.get("kl_discount") == 0
@@ -229,6 +242,10 @@ class RunConfig:
     reward: str | None = _setting(
         None,
         "Reward functions as TRL calls them, separated by commas: package.module:function or path/file.py:function.",
+    )
+    kl: str | None = _setting(
+        None,
+        "A `KLTerm` of yours in place of the settings that declare one: path/file.py:name or package.module:name.",
     )
     digits: int = _setting(1, "Digits of the numbers in the built-in tasks, 1 to 9.")
     train_size: int = _setting(2048, "Number of training questions of a built-in task.")
@@ -415,12 +432,27 @@ def settings_of(parsed: Parsed, processes: int | None = None) -> RunSettings:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MeaningWarning)  # the start of a run and --dry-run print the same
             run, training, policy = parser.parse_dict(parsed.values)
+            if parsed.run.kl is not None:
+                training = declared(training, term_of(parsed))
     except KlgradError:
         raise
     except Exception as error:  # the checks of TRL and transformers raise errors of any type
         raise _misfit(parser, error) from error
     recorded = {name: value for name, value in parsed.values.items() if name not in NOT_RECORDED}
     return RunSettings(parsed.command, run, training, policy, recorded)  # pyright: ignore[reportArgumentType]
+
+
+def term_of(parsed: Parsed) -> KLTerm:
+    """A user's term, which takes the place of the settings that declare one."""
+    spec = str(parsed.run.kl)
+    if beside := [name for name in (*TERM_FIELDS, "kl_ratio_bound", "kl_cell") if name in parsed.values]:
+        raise SettingError("no setting of the term beside `kl`", ", ".join(beside), f"write it in the term of {spec}")
+    term = find(spec)
+    if not isinstance(term, KLTerm):
+        raise SettingError(
+            "`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there"
+        )
+    return term
 
 
 def _misfit(parser: Parser, error: Exception) -> SettingError:

@@ -275,7 +275,17 @@ class KLConfig(GRPOConfig):
         warn_of(self, stacklevel)
 
     def to_dict(self) -> Json:
-        return {name: value for name, value in super().to_dict().items() if name != "objective"}
+        """The fields as plain data."""
+        return super().to_dict() | {"kl_divergence": self._divergence_name}
+
+    def __getstate__(self) -> Json:
+        """The fields, for `training_args.bin`: functions in a file of the user cannot be pickled."""
+        fields = {name: value for name, value in vars(self).items() if name != "objective"}
+        return fields | {"kl_divergence": self._divergence_name}
+
+    @property
+    def _divergence_name(self) -> str:
+        return str(getattr(self.kl_divergence, "name", self.kl_divergence))
 
 
 # The arguments of a `KLTrainer` that declare its KL: a `KLConfig`, or a `KLConfig` and a `KLTerm`.

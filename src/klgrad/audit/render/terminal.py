@@ -205,7 +205,10 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     if r.variance is not None and r.variance_near is not None:
         facts.add_row("variance", f"{r.variance:.4g}, near ref {r.variance_near:.4g}")
     facts.add_row("notes", "; ".join(notes(r)) or "none")
-    facts.add_row("named", f"{r.verdict} on fresh samples, {r.verdict_off_policy} on stale ones")
+    sides = ((r.verdict, "fresh"), (r.verdict_off_policy, "stale"))
+    named = [f"{verdict} on {samples} samples" for verdict, samples in sides if verdict != "unknown"]
+    if named:
+        facts.add_row("named", ", ".join(named))
     facts.add_row("called", Text(r.call, style="dim"))
     name = Text(r.name, style="bold")
     fits = name.cell_len <= width - FRAME
