@@ -17,10 +17,12 @@ from .tiling import CachedLogits, Operands, Tile, addmm, kept_dtype, matmul
 class ForwardState:
     """The results of the first pass, for all tokens.
 
-    Attributes: picked: (2, N) logits of the targets, by the policy and by the reference. others: (N, k) logits of other
-    entries, by the policy. states: (FIELDS, slices, N) of this process' part of the vocabulary; on Hopper some are
-    merged. kept: logits of the first `plan.kept` entries, or None. divergence: (2, N) the divergence and the mean of
-    its slope, or None.
+    Attributes:
+        picked: (2, N) logits of the targets, by the policy and by the reference.
+        others: (N, k) logits of other entries, by the policy.
+        states: (FIELDS, slices, N) of this process' part of the vocabulary; on Hopper some are merged.
+        kept: logits of the first `plan.kept` entries, or None.
+        divergence: (2, N) the divergence and the mean of its slope, or None.
     """
 
     statistics: Statistics

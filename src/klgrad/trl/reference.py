@@ -15,7 +15,7 @@ from ..support import Json, Model
 from . import compat
 from .compat import OLD_LOGP, REF_LOGP, Batch, Completions, base_of, has_adapters, is_split, without_adapters
 from .scorer import (
-    Question,
+    StatisticsRequest,
     ReferencePass,
     ask,
     compare_head,
@@ -258,7 +258,7 @@ class Passes:
                 for model in (policy, self._reference.separate):
                     if model is not None:
                         compare_head(self._trainer.accelerator, model, some_tokens(batches[0]))
-            plain = [Question(text.keep, self.temperature) for text in texts]
+            plain = [StatisticsRequest(text.keep, self.temperature) for text in texts]
             hidden = [ask(self._trainer.accelerator, ref, *text).hidden for text in zip(texts, plain, strict=True)]
             head = self._head(ref)
         with statistics_forward(self._base(policy)), without_dropout(policy):
@@ -276,7 +276,7 @@ class Passes:
 
     def _statistics(self, batch: Completions, hidden: Tensor | None, head: Head) -> dict[str, Tensor]:
         assert hidden is not None  # it was asked for
-        question = Question(
+        question = StatisticsRequest(
             batch.keep,
             self.temperature,
             batch.targets,

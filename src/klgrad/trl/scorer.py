@@ -226,15 +226,19 @@ class ReferencePass:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class StatisticsRequest:
     """What a model returns instead of logits: hidden states, or statistics of its last `keep` tokens.
 
-    Attributes: targets: (B, keep) tokens, or None for the hidden states that predict them. mask: (B, keep) 1 for live
-    tokens. references: to which divergences are computed; sums of several are weighted. vocabulary: how many entries
-    both models share, where one of them pads its head; None for all. divergence: a divergence to compute beside the
-    KLs. budget: bytes for tiles of logits. float32: project in float32, even under autocast. top_k: how many of the
-    likeliest entries are wanted, with both models' log-probs, instead of divergences. top_k_of: whose entries, the
-    `teacher`'s (the reference's) or the `student`'s.
+    Attributes:
+        targets: (B, keep) tokens, or None for the hidden states that predict them.
+        mask: (B, keep) 1 for live tokens.
+        references: to which divergences are computed; sums of several are weighted.
+        vocabulary: how many entries both models share, where one of them pads its head; None for all.
+        divergence: a divergence to compute beside the KLs.
+        budget: bytes for tiles of logits.
+        float32: project in float32, even under autocast.
+        top_k: how many of the likeliest entries are wanted, with both models' log-probs, instead of divergences.
+        top_k_of: whose entries, the `teacher`'s (the reference's) or the `student`'s.
     """
 
     keep: int
@@ -251,7 +255,7 @@ class Question:
 
 
 @dataclass
-class Answer(ModelOutput):
+class StatisticsOutput(ModelOutput):
     """Hidden states, or the fields of `TokenStatistics` with entries and the reference's log-probs there."""
 
     hidden: Tensor | None = None
@@ -267,37 +271,37 @@ class Answer(ModelOutput):
 
 
 def add_statistics_forward(model: Model) -> None:
-    """Let `model(..., question=Question(...))` return an `Answer`; without a question the forward is unchanged."""
+    """Let `model(..., question=StatisticsRequest(...))` return an `StatisticsOutput`; without a question the forward is unchanged."""
     forward = model.forward
 
     @wraps(forward)
-    def answering(*args: Any, question: Question | None = None, **kwargs: Any) -> Any:
+    def answering(*args: Any, question: StatisticsRequest | None = None, **kwargs: Any) -> Any:
         if question is None:
             return forward(*args, **kwargs)
         last = model.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = last[:, -question.keep - 1 : -1]
         if question.targets is None:
-            return Answer(hidden=hidden)
+            return StatisticsOutput(hidden=hidden)
         with torch.autocast(hidden.device.type, enabled=False) if question.float32 else nullcontext():
             return statistics(hidden, question)
 
-    def statistics(hidden: Tensor, question: Question) -> Answer:
+    def statistics(hidden: Tensor, question: StatisticsRequest) -> StatisticsOutput:
         assert question.targets is not None  # else hidden states are returned
         head = head_of(model, question.temperature, question.vocabulary)
         how = {"mask": question.mask, "budget": question.budget}
         if question.top_k is not None:
             return over_top_k(hidden, head, question, how)
         if not question.references:
-            return Answer(**token_statistics(hidden, head, question.targets, **how)._asdict())
+            return StatisticsOutput(**token_statistics(hidden, head, question.targets, **how)._asdict())
         by_reference = [
             token_statistics(
                 hidden, head, question.targets, ref.hidden, ref.head, divergence=question.divergence, **how
             )
             for ref in question.references
         ]
-        return Answer(**weighted_sum(by_reference, [ref.weight for ref in question.references])._asdict())
+        return StatisticsOutput(**weighted_sum(by_reference, [ref.weight for ref in question.references])._asdict())
 
-    def over_top_k(hidden: Tensor, head: Head, question: Question, how: Json) -> Answer:
+    def over_top_k(hidden: Tensor, head: Head, question: StatisticsRequest, how: Json) -> StatisticsOutput:
         assert question.targets is not None
         assert question.top_k is not None
         [ref] = question.references
@@ -307,7 +311,7 @@ def add_statistics_forward(model: Model) -> None:
         with torch.no_grad():
             teacher = token_statistics(ref.hidden, ref.head, question.targets, entries=ids, **how)
         student = student._replace(ref_logp=teacher.logp)
-        return Answer(**student._asdict(), ids=ids, ref_entries_logp=teacher.entries_logp)
+        return StatisticsOutput(**student._asdict(), ids=ids, ref_entries_logp=teacher.entries_logp)
 
     model.forward = answering
 
@@ -422,7 +426,7 @@ def without_dropout(model: Model) -> Iterator[None]:
 # Forward passes of the policy and of its reference over completions.
 
 
-def ask(accelerator: Accelerator, model: Model, batch: Completions, question: Question) -> Answer:
+def ask(accelerator: Accelerator, model: Model, batch: Completions, question: StatisticsRequest) -> StatisticsOutput:
     """Call a model as training calls it."""
     with accelerator.autocast():
         return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
@@ -468,8 +472,8 @@ class Scorer:
             size = self._args.per_device_train_batch_size
             return completion_log_probs(self._trainer, model, batch, batch_size=size)[0]
 
-    def question(self, batch: Completions) -> Question:
-        return Question(
+    def question(self, batch: Completions) -> StatisticsRequest:
+        return StatisticsRequest(
             batch.keep,
             self._trainer.temperature,
             batch.targets,
@@ -531,7 +535,7 @@ class Scorer:
                 accelerator,
                 ref,
                 completions if rows is None else completions.of_rows(rows),
-                Question(completions.keep, self._trainer.temperature),
+                StatisticsRequest(completions.keep, self._trainer.temperature),
             ).hidden
             head = head_of(accelerator.unwrap_model(ref), self._trainer.temperature, self.vocabulary)
             assert hidden is not None  # it was asked for
@@ -627,5 +631,5 @@ def refuse_images(has_any: bool, where: str) -> None:
         )
 
 
-def _statistics(answer: Answer) -> TokenStatistics:
+def _statistics(answer: StatisticsOutput) -> TokenStatistics:
     return TokenStatistics(*(getattr(answer, name) for name in TokenStatistics._fields))
