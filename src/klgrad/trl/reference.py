@@ -15,8 +15,8 @@ from ..support import Json, Model
 from . import compat
 from .compat import OLD_LOGP, REF_LOGP, Batch, Completions, base_of, has_adapters, is_split, without_adapters
 from .scorer import (
-    StatisticsRequest,
     ReferencePass,
+    StatisticsRequest,
     ask,
     compare_head,
     head_of,

@@ -271,7 +271,7 @@ class StatisticsOutput(ModelOutput):
 
 
 def add_statistics_forward(model: Model) -> None:
-    """Let `model(..., question=StatisticsRequest(...))` return an `StatisticsOutput`; without a question the forward is unchanged."""
+    """Let the model return a `StatisticsOutput` where it is called with a `question`; else its forward is unchanged."""
     forward = model.forward
 
     @wraps(forward)
