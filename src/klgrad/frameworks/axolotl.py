@@ -125,7 +125,7 @@ FRAMEWORK = Framework(
     subjects,
     Default("no KL; with beta alone raised, in the asynchronous trainer", DEFAULT),
     caveats=(
-        "`trl.use_bias_correction_kl` is false by default in the asynchronous trainer and true in TRL, whose trainer is "
-        "the synchronous one: with the same file one descends the forward KL, and the other the reverse KL.",
+        "`trl.use_bias_correction_kl` is false by default in the asynchronous trainer and true in TRL, whose trainer "
+        "is the synchronous one: with the same file one descends the forward KL, and the other the reverse KL.",
     ),
 )
