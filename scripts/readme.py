@@ -29,9 +29,10 @@ import which_term
 from reference.text import table
 
 from klgrad.audit import audit, load
-from klgrad.audit.render.terminal import WHOLE_COLUMNS, markdown_table, whole_to_markdown as whole_table
+from klgrad.audit.policy import audit_whole
+from klgrad.audit.render import policy as policies
+from klgrad.audit.render.terminal import markdown_table
 from klgrad.audit.sentences import report
-from klgrad.audit.whole import audit_whole
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import POLICY_LOSSES
 
@@ -78,7 +79,7 @@ def defaults() -> str:
 
 def policy_losses() -> str:
     """What each published policy loss does."""
-    return whole_table([audit_whole(entry) for entry in POLICY_LOSSES.values()])
+    return policies.to_markdown([audit_whole(entry) for entry in POLICY_LOSSES.values()])
 
 
 SHOWN_POLICY_LOSSES = (
@@ -106,11 +107,7 @@ SHOWN_POLICY_LOSSES = (
 def framework_policy_losses() -> str:
     """A selection of the recorded policy losses of the frameworks."""
     rows = {row[0]: row for name in FRAMEWORKS if (known := recorded(name)) for row in known.policy_losses}
-    lines = ["| " + " | ".join(WHOLE_COLUMNS) + " |", "|" + "---|" * len(WHOLE_COLUMNS)]
-    for name in SHOWN_POLICY_LOSSES:
-        _, *cells = rows[name]
-        lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
-    return "\n".join(lines) + "\n"
+    return policies.markdown_table([rows[name] for name in SHOWN_POLICY_LOSSES])
 
 
 def example() -> str:

@@ -34,6 +34,7 @@ DRAWN = Tol(1e-2, 2e-3, "curves read at points and integrated by the trapezoid r
 PRINTED = Tol(0.0, 6e-10, "a table with nine decimals, rounded")
 QUANTILE = Tol(1e-9, 1e-12, "1 - level loses digits for levels near 1; Simpson's rule over 20,000 steps loses none")
 DIFFERENCE = Tol(1e-6, 1e-9, "central differences with step 1e-5 are good to about 1e-10 of the function")
+NEAR_REF = Tol(1e-6, 0.0, "log-ratios of 1e-7: two divergences differ by as much, and float64 leaves 1e-9 of them")
 SINGLE = Tol(1e-5, 1e-6, "float32 arithmetic over a few dozen terms")
 FLOAT32_REWARD = Tol(1e-6, 1e-9, "TRL holds rewards in float32, whatever computes them")
 SAME_STEPS = Tol(

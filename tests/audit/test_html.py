@@ -142,7 +142,9 @@ def test_without_one_optimum_none_is_shown():
 def test_up_to_six_losses_are_drawn_in_one_figure(audited):
     def lines(results):
         part = to_html(results).split('id="compare"')
-        return re.findall(r'class="line line-(\d)" d="(M[^"]{20,})"', part[1].split("</section>")[0]) if part[1:] else []
+        return (
+            re.findall(r'class="line line-(\d)" d="(M[^"]{20,})"', part[1].split("</section>")[0]) if part[1:] else []
+        )
 
     drawn = [number for number, _ in lines(audited)]
     assert drawn == ["1", "2", "3", "4"] * 2  # k1-loss has no curve

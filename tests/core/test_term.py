@@ -45,7 +45,7 @@ UNSOUND = [
     ({"divergence": "hellinger", "estimator": "k3"}, "which has the gradient of a KL"),
     ({"divergence": "hellinger", "estimator": "exact"}, "or level='token' or 'future'"),
     ({"divergence": "hellinger", "discount": 0.5}, "write level='future' with the discount"),
-    ({"divergence": 2}, "or a `Divergence`; received 2"),
+    ({"divergence": 2}, "or a `Divergence`; received '2'"),
     ({"estimator": "k2"}, "estimator in"),
     ({"level": "token", "estimator": "exact", "weighting": TOKEN}, "no token ratio for an exact token term"),
     ({"weighting": "prefix"}, "write weighting=ImportanceWeighting\\('prefix', bound=None\\)"),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from frameworks.verdicts import ALL
+from framework_verdicts import ALL
 from oracle import mean_gradient_over_groups
 from some import first
 from tolerances import EXACT, SINGLE
@@ -12,11 +12,14 @@ from typer.testing import CliRunner
 
 from klgrad.audit import audit
 from klgrad.audit.gradients import expected_gradient
+from klgrad.audit.parts import Unit
+from klgrad.audit.render.terminal import cells_of
 from klgrad.audit.subject import Subject
+from klgrad.audit.verdict import fresh_name
 from klgrad.cli import app
 from klgrad.enumeration import autoregressive
 from klgrad.errors import NotAuditableError
-from klgrad.frameworks import DEFAULTS, FRAMEWORKS
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, recorded
 
 # The frameworks and what they import warn of their own affairs.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -62,10 +65,12 @@ def subjects():
 @pytest.mark.parametrize(("name", "setting"), list(settings()))
 def test_verdict(name, setting, subjects):
     result = audit(subjects[setting])
-    found = (result.verdict, result.verdict_off_policy, result.verdict_fixed_lengths)
-    assert found == ALL[name][setting], str(result.advice)
-    assert not result.touches_padding
-    assert result.deterministic
+    parts = result.anatomy
+    at_equal_lengths = fresh_name(replace(parts, unit=Unit("sum")))  # where every mean is a sum up to its scale
+    assert (result.verdict, result.verdict_off_policy, at_equal_lengths) == ALL[name][setting], str(result.advice)
+    assert list(cells_of(result)) in recorded(name).rows
+    assert parts.deterministic
+    assert not parts.leaks
 
 
 def test_every_setting_of_an_installed_framework_is_expected(subjects):

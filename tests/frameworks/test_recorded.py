@@ -4,8 +4,9 @@ import re
 from importlib.resources import files
 
 import pytest
-from frameworks.verdicts import ALL
+from framework_verdicts import ALL
 
+from klgrad.audit.render.policy import COLUMNS
 from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Recorded, recorded
 
 
@@ -18,14 +19,15 @@ def test_every_framework_is_recorded_at_its_tested_version(name):
     for setting, (verdict, off_policy, _) in known.verdicts.items():
         assert (verdict, off_policy) == ALL[name][setting][:2], setting
     assert {len(row) for row in known.rows} == {len(known.columns)}
+    assert set(known.words) == set(known.verdicts)
     assert DEFAULTS[name].subject in ALL[name]
 
 
 @pytest.mark.parametrize("name", [name for name, framework in FRAMEWORKS.items() if framework.whole_losses])
-def test_every_recorded_policy_loss_is_the_policy_gradient_on_fresh_samples(name):
+def test_every_recorded_policy_loss_has_its_parts(name):
     rows = recorded(name).policy_losses
     assert len(rows) >= 6
-    assert all(row[1].split(";")[0] == "the policy gradient" for row in rows)
+    assert {len(row) for row in rows} == {len(COLUMNS)}
 
 
 def test_there_is_no_record_of_anything_else():
@@ -36,7 +38,8 @@ def test_there_is_no_record_of_anything_else():
 
 def test_what_is_written_is_read_again(tmp_path, monkeypatch):
     verdicts = {"mine π": ("nothing", "unknown", "always")}
-    known = Recorded("mine", "1.2", "2026-01-02", ["loss", "notes"], [["mine π", "none"]], verdicts)
+    words = {"mine π": ("nothing", "not told")}
+    known = Recorded("mine", "1.2", "2026-01-02", ["loss", "notes"], [["mine π", "none"]], verdicts, words)
     (tmp_path / "records").mkdir()
     known.write(tmp_path / "records")
     monkeypatch.setattr("klgrad.frameworks.framework.files", lambda _: tmp_path)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from frameworks.verdicts import TRANSCRIBED
+from framework_verdicts import TRANSCRIBED
 from tolerances import EXACT
 
 from klgrad.audit.batch import from_problem

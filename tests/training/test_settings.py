@@ -64,7 +64,7 @@ def test_a_term_of_ones_own_takes_the_place_of_the_settings(own, command):
 def test_a_term_and_settings_of_another_are_refused(own):
     with pytest.raises(SettingError, match="no setting of the term beside `kl`; received kl_level"):
         parse("train", ["--kl", f"{own}:huber", "--kl_level", "sequence", *CPU])
-    with pytest.raises(SettingError, match="the name of a KLTerm; received .*number, a int"):
+    with pytest.raises(SettingError, match=r"the name of a KLTerm; received .*number, a int"):
         parse("train", ["--kl", f"{own}:number", *CPU])
     with pytest.raises(UnknownNameError, match="huber"):
         parse("train", ["--kl", f"{own}:hubr", *CPU])

@@ -111,7 +111,12 @@ class PartReader:
     def responses(self, name: str, entries: dict[tuple[int, int], float]) -> Derivatives:
         """What these entries of one table add to the derivatives, in the unit of the loss."""
         moved, start = self.read(self.base.with_entries(name, entries)), self.start()
-        return Derivatives(*((a - b) / self.shares() for a, b in zip(moved, start, strict=True)))
+        return Derivatives(*(self._change(a, b) / self.shares() for a, b in zip(moved, start, strict=True)))
+
+    def _change(self, moved: Tensor, start: Tensor) -> Tensor:
+        """What was added to the derivatives; 0 where a constant is only rounded to float32 in another way."""
+        change = moved - start
+        return torch.where(change.abs() <= ROUNDED / 10 * start.abs(), 0.0, change) if self.same == SINGLE else change
 
     def own_responses(self, name: str, entry: tuple[int, int], value: float) -> Tensor:
         """(T,) the same in the row that is moved, less what a row of the other group answers to it."""
@@ -123,7 +128,7 @@ class PartReader:
         values, start = [], self.start().score
         for some in log_ratios.split(1 if couples_rows else ROWS):
             entries = {(row, moved): x for row, x in enumerate(some.tolist())}
-            answer = (self.read(self.base.with_entries("log_ratio", entries)).score - start) / self.shares()
+            answer = self._change(self.read(self.base.with_entries("log_ratio", entries)).score, start) / self.shares()
             peer = answer[ROWS - 1, seen] if couples_rows else 0.0
             values.append(answer[: len(some), seen] - peer)
         return torch.cat(values)

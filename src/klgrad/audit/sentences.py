@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..core.divergences import huber
 from ..errors import MeaningError, UnknownNameError
 from .anatomy import VOCABULARY
-from .parts import Anatomy, Bound
+from .parts import Anatomy, Bound, Unit
 from .probes import divergence_of
 
 TITLES = {
@@ -40,7 +40,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
         ("divergence", divergence(a)),
         ("looks ahead", horizon(a)),
         ("samples", samples(a)),
-        ("unit", unit(a)),
+        ("unit", unit(a.unit)),
         ("baseline", baseline(a)),
         ("scale", scale(a)),
         ("coefficient", formula(a)),
@@ -251,15 +251,15 @@ def _bound(bound: Bound | None) -> str:
     return f", {word} at {' and '.join(ends)}"
 
 
-def unit(a: Anatomy) -> str:
+def unit(u: Unit) -> str:
     """What the loss divides by."""
-    over = "averaged over completions" if a.unit.rows else "summed over completions"
+    over = "averaged over completions" if u.rows else "summed over completions"
     return {
         "sum": f"summed over the completion, {over}",
         "completion-mean": f"mean over each completion's tokens, {over}: tokens of short completions weigh more",
         "token-mean": "mean over all tokens of the batch: micro-batches of other sizes change it",
         "fixed-length": f"summed over the completion and divided by the padded length, {over}",
-    }.get(a.unit.name, "none of sum, mean per completion, mean over tokens and fixed length")
+    }.get(u.name, "none of sum, mean per completion, mean over tokens and fixed length")
 
 
 def baseline(a: Anatomy) -> str:

@@ -125,8 +125,8 @@ def audit_lines(training: KLConfig) -> list[str]:
         return ["no KL: kl_coef is 0"]
     with _one_thread():
         result = audited(training)
-    tokens = f", over the tokens of {completions_in_mean(training)} completions"
-    lines = [f"on fresh samples: {summary(result.anatomy)}{tokens if result.anatomy.unit.name == 'token-mean' else ''}"]
+    unit = f"mean over the tokens of {completions_in_mean(training)} completions"
+    lines = [f"on fresh samples: {summary(result.anatomy).replace('mean over tokens', unit)}"]
     why = stale(training)
     if why is not None:
         descends = summary(result.anatomy, on_policy=False)

@@ -220,7 +220,16 @@ def _distillation_preset(preset: Json, given: Json, embedded: bool) -> Json:
 
 def _reusable(chosen: Json) -> bool:
     """Whether the exact reverse KL of each token is the whole objective. The values are not checked yet."""
-    other = ("reward", "kl", "kl_cell", "kl_top_k", "rollout_lag", "teacher_weights", "teacher_column", "teacher_prompt")
+    other = (
+        "reward",
+        "kl",
+        "kl_cell",
+        "kl_top_k",
+        "rollout_lag",
+        "teacher_weights",
+        "teacher_column",
+        "teacher_prompt",
+    )
     plain = {"kl_estimator": "exact", "kl_divergence": "reverse", "kl_placement": "loss", "kl_baseline": "none"}
     as_usual = all(chosen.get(name, value) == value for name, value in plain.items())
     tokens = chosen.get("kl_level") == "token" or chosen.get("kl_discount") == 0
@@ -483,7 +492,9 @@ def term_of(parsed: Parsed) -> KLTerm:
         raise SettingError("no setting of the term beside `kl`", ", ".join(beside), f"write it in the term of {spec}")
     term = find(spec)
     if not isinstance(term, KLTerm):
-        raise SettingError("`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there")
+        raise SettingError(
+            "`kl` as the name of a KLTerm", f"{spec}, a {type(term).__name__}", "write KLTerm(...) there"
+        )
     return term
 
 

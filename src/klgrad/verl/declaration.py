@@ -178,7 +178,7 @@ def _distillation(config: Config, objective: VerlObjective) -> None:
 def _term(config: Config, objective: VerlObjective) -> None:
     if objective.estimator == "exact":
         raise MeaningError(
-            "a sampled estimator: k1, k1_k3, or k3 for the forward KL",
+            "a sampled estimator: k1, k1_k3, k3 for the forward KL, or sampled for other divergences",
             "estimator=exact",
             "write estimator=k1: verl's reference returns the log-prob of the sampled token, not of the vocabulary",
         )

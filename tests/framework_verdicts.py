@@ -208,7 +208,7 @@ NEMO = {
     "reference_policy_kl_type=k2 token_level_loss=True": UNKNOWN,  # the ratio adds l²/2 to the coefficient
     "reference_policy_kl_type=k3 token_level_loss=True use_on_policy_kl_approximation=True": CLAMPED_K3,
     "reference_policy_kl_type=k3 token_level_loss=True use_on_policy_kl_approximation=True "
-    "kl_output_clamp_value=null": CORRECTED,
+    "kl_output_clamp_value=null": UNKNOWN,  # reverse-kl-token where the log-ratio is within ±20, which clamps it
 }
 PRIME = {
     "trainer.loss.type=default kl_tau": summed("nothing", "unknown"),  # on-policy its log-ratio to the sampler is 0
@@ -235,10 +235,45 @@ TINKER = {
     # less the mean over the batch, of which each completion is a part: in large batches that is a baseline. Summed to
     # go it is one for each later token, and so grows with the tokens that are left. The sampler's log-ratio is that of
     # π less log π/μ: off-policy the KL to ref is descended and that to the sampler climbed.
-    "rl kl_penalty_coef kl_discount_factor=0.0": ("reverse-kl-token", "sum-of-targets", "unknown"),
+    "rl kl_penalty_coef kl_discount_factor=0.0": summed("reverse-kl-token", "unknown"),
     "rl kl_penalty_coef kl_discount_factor=1.0": UNKNOWN,
-    "distillation kl_penalty_coef kl_discount_factor=0.0": summed("reverse-kl-token", "sum-of-targets"),
+    "distillation kl_penalty_coef kl_discount_factor=0.0": summed("reverse-kl-token", "unknown"),
     "distillation kl_penalty_coef kl_discount_factor=1.0": REVERSE_SEQUENCE,
+}
+TUNIX = {
+    "tunix grpo kl_loss_mode=kl loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),
+    "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=sequence-mean-token-mean": per_completion("reverse-kl-token"),
+    "tunix grpo kl_loss_mode=low_var_kl loss_agg_mode=sequence-mean-token-mean": per_completion("forward-kl-token"),
+    "tunix grpo kl_loss_mode=kl loss_agg_mode=token-mean": K1,
+    "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=token-mean": K2,
+    "tunix grpo kl_loss_mode=mse_kl loss_agg_mode=seq-mean-token-sum": K2,
+    "tunix agentic_grpo kl_loss_mode=kl loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),
+    **{f"tunix ppo kl_method={method} gae_lambda=0.95": UNKNOWN for method in ("low_var_kl", "kl", "mse_kl")},
+    "tunix ppo kl_method=kl gae_lambda=1": summed("reverse-kl-sequence", "unknown"),
+}
+MAXTEXT = {
+    "maxtext rl.grpo_beta rl.loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),
+    "maxtext rl.grpo_beta rl.loss_agg_mode=token-mean": K1,
+    "maxtext experimental.rl grpo_beta": per_completion("forward-kl-token"),
+    # With a cross-entropy on the sampled tokens, whose mean is 0 on fresh samples. On stale ones it descends KL(μ, π).
+    "maxtext distill_alpha=0.5": summed("forward-kl-token", "sum-of-targets"),
+    "maxtext distill_alpha=1": summed("forward-kl-token", "forward-kl-token-sampler"),
+    "maxtext distill_alpha=1 offline, top 2": UNKNOWN,  # both sides have a sum of 1 over the teacher's top 2
+}
+EASYDEL = {
+    "easydel grpo loss_type=dapo": FORWARD,
+    "easydel grpo loss_type=grpo": per_completion("forward-kl-token"),
+    "easydel grpo loss_type=dr_grpo": FORWARD,
+    **{f"easydel ppo kl_estimator={kind} whiten_advantages=True": UNKNOWN for kind in ("k1", "k3")},
+    "easydel ppo kl_estimator=k1 whiten_advantages=False": UNKNOWN,  # with lam=0.95, which discounts later tokens
+    "easydel gkd beta=0.5": UNKNOWN,  # a Jensen-Shannon divergence, which is no target
+    "easydel gkd beta=0": summed("reverse-kl-token", "reverse-kl-token-sampler"),
+    "easydel gkd beta=1": summed("forward-kl-token", "forward-kl-token-sampler"),
+}
+MLX = {
+    **{f"mlx-lm-lora grpo_loss_type={kind}": CLAMPED_K3 for kind in ("grpo", "bnpo", "dr_grpo")},
+    "mlx-lm-lora rlhf_reinforce": UNKNOWN,  # the reverse KL minus the entropy of whole completions
+    "mlx-lm-lora rlhf_reinforce without a reference model": UNKNOWN,
 }
 TRANSCRIBED = {
     "nemo-rl": NEMO,
@@ -256,5 +291,10 @@ ALL = {
     "ms-swift": SWIFT,
     "unsloth": UNSLOTH,
     "trinity": TRINITY,
+    "tunix": TUNIX,
+    "maxtext": MAXTEXT,
+    "easydel": EASYDEL,
+    "mlx-lm-lora": MLX,
+    "mlx-tune": {"mlx-tune grpo beta": summed("nothing", "nothing")},
     **{name: {f"{name} {setting}": claim for setting, claim in claims.items()} for name, claims in TRANSCRIBED.items()},
 }
