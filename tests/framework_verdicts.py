@@ -1,8 +1,7 @@
 """What each framework's settings descend, by an independent reading of its formulae; held against its own code.
 
-(on-policy, off-policy, at equal lengths on-policy): the first two in large batches, where a mean over the tokens of the
-batch is a sum up to its scale, and a mean over each completion or a clamp makes it `unknown`; the third in small
-batches of equal lengths. A log-ratio clamped at 10 is seen on the problems with log-ratios of 12.
+(on-policy, off-policy, at equal lengths on-policy), in large batches, where a mean over the tokens of the batch is a
+sum up to its scale. A mean over each completion makes the first two `unknown`, and a clamp all three.
 """
 
 UNKNOWN = ("unknown", "unknown", "unknown")
@@ -20,7 +19,7 @@ def summed(on, off):
 
 FORWARD, CORRECTED = summed("forward-kl-token", "k3-token"), summed("reverse-kl-token", "reverse-kl-token-sampler")
 # Divided by the standard deviation of the batch: in large batches a scale.
-WHITENED = ("reverse-kl-sequence", "unknown", "unknown")
+WHITENED = summed("reverse-kl-sequence", "unknown")
 GRPO = {
     # (ratio level, bias correction): the loss per token, before it is reduced
     ("token", True): CORRECTED,
