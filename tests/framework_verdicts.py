@@ -19,7 +19,7 @@ def summed(on, off):
 
 FORWARD, CORRECTED = summed("forward-kl-token", "k3-token"), summed("reverse-kl-token", "reverse-kl-token-sampler")
 # Divided by the standard deviation of the batch: in large batches a scale.
-WHITENED = summed("reverse-kl-sequence", "unknown")
+WHITENED = ("reverse-kl-sequence", "unknown", "reverse-kl-sequence")
 GRPO = {
     # (ratio level, bias correction): the loss per token, before it is reduced
     ("token", True): CORRECTED,
@@ -232,7 +232,7 @@ SLIME_LOSSES = {
 MILES = SLIME_LOSSES | {
     # by PPO's clipped ratio, averaged over each completion
     "--kl-coef --kl-loss-type k1 --advantage-estimator reinforce_plus_plus": per_completion("reverse-kl-sequence"),
-    "--kl-coef --kl-loss-type k3 --advantage-estimator reinforce_plus_plus": UNKNOWN,
+    "--kl-coef --kl-loss-type k3 --advantage-estimator reinforce_plus_plus": per_completion("sum-of-targets"),
     "--use-opd": per_completion("reverse-kl-token"),
 }
 OPEN_INSTRUCT = {
