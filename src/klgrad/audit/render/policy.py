@@ -16,7 +16,8 @@ from ...policy_losses import Weight
 from ...support import finite
 from ..policy import Drift, PolicyAnatomy, PolicyResult
 from ..sentences import remarks, summary, unit
-from .page import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, environment
+from .page import environment
+from .plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from .terminal import code
 
 # The parts in words.
