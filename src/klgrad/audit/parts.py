@@ -361,12 +361,13 @@ class Anatomy:
     def own_shares(self) -> dict[str, float]:
         """The known functions that the own curve is the sum of, without an estimate that is divided by the length."""
         own = dict(self.own.shares)
+        largest = max(map(abs, own.values()), default=0.0)
         for part in self.credits:
             if part.divided and part.curve is not None:  # its share of the own curve is that at one length
                 for name, w in part.curve.shares.items():
                     for each, sign in SLOPES.get(name, {name: 1.0}).items():
                         own[each] = own.get(each, 0.0) - sign * w
-        return {name: round_short(w) for name, w in own.items() if abs(w) > self.allowed}
+        return {name: round_short(w) for name, w in own.items() if abs(w) > self.allowed * largest}
 
     @property
     def shares(self) -> dict[str, float]:
