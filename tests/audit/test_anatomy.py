@@ -1,5 +1,7 @@
 """Each part of a loss is read as it was declared."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -47,6 +49,84 @@ def test_the_parts_of_a_term_are_those_that_it_declares(term):
     assert parts.samples.bound == (None if bound is None else Bound("truncate", None, bound.high))
     assert parts.baseline.name == term.baseline.replace("_", "-")
     assert (parts.constant, parts.has_past, parts.proved) == (0.0, False, True)
+
+
+DIVERGENCES = {
+    # by name, the known functions and the edges
+    "jensen-shannon": ({"jensen-shannon": 1.0}, None),
+    "jensen-shannon(0.1)": ({"jensen-shannon(0.1)": 1.0}, None),
+    "alpha(0.3)": ({"alpha(0.3)": 1.0}, None),
+    "hellinger": ({"hellinger": 1.0}, None),
+    "chi-square": ({"chi-square": 1.0}, None),
+    "total-variation": ({"total-variation": 1.0}, None),
+    "0.3 forward + 0.9 reverse": ({"reverse-kl": 0.9, "forward-kl": 0.3}, None),
+    "huber(2)": ({"reverse-kl": 1.0}, 2.0),
+}
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize(
+    ("level", "estimator", "ratio"),
+    [
+        pytest.param(*options, marks=() if options == ("future", "exact", "prefix") else pytest.mark.many)
+        for options in product(("token", "future"), ("sampled", "exact"), ("none", "prefix"))
+    ],
+)
+def test_the_divergence_of_a_term_is_the_one_that_it_declares(divergence, level, estimator, ratio):
+    weighting = None if ratio == "none" else ImportanceWeighting("prefix", bound=None)
+    term = KLTerm(divergence=divergence, level=level, estimator=estimator, weighting=weighting)
+    parts = audit(term).anatomy
+    shares, edge = DIVERGENCES[divergence]
+    assert parts.proved
+    assert parts.shares == pytest.approx(shares)
+    assert (parts.curve.low, parts.curve.high) == (None if edge is None else -edge, edge)
+    assert parts.own.is_zero == (estimator == "exact")
+    horizon = parts.horizon
+    estimate = "" if level == "token" else "exact" if estimator == "exact" else "excess"
+    assert (horizon.kind, horizon.estimate, horizon.fits) == ("none" if level == "token" else "all", estimate, True)
+    assert (parts.samples.ratio, parts.samples.bound) == (ratio, None)
+    assert (parts.unit.name, parts.baseline.name, parts.constant, parts.top_k) == ("sum", "none", 0.0, None)
+
+
+RATIOS = {
+    # by name: the weight as a function of the ratio, and the bound
+    "truncate": (lambda r: r.clamp(max=10), Bound("truncate", None, 10.0)),
+    "clip": (lambda r: r.clamp(0.8, 1.2), Bound("clip", 0.8, 1.2)),
+    "mask": (lambda r: r * ((r >= 0.5) & (r <= 2)), Bound("mask", 0.5, 2.0)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", RATIOS)
+def test_the_edges_of_a_bound_are_exact(name, dtype):
+    weight, bound = RATIOS[name]
+
+    def loss(logp, ref_logp, old_logp, mask):
+        logp, ref_logp, old_logp = (x.to(dtype) for x in (logp, ref_logp, old_logp))
+        each = weight((logp - old_logp).exp()).detach() * (logp - ref_logp).square() / 2
+        return (each * mask).sum(-1).mean()
+
+    parts = audit(loss).anatomy
+    assert (parts.samples.bound, parts.proved) == (bound, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_edges_of_ppo_are_exact(dtype):
+    def loss(logp, ref_logp, old_logp, mask):
+        logp, ref_logp, old_logp = (x.to(dtype) for x in (logp, ref_logp, old_logp))
+        ratio, reward = (logp - old_logp).exp(), (logp - ref_logp).detach()
+        return (torch.maximum(reward * ratio, reward * ratio.clamp(0.8, 1.2)) * mask).sum(-1).mean()
+
+    assert audit(loss).anatomy.samples.bound == Bound("ppo", 0.8, 1.2)
+
+
+def test_the_edges_of_a_bound_beside_a_constant_without_a_ratio():
+    def loss(logp, ref_logp, old_logp, mask):
+        ratio = (logp - old_logp).exp().clamp(max=2).detach()
+        return ((ratio * (logp - ref_logp).square() / 2 + logp) * mask).sum(-1).mean()
+
+    parts = audit(loss).anatomy
+    assert (parts.samples.bound, parts.constant, parts.proved) == (Bound("truncate", None, 2.0), 1.0, True)
 
 
 CELLS = {

@@ -26,7 +26,6 @@ from .parts import (
     Samples,
     Unit,
     tilted_divergence,
-    tilted_log_ratios,
 )
 from .probes import (
     DEPTH,
@@ -35,6 +34,7 @@ from .probes import (
     GROUP,
     HIGHEST_TWIN,
     ODDS,
+    RARE_ODDS,
     ROWS,
     SINGLE,
     TOKENS,
@@ -56,6 +56,9 @@ PLACE = (0, 4)
 
 STEP = 0.75
 """A log-ratio at which the known functions differ, and a log importance ratio that no usual bound cuts off."""
+
+FAR = 15.0
+"""A log importance ratio that every bound cuts off."""
 
 ROUNDED = 1e-5
 """Share of a coefficient that rounding may leave: many losses cast some of their tensors to float32."""
@@ -257,7 +260,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     own = read_curve(lambda x: reader.along(x, token, token), reader.same)
     full = _read_full(reader)
     exact = (round_short(float(start.reverse[PLACE])), round_short(float(start.forward[PLACE])))
-    credits = _read_credits(reader, full)
+    credits = _read_credits(reader, own, full)
     entropy = reader.read_entropy()
     constant = round_short(float(start.score[PLACE]) - entropy[0] * DEPTH, reader.same)
     if abs(constant) <= reader.same:
@@ -324,7 +327,7 @@ def enumerate_gradients(
 
 
 def _read_full(reader: PartReader) -> Curve | None:
-    """The coefficient of an entry of the logits, from the tilt of two entries."""
+    """The coefficient of an entry of the logits: that of a rare entry, less that of one whose log-ratio is 0."""
     token = PLACE[1]
     if abs(float(reader.responses("tilt", {PLACE: STEP}).full[PLACE])) <= reader.same:
         return None
@@ -333,30 +336,15 @@ def _read_full(reader: PartReader) -> Curve | None:
         values = []
         for some, base, rows in reader.each(tilts):
             entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True)}
-            answer = reader.read(base.with_entries("tilt", entries)).full - reader.start(len(base.mask)).full
+            rare = replace(base, odds=RARE_ODDS + 0 * base.odds, logp=2 * RARE_ODDS + 0 * base.logp)
+            answer = reader.read(rare.with_entries("tilt", entries)).full - reader.read(rare).full
             values.append((answer / reader.unit.shares(base))[rows, token])
         return torch.cat(values)
 
-    # Of a tilt both entries feel something: the known functions are fitted to the difference of the two.
-    tilts = torch.linspace(-6, 6, 25).double()
-    inputs = ProbeInputs.at_reference([1] * len(tilts), 1, 1)
-    inputs = replace(inputs, tilt=tilts[:, None])
-    third, fourth = (x[:, 0] for x in tilted_log_ratios(inputs))
-    values = read(tilts)
-    names = [*FULL_VOCABULARY]
-    names += [f"jensen-shannon({beta / 20:g})" for beta in range(1, 20) if beta != 10]
-    for pair in [(n,) for n in names] + [("reverse-kl", "forward-kl")]:
-        table = torch.stack([function_of(n)(third) - function_of(n)(fourth) for n in pair], -1)
-        weights = torch.linalg.lstsq(table, values[:, None]).solution[:, 0]
-        if float((table @ weights - values).abs().max()) <= 10 * reader.same * float(values.abs().max()):
-            shares = {n: round_short(float(w), 10 * reader.same) for n, w in zip(pair, weights, strict=True)}
-            points = sum(w * function_of(n)(GRID) for n, w in shares.items())
-            assert isinstance(points, Tensor)
-            return Curve(shares, (GRID, points), torch.zeros_like)
-    return Curve({}, (tilts, values), torch.zeros_like)
+    return read_curve(read, 10 * reader.same)
 
 
-def _read_credits(reader: PartReader, full: Curve | None) -> tuple[Credit, ...]:
+def _read_credits(reader: PartReader, own: Curve, full: Curve | None) -> tuple[Credit, ...]:
     token = PLACE[1]
     response = reader.own_responses("log_ratio", PLACE, STEP)
     # The full-vocabulary KL of a token of probability exp(-32) responds a little; it is read by its own probe.
@@ -367,14 +355,14 @@ def _read_credits(reader: PartReader, full: Curve | None) -> tuple[Credit, ...]:
         seen = token - 1 if bool(later[0] != 0) else token + 1
         if not float(response[seen]):
             seen = int((response * (torch.arange(WIDTH) != token)).nonzero()[0, 0])
-        curve = read_curve(lambda x: reader.along(x, token, seen), reader.same)
+        curve = read_curve(lambda x: reader.along(x, token, seen), reader.same, list(own.excess or ()))
         unit = float(response[seen])
         short = lambda xs: tuple(round_short(float(x) / unit, reader.same) for x in xs)
         credits.append(Credit("sampled", curve, 0.0, short(later), short(earlier)))
     for source, name in (("exact-reverse", "token_reverse_kl"), ("exact-forward", "token_forward_kl")):
         credits.append(reader.read_credit(source, name, STEP))
     whole = full if full is not None else _find_detached(reader)
-    if whole is not None and whole.shares:
+    if whole is not None and whole.excess:
         inputs = reader.base.with_entries("tilt", {PLACE: STEP})
         credits.append(reader.read_credit("full", "tilt", float(tilted_divergence(whole, inputs)[PLACE]), whole))
     return tuple(c for c in credits if c is not None)
@@ -433,16 +421,12 @@ def _read_large_vocabulary(subject: Subject, parts: Anatomy) -> tuple[int | None
     answer, formula = (
         x.logits + x.logp[..., None] * sampled for x in (evaluate(subject, batch)[1], parts.predict(batch))
     )
+    gap = float((answer - formula).abs().max()) / (float(answer.abs().max()) or 1.0)
     # Entries that a loss does not look at share the value that their normalisation gives them.
     each = (answer / policy.exp())[0, 0]
-    rest = each[policy[0, 0].argmin()]
-    if parts.full is None and not any(parts.exact):  # it sees the sampled token alone
-        rest = each[policy[0, 0].argmin()] + 1 + each.abs().max()
-    unseen = int(((each - rest).abs() <= 1e-9 * each.abs().max()).sum())
-    size = float(answer.abs().max())
-    return (VOCABULARY - unseen if unseen > VOCABULARY // 4 else None), float((answer - formula).abs().max()) / (
-        size or 1.0
-    )
+    unseen = int(((each - each[policy[0, 0].argmin()]).abs() <= 1e-9 * each.abs().max()).sum())
+    sees_few = unseen > VOCABULARY // 4 and gap > parts.allowed and (parts.full is not None or any(parts.exact))
+    return VOCABULARY - unseen if sees_few else None, gap
 
 
 # Parts that are chosen by what they predict.
@@ -590,7 +574,7 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
             if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
                 inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
             values.append(torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / reader.unit.shares(base)[0, 0])
-        return torch.cat(values)
+        return torch.cat(values) - (0.0 if parts.samples.constant else parts.constant)
 
     plain = float(answer(torch.zeros(1).double()))
     if not plain:
@@ -598,14 +582,15 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
     edges: list[float | None] = []
     kinds = set()
     for sign in (-1.0, 1.0):
-        follows = lambda xs, sign=sign: (answer(sign * xs) / plain / (sign * xs).exp() - 1).abs() <= 10 * reader.same
-        end = torch.tensor([15.0], dtype=torch.float64)
-        if bool(follows(end)):
+        share = float(answer(torch.tensor([sign * FAR], dtype=torch.float64))) / plain
+        if abs(share / math.exp(sign * FAR) - 1) <= 10 * reader.same:
             edges.append(None)
             continue
-        low = bisect(follows, 0.0, 15.0)
-        edges.append(round_short(math.exp(sign * low), 1e-8))
-        kinds.add("mask" if float(answer(sign * end)) == 0 else "truncate")
+        kinds.add("truncate" if share else "mask")
+        # Beyond a truncation the coefficient is that of the largest ratio; a mask is looked for.
+        if not share:
+            share = math.exp(sign * bisect(lambda xs, sign=sign: answer(sign * xs) != 0, 0.0, FAR))
+        edges.append(round_short(share, 1e-6))
     if not kinds:
         return None
     kind = kinds.pop() if len(kinds) == 1 else "other"

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .batch import Batch
 from .gradients import Parts
-from .probes import ESTIMATES, EXACT, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, divergence_of, round_short
+from ..core.divergences import named
+from .probes import ESTIMATES, EXACT, EXCESS, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, function_of, round_short
 
 # The parts.
 
@@ -409,21 +410,18 @@ class Anatomy:
         part = future[0]
         shares = {} if part.curve is None else part.curve.shares
         name = next(iter(shares), "")
-        estimate = "exact" if part.source != "sampled" else SHORT.get(name, "excess" if "excess" in name else "other")
-        strength = next(iter(shares.values())) if part.source == "sampled" and len(shares) == 1 else 1.0
-        divergence = self.shares
-        whole = sum(divergence.values()) if "other" not in divergence else 0.0
+        excess, divergence = self.curve.excess or {}, self.shares
+        is_excess = part.source == "sampled" and set(shares) == set(excess) and _are_parallel(shares, excess)
+        estimate = "excess" if is_excess or (len(shares) == 1 and EXCESS in name) else "other"
+        estimate = "exact" if part.source != "sampled" else SHORT.get(name, estimate) if len(shares) == 1 else estimate
+        strength = shares[name] if part.source == "sampled" and len(shares) == 1 else 1.0
+        whole = excess[name] if is_excess else sum(w for n, w in divergence.items() if n != "other")
         whole = 1.0 if part.source == "full" else whole
-        relative = strength / whole if whole else strength
+        relative = (shares[name] if is_excess else strength) / (whole or 1.0)
         weights = tuple(round_short(w * relative, 1e-6) for w in part.later)
-        estimated = {
-            "k1": "reverse-kl",
-            "k3": "reverse-kl",
-            "excess": name.removeprefix("excess of "),
-            "exact": {"exact-reverse": "reverse-kl", "exact-forward": "forward-kl"}.get(part.source, ""),
-        }.get(estimate)
-        fits = part.source == "full" or list(divergence) == [estimated]
-        fits = fits and not self.has_edges and not part.divided
+        same = {"exact-reverse": "reverse-kl", "exact-forward": "forward-kl", "sampled": "reverse-kl"}.get(part.source)
+        by_name = list(divergence) == [same] and not self.has_edges and estimate in ("exact", "k1", "k3")
+        fits = part.source == "full" or ((is_excess or by_name) and not part.divided)
         if len(future) > 1:
             return Horizon("other", weights, None, "other", False)
         steps = [b / a for a, b in pairwise((1.0, *weights)) if a]
@@ -452,7 +450,12 @@ class Anatomy:
     @property
     def has_edges(self) -> bool:
         """Whether the coefficient is constant beyond some log-ratio."""
-        return self.own.has_edges
+        return self.curve.has_edges
+
+    @property
+    def curve(self) -> Curve:
+        """The coefficient as a function of the log-ratio: of the sampled token, or of an entry of the logits."""
+        return self.full if self.own.is_zero and self.full is not None else self.own
 
     @property
     def is_misplaced(self) -> bool:
@@ -519,18 +522,19 @@ class Anatomy:
     def _divergence(self) -> dict[str, object]:
         shares = self.shares
         each: list[dict[str, object]] = [_named_part(name, weight) for name, weight in shares.items()]
-        if self.own.shares == {} and not self.own.is_zero:
-            each = [{"name": "other", "curve": [x.tolist() for x in self.own.points]}]
+        curve = self.curve
+        if not curve.shares and not curve.is_zero:
+            each = [{"name": "other", "curve": [x.tolist() for x in curve.points]}]
         named: dict[str, object] = {"name": "sum", "parts": each} if each else {"name": "nothing"}
         named = each[0] if len(each) == 1 else named
         scale = self.scale
         return named | {
             "scale": scale if math.isfinite(scale) else None,
             "level": self.level,
-            "flat_below": self.own.low,
-            "flat_above": self.own.high,
-            "pull_below": None if self.own.low is None else self.own.below,
-            "pull_above": None if self.own.high is None else self.own.above,
+            "flat_below": curve.low,
+            "flat_above": curve.high,
+            "pull_below": None if curve.low is None else curve.below,
+            "pull_above": None if curve.high is None else curve.above,
             "convex": all(c.convex for c in (self.own, self.full) if c is not None),
         }
 
@@ -538,9 +542,14 @@ class Anatomy:
 def _named_part(name: str, weight: float) -> dict[str, object]:
     kind, _, order = name.rstrip(")").partition("(")
     parameter = {"alpha": "alpha", "jensen-shannon": "beta"}.get(kind) if order else None
-    scale = weight * divergence_of(name).scale if name != "other" else 0.0
+    scale = weight * named(name).scale if name != "other" else 0.0
     part: dict[str, object] = {"name": kind, "scale": scale if math.isfinite(scale) else None}
     return part | {parameter: float(order)} if parameter else part
+
+
+def _are_parallel(some: dict[str, float], others: dict[str, float]) -> bool:
+    factors = [some[name] / others[name] for name in some]
+    return max(factors) - min(factors) <= 1e-6 * max(factors)
 
 
 SLOPES = {"k3": {"reverse-kl": 1.0, "forward-kl": -1.0}}
@@ -569,19 +578,10 @@ class Horizon:
     fits: bool
 
 
-def tilted_log_ratios(inputs: ProbeInputs) -> tuple[Tensor, Tensor]:
-    """(B, T) log π/ref of the third and of the fourth entry of the probes' logits."""
-    batch = inputs.batch()
-    log_ratio = batch.logits.detach().log_softmax(-1) - batch.ref_logits.log_softmax(-1)
-    return log_ratio[..., 2], log_ratio[..., 3]
-
-
 def tilted_divergence(curve: Curve, inputs: ProbeInputs) -> Tensor:
     """(B, T) the full-vocabulary divergence of the probes' logits."""
     batch = inputs.batch()
     policy = batch.logits.detach().log_softmax(-1)
     log_ratio = policy - batch.ref_logits.log_softmax(-1)
-    values = sum(
-        (w * divergence_of(name).excess(log_ratio) for name, w in curve.shares.items()), torch.zeros_like(policy)
-    )
+    values = sum((w * function_of(name)(log_ratio) for name, w in (curve.excess or {}).items()), torch.zeros_like(policy))
     return (policy.exp() * values).sum(-1)

@@ -7,7 +7,7 @@ slope of.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,8 +21,9 @@ from ..core.divergences import (
     REVERSE_KL,
     TOTAL_VARIATION,
     Divergence,
-    alpha,
     jensen_shannon,
+    named,
+    short_number,
 )
 from ..core.estimators import k2, k3
 from .batch import PADDING_LOGP, PADDING_REF_LOGP, Advantages, Batch
@@ -35,8 +36,9 @@ ROWS, TOKENS, GROUP = 8, 9, 4
 WIDTH = TOKENS + 1
 """Of the probes' tables: a completion that fills its row may be taken for one that was cut off."""
 
-ODDS = 0.8
-"""Log-odds of the third against the fourth entry of the probes' logits."""
+ODDS, RARE_ODDS = 0.8, -70.0
+"""Log-odds of the third against the fourth entry of the probes' logits. By the second the third has a probability
+below the rounding of the fourth's, so that the log-ratio of the third may be anything while that of the fourth is 0."""
 
 DEPTH = -32.0
 """log π of the probed tokens, so that log ref = log π - l stays below 0 for every log-ratio of the curve."""
@@ -243,7 +245,8 @@ NAMED: dict[str, Divergence] = {
     d.name: d for d in (REVERSE_KL, FORWARD_KL, CHI_SQUARE, HELLINGER, TOTAL_VARIATION, jensen_shannon())
 }
 ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {"k2": k2.value, "k3": k3.value}
-ESTIMATES |= {f"excess of {name}": d.excess for name, d in NAMED.items() if d is not REVERSE_KL}
+EXCESS = "excess of "
+ESTIMATES |= {EXCESS + name: d.excess for name, d in NAMED.items() if d is not REVERSE_KL}
 """Values of estimators, which stand in a reward. k1 is the slope of the reverse KL, and k3 its excess."""
 
 SUMS = (("reverse-kl", "forward-kl"), ("reverse-kl", "k2"), ("reverse-kl", "chi-square"), ("forward-kl", "chi-square"))
@@ -252,15 +255,11 @@ SUMS = (("reverse-kl", "forward-kl"), ("reverse-kl", "k2"), ("reverse-kl", "chi-
 GRID = torch.cat([torch.linspace(-REACH, REACH, 61), torch.linspace(-1.95, 1.95, 40)]).sort().values.double()
 
 
-def divergence_of(name: str) -> Divergence:
-    """A divergence by its name, `alpha(-1)` and `jensen-shannon(0.1)` included."""
-    kind, _, order = name.rstrip(")").partition("(")
-    return (alpha if kind == "alpha" else jensen_shannon)(float(order)) if order else NAMED[name]
-
-
 def function_of(name: str) -> Callable[[Tensor], Tensor]:
-    """The slope of a divergence, or the value of an estimator, by name."""
-    return ESTIMATES[name] if name in ESTIMATES else divergence_of(name).slope
+    """The slope of a divergence, its excess, or the value of another estimator, by name."""
+    if name in ESTIMATES:
+        return ESTIMATES[name]
+    return named(name.removeprefix(EXCESS)).excess if name.startswith(EXCESS) else named(name).slope
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,6 +304,17 @@ class Curve:
         return self.low is not None or self.high is not None
 
     @property
+    def excess(self) -> dict[str, float] | None:
+        """Weight of each known function that f(u)/u is the sum of, where the curve is f'; None if it is none."""
+        if set(self.shares) & set(ESTIMATES) or not self.shares:
+            return None
+        if not self.has_edges:
+            return {"k3" if name == "reverse-kl" else EXCESS + name: w for name, w in self.shares.items()}
+        weight = self.shares.get("reverse-kl", 0.0)
+        is_huber = len(self.shares) == 1 and weight and self.low == -(self.high or 0.0) and self.below != 0
+        return {f"{EXCESS}huber({short_number(self.high or 0.0)})": weight} if is_huber else None
+
+    @property
     def scale(self) -> float:
         """The derivative at the reference, by which the loss multiplies β there; inf where it jumps."""
         if set(self.shares) & {"total-variation"}:
@@ -334,8 +344,14 @@ class Curve:
         return bool((values.diff() >= -1e-9 * values.abs().max()).all())
 
 
-def read_curve(ask: Callable[[Tensor], Tensor], same: float = EXACT) -> Curve:
-    """Name a function that can be read at any log-ratios and is 0 at 0."""
+def read_curve(ask: Callable[[Tensor], Tensor], same: float = EXACT, likely: Sequence[str] = ()) -> Curve:
+    """Name a function that can be read at any log-ratios and is 0 at 0.
+
+    Args:
+        ask: the function.
+        same: relative difference of equal numbers.
+        likely: the known functions whose sum is tried first.
+    """
     known: dict[float, float] = {}
 
     def read(log_ratios: Tensor) -> Tensor:
@@ -347,7 +363,7 @@ def read_curve(ask: Callable[[Tensor], Tensor], same: float = EXACT) -> Curve:
     values = read(GRID)
     if not bool(torch.isfinite(values).all()) or bool((values == 0).all()):
         return Curve({}, (GRID, values), read)
-    shares = _fit(GRID, values, same)
+    shares = _fit(GRID, values, same, likely)
     if shares is not None:
         return Curve(shares, (GRID, values), read)
     low, below = _find_edge(read, GRID, values)
@@ -383,9 +399,9 @@ def bisect(holds: Callable[[Tensor], Tensor], inside: float, outside: float) -> 
     return inside
 
 
-def _fit(x: Tensor, y: Tensor, same: float) -> dict[str, float] | None:
+def _fit(x: Tensor, y: Tensor, same: float, likely: Sequence[str] = ()) -> dict[str, float] | None:
     """The known function, or the sum of two, that these points lie on."""
-    choices = [(name,) for name in (*NAMED, *ESTIMATES)] + list(SUMS)
+    choices = [tuple(likely)] * bool(likely) + [(name,) for name in (*NAMED, *ESTIMATES)] + list(SUMS)
     for names in (*choices, *((name,) for name in _one_parameter(x, y))):
         shares = _weigh(x, y, {name: function_of(name)(x) for name in names}, same)
         if shares:

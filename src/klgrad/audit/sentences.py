@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..core.divergences import huber
+from ..core.divergences import huber, named
 from ..errors import MeaningError, UnknownNameError
 from .anatomy import VOCABULARY
 from .parts import Anatomy, Bound, Credit, Unit
-from .probes import ESTIMATES, TOKENS, divergence_of
+from .probes import ESTIMATES, TOKENS
 
 TITLES = {
     "reverse-kl": "reverse KL, KL(π‖ref)",
@@ -203,7 +203,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
     shares = a.shares
     if "other" in shares or not shares:
         own = "" if brief else ", of which the coefficient below is the slope"
-        text = f"one of its own{own}{'' if a.own.convex else ' (not convex)'}"
+        text = f"one of its own{own}{'' if a.curve.convex else ' (not convex)'}"
     else:
         text = _sum(shares, BRIEF if brief else TITLES)
     if a.level == "completion":
@@ -250,7 +250,8 @@ def _title(name: str, titles: dict[str, str]) -> str:
 
 def _edges(a: Anatomy, brief: bool) -> str:
     texts = []
-    for edge, pull, word, sign in ((a.own.low, a.own.below, "below", ">"), (a.own.high, a.own.above, "above", "<")):
+    c = a.curve
+    for edge, pull, word, sign in ((c.low, c.below, "below", ">"), (c.high, c.above, "above", "<")):
         if edge is None:
             continue
         level = "no pull" if pull == 0 else f"a constant pull of {pull:.3g}"
@@ -276,7 +277,7 @@ def horizon(a: Anatomy) -> str:
     if h.kind == "none":
         return f"no: each token's effect on later tokens is left out{past}"
     by = BY.get(h.estimate, h.estimate)
-    if any(c.curve is not None and c.curve.has_edges for c in a.credits):
+    if any(c.source == "sampled" and c.curve is not None and c.curve.has_edges for c in a.credits):
         by += ", bounded"
     fits = "" if h.fits else ", which is no estimate of the divergence above"
     if any(c.divided for c in a.credits):
@@ -427,7 +428,7 @@ def _slope(name: str) -> str:
         return f"{name}(l)"
     if name in ESTIMATES:
         return "f(u)/u"
-    return divergence_of(name).formula
+    return named(name).formula
 
 
 def _times(weight: float, text: str) -> str:
@@ -518,9 +519,9 @@ def part_values(a: Anatomy) -> dict[str, str]:
     shares = a.shares
     ((name, weight),) = shares.items() if len(shares) == 1 else (("nothing" if not shares else "sum", 1.0),)
     name = name if weight > 0 else f"climbs {name}"
-    if a.own.low is not None or a.own.high is not None:
-        low, high = a.own.low, a.own.high
-        is_huber = low is not None and high is not None and low == -high and name == "reverse-kl" and a.own.below != 0
+    low, high = a.curve.low, a.curve.high
+    if a.has_edges:
+        is_huber = low is not None and high is not None and low == -high and name == "reverse-kl" and a.curve.below != 0
         name = huber(high).name if is_huber and high else f"bounded {name}"
     name = f"{name} to the sampler" if a.anchor == "sampler" else name
     name = f"{name}, shifted" if a.late else name

@@ -117,7 +117,7 @@ def _subject(kind: str, settings: dict[str, Any], stacks: bool) -> Subject:
         chosen = tuple(settings.items())
         if kind == "distillation":
             return distillation_stage_of(chosen).loss(batch)
-        return stage_of(kind, batch.group_size, chosen).loss(batch)
+        return stage_of(kind, chosen).loss(batch)
 
     def mean_over_groups(batch: Batch) -> Tensor:
         parts = _by_token_count(batch)
@@ -167,7 +167,7 @@ def policy_loss(kind: str, **settings: Any) -> Subject:
     from .trl_stage import stage_of
 
     def loss(batch: Batch) -> Tensor:
-        return stage_of(kind, batch.group_size, (("beta", 0.0), *settings.items())).loss(batch)
+        return stage_of(kind, (("beta", 0.0), *settings.items())).loss(batch)
 
     name = " ".join([f"trl {kind}", *(f"{key}={value}" for key, value in settings.items())])
     return subject("trl", name, loss)

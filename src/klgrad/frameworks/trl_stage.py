@@ -368,8 +368,8 @@ BETA = 1.0
 class Stage:
     """A trainer whose models, sampler and rewards return the values of the audited batch."""
 
-    def __init__(self, kind: str, group_size: int, settings: dict[str, Any]) -> None:
-        self.trainer = trainer = build(kind, group_size, lambda completions, **_: self.rewards, **settings)
+    def __init__(self, kind: str, settings: dict[str, Any]) -> None:
+        self.trainer = trainer = build(kind, 2, lambda completions, **_: self.rewards, **settings)
         trainer._generate_single_turn = self._generate
         self.policy = with_given_log_probs(trainer.model)
         # Without a KL, TRL has no reference.
@@ -404,6 +404,7 @@ class Stage:
             give_exact_kl(self.trainer, batch)
         self.trainer.max_completion_length = columns
         self.trainer.args.per_device_train_batch_size = rows
+        self.trainer.num_generations = batch.group_size
         lengths = batch.mask.sum(-1).tolist()
         self.completions = [completion(n, ended=n < columns) for n in lengths]
         self.sampled_logp = [logp[:n] for logp, n in zip(batch.behavior_logp.tolist(), lengths, strict=True)]
@@ -414,9 +415,9 @@ class Stage:
 
 
 @cache
-def stage_of(kind: str, group_size: int, settings: tuple[tuple[str, Any], ...]) -> Stage:
-    """The trainer with these settings; built once."""
-    return Stage(kind, group_size, dict(settings))
+def stage_of(kind: str, settings: tuple[tuple[str, Any], ...]) -> Stage:
+    """The trainer with these settings, for groups of any size; built once."""
+    return Stage(kind, dict(settings))
 
 
 def build(
