@@ -8,10 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.divergences import named
 from .batch import Batch
 from .gradients import Parts
-from ..core.divergences import named
-from .probes import ESTIMATES, EXACT, EXCESS, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, function_of, round_short
+from .probes import (
+    ESTIMATES,
+    EXACT,
+    EXCESS,
+    GROUP,
+    ROWS,
+    TOKENS,
+    Curve,
+    Derivatives,
+    ProbeInputs,
+    function_of,
+    round_short,
+)
 
 # The parts.
 
@@ -583,5 +595,7 @@ def tilted_divergence(curve: Curve, inputs: ProbeInputs) -> Tensor:
     batch = inputs.batch()
     policy = batch.logits.detach().log_softmax(-1)
     log_ratio = policy - batch.ref_logits.log_softmax(-1)
-    values = sum((w * function_of(name)(log_ratio) for name, w in (curve.excess or {}).items()), torch.zeros_like(policy))
+    values = sum(
+        (w * function_of(name)(log_ratio) for name, w in (curve.excess or {}).items()), torch.zeros_like(policy)
+    )
     return (policy.exp() * values).sum(-1)
