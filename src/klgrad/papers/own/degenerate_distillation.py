@@ -11,7 +11,7 @@ the length of the student's completions over that of the teacher's. The same, sa
 with their working: the teacher has 1.2 million parameters, and a student either the same or 1% of them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +53,7 @@ class Case:
 
 
 RATE, WARM = 0.03, 300
-POINTS = (0, 3, 10, 30, 60, 100, 200, 300, 310, 330, 360, 400, 600, 1000)
+POINTS = (0, 5, 10, 20, 40, 60, 100, 150, 200, 300, 305, 310, 320, 340, 400, 500, 600)
 
 
 def problems_of(case: Case, number: int, seed: int) -> Problems:
@@ -103,22 +103,23 @@ def descend(case: Case, number: int, updates: int, seed: int) -> Numbers:
         adam.zero_grad()
         discounted_loss(problems, logp, case.discount if update >= case.warm else 0.0).backward()
         adam.step()
-    found = {key: over_repeats(x) for key, x in zip(("own", "teacher", "share"), torch.stack(seen, 1), strict=True)}
-    lowest = torch.stack(seen, 1)[2].amin(0)
-    return {"updates": points, **found, "lowest share": over_repeats(lowest), "end": torch.stack(seen, 1)[:, -1].tolist()}
+    seen = torch.stack(seen, 1)
+    found = {key: over_repeats(x) for key, x in zip(("own", "teacher", "share"), seen, strict=True)}
+    return {"case": asdict(case), "updates": points, **found, "lowest": seen[2].amin(0).tolist(), "end": seen[2, -1].tolist()}
 
 
 LEVELS = {"token": Case(discount=0.0), "sequence": Case(), "warm": Case(warm=WARM)}
-CASES: dict[str, list[Case]] = {
-    "rows": [replace(level, rows=rows) for rows in (2, 4, 8, 16) for level in LEVELS.values()],
-    "distance": [Case(rows=rows, distance=d) for rows in (4, 16) for d in (0.0, 0.5, 1.0, 4.0)],
-    "length": [Case(rows=rows, length=length) for rows in (4, 16) for length in (4, 8, 32, 64)],
-    "discount": [Case(rows=rows, discount=d) for rows in (4, 16) for d in (0.25, 0.5, 0.75, 0.9)],
+LEVEL_ROWS = (4, 8, 16)
+VARIED = {
+    "distance": [Case(rows=rows, distance=distance) for rows in (4, 16) for distance in (0.0, 0.5, 1.0, 4.0)],
+    "length": [Case(rows=rows, length=length) for rows in (4, 16) for length in (4, 8, 32)],
+    "discount": [Case(rows=rows, discount=discount) for rows in (4, 16) for discount in (0.25, 0.5, 0.75, 0.9)],
 }
 
 
 # Transformers.
 
+LM_RATE = 3e-4
 STUDENTS = {"the same": (160, 4, 5), "1% of it": (32, 1, 2)}
 """Width, layers and heads."""
 LM_LEVELS = {"token": 1.0, "sequence": 0.0, "warm": 0.5}
@@ -131,10 +132,10 @@ def distil(start: Transformer, teacher: Transformer, level: str, updates: int, a
     shape = start.shape
     student, generator = Transformer(*shape), torch.Generator().manual_seed(seed)
     student.load_state_dict(start.state_dict())
-    adam, seen = torch.optim.Adam(student.parameters(), 1e-3), []
+    adam, seen = torch.optim.Adam(student.parameters(), LM_RATE), []
     group = torch.arange(asked).repeat_interleave(4)
     for update in range(updates + 1):
-        if update % (updates // 10) == 0:
+        if update % max(1, updates // 10) == 0:
             seen.append({"update": update, **_judged(student, teacher)})
         batch = sample(student, prompts(asked, generator).repeat_interleave(4, 0), generator)
         term = TOKEN if update < LM_LEVELS[level] * updates else SEQUENCE
@@ -163,3 +164,33 @@ def _judged(student: Transformer, teacher: Transformer) -> Numbers:
         if name == "own":
             numbers |= {"tokens": float(made.mask.sum(1).double().mean()), "right": float(made.right.mean())}
     return numbers
+
+
+def run(settings: Settings) -> Numbers:
+    """Exact descents of first-order policies, and distilled transformers."""
+    number, updates, short = settings.size(20, 8), settings.size(600, 60), settings.size(300, 40)
+    of = lambda case, updates: descend(case, number, updates, settings.seed)
+    return {
+        "levels": [
+            {"level": name, **of(replace(level, rows=rows), updates)}
+            for rows in LEVEL_ROWS
+            for name, level in LEVELS.items()
+        ],
+        "varied": [{"varied": name, **of(case, short)} for name, cases in VARIED.items() for case in cases],
+        "sums": _sums(settings),
+    }
+
+
+def _sums(settings: Settings) -> list[Numbers]:
+    generator = torch.Generator().manual_seed(settings.seed)
+    torch.manual_seed(settings.seed)
+    teacher, found = Transformer(), []
+    pretrain(teacher, settings.size(100, 2), generator)
+    for name, shape in STUDENTS.items():
+        student = Transformer(*shape)
+        pretrain(student, settings.size(30, 2), generator)
+        for level in LM_LEVELS:
+            for seed in range(settings.size(3, 1)):
+                path = distil(student, teacher, level, settings.size(60, 1), settings.size(8, 2), seed)
+                found.append({"student": name, "level": level, "seed": seed, "path": path})
+    return found
