@@ -1,5 +1,5 @@
-"""k1 as a loss, on completions that are L updates old, grows without bound in its linear range if and only if
-η β λ_max(F) L > 1.
+"""A small push of k1 as a loss, on completions that are L updates old, grows if and only if η β λ_max(F) L > 1, under
+SGD and without noise.
 
 On samples of μ the gradient of k1 as a loss is E_μ[s] = -∇KL(μ‖π) ≈ -F (θ - θ_μ), with F the Fisher matrix. With a
 queue of L batches, SGD is θ' = θ + ηβF (θ - θ_L), where θ_L is θ of L updates before. Along an eigenvector of F, with
@@ -7,7 +7,7 @@ c = ηβλ, the steps follow v' = c (v_0 + ... + v_{L-1}), a sum over the last L
 1/z^L) = 1, which is above 1 exactly if cL > 1; below, a push is enlarged by 1 / (1 - cL) and stops. Two limits come with
 it. For a softmax over arms θ - ηβ (π_0 + ... + π_{L-1}) does not change, so the end is bounded, and it depends on
 ηβL alone: the equation is the mean field of a Potts model, whose transition is a jump for three arms or more, so noise
-can start a collapse below the threshold. And a batch that is repeated, in place of a queue, has a lag that grows: every
+can start a collapse below the threshold. A batch that is repeated, in place of a queue, has a lag that grows: every
 c grows, by 1 + c in each update.
 
 Exact: bandits with 2, 10 and 100 arms in float64, and the places of 32 texts in a transformer of 1.2 million parameters
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp, vjp
 
 from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
-from ..study import Check, Numbers, Settings, below, over_repeats
+from ..study import Check, Numbers, Settings, below, exceeds, over_repeats
 from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
 
 if TYPE_CHECKING:
@@ -389,3 +389,204 @@ def run(settings: Settings) -> Numbers:
         "transformer": growth_in_transformer(model, settings.size(32, 4), settings.size(50, 24), seed),
         "sums": rewarded_transformer(model, settings.size(30, 3), settings.size(8, 2), range(1 if few else 3)),
     }
+
+
+NEAR = 0.05
+"""The largest difference between a measured and a predicted growth, relative to the latter, and the share of a reward."""
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """The law where it is exact; then where noise, a reward and Adam leave it."""
+    growth, sums = numbers["growth"], numbers["sums"]
+    off = [abs(x["measured"]["mean"] / x["predicted"] - 1) for x in growth]
+    shares = {above: [x["share that grows"] for x in growth if (x["product"] > 1) == above] for above in (True, False)}
+    in_model = numbers["transformer"]["growth"]
+    of_model = max(abs(x["measured"] / x["predicted"] - 1) for x in in_model)
+    signs = all((x["measured"] > 0) == (x["product"] > 1) for x in in_model)
+    found = [
+        Check(
+            "exact: no push grows at a product of 0.95 or less, and every one at 1.05 or more",
+            f"{max(shares[False]):.0%} and {min(shares[True]):.0%} of the problems in every setting",
+            max(shares[False]) == 0 and min(shares[True]) == 1,
+        ),
+        below("exact: it grows at the predicted rate (largest relative difference of a mean)", max(off), NEAR),
+        Check("the same threshold in the transformer, places as prompts", "signs of the growth", signs),
+        below("the transformer: at the predicted rate (largest relative difference)", of_model, 2 * NEAR),
+        _same_end(numbers["ends"]),
+    ]
+    queue, fresh, repeated = (_shares(numbers["collapses"], name) for name in ("queue", "fresh", "repeated"))
+    found += [
+        exceeds(
+            "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate",
+            *_difference(queue, fresh, 1.2),
+        ),
+        Check(
+            "sampled: no run collapses below the threshold (0.8)",
+            f"{_least(queue, 0.8):.0%} to {_most(queue, 0.8):.0%} of the runs of a setting",
+            _most(queue, 0.8) == 0,
+        ),
+        exceeds("a repeated batch collapses more runs than a queue, at 0.3", *_difference(repeated, queue, 0.3)),
+    ]
+    sgd, adam = ([x for x in numbers["rewarded"] if x["optimiser"] == name] for name in RATES)
+    found += [
+        _costs("with a reward, SGD: above the threshold (2) the term costs reward", sgd, 2.0),
+        _free("with a reward, SGD: below it (0.5) it costs less than 5% of the reward", sgd, 0.5),
+        Check(
+            "with a reward, Adam: policies collapse above the threshold of Adam's second moments (4)",
+            f"{max(_at(x, 'collapsed', 4.0)['mean'] for x in adam):.0%} of the runs lose nine tenths of their entropy",
+            min(_at(x, "collapsed", 4.0)["mean"] for x in adam) > 0.5,
+        ),
+        _harmless_and_destroyed(sums),
+        _ordered(sums),
+    ]
+    return found
+
+
+def _same_end(ends: list[Numbers]) -> Check:
+    by = {(x["arms"], x["product"], x["lag"]): x["entropy"]["mean"] for x in ends}
+    off = max(abs(by[arms, product, 2] - by[arms, product, 10]) for arms, product, lag in by if lag == 2)
+    return below("exact: where it ends depends on the product and not on the lag (share of the entropy)", off, 1e-3)
+
+
+def _shares(found: list[Numbers], queue: str) -> list[Numbers]:
+    return [x for x in found if x["queue"] == queue]
+
+
+def _at(found: Numbers, key: str, product: float) -> dict[str, float]:
+    i = found["products"].index(product)
+    return {name: values[i] for name, values in found[key].items()}
+
+
+def _least(found: list[Numbers], product: float) -> float:
+    return min(_at(x, "collapsed", product)["mean"] for x in found)
+
+
+def _most(found: list[Numbers], product: float) -> float:
+    return max(_at(x, "collapsed", product)["mean"] for x in found)
+
+
+def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:
+    """The smallest difference of the settings, with the errors of both sides added as if independent."""
+    sides = ((_at(a, "collapsed", product), _at(b, "collapsed", product)) for a, b in zip(ones, others, strict=True))
+    return min(((a["mean"] - b["mean"], math.hypot(a["error"], b["error"])) for a, b in sides), key=lambda x: x[0])
+
+
+def _costs(claim: str, runs: list[Numbers], product: float) -> Check:
+    worst = max((_at(x, "difference", product) for x in runs), key=lambda x: x["mean"] / x["error"])
+    return exceeds(claim, -worst["mean"], worst["error"])
+
+
+def _free(claim: str, runs: list[Numbers], product: float) -> Check:
+    found = [(_at(x, "difference", product), x["reward"]["mean"][0]) for x in runs]
+    gap, base = min(found, key=lambda x: x[0]["mean"] / x[1])
+    cost, error = -gap["mean"] / base, gap["error"] / base
+    low, high = cost + 2 * error < NEAR, cost - 2 * error > NEAR
+    return Check(claim, f"{cost:.1%} ± {error:.1%}", low, decided=low or high)
+
+
+def _runs(sums: Numbers, lag: int, beta: float, key: str = "right") -> Tensor:
+    chosen = (x for x in sums["runs"] if (x["lag"], x["beta"], x["repeated"]) == (lag, beta, False))
+    return torch.tensor([x[key] for x in chosen], dtype=torch.float64)
+
+
+def _harmless_and_destroyed(sums: Numbers) -> Check:
+    """At one β, the largest: lag 2 costs little and lag 10 nearly all."""
+    base, two, ten = _runs(sums, 1, 0.0), _runs(sums, 2, 0.1), _runs(sums, 10, 0.1)
+    kept = [float(x.mean() / base.mean()) for x in (two, ten)]
+    products = [float(_runs(sums, lag, 0.1, "product").mean()) for lag in (2, 10)]
+    words = f"{kept[0]:.0%} of the right answers are left at lag 2 (product {products[0]:.2g}), {kept[1]:.0%} at lag 10"
+    holds = kept[0] > 0.9 and kept[1] < 0.5
+    claim = "sums, Adam, β = 0.1: harmless at lag 2, destroyed at lag 10"
+    return Check(claim, f"{words} (product {products[1]:.2g})", holds, decided=len(base) > 2)
+
+
+def _ordered(sums: Numbers) -> Check:
+    """Whether Adam's product orders the losses of all settings."""
+    base, settings = _runs(sums, 1, 0.0), [(lag, beta) for beta in (0.01, 0.03, 0.1) for lag in (2, 10)]
+    rows = []
+    for lag, beta in settings:
+        gap = _runs(sums, lag, beta) - base
+        error = max(float(gap.std() / len(gap) ** 0.5), 0.02)
+        rows.append((float(_runs(sums, lag, beta, "product").mean()), float(gap.mean()), error))
+    rows.sort()
+    parts = "; ".join(f"{product:.2g}: {gap:+.2f} ± {error:.2f}" for product, gap, error in rows)
+    wrong = any(product > 1 and gap + 2 * error > 0 for product, gap, error in rows)
+    early = any(product < 1 and gap + 2 * error < 0 for product, gap, error in rows)
+    claim = "sums, Adam: answers are lost in 30 updates where Adam's product is above 1, and not below"
+    return Check(claim, parts, not wrong and not early, decided=len(base) > 2)
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Growth, the end, collapses by queue, the reward, and the transformer."""
+    figure.set_size_inches(12.5, 7.4)
+    growth, end, collapse, reward, model, answers = figure.subplots(2, 3).flat
+    _draw_growth(numbers, growth)
+    _draw_growth(numbers, model, transformer=True)
+    products = list(PRODUCTS)
+    for arms, colour in zip(ARMS, (GREY, BLUE, VERMILION), strict=True):
+        found = [x["entropy"] for x in numbers["ends"] if x["arms"] == arms and x["lag"] == 10]
+        mean, error = ([x[key] for x in found] for key in ("mean", "error"))
+        end.errorbar(products, mean, yerr=error, fmt="o-", color=colour, ms=4, label=f"{arms} arms")
+    problems = numbers["problems"]
+    _threshold(end, f"without noise: where it ends\n({problems} problems, ± 1 SE)", "entropy at the end / at the start")
+    end.legend(fontsize=8)
+    lines = {"fresh": (GREY, ":"), "queue": (BLUE, "-"), "repeated": (VERMILION, "--")}
+    for x in numbers["collapses"]:
+        if (x["arms"], x["size"]) == (10, 64) or (x["arms"], x["size"], x["queue"]) == (10, 1024, "queue"):
+            colour, line = lines[x["queue"]] if x["size"] == 64 else (GREEN, "-")
+            if x["lag"] == 10:
+                label = f"{QUEUES[x['queue']]}, {x['size']} samples"
+                share = x["collapsed"]
+                collapse.errorbar(x["products"], share["mean"], yerr=share["error"], fmt=f"o{line}", ms=4, color=colour)
+                collapse.lines[-1].set_label(label)
+    _threshold(collapse, f"sampled, 10 arms, lag 10\n({problems} problems, ± 1 SE)", "share of runs that collapse")
+    collapse.legend(fontsize=8)
+    for x in numbers["rewarded"]:
+        colour, line = (BLUE if x["optimiser"] == "SGD" else ORANGE), ("-" if x["lag"] == 10 else "--")
+        gap = x["difference"]
+        label = f"{x['optimiser']}, lag {x['lag']}"
+        reward.errorbar(x["products"], gap["mean"], yerr=gap["error"], fmt=f"o{line}", ms=4, color=colour, label=label)
+    title = f"with a reward, 10 arms, 150 updates\n({problems} problems, ± 1 SE)"
+    _threshold(reward, title, "reward less that without the term")
+    reward.legend(fontsize=8)
+    _draw_answers(numbers["sums"], answers)
+
+
+def _threshold(axis: Any, title: str, ylabel: str) -> None:
+    axis.axvline(1, color=BLACK, lw=0.8, ls=":")
+    axis.set_title(title, fontsize=10)
+    axis.set(xlabel="η β λ_max(F) L", ylabel=ylabel)
+
+
+def _draw_growth(numbers: Numbers, axis: Any, *, transformer: bool = False) -> None:
+    rows = numbers["transformer"]["growth"] if transformer else numbers["growth"]
+    mean = lambda x: x["measured"] if transformer else x["measured"]["mean"]
+    colours = dict(zip(LAGS, (BLACK, BLUE, GREEN, ORANGE, VERMILION, GREY), strict=True))
+    for lag in (lag for lag in LAGS if any(x["lag"] == lag for x in rows)):
+        own = [x for x in rows if x["lag"] == lag]
+        axis.plot([x["predicted"] for x in own], [mean(x) for x in own], "o", ms=4, color=colours[lag], label=f"lag {lag}")
+    reach = [x["predicted"] for x in rows]
+    axis.plot([min(reach), max(reach)], [min(reach), max(reach)], color=BLACK, lw=0.8)
+    number = numbers["problems"]
+    what = "transformer of 1.2 million parameters" if transformer else f"2, 10, 100 arms, means of {number} problems"
+    axis.set_title(f"growth of a small push, no noise\n({what})", fontsize=10)
+    axis.set(xlabel="predicted log growth an update", ylabel="measured")
+    axis.legend(fontsize=8)
+
+
+def _draw_answers(sums: Numbers, axis: Any) -> None:
+    base = sums["runs"][0]
+    for lag, colour in ((2, BLUE), (10, VERMILION)):
+        runs = [x for x in sums["runs"] if x["lag"] == lag and not x["repeated"]]
+        label = f"lag {lag}"
+        axis.plot([x["product"] for x in runs], [x["right"] for x in runs], "o", ms=5, color=colour, label=label)
+    runs = [x for x in sums["runs"] if x["repeated"]]
+    axis.plot([x["product"] for x in runs], [x["right"] for x in runs], "x", ms=6, color=VERMILION, label="lag 10, repeated")
+    for x in sums["runs"]:
+        if not x["beta"]:
+            axis.axhline(x["right"], color=GREY, lw=0.8, ls="--", label="without the term" if x is base else None)
+    seeds = len({x["seed"] for x in sums["runs"]})
+    title = f"transformer, sums, Adam, {sums['updates']} updates\n({seeds} seeds, one mark a run)"
+    _threshold(axis, title, "right answers at the end")
+    axis.set(xlabel="η β λ_max L with Adam's second moments", xscale="log")
+    axis.legend(fontsize=8)
