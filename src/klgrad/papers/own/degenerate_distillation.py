@@ -11,6 +11,7 @@ the length of the student's completions over that of the teacher's. The same, sa
 with their working: the teacher has 1.2 million parameters, and a student either the same or 1% of them.
 """
 
+import itertools
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,10 @@ from torch import Tensor
 
 from ...core.rollout import Rollout
 from ...core.term import KLTerm
-from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
+from ...drawing import BLUE, GREEN, VERMILION
 from ...enumeration import END
-from ..runs import band
-from ..study import Check, Numbers, Settings, exceeds, over_repeats
+from ..runs import band, exceeds_over_seeds
+from ..study import Check, Numbers, Settings, all_exceed, exceeds, over_repeats
 from ..tang_munos.first_order import REF_SCALE, VOCAB, Problems
 from .small_model import Completions, Transformer, pretrain, prompts, sample
 
@@ -194,3 +195,160 @@ def _sums(settings: Settings) -> list[Numbers]:
                 path = distil(student, teacher, level, settings.size(60, 1), settings.size(8, 2), seed)
                 found.append({"student": name, "level": level, "seed": seed, "path": path})
     return found
+
+
+SHORT, KEPT, BACK = 0.5, 0.9, 0.95
+"""Shares of the teacher's length: short completions, those that have kept it, and those that have come back."""
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """The optimum, the transient, what a warm start does, and the transformers."""
+    of = {(x["level"], x["case"]["rows"]): x for x in numbers["levels"]}
+    found = []
+    for rows in LEVEL_ROWS[:-1]:
+        claim = f"{rows} rows, which cannot match: after {_last(numbers)} updates at the sequence level completions are"
+        found.append(_all(f"{claim} shorter than half of the teacher's", of["sequence", rows]["end"], SHORT, above=False))
+    found += [
+        _all("16 rows, which can match: there they have the teacher's length", of["sequence", 16]["end"], BACK),
+        _mostly_short("16 rows: on the way there completions are shorter than half of it", of["sequence", 16]["lowest"]),
+        *(
+            exceeds(
+                f"{rows} rows: the token level ends with longer completions than the sequence level",
+                *_paired(of["token", rows]["end"], of["sequence", rows]["end"]),
+            )
+            for rows in LEVEL_ROWS[:-1]
+        ),
+        _same_as(of["warm", 4], of["sequence", 4]),
+        _all("16 rows: with a warm start completions are never shorter than 0.9 of it", _after_warm(of["warm", 16]), KEPT),
+        _farther(of),
+    ]
+    cases = [x for x in numbers["varied"] if x["varied"] == "distance" and x["case"]["rows"] == 4]
+    shares = [share for x in cases for share in x["end"]]
+    found.append(_all("4 rows, any distance, 0 too: they end shorter than half of it", shares, SHORT, above=False))
+    for name, key, claim in (
+        ("length", "end", "4 rows: the longer the limit, the smaller the share at the end"),
+        ("discount", "end", "4 rows: the larger the discount, the smaller the share at the end"),
+    ):
+        ends = [x[key] for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == 4]
+        pairs = [_paired(a, b) for a, b in itertools.pairwise(ends)]
+        found.append(all_exceed(claim, pairs))
+    return [*found, *_of_sums(numbers["sums"])]
+
+
+def _last(numbers: Numbers) -> int:
+    return numbers["levels"][0]["updates"][-1]
+
+
+def _all(claim: str, shares: list[float], limit: float, *, above: bool = True) -> Check:
+    """Whether every problem is on one side of a limit; contradicted if most are on the other."""
+    right = [share > limit if above else share < limit for share in shares]
+    words = f"{sum(right)} of {len(right)} problems, mean share {sum(shares) / len(shares):.2f}"
+    return Check(claim, words, all(right), decided=all(right) or 2 * sum(right) < len(right))
+
+
+def _mostly_short(claim: str, lowest: list[float]) -> Check:
+    x = SHORT - torch.tensor(lowest, dtype=torch.float64)
+    judged = exceeds(claim, float(x.mean()), float(x.std() / len(x) ** 0.5))
+    return replace(judged, measured=f"lowest share {SHORT - float(x.mean()):.2f}, {judged.measured}")
+
+
+def _paired(ones: list[float], others: list[float]) -> tuple[float, float]:
+    gap = torch.tensor(ones, dtype=torch.float64) - torch.tensor(others, dtype=torch.float64)
+    return float(gap.mean()), float(gap.std() / len(gap) ** 0.5)
+
+
+def _after_warm(found: Numbers) -> list[float]:
+    """The mean share at each point from the end of the warm start on."""
+    return [x for update, x in zip(found["updates"], found["share"]["mean"], strict=True) if update >= WARM] or [0.0]
+
+
+def _same_as(warm: Numbers, cold: Numbers) -> Check:
+    off = max(abs(a - b) for a, b in zip(warm["end"], cold["end"], strict=True))
+    mean, _ = _paired(warm["end"], cold["end"])
+    claim = "4 rows: a warm start at the token level ends as short as none"
+    return Check(claim, f"mean shares {mean:+.3f} apart, at most {off:.2f} in a problem", abs(mean) < 0.05)
+
+
+def _farther(of: dict[tuple[str, int], Numbers]) -> Check:
+    """On the teacher's completions."""
+    ends = {name: of[name, 4]["teacher"] for name in ("sequence", "token")}
+    mean, error = ({name: x[key][-1] for name, x in ends.items()} for key in ("mean", "error"))
+    gap = mean["sequence"] - mean["token"]
+    claim = "4 rows: on the teacher's completions the sequence level ends farther than the token level"
+    judged = exceeds(claim, gap, (error["sequence"] ** 2 + error["token"] ** 2) ** 0.5)
+    return replace(judged, measured=f"{mean['sequence']:.1f} against {mean['token']:.1f} nats, {judged.measured}")
+
+
+def _of_sums(runs: list[Numbers]) -> list[Check]:
+    tokens = lambda student, level, key="tokens": [
+        x["path"][-1][key] for x in runs if (x["student"], x["level"]) == (student, level)
+    ]
+    show = lambda values: ", ".join(f"{x:.1f}" for x in values)
+    found = []
+    for student in STUDENTS:
+        token, sequence = tokens(student, "token"), tokens(student, "sequence")
+        gap, error = _paired(token, sequence) if len(token) > 1 else (0.0, 0.0)
+        claim = f"transformer, student {student}: the sequence level ends with shorter completions than the token level"
+        judged = exceeds_over_seeds(claim, {"difference": gap, "error": error, "seeds": len(token)})
+        found.append(replace(judged, measured=f"{show(sequence)} tokens against {show(token)}"))
+    last, end = runs[0]["path"][-1]["update"], tokens("the same", "sequence")
+    back = [x > KEPT * y for x, y in zip(end, tokens("the same", "token"), strict=True)]
+    claim = f"transformer, student the same: within {last} updates the sequence level is back at nine tenths of the token's"
+    found.append(Check(claim, f"{sum(back)} of {len(back)} seeds", all(back), decided=all(back) or not any(back)))
+    return found
+
+
+COLOURS = {"token": BLUE, "sequence": VERMILION, "warm": GREEN}
+NAMES = {"token": "token level", "sequence": "sequence level", "warm": f"token level for {WARM}, then sequence"}
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Lengths and both KLs over updates by rows; what is varied; the transformers."""
+    figure.set_size_inches(12.5, 10.6)
+    axes = figure.subplots(3, 3)
+    number = len(numbers["levels"][0]["end"])
+    for axis, rows in zip(axes[0], LEVEL_ROWS, strict=True):
+        for x in (x for x in numbers["levels"] if x["case"]["rows"] == rows):
+            colour = COLOURS[x["level"]]
+            axis.plot(x["updates"], x["share"]["mean"], color=colour, label=NAMES[x["level"]])
+            band(axis, x["updates"], x["share"], colour)
+        can = "can match" if rows == VOCAB else "cannot match"
+        axis.set_title(f"{rows} rows of {VOCAB}: {can}\n({number} problems, ± 1 SE)", fontsize=10)
+        axis.set(xlabel="updates", ylabel="length / teacher's", ylim=(0, 1.3))
+    axes[0][0].legend(fontsize=8)
+    for axis, name in zip(axes[1], VARIED, strict=True):
+        _draw_varied(numbers, axis, name, number)
+    for axis, student in zip(axes[2], STUDENTS, strict=False):
+        _draw_sums(numbers["sums"], axis, student, "tokens")
+    _draw_sums(numbers["sums"], axes[2][2], "the same", "teacher")
+
+
+def _draw_varied(numbers: Numbers, axis: Any, name: str, number: int) -> None:
+    for rows, colour in ((4, VERMILION), (16, BLUE)):
+        found = [x for x in numbers["varied"] if x["varied"] == name and x["case"]["rows"] == rows]
+        at = [x["case"][name] for x in found]
+        ends = [torch.tensor(x["end"], dtype=torch.float64) for x in found]
+        errors = [float(x.std() / len(x) ** 0.5) for x in ends]
+        label = f"{rows} rows, at the end"
+        axis.errorbar(at, [float(x.mean()) for x in ends], yerr=errors, fmt="o-", ms=4, color=colour, label=label)
+        lowest = [sum(x["lowest"]) / len(x["lowest"]) for x in found]
+        axis.plot(at, lowest, "o:", ms=4, mfc="none", color=colour, label=f"{rows} rows, lowest")
+    last = found[0]["updates"][-1]
+    axis.set_title(f"sequence level, {last} updates\n({number} problems, ± 1 SE)", fontsize=10)
+    axis.set(xlabel={"distance": "distance of the start", "length": "most tokens", "discount": "discount"}[name])
+    axis.set(ylabel="length / teacher's", ylim=(0, 1.3))
+    axis.legend(fontsize=8)
+
+
+def _draw_sums(runs: list[Numbers], axis: Any, student: str, key: str) -> None:
+    for level, colour in COLOURS.items():
+        for x in (x for x in runs if (x["student"], x["level"]) == (student, level)):
+            label = {"warm": "token level, then sequence"}.get(level, NAMES[level]) if x["seed"] == 0 else None
+            updates = [point["update"] for point in x["path"]]
+            axis.plot(updates, [point[key] for point in x["path"]], color=colour, lw=1.2, label=label)
+    seeds = len({x["seed"] for x in runs})
+    title = {"the same": "student: the same, 1.2 million", "1% of it": "student: 1% of the parameters"}[student]
+    axis.set_title(f"transformer, {title}\n({seeds} seeds, one line a run)", fontsize=10)
+    words = {"tokens": "tokens per completion", "teacher": "KL(teacher‖student), nats per completion"}
+    axis.set(xlabel="updates", ylabel=words[key], ylim=(0, None))
+    axis.legend(fontsize=8)
