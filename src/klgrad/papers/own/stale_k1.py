@@ -265,11 +265,11 @@ TRAINED = 100
 IN_TRANSFORMER = {2: (0.8, 0.95, 1.05, 1.2), 10: (0.8, 1.2)}
 
 
-def pretrained(seed: int) -> Transformer:
-    """The transformer after `TRAINED` updates."""
+def pretrained(updates: int, seed: int) -> Transformer:
+    """The transformer after some updates."""
     torch.manual_seed(seed)
     model = Transformer()
-    pretrain(model, TRAINED, torch.Generator().manual_seed(seed))
+    pretrain(model, updates, torch.Generator().manual_seed(seed))
     return model
 
 
@@ -380,17 +380,16 @@ def rewarded_transformer(model: Transformer, updates: int, asked: int, seeds: Se
 
 def run(settings: Settings) -> Numbers:
     """Growth, ends and collapses of bandits, and the transformer."""
-    problems, seed = settings.size(40, 10), settings.seed
-    model = pretrained(seed)
-    few = settings.quick
+    problems, seed = settings.size(40, 4), settings.seed
+    model = pretrained(settings.size(TRAINED, 3), seed)
     return {
         "problems": problems,
         "growth": growth(problems, seed),
-        "ends": ends(problems, seed, settings.size(2000, 300)),
+        "ends": ends(problems, seed, settings.size(2000, 100)),
         "collapses": collapses(problems, seed),
         "rewarded": rewarded(problems, seed),
-        "transformer": growth_in_transformer(model, settings.size(32, 4), settings.size(50, 24), seed),
-        "sums": rewarded_transformer(model, settings.size(30, 3), settings.size(8, 2), range(1 if few else 3)),
+        "transformer": growth_in_transformer(model, settings.size(32, 2), settings.size(50, 24), seed),
+        "sums": rewarded_transformer(model, settings.size(30, 1), settings.size(8, 1), range(settings.size(3, 1))),
     }
 
 
