@@ -1,4 +1,4 @@
-"""The off-policy forms of Liu et al.: the coefficient in the advantage under PPO's min-clip, or in a head of its own."""
+"""The off-policy forms of Liu et al.: a coefficient under PPO's min-clip, in the advantage or in a head of its own."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from tolerances import EXACT
 
 from klgrad.core.estimators import k2, k3
 
-EPSILON, BETA = 0.2, 0.5
+EPSILON, BETA = 0.2, 4.0
 generator = torch.Generator().manual_seed(0)
 OLD, REF, REWARD, AWAY = torch.randn(4, 6, generator=generator, dtype=torch.float64)
 REF = REF.log_softmax(0)
@@ -36,7 +36,7 @@ def regularised(logits, slope):
     """∇E_π[r] less β times the gradient that the coefficient has on fresh samples."""
     logits = logits.clone().requires_grad_()
     logp = logits.log_softmax(0)
-    kl = logp.exp() @ (logp - REF) if slope is k2.slope else REF.exp() @ (REF - logp)
+    kl = logp.exp() @ (logp - REF) if slope == k2.slope else REF.exp() @ (REF - logp)
     return torch.autograd.grad(logp.exp() @ REWARD - BETA * kl, logits)[0]
 
 

@@ -106,7 +106,13 @@ def descend(case: Case, number: int, updates: int, seed: int) -> Numbers:
         adam.step()
     seen = torch.stack(seen, 1)
     found = {key: over_repeats(x) for key, x in zip(("own", "teacher", "share"), seen, strict=True)}
-    return {"case": asdict(case), "updates": points, **found, "lowest": seen[2].amin(0).tolist(), "end": seen[2, -1].tolist()}
+    return {
+        "case": asdict(case),
+        "updates": points,
+        **found,
+        "lowest": seen[2].amin(0).tolist(),
+        "end": seen[2, -1].tolist(),
+    }
 
 
 LEVELS = {"token": Case(discount=0.0), "sequence": Case(), "warm": Case(warm=WARM)}
@@ -207,10 +213,14 @@ def check(numbers: Numbers) -> list[Check]:
     found = []
     for rows in LEVEL_ROWS[:-1]:
         claim = f"{rows} rows, which cannot match: after {_last(numbers)} updates at the sequence level completions are"
-        found.append(_all(f"{claim} shorter than half of the teacher's", of["sequence", rows]["end"], SHORT, above=False))
+        found.append(
+            _all(f"{claim} shorter than half of the teacher's", of["sequence", rows]["end"], SHORT, above=False)
+        )
     found += [
         _all("16 rows, which can match: there they have the teacher's length", of["sequence", 16]["end"], BACK),
-        _mostly_short("16 rows: on the way there completions are shorter than half of it", of["sequence", 16]["lowest"]),
+        _mostly_short(
+            "16 rows: on the way there completions are shorter than half of it", of["sequence", 16]["lowest"]
+        ),
         *(
             exceeds(
                 f"{rows} rows: the token level ends with longer completions than the sequence level",
@@ -219,7 +229,9 @@ def check(numbers: Numbers) -> list[Check]:
             for rows in LEVEL_ROWS[:-1]
         ),
         _same_as(of["warm", 4], of["sequence", 4]),
-        _all("16 rows: with a warm start completions are never shorter than 0.9 of it", _after_warm(of["warm", 16]), KEPT),
+        _all(
+            "16 rows: with a warm start completions are never shorter than 0.9 of it", _after_warm(of["warm", 16]), KEPT
+        ),
         _farther(of),
     ]
     cases = [x for x in numbers["varied"] if x["varied"] == "distance" and x["case"]["rows"] == 4]
@@ -293,7 +305,9 @@ def _of_sums(runs: list[Numbers]) -> list[Check]:
         found.append(replace(judged, measured=f"{show(sequence)} tokens against {show(token)}"))
     last, end = runs[0]["path"][-1]["update"], tokens("the same", "sequence")
     back = [x > KEPT * y for x, y in zip(end, tokens("the same", "token"), strict=True)]
-    claim = f"transformer, student the same: within {last} updates the sequence level is back at nine tenths of the token's"
+    claim = (
+        f"transformer, student the same: within {last} updates the sequence level is back at nine tenths of the token's"
+    )
     found.append(Check(claim, f"{sum(back)} of {len(back)} seeds", all(back), decided=all(back) or not any(back)))
     return found
 
@@ -315,7 +329,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         can = "can match" if rows == VOCAB else "cannot match"
         axis.set_title(f"{rows} rows of {VOCAB}: {can}\n({number} problems, ± 1 SE)", fontsize=10)
         axis.set(xlabel="updates", ylabel="length / teacher's", ylim=(0, 1.3))
-    axes[0][0].legend(fontsize=8)
+    axes[0][0].legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.35))
     for axis, name in zip(axes[1], VARIED, strict=True):
         _draw_varied(numbers, axis, name, number)
     for axis, student in zip(axes[2], STUDENTS, strict=False):
@@ -349,6 +363,6 @@ def _draw_sums(runs: list[Numbers], axis: Any, student: str, key: str) -> None:
     seeds = len({x["seed"] for x in runs})
     title = {"the same": "student: the same, 1.2 million", "1% of it": "student: 1% of the parameters"}[student]
     axis.set_title(f"transformer, {title}\n({seeds} seeds, one line a run)", fontsize=10)
-    words = {"tokens": "tokens per completion", "teacher": "KL(teacher‖student), nats per completion"}
+    words = {"tokens": "tokens per completion", "teacher": "KL(teacher‖student), nats"}
     axis.set(xlabel="updates", ylabel=words[key], ylim=(0, None))
     axis.legend(fontsize=8)

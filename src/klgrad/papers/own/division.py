@@ -32,7 +32,7 @@ EPSILON = 1e-4
 """What TRL adds to a deviation before it divides by it."""
 
 
-# The advantages of groups, (..., completions): reward r and log-ratio l of each completion.
+# The advantages of groups, (..., completions): reward r and log-ratio x of each completion.
 
 
 def centred(x: Tensor) -> Tensor:
@@ -60,17 +60,17 @@ def random_groups(r: Tensor, generator: torch.Generator) -> Tensor:
 Advantage = Callable[[Tensor, Tensor, float, torch.Generator], Tensor]
 
 ADVANTAGES: dict[str, Advantage] = {
-    "undivided": lambda r, l, beta, _: centred(r - beta * l),
-    "divided": lambda r, l, beta, _: divided(r - beta * l),
-    "no spread: undivided": lambda r, l, beta, _: torch.where(
-        without_spread(r), centred(r - beta * l), divided(r - beta * l)
+    "undivided": lambda r, x, beta, _: centred(r - beta * x),
+    "divided": lambda r, x, beta, _: divided(r - beta * x),
+    "no spread: undivided": lambda r, x, beta, _: torch.where(
+        without_spread(r), centred(r - beta * x), divided(r - beta * x)
     ),
-    "by the reward's deviation": lambda r, l, beta, _: torch.where(
-        without_spread(r), centred(r - beta * l), divided(r - beta * l, by=r)
+    "by the reward's deviation": lambda r, x, beta, _: torch.where(
+        without_spread(r), centred(r - beta * x), divided(r - beta * l, by=r)
     ),
-    "no spread: dropped": lambda r, l, beta, _: torch.where(without_spread(r), 0, divided(r - beta * l)),
-    "random: dropped": lambda r, l, beta, g: torch.where(random_groups(r, g), 0, divided(r - beta * l)),
-    "in the advantage": lambda r, l, beta, _: divided(r) - beta * centred(l),
+    "no spread: dropped": lambda r, x, beta, _: torch.where(without_spread(r), 0, divided(r - beta * x)),
+    "random: dropped": lambda r, x, beta, g: torch.where(random_groups(r, g), 0, divided(r - beta * x)),
+    "in the advantage": lambda r, x, beta, _: divided(r) - beta * centred(x),
 }
 
 
@@ -188,7 +188,11 @@ def sums(arm: str, beta: float, start: Transformer, updates: int, asked: int, se
         adam.zero_grad()
         (-(advantage * logp).sum() / len(logp)).backward()
         adam.step()
-    return {"right": [x["right"] for x in seen], "kl": [x["kl"] for x in seen], "without spread": sum(spread) / len(spread)}
+    return {
+        "right": [x["right"] for x in seen],
+        "kl": [x["kl"] for x in seen],
+        "without spread": sum(spread) / len(spread),
+    }
 
 
 @torch.no_grad()
@@ -202,9 +206,7 @@ def _judged(policy: Transformer, start: Transformer) -> Numbers:
 def run(settings: Settings) -> Numbers:
     """Right answers and KL of every arm, what changes with the task, and the transformer."""
     seeds, long, short = settings.size(8, 2), settings.size(2 * LONG, SHORT), settings.size(LONG, SHORT)
-    of = lambda arm, beta, task, updates: {
-        key: x for key, x in train(arm, beta, task, seeds, updates, settings.seed).items()
-    }
+    of = lambda arm, beta, task, updates: train(arm, beta, task, seeds, updates, settings.seed)
     main = {f"{arm}, β = {beta:g}": of(arm, beta, Task(), long) for arm, betas in MAIN.items() for beta in betas}
     varied = [
         {"varied": name, "task": asdict(task), **_gap(of, task, long if name == "unsolvable" else short)}
@@ -245,7 +247,9 @@ def _sums(settings: Settings) -> Numbers:
     start = Transformer()
     pretrain(start, settings.size(TRAINED, 2), torch.Generator().manual_seed(settings.seed))
     seeds, updates, asked = settings.size(3, 1), settings.size(40, 0), settings.size(8, 2)
-    arms = {arm: [sums(arm, beta, start, updates, asked, seed) for seed in range(seeds)] for arm, beta in LM_ARMS.items()}
+    arms = {
+        arm: [sums(arm, beta, start, updates, asked, seed) for seed in range(seeds)] for arm, beta in LM_ARMS.items()
+    }
     return {"updates": list(range(0, updates + 1, EVERY)), "arms": arms}
 
 
@@ -287,7 +291,9 @@ def check(numbers: Numbers) -> list[Check]:
         shares = {arm: right[-1]["mean"] for arm, right in x["right"].items()}
         claim = f"after {gap['updates']} updates the remedy is ahead by more than {AHEAD:g} with {name} {value:g}"
         judged = exceeds(claim, gap["mean"] - AHEAD, gap["error"])
-        found.append(replace(judged, measured=f"{shares[REMEDY]:.3f} against {shares['divided']:.3f}, {judged.measured}"))
+        found.append(
+            replace(judged, measured=f"{shares[REMEDY]:.3f} against {shares['divided']:.3f}, {judged.measured}")
+        )
     return [*found, *_of_sums(numbers["sums"]["arms"])]
 
 
@@ -298,7 +304,12 @@ def _of_sums(arms: dict[str, list[Numbers]]) -> list[Check]:
     end = lambda arm, key: torch.tensor([x[key][-1] for x in arms[arm]], dtype=torch.float64)
     found = []
     for claim, key, more, less in (
-        ("transformer: with groups without spread undivided, more answers are right than divided", "right", REMEDY, "divided"),
+        (
+            "transformer: with groups without spread undivided, more answers are right than divided",
+            "right",
+            REMEDY,
+            "divided",
+        ),
         ("transformer: divided, the policy stays nearer to ref than with these undivided", "kl", REMEDY, "divided"),
     ):
         gap = over_repeats(end(more, key) - end(less, key)) if len(arms[more]) > 1 else {"mean": 0.0, "error": 0.0}

@@ -48,6 +48,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The layer's output, and the keys and values of all places so far."""
         batch, length, width = x.shape
         query, *now = self.inward(self.norms[0](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         both = torch.stack(now)

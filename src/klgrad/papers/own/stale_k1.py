@@ -1,24 +1,23 @@
 """A small push of k1 as a loss, on completions that are L updates old, grows if and only if η β λ_max(F) L > 1, under
-SGD and without noise.
+SGD and without noise; with noise a collapse can begin below that, and under Adam the product is no threshold.
 
-On samples of μ the gradient of k1 as a loss is E_μ[s] = -∇KL(μ‖π) ≈ -F (θ - θ_μ), with F the Fisher matrix. With a
-queue of L batches, SGD is θ' = θ + ηβF (θ - θ_L), where θ_L is θ of L updates before. Along an eigenvector of F, with
-c = ηβλ, the steps follow v' = c (v_0 + ... + v_{L-1}), a sum over the last L. Its largest root z solves c (1/z + ... +
-1/z^L) = 1, which is above 1 exactly if cL > 1; below, a push is enlarged by 1 / (1 - cL) and stops. Two limits come with
-it. For a softmax over arms θ - ηβ (π_0 + ... + π_{L-1}) does not change, so the end is bounded, and it depends on
-ηβL alone: the equation is the mean field of a Potts model, whose transition is a jump for three arms or more, so noise
-can start a collapse below the threshold. A batch that is repeated, in place of a queue, has a lag that grows: every
-c grows, by 1 + c in each update.
+On samples of μ the gradient of k1 as a loss is E_μ[s] = -∇KL(μ‖π), about -F (θ - θ_μ), with F the Fisher matrix. With
+a queue of L batches SGD is θ' = θ + ηβF (θ - θ_L), where θ_L is θ of L updates before. Along an eigenvector of F, with
+c = ηβλ, a step is c times the sum of the last L steps. The largest root z of c (1/z + ... + 1/z^L) = 1 is above 1
+exactly if cL > 1; below, a push is enlarged to 1 / (1 - cL) of itself and stops. Two limits come with it. For a softmax
+over arms θ - ηβ (π_0 + ... + π_{L-1}) does not change, so the end is bounded and depends on ηβL alone: this is the mean
+field of a Potts model, whose transition is a jump for three arms or more, so noise can start a collapse below the
+threshold. And where one batch is repeated, in place of a queue, the lag grows, and every push by 1 + c an update.
 
 Exact: bandits with 2, 10 and 100 arms in float64, and the places of 32 texts in a transformer of 1.2 million parameters
-as prompts of one token each, with a small push at the start. Sampled: bandits with 64 and 1024 completions in a batch;
-the same with a reward, by SGD and by Adam, whose threshold has F times Adam's second moments; and the transformer with
-Adam, whole completions and the reward of a right sum. A run has collapsed if it has lost half of its entropy.
+as prompts of one token each. Sampled: bandits with 64 and 1024 completions in a batch, where a run has collapsed if it
+has lost half of its entropy; the same with a reward, by SGD and by Adam, whose product has F times Adam's second
+moments; and the transformer with Adam, whole completions and the reward of a right sum.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +134,7 @@ FEW = (0.3, *PRODUCTS)
 
 
 def collapses(problems: int, seed: int) -> list[Numbers]:
-    """The share of sampled descents that collapse within 20 lags, by arms, size of the batch, lag, queue and product."""
+    """The share of sampled descents that collapse within 20 lags."""
     found = []
     products = torch.tensor(FEW, dtype=Bandit)[:, None, None]
     for arms in ARMS[1:]:
@@ -322,14 +321,20 @@ class Arm:
     repeated: bool = False
 
 
-LM_ARMS = [Arm(1, 0.0), *(Arm(lag, beta) for beta in (0.01, 0.03, 0.1) for lag in (2, 10)), Arm(10, 0.03, repeated=True)]
+LM_ARMS = [
+    Arm(1, 0.0),
+    *(Arm(lag, beta) for beta in (0.01, 0.03, 0.1) for lag in (2, 10)),
+    Arm(10, 0.03, repeated=True),
+]
 LM_RATE, GROUP = 2e-4, 8
 EVALUATION = 0.03
 """Standard error of a difference of two shares near 0.35 of 512 answers each, rounded up to two digits."""
 
 
-def trained_with_reward(model: Transformer, arm: Arm, updates: int, asked: int, seed: int) -> tuple[Numbers, Parameters]:
-    """Adam on the policy gradient of fresh completions and k1 as a loss on stale ones; the scale of Adam at half way."""
+def trained_with_reward(
+    model: Transformer, arm: Arm, updates: int, asked: int, seed: int
+) -> tuple[Numbers, Parameters]:
+    """Adam with fresh completions for the reward and stale ones for k1 as a loss; and its scale at half way."""
     policy, generator = _copy(model), torch.Generator().manual_seed(seed)
     draw = lambda: sample(policy, prompts(asked, generator).repeat_interleave(GROUP, 0), generator)
     adam = torch.optim.Adam(policy.parameters(), LM_RATE)
@@ -371,7 +376,9 @@ def rewarded_transformer(model: Transformer, updates: int, asked: int, seeds: Se
         for arm in LM_ARMS:
             end, scale = trained_with_reward(model, arm, updates, asked, seed)
             if not arm.beta:
-                given = sample(model, prompts(128, torch.Generator().manual_seed(seed)), torch.Generator().manual_seed(3))
+                given = sample(
+                    model, prompts(128, torch.Generator().manual_seed(seed)), torch.Generator().manual_seed(3)
+                )
                 largest.append(LM_RATE * top_eigenvector(model, given, scale)[0])
             setting = {"lag": arm.lag, "beta": arm.beta, "repeated": arm.repeated, "seed": seed}
             runs.append({**setting, "product": arm.beta * arm.lag * largest[-1], **end})
@@ -394,7 +401,7 @@ def run(settings: Settings) -> Numbers:
 
 
 NEAR = 0.05
-"""The largest difference between a measured and a predicted growth, relative to the latter, and the share of a reward."""
+"""The largest relative difference between a measured and a predicted growth, and a small share of a reward."""
 
 
 def check(numbers: Numbers) -> list[Check]:
@@ -575,7 +582,9 @@ def _draw_growth(numbers: Numbers, axis: Any, *, transformer: bool = False) -> N
     colours = dict(zip(LAGS, (BLACK, BLUE, GREEN, ORANGE, VERMILION, GREY), strict=True))
     for lag in (lag for lag in LAGS if any(x["lag"] == lag for x in rows)):
         own = [x for x in rows if x["lag"] == lag]
-        axis.plot([x["predicted"] for x in own], [mean(x) for x in own], "o", ms=4, color=colours[lag], label=f"lag {lag}")
+        axis.plot(
+            [x["predicted"] for x in own], [mean(x) for x in own], "o", ms=4, color=colours[lag], label=f"lag {lag}"
+        )
     reach = [x["predicted"] for x in rows]
     axis.plot([min(reach), max(reach)], [min(reach), max(reach)], color=BLACK, lw=0.8)
     number = numbers["problems"]
@@ -592,7 +601,9 @@ def _draw_answers(sums: Numbers, axis: Any) -> None:
         label = f"lag {lag}"
         axis.plot([x["product"] for x in runs], [x["right"] for x in runs], "o", ms=5, color=colour, label=label)
     runs = [x for x in sums["runs"] if x["repeated"]]
-    axis.plot([x["product"] for x in runs], [x["right"] for x in runs], "x", ms=6, color=VERMILION, label="lag 10, repeated")
+    axis.plot(
+        [x["product"] for x in runs], [x["right"] for x in runs], "x", ms=6, color=VERMILION, label="lag 10, repeated"
+    )
     for x in sums["runs"]:
         if not x["beta"]:
             axis.axhline(x["right"], color=GREY, lw=0.8, ls="--", label="without the term" if x is base else None)
