@@ -7,20 +7,24 @@ CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 OTHERS := $(VENV)-frameworks/.installed
 OLDEST := $(VENV)-oldest/.installed
+ARRAYS := $(VENV)-arrays/.installed
 # What verl's default trainers import, and `pip install verl` does not install.
 VERL_TRAINERS := TransferQueue cachetools fastapi uvicorn
 # Their formulae are in the package, so that the tests of the first environment have audited them.
-TRANSCRIBED := nemo-rl or prime-rl or slime or open-instruct or tinker
-SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
+TRANSCRIBED := nemo-rl or prime-rl or slime or open-instruct or tinker or easyr1 or miles or molt
+# Those of SkyRL, Axolotl and ART ask for Python 3.12, and the files that are loaded of them run on 3.11.
+SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft areal rlinf cosmos-rl torchrl axolotl llamafactory openpipe-art twinkle-kit
+# Of JAX and MLX; MaxText asks for Python 3.12, and the files that are loaded of it run on 3.11.
+OF_ARRAYS := google-tunix maxtext easydel mlx-lm-lora mlx-tune
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench gpu-queue check dist rehearsal kernels-package clean
+.PHONY: audit test test-fast test-many test-gpu test-oldest test-newest test-frameworks test-arrays test-verl-runs reproduce lint types format readme readme-check docs hooks figures results frameworks bench gpu-queue check dist rehearsal kernels-package clean
 
 audit: $(CORE)  ## say which divergence every KL loss of the catalogue descends
 	$(BIN)/klgrad audit $(ARGS)
 
 # As many processes run tests as there are cores: more threads in each would only wait for each other.
-test test-fast test-many test-oldest test-newest test-frameworks test-verl-runs: export OMP_NUM_THREADS := 1
+test test-fast test-many test-oldest test-newest test-frameworks test-arrays test-verl-runs: export OMP_NUM_THREADS := 1
 
 test: $(DEV)  ## all tests but those of `test-many`
 	$(BIN)/python -m pytest -m "not many" $(ARGS)
@@ -49,6 +53,10 @@ test-newest: $(DEV)  ## the same tests with the newest torch, which constraints.
 test-frameworks: $(OTHERS)  ## audit verl, OpenRLHF, SkyRL, ms-swift, Unsloth and Trinity-RFT; the integration into verl; their pins clash with the rest
 	$(VENV)-frameworks/bin/python -m pytest tests/frameworks tests/on_verl -k "not ($(TRANSCRIBED))" $(ARGS)
 
+test-arrays: $(ARRAYS)  ## losses of JAX and MLX; audit Tunix, MaxText, EasyDeL, MLX-LM-LoRA and mlx-tune
+	$(VENV)-arrays/bin/python -m pytest tests/arrays tests/frameworks/test_frameworks.py \
+		-k "arrays or (verdict and (tunix or maxtext or easydel or mlx))" $(ARGS)
+
 test-verl-runs: $(OTHERS)  ## whole runs of verl's own command with a declared KL, on a CPU; a minute or two each
 	$(VENV)-frameworks/bin/python -m pytest -n 1 tests/verl_runs $(ARGS)
 
@@ -73,7 +81,7 @@ readme: $(DEV)  ## regenerate the tables of the README and the docs, and the pag
 
 figures: $(DEV)  ## redraw the pictures of the README and the docs
 	$(BIN)/python docs/figures/coefficients.py
-	$(BIN)/python docs/figures/drift.py
+	$(BIN)/python docs/figures/weights.py
 	$(BIN)/python docs/figures/token_and_sequence.py
 	$(BIN)/python docs/figures/reverse_and_forward.py
 	$(BIN)/python docs/figures/on_and_off_policy.py
@@ -83,9 +91,10 @@ results: $(DEV)  ## recompute docs/results.md and its figures
 	$(BIN)/klgrad reproduce --fresh --out build/reproduced || test $$? -eq 1
 	$(BIN)/python scripts/results.py build/reproduced
 
-frameworks: $(DEV) $(OTHERS)  ## audit every framework; write src/klgrad/frameworks/records and docs/frameworks
+frameworks: $(DEV) $(OTHERS) $(ARRAYS)  ## audit every framework; write src/klgrad/frameworks/records and docs/frameworks
 	$(BIN)/python scripts/frameworks.py
 	$(VENV)-frameworks/bin/python scripts/frameworks.py
+	$(VENV)-arrays/bin/python scripts/frameworks.py $(OF_ARRAYS:google-%=%)
 
 bench: $(DEV)  ## side-by-side timings, written to benchmarks/results
 	$(BIN)/python benchmarks/bench_reproduce.py
@@ -95,7 +104,7 @@ MINUTES := 30
 gpu-queue: $(DEV)  ## on a GPU, in MINUTES: its tests, the kernels' benchmark and the experiments' missing runs; goes on after a kill
 	$(BIN)/python benchmarks/gpu_queue.py --minutes $(MINUTES) $(ARGS)
 
-check: test test-many lint types readme-check docs rehearsal test-frameworks test-verl-runs  ## what CI runs
+check: test test-many lint types readme-check docs rehearsal test-frameworks test-arrays test-verl-runs  ## what CI runs
 
 readme-check: $(DEV)  ## the generated parts of the README and the docs are up to date
 	$(BIN)/python scripts/readme.py --check
@@ -129,7 +138,7 @@ kernels-package: $(DEV)  ## the kernels as a package for Hugging Face's `kernels
 	KERNELS_LIBRARY=$(CURDIR)/build/kernels-library $(BIN)/python -m pytest -n 0 tests/kernels/test_package.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-frameworks $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-frameworks $(VENV)-oldest $(VENV)-arrays .pytest_cache .ruff_cache .hypothesis
 
 # Torch comes first and alone, so that nothing else chooses its version.
 $(CORE): pyproject.toml constraints.txt
@@ -144,7 +153,15 @@ $(OTHERS): pyproject.toml constraints-frameworks.txt
 	test -x $(VENV)-frameworks/bin/python || $(PYTHON) -m venv $(VENV)-frameworks
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install torch
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install verl $(VERL_TRAINERS) pytest pytest-xdist hypothesis -e .
-	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps $(SINGLE_FILES)
+	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps --ignore-requires-python $(SINGLE_FILES)
+	touch $@
+
+$(ARRAYS): export PIP_CONSTRAINT := $(CURDIR)/constraints-arrays.txt
+$(ARRAYS): pyproject.toml constraints-arrays.txt
+	test -x $(VENV)-arrays/bin/python || $(PYTHON) -m venv $(VENV)-arrays
+	$(VENV)-arrays/bin/python -m pip --disable-pip-version-check -q install torch
+	$(VENV)-arrays/bin/python -m pip --disable-pip-version-check -q install flax pytest pytest-xdist hypothesis -e '.[jax,mlx]'
+	$(VENV)-arrays/bin/python -m pip --disable-pip-version-check -q install --no-deps --ignore-requires-python $(OF_ARRAYS)
 	touch $@
 
 $(OLDEST): export PIP_CONSTRAINT := $(CURDIR)/constraints-oldest.txt

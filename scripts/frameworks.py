@@ -13,9 +13,12 @@ from pathlib import Path
 import torch
 
 from klgrad.audit import audit
-from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table, whole_to_markdown as whole_table
-from klgrad.audit.whole import WholeResult, audit_whole, row_of
-from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded
+from klgrad.audit.policy import PolicyResult, audit_whole
+from klgrad.audit.render import policy as policies
+from klgrad.audit.render.terminal import COLUMNS, cells_of, markdown_table
+from klgrad.audit.sentences import summary
+from klgrad.frameworks import DEFAULTS, FRAMEWORKS, Framework, Recorded, recorded
+from klgrad.frameworks.conversion import pull_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "frameworks"
@@ -36,10 +39,23 @@ def main(names: list[str]) -> None:
         results = [audit(subject) for subject in framework.subjects()]
         rows = [list(cells_of(r)) for r in results]
         verdicts = {r.name: (r.verdict, r.verdict_off_policy, r.holds) for r in results}
+        words = {r.name: (summary(r.anatomy), summary(r.anatomy, on_policy=False)) for r in results}
         whole = [audit_whole(subject) for subject in framework.policy_losses()] if framework.whole_losses else []
         date = datetime.now(UTC).date().isoformat()
-        policy_losses = [list(row_of(r)) for r in whole]
-        Recorded(name, framework.version, date, list(COLUMNS), rows, verdicts, policy_losses).write(RECORDS)
+        earlier = recorded(name)
+        known = Recorded(
+            framework=name,
+            version=framework.version,
+            date=date,
+            columns=list(COLUMNS),
+            rows=rows,
+            verdicts=verdicts,
+            words=words,
+            policy_losses=[list(policies.cells_of(r)) for r in whole],
+            pulls={r.name: pull_of(r) for r in results},
+            history=[] if earlier is None else earlier.history_before(framework.version),
+        )
+        known.write(RECORDS)
         page = _head(framework, date) + markdown_table(rows) + (_policy_losses(name, whole) if whole else "")
         (PAGES / f"{name}.md").write_text(page, encoding="utf-8")
 
@@ -57,12 +73,13 @@ def _head(framework: Framework, date: str) -> str:
     return (
         f"# {framework.name} {framework.version}\n\n{made}\n\n"
         f"Default settings: {default.settings}, which is `{default.subject}`.\n\n"
+        + "".join(f"{caveat}\n\n" for caveat in framework.caveats)
     )
 
 
-def _policy_losses(name: str, whole: list[WholeResult]) -> str:
+def _policy_losses(name: str, whole: list[PolicyResult]) -> str:
     said = f"From `klgrad audit {name} --whole`; [policy-losses.md](../policy-losses.md) explains the columns."
-    return f"\n## Its whole policy losses\n\n{said}\n\n{whole_table(whole)}"
+    return f"\n## Its whole policy losses\n\n{said}\n\n{policies.to_markdown(whole)}"
 
 
 if __name__ == "__main__":

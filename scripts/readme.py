@@ -26,56 +26,60 @@ import symptoms
 import token_and_sequence
 import torch
 import which_term
-from reference.text import audited, table
+from reference.text import table
 
-from klgrad.audit.advice import in_words
-from klgrad.audit.render.terminal import WHOLE_COLUMNS, markdown_table, to_markdown, whole_to_markdown as whole_table
-from klgrad.audit.whole import audit_whole
+from klgrad.audit import audit, load
+from klgrad.audit.policy import audit_whole
+from klgrad.audit.render import policy as policies
+from klgrad.audit.render.terminal import markdown_table
+from klgrad.audit.sentences import report
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.policy_losses import POLICY_LOSSES
-from klgrad.targets import TARGETS
-from klgrad.zoo import CELLS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 EXPERIMENTS = DOCS / "experiments"
 
-SHOWN = {
-    "k1-loss": "k1 as a loss",
-    "k2-loss": "k2 as a loss",
-    "k3-loss": "k3 as a loss, as GRPO was published",
-    "k3-loss-clamped": "the same, clamped at 10",
-    "ratio-k3-loss": "ratio times k3, TRL's default if `beta` is set",
-    "k1-reward": "k1 in the reward",
-    "k3-reward": "k3 in the reward",
-    "k1-reward-group-std": "k1 in the reward, divided by the group's deviation, as in GRPO",
-    "reverse-token-k1-token-ratio": '`KLTerm(level="token")` with the ratio of the token',
-    "reverse-sequence-k1-prefix-ratio": "`KLTerm()` with the ratio of the prefix",
-    "reverse-sequence-exact-loo-prefix-ratio": "the same, exact, with leave-one-out",
-    "squared-sequence": "`squared_sequence`",
-}
-"""Losses of the catalogue, with their descriptions in the README."""
+DEFAULTS = ("trl", "verl", "openrlhf", "skyrl", "ms-swift")
+"""Frameworks in the README."""
+
+SHOWN_PARTS = ("divergence", "looks ahead", "samples", "unit", "coefficient")
+"""Lines of an audit in the README."""
+
+SHOWN_LINES = ("KL in the loss", "Fresh samples", "actor_rollout_ref.actor.kl_loss_type=")
+"""How lines of an advice in the README begin."""
 
 
-def verdicts() -> str:
-    """The verdicts on a selection of the catalogue."""
-    return to_markdown([audited(name) for name in SHOWN])
+def commands() -> str:
+    """Some lines of the output of both commands."""
+    parts = dict(report(audit(load(str(ROOT / "examples/losses.py:grpo_k3"))).anatomy))
+    of_loss = [f"{name:<12} {parts[name]}" for name in SHOWN_PARTS]
+    command = ("advise", "--config", "examples/verl/run.sh")
+    printed = subprocess.run(
+        [sys.executable, "-m", "klgrad", *command], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    # A setting is listed before the line that says what to change in it.
+    of_run = [line for line in printed.splitlines() if line.startswith(SHOWN_LINES)]
+    lines = ["$ klgrad audit examples/losses.py:grpo_k3", *of_loss, "", f"$ klgrad {' '.join(command)}", *of_run]
+    return "```\n" + "\n".join(lines) + "\n```\n"
 
 
-def verdicts_in_words() -> str:
-    """The same in words alone; a loss of the zoo is linked to its page."""
+def defaults() -> str:
+    """What the default settings of some frameworks descend, by their recorded audits."""
     rows = []
-    for name, words in SHOWN.items():
-        stale = TARGETS[audited(name).verdict_off_policy].title_in_sentence
-        linked = f"[{words}](docs/zoo/{name}.md)" if name in CELLS else words
-        rows.append((linked, in_words(audited(name)), stale))
-    return table(("loss", "on fresh samples it descends", "on stale samples"), rows)
+    for name in DEFAULTS:
+        known, default = recorded(name), FRAMEWORKS[name].default
+        assert known, f"{name} has no recorded audit: run `make frameworks`"
+        cells = dict(zip(known.columns, next(row for row in known.rows if row[0] == default.subject), strict=True))
+        shown = (cells[part] for part in ("divergence", "looks ahead", "samples", "unit"))
+        rows.append((f"[{name} {known.version}](docs/frameworks/{name}.md)", default.settings, *shown))
+    return table(("framework", "default", "divergence", "looks ahead", "samples", "unit"), rows)
 
 
 def policy_losses() -> str:
     """What each published policy loss does."""
-    return whole_table([audit_whole(entry) for entry in POLICY_LOSSES.values()])
+    return policies.to_markdown([audit_whole(entry) for entry in POLICY_LOSSES.values()])
 
 
 SHOWN_POLICY_LOSSES = (
@@ -103,11 +107,7 @@ SHOWN_POLICY_LOSSES = (
 def framework_policy_losses() -> str:
     """A selection of the recorded policy losses of the frameworks."""
     rows = {row[0]: row for name in FRAMEWORKS if (known := recorded(name)) for row in known.policy_losses}
-    lines = ["| " + " | ".join(WHOLE_COLUMNS) + " |", "|" + "---|" * len(WHOLE_COLUMNS)]
-    for name in SHOWN_POLICY_LOSSES:
-        _, *cells = rows[name]
-        lines.append("| " + " | ".join([f"`{name}`", *cells]) + " |")
-    return "\n".join(lines) + "\n"
+    return policies.markdown_table([rows[name] for name in SHOWN_POLICY_LOSSES])
 
 
 def example() -> str:
@@ -321,18 +321,20 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 PARTS: dict[Path, dict[str, Callable[[], str]]] = {
     README: {
-        "verdicts": verdicts_in_words,
+        "commands": commands,
+        "defaults": defaults,
         "example": example,
     },
-    DOCS / "verdicts.md": {"verdicts": verdicts},
     DOCS / "frameworks.md": {"frameworks": frameworks},
     DOCS / "layout.md": {"files": layout.files},
     DOCS / "which-term.md": {"settings": which_term.settings},
     DOCS / "footguns.md": footguns.parts(),
-    DOCS / "concepts" / "token-and-sequence.md": {"numbers": token_and_sequence.numbers},
-    DOCS / "concepts" / "reverse-and-forward.md": {"numbers": reverse_and_forward.numbers},
-    DOCS / "concepts" / "on-and-off-policy.md": {"numbers": on_and_off_policy.numbers},
-    DOCS / "concepts" / "large-batches.md": {"numbers": large_batches.numbers},
+    DOCS / "concepts.md": {
+        "token and sequence": token_and_sequence.numbers,
+        "reverse and forward": reverse_and_forward.numbers,
+        "on- and off-policy": on_and_off_policy.numbers,
+        "large batches": large_batches.numbers,
+    },
     DOCS / "kernels.md": {"kernels": kernels, "profile": profile, "step": step},
     DOCS / "policy-losses.md": {
         "policy losses": policy_losses,

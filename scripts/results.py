@@ -29,7 +29,7 @@ judged from recorded training runs, by more than 2 standard errors with three se
 A sentence *holds* (✓), is *contradicted* (✗) if its opposite is shown, or is *undecided* (?): its error is too large,
 it has too few seeds, its runs are too short for it, or it depends on a setting that the paper does not give.
 {counts}
-The papers' own misprints are on a page of their own: [misprints](misprints.md).
+The papers' own [misprints](papers.md#misprints).
 
 """
 

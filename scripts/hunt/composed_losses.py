@@ -122,7 +122,7 @@ def _check_fields(recipe: compositions.Recipe, r: Any, found: list[Measured]) ->
     """Statements about all batches on fresh samples."""
     no_holes = [m for m in found if not m.case.large and not m.case.has_hole]
     proved = r.anatomy.proved_fresh
-    if proved and not all(m.is_finite for m in no_holes if m.case.members.shape[1] == m.case.group):
+    if proved and r.finite and not all(m.is_finite for m in no_holes if m.case.members.shape[1] == m.case.group):
         yield Finding("false", "proved", "not finite on a small batch")
     if proved and not r.anatomy.leaks and any(m.on_padding for m in no_holes if m.is_finite):
         yield Finding("false", "leaks=False", "a masked position has a gradient")
@@ -180,7 +180,7 @@ def _check_numbers(recipe: compositions.Recipe, r: Any) -> Iterator[Finding]:
             [coefficient(recipe, sign * x, kind)[0] for x in LOG_RATIOS] for kind in (torch.float32, torch.float64)
         )
         if dead is None:
-            if low[0] != 0 and not any(low[LOG_RATIOS.index(22.0) :]):
+            if high[0] != 0 and not any(high[LOG_RATIOS.index(22.0) :]):
                 yield Finding("false", f"{name}=None", f"no gradient at log π/ref = {sign * 22} and beyond")
             continue
         beyond = [(x, a, b) for x, a, b in zip(LOG_RATIOS, low, high, strict=True) if x > abs(dead)]
@@ -215,6 +215,8 @@ def hunt(count: int, seed: int, jobs: int = 1, only: int | None = None) -> list[
         for x in found:
             line = f"{number} | {recipe} | {x.statement} | {x.why}"
             (false if x.kind == "false" else misses).append(line)
+            if x.kind == "false":
+                print(line, flush=True)
         if number % 50 == 49:
             print(f"{number + 1} of {count} losses, {len(false)} false statements, {len(misses)} misses", flush=True)
     print("verdicts:", ", ".join(f"{n} {name}" for name, n in sorted(verdicts.items(), key=lambda x: -x[1])))

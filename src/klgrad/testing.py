@@ -29,8 +29,8 @@ def assert_descends(
         verdict: what is expected with samples from π: the name of a target or any other verdict, or values of parts:
             `"divergence=reverse-kl,horizon=all,unit=sum"`.
         off_policy: the verdict that is expected with samples from another policy; None for any.
-        strict: fail also for a verdict that holds in large batches only, a dead zone, a gradient that is not finite,
-            or one that masked gaps or empty completions change.
+        strict: fail also for a verdict that holds in large batches only, a dead zone, a gradient that is not finite
+            or wrong in float32, or one that masked gaps or empty completions change.
         advantages: as in `klgrad.audit.audit`.
         settings: values of the loss's own parameters, such as `{"beta": 0.04}`.
 

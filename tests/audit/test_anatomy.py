@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from klgrad import ImportanceWeighting, KLTerm, Truncate
-from klgrad.audit import catalogue
+from klgrad.audit import audit, catalogue
 from klgrad.audit.anatomy import Bound, read_anatomy
 from klgrad.audit.probes import read_curve
 from klgrad.audit.subject import as_subject
 from klgrad.core.divergences import REVERSE_KL, alpha, huber
+from klgrad.testing import assert_descends
 
 TERMS = {
     "token": KLTerm(level="token"),
@@ -85,3 +86,59 @@ def test_the_scale_of_a_curve_is_its_slope_at_the_reference():
     assert read_curve(lambda x: 3 * REVERSE_KL.slope(x)).scale == pytest.approx(3)
     assert read_curve(huber(0.5).slope).scale == pytest.approx(1)
     assert read_curve(alpha(-1.0).slope).scale == pytest.approx(1, rel=0.01)  # between points, by interpolation
+
+
+def test_the_parts_in_json():
+    found = audit(catalogue()["k3-loss-clamped"]).to_dict()["anatomy"]
+    assert found["divergence"] | {"convex": False} == found["divergence"]
+    assert (found["divergence"]["name"], found["divergence"]["scale"], found["divergence"]["level"]) == (
+        "forward-kl",
+        1.0,
+        "token",
+    )
+    assert found["horizon"] == {"kind": "none", "discount": None, "weights": [], "estimate": None}
+    assert (found["samples"]["ratio"], found["samples"]["bound"]) == ("none", None)
+    assert (found["unit"], found["baseline"], found["divided_by_spread"]) == ("sum", "none", False)
+    assert (found["constant"], found["entropy"], found["additive"], found["masked_tokens_leak"]) == (
+        0.0,
+        0.0,
+        True,
+        False,
+    )
+    assert found["proved"]
+    assert found["unexplained"] < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("loss", "cause"),
+    [
+        (
+            lambda logp, ref_logp: (logp - ref_logp) ** 2 / 2 * (logp.detach().exp() < 0.6),
+            "the probability of the token itself",
+        ),
+        (lambda logp, ref_logp: (logp - ref_logp) ** 2 / 2 * (len(logp) % 2 == 0), "the number of completions"),
+        (
+            lambda logp, ref_logp: (logp - ref_logp) ** 2 * (torch.arange(logp.shape[1]) == 0),
+            "the position of the token",
+        ),
+        (
+            lambda logp, ref_logp: (logp - ref_logp)[: (len(logp) + 1) // 2].square().mean(),
+            "the order of the completions in the batch",
+        ),
+    ],
+)
+def test_what_else_a_coefficient_depends_on(loss, cause):
+    parts = audit(loss).anatomy
+    assert not parts.proved
+    assert cause in parts.matters
+
+
+def test_an_expected_scale_is_a_part():
+    assert_descends("k2-loss", "divergence=reverse-kl,horizon=none,scale=1")
+    with pytest.raises(AssertionError, match="scale=2"):
+        assert_descends("k2-loss", "scale=2")
+
+
+def test_a_loss_that_is_not_proved_meets_no_expectation():
+    with pytest.raises(AssertionError, match="not proved"):
+        assert_descends(lambda logp, ref_logp: (logp - ref_logp) ** 2 * (logp.detach() < -0.5), "divergence=reverse-kl")

@@ -13,13 +13,17 @@ from importlib.resources import files
 from itertools import pairwise
 
 import pytest
+import torch
+from tolerances import DRAWN
 from typer.testing import CliRunner
 
 from klgrad import KLTerm
 from klgrad.audit import audit, catalogue
 from klgrad.audit.advice import STALE, Advice
-from klgrad.audit.render.page import Fix, points_of, to_html
+from klgrad.audit.render.page import Fix, to_html
+from klgrad.audit.render.plot import BETA, GENERATOR, REF, REWARD, bars_of, shape_of
 from klgrad.cli import app
+from klgrad.core.divergences import FORWARD_KL, REVERSE_KL, TOTAL_VARIATION, from_slope, optimum
 
 NAMES = ("k1-loss", "k3-loss", "k3-loss-clamped", "reverse-sequence-k1", "k1-reward")
 VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}
@@ -95,11 +99,59 @@ def test_the_curve_is_the_coefficient_per_unit_of_the_scale():
     def shrunk(logp, ref_logp, mask):
         return 0.04 * ((logp - ref_logp) ** 2 / 2 * mask).sum() / mask.sum()
 
-    k2, k3 = (points_of(audit(loss).anatomy) for loss in (shrunk, catalogue()["k3-loss"]))
+    k2, k3 = (shape_of(audit(loss).anatomy).coefficient for loss in (shrunk, catalogue()["k3-loss"]))
     assert all(y == pytest.approx(x, abs=1e-9) for x, y in k2)
     assert all(y == pytest.approx(1 - math.exp(-x), rel=1e-9) for x, y in k3)
-    exact = points_of(audit(KLTerm(level="token", estimator="exact")).anatomy)
+    exact = shape_of(audit(KLTerm(level="token", estimator="exact")).anatomy).coefficient
     assert all(y == pytest.approx(x, abs=1e-9) for x, y in exact)
+
+
+def unnamed(logp, ref_logp, mask):
+    """None of the known divergences: sinh of the log-ratio."""
+    return (torch.sinh((logp - ref_logp).detach()) * logp * mask).sum(-1).mean()
+
+
+SHAPES = {
+    "forward": (catalogue()["k3-loss"], FORWARD_KL),
+    "total-variation": (catalogue()["abs-loss"], TOTAL_VARIATION),
+    "exact reverse": (KLTerm(level="token", estimator="exact"), REVERSE_KL),
+    "none of the known": (unnamed, from_slope("sinh", torch.sinh)),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_f_and_the_optimum_are_those_of_the_divergence(case):
+    loss, divergence = SHAPES[case]
+    anatomy = audit(loss).anatomy
+    shape = shape_of(anatomy)
+    u, f = (torch.tensor(x, dtype=torch.float64) for x in zip(*shape.generator, strict=True))
+    DRAWN.check(f, u * divergence.excess(u.log()))
+    ref, reward = (torch.tensor(x, dtype=torch.float64) for x in (REF, REWARD))
+    right, ends = zip(*(bar.shares[1:] for bar in bars_of(anatomy, shape)), strict=True)
+    DRAWN.check(torch.tensor(right), torch.softmax(ref.log() + reward / BETA, -1))
+    DRAWN.check(torch.tensor(ends), optimum(divergence, ref.log(), reward, BETA).exp())
+
+
+def test_without_one_optimum_none_is_shown():
+    clamped, divided = (audit(catalogue()[name]) for name in ("k3-loss-clamped", "k1-reward-group-std"))
+    assert "No one optimum: f is not convex." in to_html([clamped])
+    assert "No one optimum: the pull depends on more than π/ref." in to_html([divided])
+
+
+@pytest.mark.slow
+def test_up_to_six_losses_are_drawn_in_one_figure(audited):
+    def lines(results):
+        part = to_html(results).split('id="compare"')
+        return (
+            re.findall(r'class="line line-(\d)" d="(M[^"]{20,})"', part[1].split("</section>")[0]) if part[1:] else []
+        )
+
+    drawn = [number for number, _ in lines(audited)]
+    assert drawn == ["1", "2", "3", "4"] * 2  # k1-loss has no curve
+    assert lines(audited[:1]) == lines(audited[:2]) == []
+    assert lines([*audited, *audited[1:3]]) == []
+    k3 = dict(lines(audited[1:3])[2:])["1"]
+    assert k3 == GENERATOR.path(shape_of(audited[1].anatomy).generator)
 
 
 def test_accessible(page):
@@ -147,18 +199,18 @@ def test_numbers_that_are_none(audited, bad):
 
 def test_dead_zones_are_shaded():
     text = to_html([audit(catalogue()["k3-loss-clamped"])])
-    assert text.count('<rect class="dead" x=') == 2
+    assert text.count('<path class="dead" d="M') == 2 + 1  # and the key
     assert "no gradient below −2.61 or above 11" in text
 
 
 @pytest.mark.slow
 def test_what_is_alive_is_not_shaded():
     for loss in (KLTerm(), KLTerm(influence_bound=1.0), lambda logp: (logp.detach() * 0).sum()):
-        assert 'class="dead" x=' not in to_html([audit(loss, name="mine")])
+        assert '<path class="dead"' not in to_html([audit(loss, name="mine")])
 
 
 def test_a_loss_without_an_effect_has_no_curve(audited):
-    assert points_of(audited[0].anatomy) == []
+    assert shape_of(audited[0].anatomy) is None
     assert "No curve" in to_html([audited[0]])
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 
 import pytest
-from frameworks.verdicts import ALL
+from framework_verdicts import ALL
 from typer.testing import CliRunner
 
 from klgrad.cli import app

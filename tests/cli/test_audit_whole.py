@@ -32,13 +32,18 @@ def test_a_users_loss_beside_a_published_one(loss_file, tmp_path):
     result = run(f"{loss_file}:mine", "rloo", "--json", tmp_path / "whole.json", "--markdown", tmp_path / "whole.md")
     assert result.exit_code == 0, result.output
     assert "My whole loss." in result.output
-    assert "pulls π to the sampler" in result.output
+    assert "descends KL(μ‖π)" in " ".join(result.output.split())
     assert "Source: arXiv 2402.14740" in result.output
     mine, rloo = json.loads((tmp_path / "whole.json").read_text())["results"]
-    assert mine["whole"]["on_policy"]["kl"] == "reverse-kl-token"
-    assert mine["whole"]["off_policy"]["drift_negative"] == "climbs forward-kl-sampler-sequence"
-    assert rloo["whole"]["off_policy"]["drift_positive"] == "nothing"
+    assert (mine["kl"]["verdict"], mine["policy"]["ratio"]) == ("reverse-kl-token", "none")
+    assert (rloo["policy"]["baseline"], rloo["policy"]["drift"]["positive"]["size"]) == ("leave-one-out", 0)
     assert "`rloo`" in (tmp_path / "whole.md").read_text()
+
+
+def test_the_page_has_the_curves(loss_file, tmp_path):
+    result = run(f"{loss_file}:mine", "gspo", "--html", tmp_path / "whole.html")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "whole.html").read_text().count('<article class="card"') == 2
 
 
 def test_an_expected_kl(loss_file):
@@ -48,7 +53,7 @@ def test_an_expected_kl(loss_file):
     assert "expected forward-kl-token on-policy, found reverse-kl-token" in result.output
 
 
-@pytest.mark.parametrize("option", [["--strict"], ["--all"], ["--lengths", "equal"], ["--html", "page.html"]])
+@pytest.mark.parametrize("option", [["--strict"], ["--all"], ["--catalogue"]])
 def test_an_option_that_does_not_apply_is_refused(loss_file, option):
     result = run(f"{loss_file}:mine", *option)
     assert f"received --whole {option[0]}" in str(result.exception)

@@ -1,53 +1,60 @@
-"""Facts 22 and 23 for whole losses, and the policy gradients that they are compared with; every completion summed."""
+"""Facts 22 and 23 for whole losses, and what the ratios make of the policy gradient; every completion summed."""
 
 import pytest
 import torch
 from tolerances import EXACT
 
 from klgrad import policy_losses
+from klgrad.audit.batch import from_problem
+from klgrad.audit.gradients import evaluate, proof_cases, sum_over_rows
 from klgrad.audit.subject import as_subject
-from klgrad.audit.whole import Updates, gradient, policy_gradients, whole_cases
-from klgrad.enumeration import target_gradients
+from klgrad.enumeration import population, target_gradients
 
-OFF_POLICY = whole_cases(on_policy=False)
+OFF_POLICY = proof_cases(False)
 cases = pytest.mark.parametrize("case", OFF_POLICY, ids=lambda case: case.name)
 
 
-def differentiated(case, objective):
-    """The gradient of minus an objective of π, from its definition, without the padding."""
-    logits = case.problem.logits.clone().requires_grad_()
-    (found,) = torch.autograd.grad(-objective(case.problem.with_logits(logits)), logits)
-    return found.flatten()
-
-
-def on_logits(case, found):
-    """The part of a gradient on the logits; that on the padding must be zero."""
+def update(loss, case, advantages):
+    """The gradient of a loss in the limit of large batches, with one advantage per completion, without the padding."""
+    members = population(case.problem, case.group_size, case.parts)
+    _, parts = evaluate(as_subject(loss), from_problem(case.problem, members, advantages))
+    found = sum_over_rows(case.problem, members, parts).mean
     at = case.problem.logits.numel()
     assert not found[at:].any()
     return found[:at]
 
 
 def constant(name, case, advantage):
-    """The gradient of a policy loss under one advantage for all, minus that without advantages."""
-    subject = as_subject(policy_losses.get(name).loss)
-    return on_logits(case, gradient(case, Updates(subject, case).effect(case.constant(advantage))).mean)
+    return update(
+        policy_losses.get(name).loss, case, torch.full((len(case.problem.space),), advantage, dtype=torch.float64)
+    )
+
+
+def different(case):
+    return torch.linspace(-1.3, 1.7, len(case.problem.space), dtype=torch.float64).roll(1)
+
+
+def differentiated(case, objective):
+    """The gradient of minus an objective of π, from its definition."""
+    logits = case.problem.logits.clone().requires_grad_()
+    (found,) = torch.autograd.grad(-objective(case.problem.with_logits(logits)), logits)
+    return found.flatten()
+
+
+OBJECTIVES = {
+    "sequence-is": lambda p, a: lambda q: (q.logp.sum(-1).exp() * a).sum(),
+    "token-is": lambda p, a: (
+        lambda q: (p.probability * a * torch.where(p.space.mask, (q.logp - p.behavior_logp).exp(), 0).sum(-1)).sum()
+    ),
+    "reinforce": lambda p, a: lambda q: (p.probability * a * q.logp.sum(-1)).sum(),
+}
 
 
 @cases
-def test_the_three_policy_gradients_are_those_of_their_definitions(case):
-    p, a = case.problem, case.different(5)
-    batch = case.batch(a)
-    found = policy_gradients(case, torch.where(batch.mask, batch.advantages, 0) / len(batch.mask))
-    mu, mask = p.probability, p.space.mask
-    wanted = {
-        "policy-gradient": lambda q: (q.logp.sum(-1).exp() * a).sum(),
-        "policy-gradient-sampler-prefixes": lambda q: (
-            mu * a * torch.where(mask, (q.logp - p.behavior_logp).exp(), 0).sum(-1)
-        ).sum(),
-        "policy-gradient-uncorrected": lambda q: (mu * a * q.logp.sum(-1)).sum(),
-    }
-    for name, objective in wanted.items():
-        EXACT.check_vector(on_logits(case, found[name]), differentiated(case, objective))
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_what_a_ratio_makes_of_the_policy_gradient(case, name):
+    found, a = update(policy_losses.get(name).loss, case, different(case)), different(case)
+    EXACT.check_vector(found, differentiated(case, OBJECTIVES[name](case.problem, a)))
 
 
 @cases
@@ -79,14 +86,14 @@ def test_rewards_that_are_centred_in_groups_do_not_drift(case, name):
     EXACT.check_vector(constant(name, case, 0.75), nothing)  # the mean of 0.75 is not rounded
 
 
-@pytest.mark.parametrize("case", whole_cases(on_policy=True), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", proof_cases(True), ids=lambda case: case.name)
 def test_a_mean_per_completion_prefers_short_completions_even_on_policy(case):
     """With one advantage for all, its update is the gradient of the mean of 1/length: not zero if lengths vary."""
 
     def loss(logp, mask, advantages):
         return (torch.where(mask, -advantages * logp, 0).sum(-1) / mask.sum(-1)).mean()
 
-    found = on_logits(case, gradient(case, Updates(as_subject(loss), case).effect(case.constant(1.0))).mean)
+    found = update(loss, case, torch.ones(len(case.problem.space), dtype=torch.float64))
     shortness = 1 / case.problem.space.mask.sum(-1).double()
     EXACT.check_vector(found, differentiated(case, lambda q: (q.logp.sum(-1).exp() * shortness).sum()))
     assert (found.norm() > 0.01) == case.varying

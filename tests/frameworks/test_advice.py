@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from frameworks.verdicts import ALL
+from framework_verdicts import ALL
 from typer.testing import CliRunner
 
 from klgrad import KLTerm

@@ -6,10 +6,12 @@ from tolerances import EXACT, SINGLE
 
 from klgrad.audit.batch import from_problem
 from klgrad.audit.gradients import evaluate
+from klgrad.audit.policy import audit_whole
+from klgrad.audit.render.policy import cells_of
 from klgrad.audit.subject import as_subject
-from klgrad.audit.whole import audit_whole
 from klgrad.enumeration import autoregressive, every_group
 from klgrad.frameworks import FRAMEWORKS, recorded
+from klgrad.policy_losses import Weight
 
 NAMES = [n for n in ("verl", "openrlhf", "skyrl") if FRAMEWORKS[n].version is not None]
 pytestmark = [
@@ -128,7 +130,31 @@ def test_every_loss_has_its_own_name_and_is_recorded(name):
 def test_what_the_defaults_do_on_stale_samples(subjects):
     for name in ("verl loss_mode=vanilla", "openrlhf policy_loss_type=ppo", "skyrl policy_loss_type=regular"):
         if name in subjects:
-            found = audit_whole(subjects[name]).off_policy
-            assert (found.update.verdict, found.positive.verdict) == ("unknown", "unknown")
-            assert found.positive.towards_sampler > 0.5
-            assert found.negative.towards_sampler > 0.2
+            found = audit_whole(subjects[name]).policy
+            assert found.proved
+            assert (found.parts.ratio, found.parts.positive) == ("token", Weight(high=1.2))
+            assert found.parts.negative == Weight(low=0.8, high=3.0 if name.startswith("verl") else None)
+            assert [d.towards_sampler > 0.2 for d in found.drift] == [True, True]
+
+
+UNPROVED = {
+    "verl loss_mode=dppo_tv": "probability",
+    "verl loss_mode=dppo_kl": "probability",
+    "verl loss_mode=geo_mean": "several ratios",
+    "openrlhf is_correction_level=seq is_correction_mode=mask": "several ratios",
+    "openrlhf is_correction_level=seq is_correction_gating=binary_kl "
+    "is_correction_threshold=(0.0, 0.05)": "probability",
+    "skyrl policy_loss_type=dppo": "probability",
+}
+"""Those that are no function of one ratio and the advantage."""
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("name", NAMES)
+def test_every_loss_is_proved_or_told_as_what_it_depends_on(name, subjects):
+    rows = {row[0]: row for row in recorded(name).policy_losses}
+    for each in (n for n in subjects if n.startswith(name)):
+        result = audit_whole(subjects[each])
+        assert result.policy.proved == (each not in UNPROVED), each
+        assert result.policy.parts.depends_on == UNPROVED.get(each, ""), each
+        assert rows[each] == list(cells_of(result)), each

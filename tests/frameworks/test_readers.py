@@ -366,7 +366,7 @@ def test_the_default_kl_of_tunix_ignores_the_reference(tmp_path):
     assert run.settings == same.settings
     assert "num_iterations=2" in run.stale[0]
     (found,) = find(run)
-    assert found.words.startswith("no KL")
+    assert found.words.startswith("nothing: ref has no effect; it lowers E[1/length]")
     leads_to_its_target(tmp_path, run)
 
 

@@ -83,7 +83,7 @@ def test_the_exact_error_with_leave_one_out_is_that_over_every_group(samples):
     method = "k1-reward-leave-one-out"
     found = bandits.estimated_gradients([method], many(log_ratio), counts[None], many(p))[0]
     error = (p[0][groups].prod(-1) * (found - target).square().sum(-1)).sum().sqrt()
-    exact = fig2_gradient._exact(log_ratio, p, target)[method][fig2_gradient.SAMPLES.index(samples)]
+    exact = fig2_gradient._exact([method], log_ratio, p, target)[method][fig2_gradient.SAMPLES.index(samples)]
     EXACT.check(exact[0], error)
 
 

@@ -1,4 +1,4 @@
-"""The formulae of docs/misprints.md: as printed they fail, as corrected they hold, summed over every outcome."""
+"""The misprints of docs/papers.md: as printed they fail, as corrected they hold, summed over every outcome."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ P, REF = LOGP.exp(), REF_LOGP.exp()
 SCORES = torch.eye(6, dtype=torch.float64) - P
 """Row y: ∇log π(y) over the logits."""
 
-PAGE = Path(__file__).parents[2] / "docs" / "misprints.md"
+PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 
 
 def gradient(of):

@@ -63,7 +63,7 @@ def action(folder, python, **inputs):
     }
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", AUDIT["run"]],
-        env={**os.environ, **variables, "PATH": f"{folder}/bin:{os.environ['PATH']}"},
+        env={**os.environ, **variables, "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "PATH": f"{folder}/bin:{os.environ['PATH']}"},
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 
@@ -76,12 +76,12 @@ def test_the_arguments_of_the_action(tmp_path):
     assert set(used) <= set(ACTION["inputs"])
     assert action(tmp_path, PRINT, **used).stdout.split("\n") == [
         "-m", "klgrad", "audit", "src/losses.py:kl_penalty", "my_package.losses:other",
-        "--expect", "reverse-kl-token", "--strict", "",
+        "--expect", "reverse-kl-token", "--markdown", str(tmp_path / "summary.md"), "--strict", "",
     ]  # fmt: skip
     more = {"expect": "nothing", "expect-off-policy": "climbs k3-token"}
     assert action(tmp_path, PRINT, losses="  a.py:f $(exit 3)\n", **more).stdout.split("\n") == [
-        "-m", "klgrad", "audit", "a.py:f $(exit 3)", "--expect", "nothing", "--expect-off-policy", "climbs k3-token",
-        "",
+        "-m", "klgrad", "audit", "a.py:f $(exit 3)", "--expect", "nothing", "--markdown", str(tmp_path / "summary.md"),
+        "--expect-off-policy", "climbs k3-token", "",
     ]  # fmt: skip
 
 
@@ -102,7 +102,9 @@ def test_the_action_refuses_to_audit_nothing(tmp_path):
 def test_the_action_fails_where_a_verdict_differs(tmp_path):
     done = action(tmp_path, sys.executable, losses=f"{LOSSES}:grpo_k3", expect="reverse-kl-token")
     assert done.returncode == 1, done.stderr
-    assert "expected reverse-kl-token on-policy, found forward-kl-token" in done.stdout
+    assert "expected reverse-kl-token on-policy, found forward-kl-token" in done.stdout + done.stderr
+    assert "::error title=klgrad::expected reverse-kl-token" in done.stdout
+    assert "| `examples/losses.py:grpo_k3`" in (tmp_path / "summary.md").read_text().replace(str(ROOT) + "/", "")
 
 
 def test_no_input_of_the_action_is_part_of_a_script():

@@ -104,6 +104,8 @@ def notes(r: "AuditResult") -> list[str]:
         texts.append("overflows")
     if a.constant and not a.is_nothing:
         texts.append(f"constant {a.constant:g}")
+    if a.baseline.name == "token-mean":
+        texts.append("centred token by token")
     if any(a.entropy):
         texts.append(f"entropy {'bonus' if sum(a.entropy) > 0 else 'penalty'} {abs(sum(a.entropy)):g}")
     if a.late:
@@ -348,7 +350,8 @@ def differences(
         on_policy: the expected verdict with samples from π, where another target has the same gradient on-policy
             either name will do; or the expected parts.
         off_policy: the expected verdict with samples from another policy.
-        strict: whether the verdict must hold in batches of every size, without a dead zone, and all must be finite.
+        strict: whether the verdict must hold in batches of every size, without a dead zone, and all must
+            be finite and right in float32.
 
     Returns:
         What differs; empty if nothing does.
@@ -377,8 +380,10 @@ def differences(
             for verdict, holds in sides
             if holds == "large-batches"
         ]
-        if result.dead_below is not None or result.dead_above is not None or not result.finite:
-            differ.append(Difference("a finite gradient without a dead zone", ", ".join(notes(result))))
+        edges = (result.dead_below, result.dead_above, result.float32_wrong_from)
+        if any(edge is not None for edge in edges) or not result.finite:
+            expected = "a finite gradient without a dead zone, right in float32"
+            differ.append(Difference(expected, ", ".join(notes(result))))
         if result.stumbles_over_gaps or result.finite_if_empty is False:
             expected = "the same gradient with masked gaps and empty completions"
             differ.append(Difference(expected, ", ".join(notes(result))))

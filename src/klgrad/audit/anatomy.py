@@ -32,6 +32,7 @@ from .probes import (
     DEPTH,
     EXACT,
     GRID,
+    GROUP,
     HIGHEST_TWIN,
     ODDS,
     ROWS,
@@ -42,6 +43,7 @@ from .probes import (
     Derivatives,
     ProbeInputs,
     Read,
+    bisect,
     function_of,
     read_curve,
     reader_of,
@@ -97,6 +99,8 @@ class PartReader:
         self.same = SINGLE if is_single else EXACT
         self.unit = Unit("sum")
         self.late, self.anchor = 0, "ref"
+        self.coupled = "none"
+        self.starts: dict[int, Derivatives] = {}
 
     # One response at a time.
 
@@ -104,28 +108,52 @@ class PartReader:
         """(B, 1) what the unit multiplies each completion's coefficients by."""
         return self.unit.shares(self.base)
 
-    def start(self) -> Derivatives:
-        """The derivatives at ref."""
-        return self.read(self.base)
+    def start(self, rows: int = ROWS) -> Derivatives:
+        """The derivatives at ref, of so many completions."""
+        if rows not in self.starts:
+            self.starts[rows] = self.read(self.rows_at_reference(rows))
+        return self.starts[rows]
+
+    def rows_at_reference(self, rows: int) -> ProbeInputs:
+        """So many completions of equal length, at ref."""
+        if rows == ROWS:
+            return self.base
+        inputs = ProbeInputs.at_reference([TOKENS] * rows, WIDTH)
+        return replace(inputs, late=self.late, anchor=self.anchor)
 
     def responses(self, name: str, entries: dict[tuple[int, int], float]) -> Derivatives:
         """What these entries of one table add to the derivatives, in the unit of the loss."""
         moved, start = self.read(self.base.with_entries(name, entries)), self.start()
-        return Derivatives(*((a - b) / self.shares() for a, b in zip(moved, start, strict=True)))
+        return Derivatives(*(self._change(a, b) / self.shares() for a, b in zip(moved, start, strict=True)))
+
+    def _change(self, moved: Tensor, start: Tensor) -> Tensor:
+        """What was added to the derivatives; 0 where a constant is only rounded to float32 in another way."""
+        change = moved - start
+        return torch.where(change.abs() <= ROUNDED / 10 * start.abs(), 0.0, change) if self.same == SINGLE else change
 
     def own_responses(self, name: str, entry: tuple[int, int], value: float) -> Tensor:
         """(T,) the same in the row that is moved, less what a row of the other group answers to it."""
         score = self.responses(name, {entry: value}).score
         return score[entry[0]] - score[ROWS - 1]
 
-    def along(self, log_ratios: Tensor, moved: int, seen: int, couples_rows: bool) -> Tensor:
+    def each(self, values: Tensor) -> Iterator[tuple[Tensor, ProbeInputs, list[int]]]:
+        """Batches at ref for many readings at once: some of the values, and rows that do not influence each other."""
+        apart = {"none": 1, "group": GROUP}.get(self.coupled, ROWS)
+        at_once = ROWS // apart if self.unit.name == "other" or apart == ROWS else len(values)
+        for some in values.split(at_once):
+            rows = math.ceil(len(some) * apart / ROWS) * ROWS
+            yield some, self.rows_at_reference(rows), [i * apart for i in range(len(some))]
+
+    def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
         """The coefficient of one token as the log-ratio of another of its completion takes these values."""
-        values, start = [], self.start().score
-        for some in log_ratios.split(1 if couples_rows else ROWS):
-            entries = {(row, moved): x for row, x in enumerate(some.tolist())}
-            answer = (self.read(self.base.with_entries("log_ratio", entries)).score - start) / self.shares()
-            peer = answer[ROWS - 1, seen] if couples_rows else 0.0
-            values.append(answer[: len(some), seen] - peer)
+        values = []
+        for some, base, rows in self.each(log_ratios):
+            entries = {(row, moved): x for row, x in zip(rows, some.tolist(), strict=True)}
+            start = self.start(len(base.mask)).score
+            moved_score = self.read(base.with_entries("log_ratio", entries)).score
+            answer = self._change(moved_score, start) / self.unit.shares(base)
+            peer = answer[ROWS - 1, seen] if self.coupled == "batch" else 0.0
+            values.append(answer[rows, seen] - peer)
         return torch.cat(values)
 
     # The parts.
@@ -163,6 +191,7 @@ class PartReader:
         elif int((response != 0).sum()) == 1 and bool(response[token - 1] != 0) | bool(response[token + 1] != 0):
             self.late = int(response.nonzero()[0, 0]) - token
         self.base = replace(self.base, late=self.late, anchor=self.anchor)
+        self.starts.clear()
 
     def read_entropy(self) -> tuple[float, float]:
         """The weights of the log-prob itself, at ref and at the sampler."""
@@ -220,13 +249,15 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     response = reader.responses("log_ratio", {PLACE: STEP}).score
     others = [reader.responses(name, {PLACE: STEP}).score for name in ("token_reverse_kl", "token_forward_kl", "tilt")]
     couples_rows = any(bool((x[1:] != 0).any()) for x in (response, *others))
+    if couples_rows:
+        reader.coupled = "batch" if any(bool((x[GROUP:] != 0).any()) for x in (response, *others)) else "group"
     if couples_rows and reader.has_spread():
         return _read_spread(reader, empty)
     token = PLACE[1]
-    own = read_curve(lambda x: reader.along(x, token, token, couples_rows), reader.same)
+    own = read_curve(lambda x: reader.along(x, token, token), reader.same)
     full = _read_full(reader)
     exact = (round_short(float(start.reverse[PLACE])), round_short(float(start.forward[PLACE])))
-    credits = _read_credits(reader, couples_rows, full)
+    credits = _read_credits(reader, full)
     entropy = reader.read_entropy()
     constant = round_short(float(start.score[PLACE]) - entropy[0] * DEPTH, reader.same)
     if abs(constant) <= reader.same:
@@ -253,7 +284,8 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     parts = replace(parts, cut_off=reader.counts_cut_off())
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
-    parts = replace(parts, unexplained=_compare(reader, parts)).times(reader.size)
+    parts = replace(parts, unexplained=_compare(reader, parts))
+    parts = (parts if parts.proved else replace(parts, matters=_find_causes(reader, parts))).times(reader.size)
     if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
         top_k, gap = _read_large_vocabulary(subject, parts)
         parts = replace(parts, top_k=top_k, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
@@ -281,11 +313,14 @@ def enumerate_gradients(
                 formula = formula._replace(logp=_rescale(formula.logp, answer.logp, batch.group, parts.baseline.spread))
             gradient, expected = (sum_over_rows(case.problem, members, x) for x in (answer, formula))
             measured[on_policy].append(Measurement(case, gradient))
-            size = gradient.typical
-            gap = max(gap, float(((gradient.mean - expected.mean) / (size or 1.0)).norm()))
+            difference = (gradient.mean - expected.mean) / (gradient.typical or 1.0)
+            if parts.leaks:  # which is told; the formula is that of the live tokens
+                difference = difference[: -case.problem.space.length]
+            gap = max(gap, float(difference.norm()))
         if measured[on_policy]:
             unexplained[f"every outcome of {len(measured[on_policy])} problems, {samples} samples"] = gap
-    return replace(parts, unexplained=unexplained), measured
+    problems = sum(map(len, measured.values()))
+    return replace(parts, unexplained=unexplained, problems=problems), measured
 
 
 def _read_full(reader: PartReader) -> Curve | None:
@@ -296,9 +331,10 @@ def _read_full(reader: PartReader) -> Curve | None:
 
     def read(tilts: Tensor) -> Tensor:
         values = []
-        for some in tilts.split(ROWS):
-            entries = {(r, token): x for r, x in enumerate(some.tolist())}
-            values.append(reader.responses("tilt", entries).full[: len(some), token])
+        for some, base, rows in reader.each(tilts):
+            entries = {(row, token): x for row, x in zip(rows, some.tolist(), strict=True)}
+            answer = reader.read(base.with_entries("tilt", entries)).full - reader.start(len(base.mask)).full
+            values.append((answer / reader.unit.shares(base))[rows, token])
         return torch.cat(values)
 
     # Of a tilt both entries feel something: the known functions are fitted to the difference of the two.
@@ -307,7 +343,7 @@ def _read_full(reader: PartReader) -> Curve | None:
     inputs = replace(inputs, tilt=tilts[:, None])
     third, fourth = (x[:, 0] for x in tilted_log_ratios(inputs))
     values = read(tilts)
-    names = [*("reverse-kl", "forward-kl", "jensen-shannon", "chi-square", "hellinger")]
+    names = [*FULL_VOCABULARY]
     names += [f"jensen-shannon({beta / 20:g})" for beta in range(1, 20) if beta != 10]
     for pair in [(n,) for n in names] + [("reverse-kl", "forward-kl")]:
         table = torch.stack([function_of(n)(third) - function_of(n)(fourth) for n in pair], -1)
@@ -320,7 +356,7 @@ def _read_full(reader: PartReader) -> Curve | None:
     return Curve({}, (tilts, values), torch.zeros_like)
 
 
-def _read_credits(reader: PartReader, couples_rows: bool, full: Curve | None) -> tuple[Credit, ...]:
+def _read_credits(reader: PartReader, full: Curve | None) -> tuple[Credit, ...]:
     token = PLACE[1]
     response = reader.own_responses("log_ratio", PLACE, STEP)
     # The full-vocabulary KL of a token of probability exp(-32) responds a little; it is read by its own probe.
@@ -331,16 +367,40 @@ def _read_credits(reader: PartReader, couples_rows: bool, full: Curve | None) ->
         seen = token - 1 if bool(later[0] != 0) else token + 1
         if not float(response[seen]):
             seen = int((response * (torch.arange(WIDTH) != token)).nonzero()[0, 0])
-        curve = read_curve(lambda x: reader.along(x, token, seen, couples_rows), reader.same)
+        curve = read_curve(lambda x: reader.along(x, token, seen), reader.same)
         unit = float(response[seen])
         short = lambda xs: tuple(round_short(float(x) / unit, reader.same) for x in xs)
         credits.append(Credit("sampled", curve, 0.0, short(later), short(earlier)))
     for source, name in (("exact-reverse", "token_reverse_kl"), ("exact-forward", "token_forward_kl")):
         credits.append(reader.read_credit(source, name, STEP))
-    if full is not None and full.shares:
+    whole = full if full is not None else _find_detached(reader)
+    if whole is not None and whole.shares:
         inputs = reader.base.with_entries("tilt", {PLACE: STEP})
-        credits.append(reader.read_credit("full", "tilt", float(tilted_divergence(full, inputs)[PLACE]), full))
+        credits.append(reader.read_credit("full", "tilt", float(tilted_divergence(whole, inputs)[PLACE]), whole))
     return tuple(c for c in credits if c is not None)
+
+
+def _find_detached(reader: PartReader) -> Curve | None:
+    """The full-vocabulary divergence that multiplies scores, where none is differentiated."""
+    if not reader.takes_logits:
+        return None
+    tilts = torch.tensor([-1.5, -STEP, STEP, 1.5], dtype=torch.float64)
+    found = torch.stack([reader.own_responses("tilt", PLACE, float(x)) for x in tilts])
+    values = found[:, found.abs().sum(0).argmax()]
+    if not bool(values.abs().max() > reader.same):
+        return None
+    inputs = [reader.base.with_entries("tilt", {PLACE: float(x)}) for x in tilts]
+    for name in FULL_VOCABULARY:
+        curve = Curve({name: 1.0}, (GRID, function_of(name)(GRID)), torch.zeros_like)
+        divergence = torch.stack([tilted_divergence(curve, x)[PLACE] for x in inputs])
+        weight = float(values @ divergence / divergence.square().sum())
+        if float((weight * divergence - values).abs().max()) <= 10 * reader.same * float(values.abs().max()):
+            return curve
+    return None
+
+
+FULL_VOCABULARY = ("reverse-kl", "forward-kl", "jensen-shannon", "chi-square", "hellinger")
+"""Divergences over a vocabulary that are tried first."""
 
 
 VOCABULARY = 512
@@ -482,7 +542,7 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
     return best
 
 
-RATIOS = ("none", "token", "prefix", "sequence", "mean")
+RATIOS = ("none", "token", "prefix", "before", "sequence", "mean")
 
 
 def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
@@ -514,34 +574,38 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
 
 def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None:
     """Where the coefficients stop following the ratio, and whether they are then constant or 0."""
-    moved = {"prefix": 0 if parts.samples.before else PLACE[1]}.get(parts.samples.ratio, PLACE[1])
-    start = reader.base.with_entries("log_ratio", {PLACE: step})
-    start = start.with_entries("tilt", {PLACE: STEP}).with_entries("token_reverse_kl", {PLACE: STEP})
+    token = PLACE[1]
+    is_before = parts.samples.ratio == "before" or (parts.samples.ratio == "prefix" and parts.samples.before)
+    moved = 0 if is_before else token
 
-    def answer(x: float) -> float:
-        stale = {(0, s): x for s in (range(TOKENS) if parts.samples.ratio == "mean" else (moved,))}
-        inputs = start.with_entries("log_weight", stale)
-        if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
-            inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
-        here = reader.read(inputs)
-        return float(here.score[PLACE] + here.reverse[PLACE] + here.forward[PLACE] + here.full[PLACE])
+    def answer(xs: Tensor) -> Tensor:
+        values = []
+        for some, base, rows in reader.each(xs):
+            start = base.with_entries("log_ratio", {(row, token): step for row in rows})
+            for name in ("tilt", "token_reverse_kl"):
+                start = start.with_entries(name, {(row, token): STEP for row in rows})
+            columns = range(TOKENS) if parts.samples.ratio == "mean" else (moved,)
+            stale = {(row, s): x for row, x in zip(rows, some.tolist(), strict=True) for s in columns}
+            inputs = start.with_entries("log_weight", stale)
+            if parts.samples.frozen:  # the log-ratio that the loss sees stays where it is
+                inputs = replace(inputs, log_ratio=inputs.log_ratio + inputs.log_weight)
+            values.append(torch.stack(list(reader.read(inputs))).sum(0)[rows, token] / reader.unit.shares(base)[0, 0])
+        return torch.cat(values)
 
-    plain = answer(0.0)
+    plain = float(answer(torch.zeros(1).double()))
     if not plain:
         return None
     edges: list[float | None] = []
     kinds = set()
     for sign in (-1.0, 1.0):
-        follows = lambda x, sign=sign: abs(answer(sign * x) / plain / math.exp(sign * x) - 1) <= 10 * reader.same
-        if follows(15.0):
+        follows = lambda xs, sign=sign: (answer(sign * xs) / plain / (sign * xs).exp() - 1).abs() <= 10 * reader.same
+        end = torch.tensor([15.0], dtype=torch.float64)
+        if bool(follows(end)):
             edges.append(None)
             continue
-        low, high = 0.0, 15.0
-        for _ in range(45):
-            middle = (low + high) / 2
-            low, high = (middle, high) if follows(middle) else (low, middle)
+        low = bisect(follows, 0.0, 15.0)
         edges.append(round_short(math.exp(sign * low), 1e-8))
-        kinds.add("mask" if answer(sign * 15.0) == 0 else "truncate")
+        kinds.add("mask" if float(answer(sign * end)) == 0 else "truncate")
     if not kinds:
         return None
     kind = kinds.pop() if len(kinds) == 1 else "other"
@@ -594,6 +658,58 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
     best, _ = _best(reader, candidates(), check)
     best = _choose_samples(reader, best)
     return replace(best, unexplained=_compare(reader, best))
+
+
+# What a loss depends on that the formula does not have.
+
+
+def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
+    """What changes the coefficients though the formula says that it does not."""
+    live = reader.base.mask
+    random = replace(
+        ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=reader.highest, seed=11),
+        late=reader.late,
+        anchor=reader.anchor,
+    )
+    none = torch.zeros_like(random.tilt)
+    plain = replace(random, tilt=none, odds=none + ODDS)
+    differ = lambda x, y: bool((x - y).abs().max() > 100 * reader.same * max(float(x.abs().max()), reader.same))
+
+    def gain(entries: dict[tuple[int, int], float], place: tuple[int, int] = PLACE) -> Tensor:
+        """What the log-ratio of one token adds to its own coefficient, beside these of other tokens."""
+        moved, start = (
+            reader.read(reader.base.with_entries("log_ratio", x)).score for x in (entries | {place: STEP}, entries)
+        )
+        return (moved - start)[place]
+
+    several = replace(
+        ProbeInputs.at_random([*MIXED, 6, 9, 3, 9], WIDTH, highest=reader.highest, seed=12),
+        late=reader.late,
+        anchor=reader.anchor,
+    )
+    turn = lambda x: x.roll(GROUP, 0)  # other halves of the batch, the same groups
+    fields = ("log_ratio", "log_weight", "logp", "mask", "token_reverse_kl", "token_forward_kl", "odds", "tilt")
+    turned = reader.read(replace(several, **{name: turn(getattr(several, name)) for name in fields}))
+    less = replace(plain, logp=plain.logp - torch.arange(ROWS * WIDTH).reshape(ROWS, WIDTH) % 3 * live)
+    unit = reader.unit if reader.unit.name != "other" else Unit("sum")
+    odd = ProbeInputs.at_reference([TOKENS] * (ROWS + 1), WIDTH, 3) if reader.coupled == "none" else None
+    wider = reader.rows_at_reference(ROWS + GROUP) if odd is None else odd
+    more = (reader.read(wider.with_entries("log_ratio", {PLACE: STEP})).score - reader.read(wider).score)[PLACE]
+    more = more / unit.shares(wider)[0, 0] * unit.shares(reader.base)[0, 0]
+    rest = replace(plain, odds=none - 2 * ODDS)
+    causes = {
+        "the order of the completions in the batch": any(
+            differ(turn(a), b) for a, b in zip(reader.read(several), turned, strict=True)
+        ),
+        "the probability of the token itself": differ(reader.read(plain).score, reader.read(less).score),
+        "the other entries of the vocabulary": differ(reader.read(plain).score, reader.read(rest).score)
+        or (parts.full is not None and not parts.full.shares),
+        "the position of the token": any(differ(gain({}), gain({}, (0, t))) for t in (0, 2)),
+        "the number of completions": differ(gain({}), more),
+        "the log-ratios of the completion's other tokens": differ(gain({}), gain({(0, 1): 2.0, (0, 7): 2.0})),
+        "the log-ratios of other completions": differ(gain({}), gain({(ROWS - 1, 1): 2.0, (1, 2): -2.0})),
+    }
+    return tuple(name for name, matters in causes.items() if matters)
 
 
 # Comparison of the formula with the loss.

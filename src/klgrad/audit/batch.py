@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..core.divergences import Divergence
 from ..core.rollout import Rollout
 from ..enumeration import Problem
 
@@ -82,8 +83,12 @@ class Batch:
         same = {"ref_logp": self.logp.detach(), "ref_logits": self.logits.detach()}
         return replace(self, **same, token_reverse_kl=none, token_forward_kl=none)
 
-    def rollout(self) -> Rollout:
-        """The batch as the input of a `KLTerm` or a `Cell`."""
+    def divergence(self, generator: Divergence) -> Tensor:
+        """(B, T) a divergence over the vocabulary, by the logits."""
+        return generator.over(self.logits.log_softmax(-1), self.ref_logits.log_softmax(-1))
+
+    def rollout(self, generator: Divergence | None = None) -> Rollout:
+        """The batch as the input of a `KLTerm` or a `Cell`, with one more divergence over the vocabulary if asked."""
         return Rollout(
             self.logp,
             self.ref_logp,
@@ -92,6 +97,7 @@ class Batch:
             group=self.group,
             token_reverse_kl=self.token_reverse_kl,
             token_forward_kl=self.token_forward_kl,
+            token_divergence=None if generator is None else self.divergence(generator),
         )
 
 

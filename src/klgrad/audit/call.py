@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from ..core.rollout import Rollout
 from ..enumeration import autoregressive
 from ..errors import LossCallError, LossOutputError, UnknownNameError
 from ..support import ARGUMENTS, LOGITS, argument_role
+from .backends import in_torch, library_of
 from .batch import Batch, from_problem
 
 # What a role stands for: a tensor of the batch in the form that the loss wants, or the whole batch.
@@ -96,17 +97,17 @@ class Record(dict[str, Any]):
         *("log_probs", "base_action_log_probs", "action_log_probs", "action_mask", "student_logits", "teacher_logits"),
     )
 
-    def __init__(self, batch: Batch, form: Form) -> None:
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
         super().__init__()
-        self._batch, self._form = batch, form
+        self._tensors = tensors
         for name in self.KEYS:
             self.__missing__(name)
 
-    def __missing__(self, name: str) -> Tensor:
+    def __missing__(self, name: str) -> Any:
         role = argument_role(name)
         if role not in TENSORS:
             raise UnknownNameError("name of a batch", name, self.KEYS)
-        self[name] = x = self._form.tensor(self._batch, role)  # what a loss writes into it must be there again
+        self[name] = x = self._tensors[role]  # what a loss writes into it must be there again
         return x
 
     def __contains__(self, name: object) -> bool:
@@ -182,7 +183,7 @@ def scalar(name: str, out: object, batch: Batch) -> Tensor:
 def _loss_in(out: object) -> object:
     if isinstance(out, Mapping):
         return _loss_in(out["loss"]) if "loss" in out else out
-    if isinstance(getattr(out, "loss", None), Tensor):
+    if hasattr(out, "loss"):
         return out.loss  # pyright: ignore[reportAttributeAccessIssue]
     return _loss_in(out[0]) if isinstance(out, (tuple, list)) and out else out
 
@@ -398,9 +399,19 @@ class UserLoss:
 
     def __call__(self, batch: Batch) -> object:
         """What the loss returns on a batch."""
-        whole = {"batch": lambda: Record(batch, self.form), "rollout": batch.rollout}
-        arguments = {n: whole[r]() if r in whole else self.form.tensor(batch, r) for n, r in self.roles.items()}
-        arguments = {**self.values, **arguments}
+        tensors = {r: self.form.tensor(batch, r) for r in TENSORS if self.uses(r)}
+        if "rollout" in self.roles.values():
+            return self._of_tensors(tensors | {"rollout": batch.rollout()})
+        return self._of_tensors(tensors)
+
+    @cached_property
+    def _of_tensors(self) -> Callable[[dict[str, Any]], object]:
+        library = library_of(self.function)
+        return self._of_arrays if library == "torch" else in_torch(lambda x: _loss_in(self._of_arrays(x)), library)
+
+    def _of_arrays(self, arrays: dict[str, Any]) -> object:
+        arrays = arrays | ({"batch": Record(arrays)} if "batch" in self.roles.values() else {})
+        arguments = self.values | {name: arrays[role] for name, role in self.roles.items()}
         by_position = [arguments.pop(name) for name in self.positional]
         return self.function(*by_position, **arguments)
 

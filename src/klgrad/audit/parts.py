@@ -3,13 +3,14 @@
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .batch import Batch
 from .gradients import Parts
-from .probes import EXACT, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, divergence_of, round_short
+from .probes import ESTIMATES, EXACT, GROUP, ROWS, TOKENS, Curve, Derivatives, ProbeInputs, divergence_of, round_short
 
 # The parts.
 
@@ -75,7 +76,8 @@ class Samples:
     """How the ratio π/μ to the sampler enters.
 
     Attributes:
-        ratio: `none`, `token`, `prefix`, `sequence`, `mean` (a geometric mean over the completion) or `other`.
+        ratio: `none`, `token`, `prefix`, `before` (that of the tokens before), `sequence`, `mean` (a geometric mean
+            over the completion) or `other`.
         per_decision: whether the estimate of a later token carries the ratio of that token's own prefix.
         bound: of the ratio, or None.
         before: whether an exact term carries the ratio of the tokens before it only, its own being summed over.
@@ -103,8 +105,9 @@ class Samples:
             "other": torch.zeros_like(log_weight),
             "token": log_weight,
             "prefix": running - log_weight if before else running,
+            "before": running - log_weight,
             "sequence": total,
-            "mean": total / inputs.mask.sum(-1, keepdim=True),
+            "mean": total / inputs.mask.sum(-1, keepdim=True).clamp(min=1),
         }[self.ratio]
         return logs.exp() if self.bound is None else self.bound(logs.exp())
 
@@ -222,6 +225,8 @@ class Anatomy:
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
+        matters: what the coefficient of a token depends on beside the parts, where these are not the loss.
+        problems: on how many enumerated problems it was compared with the loss.
         allowed: the share that rounding may leave.
     """
 
@@ -245,6 +250,8 @@ class Anatomy:
     finite: bool = True
     finite_at_ref: bool = True
     unexplained: dict[str, float] = field(default_factory=dict)
+    problems: int = 0
+    matters: tuple[str, ...] = ()
     allowed: float = EXACT
 
     def times(self, factor: float) -> "Anatomy":
@@ -293,9 +300,12 @@ class Anatomy:
 
     def _coefficients(self, inputs: ProbeInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(B, T) each: of the score, of the two full-vocabulary KLs, and what the entries' coefficients weigh."""
+        whole_shares = self.unit.shares(inputs)
         if self.samples.frozen:
             inputs = replace(inputs, log_ratio=inputs.log_ratio - inputs.log_weight)
-        mask, shares = inputs.mask, self.unit.shares(inputs)
+        if not self.cut_off:
+            inputs = replace(inputs, mask=inputs.mask & ~inputs.mask.all(-1, keepdim=True))
+        mask, shares = inputs.mask, whole_shares
         weights = self.samples.weights(inputs)
         before = self.samples.weights(inputs, before=True) if self.samples.before else weights
         inner, outer = (
@@ -307,7 +317,7 @@ class Anatomy:
             own = torch.where(mask, self.own(inputs.log_ratio), 0.0)
         if self.baseline.name == "token-mean":
             own = torch.where(mask, own - own[mask].mean(), 0.0)
-        by_length = TOKENS / mask.sum(-1, keepdim=True)
+        by_length = TOKENS / mask.sum(-1, keepdim=True).clamp(min=1)
         for part in self.credits:
             own = own + part.values(inputs) * (by_length - 1) if part.divided else own
         path = torch.zeros_like(own)
@@ -343,10 +353,20 @@ class Anatomy:
             score = torch.where(is_cut, 0.0, score)
         if not self.ends:
             score = score * (mask.cumsum(-1) < mask.sum(-1, keepdim=True))
-        kept = mask if self.cut_off else mask & ~mask.all(-1, keepdim=True)
-        live = lambda x: torch.where(kept, x, 0.0) * shares
+        live = lambda x: torch.where(mask, x, 0.0) * shares
         reverse, forward = (live(weight * before) for weight in self.exact)
         return live(score), reverse, forward, live(before)
+
+    @property
+    def own_shares(self) -> dict[str, float]:
+        """The known functions that the own curve is the sum of, without an estimate that is divided by the length."""
+        own = dict(self.own.shares)
+        for part in self.credits:
+            if part.divided and part.curve is not None:  # its share of the own curve is that at one length
+                for name, w in part.curve.shares.items():
+                    for each, sign in SLOPES.get(name, {name: 1.0}).items():
+                        own[each] = own.get(each, 0.0) - sign * w
+        return {name: round_short(w) for name, w in own.items() if abs(w) > self.allowed}
 
     @property
     def shares(self) -> dict[str, float]:
@@ -356,19 +376,18 @@ class Anatomy:
         is no sum of known slopes.
         """
         totals: dict[str, float] = {}
-        known = [(self.own.shares, self.own)] + ([] if self.full is None else [(self.full.shares, self.full)])
+        known = [(self.own_shares, self.own)] + ([] if self.full is None else [(self.full.shares, self.full)])
         for shares, curve in known:
             if not shares and not curve.is_zero:
                 return {"other": 1.0}
             for name, weight in shares.items():
-                pair = {"reverse-kl": weight, "forward-kl": -weight} if name == "k3" else {name: weight}
-                for each, w in pair.items():
-                    totals[each] = totals.get(each, 0.0) + w
+                for each, sign in SLOPES.get(name, {name: 1.0}).items():
+                    totals[each] = totals.get(each, 0.0) + sign * weight
         for name, weight in zip(("reverse-kl", "forward-kl"), self.exact, strict=True):
             totals[name] = totals.get(name, 0.0) + weight
         largest = max(map(abs, totals.values()), default=0.0)
         totals = {name: round_short(w) for name, w in totals.items() if abs(w) > self.allowed * largest}
-        return {"other": 1.0} if "k2" in totals else totals
+        return {"other": 1.0} if set(totals) & set(ESTIMATES) else totals
 
     @property
     def scale(self) -> float:
@@ -379,32 +398,40 @@ class Anatomy:
         return 0.0 if abs(total) < 1e-6 * size else round_short(total, 1e-6)
 
     @property
-    def future(self) -> Credit | None:
-        """What later tokens add to the coefficient of a token; None if nothing."""
-        return next((c for c in self.credits if any(c.later)), None)
-
-    @property
     def horizon(self) -> "Horizon":
         """How far a token looks ahead."""
         if self.level == "completion":
-            return Horizon("all", (1.0,), None, "exact")
-        part = self.future
-        if part is None:
-            return Horizon("none", (), None, "")
+            return Horizon("all", (1.0,), None, "exact", True)
+        future = [c for c in self.credits if any(c.later)]
+        if not future:
+            return Horizon("none", (), None, "", True)
+        part = future[0]
         shares = {} if part.curve is None else part.curve.shares
-        estimate = "exact" if part.source != "sampled" else SHORT.get(next(iter(shares), ""), "other")
+        name = next(iter(shares), "")
+        estimate = "exact" if part.source != "sampled" else SHORT.get(name, "excess" if "excess" in name else "other")
         strength = next(iter(shares.values())) if part.source == "sampled" and len(shares) == 1 else 1.0
-        whole = sum(self.shares.values()) if "other" not in self.shares else 0.0
+        divergence = self.shares
+        whole = sum(divergence.values()) if "other" not in divergence else 0.0
+        whole = 1.0 if part.source == "full" else whole
         relative = strength / whole if whole else strength
         weights = tuple(round_short(w * relative, 1e-6) for w in part.later)
+        estimated = {
+            "k1": "reverse-kl",
+            "k3": "reverse-kl",
+            "excess": name.removeprefix("excess of "),
+            "exact": {"exact-reverse": "reverse-kl", "exact-forward": "forward-kl"}.get(part.source, ""),
+        }.get(estimate)
+        fits = part.source == "full" or list(divergence) == [estimated]
+        fits = fits and not self.has_edges and not part.divided
+        if len(future) > 1:
+            return Horizon("other", weights, None, "other", False)
         steps = [b / a for a, b in pairwise((1.0, *weights)) if a]
         if all(abs(step - steps[0]) <= 1e-6 for step in steps) and len(steps) == len(weights):
             same = abs(steps[0] - 1) <= 1e-6
-            return Horizon(
-                "all" if same else "discount", weights, None if same else round_short(steps[0], 1e-6), estimate
-            )
+            discount = None if same else round_short(steps[0], 1e-6)
+            return Horizon("all" if same else "discount", weights, discount, estimate, fits)
         is_window = weights[0] == 1 and set(weights) == {0.0, 1.0} and list(weights) == sorted(weights, reverse=True)
-        return Horizon("window" if is_window else "other", weights, None, estimate)
+        return Horizon("window" if is_window else "other", weights, None, estimate, fits)
 
     @property
     def has_past(self) -> bool:
@@ -412,9 +439,19 @@ class Anatomy:
         return self.level == "completion" or any(any(c.earlier) for c in self.credits)
 
     @property
+    def looks_at_length(self) -> bool:
+        """Whether what has mean zero on fresh samples, a constant or another token's credit, has one here.
+
+        A division by the completion's length, or tokens that are left out by their place in it, make it depend on what
+        follows a token.
+        """
+        by_length = self.unit.name == "completion-mean" or any(c.divided for c in self.credits)
+        return by_length or not self.ends or not self.cut_off
+
+    @property
     def has_edges(self) -> bool:
         """Whether the coefficient is constant beyond some log-ratio."""
-        return self.own.low is not None or self.own.high is not None
+        return self.own.has_edges
 
     @property
     def is_misplaced(self) -> bool:
@@ -440,7 +477,7 @@ class Anatomy:
         """Whether the formula predicts every coefficient, on stale samples too."""
         return self.proved_fresh and self.largest_gap(stale=True) <= self.allowed
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         horizon, bound = self.horizon, self.samples.bound
         return {
@@ -472,6 +509,7 @@ class Anatomy:
             "cut_off_completions_count": self.cut_off,
             "top_k": self.top_k,
             "deterministic": self.deterministic,
+            "depends_also_on": list(self.matters),
             "proved": self.proved,
             "unexplained": max(self.unexplained.values(), default=0.0),
             "unexplained_by_probe": self.unexplained,
@@ -504,6 +542,9 @@ def _named_part(name: str, weight: float) -> dict[str, object]:
     return part | {parameter: float(order)} if parameter else part
 
 
+SLOPES = {"k3": {"reverse-kl": 1.0, "forward-kl": -1.0}}
+"""Values of estimators that are a sum of slopes."""
+
 SHORT = {"reverse-kl": "k1", "k2": "k2", "k3": "k3"}
 """Names of the functions of a later token's log-ratio that stand for its KL."""
 
@@ -516,13 +557,15 @@ class Horizon:
         kind: `none`, `all`, `discount`, `window` or `other`.
         weights: by distance, relative to the token's own part.
         discount: of one step, for kind `discount`.
-        estimate: of a later token's divergence: `k1`, `k2`, `k3`, `exact` or `other`; empty for kind `none`.
+        estimate: of a later token's divergence: `k1`, `k2`, `k3`, `excess`, `exact` or `other`; empty for kind `none`.
+        fits: whether its mean is the divergence that the token's own part descends.
     """
 
     kind: str
     weights: tuple[float, ...]
     discount: float | None
     estimate: str
+    fits: bool
 
 
 def tilted_log_ratios(inputs: ProbeInputs) -> tuple[Tensor, Tensor]:

@@ -243,7 +243,8 @@ NAMED: dict[str, Divergence] = {
     d.name: d for d in (REVERSE_KL, FORWARD_KL, CHI_SQUARE, HELLINGER, TOTAL_VARIATION, jensen_shannon())
 }
 ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {"k2": k2.value, "k3": k3.value}
-"""Values of estimators, which stand in a reward; k1 is the slope of the reverse KL."""
+ESTIMATES |= {f"excess of {name}": d.excess for name, d in NAMED.items() if d is not REVERSE_KL}
+"""Values of estimators, which stand in a reward. k1 is the slope of the reverse KL, and k3 its excess."""
 
 SUMS = (("reverse-kl", "forward-kl"), ("reverse-kl", "k2"), ("reverse-kl", "chi-square"), ("forward-kl", "chi-square"))
 """Pairs whose weighted sums are tried if no single function fits; k3 is the reverse minus the forward KL."""
@@ -297,6 +298,11 @@ class Curve:
         if self.low is not None:
             value = torch.where(log_ratio < self.low, self.below, value)
         return value if self.high is None else torch.where(log_ratio > self.high, self.above, value)
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether it is constant beyond some log-ratio."""
+        return self.low is not None or self.high is not None
 
     @property
     def scale(self) -> float:
@@ -363,14 +369,18 @@ def _find_edge(read: Callable[[Tensor], Tensor], at: Tensor, values: Tensor) -> 
     other = next((i for i, v in enumerate(values.tolist()) if not is_level(v)), None)
     if other is None or other < 2:
         return None, 0.0
-    flat, moving = float(at[other - 1]), float(at[other])
-    for _ in range(40):
-        middle = (flat + moving) / 2
-        if is_level(float(read(torch.tensor([middle], dtype=torch.float64))[0])):
-            flat = middle
-        else:
-            moving = middle
-    return round_short(flat), level
+    edge = bisect(lambda x: (read(x) - level).abs() <= FLAT * (1 + abs(level)), float(at[other - 1]), float(at[other]))
+    return round_short(edge), level
+
+
+def bisect(holds: Callable[[Tensor], Tensor], inside: float, outside: float) -> float:
+    """The last point, from `inside` to `outside`, at which a condition holds; 32 points are asked for at once."""
+    for _ in range(9):
+        points = torch.linspace(inside, outside, 34, dtype=torch.float64)
+        failed = (~holds(points[1:-1])).nonzero()
+        first = int(failed[0]) + 1 if len(failed) else len(points) - 1
+        inside, outside = float(points[first - 1]), float(points[first])
+    return inside
 
 
 def _fit(x: Tensor, y: Tensor, same: float) -> dict[str, float] | None:

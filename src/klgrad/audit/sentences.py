@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..core.divergences import huber
 from ..errors import MeaningError, UnknownNameError
 from .anatomy import VOCABULARY
-from .parts import Anatomy, Bound
-from .probes import divergence_of
+from .parts import Anatomy, Bound, Credit, Unit
+from .probes import ESTIMATES, TOKENS, divergence_of
 
 TITLES = {
     "reverse-kl": "reverse KL, KL(π‖ref)",
@@ -40,7 +41,7 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
         ("divergence", divergence(a)),
         ("looks ahead", horizon(a)),
         ("samples", samples(a)),
-        ("unit", unit(a)),
+        ("unit", unit(a.unit)),
         ("baseline", baseline(a)),
         ("scale", scale(a)),
         ("coefficient", formula(a)),
@@ -59,63 +60,118 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
         return _stale(a)
     text = divergence(a, brief=True)
     if a.is_nothing or text.startswith("none"):
-        return text
+        return f"{text}: {_matters(a)} change{'s' * (len(a.matters) == 1)} it" if a.matters else text
     h = a.horizon
-    if a.level == "token":
+    if a.level == "token" and not h.fits:
+        text += f", token by token, and later tokens by {BY.get(h.estimate, h.estimate)}"
+    elif a.level == "token":
         ahead = {"none": "token by token", "all": "whole completions", "discount": f"{h.discount or 0:g} a token ahead"}
         text += f", {ahead.get(h.kind, 'with a future of its own')}"
     text += {"completion-mean": ", mean per completion", "token-mean": ", mean over tokens"}.get(a.unit.name, "")
+    text += ", centred token by token" if a.baseline.name == "token-mean" else ""
     text += ", divided by its spread" if a.baseline.spread != "none" else ""
     return text if a.proved_fresh else f"{text} ({min(a.largest_gap(stale=False), 1):.0%} not explained)"
 
 
+def _matters(a: Anatomy) -> str:
+    """What the coefficient depends on beside the parts."""
+    return " and ".join(filter(None, [", ".join(a.matters[:-1]), *a.matters[-1:]]))
+
+
+BY = {"exact": "their exact divergences", "excess": "f(u)/u", "other": "an estimate of its own"}
+"""Estimates of later tokens in words."""
+
+
 def _stale(a: Anatomy) -> str:
     """On samples of another policy μ."""
-    ratio, bound = a.samples.ratio, a.samples.bound
-    if a.is_nothing or a.anchor == "sampler":
-        if a.is_nothing and (not a.constant or ratio in ("token", "prefix", "sequence")):
+    s, bounded = a.samples, _bound(a.samples.bound)
+    carried = s.ratio in ("token", "prefix", "sequence")
+    if a.is_nothing:
+        if not a.constant or (carried and s.constant and not a.looks_at_length and not bounded):
             return "nothing"
-        if a.is_nothing:
-            away = "climbs KL(μ‖π), away from" if a.constant > 0 else "descends KL(μ‖π), to"
-            return f"{away} what was sampled"
-        return "a divergence to the sampler"
+        if s.ratio != "none" or a.looks_at_length:
+            return f"moves {'away from' if a.constant > 0 else 'to'} what was sampled"
+        return f"{_climb(a.constant)}, {'away from' if a.constant > 0 else 'to'} what was sampled"
     if a.largest_gap(stale=True) > a.allowed:
         return f"not proved: {min(a.largest_gap(stale=True), 1):.0%} of the coefficient is not explained"
-    biased = f"{_bound(bound)}" if bound else ""
-    frozen = ", with log π/ref of the sampler" if a.samples.frozen else ""
-    if ratio in ("prefix", "sequence"):
-        return f"the same{biased}{frozen}"
-    if ratio == "token":
-        future = "" if a.horizon.kind == "none" else ", the future that of the sampler"
-        return f"the same on the sampler's prefixes{biased}{frozen}{future}"
-    if ratio == "mean":
-        return f"not corrected: a geometric mean of ratios{biased}{frozen}"
-    return f"{_uncorrected(a)}{frozen}"
+    if a.anchor == "sampler":
+        return "a divergence to the sampler"
+    if s.ratio == "before":
+        text = "no objective: the token itself is the sampler's"
+    elif s.ratio == "mean":
+        text = "no objective: a geometric mean of ratios is no importance weight"
+    elif s.ratio == "none":
+        text = _uncorrected(a)
+    elif s.ratio == "token" and s.per_decision and a.credits:
+        text = "no objective: each estimate has the ratio of its own token alone"
+    else:
+        text = _corrected(a)
+    if bounded and s.ratio != "mean":
+        text += f"{bounded}, which adds bias"
+    if s.frozen and text.startswith(("the mean", "climbs the mean")):
+        text = "no objective: log π/ref is that of the sampler"
+    elif s.frozen:
+        text += ", with log π/ref of the sampler"
+    drifts = []
+    if a.constant and not (carried and s.constant):
+        drifts.append(_climb(a.constant) if not a.looks_at_length else "its constant adds a drift")
+    if a.baseline.name != "none" and (not carried or s.on_baseline == "credit"):
+        drifts.append("its baseline adds a drift")
+    if a.has_past and (s.per_decision or not carried) and not text.startswith(("the mean", "climbs the mean")):
+        drifts.append("the credit of earlier tokens adds a drift")
+    return "; ".join([text, *drifts])
 
 
-FREE = "h(l), h' = c,"
-"""The function whose mean a coefficient c without a name descends."""
+def _climb(constant: float) -> str:
+    return f"{'climbs' if constant > 0 else 'descends'} KL(μ‖π)"
+
+
+def _corrected(a: Anatomy) -> str:
+    """With the ratio of the token, the tokens so far or the completion."""
+    s = a.samples
+    text = "the same on the sampler's prefixes" if s.ratio == "token" else "the same"
+    if s.ratio == "sequence":
+        return text
+    if a.level == "completion":
+        return "no objective: the ratio of the whole completion is missing"
+    rest = []
+    if a.horizon.kind != "none" and not (s.ratio == "prefix" and s.per_decision):
+        rest.append("later tokens")
+    if a.looks_at_length:
+        rest.append("lengths")
+    return f"{text}; {' and '.join(rest)} are those of the sampler" if rest else text
 
 
 def _uncorrected(a: Anatomy) -> str:
     """Without a ratio: a coefficient c(l) descends the mean of h(l) under the sampler, h' = c."""
-    drifts = []
-    if a.constant:
-        drifts.append(f"{'climbs' if a.constant > 0 else 'descends'} KL(μ‖π)")
-    if a.baseline.name != "none":
-        drifts.append("drifts by its baseline")
-    if a.own.is_zero and not a.credits:
-        text = "the same on the sampler's prefixes"
-    elif a.level == "completion" or (a.has_past and a.horizon.kind == "all" and a.own.shares == {"reverse-kl": 1.0}):
-        text = "the mean of L²/2 under the sampler" if set(a.shares) == {"reverse-kl"} else "the mean of h(L), h' = c"
-        text += ", L = log π/ref of the completion"
-    elif a.horizon.kind == "none" and not a.has_past:
-        known = {"reverse-kl": "l²/2", "forward-kl": "k3"}
-        own = known.get(next(iter(a.shares)), "") if len(a.shares) == 1 else ""
-        text = f"the mean of {own or FREE} under the sampler"
-    else:
-        text = "not corrected: later tokens are those of the sampler"
-    return "; ".join([text, *drifts])
+    own, is_exact = a.own_shares, any(a.exact) or a.full is not None
+    is_bounded = a.has_edges or len(own) != 1
+    ((name, weight),) = own.items() if len(own) == 1 else (("", 1.0),)
+    descends = "the mean" if weight > 0 else "climbs the mean"
+    if a.baseline.spread != "none":
+        return "no objective: it is divided by a spread that the other samples decide"
+    if a.level == "completion":
+        mean = (
+            "h(L), h' = c," if is_bounded else {"reverse-kl": "L²/2", "forward-kl": "k3(L)"}.get(name, "h(L), h' = c,")
+        )
+        return f"{descends} of {mean} under the sampler, L = log π/ref of the completion"
+    if any(c.later or c.earlier for c in a.credits):
+        part = a.credits[0]
+        weights = {w * (part.curve.shares.get("reverse-kl", 0.0) if part.curve else 0.0) for w in part.later}
+        alike = len(a.credits) == 1 and part.later == part.earlier and weights == {own.get("reverse-kl")}
+        if alike and not is_bounded and not is_exact and not part.divided and part.curve and not part.curve.has_edges:
+            return f"{descends} of L²/2 under the sampler, L = log π/ref of the completion"
+        if a.horizon.kind != "none":
+            return "no objective: later tokens are those of the sampler"
+        return "no objective: without a ratio"
+    texts = [] if a.own.is_zero else [f"{descends} of {_mean_of(name, is_bounded)} under the sampler"]
+    texts += ["the same on the sampler's prefixes"] if is_exact and not texts else []
+    return texts[0] + (", and its exact part on the sampler's prefixes" if is_exact and not a.own.is_zero else "")
+
+
+def _mean_of(name: str, is_bounded: bool) -> str:
+    """The function whose derivative by l is the coefficient."""
+    return "h(l), h' = c," if is_bounded else {"reverse-kl": "l²/2", "forward-kl": "k3"}.get(name, "h(l), h' = c,")
 
 
 def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
@@ -140,10 +196,10 @@ def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
 
 def divergence(a: Anatomy, *, brief: bool = False) -> str:
     """The divergence that the coefficient of a token's own log-ratio descends."""
-    if a.is_nothing:
-        return _nothing(a)
     if not a.proved_fresh and not a.shares:
         return "none that the probes can name"
+    if a.is_nothing:
+        return _nothing(a)
     shares = a.shares
     if "other" in shares or not shares:
         own = "" if brief else ", of which the coefficient below is the slope"
@@ -158,6 +214,8 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
     if a.baseline.spread != "none":
         text += ", divided by its own spread" if not brief else ""
+    if not brief and a.shares and all(weight < 0 for weight in a.shares.values()):
+        text += "; the sign is wrong"
     return text + _edges(a, brief)
 
 
@@ -165,7 +223,9 @@ def _nothing(a: Anatomy) -> str:
     if not a.constant and not any(a.entropy):
         return "nothing: no gradient depends on ref"
     if a.constant and a.unit.name == "completion-mean":
-        return "nothing: ref has no effect; it lowers E[1/length], which asks for longer completions"
+        lowers = a.constant > 0
+        does = "lowers E[1/length], which asks for longer" if lowers else "raises E[1/length], which asks for shorter"
+        return f"nothing: ref has no effect; it {does} completions"
     return "nothing: ref has no effect"
 
 
@@ -173,7 +233,7 @@ def _sum(shares: dict[str, float], titles: dict[str, str]) -> str:
     signs = {name: math.copysign(1.0, w) for name, w in shares.items()}
     if len(shares) == 1:
         ((name, weight),) = shares.items()
-        return f"climbs the {_title(name, titles)}: the sign is wrong" if weight < 0 else _title(name, titles)
+        return f"climbs the {_title(name, titles)}" if weight < 0 else _title(name, titles)
     largest = max(abs(w) for w in shares.values())
     texts = []
     for name, weight in sorted(shares.items(), key=lambda pair: -pair[1]):
@@ -194,7 +254,11 @@ def _edges(a: Anatomy, brief: bool) -> str:
         if edge is None:
             continue
         level = "no pull" if pull == 0 else f"a constant pull of {pull:.3g}"
-        texts.append(f"l {sign} {edge:.3g}" if brief else f"{word} log π/ref = {edge:.4g} {level}")
+        texts.append(
+            f"{'L' if a.level == 'completion' else 'l'} {sign} {edge:.3g}"
+            if brief
+            else f"{word} log π/ref = {edge:.4g} {level}"
+        )
     if not texts:
         return ""
     return f" where {' and '.join(texts)}" if brief else f"; {', '.join(texts)}"
@@ -207,37 +271,39 @@ def horizon(a: Anatomy) -> str:
     h = a.horizon
     if a.level == "completion":
         return "to the end: one divergence between whole completions"
-    past = "; earlier tokens are in it too, which only adds noise on fresh samples" if a.has_past else ""
+    noise = "adds a pull on lengths" if a.looks_at_length else "only adds noise on fresh samples"
+    past = f"; the credit of earlier tokens is in it too, which {noise}" if a.has_past else ""
     if h.kind == "none":
         return f"no: each token's effect on later tokens is left out{past}"
-    by = {"exact": "by their exact divergences", "other": "by an estimate of its own"}.get(
-        h.estimate, f"by {h.estimate}"
-    )
+    by = BY.get(h.estimate, h.estimate)
+    if any(c.curve is not None and c.curve.has_edges for c in a.credits):
+        by += ", bounded"
+    fits = "" if h.fits else ", which is no estimate of the divergence above"
+    if any(c.divided for c in a.credits):
+        return f"to the end of the completion, by the mean of {by} over its tokens{fits}{past}"
     if h.kind == "all":
-        return f"to the end of the completion, {by}{past}"
+        return f"to the end of the completion, by {by}{fits}{past}"
     if h.kind == "discount":
-        return f"discounted by {h.discount:g} a token, {by}{past}"
-    return f"with weights {', '.join(f'{w:.3g}' for w in h.weights)} by distance, {by}{past}"
+        return f"discounted by {h.discount:g} a token, by {by}{fits}{past}"
+    return f"with weights {', '.join(f'{w:.3g}' for w in h.weights)} by distance, by {by}{fits}{past}"
 
 
 def samples(a: Anatomy) -> str:
-    """Which samples the loss is right for, and what it descends on others."""
+    """Which importance ratio there is, and what the loss descends on samples of another policy."""
     s = a.samples
     if a.is_nothing and not a.constant:
         return "any: there is nothing to weigh"
     if s.ratio == "other":
         return "fresh ones only: how it depends on π/μ is none of token, prefix, sequence and mean ratio"
-    frozen = "; log π/ref is frozen at the sampler, a stale target" if s.frozen else ""
-    if s.ratio == "none":
-        return f"fresh ones only: no importance ratio; on stale ones {_stale(a)}"
-    exactly = {
-        "token": "stale ones on the sampler's prefixes: the ratio of the token itself",
-        "prefix": "stale ones too: the ratio of the tokens so far",
-        "sequence": "stale ones too: the ratio of the whole completion",
-        "mean": "fresh ones only: the geometric mean of the ratios is no importance weight",
+    ratio = {
+        "none": "fresh ones only: no importance ratio",
+        "token": "ratio of the token itself",
+        "prefix": "ratio of the tokens so far",
+        "before": "ratio of the tokens before, without the token itself",
+        "sequence": "ratio of the whole completion",
+        "mean": "fresh ones only: the geometric mean of the ratios",
     }[s.ratio]
-    bound = f"{_bound(s.bound)}, which adds bias" if s.bound else ""
-    return f"{exactly}{bound}{frozen}"
+    return f"{ratio}; on stale ones {_stale(a)}"
 
 
 BOUNDS = {"truncate": "truncated", "clip": "clipped", "mask": "masked", "ppo": "clipped as in PPO"}
@@ -251,15 +317,15 @@ def _bound(bound: Bound | None) -> str:
     return f", {word} at {' and '.join(ends)}"
 
 
-def unit(a: Anatomy) -> str:
+def unit(u: Unit) -> str:
     """What the loss divides by."""
-    over = "averaged over completions" if a.unit.rows else "summed over completions"
+    over = "averaged over completions" if u.rows else "summed over completions"
     return {
         "sum": f"summed over the completion, {over}",
         "completion-mean": f"mean over each completion's tokens, {over}: tokens of short completions weigh more",
         "token-mean": "mean over all tokens of the batch: micro-batches of other sizes change it",
         "fixed-length": f"summed over the completion and divided by the padded length, {over}",
-    }.get(a.unit.name, "none of sum, mean per completion, mean over tokens and fixed length")
+    }.get(u.name, "none of sum, mean per completion, mean over tokens and fixed length")
 
 
 def baseline(a: Anatomy) -> str:
@@ -268,11 +334,13 @@ def baseline(a: Anatomy) -> str:
         "none": "none",
         "leave-one-out": "the mean of the other completions of the group",
         "group-mean": "the mean of the group, itself included: 1 - 1/n of the scale is left",
-        "batch-mean": "the mean of the batch, itself included",
+        "batch-mean": "the mean of the batch, itself included: 1 - 1/n of the scale is left",
         "batch-leave-one-out": "the mean of the other completions of the batch",
         "return-mean": "the mean over all tokens of the batch",
         "token-mean": "the mean over the batch's tokens before they are summed: it pays for length",
     }.get(a.baseline.name, "completions influence each other in a way that no known baseline does")
+    if a.baseline.covers != "all" and a.baseline.name != "none":
+        text += ", of the detached credit alone"
     return text if a.baseline.spread == "none" else f"{text}; divided by the spread of the {a.baseline.spread}"
 
 
@@ -285,52 +353,85 @@ def scale(a: Anatomy) -> str:
     return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"
 
 
-SYMBOLS = {"token": "r_t", "prefix": "w_t", "sequence": "w_T", "mean": "w_T^(1/T)"}
+SYMBOLS = {"token": "r_t", "prefix": "w_t", "before": "w_(t-1)", "sequence": "w_T", "mean": "w_T^(1/T)"}
 
 
 def formula(a: Anatomy) -> str:
     """The coefficient of token t's score, with l_t = log π/ref."""
     terms = []
     argument = "L" if a.level == "completion" else "l_t"
-    for name, weight in a.own.shares.items():
-        terms.append(_times(weight, _slope(name).replace("l", argument)))
-    if not a.own.shares and not a.own.is_zero:
-        terms.append("c(l_t)")
+    if (a.has_edges or not a.own.shares) and not a.own.is_zero:
+        terms.append(f"c({argument})")
+    else:
+        terms += [_times(weight, _slope(name).replace("l", argument)) for name, weight in a.own_shares.items()]
     for name, weight in zip(("KL(π‖ref)_t", "KL(ref‖π)_t"), a.exact, strict=True):
         if weight:
             terms.append(_times(weight, f"∇{name}"))
     if a.full is not None:
         terms.append("∇D_t over the vocabulary")
-    part = a.future
-    if part is not None and a.level == "token":
-        h = a.horizon
-        estimate = {"k1": "l_s", "k2": "k2(l_s)", "k3": "k3(l_s)", "exact": "D_s"}.get(h.estimate, "e(l_s)")
-        power = f"{h.discount:g}^(s-t) " if h.kind == "discount" else "" if h.kind == "all" else "w_(s-t) "
-        later = "all s ≠ t" if a.has_past else "s > t"
-        factor = next(iter(a.shares.values()), 1.0) if len(a.shares) == 1 else 1.0
-        terms.append(_times(factor, f"Σ_({later}) {power}{estimate}"))
+    for part in a.credits:
+        terms += _credit_terms(part)
     text = " + ".join(terms) or "0"
-    if a.samples.ratio in SYMBOLS:
-        bounded = SYMBOLS[a.samples.ratio] if a.samples.bound is None else f"bound({SYMBOLS[a.samples.ratio]})"
-        text = f"{bounded} ({text})" if len(terms) > 1 or a.own.shares else f"{bounded} {text}"
     if a.baseline.name not in ("none", "other"):
         text += " - baseline"
+    if a.baseline.spread != "none":
+        text = f"({text}) / spread"
+    if a.samples.ratio in SYMBOLS:
+        bounded = SYMBOLS[a.samples.ratio] if a.samples.bound is None else f"bound({SYMBOLS[a.samples.ratio]})"
+        text = f"{bounded} ({text})" if len(terms) > 1 or " " in text else f"{bounded} {text}"
     if a.constant:
         text = _times(a.constant, "1") if text == "0" else f"{text} + {a.constant:g}"
     if a.level == "completion":
         text += ", L = Σ l_s"
-    ends = [f"l_t {sign} {edge:.4g}" for edge, sign in ((a.own.low, ">"), (a.own.high, "<")) if edge is not None]
-    return f"{text} where {' and '.join(ends)}" if ends else text
+    return text + (f", with c(l) = {_cut_curve(a)}" if a.has_edges and a.own.shares else "")
+
+
+def _cut_curve(a: Anatomy) -> str:
+    """A curve with its edges, as text."""
+    curve = " + ".join(_times(weight, _slope(name)) for name, weight in a.own.shares.items())
+    edges = ((a.own.low, a.own.below, "<"), (a.own.high, a.own.above, ">"))
+    ends = [f"{pull:.4g} where l {sign} {edge:.4g}" for edge, pull, sign in edges if edge is not None]
+    return f"{curve}, but {' and '.join(ends)}"
+
+
+def _credit_terms(part: Credit) -> list[str]:
+    """The sums over other tokens that an estimate enters, as text."""
+    names = {"exact-reverse": "KL(π‖ref)_s", "exact-forward": "KL(ref‖π)_s", "full": "D_s"}
+    shares = {} if part.source != "sampled" or part.curve is None else part.curve.shares
+    name, weight = next(iter(shares.items())) if len(shares) == 1 else ("", 1.0)
+    sampled = {"reverse-kl": "l_s", "k2": "k2(l_s)", "k3": "k3(l_s)"}.get(name, "e(l_s)")
+    sampled = "c(l_s)" if part.curve is not None and part.curve.has_edges else sampled
+    estimate = names.get(part.source, sampled)
+    weight *= TOKENS if part.divided else 1
+    terms = []
+    both = part.later == part.earlier
+    sides = [(part.later, "≠")] if both else [(part.later, ">"), (part.earlier, "<")]
+    for weights, sign in sides:
+        if not any(weights):
+            continue
+        steps = {round(b / a, 6) if a else 0.0 for a, b in pairwise(weights)}
+        (step,) = steps if len(steps) == 1 else (0.0,)
+        distance = "|s-t|" if sign == "≠" else "(s-t)" if sign == ">" else "(t-s)"
+        first = weights[0] / step if step else 1.0
+        power = "" if step == 1 else f"{step:g}^{distance} " if step else f"w_{distance} "
+        own = part.divided or (part.now and part.now == first)
+        over = "all s" if own and both else f"s {sign.replace('>', '≥')} t" if own and sign == ">" else f"s {sign} t"
+        terms.append(_times(weight * first, f"{'1/T ' if part.divided else ''}Σ_({over}) {power}{estimate}"))
+    if part.now and not (terms and any(mark in terms[0] for mark in ("≥", "all s"))):
+        terms.append(_times(part.now, estimate.replace("_s", "_t")))
+    return terms
 
 
 def _slope(name: str) -> str:
     if name in ("k2", "k3"):
         return f"{name}(l)"
+    if name in ESTIMATES:
+        return "f(u)/u"
     return divergence_of(name).formula
 
 
 def _times(weight: float, text: str) -> str:
-    if weight == 1:
+    if abs(weight - 1) < 1e-6:
         return text
     return f"{weight:.4g} ({text})" if " " in text else f"{weight:.4g} {text}"
 
@@ -338,8 +439,11 @@ def _times(weight: float, text: str) -> str:
 def remarks(a: Anatomy) -> list[str]:
     """What is neither the KL nor its form: constants, an entropy bonus, misplaced inputs, leaks."""
     texts = []
+    if a.matters and not a.proved:
+        texts.append(f"its coefficient depends on {_matters(a)}, which is none of these parts")
     if a.constant and not a.is_nothing:
-        texts.append(f"a constant of {a.constant:g} on every score: nothing on fresh samples, a drift on stale ones")
+        fresh = "a pull on lengths" if a.looks_at_length else "nothing"
+        texts.append(f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}")
     if any(a.entropy):
         bonus = sum(a.entropy)
         texts.append(f"an entropy {'bonus' if bonus > 0 else 'penalty'} of {abs(bonus):g}")
@@ -356,11 +460,18 @@ def remarks(a: Anatomy) -> list[str]:
     return texts
 
 
+def _constant_drift(a: Anatomy) -> str:
+    weighed = a.samples.ratio in ("token", "prefix", "sequence") and a.samples.constant
+    return "and on stale ones, by its ratio" if weighed else "a drift on stale ones"
+
+
 def proof(a: Anatomy) -> str:
     """Whether the formula is the loss."""
     if a.proved:
         largest = max(a.unexplained.values())
-        return f"at {len(a.unexplained)} sets of inputs, fresh and stale; largest difference {largest:.0e}"
+        summed = f" and over every outcome of {a.problems} problems" if a.problems else ""
+        tokens = ", at the tokens that are not masked" if a.leaks else ""
+        return f"at random inputs{summed}, fresh and stale{tokens}; largest difference {largest:.0e}"
     name, worst = max(a.unexplained.items(), key=lambda pair: pair[1])
     if a.proved_fresh:
         return f"on fresh samples; on stale ones {min(worst, 1):.0%} of the coefficient is not explained"
@@ -369,7 +480,7 @@ def proof(a: Anatomy) -> str:
 
 # Expectations of parts.
 
-PARTS = ("divergence", "horizon", "samples", "unit", "baseline")
+PARTS = ("divergence", "horizon", "samples", "unit", "baseline", "scale")
 
 
 @dataclass(frozen=True)
@@ -414,11 +525,13 @@ def part_values(a: Anatomy) -> dict[str, str]:
     name = f"{name} to the sampler" if a.anchor == "sampler" else name
     name = f"{name}, shifted" if a.late else name
     h, bound = a.horizon, a.samples.bound
+    name = f"{name}, on masked tokens too" if a.leaks else name
     return {
         "divergence": name,
-        "horizon": f"{h.discount:g}" if h.kind == "discount" and h.discount is not None else h.kind,
+        "horizon": (f"{h.discount:g}" if h.kind == "discount" else h.kind) + ("" if h.fits else f" by {h.estimate}"),
         "samples": a.samples.ratio + ("" if bound is None else f" {bound.kind}"),
         "unit": a.unit.name,
+        "scale": "spread" if a.baseline.spread != "none" else f"{a.scale:g}",
         "baseline": a.baseline.name + ("" if a.baseline.spread == "none" else f" / {a.baseline.spread} spread"),
     }
 

@@ -127,11 +127,10 @@ class Subject:
             # An error in the call itself has no frame in the user's code: then it is the place of the definition.
             definition = place_of(self.loss.function) if isinstance(self.loss, UserLoss) else ""
             where = inside[-1] if inside else definition or places[-1][1]
-            of_jax = any("jax" in Path(file).parts for file, _ in places)
             raise LossCallError(
                 f"{self.name} to return a differentiable loss",
                 f"{type(error).__name__}: {error}",
-                f"{'use PyTorch, since the tensors are; ' if of_jax else ''}look at {where}; it was called with "
+                f"look at {where}; it was called with "
                 f"{batch.logp.dtype} tensors of shape {tuple(batch.logp.shape)} and a bool mask"
                 f"{self._on_vocabulary(batch)}",
             ) from error
@@ -183,7 +182,7 @@ def as_subject(
     if isinstance(loss, Subject):
         return loss
     if isinstance(loss, KLTerm):
-        return of_rollout(name or loss.name, "term", lambda r: loss(r).loss, stacks=loss.reduction == "sequence")
+        return of_rollout(name or loss.name, "term", loss, stacks=loss.reduction == "sequence")
     if isinstance(loss, Cell):
         stacks, remedy = not loss.couples_groups, loss.instead
         return of_rollout(name or loss.name, "cell", loss, stacks=stacks, instead=remedy, summary=loss.summary)
@@ -204,9 +203,10 @@ def of_rollout(
     summary: str = "",
 ) -> Subject:
     """Wrap a loss that takes a `Rollout`."""
+    generator = loss.generator if isinstance(loss, KLTerm) and loss.estimator == "exact" else None
 
     def call(batch: Batch) -> Tensor:
-        out = loss(batch.rollout())
+        out = loss(batch.rollout(generator))
         return out.loss if isinstance(out, KLResult) else out
 
     # In the losses of this package the order of rows does not matter. Only calls group by group use it.
@@ -496,7 +496,6 @@ def _is_defined_in(x: object, module: ModuleType) -> bool:
         return True
     if inspect.isclass(x):
         return x.__module__ == module.__name__ and bool(makes_callables(x) or loss_methods(x))
-    if inspect.isfunction(x):
-        code = inspect.unwrap(x).__code__
-        return Path(code.co_filename) == Path(str(module.__file__))
+    if callable(x) and inspect.isfunction(function := inspect.unwrap(x)):  # a function that JAX compiles is none itself
+        return Path(function.__code__.co_filename) == Path(str(module.__file__))
     return isinstance(x, nn.Module) or (callable(x) and type(x).__module__ == module.__name__)

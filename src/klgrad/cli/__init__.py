@@ -16,7 +16,7 @@ from typer.rich_utils import rich_format_error
 
 from .. import __version__
 from ..errors import KlgradError
-from . import advise, audit, diagnose, doctor, logs, mcp, reproduce, train
+from . import advise, audit, convert, diagnose, doctor, frameworks, logs, mcp, report, reproduce, train
 from .console import INTERRUPTED, discard_output, spell_symbols, stderr, stdout
 
 ERROR = 2
@@ -32,8 +32,11 @@ COMPLETION_OPTIONS = {"--install-completion", "--show-completion"}
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 app.command("audit")(audit.command)
 app.command("advise")(advise.command)
+app.command("convert")(convert.command)
+app.command("frameworks")(frameworks.command)
 app.command("logs")(logs.command)
 app.command("diagnose")(diagnose.command)
+app.command("report")(report.command)
 app.command("reproduce")(reproduce.command)
 app.command("train", context_settings=train.SETTINGS)(train.command)
 app.command("distill", context_settings=train.SETTINGS)(train.distill_command)

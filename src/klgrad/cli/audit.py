@@ -93,7 +93,7 @@ def recorded_policy_losses(name: str) -> Group | None:
     known = _recorded(name)
     if known is None or not known.policy_losses:
         return None
-    from ..audit.render.terminal import table_of
+    from ..audit.render.policy import table_of
 
     shown = matching(name, [row[0] for row in known.policy_losses])
     return _dated(known, table_of([row for row in known.policy_losses if row[0] in shown]))
@@ -150,7 +150,7 @@ def _completed(start: str) -> list[str]:
     return [name for name in TARGETS if name.startswith(start)]
 
 
-def _completed_loss(start: str) -> list[str]:
+def completed_framework(start: str) -> list[str]:
     """Names of frameworks, for the shell; those of the catalogue would need torch, and so seconds."""
     return [name for name in FRAMEWORKS if name.startswith(start)]
 
@@ -162,12 +162,12 @@ def command(
     losses: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[LOSS]...",
+            metavar="LOSS",
             help="A name of the catalogue, `path/to/file.py:function`, `package.module:function`, `path/to/file.py` "
             f"for every loss in it, a framework ({', '.join(FRAMEWORKS)}) or one of its settings, in quotation marks. "
             "None: the common losses of the catalogue.",
             show_default=False,
-            autocompletion=_completed_loss,
+            autocompletion=completed_framework,
         ),
     ] = None,
     expect: Annotated[
@@ -203,7 +203,7 @@ def command(
         bool,
         typer.Option(
             "--whole",
-            help="Audit the whole policy loss: its KL, its drift to or from the sampler, its policy gradient. "
+            help="Take the whole policy loss apart: its ratio and weights, advantages, unit, drift and KL. "
             "Without a LOSS: the published policy losses.",
         ),
     ] = False,
@@ -230,7 +230,7 @@ def command(
         typer.Option(
             "--strict",
             help="Exit with status 1 also for a verdict that holds in large batches only, a dead zone, a gradient "
-            "that is not finite, or one that masked gaps or empty completions change.",
+            "that is not finite or wrong in float32, or one that masked gaps or empty completions change.",
         ),
     ] = False,
     json: Annotated[
@@ -260,13 +260,13 @@ def command(
     settings = parse_settings(set_ or []) | parse_names(name or [])
     if whole:
         _refuse_with_whole(
-            {"--strict": strict, "--html": html, "--all": all_, "--catalogue": whole_catalogue}
+            {"--strict": strict, "--all": all_, "--catalogue": whole_catalogue}
             | {"--advantages": advantages is not Advantages.zero, "--expect with parts": isinstance(expect, Parts)}
         )
         from .losses import check_whole, report_whole
 
-        needed = any((expect, expect_off_policy, json, markdown, settings))  # a record cannot answer these
-        results, failures = report_whole(losses or [], settings, json, markdown, recorded=not needed)
+        needed = any((expect, expect_off_policy, json, markdown, html, settings))  # a record cannot answer these
+        results, failures = report_whole(losses or [], settings, json, markdown, html, recorded=not needed)
         differs = check_whole(results, expect, expect_off_policy)
         return _end(failures, len(results), expected=bool(expect or expect_off_policy), differs=differs)
     console, progress, failures = beside(json, markdown, html), stderr(), Failures()
@@ -307,7 +307,7 @@ def _refuse_with_whole(options: Mapping[str, object]) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise MeaningError(
-            "--whole with --json, --markdown, --set, --name, --expect or --expect-off-policy",
+            "--whole with --json, --markdown, --html, --set, --name, --expect or --expect-off-policy",
             f"--whole {' '.join(given)}",
             "leave out the other options, or --whole",
         )

@@ -10,15 +10,10 @@ from rich.console import Console, Group
 
 from ..audit import Subject, catalogue, load_every
 from ..audit.call import UserLoss, settings_for
+from ..audit.policy import PolicyResult, audit_whole
 from ..audit.render.page import Fix, Fixes
-from ..audit.render.terminal import (
-    whole_in_full as in_full,
-    whole_overview as overview,
-    whole_to_json as to_json,
-    whole_to_markdown as to_markdown,
-)
+from ..audit.render.policy import in_full, overview, to_html, to_json, to_markdown
 from ..audit.subject import FileLosses, as_subject, imports_for, locate
-from ..audit.whole import WholeResult, audit_whole
 from ..errors import KlgradError, LossCallError, LossImportError, UnknownNameError
 from ..frameworks import FRAMEWORKS, HOMES, SETTINGS
 from ..frameworks.recommendation import TARGET_OF, Meaning, expresses
@@ -175,8 +170,8 @@ def fixes_of(framework: str) -> list[Fix]:
 
 
 def report_whole(
-    losses: list[str], settings: Json, json: Path | None, markdown: Path | None, *, recorded: bool
-) -> tuple[list[WholeResult], Failures]:
+    losses: list[str], settings: Json, json: Path | None, markdown: Path | None, html: Path | None, *, recorded: bool
+) -> tuple[list[PolicyResult], Failures]:
     """Audit whole losses and show what they do.
 
     Args:
@@ -184,12 +179,13 @@ def report_whole(
         settings: values of the losses' own parameters.
         json: the file for JSON.
         markdown: the file for a table in Markdown.
+        html: the file for a page with the curves of the weights.
         recorded: whether the record of a framework that is not installed may be shown instead.
 
     Returns:
         The results, and what was not audited.
     """
-    console, progress, failures = beside(json, markdown), stderr(), Failures()
+    console, progress, failures = beside(json, markdown, html), stderr(), Failures()
     subjects: list[PolicyLoss | Subject] = []
     for name in losses or POLICY_LOSSES:
         if recorded and (table := recorded_policy_losses(name)) is not None:
@@ -197,7 +193,7 @@ def report_whole(
             continue
         with failures.collected(name):
             subjects += _found(name, settings, failures)
-    results: list[WholeResult] = []
+    results: list[PolicyResult] = []
     for subject in tracked(subjects, "Auditing", progress):
         with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
             results.append(audit_whole(subject))
@@ -209,6 +205,7 @@ def report_whole(
             report,
             (json, lambda: failures.in_json(to_json(results))),
             (markdown, lambda: failures.in_markdown(to_markdown(results))),
+            (html, lambda: to_html(results, failures.reasons)),
         )
     return results, failures
 
@@ -224,14 +221,14 @@ def _found(name: str, settings: Json, failures: Failures) -> Sequence[PolicyLoss
     raise UnknownNameError("policy loss", name, [*POLICY_LOSSES, *FRAMEWORKS])
 
 
-def check_whole(results: list[WholeResult], expect: Target | None, expect_off_policy: Target | None) -> bool:
+def check_whole(results: list[PolicyResult], expect: Target | None, expect_off_policy: Target | None) -> bool:
     """Print where the KL of a whole loss is not the expected one; True if there is one."""
     failed = [
         f"{r.name}: expected {want.name} {where}, found {got}"
         for r in results
         for where, want, got in (
-            ("on-policy", expect, r.on_policy.kl),
-            ("off-policy", expect_off_policy, r.off_policy.kl),
+            ("on-policy", expect, r.kl_verdict),
+            ("off-policy", expect_off_policy, r.kl_verdict_off_policy),
         )
         if want and want.name != got
     ]

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import ExperimentError, MissingExtraError, UnknownNameError
+from ..errors import ExperimentError, MissingExtraError, SettingError, UnknownNameError
 from ..support import ensure_folder
 from .console import INTERRUPTED, bar, lines, print_path, stderr, stdout
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..papers import Outcome, Settings, Study
+    from ..papers.study import Comparison
 
 
 # `klgrad reproduce --run`: the training runs of an experiment, made again by its script in benchmarks/.
@@ -74,7 +75,7 @@ def commands(named: Sequence[Study], benchmarks: Path, model: str, folder: Path)
 def command(
     results: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RESULT]...", help="Names as in --list. None: all results.", show_default=False),
+        typer.Argument(metavar="RESULT", help="Names as in --list. None: all results.", show_default=False),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every result with its claim, and stop.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for numbers (JSON) and figures (PNG, SVG).")] = Path("reproduced"),
@@ -84,11 +85,23 @@ def command(
         4, os.cpu_count() or 1
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again, even if an earlier run has results.")] = False,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="FILE.py:NAME",
+            help="Draw and tabulate an estimator of your own beside the paper's: a function of log π/ref to the "
+            "coefficient, a Divergence, or a loss that `klgrad audit` takes. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Train the language models of the named results again, on this machine's GPU.")
     ] = False,
 ) -> None:
     """Recompute the papers' tabular and analytic results, check each claim, and draw a figure.
+
+    For results that are named, every sentence is printed with its measured value; the JSON has all numbers.
 
     Results about language models are judged and drawn from committed numbers of runs on a GPU. With --run the models
     are trained again.
@@ -108,6 +121,8 @@ def command(
         if name not in MODULES:
             raise UnknownNameError("result", name, MODULES)
     chosen = [load_study(name) for name in dict.fromkeys(results or MODULES)]
+    if with_:
+        chosen = _taking_arms(chosen) if results else [study for study in chosen if study.compare]
     if list_:
         console.print(_claims(chosen))
         return
@@ -116,8 +131,15 @@ def command(
     ensure_folder(out)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: workers end, files stay complete
     measured = measure(chosen if results else [], out) if run else None
-    outcomes, stopped = _run(chosen, Settings(quick=quick, seed=seed, measured=measured), out, fresh, jobs)
+    outcomes, stopped = _run(chosen, Settings(quick, seed, measured, tuple(with_ or ())), out, fresh, jobs)
     console.print(_summary({study.name: study.claim for study in chosen}, outcomes))
+    for outcome in outcomes if results else []:
+        console.print("", f"{outcome.name}: {outcome.counts}", _checks(outcome), sep="\n")
+    for outcome in outcomes:
+        if outcome.comparison:
+            console.print(
+                "", f"{outcome.name}: {outcome.comparison.caption}", _comparison(outcome.comparison), sep="\n"
+            )
     _say_what_was_not_computed(console, outcomes, here=run)
     print_path(console, f"Numbers and figures are in {out}/")
     if stopped:
@@ -162,6 +184,34 @@ def _summary(claims: dict[str, str], outcomes: list[Outcome]) -> Table:
         seconds = "kept" if outcome.seconds is None else f"{outcome.seconds:.1f}"
         seconds = "recorded" if outcome.measured else seconds
         table.add_row(outcome.name, claims[outcome.name], verdict, seconds)
+    return table
+
+
+def _taking_arms(chosen: list[Study]) -> list[Study]:
+    """The studies, if all of them take arms of a user."""
+    from ..papers.study import studies
+
+    if others := [study.name for study in chosen if study.compare is None]:
+        takers = ", ".join(name for name, study in studies().items() if study.compare)
+        raise SettingError(f"with --with, results in ({takers})", ", ".join(others), "name one of these")
+    return chosen
+
+
+def _checks(outcome: Outcome) -> Table:
+    """Every sentence of a result, with the measured value that decides it."""
+    table = Table("sentence", "measured", "verdict", box=None, pad_edge=False)
+    for check in outcome.checks:
+        table.add_row(Text(check.sentence), Text(check.measured), check.verdict)
+    return table
+
+
+def _comparison(comparison: Comparison) -> Table:
+    """The numbers of every arm."""
+    table = Table("arm", *comparison.columns, box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for arm, values in comparison.rows.items():
+        table.add_row(arm, *(f"{x:.3g}" for x in values), style="bold" if ":" in arm else None)
     return table
 
 

@@ -80,6 +80,7 @@ SECTIONS: dict[str, tuple[HelpRow, ...]] = {
         HelpRow("kl_top_k", "With exact: the likeliest entries only"),
         HelpRow("kl_top_k_of", "Whose entries: teacher or student", "teacher"),
         HelpRow("kl_tail", "Other entries: sampled, lump or none", "sampled"),
+        HelpRow("kl", "A KLTerm of your own, file.py:name, for the settings above"),
         HelpRow("kl_target", "Adapt β so that the KL stays near this value"),
         HelpRow("kl_cell", "A loss of klgrad.zoo instead of a declared KL"),
         HelpRow("rollout_lag", "Train on completions this many updates old", "0"),
@@ -236,14 +237,14 @@ def distill_command(context: typer.Context) -> None:
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Output folders of runs.", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Output folders of runs.", show_default=False)],
     out: Annotated[
         Path, typer.Option(help="File for the figure: .png, .svg or .pdf; `-` is standard output, as PNG.")
     ] = Path("compared.png"),
 ) -> None:
     """Compare runs of `klgrad train` and `klgrad distill`: a table, and a figure of rewards, KLs and lengths."""
-    from ..training.figures import load, picture, table
+    from ..training.figures import drawn, load, table
 
     console, compared = beside(out), load(runs)
     kind = out.suffix.removeprefix(".").lower()
-    deliver(console, table(compared), (out, lambda: picture(compared, kind if kind in ("svg", "pdf") else "png")))
+    deliver(console, table(compared), (out, lambda: drawn(compared, kind if kind in ("svg", "pdf") else "png")[0]))

@@ -314,7 +314,7 @@ def named(divergence: str | Divergence) -> Divergence:
         >>> print(divergences.named("0.3 forward + 0.7 reverse"))
         0.3 forward-kl + 0.7 reverse-kl: coefficient 0.3 (1 - exp(-l)) + 0.7 (l)
     """
-    return divergence if isinstance(divergence, Divergence) else by_name(divergence)
+    return divergence if isinstance(divergence, Divergence) else by_name(str(divergence))
 
 
 @cache

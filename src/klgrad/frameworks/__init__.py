@@ -5,10 +5,38 @@ To add one, write its module with `FRAMEWORK`, name it here, and record its audi
 need neither torch nor a framework. `readers` has the configuration files of frameworks without advice.
 """
 
-from . import liger, ms_swift, openrlhf, readers, skyrl, transcribed, trinity, trl, unsloth, verl
+from . import (
+    areal,
+    art,
+    axolotl,
+    cosmos_rl,
+    easydel,
+    liger,
+    llamafactory,
+    maxtext,
+    mlx_lm_lora,
+    mlx_tune,
+    ms_swift,
+    openrlhf,
+    readers,
+    rlinf,
+    skyrl,
+    torchrl,
+    transcribed,
+    trinity,
+    trl,
+    tunix,
+    twinkle,
+    unsloth,
+    verl,
+)
 from .framework import Default as Default, Framework as Framework, Recorded as Recorded, recorded as recorded
 
-_MODULES = (trl, verl, openrlhf, skyrl, liger, ms_swift, unsloth, trinity)
+_MODULES = (
+    *(trl, verl, openrlhf, skyrl, liger, ms_swift, unsloth, trinity),
+    *(areal, rlinf, cosmos_rl, torchrl, axolotl, llamafactory, art, twinkle),
+    *(tunix, maxtext, easydel, mlx_lm_lora, mlx_tune),
+)
 
 FRAMEWORKS = {
     framework.name: framework for framework in (*(module.FRAMEWORK for module in _MODULES), *transcribed.FRAMEWORKS)

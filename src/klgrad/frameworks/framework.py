@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import NotAuditableError
+from .conversion import Pull
 from .recommendation import Home, Meaning, SettingLines
 from .run_settings import Reader
 
@@ -62,6 +63,7 @@ class Framework:
         home: where a term of one's own goes; None without advice.
         reader: how the files of its runs are read; None if they are not.
         source: where the formulae were read, if they are transcribed and its own code is not audited.
+        caveats: where its defaults do another thing than their names or its documentation say, a sentence each.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Framework:
     home: Home | None = None
     reader: Reader | None = None
     source: Source | None = None
+    caveats: tuple[str, ...] = ()
 
     @property
     def transcribed(self) -> bool:
@@ -154,7 +157,10 @@ class Recorded:
         columns: the headings of the table.
         rows: the cells of each setting, in words; the first is its name.
         verdicts: by name of the setting, its verdict on fresh and on stale samples, and where the first holds.
+        words: by name of the setting, what it descends on fresh and on stale samples.
         policy_losses: the cells of each whole policy loss, as `klgrad audit NAME --whole` shows them.
+        pulls: by name of the setting, what `klgrad convert` needs of it.
+        history: the version, the date and the cells of the default settings of each earlier version, oldest first.
 
     Example:
         >>> from klgrad.frameworks import recorded
@@ -168,7 +174,22 @@ class Recorded:
     columns: list[str]
     rows: list[list[str]]
     verdicts: dict[str, tuple[str, str, str | None]]
+    words: dict[str, tuple[str, str]]
     policy_losses: list[list[str]] = field(default_factory=list)
+    pulls: dict[str, Pull] = field(default_factory=dict)
+    history: list[tuple[str, str, list[str]]] = field(default_factory=list)
+
+    def row_of(self, setting: str) -> list[str] | None:
+        """The cells of a setting, or None."""
+        return next((row for row in self.rows if row[0] == setting), None)
+
+    def history_before(self, version: str) -> list[tuple[str, str, list[str]]]:
+        """The history of a record of another version, which this one then belongs to."""
+        from . import DEFAULTS
+
+        row = self.row_of(DEFAULTS[self.framework].subject)
+        earlier = [(self.version, self.date, row)] if self.version != version and row else []
+        return [entry for entry in self.history if entry[0] != version] + earlier
 
     def write(self, folder: Path) -> None:
         """Write it as FRAMEWORK.json."""
@@ -182,4 +203,8 @@ def recorded(framework: str) -> Recorded | None:
     if not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))
-    return Recorded(**data | {"verdicts": {name: tuple(verdict) for name, verdict in data["verdicts"].items()}})
+    for field_name in ("verdicts", "words"):
+        data[field_name] = {name: tuple(values) for name, values in data[field_name].items()}
+    data["pulls"] = {name: Pull.from_dict(pull) for name, pull in data["pulls"].items()}
+    data["history"] = [tuple(entry) for entry in data["history"]]
+    return Recorded(**data)

@@ -6,13 +6,14 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import files
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ class _StandIn(ModuleType):
     """Every attribute, call and subscript returns a stand-in; as a decorator it returns the decorated function.
 
     It is false and empty, so that `if ray.is_initialized()` takes the branch without ray. Its attributes can be
-    deleted, and as a base class it adds nothing.
+    deleted, as a base class it adds nothing, as a context it does nothing, and in a union of types it is one of them.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -59,6 +60,17 @@ class _StandIn(ModuleType):
 
     def __mro_entries__(self, _: Any) -> tuple[type, ...]:
         return ()
+
+    def __or__(self, _: Any) -> _StandIn:
+        return self
+
+    __ror__ = __or__
+
+    def __enter__(self) -> _StandIn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class _StandInFinder(MetaPathFinder, Loader):
@@ -179,6 +191,14 @@ def subject(framework: str, name: str, loss: Callable[[Batch], Tensor], **more: 
     from ..audit import Subject
 
     return Subject(name, "framework", loss, framework=framework, **more)
+
+
+def of_arrays(loss: Callable[[dict[str, Any]], Any], library: Literal["jax", "mlx"]) -> Callable[[Batch], Tensor]:
+    """A loss of the arrays of another library, which are named as the fields of a `Batch`, as a loss of a batch."""
+    from ..audit.backends import in_torch
+
+    of_tensors = in_torch(loss, library)
+    return lambda batch: of_tensors({field.name: getattr(batch, field.name) for field in fields(batch)})
 
 
 def untrained(batch: Batch) -> Tensor:

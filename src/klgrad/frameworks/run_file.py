@@ -524,6 +524,6 @@ def _recorded(run: Run, part: KLPart) -> Finding:
         # Without `build` the framework's list has all that can be audited, installed or not.
         remedy = f"install {_owner(part)} to audit these settings" if part.build else "no audit has these settings"
         return Finding(part, "", "", None, "", "", f"not audited: {remedy}")
-    words = next(row for row in known.rows if row[0] == part.loss)
+    notes = next(row[-1] for row in known.rows if row[0] == part.loss)
     source = f"recorded on {known.date} with {known.framework} {known.version}"
-    return Finding(part, *known.verdicts[part.loss], words[1], words[2], source, notes=words[-1])
+    return Finding(part, *known.verdicts[part.loss], *known.words[part.loss], source, notes=notes)

@@ -278,7 +278,11 @@ def commands_of(text: str, path: Path) -> list[list[Word]]:
         return list(_ShellScript({}).run(text))
     except (ValueError, IndexError, RecursionError) as error:
         reason = str(error) or "it cannot be read"
-        raise RunFileError("a shell script", f"{path}: {reason}", "close its quotes, or give a YAML file") from error
+        raise RunFileError(
+            "a shell script, or a file that ends in .yaml, .yml, .json, .toml or .py",
+            f"{path}: {reason}",
+            "close its quotes, or name the run's configuration",
+        ) from error
 
 
 @dataclass

@@ -40,7 +40,7 @@ TRAIN = "skyrl.backends.skyrl_train"
 
 ADVANTAGES = ("grpo", "grpo without std", "rloo", "maxrl", "reinforce++", "gae critic=0")
 WHITENED = ("gae", "reinforce++")
-"""Advantages that are whitened over the batch with the KL in them, by the audits of version 0.3.0. The others use one
+"""Advantages that are whitened over the batch with the KL in them, by the audits of version 0.4.0. The others use one
 group at a time."""
 
 TOKEN_MEAN, SUM = "token_mean", "seq_mean_token_sum_norm"
@@ -229,7 +229,7 @@ KNOWN: dict[str, Any] = {
     "trainer.policy_mini_batch_size": 256,
     "trainer.update_epochs_per_batch": 1,
 }
-"""The defaults of the settings that matter, read in the source of version 0.3.0."""
+"""The defaults of the settings that matter, read in the source of version 0.4.0."""
 
 HARMLESS = tuple(f"{ALGORITHM}{name}" for name in ("kl_ctrl.type", "kl_ctrl.kl_target", "kl_ctrl.horizon")) + tuple(
     f"{ALGORITHM}kl_cov.{name}" for name in ("kl_cov_frac", "ppo_kl_coef")
@@ -313,7 +313,7 @@ TENSORS = {
 FRAMEWORK = Framework(
     "skyrl",
     "skyrl",
-    "0.3.0",
+    "0.4.0",
     subjects,
     Default("k3 as a loss", "skyrl use_kl_loss kl_estimator_type=k3"),
     whole_losses=policy_losses,

@@ -333,7 +333,8 @@ def _forward(trainer: Any, batch: Batch, model: Any, scored: dict[str, Any], own
     ref_logp, reverse, forward = (
         x[:, :width] for x in (batch.ref_logp, batch.token_reverse_kl, batch.token_forward_kl)
     )
-    found = TokenStatistics(logp, entropy, ref_logp, reverse, forward, entries_logp=None)
+    divergence = batch.divergence(trainer.objective.term.generator)[:, :width]
+    found = TokenStatistics(logp, entropy, ref_logp, reverse, forward, entries_logp=None, divergence=divergence)
     if trainer.objective.top_k is not None:
         found = _over_top_entries(trainer, batch, found, scored)
     return ForwardPass(logp, entropy, None, found)

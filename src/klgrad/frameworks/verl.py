@@ -53,6 +53,9 @@ REFUSED = ("k1", False)
 DATACLASS_CLAMP = 10.0
 """`loss_max_clamp` of verl's `DistillationLossConfig`; its YAML file, which `main_ppo` reads, sets none."""
 
+CLAMPED = (("k1", True), ("k2", False), ("k3", True))
+"""Distillation that is audited with that clamp, too; the last are the defaults of that class."""
+
 TOKEN_MEAN, SUM = "token-mean", "seq-mean-token-sum"
 MEANS_OVER_ROWS = (SUM, "seq-mean-token-sum-norm", "seq-mean-token-mean")
 """Reductions of which a batch is the mean of its rows; `token-sum` is a sum, and `token-mean` divides by all tokens."""
@@ -67,7 +70,7 @@ def subjects() -> list[Subject]:
     by_type = [in_loss(kind, SUM) for kind in TYPES]
     in_rewards = [in_reward(*setting) for setting in product(("kl", "low_var_kl"), ADVANTAGES)]
     distilled = [_distilled(*setting) for setting in product(("k1", "k2", "k3"), (True, False)) if setting != REFUSED]
-    distilled += [_distilled("k1", True, clamp=DATACLASS_CLAMP), _distilled("k2", False, clamp=DATACLASS_CLAMP)]
+    distilled += [_distilled(*setting, clamp=DATACLASS_CLAMP) for setting in CLAMPED]
     return [*default, *by_type, *in_rewards, *distilled, *declared_subjects()]
 
 
@@ -683,5 +686,10 @@ FRAMEWORK = Framework(
         harmless=HARMLESS,
         sections=(PREFIX,),
         elsewhere=re.compile(r"\$\{RAY\[@\]\}"),  # how its examples pass the settings of Ray
+    ),
+    caveats=(
+        "Distillation by its YAML file, `loss_mode=k3` as a loss, is called an estimate of the reverse KL in its code; "
+        "it descends the forward KL, with no gradient where log π/ref is below -2.61. The defaults of its class are "
+        "others: k3 in the reward, clamped at 10.",
     ),
 )

@@ -20,7 +20,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -55,11 +55,13 @@ class Settings:
         quick: fewer repeats and steps.
         seed: of every random number.
         measured: a folder with the CSV files of experiments on this machine; None for the committed files.
+        arms: estimators of a user to draw beside those of the paper, as `my.py:estimator`.
     """
 
     quick: bool = False
     seed: int = 0
     measured: str | None = None
+    arms: tuple[str, ...] = ()
 
     def size(self, full: int, quick: int) -> int:
         """`quick` in a quick run, else `full`."""
@@ -112,6 +114,20 @@ class Check:
     def sentence(self) -> str:
         """The claim as it is printed, which says whether it is ours."""
         return f"(ours) {self.claim}" if self.ours else self.claim
+
+
+class Comparison(NamedTuple):
+    """The numbers of all arms of a study, for a reader.
+
+    Attributes:
+        caption: what the numbers are.
+        columns: the heading of each.
+        rows: name of an arm to its numbers.
+    """
+
+    caption: str
+    columns: list[str]
+    rows: dict[str, list[float]]
 
 
 def ours(*checks: Check) -> list[Check]:
@@ -200,6 +216,11 @@ class Study:
         """Draws the numbers."""
         return self.module.draw
 
+    @property
+    def compare(self) -> Callable[[Numbers], Comparison] | None:
+        """Tabulates the numbers of all arms; None for a study that takes no arms of a user."""
+        return getattr(self.module, "compare", None)
+
 
 def over_repeats(x: "Tensor") -> dict[str, Any]:
     """Mean and standard error over the last axis, in the dtype of `x`.
@@ -275,12 +296,14 @@ class Outcome:
         checks: one for each sentence of the claim.
         seconds: the time of the computation; None if the numbers of an earlier run were reused.
         measured: when and by which commit the training runs behind the numbers were made; empty without such runs.
+        comparison: the numbers of all arms, if there are arms of a user.
     """
 
     name: str
     checks: list[Check]
     seconds: float | None
     measured: str = ""
+    comparison: Comparison | None = None
 
     @property
     def decisive(self) -> list[Check]:
@@ -327,8 +350,10 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
         The outcome.
     """
     data, *pictures = files_of(study, out)
-    requested = {"klgrad": __version__, "code": _code(), **asdict(settings)}
-    again = fresh or study.experiment is not None  # a file of training runs is read at once, and may have changed
+    requested = {"klgrad": __version__, "torch": torch.__version__, "code": _code(), **asdict(settings)}
+    requested["arms"] = list(settings.arms)  # as JSON has it
+    # A file of training runs is read at once, and may have changed; so may the file of a user's arm.
+    again = fresh or study.experiment is not None or bool(settings.arms)
     numbers, seconds = None if again else _kept(study, data, requested), None
     if numbers is None:
         start = time.perf_counter()
@@ -339,7 +364,8 @@ def reproduce(study: Study, settings: Settings, out: Path, *, fresh: bool = Fals
             picture.unlink(missing_ok=True)
     made = numbers["made"] if study.experiment else {}
     measured = f"{', '.join(made['date'])}, commit {', '.join(made['commit'])}" if made else ""
-    outcome = Outcome(study.name, study.check(numbers), seconds, measured)
+    comparison = study.compare(numbers) if study.compare and settings.arms else None
+    outcome = Outcome(study.name, study.check(numbers), seconds, measured, comparison)
     saved = {
         "result": study.name,
         "source": study.source,

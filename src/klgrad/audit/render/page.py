@@ -15,10 +15,9 @@ from ...core.term import as_code
 from ...targets import TARGETS, Role, Verdict
 from ..advice import at_and_beyond, notes, outside, standing
 from ..gradients import proof_cases
-from ..parts import Anatomy
-from ..probes import GRID, function_of
 from ..procedure import AuditResult
 from ..sentences import cells, report
+from .plot import BETA, COEFFICIENT, GENERATOR, REVERSE, Bars, Plot, Shape, bars_of, shape_of
 from .terminal import KIND_TITLES, LOOKS, PARTS
 
 # The Jinja environment of the HTML page: templates with autoescape, and filters for text that may break over lines.
@@ -76,182 +75,6 @@ def _unbroken(part: str) -> Markup:
     if "-" in part and len(part) <= PHONE:
         return Markup('<span class="whole">{}</span>').format(part)
     return escape(part)
-
-
-# The geometry of the coefficient curve: what `templates/curve.svg` draws, in pixels.
-
-WIDTH, HEIGHT = 400.0, 270.0
-LEFT, RIGHT, TOP, BOTTOM = 38.0, 8.0, 8.0, 40.0
-X_RANGE, Y_RANGE = (-30.0, 12.0), (-40.0, 20.0)
-TICKS = (-30, -10, -3, -1, 0, 1, 3, 10)
-
-Points = list[tuple[float, float | None]]
-"""(log π/ref, coefficient) in order of the log-ratio; None where the coefficient is not finite."""
-
-STRAIGHT = 0.15
-"""A point is left out where it is less than this many pixels off the line through its neighbours."""
-
-
-@dataclass(frozen=True)
-class Zone:
-    """A shaded dead zone."""
-
-    x: str
-    y: str
-    width: str
-    height: str
-    hatch: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A grid line on each axis, with its label."""
-
-    css: str
-    grid: str
-    x: str
-    y: str
-    anchor: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Coefficient against log π/ref. Both axes are asinh, which keeps y = x straight and shows 1 beside 30."""
-
-    zones: list[Zone]
-    line: str
-    sound: str
-    arrows: list[str]
-    ticks: list[Tick]
-    width: str = f"{WIDTH:g}"
-    height: str = f"{HEIGHT:g}"
-    left: str = f"{LEFT - 6:g}"
-    below: str = f"{HEIGHT - BOTTOM + 15:g}"
-    bottom: str = f"{HEIGHT - 6:g}"
-    middle: str = f"{(LEFT + WIDTH - RIGHT) / 2:g}"
-
-
-def chart_of(curve: Points, dead_below: float | None, dead_above: float | None) -> Chart:
-    """Everything that is drawn of one curve, with its dead zones shaded as far as they are in the frame."""
-    low, high = X_RANGE
-    zones = [(low, low if dead_below is None else dead_below), (high if dead_above is None else dead_above, high)]
-    return Chart(
-        zones=[_zone(*zone) for zone in zones if zone[0] < zone[1]],
-        line=_path(curve),
-        sound=_path([(x, x) for x, _ in curve]),
-        arrows=_arrows(curve),
-        ticks=[_tick(value) for value in TICKS],
-    )
-
-
-def points_of(a: Anatomy) -> Points:
-    """The coefficient of a token's score, or of an entry of the vocabulary, divided by the scale; empty for none."""
-    curve = a.own if not a.own.is_zero else a.full
-    if curve is None or curve.is_zero:
-        weight = next(((w, name) for w, name in zip(a.exact, ("reverse-kl", "forward-kl"), strict=True) if w), None)
-        return [] if weight is None else [(x, float(y)) for x, y in zip(*_of_divergence(weight[1]), strict=True)]
-    scale = curve.scale if 0 < curve.scale < math.inf else 1.0
-    pairs = zip(curve.points[0].tolist(), (curve.points[1] / scale).tolist(), strict=True)
-    return [(x, y if math.isfinite(y) else None) for x, y in pairs]
-
-
-def _of_divergence(name: str) -> tuple[list[float], list[float]]:
-    return GRID.tolist(), function_of(name)(GRID).tolist()
-
-
-def _x(value: float) -> float:
-    low, high = map(math.asinh, X_RANGE)
-    return LEFT + (math.asinh(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-
-
-def _y(value: float) -> float:
-    low, high = map(math.asinh, Y_RANGE)
-    return HEIGHT - BOTTOM - (math.asinh(value) - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
-
-
-def _zone(low: float, high: float) -> Zone:
-    x, end = _x(low), _x(high)
-    # Strokes, not a pattern fill: a hatch shows in grey print and without colour vision.
-    base, rise = HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM
-    hatch = "".join(_stroke(start, x, end, base, rise) for start in range(int(x - rise), int(end), 9))
-    return Zone(f"{x:.1f}", f"{TOP:g}", f"{end - x:.1f}", f"{rise:g}", hatch)
-
-
-def _stroke(start: float, low: float, high: float, base: float, rise: float) -> str:
-    """One line of the hatch, rising at 45 degrees from (start, base), cut to the zone."""
-    left, right = max(start, low), min(start + rise, high)
-    return f"M{left:.1f} {base - (left - start):.1f}L{right:.1f} {base - (right - start):.1f}" if right > left else ""
-
-
-def _tick(value: int) -> Tick:
-    x, y = _x(value), _y(value)
-    return Tick(
-        css="zero" if value == 0 else "grid",
-        grid=f"M{x:.1f} {TOP:g}V{HEIGHT - BOTTOM:g}M{LEFT:g} {y:.1f}H{WIDTH - RIGHT:g}",
-        x=f"{x:.1f}",
-        y=f"{y + 3.5:.1f}",
-        anchor="start" if value == TICKS[0] else "middle",  # the first label must not cover those of the other axis
-        text=f"−{-value}" if value < 0 else f"{value}",
-    )
-
-
-def _path(curve: Points) -> str:
-    """Strokes through the points within the frame; a curve that leaves it ends at the edge."""
-    return "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in _simplified(run)) for run in _runs(curve))
-
-
-def _runs(curve: Points) -> list[list[tuple[float, float]]]:
-    """Pixels of each unbroken stretch within the frame."""
-    top, bottom = _y(Y_RANGE[1]), _y(Y_RANGE[0])
-    runs: list[list[tuple[float, float]]] = [[]]
-    before = None
-    for x, value in curve:
-        here = None if value is None else (_x(x), _y(value))
-        if here and before and _inside(here) != _inside(before):
-            edge = top if min(here[1], before[1]) < top else bottom
-            share = (edge - before[1]) / (here[1] - before[1])
-            runs[-1].append((before[0] + share * (here[0] - before[0]), edge))
-            if not _inside(here):
-                runs.append([])
-        if here is None:
-            runs.append([])
-        elif _inside(here):
-            runs[-1].append(here)
-        before = here
-    return [run for run in runs if len(run) > 1]
-
-
-def _inside(point: tuple[float, float]) -> bool:
-    return _y(Y_RANGE[1]) <= point[1] <= _y(Y_RANGE[0])
-
-
-def _simplified(run: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Leave out points on a straight line, so that a page of many curves stays small."""
-    kept, last = [run[0]], 0
-    for i in range(1, len(run) - 1):
-        if _bends(run[last : i + 2]):
-            kept.append(run[i])
-            last = i
-    return [*kept, run[-1]]
-
-
-def _bends(points: list[tuple[float, float]]) -> bool:
-    (x0, y0), (x1, y1) = points[0], points[-1]
-    return any(abs(y - y0 - (y1 - y0) * (x - x0) / (x1 - x0)) > STRAIGHT for x, y in points[1:-1])
-
-
-def _arrows(curve: Points) -> list[str]:
-    """A head where the curve leaves the frame, so that the end does not read as an end."""
-    top, bottom = _y(Y_RANGE[1]), _y(Y_RANGE[0])
-    found = []
-    for run in _runs(curve):
-        for x, y in (run[0], run[-1]):
-            if y == top:
-                found.append(f"M{x:.1f} {y - 1:.1f}l-4.5 9h9z")
-            elif y == bottom:
-                found.append(f"M{x:.1f} {y + 1:.1f}l-4.5 -9h9z")
-    return found
 
 
 # What to write in a framework, and which of its lines the card of a loss shows.
@@ -346,7 +169,9 @@ class Card:
         parts: label and sentence of each part.
         own_lines: lines of its framework, each with a sentence that introduces it.
         terms: label and code of the terms to use, where there are no own lines.
-        chart: the coefficient curve, or None where there is none.
+        plots: heading and figure of the coefficient and of f(u), or empty.
+        bars: where the policy ends in the example, or empty.
+        convex: whether its f is convex.
         dead: its dead zones in words, or empty.
         has_gaps: whether the coefficient is not finite somewhere.
         facts: the other measurements.
@@ -359,15 +184,12 @@ class Card:
     parts: list[tuple[str, str]]
     own_lines: list[tuple[Fix, str]]
     terms: list[tuple[str, str]]
-    chart: Chart | None
+    plots: list[tuple[str, Plot]]
+    bars: list[Bars]
+    convex: bool
     dead: str
     has_gaps: bool
     facts: list[Fact]
-
-    @property
-    def label(self) -> str:
-        """The curve in words, for screen readers."""
-        return f"{self.result.name}: {f'no gradient {self.dead}' if self.dead else 'no dead zone'}"
 
 
 def card_of(r: AuditResult, anchor: str, summary: str, fixes: Sequence[Fix]) -> Card:
@@ -379,7 +201,7 @@ def card_of(r: AuditResult, anchor: str, summary: str, fixes: Sequence[Fix]) -> 
         summary: one line about it, or empty.
         fixes: what to write in its framework; empty for other losses.
     """
-    dead, curve = outside(r.dead_below, r.dead_above, number), points_of(r.anatomy)
+    dead, shape = outside(r.dead_below, r.dead_above, number), shape_of(r.anatomy)
     return Card(
         result=r,
         anchor=anchor,
@@ -388,11 +210,48 @@ def card_of(r: AuditResult, anchor: str, summary: str, fixes: Sequence[Fix]) -> 
         parts=report(r.anatomy),
         own_lines=own_lines(r, fixes) if fixes else [],
         terms=[(x.do or "instead", as_code(term)) for x in r.advice.remedies for term in x.terms],
-        chart=chart_of(curve, r.dead_below, r.dead_above) if curve else None,
+        plots=plots_of(r, shape) if shape else [],
+        bars=bars_of(r.anatomy, shape),
+        convex=shape is not None and shape.convex,
         dead=dead,
-        has_gaps=any(y is None for _, y in curve),
+        has_gaps=shape is not None and any(y is None for _, y in shape.points),
         facts=_facts(r),
     )
+
+
+def plots_of(r: AuditResult, shape: Shape) -> list[tuple[str, Plot]]:
+    """The coefficient of a loss, with its dead zones as far as they are in the frame, and its f(u)."""
+    low, high = COEFFICIENT.x_range
+    zones = [(low, r.dead_below or low), (r.dead_above or high, high)]
+    dead = outside(r.dead_below, r.dead_above, number)
+    label = f"{r.name}: {f'no gradient {dead}' if dead else 'no dead zone'}"
+    coefficient = [("line", shape.coefficient), ("sound", REVERSE.coefficient)]
+    f = [("line", shape.generator), ("sound", REVERSE.generator)]
+    return [
+        (
+            "Coefficient of a token",
+            Plot(COEFFICIENT, coefficient, label, [zone for zone in zones if zone[0] < zone[1]]),
+        ),
+        ("f(u), which it descends", Plot(GENERATOR, f, f"{r.name}: f of u = π/ref")),
+    ]
+
+
+COMPARED = 6
+"""At most as many losses are drawn in one figure."""
+
+
+def comparison_of(results: Sequence[AuditResult]) -> tuple[list[str], list[tuple[str, Plot]]]:
+    """The names of two to six losses with a curve, and their coefficients and f(u), each in one figure."""
+    shapes = {r.name: shape for r in results if (shape := shape_of(r.anatomy))} if len(results) <= COMPARED else {}
+    if len(shapes) < 2:
+        return [], []
+    label = f"of {', '.join(shapes)}"
+    lines = [f"line line-{i}" for i in range(1, COMPARED + 1)]
+    draw = lambda frame, curves: Plot(frame, list(zip(lines, curves, strict=False)), label)
+    return list(shapes), [
+        ("Coefficient of a token", draw(COEFFICIENT, [shape.coefficient for shape in shapes.values()])),
+        ("f(u)", draw(GENERATOR, [shape.generator for shape in shapes.values()])),
+    ]
 
 
 def _facts(r: AuditResult) -> list[Fact]:
@@ -400,7 +259,7 @@ def _facts(r: AuditResult) -> list[Fact]:
     precision = "keeps its digits" if wrong is None else f"wrong {at_and_beyond(wrong, number)}"
     leaks = r.anatomy.leaks
     return [
-        Fact("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}"),
+        *([Fact("Variance", f"{number(r.variance)}, near ref {number(r.variance_near)}")] if r.variance else []),
         Fact("float32", precision, wrong is not None),
         Fact("Finite", "always" if r.finite else "overflows, or 0/0", not r.finite),
         Fact("Padding", "gets gradient" if leaks else "gets none", leaks),
@@ -495,6 +354,7 @@ def to_html(
         for r, anchor, summary in zip(results, anchors, about, strict=True)
     ]
     many = len(results) > 1
+    compared, figures = comparison_of(results)
     return (
         environment()
         .get_template("page.html")
@@ -505,6 +365,9 @@ def to_html(
             tally=_tally(results) if many else None,
             fixes=fixes,
             groups=groups_of(results, anchors, tags or {}) if many else [],
+            compared=compared,
+            figures=figures,
+            beta=BETA,
             cards=cards,
             not_audited=not_audited or {},
             columns=PARTS,

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -18,7 +18,6 @@ from ..gradients import proof_cases
 from ..procedure import AuditResult
 from ..sentences import cells, report
 from ..subject import Subject
-from ..whole import POLICY_GRADIENTS, Side, WholeResult, drift_in_words, row_of, update_in_words, weighting_in_words
 
 # How a target is drawn: colour, icon and terminal style, by role.
 
@@ -98,11 +97,11 @@ def to_markdown(results: Sequence[AuditResult]) -> str:
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of `cells_of` as a Markdown table."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join([_code(name), *rest]) + " |" for name, *rest in rows]
+    lines += ["| " + " | ".join([code(name), *rest]) + " |" for name, *rest in rows]
     return "\n".join(lines) + "\n"
 
 
-def _code(name: str) -> str:
+def code(name: str) -> str:
     """A name as code in a cell of a table.
 
     A bar would end the cell, and Markdown readers do not agree on how to escape it between backticks.
@@ -206,7 +205,10 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     if r.variance is not None and r.variance_near is not None:
         facts.add_row("variance", f"{r.variance:.4g}, near ref {r.variance_near:.4g}")
     facts.add_row("notes", "; ".join(notes(r)) or "none")
-    facts.add_row("named", f"{r.verdict} on fresh samples, {r.verdict_off_policy} on stale ones")
+    sides = ((r.verdict, "fresh"), (r.verdict_off_policy, "stale"))
+    named = [f"{verdict} on {samples} samples" for verdict, samples in sides if verdict != "unknown"]
+    if named:
+        facts.add_row("named", ", ".join(named))
     facts.add_row("called", Text(r.call, style="dim"))
     name = Text(r.name, style="bold")
     fits = name.cell_len <= width - FRAME
@@ -214,72 +216,3 @@ def in_full(r: AuditResult, subject: Subject, width: int) -> RenderableType:
     parts += [Text(subject.summary, style="italic"), ""] if subject.summary else []
     body = Group(*parts, facts, "", Text(str(r.advice)))
     return Panel(body, title=name if fits else None, title_align="left")
-
-
-# The results of `audit_whole` for a terminal, as Markdown and as JSON.
-
-WHOLE_COLUMNS = (
-    "loss",
-    "update on samples of π",
-    "drift on stale samples, one A > 0 for all",
-    "update on stale samples",
-)
-
-WHOLE_CAPTION = (
-    "Exact, in the limit of large batches. A is the advantage. With one advantage for all completions a right policy "
-    "gradient is zero; what is left is drift, in percent of that of the same loss without a correction, averaged over "
-    "the problems. `klgrad audit NAME --whole` shows everything about one loss."
-)
-
-
-def whole_overview(results: Sequence[WholeResult]) -> RenderableType:
-    """One table."""
-    return table_of([row_of(r) for r in results])
-
-
-def table_of(rows: Iterable[Sequence[str]]) -> RenderableType:
-    """The table of these rows, with what its columns mean."""
-    table = Table(box=None, padding=(0, 2, 1, 0), pad_edge=False)
-    for title in WHOLE_COLUMNS:
-        table.add_column(title, overflow="fold", ratio=2 if title == "loss" else 3)
-    for row in rows:
-        table.add_row(*row)
-    return Group(table, Text(WHOLE_CAPTION, style="dim"))
-
-
-def whole_in_full(r: WholeResult) -> RenderableType:
-    """Everything about one loss."""
-    head = [Text(x, style="italic") for x in (r.summary, r.source and f"Source: {r.source}") if x]
-    sides = (("On samples of π", r.on_policy), ("On samples of another policy", r.off_policy))
-    parts = [part for title, side in sides for part in ("", Text(title, style="bold"), _facts(side))]
-    return Panel(Group(*head, *parts), title=Text(r.name, style="bold"), title_align="left")
-
-
-def _facts(side: Side) -> RenderableType:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_row("KL (A = 0)", "none" if side.kl == "nothing" else side.kl_in_words, side.kl)
-    for title, drift in (("all A = 1", side.positive), ("all A = -1", side.negative)):
-        facts.add_row(title, drift_in_words(drift, side.update.weighting), drift.verdict)
-    facts.add_row("A differs", update_in_words(side), side.update.verdict)
-    facts.add_row("advantages", weighting_in_words(side.update.weighting) or "as given", "")
-    if side.update.verdict == "unknown":
-        near = "; ".join(f"{POLICY_GRADIENTS[n].short}: {x:.2f}" for n, x in side.update.cosine.items())
-        facts.add_row("cosines", near, "")
-    return facts
-
-
-def whole_to_markdown(results: Sequence[WholeResult]) -> str:
-    """One table, with the source of each loss that has one."""
-    sourced = any(r.source for r in results)
-    columns = (*WHOLE_COLUMNS, "source") if sourced else WHOLE_COLUMNS
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for r in results:
-        name, *rest = row_of(r)
-        lines.append("| " + " | ".join([f"`{name}`", *rest, *([r.source] if sourced else [])]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def whole_to_json(results: Sequence[WholeResult]) -> str:
-    """`{"results": [{"name", "source", "whole"}, ...]}`; numbers that are not finite are null."""
-    return json.dumps(finite({"results": [r.to_dict() for r in results]}), indent=2) + "\n"

@@ -103,6 +103,9 @@ def _read_loss(settings: dict[str, Any], kind: str) -> tuple[KLPart, list[Change
     if clamp is not None:
         why = f"beyond a value of {clamp:g} there is no gradient, and the tokens furthest from ref are not pulled"
         changes.append(Change(CLAMPS[1], None, clamp, why))
+    if log_clamp is not None:
+        why = f"beyond a log-ratio of ±{log_clamp:g} there is no gradient"
+        changes.append(Change(CLAMPS[0], None, log_clamp, why, optional=True))
     if not to_sampler:
         why = "the ratio to the sampler corrects the KL for its samples"
         changes.append(Change(f"{LOSS}use_on_policy_kl_approximation", True, False, why, optional=True))

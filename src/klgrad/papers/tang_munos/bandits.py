@@ -1,14 +1,21 @@
 """Many bandits at a time, with and without rewards: the simulations behind the figures."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...audit.batch import Batch
+from ...audit.subject import Subject, as_subject, find
+from ...core.divergences import Divergence
 from ...core.estimators import k1, k2, k3
 from ...core.regularizers import forward_optimum, reverse_optimum
+from ...drawing import STYLES, style
+from ...errors import LossCallError
 from ..study import Settings
 
 # Many bandits at once: the paper's tabular protocol (appendix C), batched over methods and repeats.
@@ -95,7 +102,7 @@ def estimated_gradients(methods: Sequence[str], log_ratio: Tensor, counts: Tenso
         if method == "exact":  # the expectation is the mean score of counts n π
             counts[m], weight[m] = counts[m].sum(-1, keepdim=True) * probability[m], log_ratio[m]
         else:
-            weight[m] = WEIGHTS[method](log_ratio[m], counts[m], probability[m])
+            weight[m] = weight_of(method)(log_ratio[m], counts[m], probability[m])
     return mean_score(weight, counts, probability)
 
 
@@ -107,6 +114,96 @@ def exact_gradient(weight: Tensor, probability: Tensor) -> Tensor:
 def divergence(logp: Tensor, other: Tensor) -> Tensor:
     """KL(π‖other) over the last axis."""
     return (logp.exp() * (logp - other)).sum(-1)
+
+
+# A user's own estimator, beside those of the paper.
+
+
+@cache
+def weight_of(method: str) -> Weight:
+    """The weight of a method of the paper, or of a user's estimator, `my.py:estimator`.
+
+    An estimator is a function of one tensor, the log-ratios, to the coefficients on the scores; a `Divergence`, by its
+    slope; or a loss that the audit takes, by its derivatives by the log-probs of completions of one token.
+
+    Raises:
+        LossCallError: if it has not one coefficient for each completion by itself.
+    """
+    if method in WEIGHTS:
+        return WEIGHTS[method]
+    estimator = find(method)
+    if isinstance(estimator, Divergence):
+        return lambda x, counts, p: estimator.slope(x)
+    if inspect.isfunction(estimator) and len(inspect.signature(estimator).parameters) == 1:
+        weight = lambda x, counts, p: estimator(x)
+    else:
+        weight = partial(_derivative, as_subject(estimator, method))
+    _check_weight(method, weight)
+    return weight
+
+
+def _derivative(loss: Subject, log_ratio: Tensor, _: Tensor, probability: Tensor) -> Tensor:
+    """What the loss, a mean over completions, puts on the score of each arm."""
+    logp = probability.clamp(min=torch.finfo(probability.dtype).tiny).log().reshape(-1, 1)
+    none, logits = torch.zeros_like(logp), torch.zeros_like(logp)[..., None]
+    batch = Batch(
+        logp=logp,
+        ref_logp=logp - log_ratio.reshape(-1, 1),
+        old_logp=logp,
+        behavior_logp=logp,
+        mask=torch.ones_like(logp, dtype=torch.bool),
+        advantages=none,
+        rewards=none[:, 0],
+        group=none[:, 0].long(),
+        token_reverse_kl=none,
+        token_forward_kl=none,
+        logits=logits,
+        ref_logits=logits,
+        behavior_logits=logits,
+        tokens=none.long(),
+    ).fresh()
+    found, *others = torch.autograd.grad(loss(batch), batch.leaves, allow_unused=True)
+    if found is None or any(x is not None and x.any() for x in others):
+        raise LossCallError(
+            f"{loss.name} to have its gradient through logp alone",
+            "none, or one through logits or an exact KL",
+            "write a loss of sampled log-probs",
+        )
+    return (found * len(logp)).view_as(log_ratio)
+
+
+def _check_weight(name: str, weight: Weight) -> None:
+    """Each arm's coefficient depends on that arm alone."""
+    x = torch.linspace(-2, 2, 8, dtype=torch.float64)
+    p = torch.softmax(x, -1)
+    both, first = weight(x, p, p), weight(x[:4], p[:4], p[:4])
+    if getattr(both, "shape", None) != x.shape:
+        raise LossCallError(
+            f"{name} to return the coefficient of each of 8 log-ratios",
+            f"{both!r}",
+            "write a function of the log-ratios, entry by entry",
+        )
+    if not torch.allclose(both[:4], first):
+        raise LossCallError(
+            f"{name} to treat each completion by itself, and to be a mean over completions",
+            "coefficients that depend on the other completions of the batch",
+            "leave baselines and sums over the batch out",
+        )
+
+
+def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The look of each method in figures; a user's have colours of their own."""
+    found, colours = {}, iter(OWN_COLOURS * len(list(methods)))
+    for name in methods:
+        found[name] = (
+            style(name)
+            if name in STYLES
+            else {"color": next(colours), "linestyle": (0, (4, 1, 1, 1)), "lw": 2.2, "label": name}
+        )
+    return found
+
+
+OWN_COLOURS = ["#B3007D", "#7A4A00", "#3D3DB8", "#5A7D00"]
 
 
 # KL-regularised reward maximisation on many bandits: the simulation behind figures 4, 5 and 6.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...drawing import style
-from ..study import Check, Numbers, Settings, exceeds, ours, over_repeats, within
+from ...drawing import BLACK
+from ..study import Check, Comparison, Numbers, Settings, exceeds, ours, over_repeats, within
 from . import bandits
 
 if TYPE_CHECKING:
@@ -42,15 +42,16 @@ def run(settings: Settings) -> Numbers:
     logp = problems.logp
     p, log_ratio = logp.exp(), logp - problems.ref_logp
     target = bandits.exact_gradient(log_ratio, p)
-    many = lambda x: x.expand(len(METHODS), -1, -1)
+    methods = [*METHODS, *settings.arms]
+    many = lambda x: x.expand(len(methods), -1, -1)
     errors = []
     for n in SAMPLES:
         counts = bandits.count(p[None], n, generator)
-        found = bandits.estimated_gradients(METHODS, many(log_ratio), many(counts[0]), many(p))
+        found = bandits.estimated_gradients(methods, many(log_ratio), many(counts[0]), many(p))
         errors.append((found - target).square().sum(-1).sqrt())
     error = torch.stack(errors, 1)  # (methods, samples, repeats)
-    exact = _exact(log_ratio, p, target)
-    at = dict(zip(METHODS, error, strict=True))
+    exact = _exact(methods, log_ratio, p, target)
+    at = dict(zip(methods, error, strict=True))
     saved = {
         f"{name}, n = {n}": (exact["k1-reward"][i] / exact[name][i]).log()
         for name in ("k1-reward-leave-one-out", "k1-reward-optimal-baseline")
@@ -70,13 +71,13 @@ def run(settings: Settings) -> Numbers:
     }
 
 
-def _exact(log_ratio: Tensor, p: Tensor, target: Tensor) -> dict[str, Tensor]:
+def _exact(methods: list[str], log_ratio: Tensor, p: Tensor, target: Tensor) -> dict[str, Tensor]:
     """(len(SAMPLES), R) root of bias² + variance / n."""
     score_size = 1 - 2 * p + p.square().sum(-1, keepdim=True)  # ‖e_y - π‖²
     found = {}
-    for name in METHODS:
+    for name in methods:
         alone = "k1-reward-optimal-baseline" if name == "k1-reward-leave-one-out" else name
-        weight = bandits.WEIGHTS[alone](log_ratio, p, p)
+        weight = bandits.weight_of(alone)(log_ratio, p, p)
         mean = bandits.exact_gradient(weight, p)
         variance = (p * weight.square() * score_size).sum(-1) - mean.square().sum(-1)
         bias = (mean - target).square().sum(-1)
@@ -133,12 +134,21 @@ def _leave_one_out_is_worse(numbers: Numbers, claim: str, samples: int) -> Check
     return replace(judged, measured=f"{with_it:.3f} against {without:.3f}, {judged.measured}")
 
 
+def compare(numbers: Numbers) -> Comparison:
+    """The exact error of each arm, for some n."""
+    shown = (FEWEST, DEFAULT, ENOUGH, MANY)
+    rows = {name: [error[SAMPLES.index(n)] for n in shown] for name, error in numbers["exact"].items()}
+    return Comparison("root squared error of the gradient, exact", [f"n = {n}" for n in shown], rows)
+
+
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Error against samples, lines exact where known, points simulated."""
     axis = figure.subplots()
-    for name in METHODS:
-        look, seen = style(name), numbers["simulated"][name]
+    for name, look in bandits.looks(numbers["simulated"]).items():
+        seen = numbers["simulated"][name]
         axis.plot(numbers["samples"], numbers["exact"][name], **look)
         axis.errorbar(numbers["samples"], seen["mean"], seen["error"], fmt="o", ms=3.5, color=look["color"], capsize=2)
+    axis.plot([], [], "-", color=BLACK, label="lines: exact")
+    axis.errorbar([], [], [], fmt="o", ms=3.5, color=BLACK, capsize=2, label="points: simulated")
     axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="root squared error of the gradient")
     axis.legend(fontsize=8)

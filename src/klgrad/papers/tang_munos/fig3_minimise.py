@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...core.estimators import k1, k3
 from ...drawing import style
-from ..study import Check, Numbers, Settings, all_exceed, exceeds, ours, over_repeats
+from ..study import Check, Comparison, Numbers, Settings, all_exceed, exceeds, ours, over_repeats
 from . import bandits
 
 if TYPE_CHECKING:
@@ -161,8 +161,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
 
 
 def _curves(numbers: Numbers, axis: "Axes") -> None:
-    for name, seen in numbers["kl"].items():
-        mean, error, look = torch.tensor(seen["mean"]), torch.tensor(seen["error"]), style(name)
+    for name, look in bandits.looks(numbers["kl"]).items():
+        seen = numbers["kl"][name]
+        mean, error = torch.tensor(seen["mean"]), torch.tensor(seen["error"])
         axis.plot(numbers["steps"], mean, **look)
         low = (mean - error).clamp(min=1e-6)
         axis.fill_between(numbers["steps"], low, mean + error, color=look["color"], alpha=0.2, lw=0)
@@ -194,6 +195,14 @@ def _shares(numbers: Numbers, start: str, axis: "Axes") -> None:
     axis.set_title("the paper's start" if start == "1" else f"start x {start}", fontsize=10)
 
 
+def compare(numbers: Numbers) -> Comparison:
+    """The KL of each arm, at some steps."""
+    steps = numbers["steps"]
+    shown = [0, len(steps) // 10, len(steps) // 2, len(steps) - 1]
+    rows = {name: [seen["mean"][i] for i in shown] for name, seen in numbers["kl"].items()}
+    return Comparison(f"mean KL(π‖ref), n = {SAMPLES}", [f"step {steps[i]}" for i in shown], rows)
+
+
 METHODS = ["exact", "k1-reward", "k1-reward-leave-one-out", "k2-loss", "k1-loss", "k3-loss"]
 SAMPLES = 4
 EVERY = 10
@@ -217,7 +226,8 @@ def run(settings: Settings) -> Numbers:
     generator = torch.Generator().manual_seed(settings.seed)
     problems = bandits.draw(settings.size(100, 40), generator, torch.float32)
     steps = settings.size(1000, 100)
-    curves = dict(zip(METHODS, _descend(problems, steps, generator), strict=True))
+    methods = [*METHODS, *settings.arms]
+    curves = dict(zip(methods, _descend(methods, problems, steps, generator), strict=True))
     start = curves["exact"][0]
     cells = {
         _cell(n, scale): sampled(n, scale, settings.size(many, 500), steps, generator)
@@ -234,9 +244,9 @@ def run(settings: Settings) -> Numbers:
     }
 
 
-def _descend(problems: bandits.Bandits, steps: int, generator: torch.Generator) -> Tensor:
+def _descend(methods: list[str], problems: bandits.Bandits, steps: int, generator: torch.Generator) -> Tensor:
     """(methods, points, repeats)."""
-    logits = problems.logits.expand(len(METHODS), -1, -1).clone()
+    logits = problems.logits.expand(len(methods), -1, -1).clone()
     seen = []
     for step in range(steps + 1):
         logp = torch.log_softmax(logits, -1)
@@ -244,7 +254,7 @@ def _descend(problems: bandits.Bandits, steps: int, generator: torch.Generator) 
             seen.append(bandits.divergence(logp, problems.ref_logp))
         p = logp.exp()
         counts = bandits.count(p, SAMPLES, generator)
-        logits = logits - bandits.RATE * bandits.estimated_gradients(METHODS, logp - problems.ref_logp, counts, p)
+        logits = logits - bandits.RATE * bandits.estimated_gradients(methods, logp - problems.ref_logp, counts, p)
     return torch.stack(seen, 1)
 
 

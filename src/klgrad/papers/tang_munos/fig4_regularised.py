@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...drawing import style
-from ..study import Check, Numbers, Settings, all_exceed, exceeds, no_gain, ours, over_repeats
-from .bandits import BETA, EVERY, METHODS, optima_apart, simulate
+from ..study import Check, Comparison, Numbers, Settings, all_exceed, exceeds, no_gain, ours, over_repeats
+from .bandits import BETA, EVERY, METHODS, looks, optima_apart, simulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,22 +40,23 @@ ABOUT = 1.5
 
 def run(settings: Settings) -> Numbers:
     """Paths at β = 1, and where each method ends for every β."""
+    methods = (*METHODS, *settings.arms)
     paths = {
-        beta: simulate(settings, SAMPLES, beta, settings.size(1000, 800 if beta in (BETA, INSIDE) else 400))
+        beta: simulate(settings, SAMPLES, beta, settings.size(1000, 800 if beta in (BETA, INSIDE) else 400), methods)
         for beta in BETAS
     }
     main = paths[BETA].to_optimum
-    ends = {beta: dict(zip(METHODS, x.converged(x.to_optimum), strict=True)) for beta, x in paths.items()}
+    ends = {beta: dict(zip(methods, x.converged(x.to_optimum), strict=True)) for beta, x in paths.items()}
     slow = simulate(settings, SAMPLES, BETAS[0], LONG)
     long = dict(zip(METHODS, slow.converged(slow.to_optimum), strict=True))
     return {
         "steps": [EVERY * i for i in range(main.shape[1])],
-        "normalised kl": {name: over_repeats(x) for name, x in zip(METHODS, main, strict=True)},
+        "normalised kl": {name: over_repeats(x) for name, x in zip(methods, main, strict=True)},
         "betas": BETAS,
-        "converged": {name: [over_repeats(ends[beta][name]) for beta in BETAS] for name in METHODS},
-        "median": {name: [ends[beta][name].median().item() for beta in BETAS] for name in METHODS},
+        "converged": {name: [over_repeats(ends[beta][name]) for beta in BETAS] for name in methods},
+        "median": {name: [ends[beta][name].median().item() for beta in BETAS] for name in methods},
         "optima apart": [over_repeats(optima_apart(settings, beta)) for beta in BETAS],
-        "log end over start": {name: over_repeats(ends[BETA][name].log()) for name in METHODS},
+        "log end over start": {name: over_repeats(ends[BETA][name].log()) for name in methods},
         "log end over start, k3": {str(beta): over_repeats(end["k3-loss"].log()) for beta, end in ends.items()},
         "vanilla minus k3, long": over_repeats(long["k1-reward"] - long["k3-loss"]),
         "log k3 over vanilla": {
@@ -124,11 +125,17 @@ def _mean_no_nearer(numbers: Numbers, beta: float) -> Check:
     return Check(f"its mean ends about where it began, or further, at β = {beta:g}", text, mean > 1 / ABOUT)
 
 
+def compare(numbers: Numbers) -> Comparison:
+    """Where each arm ends, by β."""
+    rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
+    return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", [f"β = {beta:g}" for beta in numbers["betas"]], rows)
+
+
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Paths at β = 1, and the ends for every β."""
     paths, sweep = figure.subplots(1, 2, width_ratios=(1.4, 1))
-    for name in METHODS:
-        look, seen = style(name), numbers["normalised kl"][name]
+    for name, look in looks(numbers["converged"]).items():
+        seen = numbers["normalised kl"][name]
         mean, error = torch.tensor(seen["mean"]), torch.tensor(seen["error"])
         paths.plot(numbers["steps"], mean, **look)
         paths.fill_between(

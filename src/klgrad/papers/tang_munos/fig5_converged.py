@@ -9,9 +9,8 @@ two problems are near each other.
 
 from typing import TYPE_CHECKING
 
-from ...drawing import style
-from ..study import Check, Numbers, Settings, exceeds, no_gain, ours, over_repeats
-from .bandits import BETA, METHODS, simulate
+from ..study import Check, Comparison, Numbers, Settings, exceeds, no_gain, ours, over_repeats
+from .bandits import BETA, METHODS, looks, simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,14 +22,15 @@ OTHER_BETA = 3.0
 
 def run(settings: Settings) -> Numbers:
     """Where each method ends, by n."""
-    paths = {n: simulate(settings, n, BETA, settings.size(3000, 400)) for n in SAMPLES}
+    methods = (*METHODS, *settings.arms)
+    paths = {n: simulate(settings, n, BETA, settings.size(3000, 400), methods) for n in SAMPLES}
     other = {n: simulate(settings, n, OTHER_BETA, settings.size(1000, 200), ("k3-loss",)) for n in (4, 64)}
     few, many = (other[n].converged(other[n].to_optimum)[0] for n in (4, 64))
-    ends = {n: dict(zip(METHODS, x.converged(x.to_optimum), strict=True)) for n, x in paths.items()}
+    ends = {n: dict(zip(methods, x.converged(x.to_optimum), strict=True)) for n, x in paths.items()}
     first, last = ends[SAMPLES[0]], ends[SAMPLES[-1]]
     return {
         "samples": SAMPLES,
-        "converged": {name: [over_repeats(ends[n][name]) for n in SAMPLES] for name in METHODS},
+        "converged": {name: [over_repeats(ends[n][name]) for n in SAMPLES] for name in methods},
         "log first over last": {name: over_repeats((first[name] / last[name]).log()) for name in METHODS},
         "log first over last, k3, other β": over_repeats((few / many).log()),
         "log k3 over vanilla": over_repeats((last["k3-loss"] / last["k1-reward"]).log()),
@@ -51,10 +51,16 @@ def check(numbers: Numbers) -> list[Check]:
     ]
 
 
+def compare(numbers: Numbers) -> Comparison:
+    """Where each arm ends, by the number of samples."""
+    rows = {name: [x["mean"] for x in ends] for name, ends in numbers["converged"].items()}
+    return Comparison("KL(π‖π*) / KL(ref‖π*) at the end", [f"n = {n}" for n in numbers["samples"]], rows)
+
+
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Converged KL against n."""
     axis = figure.subplots()
-    for name in METHODS:
+    for name, look in looks(numbers["converged"]).items():
         ends = numbers["converged"][name]
         axis.errorbar(
             numbers["samples"],
@@ -63,7 +69,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             marker="o",
             ms=4,
             capsize=3,
-            **style(name),
+            **look,
         )
     axis.axhline(1, color="#999999", lw=0.8)
     axis.set(xscale="log", yscale="log", xlabel="samples n", ylabel="KL(π‖π*) / KL(ref‖π*) at the end")

@@ -1,0 +1,141 @@
+"""Tunix: the loss of its GRPO, also in its agentic learner, and its PPO from the rewards to the loss.
+
+`grpo_loss_fn` and `ppo_policy_loss_fn` receive a batch with the mask, the log-probs of ref and those before the
+update, and β = 1; logp and the logits stand for the model. The advantages of PPO are made by
+`PPOLearner._generate_and_compute_advantage` with a cluster that has these completions, scores of 0, and a critic that
+is 0. Only these files are loaded. The functions cast to float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from .framework import Default, Framework
+from .harness import instead, load, of_arrays, subject
+
+if TYPE_CHECKING:
+    from ..audit import Subject
+
+PER_COMPLETION, PER_TOKEN, SUM = "sequence-mean-token-mean", "token-mean", "seq-mean-token-sum"
+
+
+def subjects() -> list[Subject]:
+    """GRPO with each estimator, the default first, and with other reductions; the agentic default; PPO."""
+    return [
+        *(in_loss("grpo", mode, PER_COMPLETION) for mode in ("kl", "mse_kl", "low_var_kl")),
+        *(in_loss("grpo", *settings) for settings in (("kl", PER_TOKEN), ("mse_kl", PER_TOKEN), ("mse_kl", SUM))),
+        in_loss("agentic_grpo", "kl", PER_COMPLETION),
+        *(in_reward(method, 0.95) for method in ("low_var_kl", "kl", "mse_kl")),
+        in_reward("kl", 1.0),
+    ]
+
+
+def in_loss(learner: str, mode: str, reduction: str) -> Subject:
+    """The KL of `grpo_loss_fn` with the configuration of a learner."""
+    config = modules()[f"{learner}_learner"].GRPOConfig(beta=1.0, kl_loss_mode=mode, loss_agg_mode=reduction)
+    return of_grpo("tunix", f"tunix {learner} kl_loss_mode={mode} loss_agg_mode={reduction}", config)
+
+
+def of_grpo(framework: str, name: str, config: Any) -> Subject:
+    """Tunix's GRPO with a configuration, as a loss of a framework."""
+    config.temperature = 1.0
+    grpo = modules()["algo_core"].grpo_loss_fn
+
+    def loss(x: dict[str, Any]) -> Any:
+        example = _example(x, x["advantages"][:, 0])
+        return grpo((x["logp"], x["logits"]), example, config, pad_id=0, eos_id=1)[0]
+
+    # A mean over the tokens of the batch couples its groups.
+    return subject(framework, name, of_arrays(loss, "jax"), stacks=config.loss_agg_mode != PER_TOKEN)
+
+
+def _example(x: dict[str, Any], advantages: Any) -> SimpleNamespace:
+    """Tunix's `TrainExample`."""
+    return SimpleNamespace(
+        prompt_ids=x["tokens"],
+        completion_ids=x["tokens"],
+        completion_mask=x["mask"],
+        advantages=advantages,
+        ref_per_token_logps=x["ref_logp"],
+        old_per_token_logps=x["old_logp"],
+    )
+
+
+def in_reward(method: str, gae_lambda: float) -> Subject:
+    """The KL in the rewards of PPO, with a critic that is 0."""
+    config = modules()["ppo_learner"].PPOConfig(beta=1.0, kl_method=method, gae_lambda=gae_lambda)
+    ppo = modules()["algo_core"].ppo_policy_loss_fn
+
+    def loss(x: dict[str, Any]) -> Any:
+        learner = _ppo_learner(config, x)
+        example = learner._generate_and_compute_advantage({"prompts": [""] * len(x["mask"])}, mode=None)
+        return ppo((x["logp"], x["logits"]), example, config, pad_id=0, eos_id=1)[0]
+
+    name = f"tunix ppo kl_method={method} gae_lambda={gae_lambda:g}"
+    # GAE ends with a division by the standard deviation of the batch.
+    return subject("tunix", name, of_arrays(loss, "jax"), instead=instead(k1="" if method == "kl" else "kl_method=kl"))
+
+
+def _ppo_learner(config: Any, x: dict[str, Any]) -> Any:
+    """A learner whose cluster has these completions."""
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+
+    rows, width = x["mask"].shape
+    learner = object.__new__(modules()["ppo_learner"].PPOLearner)
+    learner.rl_cluster = SimpleNamespace(
+        cluster_config=SimpleNamespace(rollout_config=SimpleNamespace(max_tokens_to_generate=width)),
+        rollout=SimpleNamespace(pad_id=lambda: 0, eos_id=lambda: 1),
+        generate=lambda **_: SimpleNamespace(
+            tokens=x["mask"].astype(int), left_padded_prompt_tokens=[[1]] * rows, text=[""] * rows
+        ),
+        get_ref_per_token_logps=lambda **_: x["ref_logp"],
+        get_old_per_token_logps=lambda **_: x["old_logp"],
+        get_values=lambda **_: jnp.zeros((rows, width + 1)),
+        buffer_metrics=lambda *_, **__: None,
+    )
+    learner.algo_config, learner.metric_fns = config, ()
+    learner._rollout_micro_batch_size = learner._compute_logps_micro_batch_size = rows
+    learner._use_reward_model = False
+    learner._compute_rewards = lambda **_: jnp.zeros(rows, int)
+    return learner
+
+
+@cache
+def modules() -> dict[str, ModuleType]:
+    """The files by name; each can import those before it. Log-probs and logits stand for the model."""
+    found, loaded = {}, {}
+    for name in (
+        *("sft/utils", "rl/function_registry", "rl/algorithm_config", "rl/common", "rl/algo_core"),
+        *("rl/agentic/agentic_rl_learner", "rl/grpo/grpo_learner", "rl/agentic/agentic_grpo_learner"),
+        "rl/ppo/ppo_learner",
+    ):
+        module = load("google-tunix", f"tunix/{name}.py", stand_ins=("humanize",), replaced=("tunix",), loaded=loaded)
+        found[name.rpartition("/")[2]] = loaded[f"tunix.{name.replace('/', '.')}"] = module
+    found["algo_core"].nnx = SimpleNamespace(split=lambda model: (None, model))
+    found["common"].compute_per_token_logps = lambda _, model, **__: model
+    _make_traceable(found["ppo_learner"])
+    return found
+
+
+def _make_traceable(learner: Any) -> None:
+    """Let JAX compile the learner, which takes numbers out of its arrays for its metrics."""
+    import jax  # pyright: ignore[reportMissingImports]
+    import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+
+    learner.utils = SimpleNamespace(pad_to_length=lambda ids, **_: ids)  # the completions have one length
+    learner.np = SimpleNamespace(**vars(jnp), ma=SimpleNamespace(masked_array=lambda x, mask: x))
+    learner.jax = SimpleNamespace(**vars(jax) | {"device_get": lambda x: x})
+
+
+FRAMEWORK = Framework(
+    "tunix",
+    "google-tunix",
+    "0.1.7",
+    subjects,
+    Default(
+        "GRPO with beta=0.04: k1 as a loss (kl_loss_mode=kl), a mean per completion",
+        f"tunix grpo kl_loss_mode=kl loss_agg_mode={PER_COMPLETION}",
+    ),
+)
