@@ -18,7 +18,7 @@ NOT_HELD = {
         "with a reward, SGD: above the threshold (2) the term costs reward": "undecided",
         "with a reward, Adam: policies collapse above the threshold of Adam's second moments (4)": "contradicted",
         "sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers": "contradicted",
-        "sums, Adam: of two settings that differ the one with the larger product loses more right answers": "contradicted",
+        "sums, Adam: of two settings that differ the one with the larger product loses more right answers": "contradicted",  # noqa: E501
     },
     "klgrad/division": {
         "after 300 updates the remedy is ahead by more than 0.05 with features 32": "contradicted",
@@ -29,7 +29,7 @@ NOT_HELD = {
     },
     "klgrad/degenerate-distillation": {
         "16 rows: on the way there completions are shorter than half of it": "undecided",
-        "transformer, student the same: within 60 updates the sequence level is back at nine tenths of the token's": "contradicted",
+        "transformer, student the same: within 60 updates the sequence level is back at nine tenths of the token's": "contradicted",  # noqa: E501
     },
 }
 """Sentences of the computed studies that do not hold; any other must hold. Those of recorded runs are on the page."""
@@ -37,7 +37,7 @@ NOT_HELD = {
 IF_QUICK = {
     "klgrad/k1-on-stale-samples": {
         "exact: where it ends depends on the product and not on the lag (share of the entropy)": "contradicted",
-        "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate": "undecided",
+        "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate": "undecided",  # noqa: E501
         "with a reward, SGD: below it (0.5) it costs less than 5% of the reward": "undecided",
     },
     "klgrad/division": {
