@@ -11,8 +11,9 @@ ARRAYS := $(VENV)-arrays/.installed
 # What verl's default trainers import, and `pip install verl` does not install.
 VERL_TRAINERS := TransferQueue cachetools fastapi uvicorn
 # Their formulae are in the package, so that the tests of the first environment have audited them.
-TRANSCRIBED := nemo-rl or prime-rl or slime or open-instruct or tinker
-SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft
+TRANSCRIBED := nemo-rl or prime-rl or slime or open-instruct or tinker or easyr1 or miles or molt
+# Those of SkyRL, Axolotl and ART ask for Python 3.12, and the files that are loaded of them run on 3.11.
+SINGLE_FILES := openrlhf skyrl ms-swift unsloth_zoo trinity-rft areal rlinf cosmos-rl torchrl axolotl llamafactory openpipe-art twinkle-kit
 # Of JAX and MLX; MaxText asks for Python 3.12, and the files that are loaded of it run on 3.11.
 OF_ARRAYS := google-tunix maxtext easydel mlx-lm-lora mlx-tune
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -152,7 +153,7 @@ $(OTHERS): pyproject.toml constraints-frameworks.txt
 	test -x $(VENV)-frameworks/bin/python || $(PYTHON) -m venv $(VENV)-frameworks
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install torch
 	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install verl $(VERL_TRAINERS) pytest pytest-xdist hypothesis -e .
-	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps $(SINGLE_FILES)
+	$(VENV)-frameworks/bin/python -m pip --disable-pip-version-check -q install --no-deps --ignore-requires-python $(SINGLE_FILES)
 	touch $@
 
 $(ARRAYS): export PIP_CONSTRAINT := $(CURDIR)/constraints-arrays.txt

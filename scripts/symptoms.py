@@ -1,7 +1,6 @@
 """The generated parts of docs/symptoms.md, from the table that `klgrad diagnose` uses."""
 
-from klgrad.logs.symptoms import SYMPTOMS, Symptom
-from klgrad.logs.threads import TOPICS, link, threads_of
+from klgrad.logs.symptoms import SYMPTOMS, Symptom, link, threads_of, topics
 
 
 def symptoms() -> str:
@@ -25,9 +24,9 @@ def _section(symptom: Symptom) -> str:
 def threads() -> str:
     """What each group of threads asks, and what answers it."""
     lines = ["| threads | asked or reported | answer | symptom |", "|---|---|---|---|"]
-    for topic in TOPICS:
+    for topic in topics():
         linked = ", ".join(f"[{name}]({link(name)})" for name in topic.names)
         named = ", ".join(SYMPTOMS[name].title for name in topic.symptoms.split())
         lines.append(f"| {linked} | {topic.asks} | {topic.answer} | {named} |")
-    unanswered = sum(topic.answer.startswith("Not answered") for topic in TOPICS)
-    return "\n".join([*lines, "", f"{len(TOPICS)} questions; {unanswered} are not answered, and say so.", ""])
+    unanswered = sum(topic.answer.startswith("Not answered") for topic in topics())
+    return "\n".join([*lines, "", f"{len(topics())} questions; {unanswered} are not answered, and say so.", ""])

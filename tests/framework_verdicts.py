@@ -1,8 +1,7 @@
 """What each framework's settings descend, by an independent reading of its formulae; held against its own code.
 
-(on-policy, off-policy, at equal lengths on-policy): the first two in large batches, where a mean over the tokens of the
-batch is a sum up to its scale, and a mean over each completion or a clamp makes it `unknown`; the third in small
-batches of equal lengths. A log-ratio clamped at 10 is seen on the problems with log-ratios of 12.
+(on-policy, off-policy, at equal lengths on-policy), in large batches, where a mean over the tokens of the batch is a
+sum up to its scale. A mean over each completion makes the first two `unknown`, and a clamp all three.
 """
 
 UNKNOWN = ("unknown", "unknown", "unknown")
@@ -20,7 +19,7 @@ def summed(on, off):
 
 FORWARD, CORRECTED = summed("forward-kl-token", "k3-token"), summed("reverse-kl-token", "reverse-kl-token-sampler")
 # Divided by the standard deviation of the batch: in large batches a scale.
-WHITENED = ("reverse-kl-sequence", "unknown", "unknown")
+WHITENED = ("reverse-kl-sequence", "unknown", "reverse-kl-sequence")
 GRPO = {
     # (ratio level, bias correction): the loss per token, before it is reduced
     ("token", True): CORRECTED,
@@ -140,6 +139,7 @@ VERL = {
     "verl distillation loss_mode=k2 use_policy_gradient=False loss_max_clamp=10": UNKNOWN,  # values beyond 10
     "verl distillation loss_mode=k3 use_policy_gradient=True": UNKNOWN,
     "verl distillation loss_mode=k3 use_policy_gradient=False": UNKNOWN,
+    "verl distillation loss_mode=k3 use_policy_gradient=True loss_max_clamp=10": UNKNOWN,  # k3 in the reward
     **{
         f"verl use_kl_in_reward kl_penalty=low_var_kl adv_estimator={name}": UNKNOWN
         for name in ("grpo", "grpo without std", "rloo", "reinforce_plus_plus", "gae critic=0")
@@ -209,12 +209,15 @@ NEMO = {
     "reference_policy_kl_type=k3 token_level_loss=True use_on_policy_kl_approximation=True": CLAMPED_K3,
     "reference_policy_kl_type=k3 token_level_loss=True use_on_policy_kl_approximation=True "
     "kl_output_clamp_value=null": UNKNOWN,  # reverse-kl-token where the log-ratio is within ±20, which clamps it
+    # the estimate as a coefficient, clamped at 10
+    "use_kl_in_reward adv_estimator=reinforce_plus_plus reference_policy_kl_type=k3": UNKNOWN,
+    "use_kl_in_reward adv_estimator=reinforce_plus_plus reference_policy_kl_type=k1": UNKNOWN,
 }
 PRIME = {
     "trainer.loss.type=default kl_tau": summed("nothing", "unknown"),  # on-policy its log-ratio to the sampler is 0
     "algorithm=opd": summed("reverse-kl-token", "unknown"),  # tokens that fell by 0.2 are dropped
 }
-SLIME = {
+SLIME_LOSSES = {
     "--use-kl-loss --kl-loss-type k1": per_completion("nothing"),
     "--use-kl-loss --kl-loss-type k1 --use-unbiased-kl": per_completion("reverse-kl-token"),
     "--use-kl-loss --kl-loss-type k2": per_completion("reverse-kl-token"),
@@ -225,6 +228,12 @@ SLIME = {
     "--use-kl-loss --kl-loss-type low_var_kl --use-unbiased-kl": CLAMPED_K3,
     "--use-kl-loss --kl-loss-type k3 --use-unbiased-kl --calculate-per-token-loss": CORRECTED,
     "--kl-coef --advantage-estimator grpo": summed("nothing", "nothing"),
+}
+MILES = SLIME_LOSSES | {
+    # by PPO's clipped ratio, averaged over each completion
+    "--kl-coef --kl-loss-type k1 --advantage-estimator reinforce_plus_plus": per_completion("reverse-kl-sequence"),
+    "--kl-coef --kl-loss-type k3 --advantage-estimator reinforce_plus_plus": per_completion("sum-of-targets"),
+    "--use-opd": per_completion("reverse-kl-token"),
 }
 OPEN_INSTRUCT = {
     f"kl_estimator={number} loss_denominator={denominator}": claim
@@ -239,6 +248,102 @@ TINKER = {
     "rl kl_penalty_coef kl_discount_factor=1.0": UNKNOWN,
     "distillation kl_penalty_coef kl_discount_factor=0.0": summed("reverse-kl-token", "unknown"),
     "distillation kl_penalty_coef kl_discount_factor=1.0": REVERSE_SEQUENCE,
+}
+EASYR1 = {
+    "kl_penalty=kl adv_estimator=grpo": UNKNOWN,  # divided by the group's deviation
+    "kl_penalty=kl adv_estimator=rloo": REVERSE_SEQUENCE,
+    "kl_penalty=low_var_kl adv_estimator=rloo": UNKNOWN,
+    "use_kl_loss kl_penalty=kl": K1,
+    "use_kl_loss kl_penalty=mse": K2,
+    "use_kl_loss kl_penalty=low_var_kl": CLAMPED_K3,
+}
+ROLL = {
+    "use_kl_loss loss_agg_mode=seq-mean-token-mean": CLAMPED_K3,
+    "use_kl_loss loss_agg_mode=token-mean": CLAMPED_K3,
+    "use_kl_loss loss_agg_mode=seq-mean-token-sum": CLAMPED_K3,
+    "add_token_level_kl kl_penalty=kl adv_estimator=gae": UNKNOWN,  # λ = 0.95
+    "add_token_level_kl kl_penalty=kl adv_estimator=reinforce": per_completion("reverse-kl-sequence"),
+    "is_pure_opd kl_penalty=kl": per_completion("reverse-kl-token"),
+}
+CLIPPED_TOKEN = summed("reverse-kl-token", "unknown")  # by PPO's clipped ratio
+MOLT = {
+    "algo.kl in reward estimator=k1 advantage=reinforce": WHITENED,
+    "algo.kl in reward estimator=k1 advantage=reinforce no_whiten": REVERSE_SEQUENCE,
+    "algo.kl in reward advantage=on_policy_distill": CLIPPED_TOKEN,
+    "algo.kl.use_loss estimator=k1": K1,
+    "algo.kl.use_loss estimator=k2": UNKNOWN,  # values clamped at 10
+    "algo.kl.use_loss estimator=k3": CLAMPED_K3,
+}
+
+# AReaL, RLinf, cosmos-rl, TorchRL, Axolotl, LLaMA-Factory, OpenPipe ART and twinkle-kit.
+#
+# Where ref is below π by more than the clamp allows the gradient ends, as of CLAMPED_K3.
+EXACT_FORWARD = summed("forward-kl-token", "forward-kl-token-sampler")  # over the vocabulary at each prefix
+AREAL = {
+    # log-ratios or values clamped at 10
+    "areal kl_ctl kl_estimator=k1": UNKNOWN,
+    "areal kl_ctl kl_estimator=k2": UNKNOWN,
+    "areal kl_ctl kl_estimator=k3": UNKNOWN,
+    "areal kl_ctl kl_estimator=k1 adv_norm.std_level=batch": UNKNOWN,
+    "areal teacher.rl_loss_weight=1": K1,
+    "areal teacher.rl_loss_weight=0": CORRECTED,
+}
+RLINF = {
+    # k3 of the swapped log-ratio: its slope is that of χ²/2, which is no target
+    "rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func=token-mean": UNKNOWN,
+    "rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func=seq-mean-token-sum": UNKNOWN,
+    # log ref/π as a loss makes the sampled tokens likelier
+    "rlinf actor=fsdp kl_penalty_type=kl loss_agg_func=seq-mean-token-sum": summed(
+        "nothing", "forward-kl-sampler-sequence"
+    ),
+    "rlinf actor=megatron kl_penalty_type=low_var_kl loss_agg_func=seq-mean-token-sum": CLAMPED_K3,
+    "rlinf actor=megatron kl_penalty_type=kl loss_agg_func=seq-mean-token-sum": K1,
+    "rlinf adv_type=reinpp reinpp_kl_beta kl_penalty_type=kl": WHITENED,
+} | {
+    # the square and the absolute value have no direction to swap
+    f"rlinf actor={worker} kl_penalty_type={kind} loss_agg_func=seq-mean-token-sum": claim
+    for worker in ("fsdp", "megatron")
+    for kind, claim in (("mse", K2), ("abs", UNKNOWN))
+}
+COSMOS = {
+    f"cosmos-rl kl_beta loss_type={kind} unbiased_kl_estimate={unbiased}": CLAMPED_K3
+    for kind in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+    for unbiased in (False, True)
+}
+TORCHRL = {
+    "torchrl GRPOLoss kl_to_ref_coeff": FORWARD,
+    "torchrl DistillationLoss kl_direction=reverse normalize_by_seq_length=True": per_completion("forward-kl-token"),
+    "torchrl DistillationLoss kl_direction=reverse normalize_by_seq_length=False": FORWARD,
+    # the swapped log-ratio, on samples of the student: χ²/2
+    "torchrl DistillationLoss kl_direction=forward normalize_by_seq_length=True": UNKNOWN,
+    "torchrl DistillationLoss kl_direction=forward normalize_by_seq_length=False": UNKNOWN,
+}
+AXOLOTL = {
+    f"axolotl async loss_type={kind} use_bias_correction_kl={corrected}": (
+        per_completion(claim[2]) if kind == "grpo" else claim
+    )
+    for kind in ("dapo", "grpo", "dr_grpo")
+    for corrected, claim in ((False, FORWARD), (True, CORRECTED))
+} | {
+    "axolotl kd_trainer kd_beta=0": EXACT_FORWARD,
+    "axolotl kd_trainer kd_beta=0.5": UNKNOWN,  # a Jensen-Shannon divergence
+    "axolotl kd_trainer kd_beta=1": CORRECTED,
+}
+ART = {
+    f"art kl_penalty_coef kl_penalty_source={source} ppo={ppo} reduction={reduction}": CLIPPED_TOKEN
+    for source, ppo, reduction in (
+        *((source, ppo, "mean") for source in ("current_learner", "sample") for ppo in (False, True)),
+        ("current_learner", False, "sum"),
+    )
+}
+TWINKLE = {
+    "twinkle GRPOLoss beta": per_completion("forward-kl-token"),
+    "twinkle PPOLoss beta": FORWARD,
+    "twinkle kl_coef normalize_advantages=True gae_lambda=0.95": UNKNOWN,
+    "twinkle kl_coef normalize_advantages=False gae_lambda=1": REVERSE_SEQUENCE,
+    "twinkle GKDLoss beta=0.5": UNKNOWN,  # the Jensen-Shannon divergence
+    "twinkle GKDLoss beta=0": EXACT_FORWARD,
+    "twinkle GKDLoss beta=1": CORRECTED,
 }
 TUNIX = {
     "tunix grpo kl_loss_mode=kl loss_agg_mode=sequence-mean-token-mean": per_completion("nothing"),
@@ -278,9 +383,13 @@ MLX = {
 TRANSCRIBED = {
     "nemo-rl": NEMO,
     "prime-rl": PRIME,
-    "slime": SLIME,
+    "slime": SLIME_LOSSES,
     "open-instruct": OPEN_INSTRUCT,
     "tinker-cookbook": TINKER,
+    "easyr1": EASYR1,
+    "roll": ROLL,
+    "miles": MILES,
+    "molt": MOLT,
 }
 ALL = {
     "trl": TRL,
@@ -291,6 +400,14 @@ ALL = {
     "ms-swift": SWIFT,
     "unsloth": UNSLOTH,
     "trinity": TRINITY,
+    "areal": AREAL,
+    "rlinf": RLINF,
+    "cosmos-rl": COSMOS,
+    "torchrl": TORCHRL,
+    "axolotl": AXOLOTL,
+    "llamafactory": {"llamafactory use_asft_loss asft_alpha": EXACT_FORWARD},
+    "art": ART,
+    "twinkle": TWINKLE,
     "tunix": TUNIX,
     "maxtext": MAXTEXT,
     "easydel": EASYDEL,

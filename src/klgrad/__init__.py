@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .reports import kl_report, mismatch_report
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # torch warns where NumPy is not installed; nothing that needs torch alone uses NumPy. This is the first module of the
 # package to be imported, so the filter is there before torch. A NumPy that is installed and fails is still reported.

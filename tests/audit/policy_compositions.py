@@ -98,11 +98,11 @@ def draw(seed):
     """A random recipe."""
     rng = random.Random(seed)
     ratio, baseline = rng.choice(RATIOS), rng.choice(BASELINES)
-    weights = (ONE, ONE) if ratio == "none" else draw_weights(rng)
+    up, down = (ONE, ONE) if ratio == "none" else draw_weights(rng)
     divided = rng.choice(("none", "none", "group", "batch"))
     unit = rng.choice(UNITS)
     return Recipe(
-        PolicyParts(ratio, *weights, baseline, divided, unit),
+        PolicyParts(ratio, up, down, baseline, divided, unit),
         rows=unit == "token-mean" or rng.random() < 0.8,
         population=divided != "none" and rng.random() < 0.5,
         epsilon=rng.choice((1e-4, 1e-2)) if divided != "none" else 0.0,

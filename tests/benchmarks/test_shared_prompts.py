@@ -77,7 +77,7 @@ def test_statistics_of_tokens_are_those_of_separate_rows(model, batch):
     model_forward = importlib.import_module("klgrad.trl.scorer")
     model_forward.add_statistics_forward(model)
     live = batch["attention_mask"][:, PROMPT:]
-    question = model_forward.Question(NEW, 0.7, batch["input_ids"][:, PROMPT:], live)
+    question = model_forward.StatisticsRequest(NEW, 0.7, batch["input_ids"][:, PROMPT:], live)
     expected = model(**batch, question=question)
     shared_prompts.share_prompts(model, COMPLETIONS)
     calls = _widths_of_calls(model)

@@ -59,7 +59,7 @@ def test_every_framework_has_a_page():
 
 
 def test_the_frameworks_are_installed_at_their_tested_versions():
-    pins = [(ROOT / name).read_text(encoding="utf-8") for name in ("constraints.txt", "constraints-frameworks.txt")]
+    pins = [path.read_text(encoding="utf-8") for path in ROOT.glob("constraints*.txt")]
     pinned = {line.lower().replace("_", "-") for text in pins for line in text.splitlines()}
     own = [framework for framework in FRAMEWORKS.values() if not framework.transcribed]
     assert {f"{f.distribution.lower().replace('_', '-')}=={f.tested}" for f in own} <= pinned

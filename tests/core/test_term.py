@@ -20,10 +20,7 @@ UNSOUND = [
     ({"estimator": "k3"}, "gradient of the forward KL; remedy: write estimator='k1_k3'"),
     ({"level": "token", "estimator": "k1_k3"}, "no future to put k3 on"),
     ({"discount": 0, "estimator": "k1_k3"}, "\\(discount=0\\), which has no future.*with a discount above 0"),
-    (
-        {"discount": 0, "estimator": "exact", "baseline": "leave_one_out"},
-        "no sampled score to centre",
-    ),
+    ({"discount": 0, "estimator": "exact", "baseline": "leave_one_out"}, "no sampled score to centre"),
     (
         {"weighting": TOKEN},
         "leaves the sampler's prefixes in the expectation; remedy: write ImportanceWeighting\\('prefix'",

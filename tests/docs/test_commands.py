@@ -14,6 +14,7 @@ from klgrad.audit import catalogue
 from klgrad.cli import app
 from klgrad.frameworks import FRAMEWORKS, recorded
 from klgrad.papers.study import studies
+from klgrad.policy_losses import POLICY_LOSSES
 
 GROUP: Any = get_command(app)
 PLACEHOLDERS = {"FRAMEWORK": "trl", "D": "reverse", "L": "token"}
@@ -64,7 +65,7 @@ def settings_of_frameworks():
 
 
 def test_the_names_in_an_audit_exist():
-    known = {*catalogue(), *FRAMEWORKS, *settings_of_frameworks()}
+    known = {*catalogue(), *FRAMEWORKS, *settings_of_frameworks(), *POLICY_LOSSES}
     for arguments in of("audit"):
         params = parsed(arguments).params
         for name in [name for name in params["losses"] or () if not is_placeholder(name)]:

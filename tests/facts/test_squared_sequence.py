@@ -13,6 +13,7 @@ AWAY = {"mean reward": (0.005, 1.0), "true gradient": (0.1, 1.0)}
 """Nats from π* on these problems: 0.008 to 0.78 with a mean-reward baseline, 0.11 to 0.70 beside the true gradient."""
 
 STATIONARY = Tol(0.0, 1e-7, "a gradient of size 1 that a quasi-Newton method brought to 0 in float64")
+NEAR_OPTIMUM = Tol(0.0, 1e-9, "a KL where a gradient of size 1 was brought to 1e-7 in float64")
 PROBLEMS = [autoregressive(3, 3, ends=True, seed=seed, away_from_ref=1.0) for seed in range(4)]
 problems = pytest.mark.parametrize("problem", PROBLEMS, ids=range(len(PROBLEMS)))
 
@@ -89,9 +90,9 @@ def test_fact_21_on_policy_every_baseline_will_do(problem):
         )
 
 
-def stationary_point(problem, objective):
-    """Where an objective that is differentiated through π's logits alone has no gradient, starting from π*."""
-    logits = at_the_optimum(problem).logits.clone().requires_grad_()
+def stationary_point(problem, objective, start=None):
+    """Where an objective that is differentiated through π's logits alone has no gradient, from π* or from a start."""
+    logits = (at_the_optimum(problem).logits if start is None else start).clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
         [logits], max_iter=2000, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe"
     )
@@ -146,3 +147,39 @@ def test_fact_21_the_consistency_loss_is_the_centred_form(problem):
     star = at_the_optimum(problem)
     rollout = Rollout(star.logp, star.ref_logp, star.space.mask, group=torch.zeros(len(star.space), dtype=torch.long))
     EXACT.check(consistency_loss(rollout, reward_of(star), BETA), 0.0)
+
+
+@problems
+@pytest.mark.parametrize("start", range(3))
+def test_fact_21_centred_together_the_optimum_is_the_only_stationary_point(problem, start):
+    """From far and random starts, and under the μ of each problem, no other one is found."""
+    generator = torch.Generator().manual_seed(start)
+    logits = 3 * torch.randn(problem.logits.shape, generator=generator, dtype=torch.float64)
+    found = stationary_point(problem, OBJECTIVES["centred together"], start=logits)
+    NEAR_OPTIMUM.check(kl_to_the_optimum(found), 0.0)
+
+
+@problems
+def test_fact_21_the_optimum_is_unique_among_all_distributions(problem):
+    """By the logits of whole completions it is a quadratic form, with a flat direction for the constant only."""
+    reward, ref, mu = reward_of(problem), problem.ref_logp.sum(-1), problem.probability
+
+    def half_variance(logits):
+        each = reward - BETA * (logits.log_softmax(0) - ref)
+        return mu @ (each - mu @ each).square() / 2
+
+    for logits in (torch.zeros_like(ref), torch.linspace(-3, 3, len(ref), dtype=torch.float64)):
+        hessian = torch.autograd.functional.hessian(half_variance, logits)
+        values = torch.linalg.eigvalsh(hessian)
+        EXACT.check(values[0], 0.0)
+        assert values[1] > 1e-8
+        EXACT.check_vector(hessian @ torch.ones_like(ref), torch.zeros_like(ref))
+
+
+@problems
+def test_the_squared_log_ratio_alone_is_zero_at_ref_and_nowhere_else(problem):
+    """Under any μ with support everywhere: it is a sum of squares of the log-ratios of all completions."""
+    assert (problem.probability > 0).all()
+    ref = problem.with_logits(problem.ref_logits)
+    EXACT.check(squared(ref), 0.0)
+    assert squared(problem) > 0.01

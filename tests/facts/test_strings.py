@@ -179,7 +179,7 @@ def chunks(y, logits, ref_logits):
     logs = [space.next_log_probs(at) for space, at in ((STUDENT, logits), (TEACHER, ref_logits))]
     of = lambda side, space, tokens, t: logs[side][space.prefixes.index(tokens[:t]), tokens[t]]
     for own, other in zip(*groups, strict=True):
-        mine = sum(of(0, STUDENT, y, t) for t in own)
+        mine = torch.stack([of(0, STUDENT, y, t) for t in own]).sum()
         total = total + (mine - sum(of(1, TEACHER, z, t) for t in other)).detach() * mine
     return total
 

@@ -654,7 +654,7 @@ def test_only_whitened_advantages_of_skyrl_are_said_to_divide_the_kl(estimator, 
     assert ("standard deviation" in change.why) == whitened
     assert (change.why == "this estimator is not audited") == (not whitened)
     (found,) = find(run)
-    assert ("divided by its spread" in found.words) == whitened
+    assert ("divided by the spread of the batch" in found.words) == whitened
     assert (found.source == "not audited: no audit has these settings") == (not whitened)
 
 

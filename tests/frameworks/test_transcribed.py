@@ -1,5 +1,6 @@
 """Each transcribed formula against its coefficient on ∇log π, differentiated by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,12 @@ def batch():
     return replace(found, **tensors, advantages=per_row(0.5, -1.0, 2.0, -0.25).expand(4, 5)).fresh()
 
 
+def clipped(cost, w, low, high, dual=math.inf):
+    """The coefficient of PPO's loss for a cost: 0 where the clip takes over."""
+    outside = ((cost < 0) & (w > 1 + high)) | ((cost > 0) & ((w < 1 - low) | (w > dual)))
+    return cost * w * ~outside
+
+
 class By:
     """The quantities of each token that the coefficients are made of."""
 
@@ -50,6 +57,22 @@ class By:
         self.moved = b.logp.detach().exp() - b.behavior_logp.exp()
         self.at_sampler = torch.where(b.mask, b.behavior_logp - b.ref_logp, 0)
         self.centred = torch.where(b.mask, self.at_sampler - self.at_sampler.sum() / b.mask.sum(), 0)
+        self.mask = b.mask
+        self.k3_at_sampler = torch.where(b.mask, (-self.at_sampler).exp() + self.at_sampler - 1, 0)
+
+    def ppo(self, cost, low=0.2, high=0.2, dual=math.inf):
+        return clipped(cost, self.w, low, high, dual)
+
+    def whitened(self, cost):
+        live = cost[self.mask]
+        return self.ppo((cost - live.mean()) / live.std())
+
+    def grouped(self, per_token, divided):
+        """What EasyR1 has for a group of two completions: the difference, or its sign by the deviation."""
+        first, second, third, fourth = per_token.sum(-1)
+        differences = torch.stack([first - second, second - first, third - fourth, fourth - third])
+        standard = differences.sign() / math.sqrt(2)
+        return self.ppo((standard if divided else differences)[:, None].expand_as(self.w), 0.2, 0.3, 3.0)
 
 
 def to_go(x):
@@ -107,6 +130,54 @@ COEFFICIENTS = {
         "distillation kl_penalty_coef kl_discount_factor=0.0": ("sum", lambda b: b.w * b.at_sampler),
         "distillation kl_penalty_coef kl_discount_factor=1.0": ("sum", lambda b: b.w * to_go(b.at_sampler)),
     },
+    "easyr1": {
+        "kl_penalty=kl adv_estimator=grpo": ("tokens", lambda b: b.grouped(b.at_sampler, True)),
+        "kl_penalty=kl adv_estimator=rloo": ("tokens", lambda b: b.grouped(b.at_sampler, False)),
+        "kl_penalty=low_var_kl adv_estimator=rloo": (
+            "tokens",
+            lambda b: b.grouped(torch.where(b.at_sampler > 20, 10, b.k3_at_sampler.clamp(max=10)), False),
+        ),
+        "use_kl_loss kl_penalty=kl": ("tokens", lambda b: torch.ones_like(b.l)),
+        "use_kl_loss kl_penalty=mse": ("tokens", lambda b: b.l),
+        "use_kl_loss kl_penalty=low_var_kl": ("tokens", lambda b: b.forward * (b.k3 < 10)),
+    },
+    "roll": {
+        "use_kl_loss loss_agg_mode=seq-mean-token-mean": ("completions", lambda b: b.forward * (b.k3 < 10)),
+        "use_kl_loss loss_agg_mode=token-mean": ("tokens", lambda b: b.forward * (b.k3 < 10)),
+        "use_kl_loss loss_agg_mode=seq-mean-token-sum": ("sum", lambda b: b.forward * (b.k3 < 10)),
+        "add_token_level_kl kl_penalty=kl adv_estimator=gae": (
+            "completions",
+            lambda b: b.ppo(sum(0.95**k * torch.nn.functional.pad(b.at_sampler, (0, k))[:, k:] for k in range(5))),
+        ),
+        "add_token_level_kl kl_penalty=kl adv_estimator=reinforce": (
+            "completions",
+            lambda b: b.ppo(to_go(b.at_sampler)),
+        ),
+        "is_pure_opd kl_penalty=kl": ("completions", lambda b: b.ppo(b.at_sampler)),
+    },
+    "molt": {
+        "algo.kl in reward estimator=k1 advantage=reinforce": ("tokens", lambda b: b.whitened(to_go(b.at_sampler))),
+        "algo.kl in reward estimator=k1 advantage=reinforce no_whiten": (
+            "tokens",
+            lambda b: b.ppo(to_go(b.at_sampler)),
+        ),
+        "algo.kl in reward advantage=on_policy_distill": ("tokens", lambda b: b.ppo(b.at_sampler)),
+        "algo.kl.use_loss estimator=k1": ("tokens", lambda b: torch.ones_like(b.l)),
+        "algo.kl.use_loss estimator=k2": ("tokens", lambda b: b.l * (b.l**2 / 2 < 10)),
+        "algo.kl.use_loss estimator=k3": ("tokens", lambda b: b.forward * (b.k3 < 10)),
+    },
+}
+REWARD = "use_kl_in_reward adv_estimator=reinforce_plus_plus reference_policy_kl_type="
+COEFFICIENTS["nemo-rl"] |= {
+    f"{REWARD}k3": ("tokens", lambda b: b.whitened(b.k3_at_sampler.clamp(max=10))),
+    f"{REWARD}k1": ("tokens", lambda b: b.whitened(b.at_sampler.clamp(-10, 10))),
+}
+# miles bounds the log-ratio of low_var_kl at 20, where its value is above 10 anyway.
+BY_PPO = "--advantage-estimator reinforce_plus_plus"
+COEFFICIENTS["miles"] = COEFFICIENTS["slime"] | {
+    f"--kl-coef --kl-loss-type k1 {BY_PPO}": ("completions", lambda b: b.ppo(to_go(b.at_sampler))),
+    f"--kl-coef --kl-loss-type k3 {BY_PPO}": ("completions", lambda b: b.ppo(to_go(b.k3_at_sampler))),
+    "--use-opd": ("completions", lambda b: b.ppo(b.at_sampler)),
 }
 CASES = [(name, setting) for name, settings in COEFFICIENTS.items() for setting in settings]
 

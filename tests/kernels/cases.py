@@ -21,8 +21,9 @@ from klgrad.core.divergences import (
     huber,
     jensen_shannon,
     mixture,
+    named,
 )  # fmt: skip
-from klgrad.kernels import Head, TokenStatistics, fused_statistics, generators, tiling
+from klgrad.kernels import Head, TokenStatistics, fused_statistics, tiling
 
 OUTPUTS = ("logp", "entropy", "reverse_kl", "forward_kl", "entries_logp", "divergence")
 """The outputs with a gradient."""
@@ -84,7 +85,7 @@ class Case:
     def specification(self, divergence: str | Divergence | None = None) -> TokenStatistics:
         """The statistics by the specification, in the dtype of the case."""
         given = (self.hidden, self.head, self.targets, self.ref_hidden, self.ref_head)
-        generator = None if divergence is None else generators.named(divergence)
+        generator = None if divergence is None else named(divergence)
         return fused_statistics.reference_statistics(*given, entries=self.entries, divergence=generator)
 
 

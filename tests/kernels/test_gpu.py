@@ -7,13 +7,10 @@ import torch
 from kernels.cases import GENERATORS, agree, budget, check_gradient_of, compare, confident, make
 from tolerances import BFLOAT16, GPU_SUMS, KEPT, NEAR_KL, SINGLE
 
-from klgrad.core.divergences import REVERSE_KL, Divergence
-from klgrad.kernels import from_logits, fused_statistics, generators, hopper
+from klgrad.core.divergences import REVERSE_KL, Divergence, named
+from klgrad.kernels import from_logits, fused_statistics, hopper
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 OUTPUTS = ("reverse_kl", "forward_kl", "entropy", "logp")
 MODES = {
     "fast": lambda case: {"mode": "fast"},
@@ -112,7 +109,7 @@ def test_a_divergence_near_the_reference(divergence):
     """In float32, a value of about 1e-8 and less."""
     case = make((8,), 3000, 64, entries=0).to(torch.float32, "cuda")
     case = replace(case, ref_hidden=case.hidden + 1e-4 * torch.randn_like(case.hidden), ref_head=case.head)
-    truth = case.to(torch.float64).specification().reverse_kl * generators.named(divergence).scale
+    truth = case.to(torch.float64).specification().reverse_kl * named(divergence).scale
     NEAR_KL.check(case.statistics(divergence=divergence).divergence, truth)
 
 

@@ -68,10 +68,7 @@ def test_fact_13_a_discounted_term_by_its_definition(discount):
 
 OFF_POLICY = {
     "fact 16: token": (KLTerm(level="token", estimator="exact", weighting=PREFIX), "reverse-kl-token"),
-    "fact 16: on the sampler's prefixes": (
-        KLTerm(level="token", estimator="exact"),
-        "reverse-kl-token-sampler",
-    ),
+    "fact 16: on the sampler's prefixes": (KLTerm(level="token", estimator="exact"), "reverse-kl-token-sampler"),
     "fact 17: sequence": (KLTerm(estimator="exact", weighting=PREFIX), "reverse-kl-sequence"),
     "fact 17: whole ratio": (
         KLTerm(estimator="exact", weighting=ImportanceWeighting("sequence", bound=None)),

@@ -8,8 +8,7 @@ import pytest
 from klgrad.errors import LogError
 from klgrad.logs.diagnosis import RunConfiguration, diagnose
 from klgrad.logs.scalars import ScalarLog, Series
-from klgrad.logs.symptoms import SYMPTOMS
-from klgrad.logs.threads import TOPICS, link, threads_of
+from klgrad.logs.symptoms import SYMPTOMS, link, threads_of, topics
 
 STEPS = tuple(map(float, range(1, 81)))
 
@@ -210,10 +209,10 @@ def test_wiring_is_a_symptom_of_the_configuration_alone():
 
 
 def test_every_symptom_of_a_thread_exists_and_every_symptom_has_causes():
-    assert {name for topic in TOPICS for name in topic.symptoms.split()} <= set(SYMPTOMS)
+    assert {name for topic in topics() for name in topic.symptoms.split()} <= set(SYMPTOMS)
     assert all(symptom.causes for symptom in SYMPTOMS.values())
     assert threads_of("jump")[0] == "qiancheng0/ToolRL#52"
-    names = [name for topic in TOPICS for name in topic.names]
-    assert len(TOPICS) == 46
+    names = [name for topic in topics() for name in topic.names]
+    assert len(topics()) == 46
     assert len(names) == len(set(names)) == 79
     assert link("verl-project/verl#751") == "https://github.com/verl-project/verl/issues/751"

@@ -68,22 +68,14 @@ MUTATIONS = {
     ),
     "repeats of any token": ("klgrad.logs.mismatch.Evidence._first_tokens", "& (y[1:] == y[:-1])", ""),
     "the ratio upside down": ("klgrad.logs.mismatch._by_mean", "torch.expm1(-case.d)", "torch.expm1(case.d)"),
-    "limits on the other side": (
-        "klgrad.logs.mismatch._beyond",
-        "limit - y if a > 1 else y - limit",
-        "y - limit",
-    ),
+    "limits on the other side": ("klgrad.logs.mismatch._beyond", "limit - y if a > 1 else y - limit", "y - limit"),
     "limits of the log-prob": ("klgrad.logs.mismatch.possible_temperatures", "x - torch.log(-torch.expm1(x))", "x - 0"),
     "a filter where the mass is above 1": (
         "klgrad.logs.mismatch.find_filter",
         "mean + 5 * error < 1",
         "mean - 5 * error > 1",
     ),
-    "nothing beside a filter": (
-        "klgrad.logs.mismatch._of_contexts_alone",
-        "line.within < 0.05",
-        "line.within > 0.05",
-    ),
+    "nothing beside a filter": ("klgrad.logs.mismatch._of_contexts_alone", "line.within < 0.05", "line.within > 0.05"),
     "noise taken for what is systematic": (
         "klgrad.logs.mismatch._find_randomness",
         "case.noise > 0.5",

@@ -6,8 +6,7 @@ import math
 import pytest
 
 from klgrad.errors import LogError, MissingExtraError
-from klgrad.logs.metric_names import reference_kls, sampler_kls, unrecognised_kls
-from klgrad.logs.scalars import ScalarLog, Series, read_scalars
+from klgrad.logs.scalars import ScalarLog, Series, read_scalars, reference_kls, sampler_kls, unrecognised_kls
 
 ROWS = [
     {"step": 1, "kl": 0.0, "reward": 0.25, "epoch": 0.1},

@@ -87,18 +87,9 @@ REFUSED = {
         "received gspo",
     ),
     "sum in the advantage": ({"klgrad": {"reduction": "sequence", **ADVANTAGE}}, "reduction=policy"),
-    "old as the sampler of old": (
-        {"klgrad": {"sampler": "old", **PREFIX, **ADVANTAGE}},
-        "whose ratio to itself is 1",
-    ),
-    "bypass": (
-        {"klgrad": ADVANTAGE, "algorithm__rollout_correction__bypass_mode": True},
-        "bypass_mode=True",
-    ),
-    "weighted twice": (
-        {"klgrad": ADVANTAGE, "algorithm__rollout_correction__rollout_is": "token"},
-        "rollout_is=token",
-    ),
+    "old as the sampler of old": ({"klgrad": {"sampler": "old", **PREFIX, **ADVANTAGE}}, "whose ratio to itself is 1"),
+    "bypass": ({"klgrad": ADVANTAGE, "algorithm__rollout_correction__bypass_mode": True}, "bypass_mode=True"),
+    "weighted twice": ({"klgrad": ADVANTAGE, "algorithm__rollout_correction__rollout_is": "token"}, "rollout_is=token"),
     "nothing declared": ({"klgrad": None}, "add +klgrad.coef=0.05"),
     "negative": ({"klgrad": {"coef": -1}}, "`klgrad.coef` >= 0; received -1"),
     "no number": ({"klgrad": {"coef": "much"}}, "`klgrad.coef` as a number; received 'much', text"),

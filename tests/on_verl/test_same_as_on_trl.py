@@ -39,11 +39,7 @@ CASES = {
         "token-mean",
         {"kl_divergence": "forward", "kl_level": "token", "kl_estimator": "k3"},
     ),
-    "discount, per completion": (
-        {"discount": 0.5},
-        "seq-mean-token-mean",
-        {"kl_discount": 0.5, "loss_type": "grpo"},
-    ),
+    "discount, per completion": ({"discount": 0.5}, "seq-mean-token-mean", {"kl_discount": 0.5, "loss_type": "grpo"}),
     "advantage": (
         {"placement": "advantage", "baseline": "leave_one_out"},
         "token-mean",

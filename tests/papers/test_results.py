@@ -13,8 +13,46 @@ STUDIES = studies()
 NOT_HELD = {
     "tang-munos/fig3": {"k3 as loss is slower than vanilla, n = 4, the paper's start, at every step": "undecided"},
     "tang-munos/fig8-tabular": {"k3 as a token loss makes little progress": "contradicted"},
+    "klgrad/k1-on-stale-samples": {
+        "sampled: no run collapses below the threshold (0.8)": "contradicted",
+        "with a reward, SGD: above the threshold (2) the term costs reward": "undecided",
+        "with a reward, Adam: policies collapse above the threshold of Adam's second moments (4)": "contradicted",
+        "sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers": "contradicted",
+        "sums, Adam: of two settings that differ the one with the larger product loses more right answers": "contradicted",  # noqa: E501
+    },
+    "klgrad/division": {
+        "after 300 updates the remedy is ahead by more than 0.05 with features 32": "contradicted",
+        "after 300 updates the remedy is ahead by more than 0.05 with features 64": "contradicted",
+        "after 300 updates the remedy is ahead by more than 0.05 with rate 0.1": "contradicted",
+        "after 300 updates the remedy is ahead by more than 0.05 with group 16": "undecided",
+        "transformer: with groups without spread undivided, more answers are right than divided": "undecided",
+    },
+    "klgrad/degenerate-distillation": {
+        "16 rows: on the way there completions are shorter than half of it": "undecided",
+        "transformer, student the same: within 60 updates the sequence level is back at nine tenths of the token's": "contradicted",  # noqa: E501
+    },
 }
 """Sentences of the computed studies that do not hold; any other must hold. Those of recorded runs are on the page."""
+
+IF_QUICK = {
+    "klgrad/k1-on-stale-samples": {
+        "exact: where it ends depends on the product and not on the lag (share of the entropy)": "contradicted",
+        "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate": "undecided",  # noqa: E501
+        "with a reward, SGD: below it (0.5) it costs less than 5% of the reward": "undecided",
+    },
+    "klgrad/division": {
+        "after 60 updates the remedy is ahead by more than 0.05 with features 64": "contradicted",
+        "after 60 updates the remedy is ahead by more than 0.05 with unsolvable 0.6": "undecided",
+    },
+    "klgrad/degenerate-distillation": {
+        "16 rows, which can match: there they have the teacher's length": "undecided",
+        "4 rows: a warm start at the token level ends as short as none": "contradicted",
+        "16 rows: with a warm start completions are never shorter than 0.9 of it": "contradicted",
+        "4 rows, any distance, 0 too: they end shorter than half of it": "undecided",
+        "4 rows: the larger the discount, the smaller the share at the end": "undecided",
+    },
+}
+"""Further ones of the quick runs, which have fewer problems, seeds and updates."""
 
 LONG = ("tang-munos/fig3", "tang-munos/fig4", "tang-munos/fig8", "tang-munos/fig8-tabular")
 """Studies that take about ten seconds each, even the quick ones."""
@@ -37,7 +75,8 @@ def not_held(checks):
 def test_the_claim(name, tmp_path):
     outcome = reproduce(STUDIES[name], Settings(quick=True), tmp_path)
     if STUDIES[name].experiment is None:
-        assert not_held(outcome.checks).items() <= NOT_HELD.get(name, {}).items()
+        known = NOT_HELD.get(name, {}) | IF_QUICK.get(name, {})
+        assert not_held(outcome.checks).items() <= known.items()
     assert any(check.holds for check in outcome.checks)
     assert (tmp_path / f"{name}.json").stat().st_size > 100
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

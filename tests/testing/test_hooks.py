@@ -63,7 +63,8 @@ def action(folder, python, **inputs):
     }
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", AUDIT["run"]],
-        env={**os.environ, **variables, "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "PATH": f"{folder}/bin:{os.environ['PATH']}"},
+        env={**os.environ, **variables, "PATH": f"{folder}/bin:{os.environ['PATH']}",
+             "GITHUB_STEP_SUMMARY": str(folder / "summary.md")},
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 

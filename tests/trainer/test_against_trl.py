@@ -74,10 +74,7 @@ def test_which_micro_batches_hold_whole_groups(each, processes, steps, generatio
     assert whole_groups(each, processes * each, steps, generations) == whole
 
 
-REDUCED = {
-    **{name: CASES[name] for name in ("dr_grpo", "accumulated")},
-    "sequence": {"kl_reduction": "sequence"},
-}
+REDUCED = {**{name: CASES[name] for name in ("dr_grpo", "accumulated")}, "sequence": {"kl_reduction": "sequence"}}
 
 
 @pytest.mark.parametrize("case", REDUCED)

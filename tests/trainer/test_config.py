@@ -54,7 +54,6 @@ def test_the_fields_are_a_term():
         ({"kl_placement": "reward", "top_entropy_quantile": 0.2}, "would be dropped"),
         ({"kl_placement": "reward", "off_policy_mask_threshold": 0.5}, "be masked with them"),
         ({"mask_truncated_completions": True}, "the gradient is that of no divergence"),
-        ({"mask_truncated_completions": True, "kl_placement": "reward"}, "the gradient is that of no divergence"),
         ({"mask_truncated_completions": True, "kl_cell": "k3-loss"}, "the gradient is that of no divergence"),
         ({"teacher": "somebody", "sync_ref_model": True}, "the student would overwrite"),
         ({"kl_top_k": 8}, "sampled token alone"),
@@ -135,11 +134,7 @@ def test_cut_off_completions_may_be_masked_where_no_kl_is_declared():
         ),
         ({"kl_placement": "reward"}, "scale_rewards='group': a standard deviation divides the KL too"),
         (
-            {
-                "kl_placement": "reward",
-                "scale_rewards": "none",
-                "multi_objective_aggregation": "normalize_then_sum",
-            },
+            {"kl_placement": "reward", "scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
             "kl_placement='advantage', or multi_objective_aggregation='sum_then_normalize' with scale_rewards='none', ",
         ),
         ({"neftune_noise_alpha": 5.0}, "adds noise"),

@@ -306,12 +306,7 @@ def test_a_reference_that_follows(tmp_path):
 
 def test_leave_one_out_needs_two_in_a_micro_batch(tmp_path):
     with pytest.raises(MeaningError, match="no peers there"):
-        made(
-            tmp_path,
-            kl_baseline="leave_one_out",
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=8,
-        )
+        made(tmp_path, kl_baseline="leave_one_out", per_device_train_batch_size=1, gradient_accumulation_steps=8)
 
 
 def test_the_config_is_left_as_it_was(tmp_path):
@@ -345,11 +340,6 @@ def test_what_is_logged(tmp_path):
             assert f"{name}/{unit}" in last
             assert f"{name}/{unit}/standard_error" in last
     assert {"kl/coef", "length/mean", "entropy"} <= set(last)
-
-
-def test_two_kls_are_one_too_many(tmp_path):
-    with pytest.raises(ValueError, match="two KL terms"):
-        made(tmp_path, beta=0.1)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_the_tail_by_the_sampled_token(of, tmp_path):
     batch = scored(trainer)
     log_p, log_q = pair(trainer, batch, WIDE)
     ids = (log_q if of == "teacher" else log_p.detach()).topk(4, -1).indices
-    head = terms(*(x.gather(-1, ids) for x in (log_p, log_q)), "hellinger").sum(-1)
+    head = terms(log_p.gather(-1, ids), log_q.gather(-1, ids), "hellinger").sum(-1)
     token = batch["completion_ids"][..., None]
     at, ref = (x.gather(-1, token)[..., 0] for x in (log_p, log_q))
     outside = ~(ids == token).any(-1)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ from some import first
 from training.small import SMALL, arguments
 
 from klgrad.errors import RewardError, RunError
-from klgrad.training import checkpoint
-from klgrad.training.checkpoint import RunTrainer, checkpoints, is_complete, is_over, last_complete, rotate, seal
+from klgrad.training.checkpoint import checkpoints, is_complete, is_over, last_complete, rotate, seal
 from klgrad.training.run_folder import in_updates
 from klgrad.trl.state_files import plain, read_state, state_of
 
@@ -279,13 +277,6 @@ def test_a_run_that_is_over_is_not_trained_further(finished, run, assert_same, p
     assert_same(finished, parts)
 
 
-@pytest.mark.slow
-def test_a_run_that_is_over_can_be_made_longer(run, parts):
-    status, text = run("train", parts, resume=True, max_steps=5)
-    assert status == 0
-    assert "5 updates in" in text
-
-
 @pytest.mark.parametrize(
     ("state", "max_steps", "epochs", "over"),
     [
@@ -359,13 +350,6 @@ def test_a_state_is_plain_or_refused():
     assert type(plain(state, "state")["a"][0]) is float
     with pytest.raises(RunError, match=r"buffer\.a\.0; received object"):
         plain({"a": [object()]}, "buffer")
-
-
-def test_the_trainer_is_trls(model):
-    from trl import GRPOTrainer
-
-    assert issubclass(RunTrainer, GRPOTrainer)
-    assert Path(model).is_dir()
 
 
 # What a checkpoint keeps beside weights, optimizer and random numbers: one list, for disk and for memory.
@@ -464,8 +448,3 @@ def test_a_constant_beta_is_a_setting_and_an_adapted_one_is_state(more, expected
         assert after != 0.7
     else:
         assert after == expected
-
-
-def test_shapes_are_those_of_all_parameters():
-    layer = torch.nn.Linear(3, 2)
-    assert checkpoint.shapes(layer) == {"weight": [2, 3], "bias": [2]}

@@ -58,8 +58,9 @@ def trainer(model, tmp_path):
     from klgrad.training.build import build, models_of
     from klgrad.training.settings import parse
 
-    def made(**settings):
-        settings = parse("train", arguments(**{**SMALL, "model": model, "output_dir": tmp_path, **settings}))
+    def made(command="train", **settings):
+        which = {"model": model} if command == "train" else {"model": f"{model}:2", "teacher": model}
+        settings = parse(command, arguments(**{**SMALL, **which, "output_dir": tmp_path, **settings}))
         return build(settings, models_of(settings))
 
     return made
@@ -137,7 +138,7 @@ def test_greedy_is_the_likeliest(trainer):
 
 @pytest.mark.slow
 def test_a_greedy_run_tells_no_kl(run, tmp_path):
-    from klgrad.training.figures import RunHistory, _draw_run, load, table
+    from klgrad.training.figures import _draw_run, load, table
 
     status, text = run("train", tmp_path / "run", eval_greedy=True, max_steps=1)
     assert status == 0
@@ -154,7 +155,7 @@ def test_a_greedy_run_tells_no_kl(run, tmp_path):
         def errorbar(self, xs, ys, **style):
             drawn.append(next(name for name in ("xerr", "yerr") if name in style))
 
-    _draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), RunHistory("a", compared.rows), "black")
+    _draw_run(dict.fromkeys(("kl", "frontier", "reward", "length"), Axes()), compared, "black")
     assert drawn.count("o") == 3  # rewards of two domains, and lengths: no mark at a KL
     assert (drawn.count("yerr"), drawn.count("xerr")) == (2, 0)  # of the rewards
     with pytest.raises(SettingError, match="`eval_greedy` without `use_vllm`"):
@@ -198,25 +199,10 @@ def test_too_few_prompts_for_one_update(run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def distillation(model, tmp_path):
-    from training.small import SMALL, arguments
-
-    from klgrad.training.build import build, models_of
-    from klgrad.training.settings import parse
-
-    def made(**settings):
-        given = {**SMALL, "model": f"{model}:2", "teacher": model, "output_dir": tmp_path}
-        settings = parse("distill", arguments(**{**given, **settings}))
-        return build(settings, models_of(settings))
-
-    return made
-
-
 @pytest.mark.slow
-def test_a_distillation_is_compared_with_its_teacher(distillation):
+def test_a_distillation_is_compared_with_its_teacher(trainer):
     """By sums over all entries: of the forward KL on the teacher's completions, and of the top-k mass."""
-    made, evaluator = distillation()
+    made, evaluator = trainer("distill")
     first, again = evaluator(made)["distillation"], evaluator(made)["distillation"]
     assert first == again
     (name,) = evaluator.comparison.teachers

@@ -14,7 +14,7 @@ from training.conftest import contents
 from training.small import SMALL, WORDS, arguments, write_model
 from typer.testing import CliRunner
 
-from klgrad.cli import app, main
+from klgrad.cli import app
 from klgrad.errors import KernelInputError, KlgradError, ModelError, OutputError, RewardError, RunError, SettingError
 from klgrad.training import settings as launch
 from klgrad.training.checkpoint import checkpoints, is_complete, last_complete
@@ -239,9 +239,6 @@ def test_what_fits_only_several_processes_is_left_to_them(monkeypatch):
 @pytest.mark.many
 @pytest.mark.slow
 def test_two_processes_train_and_write_one_run(model, tmp_path, monkeypatch):
-    import os
-    import subprocess
-
     settings = {**SMALL, "model": model, "output_dir": tmp_path / "run", "max_steps": 2, "num_processes": 2}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment.pop("LOCAL_RANK", None)
@@ -269,8 +266,6 @@ def test_runs_side_by_side(runs, tmp_path):
 
 
 def test_runs_of_one_name_are_told_apart(runs, tmp_path):
-    import shutil
-
     base, _ = runs
     shutil.copytree(base / "train", tmp_path / "other" / "train")
     result = invoke("compare", base / "train", tmp_path / "other" / "train", "--out", tmp_path / "x.png")
@@ -279,8 +274,6 @@ def test_runs_of_one_name_are_told_apart(runs, tmp_path):
 
 
 def test_an_unfinished_run_is_drawn_as_far_as_it_came(runs, tmp_path):
-    import shutil
-
     base, _ = runs
     shutil.copytree(base / "train", tmp_path / "cut")
     lines = (base / "train" / "history.jsonl").read_text().splitlines(keepends=True)
@@ -355,18 +348,6 @@ def test_a_disk_that_fills_up_keeps_the_checkpoints_that_are_whole(small_disk, r
     assert same(weights(whole), weights(parts))
     rows = [[json.loads(x)["step"] for x in (f / "history.jsonl").read_text().splitlines()] for f in (whole, parts)]
     assert rows[0] == rows[1]
-
-
-@pytest.mark.slow
-def test_a_full_disk_ends_in_one_line_and_status_2(small_disk, model, monkeypatch, capsys):
-    given = arguments(**{**SMALL, **QUIET, "model": model, "output_dir": small_disk[0] / "run"})
-    monkeypatch.setattr(sys, "argv", ["klgrad", "train", *given])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert said.strip().splitlines()[-1].startswith("RunError: expected a disk")
 
 
 # Every writer that a run has, where no file system can be mounted

@@ -72,7 +72,7 @@ def test_a_later_evaluation_is_not_called_before(tmp_path):
     (tmp_path / "run.json").write_text('{"objective": null}')
     rows = [{"step": 3, "kl/reverse/k3/per_sequence": 0.5}, evaluation(4, 0.25), evaluation(6, 0.75)]
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = summarise(tmp_path)
+    summary = summarise(History(tmp_path).rows())
     assert summary["before"] is None
     assert summary["after_updates"] == 6
     assert "0.250" not in text_of(table_of(summary))

@@ -133,7 +133,6 @@ def test_dashes_are_underscores():
     ("given", "error", "said"),
     [
         (["--kl_coeff", "1"], UnknownNameError, "did you mean 'kl_coef'"),
-        (["--kl_coeff=1"], UnknownNameError, "did you mean 'kl_coef'"),
         (["--kl_level", "tokens"], SettingError, "invalid choice: 'tokens'"),
         (["--max_steps", "many"], SettingError, "max_steps"),
         (["--kl_coef", "-1"], MeaningError, "`kl_coef` >= 0"),
@@ -167,13 +166,6 @@ def test_a_file_that_cannot_be_used(yaml, text, error, said):
         parse("train", [*yaml(text), *CPU])
 
 
-def test_a_binary_file_is_no_settings(tmp_path):
-    path = tmp_path / "x.yaml"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingError, match="codec can't decode"):
-        parse("train", ["--config", str(path)])
-
-
 def test_what_was_given_starts_the_same_run_again(tmp_path):
     first = parse("train", arguments(quick=True, kl_coef=0.5, output_dir=tmp_path, use_cpu=True, resume=None))
     (tmp_path / "run.json").write_text(json.dumps({"settings": first.given}))
@@ -201,13 +193,6 @@ def test_what_was_said_against_a_preset_is_kept(command, said, tmp_path, monkeyp
     before, after = first.training.to_dict(), again.training.to_dict()
     assert {k for k in before if before[k] != after[k]} <= {"logging_dir"}
     assert again.given == first.given
-
-
-def test_a_run_that_is_gone_on_with_can_be_given_epochs(tmp_path):
-    first = parse("train", arguments(quick=True, output_dir=tmp_path, use_cpu=True))
-    (tmp_path / "run.json").write_text(json.dumps({"settings": first.given}))
-    again = parse("train", arguments(output_dir=tmp_path, resume=True, num_train_epochs=3))
-    assert (again.training.max_steps, again.training.num_train_epochs) == (-1, 3)
 
 
 def test_another_commands_run_is_not_gone_on_with(tmp_path):
@@ -345,6 +330,10 @@ def one(completions, **_):
         ({"model_init_kwargs": {"dtype": "float32"}}, []),
         ({"attn_implementation": "sdpa"}, []),
         ({"attn_implementation": "owner/kernel"}, ["attn_implementation"]),
+        ({"model_init_kwargs": {"attn_implementation": {"": "owner/kernel"}}}, ["model_init_kwargs"]),
+        ({"model_init_kwargs": {"attn_implementation": ["owner/kernel"]}}, ["model_init_kwargs"]),
+        ({"model_init_kwargs": {"experts_implementation": "owner/kernel"}}, ["model_init_kwargs"]),
+        ({"model_init_kwargs": {"use_kernels": True}}, ["model_init_kwargs"]),
     ],
 )
 def test_which_settings_execute_code(settings, names):
@@ -404,17 +393,3 @@ def test_what_to_type_is_said_after_a_stop(run, tmp_path, monkeypatch):
     status, text = run("train", "run", reward="mine.py:one", eval_size=0, max_steps=2)
     assert status == 130
     assert "klgrad train --output_dir run --resume --reward mine.py:one" in " ".join(text.split())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"model_init_kwargs": {"attn_implementation": {"": "owner/kernel"}}},
-        {"model_init_kwargs": {"attn_implementation": ["owner/kernel"]}},
-        {"model_init_kwargs": {"experts_implementation": "owner/kernel"}},
-        {"model_init_kwargs": {"use_kernels": True}},
-    ],
-    ids=str,
-)
-def test_kernels_of_the_hub_in_every_form(settings):
-    assert code_settings(settings) == settings

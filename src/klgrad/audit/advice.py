@@ -267,6 +267,8 @@ def _finding(result: "AuditResult") -> str:
         return f"regularises nothing: {summary(a).removeprefix('nothing: ')}"
     if TARGETS[result.verdict].climbed:
         return f"{TARGETS[result.verdict].does}: the sign is wrong"
+    if not a.proved_fresh:
+        return f"has a coefficient of which these parts leave {min(a.largest_gap(stale=False), 1):.0%} unexplained"
     if result.verdict in ("unknown", "sum-of-targets"):
         text = summary(a)
         return text if text.startswith(("climbs", "none")) else f"descends {text}"
@@ -278,8 +280,6 @@ def _warnings(result: "AuditResult") -> list[str]:
     if not a.deterministic or not a.finite:
         return []
     texts = []
-    if not a.proved_fresh:
-        texts.append(f"this explains it up to {min(a.largest_gap(stale=False), 1):.0%} of the coefficient only")
     if result.float32_wrong_from is not None and _is_live(result, result.float32_wrong_from):
         texts.append(f"in float32 it is wrong {at_and_beyond(result.float32_wrong_from)}")
     if result.dead_below is not None or result.dead_above is not None:

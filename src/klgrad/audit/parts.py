@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -373,12 +374,12 @@ class Anatomy:
     def own_shares(self) -> dict[str, float]:
         """The known functions that the own curve is the sum of, without an estimate that is divided by the length."""
         own = dict(self.own.shares)
+        largest = max(map(abs, own.values()), default=0.0)
         for part in self.credits:
             if part.divided and part.curve is not None:  # its share of the own curve is that at one length
                 for name, w in part.curve.shares.items():
                     for each, sign in SLOPES.get(name, {name: 1.0}).items():
                         own[each] = own.get(each, 0.0) - sign * w
-        largest = max(map(abs, self.own.shares.values()), default=0.0)
         return {name: round_short(w) for name, w in own.items() if abs(w) > self.allowed * largest}
 
     @property
@@ -494,7 +495,7 @@ class Anatomy:
         """Whether the formula predicts every coefficient, on stale samples too."""
         return self.proved_fresh and self.largest_gap(stale=True) <= self.allowed
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         horizon, bound = self.horizon, self.samples.bound
         return {

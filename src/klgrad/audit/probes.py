@@ -49,8 +49,8 @@ REACH = 30.0
 EXACT, SINGLE = 1e-9, 2e-4
 """Relative difference of numbers that are equal up to rounding, for a loss that computes in float64 and in float32."""
 
-FLAT = 1e-12
-"""A coefficient that rises by less than this share of the largest one does not rise."""
+FLAT, FLAT_SINGLE = 1e-12, 1e-6
+"""A coefficient that rises by less than this share does not rise: in float64, and for a loss that casts to float32."""
 
 
 # Inputs and answers.
@@ -366,8 +366,9 @@ def read_curve(ask: Callable[[Tensor], Tensor], same: float = EXACT, likely: Seq
     shares = _fit(GRID, values, same, likely)
     if shares is not None:
         return Curve(shares, (GRID, values), read)
-    low, below = _find_edge(read, GRID, values)
-    high, above = _find_edge(read, GRID.flip(0), values.flip(0))
+    flat = FLAT if same < SINGLE else FLAT_SINGLE
+    low, below = _find_edge(read, GRID, values, flat)
+    high, above = _find_edge(read, GRID.flip(0), values.flip(0), flat)
     inside = ((-math.inf if low is None else low) < GRID) & ((math.inf if high is None else high) > GRID)
     shares = _fit(GRID[inside], values[inside], same) if int(inside.sum()) > 6 else None
     if shares:  # a function that only tends to its limit is not cut off
@@ -378,14 +379,14 @@ def read_curve(ask: Callable[[Tensor], Tensor], same: float = EXACT, likely: Seq
     return Curve(shares or {}, (GRID, values), read, low, high, below, above)
 
 
-def _find_edge(read: Callable[[Tensor], Tensor], at: Tensor, values: Tensor) -> tuple[float | None, float]:
+def _find_edge(read: Callable[[Tensor], Tensor], at: Tensor, values: Tensor, flat: float) -> tuple[float | None, float]:
     """Where the constant part at the first end of a curve ends, by bisection; None if it has none."""
     level = float(values[0])
-    is_level = lambda v: abs(v - level) <= FLAT * (1 + abs(level))
+    is_level = lambda v: abs(v - level) <= flat * (1 + abs(level))
     other = next((i for i, v in enumerate(values.tolist()) if not is_level(v)), None)
     if other is None or other < 2:
         return None, 0.0
-    edge = bisect(lambda x: (read(x) - level).abs() <= FLAT * (1 + abs(level)), float(at[other - 1]), float(at[other]))
+    edge = bisect(lambda x: (read(x) - level).abs() <= flat * (1 + abs(level)), float(at[other - 1]), float(at[other]))
     return round_short(edge), level
 
 

@@ -69,7 +69,7 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
         text += f", {ahead.get(h.kind, 'with a future of its own')}"
     text += {"completion-mean": ", mean per completion", "token-mean": ", mean over tokens"}.get(a.unit.name, "")
     text += ", centred token by token" if a.baseline.name == "token-mean" else ""
-    text += ", divided by its spread" if a.baseline.spread != "none" else ""
+    text += _spread(a)
     return text if a.proved_fresh else f"{text} ({min(a.largest_gap(stale=False), 1):.0%} not explained)"
 
 
@@ -80,6 +80,10 @@ def _matters(a: Anatomy) -> str:
 
 BY = {"exact": "their exact divergences", "excess": "f(u)/u", "other": "an estimate of its own"}
 """Estimates of later tokens in words."""
+
+
+def _spread(a: Anatomy) -> str:
+    return "" if a.baseline.spread == "none" else f", divided by the spread of the {a.baseline.spread}"
 
 
 def _stale(a: Anatomy) -> str:
@@ -213,7 +217,7 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
     if a.anchor == "sampler":
         text = text.replace("ref", "μ") + " to the sampler: the old log-probs are in the place of ref"
     if a.baseline.spread != "none":
-        text += ", divided by its own spread" if not brief else ""
+        text += "" if brief else _spread(a)
     if not brief and a.shares and all(weight < 0 for weight in a.shares.values()):
         text += "; the sign is wrong"
     return text + _edges(a, brief)
@@ -348,7 +352,7 @@ def baseline(a: Anatomy) -> str:
 def scale(a: Anatomy) -> str:
     """The factor on β near ref."""
     if a.is_nothing:
-        return "0: β has no effect"
+        return "0 on fresh samples: β scales noise alone" if a.constant else "0: β has no effect"
     if a.baseline.spread != "none":
         return "depends on the spread: β has no fixed meaning"
     return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"

@@ -35,13 +35,12 @@ ERRORS = "klgrad.spelled"
 def _spell(error: UnicodeError) -> tuple[str, int]:
     """An error handler for encoding: symbols in `SPELLED` become words, other characters and bytes their codes."""
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(map(_spelled, error.object[error.start : error.end])), error.end
-
-
-def _spelled(c: str) -> str:
-    if "\udc80" <= c <= "\udcff":  # how Python represents an undecodable byte of a file name
-        return f"\\x{ord(c) - 0xDC00:02x}"
-    return SPELLED.get(c) or c.encode("ascii", "backslashreplace").decode()
+    words = []
+    for c in error.object[error.start : error.end]:
+        is_byte = "\udc80" <= c <= "\udcff"  # how Python represents an undecodable byte of a file name
+        code = f"\\x{ord(c) - 0xDC00:02x}" if is_byte else c.encode("ascii", "backslashreplace").decode()
+        words.append(SPELLED.get(c) or code)
+    return "".join(words), error.end
 
 
 codecs.register_error(ERRORS, _spell)
@@ -71,16 +70,12 @@ def discard_output() -> None:
 # The consoles of the commands, and how they write their files.
 
 
-class Named(Protocol):
-    """What has a name."""
-
+class HasName(Protocol):
     @property
-    def name(self) -> str:
-        """The name."""
-        ...
+    def name(self) -> str: ...
 
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=HasName)
 
 SILENCE = 10.0
 """Seconds after which a line tells the progress, where there is no bar."""

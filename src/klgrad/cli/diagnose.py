@@ -76,9 +76,10 @@ def command(
             configurations = [_configuration(path, framework) for path in config]
     else:
         configurations = [RunConfiguration(beta=value) for value in beta or []]
-    found = diagnose(logs, configurations, kl)
-    deliver(beside(json), show(found), (json, lambda: json_module.dumps(finite(found.to_dict()), indent=2) + "\n"))
-    if check and found.observations:
+    diagnosis = diagnose(logs, configurations, kl)
+    content = lambda: json_module.dumps(finite(diagnosis.to_dict()), indent=2) + "\n"
+    deliver(beside(json), show(diagnosis), (json, content))
+    if check and diagnosis.observations:
         raise typer.Exit(FOUND)
 
 
@@ -105,7 +106,7 @@ def _configuration(path: Path, framework: str | None) -> RunConfiguration:
 
 def _facts(run: Run, findings: list[Finding]) -> set[Fact]:
     words = " ".join(f"{finding.words} {finding.notes}" for finding in findings)
-    told: dict[Fact, bool] = {
+    holds_by_fact: dict[Fact, bool] = {
         "no-kl": not findings,
         "unread": bool(run.unread),
         "both": len({finding.part.place for finding in findings}) > 1,
@@ -116,18 +117,18 @@ def _facts(run: Run, findings: list[Finding]) -> set[Fact]:
         "divided": any("standard deviation" in change.why for change in run.changes),
         "stale": bool(run.stale),
     }
-    return {fact for fact, holds in told.items() if holds}
+    return {fact for fact, holds in holds_by_fact.items() if holds}
 
 
-def show(found: Diagnosis) -> RenderableType:
+def show(diagnosis: Diagnosis) -> RenderableType:
     """The whole report: each run, then what comparing them shows."""
     parts: list[RenderableType] = []
-    for run in found.runs:
+    for run in diagnosis.runs:
         parts += [*([""] if parts else []), *_run(run)]
-    if len(found.runs) > 1:
-        parts += ["", Text("The runs compared", style="bold"), *map(Text, found.lines)]
-        parts += [line for seen in found.compared for line in _observation(seen)]
-    if not found.observations:
+    if len(diagnosis.runs) > 1:
+        parts += ["", Text("The runs compared", style="bold"), *map(Text, diagnosis.lines)]
+        parts += [line for seen in diagnosis.compared for line in _observation(seen)]
+    if not diagnosis.observations:
         parts += ["", Text("No symptom was seen.", style="green")]
     return Group(*parts)
 
@@ -138,7 +139,7 @@ def _run(run: RunDiagnosis) -> list[RenderableType]:
 
 
 def _observation(seen: Observation) -> list[RenderableType]:
-    from ..logs.threads import threads_of
+    from ..logs.symptoms import threads_of
 
     parts: list[RenderableType] = ["", Text(seen.symptom.title, style="bold yellow"), Text(seen.evidence)]
     for i, (cause, settled) in enumerate(seen.causes, 1):

@@ -32,13 +32,7 @@ PATCHES = ("unsloth",)
 
 @dataclass
 class Findings:
-    """What is in order, what is missing and could be added, and what has to be mended.
-
-    Attributes:
-        facts: name and what was findings.
-        missing: name, and the command that installs it; nothing that is installed needs it.
-        broken: what is wrong, and what mends it.
-    """
+    """What is in order, what is missing and could be added, and what has to be mended, each with what mends it."""
 
     facts: list[tuple[str, str]] = field(default_factory=list)
     missing: list[tuple[str, str]] = field(default_factory=list)
@@ -57,7 +51,10 @@ def command() -> None:
     _packages(findings)
     _devices(findings)
     _trl(findings)
-    _frameworks(findings)
+    for framework in FRAMEWORKS.values():
+        if framework.installed is not None and not framework.transcribed:
+            text = framework.remark or f"{framework.installed}, as tested"
+            findings.facts.append((f"klgrad audit {framework.name}", text))
     stdout().print(_report(findings))
     if findings.broken:
         raise typer.Exit(BROKEN)
@@ -79,7 +76,6 @@ def extra_of(needed: Requirement) -> str:
 
 
 def installed_version(name: str) -> str | None:
-    """The installed version of a package, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -141,10 +137,10 @@ def _trl(findings: Findings) -> None:
     if importlib.util.find_spec("trl") is None:
         return
     try:
-        from ..trl.contract import check_class
+        from ..trl.contract import check_contract
         from ..trl.kl_trainer import KLTrainer
 
-        check_class(KLTrainer, KLTrainer)
+        check_contract(KLTrainer, KLTrainer)
     except KlgradError as error:
         findings.broken.append((f"KLTrainer: expected {error.expected}; received {error.received}", error.remedy))
     except Exception as error:
@@ -157,14 +153,6 @@ def _trl(findings: Findings) -> None:
         if importlib.util.find_spec(name) is not None:
             text = "replaces TRL's loss when it is imported; KLTrainer then refuses to start"
             findings.facts.append((name, text))
-
-
-def _frameworks(findings: Findings) -> None:
-    for framework in FRAMEWORKS.values():
-        if framework.installed is not None and not framework.transcribed:
-            findings.facts.append(
-                (f"klgrad audit {framework.name}", framework.remark or f"{framework.installed}, as tested")
-            )
 
 
 def _report(findings: Findings) -> Group:

@@ -33,8 +33,7 @@ def command(
     cell: Annotated[
         str | None,
         typer.Option(
-            help="The KL loss in use, by its name in `klgrad audit`; k3-loss is assumed without.",
-            show_default=False,
+            help="The KL loss in use, by its name in `klgrad audit`; k3-loss is assumed without.", show_default=False
         ),
     ] = None,
     column: Annotated[
@@ -174,7 +173,7 @@ def _coefficients(r: LogReport) -> Table:
 LEVELS = {"token": "token by token", "sequence": "whole completions"}
 
 NUMBERS: dict[str, Callable[[CoefficientComparison], str]] = {
-    "relative difference": lambda c: _percent(c.relative_difference),
+    "relative difference": lambda c: _number(c.relative_difference, percent=True),
     "correlation": lambda c: _number(c.correlation),
     "nearest multiple of the sound one": lambda c: _number(c.scale),
     "largest": lambda c: f"{c.largest:.3g}",
@@ -217,9 +216,7 @@ def _label(cause: Cause) -> str:
     return f"One cause of several: {cause.name}. " if cause.alone is False else f"Likely cause: {cause.name}. "
 
 
-def _number(x: float) -> str:
-    return "none" if x != x else f"{x:.3f}"
-
-
-def _percent(x: float) -> str:
-    return "none" if x != x else f"{x:.1%}" if x < 10 else f"{x:.3g} x"
+def _number(x: float, *, percent: bool = False) -> str:
+    if x != x:
+        return "none"
+    return f"{x:.3f}" if not percent else f"{x:.1%}" if x < 10 else f"{x:.3g} x"

@@ -79,7 +79,7 @@ def command(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List every result with its claim, and stop.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for numbers (JSON) and figures (PNG, SVG).")] = Path("reproduced"),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: all within ten seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and steps: each within a minute.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of every random number.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Number of results to compute at a time.")] = min(
         4, os.cpu_count() or 1

@@ -243,8 +243,8 @@ def compare_command(
     ] = Path("compared.png"),
 ) -> None:
     """Compare runs of `klgrad train` and `klgrad distill`: a table, and a figure of rewards, KLs and lengths."""
-    from ..training.figures import load, picture, table
+    from ..training.figures import drawn, load, table
 
     console, compared = beside(out), load(runs)
     kind = out.suffix.removeprefix(".").lower()
-    deliver(console, table(compared), (out, lambda: picture(compared, kind if kind in ("svg", "pdf") else "png")))
+    deliver(console, table(compared), (out, lambda: drawn(compared, kind if kind in ("svg", "pdf") else "png")[0]))

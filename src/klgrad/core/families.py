@@ -94,13 +94,9 @@ def clip_influence(x: Tensor, bound: float | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An empty cell of the table.
+    """An empty cell of the table: what would be allowed and why, what was given, and what to write instead.
 
-    Attributes:
-        expected: what would be allowed, and why.
-        received: what was given; `{}` stands for the value.
-        remedy: what to write instead.
-        only_exact: the cell is empty for estimator='exact' alone, and allowed for sampled estimators.
+    In `received`, `{}` stands for the value. `only_exact`: the cell is empty for estimator='exact' alone.
     """
 
     expected: str
@@ -159,15 +155,10 @@ NO_BOUND_FOR_EXACT = Refusal(
 
 @dataclass(frozen=True)
 class Family:
-    """What the terms with one kind of coefficient have in common.
+    """What the terms with one kind of coefficient have in common: the cells of their table.
 
-    Attributes:
-        has_future: whether later tokens enter the coefficient of a token.
-        is_between_completions: whether the log-ratio is that of the completion.
-        exact: the cell of estimator='exact'.
-        partial_discount: the cell of a `discount` strictly between 0 and 1.
-        ratios: the cells by the ratio of `weighting`; None for on-policy terms.
-        leave_one_out: the cell of the baseline.
+    `has_future`: later tokens enter the coefficient of a token. `is_between_completions`: the log-ratio is that of the
+    completion. The ratio None stands for on-policy terms.
     """
 
     has_future: bool
@@ -274,12 +265,7 @@ BETWEEN_COMPLETIONS = Family(
         "discount={}",
         "write level='future' with the discount, or drop the discount",
     ),
-    ratios={
-        None: ALLOWED,
-        "token": ONE_RATIO_PER_COMPLETION,
-        "prefix": ONE_RATIO_PER_COMPLETION,
-        "sequence": ALLOWED,
-    },
+    ratios={None: ALLOWED, "token": ONE_RATIO_PER_COMPLETION, "prefix": ONE_RATIO_PER_COMPLETION, "sequence": ALLOWED},
     leave_one_out=ALLOWED,
 )
 
@@ -303,11 +289,7 @@ def ratio_of(term: KLTerm) -> Ratio | None:
 
 # What a term descends.
 
-WHERE: dict[Level, str] = {
-    "token": "token level",
-    "future": "token level and its future",
-    "sequence": "sequence level",
-}
+WHERE: dict[Level, str] = {"token": "token level", "future": "token level and its future", "sequence": "sequence level"}
 """The levels in words."""
 
 WITHOUT_RATIO: dict[str, Verdict] = {"reverse": "squared-token", "forward": "k3-token"}
@@ -377,14 +359,7 @@ class Formula:
 
 
 class WeightSymbols(NamedTuple):
-    """How the importance weights are written; empty for on-policy terms.
-
-    Attributes:
-        own: the weight of token t's own term.
-        own_later: the same at a later token s.
-        before: the weight of token t's prefix alone.
-        before_later: the same at a later token s.
-    """
+    """How the weights of token t, of a later token s and of their prefixes alone are written; empty on-policy."""
 
     own: str
     own_later: str

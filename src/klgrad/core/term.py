@@ -22,15 +22,9 @@ from .rollout import Rollout
 
 
 def diagnostics(term: "KLTerm", rollout: Rollout, ratios: Tensor | None) -> dict[str, Tensor]:
-    """Describe one evaluation of a term.
+    """Describe one evaluation of a term by detached scalars; `ratios` are those before their bound.
 
-    Args:
-        term: the term.
-        rollout: the batch.
-        ratios: the importance ratios before their bound; None for on-policy terms.
-
-    Returns:
-        Detached scalars by name. On-policy terms need no device synchronisation.
+    On-policy terms have none, and need no device synchronisation.
     """
     # A masked token has log-ratio 0, and so changes no maximum and no count.
     log_ratio = rollout.log_ratio

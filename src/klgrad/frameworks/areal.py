@@ -49,10 +49,9 @@ def in_reward(kind: str, *, whitened: bool = False, has_reference: bool = True) 
         whitened: whether `actor.adv_norm` divides by the standard deviation of the batch.
         has_reference: whether the configuration has `ref`; without it the actor takes zeros for its log-probs.
     """
-    modules = _modules()
-    norm = modules["cli_args"].NormConfig(mean_level="batch", std_level="batch") if whitened else None
+    norm = modules()["cli_args"].NormConfig(mean_level="batch", std_level="batch") if whitened else None
     config = _config(kl_ctl=1.0, kl_estimator=kind, adv_norm=norm)
-    actor = modules["actor"].PPOActor(config, None)
+    actor = modules()["actor"].PPOActor(config, None)
 
     def loss(batch: Batch) -> Tensor:
         data = _trajectories(batch)
@@ -79,7 +78,7 @@ def distilled(rl_loss_weight: float) -> Subject:
 
 
 def _trajectories(batch: Batch) -> dict[str, Tensor]:
-    """Sequences with one prompt token; the reference's log-probs are one to the left already, as its engine has them."""
+    """Sequences with one prompt token; the log-probs of the reference are one to the left already, as in AReaL."""
     from torch.nn.functional import pad
 
     mask = batch.mask.to(batch.logp.dtype)
@@ -100,7 +99,7 @@ def _loss(config: Any, batch: Batch, data: dict[str, Tensor]) -> Tensor:
 
 
 def _grpo_loss(config: Any, logp: Tensor, data: dict[str, Any]) -> Tensor:
-    return _modules()["actor"].grpo_loss_fn(
+    return modules()["actor"].grpo_loss_fn(
         logp,
         logp.new_zeros(logp.shape),
         data,
@@ -111,11 +110,11 @@ def _grpo_loss(config: Any, logp: Tensor, data: dict[str, Any]) -> Tensor:
 
 
 def _config(**settings: Any) -> Any:
-    return _modules()["cli_args"].PPOActorConfig(backend="fsdp:d1", **settings)
+    return modules()["cli_args"].PPOActorConfig(backend="fsdp:d1", **settings)
 
 
 @cache
-def _modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, ModuleType]:
     """The loaded files by name; each can import those before it."""
     loaded: dict[str, ModuleType] = {}
     for name in FILES:
@@ -132,9 +131,9 @@ FRAMEWORK = Framework(
     subjects,
     Default("k1 in the reward, kl_ctl=0.1", DEFAULT),
     caveats=(
-        "`kl_ctl` is 0.1 by default. In a configuration without `ref` it multiplies the log-probs of the policy itself, "
-        "which is an entropy bonus.",
-        "With its default, `teacher.rl_loss_weight=1.0`, distillation adds the log-ratio to the teacher to the loss: the "
-        "teacher is scored, and has no effect on the gradient.",
+        "`kl_ctl` is 0.1 by default. In a configuration without `ref` it multiplies the log-probs of the policy "
+        "itself, which is an entropy bonus.",
+        "With its default, `teacher.rl_loss_weight=1.0`, distillation adds the log-ratio to the teacher to the loss: "
+        "the teacher is scored, and has no effect on the gradient.",
     ),
 )

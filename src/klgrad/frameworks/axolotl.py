@@ -39,7 +39,7 @@ def subjects() -> list[Subject]:
 
 
 def _in_loss(kind: str, corrected: bool) -> Subject:
-    module = _modules()["async_trainer"]
+    module = modules()["async_trainer"]
     args = module.AsyncGRPOConfig()
     args.use_bias_correction_kl = corrected
     vars(args).update(delta=None, importance_sampling_level="token")
@@ -101,13 +101,13 @@ def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | Non
 
     top = torch.log_softmax(teacher_logits, -1).topk(k or logits.shape[-1])
     teacher = torch.log_softmax(top.values, -1)
-    function = _modules()["liger"].LigerFusedLinearKLTopKLogprobFunction.distillation_loss_fn
+    function = modules()["liger"].LigerFusedLinearKLTopKLogprobFunction.distillation_loss_fn
     settings = {"normalize_topk": None, **settings}
     return function(logits, top.indices, teacher, torch.ones_like(teacher), beta=beta, **settings)
 
 
 @cache
-def _modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, ModuleType]:
     """The asynchronous trainer, and the losses of distillation with the file that they import."""
     kd = "axolotl/integrations/kd/"
     utils = load("axolotl", f"{kd}utils.py", replaced=REPLACED)
@@ -125,7 +125,7 @@ FRAMEWORK = Framework(
     subjects,
     Default("no KL; with beta alone raised, in the asynchronous trainer", DEFAULT),
     caveats=(
-        "`trl.use_bias_correction_kl` is false by default in the asynchronous trainer and true in TRL, whose trainer is the "
-        "synchronous one: with the same file one descends the forward KL, and the other the reverse KL.",
+        "`trl.use_bias_correction_kl` is false by default in the asynchronous trainer and true in TRL, whose trainer "
+        "is the synchronous one: with the same file one descends the forward KL, and the other the reverse KL.",
     ),
 )

@@ -33,7 +33,7 @@ def subjects() -> list[Subject]:
 
 def _subject(kind: str, unbiased: bool) -> Subject:
     settings = {"type": "grpo", "loss_type": kind, "unbiased_kl_estimate": unbiased, "kl_beta": 1.0}
-    policy = _modules()["config"].GrpoConfig(**settings)
+    policy = modules()["config"].GrpoConfig(**settings)
     config = SimpleNamespace(train=SimpleNamespace(train_policy=policy))
 
     def loss(batch: Batch) -> Tensor:
@@ -41,7 +41,7 @@ def _subject(kind: str, unbiased: bool) -> Subject:
 
         mask = batch.mask
         ends = pad(mask.sum(-1).cumsum(0), (1, 0))
-        return _modules()["trainer"].compute_loss(
+        return modules()["trainer"].compute_loss(
             batch.logp[mask], batch.old_logp[mask], batch.ref_logp[mask], batch.advantages, ends, config, mask
         )[0]
 
@@ -50,7 +50,8 @@ def _subject(kind: str, unbiased: bool) -> Subject:
 
 
 @cache
-def _modules() -> dict[str, ModuleType]:
+def modules() -> dict[str, ModuleType]:
+    """The files of the configuration and of the trainer."""
     paths = {"config": "cosmos_rl/policy/config/__init__.py", "trainer": TRAINER}
     stand_ins = ("toml", "msgpack")
     return {name: load("cosmos-rl", path, stand_ins=stand_ins, replaced=("cosmos_rl",)) for name, path in paths.items()}

@@ -49,11 +49,6 @@ class _StandIn(ModuleType):
     def __getitem__(self, _: Any) -> _StandIn:
         return self
 
-    def __or__(self, _: Any) -> _StandIn:  # in annotations
-        return self
-
-    __ror__ = __or__
-
     def __bool__(self) -> bool:
         return False
 

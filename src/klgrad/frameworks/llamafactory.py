@@ -1,8 +1,8 @@
 """LLaMA-Factory: the KL of its ASFT loss (`use_asft_loss`), by its own `_kl_divergence`.
 
 The function receives the logits of the policy and of the reference, and the tokens as labels; `asft_loss_func` adds
-`asft_alpha` times it to a loss of fine-tuning. Its prefixes are then those of a data set, where the audit's are those of
-π or of another sampler. Only this file of the package is loaded.
+`asft_alpha` times it to a loss of fine-tuning. Its prefixes are then those of a data set, where the audit's are those
+of π or of another sampler. Only this file of the package is loaded.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Each worker's own loss runs: `FSDPActor.training_step` up to the call of its gra
 and the loss function that `MegatronActor.get_forward_step_func` builds. The first passes the log-probs of the reference
 in the place of the policy's to `kl_penalty`, and the second does not. RLinf has no default for these settings: its
 configuration files set them. In the advantages (`reinpp_kl_beta`), `compute_reinpp_advantages` takes the log-probs at
-sampling; the scores are zero. The policy loss wants float32. Only the files of the workers and of the algorithms are
-loaded.
+sampling. The policy loss wants float32. Only the files of the workers and of the algorithms are loaded.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ def in_advantage(kind: str) -> Subject:
             group_size=batch.group_size,
             kl_beta=1.0,
             kl_penalty_type=kind,
-            logprob=batch.old_logp,
-            ref_logprob=batch.ref_logp,
+            logprob=batch.old_logp.where(batch.mask, 0),  # as Megatron's inference returns them
+            ref_logprob=batch.ref_logp.where(batch.mask, 0),
         )
         return _megatron_loss(batch, advantages, "kl", SUM, kl_beta=0.0)
 
@@ -208,7 +207,7 @@ FRAMEWORK = Framework(
         f"rlinf actor=fsdp kl_penalty_type=low_var_kl loss_agg_func={TOKEN_MEAN}",
     ),
     caveats=(
-        "The worker of FSDP swaps the arguments of `kl_penalty`: its `low_var_kl` is χ²(π‖ref)/2 and no forward KL, and "
-        "has no gradient where log π/ref is above 2.61. That of Megatron does not swap them.",
+        "The worker of FSDP swaps the arguments of `kl_penalty`: its `low_var_kl` is χ²(π‖ref)/2 and no forward KL, "
+        "and has no gradient where log π/ref is above 2.61. That of Megatron does not swap them.",
     ),
 )

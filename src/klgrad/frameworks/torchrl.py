@@ -89,8 +89,8 @@ FRAMEWORK = Framework(
     subjects,
     Default("no KL; with kl_to_ref_coeff alone raised", DEFAULT),
     caveats=(
-        "`kl_direction=forward` is meant for samples of the teacher, on which it descends the forward KL; these audits are "
-        "of samples of the student. `kl_direction=reverse`, the default, descends the forward KL too, as its docstring "
-        "says.",
+        "`kl_direction=forward` is meant for samples of the teacher, on which it descends the forward KL; these audits "
+        "are of samples of the student. `kl_direction=reverse`, the default, descends the forward KL too, as its "
+        "docstring says.",
     ),
 )

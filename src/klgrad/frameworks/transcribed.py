@@ -123,7 +123,7 @@ class InReward:
         cost = to_go(kl, batch.mask, self.discount) if self.discount else kl
         if self.whitened:
             live = cost[batch.mask]
-            cost = (cost - live.mean()) / (live.std() + 1e-8)
+            cost = (cost - live.mean()) / live.std().clamp(min=1e-8)
         cost = cost.where(batch.mask, 0)
         return cost * _ratio(batch) if self.clip is None else clipped(batch, cost, *self.clip)
 
@@ -236,7 +236,7 @@ def easyr1() -> Iterator[Subject]:
             kl = estimate("k1", x) if kind == "kl" else estimate("k3", x.clamp(-20, 20)).clamp(-10, 10)
             score = kl.where(batch.mask, 0).sum(-1).view(-1, batch.group_size)
             others = (score.sum(-1, keepdim=True) - score) / (score.shape[1] - 1)
-            standard = (score - score.mean(-1, keepdim=True)) / (score.std(-1, keepdim=True) + 1e-6)
+            standard = (score - score.mean(-1, keepdim=True)) / score.std(-1, keepdim=True).clamp(min=1e-8)
             cost = standard if group_std else score - others
             return clipped(batch, cost.view(-1, 1).expand(batch.mask.shape), 0.2, 0.3, 3.0)
 

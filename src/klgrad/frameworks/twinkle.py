@@ -27,7 +27,7 @@ IGNORED = -100
 
 
 def subjects() -> list[Subject]:
-    """In the loss: both reductions. In the reward: whitened, as by default, and not. Distillation: the default first."""
+    """In the loss: both reductions. In the reward: whitened, as by default, and not. Then distillation."""
     return [
         _in_loss("GRPOLoss"),
         _in_loss("PPOLoss"),
@@ -106,7 +106,7 @@ FRAMEWORK = Framework(
     subjects,
     Default("no KL; with beta alone raised", "twinkle GRPOLoss beta"),
     caveats=(
-        "The docstring of `GKDLoss` writes β=0 as KL(S‖T) and β=1 as KL(T‖S); its code has KL(T‖S), the forward KL, at 0 "
-        "and KL(S‖T), the reverse KL, at 1.",
+        "The docstring of `GKDLoss` writes β=0 as KL(S‖T) and β=1 as KL(T‖S); its code has KL(T‖S), the forward KL, at "
+        "0 and KL(S‖T), the reverse KL, at 1.",
     ),
 )

@@ -687,4 +687,9 @@ FRAMEWORK = Framework(
         sections=(PREFIX,),
         elsewhere=re.compile(r"\$\{RAY\[@\]\}"),  # how its examples pass the settings of Ray
     ),
+    caveats=(
+        "Distillation by its YAML file, `loss_mode=k3` as a loss, is called an estimate of the reverse KL in its code; "
+        "it descends the forward KL, with no gradient where log π/ref is below -2.61. The defaults of its class are "
+        "others: k3 in the reward, clamped at 10.",
+    ),
 )

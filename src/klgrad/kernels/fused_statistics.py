@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from ..core.divergences import Divergence
+from ..core.divergences import Divergence, named
 from ..core.rollout import Rollout
 from ..errors import KernelInputError
 from . import generators, state, tiles_torch
@@ -25,7 +26,6 @@ from .tiling import CPU_STRIP, Mode, Operands, PassConfig, Tile, TilePlan, make_
 def check_shapes(
     hidden: Tensor, targets: Tensor, ref_hidden: Tensor | None, mask: Tensor | None, entries: Tensor | None
 ) -> None:
-    """Check that all leading shapes are those of `targets`."""
     if not hidden.is_floating_point():
         raise KernelInputError(
             "`hidden` with a floating-point dtype", str(hidden.dtype), "pass hidden states, not token ids"
@@ -62,7 +62,6 @@ def check_heads(head: Head, hidden: Tensor, ref_head: Head | None, ref_hidden: T
 
 
 def check_one_vocabulary(own: int, other: int) -> None:
-    """Check that the two models have the same number of entries."""
     if own != other:
         raise KernelInputError(
             "policy and reference over the same vocabulary",
@@ -87,7 +86,6 @@ def check_outcome(
 
 
 def check_targets(wanted: Tensor, vocabulary: int) -> None:
-    """Check that every wanted entry is in the vocabulary."""
     outside = wanted[(wanted < 0) | (wanted >= vocabulary)]
     if len(outside):
         raise KernelInputError(
@@ -191,7 +189,6 @@ class StatisticsFunction(torch.autograd.Function):
         ref_bias: Tensor | None,
         config: PassConfig,
     ) -> tuple[Tensor, ...]:
-        """Run one pass over all tiles."""
         forward_state = scan(Operands(hidden, weight, bias, ref_hidden, ref_weight, ref_bias, config))
         ctx.save_for_backward(hidden, weight, bias, ref_hidden, ref_weight, ref_bias)
         ctx.config, ctx.forward_state = config, forward_state
@@ -208,7 +205,6 @@ class StatisticsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of the policy's hidden states, weight and bias."""
         check_first_order()
         operands, forward_state = Operands(*ctx.saved_tensors, config=ctx.config), ctx.forward_state
         # Kept logits are overwritten by their gradient; a second backward pass recomputes them.
@@ -300,7 +296,7 @@ def token_statistics(
     divergence: str | Divergence | None = None,
     mode: Mode = "lean",
     budget: int | None = None,
-    group: Any = None,
+    group: ProcessGroup | None = None,
     validate: bool = True,
 ) -> TokenStatistics:
     r"""Compute log-probs, entropy and exact KLs of each token from hidden states, without storing (N, V) logits.
@@ -321,11 +317,11 @@ def token_statistics(
         ref_head: the reference's head, over the same vocabulary.
         mask: (...) 1 where a token is live; masked tokens are not computed.
         entries: (..., k) further vocabulary entries whose log-probs to compute, such as a teacher's top k.
-        divergence: an f-divergence to compute beside the rest: `jensen-shannon`, `hellinger`, `chi-square` (half of it,
-            as `alpha(2)`), `total-variation`, `reverse-kl`, `forward-kl`, or a `Divergence` of
-            `klgrad.core.divergences`, such as `jensen_shannon(0.1)` or a `mixture`. It costs a second pass over the
-            vocabulary, so use `reverse_kl` and `forward_kl` for these two. A `Divergence` with functions of your own
-            has no Triton kernel: everything is then computed by torch, which is several times slower on a GPU.
+        divergence: an f-divergence to compute beside the rest, as `klgrad.divergences.named` takes it:
+            `jensen-shannon(0.1)`, `hellinger`, `chi-square` (half of it, as `alpha(2)`), `total-variation`, a sum, or a
+            `Divergence`. It costs a second pass over the vocabulary, so use `reverse_kl` and `forward_kl` for these
+            two. A `Divergence` with functions of your own has no Triton kernel: everything is then computed by torch,
+            which is several times slower on a GPU.
         mode: `lean` has a budget of 2 GiB, and recomputes the logits that do not fit in the backward pass; `fast` has
             no limit, and recomputes nothing.
         budget: bytes for tiles of logits and for logits kept until the backward pass (16 bits each for half-precision
@@ -358,7 +354,7 @@ def token_statistics(
     if divergence is not None:
         if ref_head is None:
             raise KernelInputError("a reference with `divergence`", "none", "pass ref_hidden and ref_head")
-        divergence = generators.named(divergence)
+        divergence = named(divergence)
     live = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask != 0
     index = None if mask is None else live.flatten().nonzero()[:, 0]
     flat = lambda x: live_rows(x, index, live.ndim)
@@ -449,7 +445,7 @@ def whole(x: Tensor) -> Tensor:
     return full
 
 
-def _entries(entries: Tensor | None, flat: Any, targets: Tensor) -> Tensor:
+def _entries(entries: Tensor | None, flat: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
     if entries is None:
         return targets.new_empty(int(flat(targets).shape[0]), 0, dtype=torch.long)
     return flat(entries).long().contiguous()

@@ -28,10 +28,6 @@ import torch
 from torch import Tensor
 
 from ..core.divergences import (
-    CHI_SQUARE,
-    FORWARD_KL,
-    HELLINGER,
-    REVERSE_KL,
     TOTAL_VARIATION,
     Divergence,
     Mixture,
@@ -39,30 +35,14 @@ from ..core.divergences import (
     huber,
     jensen_shannon,
 )
-from ..errors import KernelInputError
 from .state import NEAR
 
 Kind = Literal["alpha", "jensen-shannon", "total-variation", "huber"]
 
-NAMES = {d.name: d for d in (REVERSE_KL, FORWARD_KL, jensen_shannon(), HELLINGER, CHI_SQUARE, TOTAL_VARIATION)}
-"""The divergences that have a name of their own."""
 LARGEST_EXPONENT = 70.0
 """Of a term: the sum of e^70 over any vocabulary is a float32."""
 DIGITS = 12
 """Decimals of a parameter that is read off: order 0 and 1 are then exact."""
-
-
-def named(divergence: str | Divergence) -> Divergence:
-    """The divergence of a name; a `Divergence` is returned unchanged."""
-    if isinstance(divergence, Divergence):
-        return divergence
-    if divergence not in NAMES:
-        raise KernelInputError(
-            f"`divergence` among {', '.join(NAMES)}, or a Divergence",
-            repr(divergence),
-            "klgrad.core.divergences has those with a parameter: jensen_shannon(0.1), alpha(0.3), huber(2.0), mixture",
-        )
-    return NAMES[divergence]
 
 
 class GeneratorPart(NamedTuple):

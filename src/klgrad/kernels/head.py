@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
+from ..support import Model
 
 # How each family of transformers models computes logits from its hidden states.
 
@@ -50,7 +51,7 @@ class Numbers(NamedTuple):
     vocabulary: int | None
 
 
-def numbers_of(model: Any) -> Numbers:
+def numbers_of(model: Model) -> Numbers:
     """Read the numbers from the config of a transformers model."""
     config, kind = model.config, getattr(model.config, "model_type", None)
     if kind in NOT_APPLIED:
@@ -66,7 +67,7 @@ def numbers_of(model: Any) -> Numbers:
     return Numbers(float(scale), caps[0] if caps else None, getattr(text, "unpadded_vocab_size", None))
 
 
-def output_layer(model: Any) -> Any:
+def output_layer(model: Model) -> Any:
     """The layer that computes the model's logits; an error if it does not compute them alone."""
     kind, layer = getattr(model.config, "model_type", None), model.get_output_embeddings()
     if kind in REFUSED:
@@ -83,7 +84,7 @@ def output_layer(model: Any) -> Any:
     return layer
 
 
-def _refusal(model: Any, received: str) -> KernelInputError:
+def _refusal(model: Model, received: str) -> KernelInputError:
     return KernelInputError(
         f"a model whose logits are one matrix times its last hidden states ({type(model).__name__})",
         received,
@@ -101,7 +102,7 @@ def _has_active_adapter(layer: Any) -> bool:
     return any(name in each for each in adapters for name in layer.active_adapters)
 
 
-def _is_applied_to_hidden_states(model: Any, layer: Any) -> bool:
+def _is_applied_to_hidden_states(model: Model, layer: Any) -> bool:
     """Whether the layer is a child of the language model itself, not of a prediction head with further layers."""
     if not hasattr(model, "modules"):
         return True
@@ -202,19 +203,11 @@ class Head:
         return replace(self, weight=self.weight.clone(), bias=None if self.bias is None else self.bias.clone())
 
     @classmethod
-    def of(cls, model: Any, temperature: float = 1.0) -> "Head":
-        """The head of a transformers model, with the soft-cap and the scale that its family applies.
+    def of(cls, model: Model, temperature: float = 1.0) -> "Head":
+        """The head of a transformers model, whose parameters it has, with the soft-cap and the scale of its family.
 
-        A model family that transforms its logits in another way is refused (`kernels/head.py`). For a family
-        that this package does not know, soft-cap and scale are read from the config: verify the result with
-        `check_head`.
-
-        Args:
-            model: a causal language model of transformers.
-            temperature: the sampling temperature.
-
-        Returns:
-            The head; its tensors are the model's own parameters.
+        A model family that transforms its logits in another way is refused (`kernels/head.py`). For a family that this
+        package does not know, soft-cap and scale are read from the config: verify the result with `check_head`.
         """
         layer, numbers = output_layer(model), numbers_of(model)
         weight, bias = layer.weight, getattr(layer, "bias", None)

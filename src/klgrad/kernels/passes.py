@@ -18,7 +18,6 @@ class ForwardState:
     """The results of the first pass, for all tokens.
 
     Attributes:
-        statistics: log-sum-exps, KLs, entropies.
         picked: (2, N) logits of the targets, by the policy and by the reference.
         others: (N, k) logits of other entries, by the policy.
         states: (FIELDS, slices, N) of this process' part of the vocabulary; on Hopper some are merged.
@@ -123,11 +122,8 @@ class Gradients:
 def over_kept(operands: Operands, forward_state: ForwardState, numbers: Tensor, others: Tensor | None) -> Tensor | None:
     """Overwrite the kept logits with the gradient of the raw logits, which is returned; None if there are none.
 
-    Args:
-        operands: of the forward pass.
-        forward_state: results of the forward pass.
-        numbers: the weights of the outputs, as `state.gradient_numbers` returns them.
-        others: (N, k) weights of the log-probs of other entries, or None.
+    `numbers` are the weights of the outputs, as `state.gradient_numbers` returns them; `others` are (N, k) weights of
+    the log-probs of other entries.
     """
     if forward_state.kept is None:
         return None
@@ -159,18 +155,10 @@ def gradients(
     kept: Tensor | None,
     needed: tuple[bool, ...],
 ) -> Gradients:
-    """Compute the gradients of a weighted sum of the outputs.
+    """Compute the gradients of a weighted sum of the outputs, those `needed` of hidden states, weight and bias.
 
-    Args:
-        operands: of the forward pass.
-        forward_state: results of the forward pass, without kept logits.
-        numbers: the weights of the outputs, as `state.gradient_numbers` returns them.
-        others: (N, k) weights of the log-probs of other entries, or None.
-        kept: (N, entries) the gradient at the first entries, as `over_kept` returns it; the rest is computed here.
-        needed: which of hidden states, weight and bias need a gradient.
-
-    Returns:
-        The gradients.
+    `kept` is (N, entries) the gradient at the first entries, as `over_kept` returns it; the rest is computed here. The
+    forward state has no kept logits any more. `numbers` and `others` are weights, as for `over_kept`.
     """
     several = len(operands.chunks) != 1
     # The matrix product sums over the tokens of a chunk; several chunks also need a sum in float32.

@@ -21,13 +21,9 @@ def statistics(tile: Tile, states: Tensor, first: int, picked: Tensor, kept: Cac
 
 
 def divergence(tile: Tile, rows: Tensor, sums: Tensor, first: int) -> None:
-    """Write the tile's part of the divergence and of its mean slope at `sums[:, first]`.
+    """Write the tile's part of the divergence and of its mean slope at `sums[:, first]`, (2, slices, N).
 
-    Args:
-        tile: with the logits of both models.
-        rows: (2, N) log-sum-exp of the policy, and minus it that of the reference.
-        sums: (2, slices, N).
-        first: the number of the tile's first slice.
+    `rows` are (2, N) log-sum-exp of the policy, and minus it that of the reference.
     """
     logsumexp, lse_difference = rows[..., None]
     z, z_ref = _logits(tile)

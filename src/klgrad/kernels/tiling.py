@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -241,7 +241,10 @@ def make_plan(
     columns = min(-(-vocabulary // GRANULE) * GRANULE, WIDTH)
     if limit is not None:
         columns = min(columns, limit // per_column // GRANULE * GRANULE)
-        _check_room(columns, per_column, limit)
+        if columns < GRANULE:
+            size = lambda count: f"{count:,} bytes ({count / 2**20:.3g} MiB)"
+            least = f"a budget of at least {size(per_column * GRANULE)}"
+            raise KernelInputError(least, size(limit), "raise the budget, or pass fewer tokens")
     per_kept = models * kept_dtype(dtype).itemsize * tokens
     kept = vocabulary
     # The `slice_stats` of a slice are three float32 numbers of a token.
@@ -252,29 +255,18 @@ def make_plan(
     return TilePlan(rows, strip, columns, kept, columns * per_column, kept_bytes)
 
 
-def _check_room(columns: int, per_column: int, limit: int) -> None:
-    if columns < GRANULE:
-        size = lambda count: f"{count:,} bytes ({count / 2**20:.3g} MiB)"
-        raise KernelInputError(
-            f"a budget of at least {size(per_column * GRANULE)}", size(limit), "raise the budget, or pass fewer tokens"
-        )
-
-
 # A head whose vocabulary is split over processes. Running sums are gathered, logits are not.
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The part of a vocabulary of this process.
+    """The part of a vocabulary of this process, from entry `start` on.
 
-    Attributes:
-        vocabulary: number of entries of the whole vocabulary.
-        group: the process group; None if the vocabulary is not split.
-        start: the first entry of this part.
+    `vocabulary` is the size of the whole; `group` is the process group, None if the vocabulary is not split.
     """
 
     vocabulary: int
-    group: Any = None
+    group: dist.ProcessGroup | None = None
     start: int = 0
 
     def merge(self, own: Tensor) -> Tensor:
@@ -286,14 +278,13 @@ class Shard:
         return state.merge(torch.stack(parts, 1))
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over all parts."""
         if self.group is not None and x.numel():
             x = x.contiguous()
             dist.all_reduce(x, group=self.group)
         return x
 
 
-def shard_of(vocabulary: int, group: Any, device: torch.device) -> Shard:
+def shard_of(vocabulary: int, group: dist.ProcessGroup | None, device: torch.device) -> Shard:
     """The part of this process, which begins after the parts of lower ranks."""
     if group is None:
         return Shard(vocabulary)
@@ -382,7 +373,6 @@ class Operands:
 
     @property
     def paired(self) -> bool:
-        """Whether there is a reference."""
         return self.ref_hidden is not None
 
     @property
@@ -392,16 +382,13 @@ class Operands:
 
     @property
     def tiles(self) -> list[range]:
-        """The tiles of the vocabulary."""
         return self.config.plan.tiles(len(self.weight))
 
     @property
     def chunks(self) -> list[slice]:
-        """The chunks of the tokens."""
         return self.config.plan.chunks(len(self.hidden))
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """An uninitialised tensor on the device of the hidden states."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.hidden.device)
 
     def buffers(self) -> list[Tensor]:

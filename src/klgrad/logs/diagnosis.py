@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations, pairwise
 from statistics import fmean, median, stdev
-from typing import Any
 
 from ..errors import LogError
-from .metric_names import (
+from ..support import Json
+from .scalars import (
     COEFFICIENTS,
     FLAT_GROUPS,
     GRADIENTS,
@@ -16,14 +16,14 @@ from .metric_names import (
     REWARDS,
     TIMES_BETA,
     KLMetric,
+    ScalarLog,
+    Series,
     named,
     reference_kls,
     sampler_kls,
     unrecognised_kls,
 )
-from .scalars import ScalarLog, Series
-from .symptoms import SYMPTOMS, Cause, Fact, Symptom
-from .threads import threads_of
+from .symptoms import SYMPTOMS, Explanation, Fact, Symptom, threads_of
 
 FEWEST = 8
 """Values below which no spread is measured."""
@@ -38,13 +38,9 @@ AROUND = 5
 
 @dataclass(frozen=True)
 class RunConfiguration:
-    """What the configuration of a run says.
+    """What the configuration of a run says: β if there is one, what settles causes, and the same in words.
 
-    Attributes:
-        beta: the coefficient of its KL; None if it is not known, or if there are several.
-        facts: what settles causes.
-        lines: the same in words.
-        never_negative: whether the logged estimate is one that cannot be negative.
+    `never_negative`: the logged estimate cannot be negative.
     """
 
     beta: float | None = None
@@ -55,26 +51,19 @@ class RunConfiguration:
 
 @dataclass(frozen=True)
 class Observation:
-    """A symptom that was seen.
-
-    Attributes:
-        symptom: which.
-        evidence: the numbers.
-        facts: of the configuration of its run.
-    """
+    """A symptom that was seen, the numbers that show it, and the facts of the configuration of its run."""
 
     symptom: Symptom
     evidence: str
     facts: frozenset[Fact] = frozenset()
 
     @property
-    def causes(self) -> list[tuple[Cause, bool]]:
+    def causes(self) -> list[tuple[Explanation, bool]]:
         """The causes, and whether the configuration settles each; those that it settles come first."""
-        found = [(cause, bool(self.facts.intersection(cause.facts))) for cause in self.symptom.causes]
-        return sorted(found, key=lambda pair: not pair[1])
+        causes = [(cause, bool(self.facts.intersection(cause.facts))) for cause in self.symptom.causes]
+        return sorted(causes, key=lambda pair: not pair[1])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+    def to_dict(self) -> Json:
         return {
             "symptom": self.symptom.name,
             "title": self.symptom.title,
@@ -89,15 +78,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class RunDiagnosis:
-    """What one run shows.
+    """What one run shows: the KL to a reference that was looked at, if there is one, and the symptoms.
 
-    Attributes:
-        log: its metrics.
-        kl: the KL that was looked at; None if there is none to a reference.
-        level: its mean over the last quarter, and the standard error of that.
-        lines: what was read, in words.
-        observations: the symptoms.
-        beta: the coefficient, where it is known.
+    `level` is the mean of the KL over the last quarter and its standard error; `lines` say what was read.
     """
 
     log: ScalarLog
@@ -107,8 +90,7 @@ class RunDiagnosis:
     observations: tuple[Observation, ...]
     beta: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+    def to_dict(self) -> Json:
         kl = self.kl and {"name": self.kl.name, "unit": self.kl.unit, "remark": self.kl.remark}
         level = dict(zip(("mean", "standard_error"), self.level, strict=True)) if self.level else None
         return {
@@ -132,11 +114,9 @@ class Diagnosis:
 
     @property
     def observations(self) -> list[Observation]:
-        """All symptoms."""
         return [*(seen for run in self.runs for seen in run.observations), *self.compared]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+    def to_dict(self) -> Json:
         runs = [run.to_dict() for run in self.runs]
         return {"runs": runs, "compared": [seen.to_dict() for seen in self.compared], "notes": list(self.lines)}
 
@@ -144,24 +124,22 @@ class Diagnosis:
 def diagnose(logs: Sequence[ScalarLog], configurations: Sequence[RunConfiguration] = (), kl: str = "") -> Diagnosis:
     """Look for every symptom in each run, and compare the runs.
 
-    Args:
-        logs: the runs.
-        configurations: none, one for all runs, or one for each.
-        kl: the name of the metric that is the KL; empty to know it by its name.
+    There is no configuration, one for all runs, or one for each. `kl` names the metric that is the KL; empty for one
+    that is known by its name.
     """
     if len(configurations) not in (0, 1, len(logs)):
         received = f"{len(configurations)} for {len(logs)} runs"
         raise LogError("a configuration or β for all runs, or one for each", received, "give them in the runs' order")
-    each = list(configurations) or [RunConfiguration()]
-    each = each * len(logs) if len(each) == 1 else each
-    runs = tuple(_diagnose_run(log, of, kl) for log, of in zip(logs, each, strict=True))
-    compared, lines = _compare(runs, frozenset[Fact]().union(*(of.facts for of in each)))
+    per_run = list(configurations) or [RunConfiguration()]
+    per_run = per_run * len(logs) if len(per_run) == 1 else per_run
+    runs = tuple(_diagnose_run(log, of, kl) for log, of in zip(logs, per_run, strict=True))
+    compared, lines = _compare(runs, frozenset[Fact]().union(*(of.facts for of in per_run)))
     return Diagnosis(runs, tuple(compared), tuple(lines))
 
 
 def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) -> RunDiagnosis:
     metrics = _chosen(log, name)
-    lines, seen = list(configuration.lines), []
+    lines, symptoms = list(configuration.lines), []
     kl = metrics[0] if metrics else None
     level = None
     beta = configuration.beta
@@ -169,28 +147,35 @@ def _diagnose_run(log: ScalarLog, configuration: RunConfiguration, name: str) ->
         values = coefficient[1].finite.values
         beta = values[0] if beta is None and values and len(set(values)) == 1 else beta
     if kl is not None:
-        level = _last_quarter(kl.series)
+        values = kl.series.finite.values
+        level = _mean(_last(values)) if len(values) >= FEWEST else None
         lines += _described(kl, level, log)
         lines += [f"Also to a reference: {other.name}." for other in metrics[1:]]
-        seen += [*_zero(kl), *_not_finite(kl.name, kl.series)]
-        if not seen or seen[0][0] != "zero":
-            seen += [*_negative(kl, configuration.never_negative), *(spikes := list(_spikes(kl, log)))]
-            seen += _rises(kl) if not spikes else ()
-        seen += _units(metrics, log)
+        symptoms += [*_zero(kl), *_not_finite(kl.name, kl.series)]
+        if not symptoms or symptoms[0][0] != "zero":
+            symptoms += [*_negative(kl, configuration.never_negative), *(spikes := list(_spikes(kl, log)))]
+            symptoms += _rises(kl) if not spikes else ()
+        symptoms += _units(metrics, log)
     elif others := sampler_kls(log):
-        seen.append(("other-kl", f"{', '.join(others)}: KLs to the sampler or to the policy before the update."))
+        symptoms.append(("other-kl", f"{', '.join(others)}: KLs to the sampler or to the policy before the update."))
     else:
         lines.append(_no_kl(log))
     if others := sampler_kls(log):
         lines.append(f"Not to a reference, and left out: {', '.join(others)}.")
     lines += [f"{x}: {TIMES_BETA[x.split('/')[-1]]}." for x in log.series if x.split("/")[-1] in TIMES_BETA]
     if gradient := named(log, GRADIENTS):
-        seen += [*_not_finite(*gradient), *_zero_gradient(*gradient)]
+        symptoms += _not_finite(*gradient)
+        values = gradient[1].finite.values
+        zeros = sum(x == 0 for x in values)
+        if len(values) >= FEWEST and zeros >= len(values) / 5:
+            symptoms.append(("zero-gradient", f"{gradient[0]} is 0 to the last bit in {zeros} of {len(values)} steps."))
     if flat := named(log, FLAT_GROUPS):
-        seen += _flat_groups(*flat)
+        values = flat[1].finite.values
+        if len(values) >= FEWEST and (share := median(_last(values))) >= 0.5:
+            symptoms.append(("flat-groups", f"{flat[0]} is {share:.0%} over the last quarter."))
     if wired := configuration.facts & {"unread", "both", "ignores-ref", "climbs"}:
-        seen.append(("wiring", f"The configuration says so: {', '.join(sorted(wired))}."))
-    observations = tuple(Observation(SYMPTOMS[symptom], text, configuration.facts) for symptom, text in seen)
+        symptoms.append(("wiring", f"The configuration says so: {', '.join(sorted(wired))}."))
+    observations = tuple(Observation(SYMPTOMS[symptom], text, configuration.facts) for symptom, text in symptoms)
     return RunDiagnosis(log, kl, level, tuple(lines), observations, beta)
 
 
@@ -203,8 +188,8 @@ def _chosen(log: ScalarLog, name: str) -> list[KLMetric]:
         return reference_kls(log)
     if name not in log.series:
         raise LogError(f"a metric of {log.name}", name, f"it has {', '.join(sorted(log.series))}")
-    known = {metric.name: metric for metric in reference_kls(log)}
-    return [known.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
+    metrics = {metric.name: metric for metric in reference_kls(log)}
+    return [metrics.get(name) or KLMetric(name, "", "as named by --kl", log.series[name])]
 
 
 def _no_kl(log: ScalarLog) -> str:
@@ -238,11 +223,6 @@ def _last(values: Sequence[float]) -> Sequence[float]:
     return values[-max(len(values) // 4, 1) :]
 
 
-def _last_quarter(series: Series) -> tuple[float, float] | None:
-    values = series.finite.values
-    return _mean(_last(values)) if len(values) >= FEWEST else None
-
-
 def _mean(values: Sequence[float]) -> tuple[float, float]:
     """The mean and its standard error, by the means of at most 8 blocks."""
     blocks = min(8, len(values))
@@ -251,11 +231,6 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
     edges = [round(i * len(values) / blocks) for i in range(blocks + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(edges)]
     return fmean(values), stdev(means) / math.sqrt(blocks)
-
-
-def _deviation(residuals: Sequence[float]) -> float:
-    """As the standard deviation of a normal law, by the median of the absolute values."""
-    return 1.4826 * median(map(abs, residuals))
 
 
 # The symptoms of one run.
@@ -297,7 +272,8 @@ def _spikes(kl: KLMetric, log: ScalarLog) -> Seen:
     if n < 2 * AROUND + 1:
         return
     around = [median([*values[max(i - AROUND, 0) : i], *values[i + 1 : i + 1 + AROUND]]) for i in range(n)]
-    spread = max(_deviation([x - m for x, m in zip(values, around, strict=True)]), 1e-12)
+    residuals = (abs(x - m) for x, m in zip(values, around, strict=True))
+    spread = max(1.4826 * median(residuals), 1e-12)  # the standard deviation, if the law is normal
     rest = list(accumulate(reversed(values), min))[::-1]  # the least of what is left of the run
     for i in range(AROUND, n - AROUND + 1):
         top = max(values[i - AROUND : i])
@@ -315,10 +291,10 @@ def _spikes(kl: KLMetric, log: ScalarLog) -> Seen:
 
 
 def _rewards_at(step: float, log: ScalarLog) -> str:
-    found = named(log, REWARDS)
-    if found is None:
+    reward = named(log, REWARDS)
+    if reward is None:
         return ""
-    name, series = found
+    name, series = reward
     points = list(zip(series.finite.steps, series.finite.values, strict=True))
     before, after = [x for s, x in points if s < step][-AROUND:], [x for s, x in points if s >= step][:AROUND]
     return f"; {name} goes from {fmean(before):.4g} to {fmean(after):.4g}" if before and after else ""
@@ -328,8 +304,8 @@ def _rises(kl: KLMetric) -> Seen:
     values = kl.series.finite.values
     if len(values) < 2 * FEWEST:
         return
-    some = values[:: max(len(values) // 200, 1)]
-    pairs = list(combinations(some, 2))
+    sample = values[:: max(len(values) // 200, 1)]
+    pairs = list(combinations(sample, 2))
     in_order = sum(b > a for a, b in pairs) / len(pairs)
     quarter = len(values) // 4
     second, last = median(values[quarter : 2 * quarter]), median(_last(values))
@@ -341,10 +317,10 @@ def _rises(kl: KLMetric) -> Seen:
 
 
 def _units(metrics: list[KLMetric], log: ScalarLog) -> Seen:
-    found = named(log, LENGTHS)
-    if found is None:
+    metric = named(log, LENGTHS)
+    if metric is None:
         return
-    name, length = found
+    name, length = metric
     lengths = dict(zip(length.finite.steps, length.finite.values, strict=True))
     for one, other in combinations(metrics, 2):
         ratio, mean = _ratio(one, other, lengths)
@@ -382,19 +358,6 @@ def _moves_with(series: Series, lengths: dict[float, float]) -> float:
     return sxy / math.sqrt(sxx * syy) if sxx and syy else 0.0
 
 
-def _zero_gradient(name: str, series: Series) -> Seen:
-    values = series.finite.values
-    zeros = sum(x == 0 for x in values)
-    if len(values) >= FEWEST and zeros >= len(values) / 5:
-        yield "zero-gradient", f"{name} is 0 to the last bit in {zeros} of {len(values)} steps."
-
-
-def _flat_groups(name: str, series: Series) -> Seen:
-    values = series.finite.values
-    if len(values) >= FEWEST and (share := median(_last(values))) >= 0.5:
-        yield "flat-groups", f"{name} is {share:.0%} over the last quarter."
-
-
 # Several runs.
 
 
@@ -408,22 +371,22 @@ def _compare(runs: tuple[RunDiagnosis, ...], facts: frozenset[Fact]) -> tuple[li
     if len({run.kl.name for run in usable if run.kl}) > 1:
         return [], ["The runs have KLs of different names, and are not compared: name one by --kl."]
     end = min(run.kl.series.steps[-1] for run in usable if run.kl)
-    found = []
+    levels = []
     for run in sorted(usable, key=lambda run: run.beta or 0):
         until = run.kl.series.until(end) if run.kl else None
         if until is None or len(until.finite.values) < FEWEST:
             return [], ["The runs have too few steps in common to be compared."]
-        found.append((run.beta or 0.0, *_mean(_last(until.finite.values))))
-    table = ", ".join(f"{mean:.4g} ± {error:.2g} at β = {beta:g}" for beta, mean, error in found)
+        levels.append((run.beta or 0.0, *_mean(_last(until.finite.values))))
+    table = ", ".join(f"{mean:.4g} ± {error:.2g} at β = {beta:g}" for beta, mean, error in levels)
     lines = [f"KL of the last quarter up to step {end:g}: {table}."]
-    (low, first, e), (high, last, f) = found[0], found[-1]
+    (low, first, e), (high, last, f) = levels[0], levels[-1]
     error = math.hypot(e, f)
-    ordered = all(b[1] > a[1] - 2 * math.hypot(a[2], b[2]) for a, b in pairwise(found))
+    ordered = all(b[1] > a[1] - 2 * math.hypot(a[2], b[2]) for a, b in pairwise(levels))
     name = ""
     if last - first > 3 * error and last > 1.2 * first and ordered:
         name = "rising-with-beta"
     elif high >= 2 * low and all(
-        abs(a[1] - b[1]) <= max(2 * math.hypot(a[2], b[2]), 0.1 * abs(a[1])) for a, b in combinations(found, 2)
+        abs(a[1] - b[1]) <= max(2 * math.hypot(a[2], b[2]), 0.1 * abs(a[1])) for a, b in combinations(levels, 2)
     ):
         name = "constant"
     return [Observation(SYMPTOMS[name], lines[0], facts)] if name else [], [] if name else lines

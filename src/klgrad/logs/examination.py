@@ -52,12 +52,8 @@ APART = 0.5
 class CoefficientComparison:
     """The coefficients c of a cell compared with the coefficients s of a term, over all tokens.
 
-    Attributes:
-        term: the code of the term.
-        relative_difference: ‖c - s‖ / ‖s‖.
-        correlation: of c with s; NaN if one of them is constant.
-        scale: the multiple of s nearest to c.
-        largest, largest_sound: max |c|, max |s|.
+    `relative_difference` is ‖c - s‖ / ‖s‖; `correlation` is NaN if c or s is constant; `scale` is the multiple of s
+    nearest to c.
     """
 
     term: str
@@ -70,15 +66,7 @@ class CoefficientComparison:
 
 @dataclass(frozen=True, eq=False)
 class LogPart:
-    """The completions with one value in the column.
-
-    Attributes:
-        label: the value.
-        rows: the number of completions.
-        tokens: the number of live tokens.
-        kl: the `kl_report`.
-        mismatch: the `mismatch_report`; None without log-probs of the sampler.
-    """
+    """The completions with one value in the column; there is no `mismatch` without log-probs of the sampler."""
 
     label: object
     rows: int
@@ -87,7 +75,6 @@ class LogPart:
     mismatch: Report | None
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data, ready for JSON."""
         return {
             "value": self.label,
             "rows": self.rows,
@@ -199,21 +186,17 @@ class LogReport:
     @property
     def advice(self) -> list[str]:
         """What to change, most important first. Findings that depend on misaligned columns are left out."""
-        misaligned = self._advise_on_alignment()
-        advice = [
-            *misaligned,
-            *self._advise_on_cause(),
-            *([] if misaligned else self._advise_on_loss()),
-            *self._advise_on_staleness(),
-        ]
-        return advice or [self._say_nothing_to_change()]
-
-    def _say_nothing_to_change(self) -> str:
+        advice = self._advise_on_alignment()
+        after = " Then log again: there is another cause." if self.cause and self.cause.alone is False else ""
+        cause = [f"{self.cause.remedy}{after}"] if self.cause is not None and self.cause.remedy else []
+        advice = [*advice, *cause, *([] if advice else self._advise_on_loss()), *self._advise_on_staleness()]
+        if advice:
+            return advice
         if self._is_at_the_reference:
-            return "The KL term cannot be examined: π equals ref at every token."
+            return ["The KL term cannot be examined: π equals ref at every token."]
         if self.cause is None:
-            return "Nothing to change in reference and KL term; whether trainer and sampler agree is unknown."
-        return "Nothing to change: no fault of trainer, reference or KL term was found in these data."
+            return ["Nothing to change in reference and KL term; whether trainer and sampler agree is unknown."]
+        return ["Nothing to change: no fault of trainer, reference or KL term was found in these data."]
 
     def _advise_on_alignment(self) -> list[str]:
         shift = self.reference.shift()
@@ -224,11 +207,6 @@ class LogReport:
             f"Align `{self.columns['ref_logp']}`: its entry for the {where} token fits `{self.columns['logp']}` better "
             f"(root mean square difference {self.reference.rms(shift):.3g}, {self.reference.rms(0):.3g} as logged)."
         ]
-
-    def _advise_on_cause(self) -> list[str]:
-        if self.cause is None or not self.cause.remedy:
-            return []
-        return [self.cause.remedy + (" Then log again: there is another cause." if self.cause.alone is False else "")]
 
     def _advise_on_loss(self) -> list[str]:
         off = self.comparisons["token"].relative_difference
@@ -354,7 +332,6 @@ def estimate_rows(report: Report) -> list[list[str]]:
 
 
 def part_heads(report: LogReport) -> list[str]:
-    """The heads of the table of the parts."""
     return [
         report.columns.get("by", ""),
         "completions",
@@ -364,7 +341,6 @@ def part_heads(report: LogReport) -> list[str]:
 
 
 def part_rows(report: LogReport) -> list[list[str]]:
-    """The table of the parts."""
     rows = []
     for part in report.parts:
         reports = {"kl": part.kl, "mismatch": part.mismatch}
@@ -487,8 +463,6 @@ def _check_columns(files: list[Path], logs: list[Log]) -> None:
 
 
 class _Sums:
-    """All sums over the log."""
-
     def __init__(self, cell: Cell, columns: dict[str, str]) -> None:
         self.cell, self.columns = cell, columns
         self.kl, self.lags, self.padding = KLSums(), Lags(), Padding()
@@ -502,21 +476,20 @@ class _Sums:
         if chunk.mask is None:  # rows that end in exact zeros are then probably padded
             self.padding.add(chunk)
         for batch in padded_batches(chunk):
-            self._add_batch(batch)
-
-    def _add_batch(self, batch: PaddedBatch) -> None:
-        rollout = batch.rollout
-        self.kl.add(rollout, batch.group)
-        if self.by is not None:
-            self.by.add(batch)
-        self.coefficients.add(rollout)
-        self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
-        if self.evidence is not None and batch.trainer is not None:
-            self.mismatch.add(batch.trainer, batch.group)
-            self.evidence.add(batch.trainer, batch.group)
+            rollout = batch.rollout
+            self.kl.add(rollout, batch.group)
+            if self.by is not None:
+                self.by.add(batch)
+            self.coefficients.add(rollout)
+            self.lags.add(rollout.logp.detach(), rollout.ref_logp, rollout.mask)
+            if self.evidence is not None and batch.trainer is not None:
+                self.mismatch.add(batch.trainer, batch.group)
+                self.evidence.add(batch.trainer, batch.group)
 
     def report(self, file: str, labels: list[object]) -> LogReport:
         evidence, kl = self.evidence, self.kl.report()
+        ratios = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
+        on_policy = all(x is not None and abs(float(x) - 1) < ON_POLICY for x in ratios)
         return LogReport(
             file=file,
             columns=self.columns,
@@ -524,7 +497,7 @@ class _Sums:
             tokens=self.kl.lengths.tokens,
             kl=kl,
             cell=self.cell,
-            comparisons=self.coefficients.comparisons(on_policy=_is_on_policy(kl)),
+            comparisons=self.coefficients.comparisons(on_policy=on_policy),
             dead_share=self.coefficients.dead_share,
             mismatch=None if evidence is None else self.mismatch.report(),
             cause=None if evidence is None else cause_of(evidence),
@@ -536,12 +509,6 @@ class _Sums:
 
 ON_POLICY = 0.01
 """If the mean and the effective sample size of sequence ratios are this near to 1, the data count as on-policy."""
-
-
-def _is_on_policy(kl: Report) -> bool:
-    """Whether the sampler is π itself on these data."""
-    ratios = [kl.scalars.get(f"ratio/sequence/{name}") for name in ("mean", "effective_sample_size")]
-    return all(x is not None and abs(float(x) - 1) < ON_POLICY for x in ratios)
 
 
 # The coefficients of a cell on the tokens of the data, compared with those of the sound terms.
@@ -597,7 +564,6 @@ class CoefficientSums:
         self.tokens = self.dead = 0
 
     def add(self, rollout: Rollout) -> None:
-        """Add a batch."""
         live = rollout.mask
         c = coefficients(self.cell, rollout)[live].double()
         if not len(c):
@@ -651,9 +617,7 @@ KEPT = 2**10
 class PartSums:
     """Sums over each part, in memory that grows with the number of parts and of their prompts.
 
-    Args:
-        name: the column's name.
-        has_old_policy: whether the trainer's policy at the time of sampling has a column of its own.
+    `has_old_policy`: the trainer's policy at the time of sampling has a column of its own.
     """
 
     def __init__(self, name: str, has_old_policy: bool) -> None:
@@ -690,7 +654,12 @@ class _SumsOfPart:
         self._groups: dict[int, int] = {}
 
     def add(self, batch: PaddedBatch, index: Tensor) -> None:
-        group = None if batch.group is None else self._number_groups(batch.group[index])
+        group = None
+        if (
+            batch.group is not None
+        ):  # numbered from 0 within the part: sums are stored for all numbers up to the largest
+            numbers = (self._groups.setdefault(x, len(self._groups)) for x in batch.group[index].tolist())
+            group = torch.tensor(list(numbers))
         self.kl.add(_take_rows(batch.rollout, index), group)
         if batch.trainer is not None:
             trainer = _take_rows(batch.trainer, index)
@@ -701,10 +670,6 @@ class _SumsOfPart:
     def part(self, label: object) -> LogPart:
         mismatch = self.mismatch.report() if self.mismatch.lengths.rows else None
         return LogPart(label, self.kl.lengths.rows, self.kl.lengths.tokens, self.kl.report(), mismatch)
-
-    def _number_groups(self, group: Tensor) -> Tensor:
-        """Numbers from 0 within the part: sums are stored for all numbers up to the largest."""
-        return torch.tensor([self._groups.setdefault(x, len(self._groups)) for x in group.tolist()])
 
 
 def _take_rows(rollout: Rollout, index: Tensor) -> Rollout:

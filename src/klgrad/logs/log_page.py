@@ -47,23 +47,13 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class AxisLabel:
-    """A label of an axis, at a pixel."""
-
     at: str
     text: str
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One quantity by the values of a column, with bars for 95% intervals.
-
-    Attributes:
-        title: the quantity and its unit.
-        line: an SVG path through the values.
-        bars: an SVG path of the intervals.
-        dots: pixels of the values.
-        across, up: ticks of both axes.
-    """
+    """One quantity by the values of a column: SVG paths of the values and of their intervals, and ticks of the axes."""
 
     title: str
     line: str

@@ -53,7 +53,6 @@ class Lags:
             sums += torch.stack([both.sum(dtype=torch.float64), off.square().sum(dtype=torch.float64)])
 
     def rms(self, lag: int) -> float:
-        """Root mean square difference at a lag; infinite without pairs."""
         n, square = self.sums[lag].tolist()
         return (square / n) ** 0.5 if n else float("inf")
 
@@ -70,7 +69,6 @@ class Padding:
         self.rows = self.suspect = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Add a chunk without a mask."""
         last = (chunk.lengths.cumsum(0) - 1)[chunk.lengths > 0]
         zero = torch.ones(len(last), dtype=torch.bool)
         for x in chunk.columns.values():
@@ -80,18 +78,15 @@ class Padding:
 
     @property
     def share(self) -> float:
-        """Share of the rows that look padded."""
         return self.suspect / max(self.rows, 1)
 
 
 @dataclass(frozen=True)
 class FirstTokenRepeats:
-    """Repeats of the same first token after the same prompt.
+    """Repeats of the same first token after the same prompt: pairs with bit-equal log-probs of the sampler.
 
-    Attributes:
-        repeats: number of pairs of the same token: pairs with bit-equal log-probs of the sampler.
-        noise: root mean square by which the trainer's log-prob varies between these.
-        off: root mean square difference of trainer and sampler at these tokens.
+    Root mean squares over these: `noise`, by which the trainer's log-prob varies, and `off`, its distance to the
+    sampler.
     """
 
     repeats: int
@@ -103,11 +98,8 @@ class FirstTokenRepeats:
 class FirstTokenLine:
     """The regression of d on x over different first tokens after the same prompt: one context, several tokens.
 
-    Attributes:
-        within: share of the mean square of d that is within contexts: 0 for a filter.
-        along: share of `within` that is linear in the log-prob: 1 for a temperature.
-        slope: the slope of the line.
-        error: the standard error of the slope.
+    `within` is the share of the mean square of d within contexts, 0 for a filter; `along` the share of it that is
+    linear in the log-prob, 1 for a temperature; `slope` is that of the line, with its standard `error`.
     """
 
     within: float
@@ -246,7 +238,6 @@ class TemperatureRange:
         return self.beyond <= ALLOWED
 
     def contains(self, t: float) -> bool:
-        """Whether a temperature is in the range, extended by one step."""
         return self.low / STEP <= t <= self.high * STEP
 
 
@@ -384,7 +375,8 @@ def find_filter(case: MismatchCase) -> Cause | None:
         return None
     opposite = case.opposite_share
     one_sign = opposite < ONE_SIGN
-    if _is_low(case):
+    at = case.temperatures
+    if at.holds and at.one_sided and (at.low * at.high) ** 0.5 < TOO_LOW:  # a low temperature explains the data too
         return None
     alone = (None if case.line is None else _of_contexts_alone(case.line)) if one_sign else False
     text = (
@@ -409,12 +401,6 @@ def find_filter(case: MismatchCase) -> Cause | None:
             "share_the_other_way": opposite,
         },
     )
-
-
-def _is_low(case: MismatchCase) -> bool:
-    """Whether a low temperature explains the data, so that no filter is needed to explain them."""
-    temperatures = case.temperatures
-    return temperatures.holds and temperatures.one_sided and (temperatures.low * temperatures.high) ** 0.5 < TOO_LOW
 
 
 def _of_contexts_alone(line: FirstTokenLine) -> bool:
@@ -545,14 +531,12 @@ def cause_of(evidence: Evidence) -> Cause:
     """The first cause, in a fixed order of checks, that the data show: `none` or `unexplained` if no check does."""
     case = MismatchCase(evidence)
     checks = (
-        *(_find_equality, _find_shift, _find_rounding, _find_agreement),
-        *(find_filter, find_temperature, _find_logits_in_half, _find_randomness),
+        *(lambda case: _find_agreement(case, AGREE / 100, "agree"), _find_shift, _find_rounding, _find_agreement),
+        *(find_filter, find_temperature),
+        lambda case: _find_rounding(case, everything=False) if case.rms < HALF else None,
+        _find_randomness,
     )
     return next((cause for check in checks if (cause := check(case)) is not None), None) or _describe_rest(case)
-
-
-def _find_equality(case: MismatchCase) -> Cause | None:
-    return _find_agreement(case, AGREE / 100, "agree")
 
 
 def _find_agreement(case: MismatchCase, most: float = AGREE, how: str = "agree to rounding") -> Cause | None:
@@ -582,10 +566,6 @@ def _find_shift(case: MismatchCase) -> Cause | None:
 
 STEPS = {"bf16": (torch.bfloat16, 2**-8), "fp16": (torch.float16, 2**-11)}
 """Half-precision formats, with half their relative spacing: the largest relative change by rounding."""
-
-
-def _find_logits_in_half(case: MismatchCase) -> Cause | None:
-    return _find_rounding(case, everything=False) if case.rms < HALF else None
 
 
 def _find_rounding(case: MismatchCase, *, everything: bool = True) -> Cause | None:
@@ -636,7 +616,8 @@ def _find_randomness(case: MismatchCase) -> Cause | None:
             alone,
             statistics,
         )
-    if _could_be_sampling(case):
+    in_doubt = case.temperatures.holds and (case.line is None or case.line.along > NOT_IN_LINE)
+    if in_doubt or case.opposite_share < ONE_SIGN:  # a temperature or a filter; stale weights would then be a guess
         return None
     alone = case.noise < 0.1
     return Cause(
@@ -648,12 +629,6 @@ def _find_randomness(case: MismatchCase) -> Cause | None:
         alone,
         statistics,
     )
-
-
-def _could_be_sampling(case: MismatchCase) -> bool:
-    """Whether a temperature or a filter is possible, though not shown: stale weights would then be a guess."""
-    in_doubt = case.temperatures.holds and (case.line is None or case.line.along > NOT_IN_LINE)
-    return in_doubt or case.opposite_share < ONE_SIGN
 
 
 def _describe_rest(case: MismatchCase) -> Cause:

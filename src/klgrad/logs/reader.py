@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -50,20 +51,23 @@ def assign(present: Sequence[str], chosen: dict[str, str]) -> dict[str, str]:
                 best[role] = priority, name
     names = {role: name for role, (_, name) in best.items() if role not in chosen}
     names |= {role: _check_choice(role, name, present) for role, name in chosen.items() if name}
-    if "logp" in names and not chosen.keys() & {"logp", "behavior_logp"} and _is_sampler(names):
+    plain = names.get("logp", "").lower() in ("logprobs", "logprob", "log_probs")
+    proximal = plain and names.get("old_logp", "").lower().startswith("prox")
+    if proximal and "behavior_logp" not in {**names, **chosen} and "logp" not in chosen:
+        # AReaL names the trainer's recomputed log-probs `prox_logp`, and the sampler's just `logprobs`.
         names["behavior_logp"] = names.pop("logp")
     if "logp" not in names and "old_logp" in names:
         names["logp"] = names.pop("old_logp")
     for role in ("logp", "ref_logp"):
         if role not in names:
-            raise _report_missing(role, present)
+            near = _nearest(role, present)
+            hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+            raise LogError(
+                f"a column of per-token log-probs for `{role}`, such as {', '.join(EXAMPLES[role])}",
+                f"columns {_join_names(present)}",
+                hint + REMEDY.format(role=role),
+            )
     return {role: names[role] for role in (*ROLES, "by") if role in names}
-
-
-def _is_sampler(names: dict[str, str]) -> bool:
-    """AReaL names the trainer's recomputed log-probs `prox_logp`, and the sampler's log-probs just `logprobs`."""
-    plain = names["logp"].lower() in ("logprobs", "logprob", "log_probs")
-    return plain and names.get("old_logp", "").lower().startswith("prox") and "behavior_logp" not in names
 
 
 def parse_choices(choices: Iterable[str]) -> dict[str, str]:
@@ -98,16 +102,6 @@ def _check_choice(role: str, name: str, present: Sequence[str]) -> str:
     raise LogError(f"a column {name!r} for `{role}`", f"columns {_join_names(present)}", remedy)
 
 
-def _report_missing(role: str, present: Sequence[str]) -> LogError:
-    near = _nearest(role, present)
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return LogError(
-        f"a column of per-token log-probs for `{role}`, such as {', '.join(EXAMPLES[role])}",
-        f"columns {_join_names(present)}",
-        hint + REMEDY.format(role=role),
-    )
-
-
 def _nearest(role: str, present: Sequence[str]) -> list[str]:
     """Up to three columns whose names are similar to a name of the role, without those recognised as another role."""
     known = {f"{word}_{stem}".strip("_") for word in WHOSE[role] for stem in ("logp", "logps", "logprobs", "log_probs")}
@@ -139,12 +133,8 @@ Known = dict[str, dict[object, int]]
 class Numbering:
     """Numbers identifiers. Its memory grows with the number of prompts, not with the number of tokens.
 
-    Args:
-        name: the column's name.
-        unit: `row` or `line`, for errors.
-        known: the numbers that were given already, to which new ones are added.
-        what: what the column has, for errors.
-        shown: whether the identifiers are shown, so that long ones are stored too.
+    New ones are added to `known`. `name`, `unit` and `what` are for errors: the column, `row` or `line`, and what the
+    column has. Long identifiers are stored too if they are `shown`.
     """
 
     def __init__(
@@ -186,16 +176,6 @@ def _key(x: object, *, whole: bool) -> object:
     if isinstance(x, str) and len(x) > LONGEST_IDENTIFIER and not whole:
         return hashlib.blake2b(x.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return x
-
-
-def numberings(names: dict[str, str], unit: str, known: Known) -> dict[str, Numbering]:
-    """What numbers the values of each column that has one per completion, by role."""
-    what = {"group": "prompt", "by": "value"}
-    return {
-        role: Numbering(names[role], unit, known.setdefault(role, {}), what[role], shown=role == "by")
-        for role in PER_ROW
-        if role in names
-    }
 
 
 # A bounded number of rows of a log: ragged, and as padded batches for the formulas of this package.
@@ -263,7 +243,10 @@ def build(
                 f"{int(column.lengths[i])} and {int(lengths[i])} in {unit} {int(rows[i])}",
                 f"align `{names[role]}` with the sampled tokens: one entry per token, no prompt, no shift",
             )
-    columns = {role: _clear_rounding(column.values) for role, column in tokens.items() if role in PER_TOKEN}
+    columns = {role: column.values for role, column in tokens.items() if role in PER_TOKEN}
+    for role, x in columns.items():
+        if x.dtype == torch.float64:  # above 0 by what the rounding of a trainer's float32 can explain
+            columns[role] = torch.where((x > 0) & (x <= ROUNDING_STEPS * torch.finfo(torch.float32).eps), 0.0, x)
     mask = tokens.get("mask")
     if mask is not None:
         live = _to_bool(mask, rows, unit, names["mask"])
@@ -273,13 +256,6 @@ def build(
         ends = lengths.cumsum(0)
         lengths = counted[ends] - counted[ends - lengths]
     return Chunk(rows, unit, lengths, columns, per_row, mask, names, share)
-
-
-def _clear_rounding(x: Tensor) -> Tensor:
-    """Set float64 values above 0 to 0 if the rounding of float32, in which a trainer computes, can explain them."""
-    if x.dtype != torch.float64:
-        return x
-    return torch.where((x > 0) & (x <= ROUNDING_STEPS * torch.finfo(torch.float32).eps), 0.0, x)
 
 
 def _to_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
@@ -300,14 +276,10 @@ def _to_bool(mask: Ragged, rows: Tensor, unit: str, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Rows of similar length as one padded batch.
+    """Rows of similar length as one padded batch, with the prompt and the part of each if they are known.
 
-    Attributes:
-        rollout: π and ref, with the sampler of the file, or else its old policy, as μ.
-        trainer: the trainer's policy at the time of sampling, with μ both as reference and as sampler; None without
-            `behavior_logp`.
-        group: (B,) index of the completion's prompt, or None.
-        by: (B,) index of the part of the log that the completion belongs to, or None.
+    `rollout` has π and ref, with the sampler of the file, or else its old policy, as μ. `trainer` has the trainer's
+    policy at the time of sampling, with μ both as reference and as sampler; it needs `behavior_logp`.
     """
 
     rollout: Rollout
@@ -383,13 +355,9 @@ CODE = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib")
 
 
 class DecodedRows(NamedTuple):
-    """Completions as the file has them.
+    """Completions as the file has them: numbers per token and values per completion by role.
 
-    Attributes:
-        numbers: (B,) numbers of the rows in the file.
-        tokens: role to one number per token.
-        values: role to one value per completion.
-        share: share of the file up to the last of them.
+    `numbers` are those of the rows in the file, `share` is the share of the file up to the last of them.
     """
 
     numbers: Tensor
@@ -400,13 +368,7 @@ class DecodedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Log:
-    """An open log.
-
-    Attributes:
-        columns: role to the column's name.
-        unit: the name of a row in messages: `row` (counted from 0) or `line` (from 1).
-        decode: reads the file once.
-    """
+    """An open log: the columns by role, the name of a row in messages, and what reads the file once."""
 
     columns: dict[str, str]
     unit: str
@@ -414,7 +376,12 @@ class Log:
 
     def chunks(self, chunk_tokens: int, known: Known) -> Iterator[Chunk]:
         """Read the file once; `known` has the numbers of prompts of earlier files, and gets those of this one."""
-        labels = numberings(self.columns, self.unit, known)
+        what = {"group": "prompt", "by": "value"}
+        labels = {
+            role: Numbering(name, self.unit, known.setdefault(role, {}), what[role], shown=role == "by")
+            for role, name in self.columns.items()
+            if role in PER_ROW
+        }
         held: list[tuple[DecodedRows, dict[str, Tensor]]] = []
         tokens = 0
         for part in self.decode():
@@ -486,7 +453,7 @@ def _open_parquet(path: Path, chosen: dict[str, str]) -> Log:
     return Log(names, "row", lambda: _decode_parquet(pa, path, file, names))
 
 
-def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
+def _check_type(pa: ModuleType, role: str, name: str, kind: Any) -> None:
     is_list = any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
     tests = [pa.types.is_floating] + ([pa.types.is_integer, pa.types.is_boolean] if role == "mask" else [])
     if not is_list or not any(test(kind.value_type) for test in tests):
@@ -498,7 +465,7 @@ def _check_type(pa: Any, role: str, name: str, kind: Any) -> None:
         )
 
 
-def _decode_parquet(pa: Any, path: Path, file: Any, names: dict[str, str]) -> Iterator[DecodedRows]:
+def _decode_parquet(pa: ModuleType, path: Path, file: Any, names: dict[str, str]) -> Iterator[DecodedRows]:
     rows, done = file.metadata.num_rows, 0
     try:
         for batch in file.iter_batches(DECODED_ROWS, columns=list(dict.fromkeys(names.values()))):
@@ -521,9 +488,7 @@ def _lists(column: Any, name: str, rows: Tensor) -> Ragged:
     if column.null_count:
         at = column.is_null().to_pylist().index(True)
         raise LogError(
-            f"a list in `{name}` in every row",
-            f"null in row {int(rows[at])}",
-            "remove the row, or log an empty list",
+            f"a list in `{name}` in every row", f"null in row {int(rows[at])}", "remove the row, or log an empty list"
         )
     lengths = torch.from_numpy(column.value_lengths().to_numpy(zero_copy_only=False).astype("int64"))
     flat = column.flatten()
@@ -593,9 +558,7 @@ def _entry(record: Json, role: str, name: str, number: int) -> Any:
     """A value of a line: a tensor if it has one number per token."""
     if name not in record:
         raise LogError(
-            f"`{name}` in every line, as in the first",
-            f"line {number} without it",
-            "remove the line, or log the value",
+            f"`{name}` in every line, as in the first", f"line {number} without it", "remove the line, or log the value"
         )
     value = record[name]
     if role in PER_ROW:
@@ -634,7 +597,6 @@ def _open_npz(path: Path, chosen: dict[str, str]) -> Log:
 
 
 def _load(path: Path, get: Callable[[Any], Any]) -> Any:
-    """Get something from an archive."""
     try:
         import numpy
     except ImportError as error:
@@ -668,7 +630,7 @@ def _decode_npz(path: Path, names: dict[str, str]) -> Iterator[DecodedRows]:
         yield DecodedRows(torch.arange(start, end), tokens, values, end / rows)
 
 
-def _check_arrays(arrays: dict[str, Any], names: dict[str, str]) -> None:
+def _check_arrays(arrays: Json, names: dict[str, str]) -> None:
     shape = arrays["logp"].shape
     for role, array in arrays.items():
         once = role in PER_ROW

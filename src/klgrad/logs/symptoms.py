@@ -1,9 +1,13 @@
 """Symptoms of a KL in a run's scalars: what each looks like, its causes, what decides between them, and the cure.
 
-`klgrad diagnose` and the page of the symptoms are made from this table. The threads are in `threads`.
+`klgrad diagnose` and the page of the symptoms are made from this table, and from `threads.json`: public threads on KL
+terms.
 """
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 ADVISE = "klgrad advise --config FILE"
@@ -18,7 +22,7 @@ Fact = Literal["no-kl", "unread", "both", "ignores-ref", "climbs", "forward", "c
 
 
 @dataclass(frozen=True)
-class Cause:
+class Explanation:
     """A cause of a symptom.
 
     Attributes:
@@ -48,44 +52,44 @@ class Symptom:
     name: str
     title: str
     looks: str
-    causes: tuple[Cause, ...]
+    causes: tuple[Explanation, ...]
 
 
-IGNORES_REF = Cause(
+IGNORES_REF = Explanation(
     "The gradient has no reference in it: k1 as a loss, a KL under no_grad, or detached log-probs. The value is right, "
     "and nothing pulls.",
     f"`{ADVISE}`, or `{AUDIT}` for a loss of your own",
     "the gradient of k2: `low_var_kl+` in verl, `use_bias_correction_kl=True` in TRL, `KLTerm()` anywhere",
     ("ignores-ref",),
 )
-UNREAD = Cause(
+UNREAD = Explanation(
     "The coefficient is set and nothing reads it: slime's kl-coef with GRPO, a β of a trainer without a KL, a switch "
     "that belongs to the other place.",
     f"`{ADVISE}`, which lists coefficients that are never read",
     "set the coefficient that this algorithm reads",
     ("unread",),
 )
-NOT_THE_SAMPLER = Cause(
+NOT_THE_SAMPLER = Explanation(
     "The samples are not the policy's: later updates on a batch, another temperature or top-p, an inference engine, "
     "other experts of a mixture. A mean of log π/ref over another policy's tokens has either sign.",
     f"`{LOGS}`, its part on trainer and sampler; `{CALLBACK}` of klgrad.trl writes such a folder",
     "make them equal, or weight the KL: `ImportanceWeighting`",
     ("stale",),
 )
-CUT = Cause(
+CUT = Explanation(
     "A clamp on the value: beyond it the gradient is 0, so that the tokens furthest from the reference are not pulled.",
     f"`{ADVISE}`, or `{AUDIT}`: its line on the divergence has the edges",
     f"bound the coefficient and not the value: `{BOUNDED}`",
     ("cut",),
 )
-DIVIDED = Cause(
+DIVIDED = Explanation(
     "A KL in the reward is divided by the standard deviation of the group or batch: in groups with equal rewards β "
     "cancels.",
     f"`{ADVISE}`",
     "an advantage without the division, or the KL after it",
     ("divided",),
 )
-FEW_RUNS = Cause(
+FEW_RUNS = Explanation(
     "Noise: with one run per β the error here is that of its steps, and not of another seed.",
     "a second seed of two runs",
     "none",
@@ -100,29 +104,29 @@ SYMPTOMS: dict[str, Symptom] = {
             "half of the values after the first, or more, are 0 to the last bit; the first one may be, because the "
             "policy starts at the reference",
             (
-                Cause(
+                Explanation(
                     "The KL is off: a coefficient of 0, a switch that is not set, or a coefficient that nothing reads.",
                     f"`{ADVISE}`",
                     "set the coefficient that the run reads",
                     ("no-kl", "unread"),
                 ),
-                Cause(
+                Explanation(
                     "The reference is the policy: one object for both, LoRA whose adapter stays on for the reference, "
                     "or a reference that is synchronised at every step.",
                     f"`{LOGS}`: every log-ratio is 0 although the weights moved",
                     "a frozen copy; with LoRA switch the adapter off for the reference",
                 ),
-                Cause(
+                Explanation(
                     "The policy does not move: every group has equal rewards, or the learning rate is 0.",
                     "the gradient norm in the same log",
                     "prompts of medium difficulty; the schedule",
                 ),
-                Cause(
+                Explanation(
                     "It is another KL: that to the policy before the update is 0 on the first update by construction.",
                     f"`{DIAGNOSE}`, its first lines",
                     "log the KL to the reference: `KLCallback`",
                 ),
-                Cause(
+                Explanation(
                     "Rounding: log-probs in bfloat16 have 8 bits, and a small difference is 0.",
                     f"`{LOGS}`: log-ratios are multiples of a power of 2",
                     "compute log-probs in float32",
@@ -136,18 +140,18 @@ SYMPTOMS: dict[str, Symptom] = {
             "below 0 though the estimate is k2 or k3, which cannot be. A single negative batch of k1 is no symptom",
             (
                 NOT_THE_SAMPLER,
-                Cause(
+                Explanation(
                     "The sign or the order of the arguments: log ref/π was logged, or a reward of -β KL.",
                     f"`{AUDIT}`, which says whether the loss climbs",
                     "log π first, then log ref",
                     ("climbs",),
                 ),
-                Cause(
+                Explanation(
                     "Other tokens are counted for one of the two: those of tools, of the prompt, or padding.",
                     f"`{LOGS}` with the mask that the loss has",
                     "one mask for both, applied once",
                 ),
-                Cause(
+                Explanation(
                     "A KL over the top k entries alone, whose tail is left out: no divergence, and negative where the "
                     "policy has less probability there.",
                     f"`{AUDIT}`",
@@ -164,7 +168,7 @@ SYMPTOMS: dict[str, Symptom] = {
                 IGNORES_REF,
                 DIVIDED,
                 CUT,
-                Cause(
+                Explanation(
                     "β is too small for any of them: β times the KL is far below the spread of the rewards.",
                     "β times the KL, beside the standard deviation of the rewards",
                     "raise β by a factor of 10",
@@ -178,20 +182,20 @@ SYMPTOMS: dict[str, Symptom] = {
             "of several runs, the one with the largest β ends at a KL that is 20% and 3 standard errors above that of "
             "the smallest, and none between breaks the order",
             (
-                Cause(
+                Explanation(
                     "The sign is wrong: the loss climbs the KL.",
                     f"`{AUDIT}`, or `{ADVISE}`",
                     "add the KL to the loss, subtract it from the reward",
                     ("climbs",),
                 ),
-                Cause(
+                Explanation(
                     "k1 as a loss: nothing on fresh samples; on stale ones it climbs the KL from the sampler; with a "
                     "mean per completion it makes completions longer. All of it grows with β.",
                     f"`{ADVISE}`; the mean length in the same log",
                     "the gradient of k2",
                     ("ignores-ref",),
                 ),
-                Cause(
+                Explanation(
                     "The forward KL is descended, and another KL is logged.",
                     f"`{AUDIT}`, its line on the divergence",
                     "the gradient of k2, or log the KL that is descended",
@@ -205,7 +209,7 @@ SYMPTOMS: dict[str, Symptom] = {
             "The KL rises to the end",
             "four of five pairs of values are in rising order, and the last quarter is 3 times the second",
             (
-                Cause(
+                Explanation(
                     "Nothing is wrong: the reward pulls, and β is small against it.",
                     "β times the KL, beside the rewards",
                     "a larger β, or a target for the KL: `kl_target` of KLConfig",
@@ -221,19 +225,19 @@ SYMPTOMS: dict[str, Symptom] = {
             "The KL spikes and comes back",
             "values above 3 times the median of their ten neighbours, and 8 robust deviations away",
             (
-                Cause(
+                Explanation(
                     "One token that the policy has left: k3 has exp(log ref/π), and a few tokens are the whole mean. "
                     "k1 of the same tokens is calm.",
                     f"`{LOGS}`: the largest log-ratio, and k1 beside k3 with their errors",
                     f"the gradient of k2, or `{BOUNDED}`; log k1 too",
                 ),
                 NOT_THE_SAMPLER,
-                Cause(
+                Explanation(
                     "A few completions: cut off at the limit, repeating themselves, or scored without their image.",
                     f"`{LOGS}` by step",
                     "read those completions; give the reference all inputs of the policy",
                 ),
-                Cause(
+                Explanation(
                     "An update that was too large.",
                     "the gradient norm at the same step",
                     "a smaller learning rate, or clipping of the gradient norm",
@@ -245,18 +249,18 @@ SYMPTOMS: dict[str, Symptom] = {
             "The KL jumps and stays",
             "five values in a row are all above 3 times the five before them, and the run does not come back",
             (
-                Cause(
+                Explanation(
                     "The policy collapsed onto an answer of its own: rewards fall at the same step.",
                     "the rewards in the same log; the KL before the jump, which often rises first",
                     "start again before the jump with a larger β; an early stop at a KL",
                 ),
-                Cause(
+                Explanation(
                     "The reference changed: it was reset, synchronised, or not restored with a checkpoint.",
                     "the settings that synchronise it; whether the run was resumed at this step",
                     "restore it; a KL to a moving reference is no distance from the start",
                 ),
                 CUT,
-                Cause(
+                Explanation(
                     "The prompts changed: another stage or data set, at another distance from the reference.",
                     "the schedule of the data",
                     "compare KLs on one set of prompts",
@@ -268,26 +272,22 @@ SYMPTOMS: dict[str, Symptom] = {
             "The KL or the gradient is NaN or infinite",
             "a value was logged and is no finite number. A step without a value is none",
             (
-                Cause(
+                Explanation(
                     "k3 overflows: exp(log ref/π) is infinite backward where its value is still clamped and finite.",
                     f"`{AUDIT}`: its line on float32",
                     f"`{BOUNDED}`, or clamp the log-ratio before the exponential",
                 ),
-                Cause(
+                Explanation(
                     "A log-prob of -inf: a token that a filter or a mask excludes, minus another -inf.",
                     f"`{LOGS}`, which names the row and the token",
                     "compute log-probs before the filters; mask with `where` and not by a product",
                 ),
-                Cause(
+                Explanation(
                     "A division by 0: a completion without tokens, or a group whose rewards are equal.",
                     "the lengths, and the share of such groups, in the same log",
                     "leave such rows out; add a small number to the deviation",
                 ),
-                Cause(
-                    "float16, or softmax in bfloat16.",
-                    "the same step in float32",
-                    "log-probs in float32",
-                ),
+                Explanation("float16, or softmax in bfloat16.", "the same step in float32", "log-probs in float32"),
             ),
         ),
         Symptom(
@@ -295,17 +295,17 @@ SYMPTOMS: dict[str, Symptom] = {
             "The KL is in other units than thought",
             "two KLs of one run have the ratio of the mean length; or a KL moves with the length from step to step",
             (
-                Cause(
+                Explanation(
                     "One is a mean per token and the other a sum per completion.",
                     f"`{LOGS}` prints both, with errors",
                     "state the unit beside every KL and every β; a target per token is not one per completion",
                 ),
-                Cause(
+                Explanation(
                     "The loss's own reduction was logged: a sum with seq-mean-token-sum, a mean with token-mean.",
                     f"`{ADVISE}`",
                     "compare runs in one unit: `kl_report`",
                 ),
-                Cause(
+                Explanation(
                     "It has β in it, or a sign: kl_rewards of AReaL is minus kl_ctl times the KL.",
                     "the same run with twice the coefficient",
                     "log the KL itself",
@@ -317,17 +317,13 @@ SYMPTOMS: dict[str, Symptom] = {
             "The KL in the log has no reference in it",
             "the only KLs are to the sampler or to the policy before the update, such as ppo_kl and approx_kl",
             (
-                Cause(
+                Explanation(
                     "The run has no KL to a reference: at a coefficient of 0 most trainers load none and log none.",
                     f"`{ADVISE}`",
                     "measure it all the same: `KLCallback` works at β = 0",
                     ("no-kl", "unread"),
                 ),
-                Cause(
-                    "It is logged under a name that is not known here.",
-                    f"`{DIAGNOSE} --kl NAME`",
-                    "name it",
-                ),
+                Explanation("It is logged under a name that is not known here.", f"`{DIAGNOSE} --kl NAME`", "name it"),
             ),
         ),
         Symptom(
@@ -335,7 +331,7 @@ SYMPTOMS: dict[str, Symptom] = {
             "Most groups have equal rewards",
             "in half of the groups or more every completion has the same reward, over the last quarter of the run",
             (
-                Cause(
+                Explanation(
                     "The prompts are too easy or too hard by now. These groups have no policy gradient: the KL is all "
                     "that moves the policy there, and divided by the group's deviation it is β-free noise.",
                     "the rewards, by prompt",
@@ -349,13 +345,13 @@ SYMPTOMS: dict[str, Symptom] = {
             "The gradient is exactly 0",
             "the gradient norm is 0 to the last bit in one step of five or more",
             (
-                Cause(
+                Explanation(
                     "Every group of those steps had equal rewards, and no KL is in the loss.",
                     "the share of groups with equal rewards, in the same log",
                     "as above",
                     ("no-kl", "unread"),
                 ),
-                Cause(
+                Explanation(
                     "The KL is in the loss and under no_grad, or its coefficient is not read.",
                     f"`{ADVISE}`, or `{AUDIT}`",
                     "remove the decorator; set the coefficient that is read",
@@ -370,20 +366,62 @@ SYMPTOMS: dict[str, Symptom] = {
             "reference in it",
             (
                 UNREAD,
-                Cause(
+                Explanation(
                     "Both places are on, the loss and the reward: two KLs add up, of two kinds.",
                     f"`{ADVISE}`",
                     "switch one off",
                     ("both",),
                 ),
                 IGNORES_REF,
-                Cause(
-                    "The loss climbs the KL.",
-                    f"`{ADVISE}`",
-                    "turn the sign",
-                    ("climbs",),
-                ),
+                Explanation("The loss climbs the KL.", f"`{ADVISE}`", "turn the sign", ("climbs",)),
             ),
         ),
     )
 }
+
+
+# Public threads on KL terms: what is asked, what answers it here, and which symptom it is.
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Threads that ask one thing.
+
+    Attributes:
+        threads: as OWNER/NAME#NUMBER, on GitHub.
+        asks: the question or the report.
+        answer: what answers it; where nothing does, it begins with "Not answered".
+        symptoms: the names of the symptoms that it shows, if any.
+    """
+
+    threads: str
+    asks: str
+    answer: str
+    symptoms: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The single threads: `owner/name#1, #2; owner/other#3` has three."""
+        names: list[str] = []
+        for part in self.threads.replace(";", ",").split(","):
+            thread = part.strip()
+            names.append(f"{names[-1].split('#')[0]}{thread}" if thread.startswith("#") else thread)
+        return names
+
+
+@cache
+def topics() -> tuple[Topic, ...]:
+    """The questions of `threads.json`, in its order."""
+    rows = json.loads(Path(__file__).with_name("threads.json").read_text(encoding="utf-8"))
+    return tuple(Topic(**row) for row in rows)
+
+
+def threads_of(symptom: str) -> list[str]:
+    """The threads that show a symptom."""
+    return [name for topic in topics() if symptom in topic.symptoms.split() for name in topic.names]
+
+
+def link(thread: str) -> str:
+    """Its address; GitHub leads from an issue's to a pull request's."""
+    repository, _, number = thread.partition("#")
+    return f"https://github.com/{repository}/issues/{number}"

@@ -267,6 +267,9 @@ MODULES = {
     "asyncopd/stale-distillation": "asyncopd.stale_distillation",
     "klgrad/discount": "own.discount",
     "klgrad/reuse": "own.reuse",
+    "klgrad/k1-on-stale-samples": "own.stale_k1",
+    "klgrad/division": "own.division",
+    "klgrad/degenerate-distillation": "own.degenerate_distillation",
     "schulman/table": "schulman.table",
 }
 

@@ -11,7 +11,7 @@ from ..trl.contract import avoid_cudnn_attention
 from ..trl.kl_trainer import check_prompts
 from .checkpoint import RunTrainer
 from .data import Data, Reward, checked, data_of, probe, reward_count
-from .evaluate import Comparison, Evaluator
+from .evaluate import Evaluator, TeacherComparison
 from .settings import RunSettings
 
 DROPPED = 3
@@ -20,16 +20,9 @@ DROPPED = 3
 
 @dataclass(frozen=True)
 class Models:
-    """The policy and the reference.
+    """The policy and the reference: names as they are printed, paths and keyword arguments for `from_pretrained`.
 
-    Attributes:
-        name: of the policy, as it is printed.
-        path: of the policy, for `from_pretrained`.
-        load_options: keyword arguments to load the policy with.
-        reference_name: of the reference, as it is printed.
-        reference: path of the reference; of several teachers, the first.
-        reference_options: keyword arguments to load the reference with.
-        teachers: all teachers by name, with their paths; empty if the reference is no teacher.
+    Of several teachers the first is the reference; `teachers` has the paths of all by name, and is empty without one.
     """
 
     name: str
@@ -96,7 +89,6 @@ def _check(settings: RunSettings) -> None:
 
 
 def _check_rewards(settings: RunSettings) -> None:
-    """Check that there is a reward to train with, and one weight for each."""
     count, weights = reward_count(settings.run), settings.training.reward_weights
     if not settings.rewarded:
         count = 0
@@ -115,11 +107,7 @@ def _check_rewards(settings: RunSettings) -> None:
 
 
 def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]:
-    """Load models and data, and call each reward function once.
-
-    Returns:
-        The trainer, ready to train, and the evaluator of its held-out prompts.
-    """
+    """Load models and data, call each reward function once, and build the trainer and the evaluator."""
     from transformers import AutoTokenizer
     from transformers.trainer_callback import PrinterCallback
 
@@ -138,7 +126,7 @@ def build(settings: RunSettings, models: Models) -> tuple[RunTrainer, Evaluator]
     trainer = _trainer(settings, models, tokenizer, data, trained)
     trainer.remove_callback(PrinterCallback)
     trainer.task_rewards = {reward.__name__: weight for reward, weight in zip(trained, weights, strict=False)}
-    comparison = Comparison(list(models.teachers)) if settings.command == "distill" else None
+    comparison = TeacherComparison(list(models.teachers)) if settings.command == "distill" else None
     greedy = settings.run.eval_greedy
     return trainer, Evaluator(data.evaluation, rewards, weights, training.seed, greedy, comparison)
 
@@ -148,16 +136,13 @@ def _trainer(settings: RunSettings, models: Models, tokenizer: Any, data: Data, 
 
     training, policy = settings.training, settings.policy
     avoid_cudnn_attention(training.device)
-    given = teachers_of(training.teacher)  # a name that was given stays: a column of the dataset may have it
-    named = [path if given.get(name, name) == name else f"{name}={path}" for name, path in models.teachers.items()]
+    asked = teachers_of(training.teacher)  # a name that was given stays: a column of the dataset may have it
+    named = [path if asked.get(name, name) == name else f"{name}={path}" for name, path in models.teachers.items()]
     training.teacher = ",".join(named) or None
-    chosen = {
-        "dtype": policy.dtype,
-        "attn_implementation": policy.attn_implementation,
-        "revision": policy.model_revision,
-    }
-    given: Any = training.model_init_kwargs or {}
-    training.model_init_kwargs = {k: v for k, v in chosen.items() if v is not None} | dict(given)
+    how: Json = {"attn_implementation": policy.attn_implementation, "revision": policy.model_revision}
+    how = {name: x for name, x in {"dtype": policy.dtype, **how}.items() if x is not None}
+    declared: Any = training.model_init_kwargs or {}
+    training.model_init_kwargs = how | dict(declared)
     return RunTrainer(
         models.path,
         rewards or None,

@@ -23,6 +23,7 @@ from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..support import Json
+from ..trl.compat import save_checkpoint
 from ..trl.state_files import load_state, state_of
 from . import libraries, run_folder
 from .checkpoint import RunTrainer, is_complete, step_of
@@ -48,7 +49,6 @@ class Stopping(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle the signals inside the block."""
         before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
         try:
             yield
@@ -65,7 +65,6 @@ class Stopping(TrainerCallback):
         self.say("Stopping after this update; press Ctrl-C again to stop at once.")
 
     def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Save and stop if any process has received a signal."""
         stop, accelerator = self.received is not None, self.trainer.accelerator
         if accelerator.num_processes > 1:  # they receive signals at different moments, and stop at the same update
             stop = bool(accelerator.reduce(torch.tensor(float(stop), device=accelerator.device)) > 0)  # pyright: ignore
@@ -104,7 +103,6 @@ class RunCommit(TrainerCallback):
             self._write_run()
 
     def cut_history(self) -> None:
-        """Cut the history at the checkpoint."""
         self.history.cut(0 if self.checkpoint is None else step_of(self.checkpoint))
 
     def rollback(self) -> None:
@@ -130,7 +128,6 @@ class CrashCheckpoint(TrainerCallback):
         self._snapshot: Json | None = None
 
     def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Take the first snapshot."""
         self.began = True
         self.trainer.restore_logged()
         self.note()
@@ -148,11 +145,7 @@ class CrashCheckpoint(TrainerCallback):
         self._snapshot = {"rng": libraries.rng_states(), "state": state_of(self.trainer.checkpointed)}
 
     def save(self) -> bool:
-        """Write a checkpoint from the snapshot.
-
-        Returns:
-            Whether there is a checkpoint of the last complete update; False if it cannot be written.
-        """
+        """Write a checkpoint from the snapshot, and say whether there is one of the last complete update."""
         t, snapshot = self.trainer, self._snapshot
         if snapshot is None or t.accelerator.num_processes > 1 or t.state.global_step == 0:
             return False
@@ -161,7 +154,7 @@ class CrashCheckpoint(TrainerCallback):
             return True
         load_state(t.checkpointed, snapshot["state"])
         libraries.set_rng_states(snapshot["rng"])
-        t.save_checkpoint()
+        save_checkpoint(t)
         return True
 
 
@@ -210,11 +203,9 @@ class Recorder(TrainerCallback):
         self._say(f"training: {state.global_step} of {in_updates(state.max_steps)} made")
 
     def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
-        """Update the bar."""
         self.bar.update(self.task, completed=state.global_step)
 
     def evaluate_on_schedule(self) -> None:
-        """Evaluate if it is due after the current update."""
         state = self.trainer.state
         self.evaluate_if_due(state.global_step, is_last=state.global_step >= state.max_steps)
 
@@ -244,7 +235,6 @@ class Recorder(TrainerCallback):
         return (broadcast_object_list(last) if self.trainer.accelerator.num_processes > 1 else last)[0]
 
     def _say(self, line: str) -> None:
-        """Print a line where the console shows no bar."""
         if self.main and not self.console.is_terminal:
             self._said = time.monotonic()
             self.console.print(Text(line))
@@ -271,7 +261,6 @@ class Recorder(TrainerCallback):
 
 
 def update_line(row: Json) -> str:
-    """An update in one line: reward, KL and length."""
     parts = []
     if row.get("task_reward") is not None:
         parts.append(f"reward {row['task_reward']:.3f}")
@@ -283,7 +272,6 @@ def update_line(row: Json) -> str:
 
 
 def evaluation_line(evaluation: Json) -> str:
-    """An evaluation in one line: rewards by domain, and the KL."""
     names = {"in": "in-domain", "out": "out-of-domain"}
     parts = [f"{names[d]} {score(x)}" for d, x in evaluation["domains"].items()]
     if evaluation["kl"] is not None:

@@ -9,33 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
 
 from ..errors import RunError
-from ..support import write_whole
+from ..support import Model, write_whole
 from ..trl import KLTrainer
-from ..trl.compat import checkpoint_folder, load_weights, save_checkpoint, save_in_one_piece
+from ..trl.compat import checkpoint_folder, load_weights, save_in_one_piece
 from ..trl.state_files import load_parts, read_state, save_parts
 
-# What a checkpoint of a run has beside those of `KLTrainer`: the reference if it moves, and shapes to compare.
-
 REFERENCE = "klgrad_reference.safetensors"
-
-
-def save_reference(trainer: "RunTrainer", folder: Path) -> None:
-    """Write the reference to a checkpoint if it moves (`sync_ref_model`)."""
-    from safetensors.torch import save_file
-
-    if trainer.accelerator.process_index == 0 and trainer.args.sync_ref_model:
-        save_file(_moving_reference(trainer), folder / REFERENCE)
-
-
-def load_reference(trainer: "RunTrainer", folder: Path) -> None:
-    """Load the reference from a checkpoint if it moves (`sync_ref_model`); otherwise it is loaded already."""
-    from safetensors.torch import load_file
-
-    if trainer.args.sync_ref_model:
-        trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(load_file(folder / REFERENCE))
+"""The reference, in a checkpoint of a run in which it moves (`sync_ref_model`)."""
 
 
 def check_fits(trainer: "RunTrainer", folder: Path) -> None:
@@ -59,25 +42,6 @@ def shapes(model: torch.nn.Module) -> dict[str, list[int]]:
 
 def _in_words(shape: list[int] | None) -> str:
     return "is missing" if shape is None else f"has shape {tuple(shape)}"
-
-
-def advance_sampler(trainer: "RunTrainer") -> None:
-    """Draw the permutations of completed epochs: TRL's sampler draws one per epoch, and restarts at the first."""
-    sampler = trainer.train_sampler
-    if getattr(sampler, "shuffle", False):
-        for _ in range(int(trainer.state.epoch)):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
-
-
-def _moving_reference(trainer: "RunTrainer") -> dict[str, Tensor]:
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise RunError(
-            "a reference on one device, to save one that moves (sync_ref_model)",
-            "a sharded one",
-            "set sync_ref_model=False, or save_strategy='no' and do not use --resume",
-        )
-    state = trainer.accelerator.unwrap_model(trainer.ref_model).state_dict()
-    return {name: x.detach().cpu().contiguous().clone() for name, x in state.items()}
 
 
 # Which checkpoints of a run are complete: those with a manifest, which is written last, and the files that it names.
@@ -117,7 +81,6 @@ def last_complete(output: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The number of updates after which it was written."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -168,12 +131,7 @@ class RunTrainer(KLTrainer):
 
     @property
     def folder(self) -> Path:
-        """The output folder."""
         return Path(str(self.args.output_dir))
-
-    def save_checkpoint(self) -> None:
-        """Save now, regardless of the schedule."""
-        save_checkpoint(self)
 
     def load_ended(self, checkpoint: Path) -> None:
         """Load the last checkpoint of a run, to evaluate and save its model; `train` would make one more update."""
@@ -182,7 +140,7 @@ class RunTrainer(KLTrainer):
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise RunError("a run with updates left", f"{checkpoint}, its last", "raise max_steps, or merge its shards")
         load_weights(self, checkpoint)
-        load_reference(self, checkpoint)
+        self._load_reference(checkpoint)
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
     def save_whole_model(self, folder: Path) -> None:
@@ -217,7 +175,7 @@ class RunTrainer(KLTrainer):
         for action in self.after_update:
             action()
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: Model, trial: Any) -> None:
         folder = checkpoint_folder(self, trial)
         self._emptied(folder)  # no file of a damaged checkpoint of this step may remain
         # `Trainer` would delete older checkpoints before this one is sealed, so `rotate` does it below.
@@ -244,10 +202,28 @@ class RunTrainer(KLTrainer):
     # A run resumes exactly or not at all, so that what cannot be saved or loaded is an error and not a warning.
 
     def _save_parts(self, folder: Path) -> None:
-        save_parts(self, folder, parameters=self.parameter_shapes if self.accelerator.process_index == 0 else None)
-        save_reference(self, folder)
+        main = self.accelerator.process_index == 0
+        save_parts(self, folder, parameters=self.parameter_shapes if main else None)
+        if not (main and self.args.sync_ref_model):
+            return
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise RunError(
+                "a reference on one device, to save one that moves (sync_ref_model)",
+                "a sharded one",
+                "set sync_ref_model=False, or save_strategy='no' and do not use --resume",
+            )
+        weights = self.accelerator.unwrap_model(self.ref_model).state_dict()
+        weights = {name: x.detach().cpu().contiguous().clone() for name, x in weights.items()}
+        save_file(weights, folder / REFERENCE)
 
     def _load_parts(self, folder: Path) -> None:
         self._restored = load_parts(self, folder)
-        load_reference(self, folder)
-        advance_sampler(self)
+        self._load_reference(folder)
+        sampler = self.train_sampler
+        if getattr(sampler, "shuffle", False):  # TRL's sampler draws a permutation per epoch, and restarts at the first
+            for _ in range(int(self.state.epoch)):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+    def _load_reference(self, folder: Path) -> None:
+        if self.args.sync_ref_model:  # one that stays is loaded already
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(load_file(folder / REFERENCE))

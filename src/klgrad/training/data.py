@@ -79,10 +79,7 @@ def text_of(completion: Completion) -> str:
 
 
 def integer_in(text: str) -> int | None:
-    r"""The answer in a text: the last boxed integer, else the last one announced as the answer, else the last one.
-
-    Returns:
-        The integer; None if the text has none.
+    """The last boxed integer of a text, else the last one announced as the answer, else the last one, else None.
 
     Example:
         >>> integer_in("7 + 5 = 12, so the answer is 12.")
@@ -147,7 +144,6 @@ def checked(reward: Reward) -> Reward:
 
 
 def name_of(reward: Reward) -> str:
-    """The name under which TRL logs a reward."""
     return getattr(reward, "__name__", type(reward).__name__)
 
 
@@ -231,11 +227,11 @@ def split(rows: list[Json], size: int, part: int = HELD_OUT) -> tuple[list[Json]
 def without(rows: list[Json], evaluated: list[Json]) -> list[Json]:
     """Drop the rows whose prompts are evaluated on, and warn about how many these are."""
     known = {key(row) for row in evaluated}
-    others = [row for row in rows if key(row) not in known]
-    if len(others) < len(rows):
-        count = f"{len(rows) - len(others)} of {len(rows)} training rows"
+    rest = [row for row in rows if key(row) not in known]
+    if len(rest) < len(rows):
+        count = f"{len(rows) - len(rest)} of {len(rows)} training rows"
         warnings.warn(f"{count} have prompts that are evaluated on and are left out", stacklevel=2)
-    return others
+    return rest
 
 
 # A dataset of prompts: a file, a folder or one of the hub, with a column `prompt`.
@@ -260,12 +256,12 @@ def from_dataset(settings: RunConfig, names: list[str], evaluated: list[str] | N
     trained, held_out = split(rows, settings.eval_size) if from_rows else (rows, [])
     prompts, sets = {key(row) for row in rows}, []
     for other in evaluated:
-        kept = held_out
+        held = held_out
         if other not in from_rows:
             config = settings.dataset_config if _same(name, other) else None
-            kept = distinct(_rows_of(other, config, eval_split), settings.eval_size)
-        near = _same(name, other) or any(key(row) in prompts for row in kept)
-        sets.append(EvaluationSet(called[other], "in" if near else "out", kept))
+            held = distinct(_rows_of(other, config, eval_split), settings.eval_size)
+        near = _same(name, other) or any(key(row) in prompts for row in held)
+        sets.append(EvaluationSet(called[other], "in" if near else "out", held))
     return trained, sets, []
 
 
@@ -320,12 +316,12 @@ def from_gym(settings: RunConfig, names: list[str], evaluated: list[str] | None,
     if importlib.util.find_spec("reasoning_gym") is None:
         raise MissingExtraError("reasoning-gym", "no such package", "pip install 'klgrad[gym]'")
     gym: Any = importlib.import_module("reasoning_gym")
-    known = importlib.import_module("reasoning_gym.factory").DATASETS
+    datasets = importlib.import_module("reasoning_gym.factory").DATASETS
     scorers: Json = {}
 
     def entries(name: str, size: int) -> list[Json]:
-        if name not in known:
-            raise UnknownNameError("task of reasoning-gym", name, known)
+        if name not in datasets:
+            raise UnknownNameError("task of reasoning-gym", name, datasets)
         scorers[name] = gym.create_dataset(name, seed=seed, size=size)
         return [
             {"prompt": e["question"], "answer": str(e["answer"]), "task": name, "entry": i}
@@ -346,16 +342,15 @@ def from_gym(settings: RunConfig, names: list[str], evaluated: list[str] | None,
 
     def solved(completions: list[Completion], task: list[str], entry: list[int], **_: object) -> list[float]:
         """Score the text between answer tags, or all of it, with the task's verifier."""
-        answers = [_tagged(text_of(completion)) for completion in completions]
-        entries = zip(answers, task, entry, strict=True)
-        return [float(scorers[t].score_answer(answer, scorers[t][i])) for answer, t, i in entries]
+        values = list[float]()
+        for completion, of, i in zip(completions, task, entry, strict=True):
+            text = text_of(completion)
+            opened, rest = text.rpartition("<answer>")[1:]
+            answer = (rest.partition("</answer>")[0] if opened else text).strip()
+            values.append(float(scorers[of].score_answer(answer, scorers[of][i])))
+        return values
 
     return rows, sets, [solved]
-
-
-def _tagged(text: str) -> str:
-    _, opened, rest = text.rpartition("<answer>")
-    return (rest.partition("</answer>")[0] if opened else text).strip()
 
 
 # Built-in tasks: arithmetic questions with answers that can be checked.
@@ -389,7 +384,6 @@ class Task:
     mixed: bool = False
 
     def question(self, rng: random.Random, digits: int) -> Question:
-        """Draw one."""
         if self.mixed:
             return self.draw(rng, lambda: rng.randrange(10 ** rng.randint(1, digits)))
         return self.draw(rng, lambda: rng.randrange(10**digits))
@@ -508,15 +502,9 @@ class Data:
 
 
 def data_of(settings: RunConfig, seed: int, *, conversational: bool) -> Data:
-    """Load what `--task`, `--eval_task` and `--reward` name.
+    """Load what `--task`, `--eval_task` and `--reward` name. No training row has a prompt of an evaluation set.
 
-    Args:
-        settings: name the tasks and the rewards.
-        seed: for tasks that are generated.
-        conversational: whether to turn prompts into chats, for a model that has a chat template.
-
-    Returns:
-        The data. No training row has a prompt of an evaluation set.
+    If it is `conversational`, prompts become chats, for a model that has a chat template.
     """
     from datasets import Dataset
 
@@ -587,8 +575,8 @@ def _listed(names: str) -> list[str]:
 
 def _built_in(settings: RunConfig, names: list[str], evaluated: list[str] | None, seed: int) -> Sources:
     trained = tasks_of(names)
-    known = [task for task in TASKS.values() if task.use != "named"]
-    tasks = dict.fromkeys([*trained, *known] if evaluated is None else tasks_of(evaluated))
+    evaluable = [task for task in TASKS.values() if task.use != "named"]
+    tasks = dict.fromkeys([*trained, *evaluable] if evaluated is None else tasks_of(evaluated))
     size, digits = settings.eval_size, settings.digits
     sets = [
         EvaluationSet(task.name, "in" if task in trained else "out", evaluation_rows(task, size, digits, seed))

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import GenerationConfig
 
 from ..core.result import Estimate, proportion_interval, ratio_of_means
 from ..core.rollout import Rollout
@@ -24,10 +23,6 @@ from .libraries import apart_from_rng
 
 SAMPLES = 3
 """Completions of each set that an evaluation keeps: of its first prompts, so that evaluations can be compared."""
-
-
-def _ignored(count: int) -> None:
-    """The progress of an evaluation that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -48,34 +43,28 @@ class Evaluator:
     weights: list[float]
     seed: int
     greedy: bool = False
-    comparison: "Comparison | None" = None
+    comparison: "TeacherComparison | None" = None
 
     @property
     def count(self) -> int:
-        """The number of prompts."""
         return sum(len(task.rows) for task in self.sets)
 
-    def __call__(self, trainer: KLTrainer, advanced: Callable[[int], None] = _ignored) -> Json:
-        """Evaluate the trainer's model.
+    def __call__(self, trainer: KLTrainer, advanced: Callable[[int], None] = lambda count: None) -> Json:
+        """Evaluate the trainer's model. `advanced` is called after each batch with the number of its prompts.
 
-        Args:
-            trainer: has the model and its reference.
-            advanced: is called after each batch with the number of its prompts, to show progress.
-
-        Returns:
-            A dictionary for the history: rewards by set and by domain, the KL to the reference over all prompts, the
-            mean length, and some of the completions; for a distillation also the comparison with its teachers.
+        The history gets rewards by set and by domain, the KL to the reference over all prompts, the mean length, some
+        of the completions; for a distillation also the comparison with its teachers.
         """
         training = trainer.model.training
         trainer.model.eval()
         seed = self.seed + trainer.accelerator.process_index
         try:
             with apart_from_rng(seed), torch.no_grad():
-                found = self._evaluate(trainer, advanced)
+                results = self._evaluate(trainer, advanced)
             if self.comparison is not None and not trainer.args.use_vllm:  # vLLM generates by the student alone
                 with apart_from_rng(seed), torch.no_grad():
-                    found["distillation"] = self.comparison(self, trainer)
-            return found
+                    results["distillation"] = self.comparison(self, trainer)
+            return results
         finally:
             trainer.model.train(training)
 
@@ -83,7 +72,11 @@ class Evaluator:
         sums, scores, sets, samples = KLSums(), {"in": [], "out": []}, {}, []
         for task in self.sets:
             rewards, texts = self._scores(trainer, task, sums, advanced)
-            samples += _samples(task, texts, rewards)
+            firsts = zip(task.rows, texts, rewards or [None] * len(texts), strict=False)
+            samples += [
+                {"set": task.name, "prompt": row["prompt"], "completion": text, "reward": reward}
+                for row, text, reward in firsts
+            ]
             if rewards:
                 scores[task.domain] += rewards
                 sets[task.name] = {"domain": task.domain, **_mean(rewards)}
@@ -115,7 +108,9 @@ class Evaluator:
         prompts = tokenize_prompts(trainer, [row[column] for row in rows])
         before = getattr(trainer, "generation_config", None)
         if self.greedy and before is not None:
-            trainer.generation_config = _greedy(before)
+            trainer.generation_config = greedy = copy.deepcopy(before)
+            greedy.do_sample = False
+            greedy.temperature = greedy.top_p = greedy.top_k = greedy.min_p = None
         try:
             return generate(trainer, prompts)
         finally:
@@ -145,7 +140,7 @@ class Evaluator:
 
 
 @dataclass
-class Comparison:
+class TeacherComparison:
     """Compares a student with its teachers, on the same prompts.
 
     Attributes:
@@ -166,26 +161,30 @@ class Comparison:
         """
         self.kept = {key: value for key, value in self.kept.items() if key[0] != STUDENT}
         models = itertools.chain([trainer.model_wrapped], trainer.scorer.each_reference())
-        found: Json = {"rewards": {}}
+        results: Json = {"rewards": {}}
         for name, model in zip([STUDENT, *self.teachers], models, strict=True):
             with generating_by(trainer, model):
-                found["rewards"][name] = self._rewards(evaluator, trainer, name)
+                results["rewards"][name] = self._rewards(evaluator, trainer, name)
         if len(self.teachers) > 1 or not trainer.objective.exact:
-            return found
+            return results
         sums, overlaps = KLSums(), list[Tensor]()
         for task in evaluator.sets:
             for i, rows in enumerate(steps(trainer, task)):
                 local = share(rows, trainer.accelerator)
-                seen = rollout(trainer, local, self.kept[self.teachers[0], task.name, False][i], len(rows))
+                batch = rollout(trainer, local, self.kept[self.teachers[0], task.name, False][i], len(rows))
                 # There the teacher is the policy, and the student its reference.
-                sums.add(Rollout(seen.ref_logp, seen.logp, seen.mask, token_reverse_kl=seen.token_forward_kl))
+                sums.add(Rollout(batch.ref_logp, batch.logp, batch.mask, token_reverse_kl=batch.token_forward_kl))
                 overlaps.append(overlap(trainer, local, self.kept[STUDENT, task.name, False][i])[:, : len(rows)])
-        return found | {"forward_kl": _kl(sums.report()), "overlap": _overlap(torch.cat(overlaps, 1))}
+        *masses, tokens = torch.cat(overlaps, 1)
+        means = [ratio_of_means(mass, tokens) for mass in masses]
+        names = ("student_on_teachers", "teacher_on_students")
+        shares = {n: {"mean": float(e.mean), **_errors(e)} for n, e in zip(names, means, strict=True)}
+        return results | {"forward_kl": _kl(sums.report()), "overlap": {"k": TOP, **shares}}
 
     def _rewards(self, evaluator: Evaluator, trainer: KLTrainer, name: str) -> Json:
         """By decoding and domain, of the model that generates now."""
         column = "prompt" if name == STUDENT else trainer.args.teacher_prompt or "prompt"
-        found: Json = {}
+        results: Json = {}
         for how, greedy in (("sampled", False), ("greedy", True)):
             rewards: dict[str, list[float]] = {"in": [], "out": []}
             for task in evaluator.sets:
@@ -195,8 +194,8 @@ class Comparison:
                     self.kept[key] = [decoded.sample(trainer, rows, column) for rows in shares]
                 for rows, local, completions in zip(steps(trainer, task), shares, self.kept[key], strict=True):
                     rewards[task.domain] += evaluator.scores(trainer, local, completions)[: len(rows)]
-            found[how] = {domain: _mean(values) for domain, values in rewards.items() if values}
-        return found
+            results[how] = {domain: _mean(values) for domain, values in rewards.items() if values}
+        return results
 
 
 STUDENT = "student"
@@ -211,25 +210,13 @@ def overlap(trainer: KLTrainer, rows: list[Json], completions: list[list[int]]) 
     First the student's mass on the teacher's likeliest entries, then the teacher's mass on the student's.
     """
     batch = batch_of(trainer, rows, completions)
-    own, _ = trainer.scorer.top_k(trainer.model, batch, TOP, "teacher")
-    _, others = trainer.scorer.top_k(trainer.model, batch, TOP, "student")
+    student, _ = trainer.scorer.top_k(trainer.model, batch, TOP, "teacher")
+    _, teacher = trainer.scorer.top_k(trainer.model, batch, TOP, "student")
     mask = batch["completion_mask"]
-    assert own.entries_logp is not None  # it was asked for
-    masses = [(x.exp().sum(-1) * mask).sum(-1) for x in (own.entries_logp, others.logp)]
+    assert student.entries_logp is not None  # it was asked for
+    masses = [(x.exp().sum(-1) * mask).sum(-1) for x in (student.entries_logp, teacher.logp)]
     every: Any = trainer.accelerator.gather(torch.stack([*masses, mask.sum(-1).to(masses[0].dtype)], 1))
     return every.T
-
-
-def _overlap(sums: Tensor) -> Json:
-    names = ("student_on_teachers", "teacher_on_students")
-    means = [ratio_of_means(mass, sums[2]) for mass in sums[:2]]
-    return {"k": TOP} | {n: {"mean": float(e.mean), **_errors(e)} for n, e in zip(names, means, strict=True)}
-
-
-def _samples(task: EvaluationSet, texts: list[str], rewards: list[float]) -> list[Json]:
-    """The first completions of a set, with their prompts and rewards; the reward is None without reward functions."""
-    samples = zip(task.rows, texts, [*rewards, *[None] * len(texts)], strict=False)
-    return [{"set": task.name, "prompt": row["prompt"], "completion": t, "reward": r} for row, t, r in samples]
 
 
 def _kl(report: Report) -> Json:
@@ -240,7 +227,6 @@ def _kl(report: Report) -> Json:
 
 
 def _errors(estimate: Estimate) -> Json:
-    """Standard error and 95% interval."""
     return {"standard_error": float(estimate.standard_error), "interval": list(estimate.interval())}
 
 
@@ -269,20 +255,13 @@ def rollout(trainer: KLTrainer, local_rows: list[Json], completions: list[list[i
     batch = batch_of(trainer, local_rows, completions)
     local: Json = {"mask": batch["completion_mask"]}
     if trainer.objective.exact:
-        seen = trainer.scorer.exact(trainer.model, batch)
-        local |= {"logp": seen.logp, "ref_logp": seen.ref_logp}
-        local |= {"token_reverse_kl": seen.reverse_kl, "token_forward_kl": seen.forward_kl}
+        statistics = trainer.scorer.exact(trainer.model, batch)
+        local |= {"logp": statistics.logp, "ref_logp": statistics.ref_logp}
+        local |= {"token_reverse_kl": statistics.reverse_kl, "token_forward_kl": statistics.forward_kl}
     else:
         local |= {"ref_logp": trainer.scorer.reference_log_probs(batch)}
         local |= {"logp": trainer.scorer.log_probs(trainer.model, batch)}
     return Rollout(**{name: x[:rows] for name, x in everywhere(trainer.accelerator, local)[0].items()})
-
-
-def _greedy(config: GenerationConfig) -> GenerationConfig:
-    greedy = copy.deepcopy(config)
-    greedy.do_sample = False
-    greedy.temperature = greedy.top_p = greedy.top_k = greedy.min_p = None
-    return greedy
 
 
 def _mean(values: list[float]) -> Json:

@@ -34,28 +34,23 @@ def _none(row: Json) -> None:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """A run's name and history."""
+    """A run's name, its history, and what it maximises."""
 
     name: str
     rows: list[Json]
+    objective: str = ""
 
 
 def draw(runs: list[RunHistory], folder: Path) -> None:
-    """Draw the runs to the figures of a folder."""
     kinds = [name.rpartition(".")[2] for name in FIGURES]
     for name, picture in zip(FIGURES, drawn(runs, *kinds), strict=True):
         write_whole(folder / name, picture)
 
 
 def drawn(runs: list[RunHistory], *kinds: str) -> list[bytes]:
-    """The figure in each format: thin lines for updates, markers with bars of one standard error for held-out prompts.
+    """The figure of runs in each format, `png`, `svg` or `pdf`; each run has a colour of its own.
 
-    Args:
-        runs: what to draw; each run has a colour of its own.
-        kinds: `png`, `svg` or `pdf`.
-
-    Returns:
-        The contents of a file of each kind.
+    Thin lines are updates; markers are held-out prompts, with bars of one standard error.
     """
     try:
         import matplotlib
@@ -107,13 +102,13 @@ def _line(
     ax: Axes, rows: list[Json], x: Value, y: Value, *, x_error: Value = _none, y_error: Value = _none, **style: Any
 ) -> None:
     """Draw the rows that have both values, with bars for the errors that are known."""
-    known = [row for row in rows if x(row) is not None and y(row) is not None]
-    if not known:
+    drawable = [row for row in rows if x(row) is not None and y(row) is not None]
+    if not drawable:
         return
-    points: Any = [(x(row), y(row)) for row in known]
+    points: Any = [(x(row), y(row)) for row in drawable]
     ax.plot(*zip(*points, strict=True), **style)
     for name, error in (("xerr", x_error), ("yerr", y_error)):
-        bars = [(x(row), y(row), error(row)) for row in known if error(row) is not None]
+        bars = [(x(row), y(row), error(row)) for row in drawable if error(row) is not None]
         if bars:
             across, up, sizes = zip(*bars, strict=True)
             bar: Style = {name: sizes, "ecolor": style["color"], "elinewidth": 0.9, "capsize": 2}
@@ -129,7 +124,6 @@ def _task_reward(row: Json) -> float | None:
 
 
 def _kl(value: str) -> Value:
-    """Of an evaluation; greedy completions have none."""
     return lambda row: None if row["evaluation"]["kl"] is None else row["evaluation"]["kl"]["per_sequence"][value]
 
 
@@ -177,39 +171,22 @@ def _legend(figure: Figure, runs: list[RunHistory]) -> None:
 # Compare runs from their folders: a table and a figure.
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run: its name, `run.json`, history and summary."""
-
-    name: str
-    run: Json
-    rows: list[Json]
-    summary: Json
-
-
-def load(folders: list[Path]) -> list[ComparedRun]:
+def load(folders: list[Path]) -> list[RunHistory]:
     """Read the runs, finished or not."""
     runs = []
     for folder, name in zip(folders, _names(folders), strict=True):
-        run, rows = run_folder.read(folder, run_folder.RUN), History(folder).rows()
+        recorded, rows = run_folder.read(folder, run_folder.RUN).get("objective"), History(folder).rows()
         if not rows:
             raise RunError("a run with a history", f"{folder} without one", "train it for at least one update")
-        runs.append(ComparedRun(name, run, rows, summarise(folder)))
+        runs.append(RunHistory(name, rows, str(recorded.get("objective", "")) if isinstance(recorded, dict) else ""))
     return runs
 
 
-def picture(runs: list[ComparedRun], kind: str = "png") -> bytes:
-    """One figure of all runs, as `png`, `svg` or `pdf`."""
-    return drawn([RunHistory(run.name, run.rows) for run in runs], kind)[0]
-
-
-def table(runs: list[ComparedRun]) -> Table:
-    """A table with one row per run."""
+def table(runs: list[RunHistory]) -> Table:
     rows = []
     for run in runs:
-        said = run.run.get("objective")
-        objective = str(said.get("objective", "")) if isinstance(said, dict) else ""
-        rows.append([run.name, objective, str(run.summary["updates"]), *_results(run.summary)])
+        summary = summarise(run.rows)
+        rows.append([run.name, run.objective, str(summary["updates"]), *_results(summary)])
     heads = ("run", "maximises", "updates", "in-domain", "out-of-domain", "KL per completion", "length")
     table = text_table(rows, heads, numbers=2, fold=True)
     for column in table.columns[2:]:

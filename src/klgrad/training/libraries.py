@@ -29,7 +29,6 @@ def rng_states() -> Json:
 
 
 def set_rng_states(states: Json) -> None:
-    """Restore what `rng_states` returned."""
     random.setstate(states["python"])
     numpy.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
@@ -75,11 +74,7 @@ WRITE_MESSAGES = re.compile(
 
 
 def refusal(error: Exception) -> SettingError | None:
-    """One line for an error that another library raised.
-
-    Returns:
-        The error to raise instead; None if this package's own code raised it, or if `KLGRAD_TRACEBACK` is set.
-    """
+    """One line for an error of another library; None for one of this package, or if `KLGRAD_TRACEBACK` is set."""
     if isinstance(error, KlgradError) or os.environ.get(SHOW_TRACEBACK):
         return None
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]

@@ -25,17 +25,7 @@ from ..trl.config_checks import needs_no_weights, notes, stale
 from . import run_folder
 from .build import Models
 from .checkpoint import RunTrainer, checkpoints, last_complete, step_of
-from .run_folder import (
-    HISTORY,
-    History,
-    evaluations,
-    in_updates,
-    kl_of,
-    length_of,
-    lost_by_starting_again,
-    training,
-    versions,
-)
+from .run_folder import HISTORY, evaluations, in_updates, kl_of, length_of, lost_by_starting_again, training, versions
 from .settings import PolicyConfig, RunSettings, resume_command
 
 # The objective of a run in words: what it maximises, how tokens are weighted, and what rescales β.
@@ -86,7 +76,6 @@ def formula(settings: RunSettings) -> str:
 
 
 def reduction(settings: RunSettings) -> str:
-    """How the KLs of the tokens are combined."""
     training = settings.training
     if training.kl_placement == "reward" or training.objective.reduction == "sequence":
         return PER_COMPLETION
@@ -111,16 +100,7 @@ OVER_ALL_TOKENS = ("dapo", "cispo", "vespo")
 
 
 def audit_lines(training: KLConfig) -> list[str]:
-    """What the KL of a run descends, on fresh samples, and on stale ones where the settings make them stale.
-
-    The trainer's own loss is taken apart, which takes about a second.
-
-    Args:
-        training: the settings of the trainer.
-
-    Returns:
-        One line for each kind of samples.
-    """
+    """What the KL of a run descends: a line for fresh samples, and one for stale ones where there are any."""
     if training.kl_coef == 0:
         return ["no KL: kl_coef is 0"]
     with _one_thread():
@@ -189,8 +169,6 @@ QUANTISED = ("load_in_4bit", "load_in_8bit")
 
 @dataclass(frozen=True)
 class Item:
-    """One entry of the estimate."""
-
     name: str
     bytes: int
     note: str
@@ -255,9 +233,8 @@ def _millions(parameters: int) -> str:
 
 
 def _left_out(policy: PolicyConfig, names: tuple[str, ...]) -> str:
-    """The end of a note, with those of the settings that are given."""
-    given = [name for name in names if getattr(policy, name)]
-    return f"; does not account for {', '.join(given)}" if given else ""
+    settings = [name for name in names if getattr(policy, name)]
+    return f"; does not account for {', '.join(settings)}" if settings else ""
 
 
 def in_units(count: float) -> str:
@@ -269,7 +246,6 @@ def in_units(count: float) -> str:
 
 
 def describe(settings: RunSettings, models: Models) -> RenderableType:
-    """What `--dry-run` prints."""
     heading = "What its KL descends: the trainer's own loss, taken apart"
     memory = "Memory of all processes together, with each model counted once; activations are not included"
     items = estimate(settings, models)
@@ -297,7 +273,6 @@ def objective_lines(settings: RunSettings) -> list[str]:
 
 
 def facts(settings: RunSettings, models: Models) -> dict[str, str]:
-    """The main settings, by title."""
     training: Any = settings.training
     per_update = training.per_device_train_batch_size * training.gradient_accumulation_steps * training.world_size
     reference = "the model as it starts"
@@ -335,7 +310,6 @@ def facts(settings: RunSettings, models: Models) -> dict[str, str]:
 
 
 def announcement(settings: RunSettings, models: Models, checkpoint: Path | None) -> list[Text]:
-    """What is printed when training starts."""
     where = "" if checkpoint is None else f", continuing from {checkpoint.name}"
     first = f"{settings.command} {models.name}{where}: maximises {objective(settings)}"
     return [Text(first, style="bold"), *(Text(line, style="dim") for line in objective_lines(settings)[1:])]
@@ -372,13 +346,11 @@ def folder_contents(folder: Path) -> str:
 
 
 def _size(*paths: Path) -> str:
-    """In MB, for folders."""
     files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
     return f" ({sum(file.stat().st_size for file in files) / 1e6:,.1f} MB)" if files else ""
 
 
 def load_error(checkpoint: Path, error: Exception) -> RunError:
-    """The error for a checkpoint that another library cannot load."""
     detail = str(error).strip().splitlines() or [""]
     return RunError(
         "a checkpoint that these settings can continue from",
@@ -389,7 +361,6 @@ def load_error(checkpoint: Path, error: Exception) -> RunError:
 
 
 def no_update_error(trainer: RunTrainer, start: int) -> RunError:
-    """The error for a training that has ended without an update."""
     args: Any = trainer.args
     dataset: Any = trainer.train_dataset
     return RunError(
@@ -404,9 +375,8 @@ def no_update_error(trainer: RunTrainer, start: int) -> RunError:
 # The results of a run, as data and as a table.
 
 
-def summarise(folder: Path) -> Json:
-    """Read the history: evaluations before and after, and means over the last tenth of the updates."""
-    rows = History(folder).rows()
+def summarise(rows: list[Json]) -> Json:
+    """Of a history: evaluations before and after, and means over the last tenth of the updates."""
     trained, evaluated = training(rows), evaluations(rows)
     last = trained[-max(1, len(trained) // 10) :]
     first = evaluated[0] if evaluated and evaluated[0]["step"] == 0 else None  # its beginning may be lost
@@ -444,23 +414,23 @@ def table_of(summary: Json) -> Table:
 
 def _distillation_rows(columns: list[Json | None]) -> list[list[str]]:
     """Answers of the student and its teachers, KL(teacher‖student) and the overlap, where they were evaluated."""
-    found = [None if column is None else column.get("distillation") for column in columns]
-    last, rows = found[-1], list[list[str]]()
+    comparisons = [None if column is None else column.get("distillation") for column in columns]
+    last, rows = comparisons[-1], list[list[str]]()
     if last is None:
         return rows
     for name, by_decoding in last["rewards"].items():
         for how, domains in by_decoding.items():
             for domain in domains:
                 where = "in-domain" if domain == "in" else "out-of-domain"
-                scores = [score(each["rewards"][name][how].get(domain)) if each else "" for each in found]
+                scores = [score(x["rewards"][name][how].get(domain)) if x else "" for x in comparisons]
                 rows.append([f"{name}, {how} ({where})", *scores])
     if "forward_kl" in last:
-        kls = [format_estimate(each["forward_kl"]["per_token"]) if each else "" for each in found]
+        kls = [format_estimate(x["forward_kl"]["per_token"]) if x else "" for x in comparisons]
         rows.append(["KL(teacher‖student), nats per token", *kls])
         titles = {"student_on_teachers": "student's mass on the teacher's top {}"}
         titles["teacher_on_students"] = "teacher's mass on the student's top {}"
         for name, title in titles.items():
-            masses = [format_estimate(each["overlap"][name]) if each else "" for each in found]
+            masses = [format_estimate(x["overlap"][name]) if x else "" for x in comparisons]
             rows.append([title.format(last["overlap"]["k"]), *masses])
     return rows
 
@@ -482,8 +452,8 @@ def format_estimate(row: Json) -> str:
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [x for x in values if x is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [x for x in values if x is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 # The model card of a run: its base model, its KL, and its results.

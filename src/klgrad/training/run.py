@@ -36,12 +36,7 @@ from .settings import RunSettings, resume_command
 
 
 def run(settings: RunSettings, out: Console, err: Console) -> int:
-    """Train, or describe the training with `--dry-run`.
-
-    Args:
-        settings: from `settings.parse.parse`.
-        out: for results.
-        err: for progress and warnings.
+    """Train, or describe the training with `--dry-run`: results go to `out`, progress and warnings to `err`.
 
     Returns:
         The exit status: 0, or 128 + the number of the signal that stopped the run.
@@ -200,12 +195,11 @@ class _Run:
         return 128 + number
 
     def _finish(self, trainer: RunTrainer, seconds: float) -> int:
-        """Save the model, and write and print the results."""
         folder, updates = self.folder, trainer.state.global_step
         trainer.save_whole_model(folder / run_folder.MODEL)
         if not self.main:
             return 0
-        summary = {**summarise(folder), "updates": updates, "seconds": round(seconds, 1)}
+        summary = {**summarise(self.history.rows()), "updates": updates, "seconds": round(seconds, 1)}
         if self.settings.training.max_steps <= 0:
             summary["num_train_epochs"] = self.settings.training.num_train_epochs
         write_whole(folder / run_folder.MODEL / CARD, model_card(self.settings, self.models, summary))

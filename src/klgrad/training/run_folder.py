@@ -30,7 +30,6 @@ class History:
         self.path = folder / HISTORY
 
     def append(self, row: Json) -> None:
-        """Write one row."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(row)) + "\n")
 
@@ -66,8 +65,8 @@ def _row(line: bytes) -> Json | None:
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
     evaluation = row.get("evaluation", {})
-    known = "evaluation" not in row or (isinstance(evaluation, dict) and evaluation.keys() >= EVALUATION)
-    return row if known else None
+    is_row = "evaluation" not in row or (isinstance(evaluation, dict) and evaluation.keys() >= EVALUATION)
+    return row if is_row else None
 
 
 def _damaged(path: Path, what: str) -> RunError:
@@ -80,7 +79,6 @@ def _damaged(path: Path, what: str) -> RunError:
 
 
 def training(rows: list[Json]) -> list[Json]:
-    """Rows of updates."""
     return [row for row in rows if "evaluation" not in row]
 
 
@@ -90,7 +88,6 @@ def in_updates(count: int) -> str:
 
 
 def evaluations(rows: list[Json]) -> list[Json]:
-    """Rows of evaluations."""
     return [row for row in rows if "evaluation" in row]
 
 
@@ -124,7 +121,6 @@ def write_run(folder: Path, command: str, settings: Json, objective: Json) -> No
 
 
 def write_json(path: Path, content: Json) -> None:
-    """Write results for programs to read."""
     write_whole(path, json.dumps(finite(content), indent=1, default=str, ensure_ascii=False))
 
 
@@ -178,7 +174,6 @@ def updates_if_finished(folder: Path, max_steps: int, num_train_epochs: float) -
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that the numbers depend on."""
     versions = {"klgrad": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -195,11 +190,11 @@ UNFINISHED = (".model.partial", ".model.old")
 def check_free(folder: Path, *, overwrite: bool) -> None:
     """Create the folder; raise if it has a run and `overwrite` is not set."""
     ensure_folder(folder)
-    there = _files_of_a_run(folder)
-    if there and not overwrite:
+    files = _files_of_a_run(folder)
+    if files and not overwrite:
         raise RunError(
             "an output folder without a run",
-            f"{folder}, which has {there[0].name}",
+            f"{folder}, which has {files[0].name}",
             "--resume continues it, --overwrite replaces it, --output_dir names another folder",
         )
 

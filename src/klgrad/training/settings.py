@@ -45,14 +45,7 @@ def code_settings(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_confirmed(recorded: Mapping[str, object], given: Mapping[str, object], folder: Path, command: str) -> None:
-    """Refuse code that only `run.json` names.
-
-    Args:
-        recorded: the settings in `run.json`.
-        given: settings from the command line and the file of `--config`.
-        folder: of the run.
-        command: `train` or `distill`.
-    """
+    """Refuse code that only `run.json` names, and neither the command line nor the file of `--config`."""
     missing = {name: value for name, value in code_settings(recorded).items() if name not in given}
     if missing:
         flags = ", ".join(" ".join([f"--{name}", *_words(value)]) for name, value in missing.items())
@@ -64,7 +57,6 @@ def check_confirmed(recorded: Mapping[str, object], given: Mapping[str, object],
 
 
 def resume_command(command: str, folder: Path, settings: Mapping[str, object], *more: str) -> str:
-    """The command line that resumes a run."""
     words = ["klgrad", command, "--output_dir", str(folder), "--resume", *more]
     for name, value in code_settings(settings).items():
         words += [f"--{name}", *_words(value)]
@@ -150,11 +142,7 @@ BATCHES = 40
 STUDENT: Json = {"learning_rate": 3e-4, "max_steps": BATCHES}
 """A student with two thirds of the layers is far from its teacher, and needs a high learning rate."""
 
-REUSED: Json = {
-    "num_iterations": 8,
-    "learning_rate": 6e-4,
-    "lr_scheduler_type": "cosine",
-}
+REUSED: Json = {"num_iterations": 8, "learning_rate": 6e-4, "lr_scheduler_type": "cosine"}
 """The same number of completions, with eight updates each: the nearest of what docs/experiments/reuse.md compares.
 
 Summed over the vocabulary, the KL of a token needs no importance weights on completions of an earlier policy.
@@ -162,13 +150,7 @@ Summed over the vocabulary, the KL of a token needs no importance weights on com
 
 QUICK_STUDENT: Json = {"learning_rate": 1e-4, "max_steps": 8, "save_steps": 4, "eval_every": 4}
 
-QUICK_REUSED: Json = {
-    "num_iterations": 2,
-    "learning_rate": 2e-4,
-    "max_steps": 12,
-    "save_steps": 6,
-    "eval_every": 6,
-}
+QUICK_REUSED: Json = {"num_iterations": 2, "learning_rate": 2e-4, "max_steps": 12, "save_steps": 6, "eval_every": 6}
 """Few batches: eight updates with each would leave one or two."""
 
 UNGROUPED: Json = {"num_generations": 2}
@@ -176,14 +158,7 @@ UNGROUPED: Json = {"num_generations": 2}
 
 
 def preset_of(command: str, given: Json) -> Json:
-    """The default settings of a command.
-
-    Args:
-        command: `train` or `distill`.
-        given: settings from the command line and a file, which choose among the presets.
-
-    Returns:
-        Json by name; `given` takes precedence over them.
+    """The default settings of `train` or `distill`. `given` chooses among the presets, and takes precedence over them.
 
     Example:
         >>> preset_of("distill", {"quick": True})["max_steps"]
@@ -319,14 +294,9 @@ class PolicyConfig(ModelConfig):
 
 @dataclass
 class RunSettings:
-    """All settings of a command.
+    """All settings of a command: of this package, of the trainer, of the model.
 
-    Attributes:
-        command: `train` or `distill`.
-        run: settings of this package.
-        training: settings of the trainer, TRL's included.
-        policy: settings of the model.
-        given: values from the command line, a file or a preset, by name, for `run.json`.
+    `given` has the values from the command line, a file or a preset, by name, for `run.json`.
     """
 
     command: str
@@ -369,7 +339,6 @@ class Parser(TrlParser):
         self.actions = {action.dest: action for action in self._actions if action.dest != "help"}
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and exiting."""
         raise SettingError("settings of the right kind", message, f"see {self.prog} --help")
 
     def read(self, arguments: list[str]) -> tuple[Json, list[str]]:
@@ -419,16 +388,9 @@ class Parsed:
 
 
 def parse(command: str, arguments: list[str]) -> RunSettings:
-    """Parse a command line.
+    """The checked settings of a command line.
 
     Precedence: flags, then the file of `--config`, then a preset, then TRL's defaults.
-
-    Args:
-        command: `train` or `distill`.
-        arguments: the command line after the command.
-
-    Returns:
-        The settings, checked by argparse, by TRL and by this package.
 
     Example:
         >>> parse("train", ["--quick", "--kl_coef", "0.1"]).training.kl_coef
@@ -462,12 +424,7 @@ def read(command: str, arguments: list[str]) -> Parsed:
 
 
 def settings_of(parsed: Parsed, processes: int | None = None) -> RunSettings:
-    """Build the settings, with the checks of TRL and of this package.
-
-    Args:
-        parsed: from `read`.
-        processes: the number of processes that a dry run describes; None for this process' own environment.
-    """
+    """Build the settings, with the checks of TRL and of this package; a dry run describes a number of `processes`."""
     parser = parsed.parser
     if processes is not None:
         parser.dataclass_types = [planned(processes) if kind is KLConfig else kind for kind in parser.dataclass_types]
@@ -535,14 +492,12 @@ LAUNCHED = "KLGRAD_LAUNCHED"
 
 
 def needs_launch(parsed: Parsed) -> bool:
-    """Whether this process should only start others."""
     if LAUNCHED in os.environ or "LOCAL_RANK" in os.environ or parsed.run.dry_run:
         return False
     return parsed.run.num_processes > 1 or parsed.run.accelerate_config is not None
 
 
 def processes(parsed: Parsed) -> int:
-    """The number of processes that would train."""
     config = _accelerate_config(parsed)
     if parsed.run.num_processes > 1 or config is None:
         return parsed.run.num_processes
@@ -553,18 +508,17 @@ def processes(parsed: Parsed) -> int:
 def launch_command(parsed: Parsed, arguments: list[str]) -> list[str]:
     """The command line to execute; it has the same settings, except those that choose the processes."""
     config = _accelerate_config(parsed)
-    chosen = [] if config is None else ["--config_file", config]
+    options = [] if config is None else ["--config_file", config]
     if parsed.run.num_processes > 1:
-        chosen += ["--num_processes", str(parsed.run.num_processes)]
+        options += ["--num_processes", str(parsed.run.num_processes)]
     if config is None:
-        chosen += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        chosen += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
-    _, others = _take(arguments, "num_processes", "accelerate_config")
-    return [sys.executable, "-m", "accelerate.commands.launch", *chosen, "-m", "klgrad", parsed.command, *others]
+        options += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        options += ["--multi_gpu"]  # on a CPU too: with --cpu accelerate starts one process only
+    _, words = _take(arguments, "num_processes", "accelerate_config")
+    return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "klgrad", parsed.command, *words]
 
 
 def launch(parsed: Parsed, arguments: list[str]) -> NoReturn:
-    """Replace this process by the launcher."""
     words = launch_command(parsed, arguments)
     os.environ[LAUNCHED] = "1"
     os.execv(words[0], words)

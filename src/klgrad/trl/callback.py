@@ -7,17 +7,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from ..core.rollout import Rollout
 from ..errors import KlgradError, MeaningError, MissingExtraError
-from ..support import ensure_folder, write_whole
+from ..support import Json, Model, ensure_folder, write_whole
 from . import compat
-from .compat import NEEDED, Batch, has_adapters, loss_leaves_no_trace
+from .compat import NEEDED, REF_LOGP, SAMPLER_LOGP, Batch, has_adapters, loss_leaves_no_trace
 from .contract import GENERATE, LOSS, PREPARE, Observer, scores_a_reference, trainer_of
 from .metrics import Window
 from .reference import Columns, Passes, Reference, StartWeights
@@ -40,35 +41,23 @@ RUN = b"klgrad.run"
 
 
 class RolloutFiles:
-    """Writes a file per step into a folder, or into a numbered folder inside it if it has the files of another run.
-
-    Args:
-        folder: made if it is missing.
-
-    Attributes:
-        folder: where the files of this run are.
-    """
+    """Writes a file per step into a folder, or into a numbered folder inside it if it has the files of another run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = self._given = folder
         self._run = ""
 
     def begin(self, step: int, run: str) -> bool:
-        """Choose the folder before training from `step` on.
+        """Choose the folder before training from `step` on; return whether the given one has the files of another run.
 
-        A run that continues removes its files of later steps: it makes these steps again.
-
-        Args:
-            step: the updates that were made already.
-            run: what tells the run from others: its output folder.
-
-        Returns:
-            Whether the given folder has the files of another run.
+        A run that continues removes its files of later steps: it makes these steps again. `run` tells it from others:
+        its output folder.
         """
-        _pyarrow()
+        _, pq = _pyarrow()
         self._run = run
         numbered = (self._given if n == 1 else self._given / f"run-{n}" for n in itertools.count(1))
-        mine = lambda files: not files or (step > 0 and _run_of(files[0]) == run)
+        named = lambda path: ((pq.read_schema(path).metadata or {}).get(RUN) or b"").decode()
+        mine = lambda files: not files or (step > 0 and named(files[0]) == run)
         self.folder = next(folder for folder in numbered if mine(_files(folder)))
         ensure_folder(self.folder)
         for path in _files(self.folder):
@@ -77,14 +66,9 @@ class RolloutFiles:
         return self.folder != self._given
 
     def write(self, step: int, batches: list[Columns]) -> None:
-        """Write the completions of one step.
-
-        Args:
-            step: the number of the update.
-            batches: the columns of its micro-batches, of all processes.
-        """
+        """Write the completions of one step: the columns of its micro-batches, of all processes."""
         pa, pq = _pyarrow()
-        rows: dict[str, Any] = {"group": [key for batch in batches for key in batch["group"].tolist()]}
+        rows: Json = {"group": [key for batch in batches for key in batch["group"].tolist()]}
         for name, dtype in PER_TOKEN.items():
             if all(batch.get(name) is not None for batch in batches):
                 lists = [row for batch in batches for row in _live(batch[name], batch["mask"], dtype)]
@@ -97,18 +81,12 @@ class RolloutFiles:
 
 
 def step_of(path: Path) -> int | None:
-    """The step in a file's name, or None."""
-    found = re.fullmatch(r"step-(\d+)\.parquet", path.name)
-    return None if found is None else int(found[1])
+    named = re.fullmatch(r"step-(\d+)\.parquet", path.name)
+    return None if named is None else int(named[1])
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.parquet"))
-
-
-def _run_of(path: Path) -> str:
-    """The output folder of the run that wrote a file; empty if it does not say."""
-    return ((_pyarrow()[1].read_schema(path).metadata or {}).get(RUN) or b"").decode()
 
 
 def _live(x: Tensor, mask: Tensor, dtype: torch.dtype) -> list[Any]:
@@ -117,7 +95,7 @@ def _live(x: Tensor, mask: Tensor, dtype: torch.dtype) -> list[Any]:
     return [row[live].numpy() for row, live in zip(x, mask, strict=True)]
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def _pyarrow() -> tuple[ModuleType, ModuleType]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -132,7 +110,7 @@ def _pyarrow() -> tuple[Any, Any]:
 # trains without an error, and without a KL.
 
 Verdict = Literal["moves", "does not move", "unknown"]
-Loss = Callable[[Any, Batch], Tensor]
+Loss = Callable[[Model, Batch], Tensor]
 
 PROBES, LARGEST = 8, 2**20
 """The gradient is looked at for a few of the last parameters, each of at most this many elements."""
@@ -154,9 +132,6 @@ class BetaCheck:
 
     The training has a graph of its own: some layers, such as Liger's, overwrite in a backward pass what another pass of
     the same graph needs.
-
-    Args:
-        trainer: the trainer.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -171,25 +146,33 @@ class BetaCheck:
         """Whether there is something to look at: β is set, and the loss is one that reads the reference's log-probs."""
         return self.beta > 0 and self.verdict is None and scores_a_reference(self._trainer)
 
-    def __call__(self, loss: Loss, model: Any, batch: Batch) -> Tensor:
+    def __call__(self, loss: Loss, model: Model, batch: Batch) -> Tensor:
         """The training loss of a micro-batch, after or before a look at it."""
-        if not self.is_due or not self._has_tokens_everywhere(batch):
+        # Each process must have a token to train on. All look, or none: the loss exchanges metrics.
+        if not self.is_due or not self._of_all(int(compat.sampled_tokens(batch).any())).min():
             return loss(model, batch)
-        if not compat.has_reference_log_probs(batch):
+        if REF_LOGP not in batch:
             self.verdict = "does not move"  # the loss has nothing to compute a KL from
             return loss(model, batch)
         self._looks += 1
         look = self._first_look if self._looks == 1 else self._second_look
         try:
-            found = look(loss, model, batch)
+            verdict = look(loss, model, batch)
         except Exception:  # too little memory, for example: the training goes on
             if self._trainer.accelerator.num_processes > 1:
                 raise  # the others wait for this process within the loss
-            found = "unknown"
-        found = self._agreed(found)
-        if self._looks > 1 or found == "moves":
-            self.verdict = found
+            verdict = "unknown"
+        # All processes must take the same way: one that sees a dependence is enough.
+        order: tuple[Verdict, ...] = ("unknown", "does not move", "moves")
+        verdict = order[int(self._of_all(order.index(verdict)).max())]
+        if self._looks > 1 or verdict == "moves":
+            self.verdict = verdict
         return loss(model, batch)
+
+    def _first_look(self, loss: Loss, model: Model, batch: Batch) -> Verdict:
+        ref_logp = compat.reference_log_probs(batch).detach().clone().requires_grad_()
+        with self._apart(model):
+            return _depends(loss(model, {**batch, REF_LOGP: ref_logp}), ref_logp, probes(model))
 
     def message(self) -> str:
         """The warning for a verdict against the loss."""
@@ -201,16 +184,11 @@ class BetaCheck:
             "saves the reference's memory and time. KLCallback(check_beta=False) silences this"
         )
 
-    def _first_look(self, loss: Loss, model: Any, batch: Batch) -> Verdict:
-        ref_logp = compat.reference_log_probs(batch).detach().clone().requires_grad_()
-        with self._apart(model):
-            return _depends(loss(model, compat.with_reference_log_probs(batch, ref_logp)), ref_logp, probes(model))
-
-    def _second_look(self, loss: Loss, model: Any, batch: Batch) -> Verdict:
+    def _second_look(self, loss: Loss, model: Model, batch: Batch) -> Verdict:
         ref_logp, parameters = compat.reference_log_probs(batch), probes(model)
 
         def gradient(shift: float) -> list[Tensor | None]:
-            moved = compat.with_reference_log_probs(batch, ref_logp - shift)
+            moved = {**batch, REF_LOGP: ref_logp - shift}
             with self._apart(model):
                 return list(torch.autograd.grad(loss(model, moved), parameters, allow_unused=True))
 
@@ -218,29 +196,19 @@ class BetaCheck:
         return "moves" if _distance(here, away) > NOISE * _distance(here, again) else "does not move"
 
     @contextmanager
-    def _apart(self, model: Any) -> Iterator[None]:
+    def _apart(self, model: Model) -> Iterator[None]:
         """For a loss that is not trained on: it leaves no trace, and each has the same random numbers, for dropout."""
         accelerator = self._trainer.accelerator
         devices = [accelerator.device] if accelerator.device.type == "cuda" else []
         with loss_leaves_no_trace(self._trainer), accelerator.no_sync(model), torch.random.fork_rng(devices=devices):
             yield
 
-    def _has_tokens_everywhere(self, batch: Batch) -> bool:
-        """Whether each process has a token to train on. All must look, or none: the loss exchanges metrics."""
-        return bool(self._of_all(int(compat.sampled_tokens(batch).any())).min())
-
-    def _agreed(self, own: Verdict) -> Verdict:
-        """The verdict of all processes, which must take the same way: one that sees a dependence is enough."""
-        order: tuple[Verdict, ...] = ("unknown", "does not move", "moves")
-        return order[int(self._of_all(order.index(own)).max())]
-
-    def _of_all(self, own: int) -> Tensor:
+    def _of_all(self, number: int) -> Tensor:
         accelerator = self._trainer.accelerator
-        found: Any = accelerator.gather(torch.tensor([own], device=accelerator.device))
-        return found
+        return accelerator.gather(torch.tensor([number], device=accelerator.device))
 
 
-def probes(model: Any) -> list[Tensor]:
+def probes(model: Model) -> list[Tensor]:
     """The last small parameters that are trained: their gradient needs the least of a backward pass."""
     trained = [p for p in model.parameters() if p.requires_grad]
     small = [p for p in trained if 0 < p.numel() <= LARGEST]
@@ -313,7 +281,7 @@ class KLCallback(TrainerCallback):
         every: int = 100,
         *,
         exact: bool = False,
-        reference: Any = None,
+        reference: Model = None,
         log_rollouts: str | Path | None = None,
         check_beta: bool = True,
     ) -> None:
@@ -327,7 +295,7 @@ class KLCallback(TrainerCallback):
         self._start: StartWeights | None = None
         self._passes: Passes | None = None
         self._window = Window()
-        self._found: dict[str, float] = {}
+        self._pending: dict[str, float] = {}
         self._held: list[Batch] = []
         self._generated_at: int | None = None
         self._is_due = False
@@ -342,13 +310,12 @@ class KLCallback(TrainerCallback):
 
     # Events of the trainer
 
-    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_init_end(self, args: object, state: TrainerState, control: object, model: Model = None, **_: object) -> None:
         """Keep the start weights: when training begins, a checkpoint may have been loaded over them."""
         if self.reference is None and model is not None and not has_adapters(model):
             self._start = StartWeights(model)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Find the trainer, and begin to observe it."""
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **_: object) -> None:
         self._stop()
         self._told = set()
         try:
@@ -359,16 +326,16 @@ class KLCallback(TrainerCallback):
             self._stop()
             self._warn(f"nothing is reported in this run: {error}")
 
-    def _begin_files(self, files: RolloutFiles, args: Any, state: Any) -> None:
+    def _begin_files(self, files: RolloutFiles, args: TrainingArguments, state: TrainerState) -> None:
         given = files.folder
         try:
-            if files.begin(state.global_step, str(Path(args.output_dir).resolve())):
+            if files.begin(state.global_step, str(Path(str(args.output_dir)).resolve())):
                 self._warn(f"{given} has the log-probs of another run: those of this one are written to {files.folder}")
         except Exception as error:  # no pyarrow, or a folder that cannot be written to: the training goes on
             self.files = None
             self._warn(f"no log-probs are written in this run: {type(error).__name__}: {error}")
 
-    def _begin(self, state: Any) -> None:
+    def _begin(self, state: TrainerState) -> None:
         trainer = self._trainer = self._trainer or trainer_of(self, state)
         reference = Reference(trainer, self.reference, self._start)
         if not reference.needs_start_weights:
@@ -392,7 +359,7 @@ class KLCallback(TrainerCallback):
                 "the first is measured, before the weights have changed; remedy: write a smaller every"
             )
 
-    def _keep_late(self, reference: Reference, state: Any) -> None:
+    def _keep_late(self, reference: Reference, state: TrainerState) -> None:
         """Keep the weights now, for a callback that was added to a trainer that existed already."""
         self._start = reference.start = StartWeights(self._trainer.accelerator.unwrap_model(self._trainer.model))
         if state.global_step > 0:
@@ -401,13 +368,12 @@ class KLCallback(TrainerCallback):
                 " start: give KLCallback to the trainer when it is made, or give a model as reference"
             )
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         """An update begins; it is measured if one is due and its completions are new."""
         self._held = []
         self._is_due = self._is_due or state.global_step % self.every == 0
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop to observe the trainer."""
+    def on_train_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self._stop()
 
     def _stop(self) -> None:
@@ -424,8 +390,13 @@ class KLCallback(TrainerCallback):
         """Hold a micro-batch of an update that is measured, and measure all of them with the last."""
         if self._observer is None or not self._is_due:
             return
-        if not compat.has_completions(batch):
-            self._give_up(batch)
+        if not isinstance(batch, dict) or any(name not in batch for name in NEEDED):
+            names = ", ".join(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
+            self._warn(
+                f"nothing is reported in this run: expected batches with {', '.join(NEEDED)}; received {names}; "
+                "remedy: use KLCallback with a trainer that samples completions (GRPO, RLOO, distillation)"
+            )
+            self._release(PREPARE, GENERATE)
             return
         if not self._observer.generates or self._generated_at == self._trainer.state.global_step:
             self._held.append(batch)
@@ -433,31 +404,23 @@ class KLCallback(TrainerCallback):
             held, self._held, self._is_due = self._held, [], False
             self._measure(self._trainer.state.global_step + 1, held)
 
-    def _give_up(self, batch: Any) -> None:
-        names = ", ".join(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
-        self._warn(
-            f"nothing is reported in this run: expected batches with {', '.join(NEEDED)}; received {names}; remedy: "
-            "use KLCallback with a trainer that samples completions (GRPO, RLOO, distillation)"
-        )
-        self._release(PREPARE, GENERATE)
-
-    def _checked(self, check: BetaCheck, loss: Callable[..., Any], model: Any, batch: Any) -> Any:
+    def _checked(self, check: BetaCheck, loss: Callable[..., Any], model: Model, batch: Any) -> Any:
         value = check(loss, model, batch)
         if check.verdict is not None:
             self._release(LOSS)
             if check.verdict != "unknown":
                 self.beta_moves_gradient = check.verdict == "moves"
-                self._found["kl/beta_moves_gradient"] = float(self.beta_moves_gradient)
+                self._pending["kl/beta_moves_gradient"] = float(self.beta_moves_gradient)
             if check.verdict == "does not move":
                 self._warn(check.message())
         return value
 
     def _numbers(self) -> dict[str, float]:
         """What is new since the last logged row."""
-        found, self._found = self._found, {}
+        numbers, self._pending = self._pending, {}
         if not self._window.is_empty:
-            found, self._window = {**found, **self._window.metrics()}, Window()
-        return found
+            numbers, self._window = {**numbers, **self._window.metrics()}, Window()
+        return numbers
 
     def _release(self, *names: str) -> None:
         if self._observer is not None:
@@ -473,41 +436,35 @@ class KLCallback(TrainerCallback):
             local = self._passes(batches)
         except Exception as error:  # whatever it is, the training goes on
             failure = error
-        if not self._all_succeeded(failure is None):
-            self._warn_of(step, failure)
+        accelerator = self._trainer.accelerator
+        if not accelerator.gather(torch.tensor([int(failure is None)], device=accelerator.device)).min():
+            self._warn_of(step, failure)  # one process that failed must not leave the others waiting for its numbers
             return
         assert local is not None
         try:
-            of_the_sampler = all(map(compat.has_sampler_log_probs, batches))
-            self._record(step, [everywhere(self._trainer.accelerator, each)[0] for each in local], of_the_sampler)
+            of_the_sampler = all(SAMPLER_LOGP in batch for batch in batches)
+            self._record(step, [everywhere(accelerator, each)[0] for each in local], of_the_sampler)
         except Exception as error:  # the same on all processes, which have the same numbers
             self._warn_of(step, error)
 
-    def _record(self, step: int, found: list[Columns], of_the_sampler: bool) -> None:
+    def _record(self, step: int, batches: list[Columns], of_the_sampler: bool) -> None:
         # All are checked before the first is added.
-        made: list[dict[str, Any]] = [{role: each.get(role) for role in ROLES} for each in found]
-        rollouts = [Rollout(**each) for each in made]
-        for each, rollout in zip(found, rollouts, strict=True):
+        rollouts = [Rollout(**{role: columns.get(role) for role in ROLES}) for columns in batches]  # pyright: ignore[reportArgumentType]
+        for each, rollout in zip(batches, rollouts, strict=True):
             self._window.add(step, rollout, each["group"], of_the_sampler=of_the_sampler)
         if self.files is not None and self._trainer.accelerator.is_main_process:
             # The policy's own log-probs before an update are not those of a sampler.
-            self.files.write(step, found if of_the_sampler else [{**each, "behavior_logp": None} for each in found])
-
-    def _all_succeeded(self, own: bool) -> bool:
-        """Whether no process failed: one that failed must not leave the others waiting for its numbers."""
-        accelerator = self._trainer.accelerator
-        found: Any = accelerator.gather(torch.tensor([int(own)], device=accelerator.device))
-        return bool(found.min())
+            self.files.write(step, batches if of_the_sampler else [{**each, "behavior_logp": None} for each in batches])
 
     def _warn_of(self, step: int, error: Exception | None) -> None:
         if error is None:
             self._warn(f"no KL of step {step} is reported: another process failed")
             return
         last = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        if said not in self._told:  # once, and not at every measurement
-            self._told.add(said)
-            self._warn(f"no KL of step {step} is reported, nor of later ones that fail like it: {said}")
+        text = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        if text not in self._told:  # once, and not at every measurement
+            self._told.add(text)
+            self._warn(f"no KL of step {step} is reported, nor of later ones that fail like it: {text}")
 
     def _warn(self, text: str) -> None:
         warnings.warn(f"KLCallback: {text}", CallbackWarning, stacklevel=3)

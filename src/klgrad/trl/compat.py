@@ -33,6 +33,7 @@ from trl.trainer.utils import (
 
 from ..errors import KlgradError
 from ..kernels import TokenStatistics
+from ..support import Json, Model
 
 # The versions of TRL that this package was written for, and the error for a TRL that differs.
 
@@ -80,21 +81,22 @@ class GenerationState:
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         """The state between two updates; lists that change later are copied."""
-        trainer = self._trainer
+        trainer: Any = self._trainer
         adaptive = trainer.use_adaptive_entropy
+        every = trainer.args.steps_per_generation * trainer.num_iterations
+        is_used_up = trainer._buffered_inputs is None or trainer._step % every == 0  # the next step samples a new batch
         return {
             "step": trainer._step,
             "total_tokens": trainer._total_train_tokens,
             "tokens_seen": trainer.state.num_input_tokens_seen,
             "entropy": [trainer.entropy_coef, trainer._last_world_entropy] if adaptive else None,
             "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-            "buffer": None if self._generates_next() else trainer._buffered_inputs,
+            "buffer": None if is_used_up else trainer._buffered_inputs,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the state back, in this process or in another."""
+    def load_state_dict(self, state: Json) -> None:
         trainer = self._trainer
         trainer._step, trainer._total_train_tokens = state["step"], state["total_tokens"]
         trainer.state.num_input_tokens_seen = state["tokens_seen"]
@@ -103,12 +105,6 @@ class GenerationState:
         trainer._metrics["train"].clear()
         trainer._metrics["train"].update({name: list(values) for name, values in state["metrics"].items()})
         trainer._buffered_inputs = state["buffer"]
-
-    def _generates_next(self) -> bool:
-        """Whether the next step samples a new batch, so that the last one is not needed."""
-        trainer: Any = self._trainer
-        every = trainer.args.steps_per_generation * trainer.num_iterations
-        return trainer._buffered_inputs is None or trainer._step % every == 0
 
 
 class LossSinceLog:
@@ -119,13 +115,12 @@ class LossSinceLog:
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         """Empty before training has begun. The loss is added to in place, so it is copied."""
-        found = {name: getattr(self._trainer, name) for name in self.NAMES if hasattr(self._trainer, name)}
-        return {name: _copied(value) for name, value in found.items()}
+        state = {name: getattr(self._trainer, name) for name in self.NAMES if hasattr(self._trainer, name)}
+        return {name: _copied(value) for name, value in state.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the state back."""
+    def load_state_dict(self, state: Json) -> None:
         for name, value in state.items():
             setattr(self._trainer, name, _copied(value))
 
@@ -146,7 +141,7 @@ def checkpoint_folder(trainer: GRPOTrainer, trial: Any) -> Path:
 
 def save_checkpoint(trainer: GRPOTrainer) -> None:
     """Write a checkpoint now, by the trainer's own method."""
-    model: Any = trainer.model_wrapped
+    model: Model = trainer.model_wrapped
     trainer._save_checkpoint(model, None)
 
 
@@ -166,7 +161,11 @@ def save_in_one_piece(trainer: GRPOTrainer) -> None:
 # Touches the keys `prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `tool_mask`, `advantages`,
 # `ref_per_token_logps`, `old_per_token_logps` and `sampling_per_token_logps`.
 
-Batch = dict[str, Any]
+Batch = Json
+
+REF_LOGP, OLD_LOGP, SAMPLER_LOGP = "ref_per_token_logps", "old_per_token_logps", "sampling_per_token_logps"
+"""Keys of (B, T) log-probs: by the reference, which TRL computes when it scores the batch; by the policy at the time of
+sampling, from which TRL's loss computes its ratio; and vLLM's own."""
 
 NEEDED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 """The keys of prompts and completions, in the batches of all of TRL's trainers that sample."""
@@ -192,18 +191,12 @@ class Completions:
         return cls(ids, attention, batch["completion_ids"].shape[1], batch["completion_mask"])
 
     def of_rows(self, rows: Tensor) -> "Completions":
-        """Some of the rows."""
         return Completions(self.ids[rows], self.attention[rows], self.keep, self.mask[rows])
 
     @property
     def targets(self) -> Tensor:
         """(B, keep) the tokens of the completions."""
         return self.ids[:, -self.keep :]
-
-
-def has_completions(batch: Any) -> bool:
-    """Whether a batch of some trainer has prompts and completions under these keys."""
-    return isinstance(batch, dict) and all(name in batch for name in NEEDED)
 
 
 def prompt_keys(batch: Batch) -> Tensor:
@@ -214,11 +207,6 @@ def prompt_keys(batch: Batch) -> Tensor:
     ids, mask = batch["prompt_ids"], batch["prompt_mask"]
     factor = torch.full((ids.shape[1],), FACTOR, dtype=torch.int64, device=ids.device)
     return ((ids + 1) * mask * factor.cumprod(0).flip(0)).sum(1)
-
-
-def row_count(batch: Batch) -> int:
-    """How many completions the batch has on this process."""
-    return len(batch["completion_ids"])
 
 
 TEACHER_PROMPT = ("teacher_prompt_ids", "teacher_prompt_mask")
@@ -232,8 +220,7 @@ def as_teacher_sees(batch: Batch) -> Batch:
     return {**batch, "prompt_ids": batch[TEACHER_PROMPT[0]], "prompt_mask": batch[TEACHER_PROMPT[1]]}
 
 
-def keep_teacher_prompts(batch: Batch, trainer: GRPOTrainer, prompts: list[Any]) -> None:
-    """Store the prompts that the teacher sees."""
+def keep_teacher_prompts(batch: Batch, trainer: GRPOTrainer, prompts: list[object]) -> None:
     ids = tokenize_prompts(trainer, prompts)
     batch |= dict(zip(TEACHER_PROMPT, _padded(trainer, ids, "left"), strict=True))
 
@@ -245,9 +232,9 @@ def sampled_tokens(batch: Batch) -> Tensor:
 
 def reference_log_probs(batch: Batch) -> Tensor:
     """(B, T) log-probs by the reference, which TRL computed when it scored the batch."""
-    if "ref_per_token_logps" not in batch:
-        raise ContractError("`ref_per_token_logps` in a batch that TRL has scored", ", ".join(batch))
-    return batch["ref_per_token_logps"]
+    if REF_LOGP not in batch:
+        raise ContractError(f"`{REF_LOGP}` in a batch that TRL has scored", ", ".join(batch))
+    return batch[REF_LOGP]
 
 
 def sampler_log_probs(batch: Batch, logp: Tensor) -> Tensor | None:
@@ -256,48 +243,11 @@ def sampler_log_probs(batch: Batch, logp: Tensor) -> Tensor | None:
     vLLM's own come first, then those of the policy at the time of sampling. vLLM reports NaN for a token that it could
     not score; `logp`, the policy's, takes its place.
     """
-    found = batch.get("sampling_per_token_logps", batch.get("old_per_token_logps"))
-    return None if found is None else torch.where(found.isnan(), logp, found)
-
-
-def has_sampler_log_probs(batch: Batch) -> bool:
-    """Whether TRL kept vLLM's own log-probs."""
-    return "sampling_per_token_logps" in batch
-
-
-def has_reference_log_probs(batch: Batch) -> bool:
-    """Whether TRL scored the batch by the reference."""
-    return "ref_per_token_logps" in batch
-
-
-def with_reference_log_probs(batch: Batch, ref_logp: Tensor) -> Batch:
-    """The batch with these log-probs by the reference."""
-    return {**batch, "ref_per_token_logps": ref_logp}
-
-
-def has_old_log_probs(batch: Batch) -> bool:
-    """Whether TRL kept the policy's log-probs at the time of sampling."""
-    return "old_per_token_logps" in batch
-
-
-def old_log_probs(batch: Batch) -> Tensor | None:
-    """(B, T) the policy's log-probs at the time of sampling, or None where TRL kept none."""
-    return batch.get("old_per_token_logps")
-
-
-def keep_old_log_probs(batch: Batch, logp: Tensor) -> None:
-    """Store the policy's log-probs at the time of sampling, so that TRL's loss computes its ratio from them."""
-    batch["old_per_token_logps"] = logp
-
-
-def lower_advantages(batch: Batch, by: Tensor) -> Tensor:
-    """(B, T) the advantages, which may be one number per completion, less `by`."""
-    advantages = batch["advantages"]
-    return (advantages[:, None] if advantages.dim() == 1 else advantages) - by
+    sampler = batch.get(SAMPLER_LOGP, batch.get(OLD_LOGP))
+    return None if sampler is None else torch.where(sampler.isnan(), logp, sampler)
 
 
 def has_images(batch: Batch) -> bool:
-    """Whether the prompts have images."""
     return batch.get("pixel_values") is not None
 
 
@@ -310,7 +260,7 @@ def has_images(batch: Batch) -> bool:
 
 
 @contextmanager
-def reference_model(trainer: GRPOTrainer) -> Iterator[Any]:
+def reference_model(trainer: GRPOTrainer) -> Iterator[Model]:
     """The reference: a model of its own, or the policy with its adapters switched off while the context lasts."""
     if trainer.ref_model is not None:
         yield trainer.ref_model
@@ -319,22 +269,21 @@ def reference_model(trainer: GRPOTrainer) -> Iterator[Any]:
         yield trainer.model
 
 
-def without_adapters(model: Any) -> AbstractContextManager[Any]:
+def without_adapters(model: Model) -> AbstractContextManager[object]:
     """While the context lasts, the adapters are switched off, or replaced by the copy `ref` that TRL made of them."""
     return use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
 
 
-def base_of(model: Any) -> Any:
+def base_of(model: Model) -> Model:
     """The language model without its adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def has_adapters(model: Any) -> bool:
-    """Whether the model has adapters of peft."""
+def has_adapters(model: Model) -> bool:
     return hasattr(model, "peft_config")
 
 
-def gathered(parameters: list[Any]) -> AbstractContextManager[Any]:
+def gathered(parameters: list[torch.nn.Parameter]) -> AbstractContextManager[object]:
     """While the context lasts, the parameters are whole, even where DeepSpeed has split them between processes."""
     return maybe_gather_lm_head_ctx(*parameters)
 
@@ -344,18 +293,17 @@ def is_split(parameter: Tensor) -> bool:
     return hasattr(parameter, "ds_id")
 
 
-def model_name(model: Any) -> str:
-    """The name or the folder that a model was loaded from."""
+def model_name(model: Model) -> str:
     return model.config._name_or_path
 
 
-def attention_of(model: Any) -> str | None:
+def attention_of(model: Model) -> str | None:
     """The name of the attention that the model uses, such as "sdpa"."""
     return getattr(model.config, "_attn_implementation", None)
 
 
 @contextmanager
-def reference_loaded_from(name: str, model: Any, args: GRPOConfig) -> Iterator[None]:
+def reference_loaded_from(name: str, model: Model, args: GRPOConfig) -> Iterator[None]:
     """While TRL sets up a trainer with `model`, make it load its reference from `name`.
 
     TRL loads the reference by the name in the model's configuration, with `model_init_kwargs`. These belong to the
@@ -369,10 +317,10 @@ def reference_loaded_from(name: str, model: Any, args: GRPOConfig) -> Iterator[N
         model.config._name_or_path, args.model_init_kwargs = before, how
 
 
-def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Any:
+def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
     """Load one more reference, and prepare it as TRL prepares its own."""
-    policy: Any = trainer.model
-    how: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, "dtype": policy.dtype}
+    policy: Model = trainer.model
+    how: Json = {"trust_remote_code": args.trust_remote_code, "dtype": policy.dtype}
     how["attn_implementation"] = attention_of(policy)
     if trainer.accelerator.num_processes > 1:
         how["device_map"] = None  # as TRL does: "auto" fails with several processes
@@ -387,10 +335,10 @@ def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Any:
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Any:
+def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Model:
     """Load a model as TRL loads one that is given by name."""
-    given: Any = args.model_init_kwargs or {}
-    how: dict[str, Any] = {"trust_remote_code": args.trust_remote_code, **given}
+    declared: Any = args.model_init_kwargs or {}
+    how: Json = {"trust_remote_code": args.trust_remote_code, **declared}
     if quantization is not None:
         how["quantization_config"] = quantization
     state: Any = args.distributed_state
@@ -414,15 +362,14 @@ class Sampled(NamedTuple):
     prompt_ids: Rows
     completion_ids: Rows
     tool_mask: Rows | None
-    completions: list[Any]
-    logprobs: Any
-    extra_fields: Any
-    images: Any
-    tool_images: Any
+    completions: list[object]
+    logprobs: object
+    extra_fields: object
+    images: object
+    tool_images: object
 
     @classmethod
     def of(cls, returned: tuple[Any, ...]) -> "Sampled":
-        """By position."""
         if len(returned) < len(cls._fields):
             raise ContractError(f"{len(cls._fields)} values from GRPOTrainer._generate", f"{len(returned)}")
         return cls(*returned[: len(cls._fields)])
@@ -436,7 +383,7 @@ class Sampled(NamedTuple):
             )
 
 
-def tokenize_prompts(trainer: GRPOTrainer, prompts: list[Any]) -> Rows:
+def tokenize_prompts(trainer: GRPOTrainer, prompts: list[object]) -> Rows:
     """Token ids of prompts, as TRL makes them: chats by the chat template."""
     return trainer._tokenize_prompts(prompts)[0]
 
@@ -447,7 +394,7 @@ def generate(trainer: GRPOTrainer, prompt_ids: Rows) -> Rows:
 
 
 @contextmanager
-def generating_by(trainer: GRPOTrainer, model: Any) -> Iterator[None]:
+def generating_by(trainer: GRPOTrainer, model: Model) -> Iterator[None]:
     """While the context lasts, TRL generates by this model, without vLLM."""
     before, trainer.model_wrapped = trainer.model_wrapped, model
     try:
@@ -463,19 +410,19 @@ def decode(trainer: GRPOTrainer, completion_ids: Rows) -> list[str]:
 
 def padded(trainer: GRPOTrainer, prompt_ids: Rows, completion_ids: Rows) -> Batch:
     """Token ids and masks as TRL's batches have them: prompts padded on the left, completions on the right."""
-    made: Batch = {}
+    batch: Batch = {}
     for name, rows, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        made[f"{name}_ids"], made[f"{name}_mask"] = _padded(trainer, rows, side)
-    return made
+        batch[f"{name}_ids"], batch[f"{name}_mask"] = _padded(trainer, rows, side)
+    return batch
 
 
 def _padded(trainer: GRPOTrainer, rows: Rows, side: str) -> tuple[Tensor, Tensor]:
     padding: Any = trainer._tokenizer.pad_token_id
     ids = [torch.tensor(row) for row in rows]
     ones = [torch.ones_like(row) for row in ids]
-    made = (pad(x, padding_value=value, padding_side=side) for x, value in ((ids, padding), (ones, 0)))
+    tensors = (pad(x, padding_value=value, padding_side=side) for x, value in ((ids, padding), (ones, 0)))
     device = trainer.accelerator.device
-    return next(made).to(device), next(made).to(device)
+    return next(tensors).to(device), next(tensors).to(device)
 
 
 def padded_mask(trainer: GRPOTrainer, mask: Rows) -> Tensor:
@@ -519,29 +466,26 @@ class ForwardPass:
     exact: TokenStatistics | None = None
 
 
-def completion_log_probs(trainer: GRPOTrainer, model: Any, batch: Batch, **options: Any) -> Result:
-    """Log-probs of a batch's completions by one of the models.
+def completion_log_probs(trainer: GRPOTrainer, model: Model, batch: Batch, **options: Any) -> Result:
+    """Log-probs of a batch's completions by one of the models, at the trainer's temperature and precision.
 
-    Args:
-        trainer: whose temperature and precision are used.
-        model: the policy or the reference.
-        batch: a scored batch; images and whatever else the pass takes have their names as keys.
-        options: `batch_size`, `compute_entropy` and `compute_aux_loss`, as TRL takes them.
+    Images and whatever else the pass takes have their names as keys of the batch. `options` are `batch_size`,
+    `compute_entropy` and `compute_aux_loss`, as TRL takes them.
     """
-    ask, given = GRPOTrainer._get_per_token_logps_and_entropies, Completions.of(batch)
+    ask, text = GRPOTrainer._get_per_token_logps_and_entropies, Completions.of(batch)
     extra = {name: batch[name] for name in inspect.signature(ask).parameters if batch.get(name) is not None}
-    return ask(trainer, model, given.ids, given.attention, given.keep, **extra, **options)
+    return ask(trainer, model, text.ids, text.attention, text.keep, **extra, **options)
 
 
 class PassCapture:
     """Gives an answer of this package to the forward pass of the policy that TRL's loss asks for."""
 
     def __init__(self) -> None:
-        self._model: Any = None
+        self._model: Model = None
         self._answer: Callable[[Pass], Result] | None = None
 
     @contextmanager
-    def answer(self, model: Any, answer: Callable[[Pass], Result]) -> Iterator[None]:
+    def answer(self, model: Model, answer: Callable[[Pass], Result]) -> Iterator[None]:
         """While TRL computes a loss, answer its first pass by `model`; raise `ContractError` if it asked for none."""
         self._model, self._answer = model, answer
         try:
@@ -551,7 +495,7 @@ class PassCapture:
         finally:
             self._model = self._answer = None
 
-    def __call__(self, model: Any, own: Pass) -> Result:
+    def __call__(self, model: Model, own: Pass) -> Result:
         """The answer, or TRL's own pass where there is none."""
         if self._answer is None or model is not self._model:
             return own()
@@ -560,7 +504,7 @@ class PassCapture:
 
 
 @contextmanager
-def loss_leaves_no_trace(trainer: Any) -> Iterator[None]:
+def loss_leaves_no_trace(trainer: object) -> Iterator[None]:
     """Lend a loss of TRL copies of what it changes beside its value: metrics, and the adaptive entropy's state."""
     before = {name: getattr(trainer, name) for name in CHANGED_BY_A_LOSS if hasattr(trainer, name)}
     for name, value in before.items():
@@ -572,26 +516,17 @@ def loss_leaves_no_trace(trainer: Any) -> Iterator[None]:
             setattr(trainer, name, value)
 
 
-def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Any, batch: Batch, like: Tensor) -> Tensor:
+def token_weights(trainer: GRPOTrainer, capture: PassCapture, model: Model, batch: Batch, like: Tensor) -> Tensor:
     """(B, T) by how much TRL's loss multiplies a KL of each token, by its mask, means and accumulation.
 
     TRL adds beta times k3 = e^d - d - 1 of each token to its loss, where d is ref_logp - logp. At d = log 2 its slope
     is 1, so that there the derivative of TRL's own loss by ref_logp is the weight. All else is neutral: advantages and
-    entropies are 0, and ratios are 1.
-
-    Args:
-        trainer: whose loss is meant.
-        capture: through which it asks for log-probs; no model is called.
-        model: the policy.
-        batch: a scored batch.
-        like: (B, T) a tensor on the device and of the precision that are wanted.
-
-    Raises:
-        ContractError: TRL's loss does not add its KL in this way.
+    entropies are 0, and ratios are 1. No model is called. A loss that does not add its KL in this way is a
+    `ContractError`. The weights are on the device and of the precision of `like`.
     """
     zeros = torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32), requires_grad=False)
     ref_logp = torch.full_like(zeros, math.log(2.0)).requires_grad_()
-    neutral: Batch = {"advantages": zeros[:, 0], "old_per_token_logps": None, "ref_per_token_logps": ref_logp}
+    neutral: Batch = {"advantages": zeros[:, 0], OLD_LOGP: None, REF_LOGP: ref_logp}
     if "importance_sampling_ratio" in batch:
         neutral["importance_sampling_ratio"] = torch.ones_like(batch["importance_sampling_ratio"])
     with (

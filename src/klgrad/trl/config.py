@@ -10,6 +10,7 @@ from ..core.families import Formula
 from ..core.term import KLTerm
 from ..errors import MeaningError
 from ..integrations import Objective, bound_of, check_own, words, written
+from ..support import Json
 from ..zoo import Cell
 from . import config_checks as checks
 from .config_checks import TERM_FIELDS, changed, changed_among, warn_of
@@ -52,7 +53,6 @@ class TRLObjective(Objective):
 
     @property
     def leaves_one_out(self) -> bool:
-        """Whether the term has a leave-one-out baseline."""
         return self.term is not None and self.term.baseline == "leave_one_out"
 
     @property
@@ -67,7 +67,6 @@ class TRLObjective(Objective):
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the term has importance weights."""
         return self.term is not None and self.term.weighting is not None
 
     @property
@@ -75,17 +74,17 @@ class TRLObjective(Objective):
         """The term's gradient in parts; None for a loss of the zoo."""
         if self.term is None:
             return None
-        found = self.term.formula
+        formula = self.term.formula
         if self.prefix_weight:
             weights = f"each token weighted by 1 + {self.prefix_weight:g} times the share of |l| from it on"
-            found = replace(found, notes=(*found.notes, weights))
+            formula = replace(formula, notes=(*formula.notes, weights))
         if self.top_k is None:
-            return found
+            return formula
         tails = {"sampled": "the rest by the sampled token", "lump": "the rest as one entry, a lower bound"}
         tails["none"] = "without the rest, a lower bound"
         whose = "reference" if self.top_k_of == "teacher" else "policy"
         entries = f"over the {whose}'s {self.top_k} likeliest entries, {tails[self.tail]}"
-        return replace(found, notes=(*found.notes, entries))
+        return replace(formula, notes=(*formula.notes, entries))
 
 
 def objective_of(config: Any) -> TRLObjective:
@@ -109,7 +108,7 @@ def objective_of(config: Any) -> TRLObjective:
     return objective
 
 
-def fields_of(term: KLTerm) -> dict[str, Any]:
+def fields_of(term: KLTerm) -> Json:
     """The fields of a `KLConfig` that declare a term: the inverse of `objective_of`."""
     weighting = term.weighting
     return {
@@ -254,8 +253,7 @@ class KLConfig(GRPOConfig):
         metadata={"help": "Weight of each teacher's divergence, with kl_estimator `exact`. Default: equal, of sum 1."},
     )
     teacher_column: str | None = field(
-        default=None,
-        metadata={"help": "Column of the dataset with the name of each prompt's teacher, one of several."},
+        default=None, metadata={"help": "Column of the dataset with the name of each prompt's teacher, one of several."}
     )
     teacher_prompt: str | None = field(
         default=None,
@@ -276,11 +274,11 @@ class KLConfig(GRPOConfig):
         checks.staleness(self)
         warn_of(self, stacklevel)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The fields as plain data."""
         return super().to_dict() | {"kl_divergence": self._divergence_name}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Json:
         """The fields, for `training_args.bin`: functions in a file of the user cannot be pickled."""
         fields = {name: value for name, value in vars(self).items() if name != "objective"}
         return fields | {"kl_divergence": self._divergence_name}
@@ -306,26 +304,20 @@ DERIVED = (
 
 
 def declared(args: Any, kl: KLTerm | None) -> KLConfig:
-    """The configuration that a trainer is built with.
+    """The configuration that a trainer is built with: `args`, or the defaults, with the KL term if one is given.
 
-    Args:
-        args: a `KLConfig`, or None for its defaults.
-        kl: the KL term, or None if the fields of `args` declare it. Those fields are at their defaults beside a
-            term, or agree with it. The term is written into a copy of `args`.
-
-    Returns:
-        A `KLConfig` whose objective is the declared one.
+    The fields of `args` that declare a term are then at their defaults, or agree with it. It is written into a copy.
     """
     args = KLConfig("klgrad-run") if args is None else args
     _check_class(args)
     if kl is None:
         return args
     _check_term(kl, args)
-    found = copy(args)
+    config = copy(args)
     for name, value in fields_of(kl).items():
-        setattr(found, name, value)
-    found.declare(stacklevel=4)
-    return found
+        setattr(config, name, value)
+    config.declare(stacklevel=4)
+    return config
 
 
 def _check_class(args: Any) -> None:
@@ -333,12 +325,14 @@ def _check_class(args: Any) -> None:
     if isinstance(args, KLConfig):
         return
     name, known = type(args).__name__, KLConfig.__dataclass_fields__
-    given = changed(args) if hasattr(type(args), "__dataclass_fields__") else dict(args) if _is_dict(args) else {}
-    beta = given.pop("beta", None)
-    kept = {k: v for k, v in given.items() if k in known and k not in DERIVED}
+    settings = (
+        changed(args) if hasattr(type(args), "__dataclass_fields__") else dict(args) if isinstance(args, dict) else {}
+    )
+    beta = settings.pop("beta", None)
+    accepted = {k: v for k, v in settings.items() if k in known and k not in DERIVED}
     same = {"kl_coef": beta, "kl_level": "token"} if beta else {}
     written = [f"{k}={_written(v)}" for k, v in same.items()]
-    written += [f"{k}={_written(v)}" for k, v in kept.items()]
+    written += [f"{k}={_written(v)}" for k, v in accepted.items()]
     remedy = f"write KLConfig({', '.join(written)}), from klgrad.trl: it declares which KL is meant"
     if beta:
         remedy += (
@@ -348,11 +342,7 @@ def _check_class(args: Any) -> None:
     raise MeaningError("a KLConfig", f"a {name}", remedy)
 
 
-def _is_dict(args: Any) -> bool:
-    return isinstance(args, dict) and all(isinstance(name, str) for name in args)
-
-
-def _check_term(kl: Any, args: KLConfig) -> None:
+def _check_term(kl: object, args: KLConfig) -> None:
     if not isinstance(kl, KLTerm):
         raise MeaningError("`kl` as a KLTerm", f"a {type(kl).__name__}", "write kl=KLTerm(...), from klgrad")
     if kl.reduction != "sequence":
@@ -363,7 +353,9 @@ def _check_term(kl: Any, args: KLConfig) -> None:
         )
     declared = fields_of(kl)
     changed_fields = changed_among(args, (*TERM_FIELDS, "kl_ratio_bound", "kl_cell"))
-    other = {name: value for name, value in changed_fields.items() if not _agree(name, value, declared.get(name))}
+    if "kl_ratio_bound" in changed_fields and "kl_ratio_bound" in declared:  # `truncate:2` is `truncate:2.0`
+        changed_fields["kl_ratio_bound"] = written(bound_of(changed_fields["kl_ratio_bound"]))
+    other = {name: value for name, value in changed_fields.items() if value != declared.get(name)}
     if other:
         fields = ", ".join(f"{name}={value!r}" for name, value in other.items())
         raise MeaningError(
@@ -373,11 +365,5 @@ def _check_term(kl: Any, args: KLConfig) -> None:
         )
 
 
-def _agree(name: str, value: Any, declared: Any) -> bool:
-    if name == "kl_ratio_bound" and declared is not None:
-        return bound_of(value) == bound_of(declared)  # `truncate:2` is `truncate:2.0`
-    return bool(value == declared)
-
-
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return repr(getattr(value, "value", value))

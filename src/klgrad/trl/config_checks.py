@@ -11,6 +11,7 @@ from .. import zoo
 from ..core.term import KLTerm
 from ..errors import MeaningError
 from ..integrations import Facts, needs_no_weights as needs_no_weights, own_settings as own_settings
+from ..support import Json
 from ..zoo import Cell
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 # Settings that differ from their defaults.
 
 
-def changed(config: Any) -> dict[str, Any]:
+def changed(config: Any) -> Json:
     """The fields of a dataclass instance that differ from their defaults."""
-    given = {f.name: getattr(config, f.name) for f in dataclass_fields(config) if f.init}
+    values = {f.name: getattr(config, f.name) for f in dataclass_fields(config) if f.init}
     defaults = {f.name: f.default_factory() if f.default is MISSING and f.default_factory is not MISSING else f.default
                 for f in dataclass_fields(config) if f.init}  # fmt: skip
-    return {name: value for name, value in given.items() if value != defaults[name]}
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 # Settings of a `KLConfig` that contradict each other, refused before anything is loaded.
@@ -64,12 +65,12 @@ def teachers_of(text: str | None) -> dict[str, str]:
         >>> teachers_of("math=runs/a,runs/lr=3")
         {'math': 'runs/a', 'runs/lr=3': 'runs/lr=3'}
     """
-    found: dict[str, str] = {}
+    teachers: dict[str, str] = {}
     for part in (text or "").split(","):
         name, path = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", part.strip()).groups()  # pyright: ignore[reportOptionalMemberAccess]
         if path:
-            found[name or path] = path
-    return found
+            teachers[name or path] = path
+    return teachers
 
 
 def teachers(config: "KLConfig") -> None:
@@ -83,8 +84,8 @@ def teachers(config: "KLConfig") -> None:
         raise MeaningError(
             "`teacher_weights` or `teacher_column`", "both", "drop one: a column gives each prompt one teacher"
         )
-    others = {"several teachers": count > 1, "teacher_prompt": config.teacher_prompt is not None}
-    for name in (name for name, given in others.items() if given):
+    uses = {"several teachers": count > 1, "teacher_prompt": config.teacher_prompt is not None}
+    for name in (name for name, is_used in uses.items() if is_used):
         if config.kl_placement == "reward":
             raise MeaningError(
                 f"`kl_placement`='loss' or 'advantage' with {name}", "'reward'", "put the KL in the loss"
@@ -107,17 +108,17 @@ def cell_of(config: "KLConfig") -> Cell:
         )
     for name, value in changed_among(config, (*TERM_FIELDS, "kl_top_k", "kl_prefix_weight")).items():
         raise MeaningError(f"no `{name}` beside `kl_cell`", f"{name}={value!r}", "`kl_cell` is a whole loss: drop one")
-    found = zoo.get(str(config.kl_cell))
-    if found.per_token is None and config.kl_reduction != "sequence":
+    cell = zoo.get(str(config.kl_cell))
+    if cell.per_token is None and config.kl_reduction != "sequence":
         raise MeaningError(
-            f"`kl_reduction`='sequence' with kl_cell={found.name!r}, whose own reduction is part of the loss",
+            f"`kl_reduction`='sequence' with kl_cell={cell.name!r}, whose own reduction is part of the loss",
             f"kl_reduction={config.kl_reduction!r}, which reduces a loss per token as `loss_type` says",
             "write kl_reduction='sequence'; `kl_coef` then multiplies the loss as it stands",
         )
-    return found
+    return cell
 
 
-def changed_among(config: "KLConfig", names: tuple[str, ...]) -> dict[str, Any]:
+def changed_among(config: "KLConfig", names: tuple[str, ...]) -> Json:
     """Those of the named fields that are not at their defaults."""
     return {name: value for name, value in changed(config).items() if name in names}
 
@@ -133,10 +134,14 @@ def placement(config: "KLConfig", term: KLTerm) -> None:
             "TRL multiplies advantages by a ratio of its own; kl_placement='loss' weights the KL once",
         )
     _masks(config)
-    if config.kl_placement == "advantage":
-        _advantage(config)
-    else:
+    if config.kl_placement == "reward":
         _reward(term)
+    elif config.importance_sampling_level != "token":
+        raise MeaningError(
+            "`importance_sampling_level`='token' with kl_placement='advantage'",
+            repr(config.importance_sampling_level),
+            "use kl_placement='loss': one ratio per completion would mix the coefficients of its tokens",
+        )
 
 
 def truncation(config: "KLConfig") -> None:
@@ -147,15 +152,6 @@ def truncation(config: "KLConfig") -> None:
             "mask_truncated_completions=True",
             "set it to False: without the completions that reach max_completion_length, the gradient is that of no "
             "divergence; or set kl_coef=0 for no KL",
-        )
-
-
-def _advantage(config: "KLConfig") -> None:
-    if config.importance_sampling_level != "token":
-        raise MeaningError(
-            "`importance_sampling_level`='token' with kl_placement='advantage'",
-            repr(config.importance_sampling_level),
-            "use kl_placement='loss': one ratio per completion would mix the coefficients of its tokens",
         )
 
 
@@ -214,9 +210,7 @@ def staleness(config: "KLConfig") -> None:
 
 def top_k(config: "KLConfig") -> None:
     """Refuse `kl_top_k` for an estimator that does not sum over the vocabulary."""
-    if config.kl_top_k is None:
-        return
-    if config.kl_estimator != "exact":
+    if config.kl_top_k is not None and config.kl_estimator != "exact":
         raise MeaningError(
             "`kl_estimator`='exact' with `kl_top_k`",
             f"kl_estimator={config.kl_estimator!r}",
@@ -254,8 +248,8 @@ def notes(config: "KLConfig") -> list[str]:
         >>> notes(KLConfig("runs/mine", bf16=False))
         []
     """
-    own = (note(config) for note in NOTES)
-    return [*config.objective.notes(facts_of(config)), *(sentence for sentence in own if sentence is not None)]
+    sentences = (note(config) for note in NOTES)
+    return [*config.objective.notes(facts_of(config)), *(sentence for sentence in sentences if sentence is not None)]
 
 
 def warn_of(config: "KLConfig", stacklevel: int) -> None:
@@ -269,8 +263,8 @@ def facts_of(config: "KLConfig") -> Facts:
     uncorrected = config.rollout_lag or config.kl_placement == "reward"  # refused or allowed by name; scored when new
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
     filters = [f"{name}={getattr(config, name)}" for name, value in neutral.items() if getattr(config, name) != value]
-    given = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
-    filters += [f"generation_kwargs {name}={given[name]}" for name in SAMPLERS if name in given]
+    options = config.generation_kwargs if isinstance(config.generation_kwargs, dict) else {}
+    filters += [f"generation_kwargs {name}={options[name]}" for name in SAMPLERS if name in options]
     if config.vllm_structured_outputs_regex:
         filters.append("vllm_structured_outputs_regex")
     return Facts(
@@ -314,17 +308,17 @@ def _weighed_by_trl(config: "KLConfig") -> str | None:
 
 def _per_forward_pass(config: "KLConfig") -> str | None:
     """A mean over the tokens of each forward pass: the size of the update does not help."""
-    each = config.per_device_train_batch_size
-    together = each * config.gradient_accumulation_steps * config.world_size
+    rows = config.per_device_train_batch_size
+    together = rows * config.gradient_accumulation_steps * config.world_size
     reduced = config.objective.reduction == "policy" and config.kl_coef
-    if config.loss_type != "bnpo" or not reduced or each == together:
+    if config.loss_type != "bnpo" or not reduced or rows == together:
         return None
     effect = "a token counts more beside short completions, and the gradient is that of the declared KL only as the "
     effect += "completions of a pass become many"
-    if each == 1:
+    if rows == 1:
         effect = "that is a mean over the tokens of each completion, the gradient of no divergence"
     return (
-        f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {each} completion{'s' * (each != 1)} "
+        f"loss_type='bnpo' divides the KL by the tokens of one forward pass, of {rows} completion{'s' * (rows != 1)} "
         f"on each process, and not by those of the update, of {together}: {effect}; {_other_reductions(config)} keeps "
         "the declared KL"
     )
@@ -346,10 +340,10 @@ def _scaled_rewards(config: "KLConfig") -> str | None:
         other = f"multi_objective_aggregation='sum_then_normalize' with {other}"
     if cause is None:
         return None
-    each = "batch" if cause == "scale_rewards='batch'" else "prompt"
+    unit = "batch" if cause == "scale_rewards='batch'" else "prompt"
     return (
-        f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from {each} "
-        f"to {each}; kl_placement='advantage', or {other}, keeps the declared KL"
+        f"kl_placement='reward' with {cause}: a standard deviation divides the KL too, so that β differs from {unit} "
+        f"to {unit}; kl_placement='advantage', or {other}, keeps the declared KL"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 import trl
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState
 from trl.trainer import distillation_trainer as module
 from trl.trainer.distillation_trainer import DistillationTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -69,18 +69,12 @@ ON_THE_WAY_TO_THE_LOSS = (
 FOLDERS = tuple(Path(str(package.__file__)).resolve().parent for package in (trl, transformers))
 
 
-def check_contract(trainer: GRPOTrainer, owner: type[GRPOTrainer]) -> None:
+def check_contract(trainer: type[GRPOTrainer], owner: type[GRPOTrainer]) -> None:
     """Raise `ContractError` if TRL is not what the seam was written for.
 
-    Args:
-        trainer: the trainer that is being built; only its class is looked at.
-        owner: the class of this package whose `super()` calls have to reach TRL.
+    `trainer` is the class of the trainer that is built, `owner` the class of this package whose `super()` calls have to
+    reach TRL.
     """
-    check_class(type(trainer), owner)
-
-
-def check_class(trainer: type[GRPOTrainer], owner: type[GRPOTrainer]) -> None:
-    """The same for a class, where no trainer is built."""
     check_version()
     bases = trainer.__mro__
     for base in bases[bases.index(owner) + 1 :]:
@@ -88,45 +82,32 @@ def check_class(trainer: type[GRPOTrainer], owner: type[GRPOTrainer]) -> None:
             if name in vars(base):
                 _check_origin(base, name)
     for name, parameters in {**OVERRIDES, **CALLED}.items():
-        _check_signature(name, parameters)
-    if "shuffle_sequence_dict" not in _global_names(GRPOTrainer._prepare_inputs):
+        expected, method = f"GRPOTrainer.{name}({', '.join(parameters)})", getattr(GRPOTrainer, name, None)
+        if method is None:
+            raise ContractError(expected, "no such method")
+        present = tuple(inspect.signature(method).parameters)[1:]  # without `self`
+        if present[: len(parameters)] != parameters:
+            raise ContractError(expected, f"parameters ({', '.join(present)})")
+    code = getattr(inspect.unwrap(GRPOTrainer._prepare_inputs), "__code__", None)
+    if code is None or "shuffle_sequence_dict" not in code.co_names:
         raise ContractError("GRPOTrainer._prepare_inputs that calls shuffle_sequence_dict", "one that does not")
 
 
 def _check_origin(base: type, name: str) -> None:
     """Refuse a method whose code, or whose wrapper's code, is not in the folders of TRL or transformers."""
-    method = found = vars(base)[name]
+    method = vars(base)[name]
+    code = getattr(method, "__code__", None)
+    origin = f"{getattr(method, '__module__', 'unknown')} ({code.co_filename})" if code else repr(method)
     while method is not None:
         code = getattr(method, "__code__", None)
         if code is None or not any(Path(code.co_filename).resolve().is_relative_to(folder) for folder in FOLDERS):
             raise ContractError(
                 f"{base.__name__}.{name} of TRL or transformers themselves",
-                f"one of {_home(found)}",
+                f"one of {origin}",
                 "the KL is added inside TRL's own loss, and a replaced loss would leave it out: use KLTrainer without "
                 "the library that replaces it (Unsloth does), or with its patches switched off",
             )
         method = getattr(method, "__wrapped__", None)  # a wrapper can copy the name, but not the code
-
-
-def _home(method: Any) -> str:
-    code = getattr(method, "__code__", None)
-    return f"{getattr(method, '__module__', 'unknown')} ({code.co_filename})" if code else repr(method)
-
-
-def _check_signature(name: str, parameters: tuple[str, ...]) -> None:
-    method = getattr(GRPOTrainer, name, None)
-    expected = f"GRPOTrainer.{name}({', '.join(parameters)})"
-    if method is None:
-        raise ContractError(expected, "no such method")
-    found = tuple(inspect.signature(method).parameters)[1:]  # without `self`
-    if found[: len(parameters)] != parameters:
-        raise ContractError(expected, f"parameters ({', '.join(found)})")
-
-
-def _global_names(method: Any) -> tuple[str, ...]:
-    """Globals and attributes that a method's code names."""
-    code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
-    return () if code is None else code.co_names
 
 
 # Observe a trainer of transformers or TRL from outside, while it trains.
@@ -135,11 +116,12 @@ def _global_names(method: Any) -> tuple[str, ...]:
 # functions that call them and look at what they return; the public `compute_loss` and `log` likewise.
 
 PREPARE, GENERATE, LOSS, LOG = "_prepare_inputs", "_generate_and_score_completions", "compute_loss", "log"
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 PARAMETERS = {PREPARE: 1, GENERATE: 1, LOSS: 2, LOG: 1}
 """How many parameters of each method are relied on; `compute_loss` takes the model and the batch first."""
 
 
-def trainer_of(callback: TrainerCallback, state: Any) -> Any:
+def trainer_of(callback: TrainerCallback, state: TrainerState) -> Any:
     """The trainer that is calling this callback with this state.
 
     transformers does not give a callback its trainer, but one of the trainer's methods is on the call stack. The
@@ -151,8 +133,10 @@ def trainer_of(callback: TrainerCallback, state: Any) -> Any:
     while frame is not None:
         for x in frame.f_locals.values():
             # `type`, and not `isinstance`, which would run code of lazy modules and proxies.
-            if issubclass(type(x), Trainer) and getattr(x, "state", None) is state and _has(x, callback):
-                return x
+            if issubclass(type(x), Trainer) and getattr(x, "state", None) is state:
+                handler = getattr(x, "callback_handler", None)
+                if any(each is callback for each in getattr(handler, "callbacks", ())):
+                    return x
         frame = frame.f_back  # no further than needed: reading the variables of a frame keeps them alive
     raise ContractError(
         "a trainer that calls this callback",
@@ -161,31 +145,30 @@ def trainer_of(callback: TrainerCallback, state: Any) -> Any:
     )
 
 
-def _has(trainer: Any, callback: TrainerCallback) -> bool:
-    handler = getattr(trainer, "callback_handler", None)
-    return any(each is callback for each in getattr(handler, "callbacks", ()))
-
-
 class Observer:
-    """Replaces methods of one trainer object, and restores them.
-
-    Args:
-        trainer: the trainer.
-    """
+    """Replaces methods of one trainer object, and restores them."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._restore: dict[str, tuple[Any, bool, Any]] = {}
         for name, count in PARAMETERS.items():
             if name != GENERATE or self.generates:
-                _check_parameters(trainer, name, count)
+                method, expected = (
+                    getattr(trainer, name, None),
+                    f"{type(trainer).__name__}.{name} with at least {count}",
+                )
+                if method is None:
+                    raise ContractError(f"{expected} positional parameters", "no such method")
+                kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
+                if sum(kind in POSITIONAL for kind in kinds) < count and inspect.Parameter.VAR_POSITIONAL not in kinds:
+                    raise ContractError(expected, f"{len(kinds)} parameters")
 
     @property
     def generates(self) -> bool:
         """Whether the trainer samples completions as TRL's trainers do."""
         return hasattr(self._trainer, GENERATE)
 
-    def on_batch(self, look: Callable[[Any], None]) -> None:
+    def on_batch(self, look: Callable[[object], None]) -> None:
         """Call `look` with every micro-batch that is trained on, before its loss is computed."""
 
         def prepare(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -200,10 +183,10 @@ class Observer:
         """Call `look` whenever completions were sampled for training."""
 
         def generate(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            found = before(*args, **kwargs)
+            batch = before(*args, **kwargs)
             if self._trainer.model.training:
                 look()
-            return found
+            return batch
 
         if self.generates:
             self._replace(GENERATE, generate)
@@ -246,18 +229,7 @@ class Observer:
         self._restore[name] = (ours, was_own, before)
 
 
-def _check_parameters(trainer: Any, name: str, count: int) -> None:
-    method = getattr(trainer, name, None)
-    expected = f"{type(trainer).__name__}.{name} with at least {count} positional parameters"
-    if method is None:
-        raise ContractError(expected, "no such method")
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
-    if sum(kind in positional for kind in kinds) < count and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        raise ContractError(expected, f"{len(kinds)} parameters")
-
-
-def scores_a_reference(trainer: Any) -> bool:
+def scores_a_reference(trainer: object) -> bool:
     """Whether the trainer is TRL's GRPO or a subclass, whose loss reads the reference's log-probs from the batch."""
     return isinstance(trainer, GRPOTrainer)
 
@@ -281,9 +253,9 @@ DISTILLATION_PARAMETERS = (
 def check_distillation() -> None:
     """Raise `ContractError` if TRL's loss does not call its divergence as this file assumes."""
     check_version()
-    found = tuple(inspect.signature(getattr(module, DIVERGENCE)).parameters)
-    if found != DISTILLATION_PARAMETERS:
-        raise ContractError(f"{DIVERGENCE}({', '.join(DISTILLATION_PARAMETERS)})", f"parameters ({', '.join(found)})")
+    names = tuple(inspect.signature(getattr(module, DIVERGENCE)).parameters)
+    if names != DISTILLATION_PARAMETERS:
+        raise ContractError(f"{DIVERGENCE}({', '.join(DISTILLATION_PARAMETERS)})", f"parameters ({', '.join(names)})")
     code = DistillationTrainer._compute_loss.__code__
     if DIVERGENCE not in code.co_names or code.co_freevars:
         raise ContractError(f"DistillationTrainer._compute_loss that calls {DIVERGENCE}", "one that does not")

@@ -9,6 +9,7 @@ from trl.trainer.distillation_trainer import DistillationTrainer as TRLDistillat
 
 from ..core.divergences import jensen_shannon
 from ..kernels import Head, token_statistics
+from ..support import Model
 from .contract import DISTILLATION_PARAMETERS as PARAMETERS, check_distillation, loss_with
 from .scorer import compare_head, head_of, some_tokens
 
@@ -44,14 +45,16 @@ def divergence_loss(
     """
     targets = torch.zeros_like(mask, dtype=torch.long)  # no divergence depends on them
     between = None if beta in (0, 1) else jensen_shannon(beta)
-    found = token_statistics(
+    statistics = token_statistics(
         hidden, head, targets, teacher_hidden, teacher_head, mask=mask, divergence=between, budget=budget
     )
-    value = found.divergence if between is not None else found.reverse_kl if beta == 1 else found.forward_kl
+    value = (
+        statistics.divergence if between is not None else statistics.reverse_kl if beta == 1 else statistics.forward_kl
+    )
     assert value is not None  # there is a teacher
     count = (mask != 0).sum()
     total = count.clamp(min=1) if items is None else items.to(value.device) if isinstance(items, Tensor) else items
-    return value.sum() / total, found.entropy.sum(), count
+    return value.sum() / total, statistics.entropy.sum(), count
 
 
 class DistillationTrainer(TRLDistillationTrainer):
@@ -79,24 +82,29 @@ class DistillationTrainer(TRLDistillationTrainer):
         ... )
     """
 
-    model: Any
-    teacher_model: Any
+    model: Model
+    teacher_model: Model
     memory: int | None = None
 
     def __init__(
-        self, model: Any, teacher_model: Any = None, args: DistillationConfig | None = None, *others: Any, **kwargs: Any
+        self,
+        model: Model,
+        teacher_model: Model = None,
+        args: DistillationConfig | None = None,
+        *others: Any,
+        **kwargs: Any,
     ) -> None:
         check_distillation()
         self._heads_compared = False
         super().__init__(model, teacher_model, args, *others, **kwargs)
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Model, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compare the heads before the first loss."""
         if not self._heads_compared:
-            for each in (model, self.teacher_model):
-                compare_head(self.accelerator, each, some_tokens(inputs))
+            for one in (model, self.teacher_model):
+                compare_head(self.accelerator, one, some_tokens(inputs))
             self._heads_compared = True
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
@@ -105,17 +113,17 @@ class DistillationTrainer(TRLDistillationTrainer):
 
     def _divergence(self, *by_position: Any, **by_name: Any) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of TRL's: heads are read from the models, because TRL does not know every scale and cap."""
-        given = dict(zip(PARAMETERS, by_position, strict=False)) | by_name
+        arguments = dict(zip(PARAMETERS, by_position, strict=False)) | by_name
         return divergence_loss(
-            given["student_hidden_states"],
+            arguments["student_hidden_states"],
             self._head(self.model),
-            given["teacher_hidden_states"],
+            arguments["teacher_hidden_states"],
             self._head(self.teacher_model),
-            given["completion_mask"],
-            float(given["beta"]),
-            given.get("num_items_in_batch"),
+            arguments["completion_mask"],
+            float(arguments["beta"]),
+            arguments.get("num_items_in_batch"),
             self.memory,
         )
 
-    def _head(self, model: Any) -> Head:
+    def _head(self, model: Model) -> Head:
         return head_of(self.accelerator.unwrap_model(model), self.temperature, None)

@@ -21,9 +21,10 @@ from ..core.term import KLTerm
 from ..errors import KernelInputError, MeaningError, RunError
 from ..integrations import token_values
 from ..models import resolve_embedded
-from ..zoo import Cell
-from . import compat
+from ..support import Json, Model
 from .compat import (
+    OLD_LOGP,
+    REF_LOGP,
     Batch,
     ContractError,
     GenerationState,
@@ -63,17 +64,10 @@ def own_rows(x: Tensor, own: slice, like: Tensor) -> Tensor:
 def per_token_loss(
     objective: TRLObjective, rollout: Rollout, result: KLResult, own: slice, logp: Tensor
 ) -> Tensor | None:
-    """The KL in value and the declared term in gradient, for each token of this process.
+    """(B, T) the KL in value and the declared term in gradient, for each token of this process; None without one.
 
-    Args:
-        objective: what is trained.
-        rollout: all processes' completions.
-        result: the term's, of the rollout.
-        own: this process' rows of the rollout.
-        logp: (B, T) this process' log-probs, with their gradient.
-
-    Returns:
-        (B, T), or None if the advantages carry the whole term.
+    The advantages carry the whole term then. `own` are this process' rows of the rollout, which has those of all
+    processes; `logp` are its log-probs, with their gradient.
     """
     per_token = own_rows(result.per_token, own, logp)
     if objective.placement == "advantage":
@@ -84,38 +78,10 @@ def per_token_loss(
     return per_token + own_rows(token_values(objective.term, rollout), own, logp)
 
 
-def prefix_weights(rollout: Rollout, gamma: float) -> Tensor:
-    """(B, T) 1 + γ times the share of a completion's Σ|l| that is at the token or after it."""
-    size = rollout.log_ratio.abs()
-    before = size.cumsum(-1) - size
-    total = size.sum(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
-    return 1 + gamma * (1 - before / total)
-
-
-def summed_loss(per_token: Tensor | None, accumulation: int) -> Tensor | float:
-    """Summed over each completion, averaged over the completions of an update."""
-    return 0.0 if per_token is None else per_token.sum() / (len(per_token) * accumulation)
-
-
-def per_token_cell(cell: Cell, rollout: Rollout, own: slice, logp: Tensor) -> Tensor | None:
-    """(B, T) a loss of the zoo for each token of this process; None if its reduction is part of the loss."""
-    return None if cell.per_token is None else own_rows(cell.per_token(rollout), own, logp)
-
-
-def whole_cell(cell: Cell, rollout: Rollout, accumulation: int, processes: int) -> Tensor:
-    """A loss of the zoo with its own reduction, of all processes' completions.
-
-    It is a mean over the completions of all processes, and only this process' rows carry a gradient. Gradients and
-    logged losses are averaged over processes: so the gradient is multiplied by their number, and the value is not.
-    """
-    value = cell(rollout) / accumulation
-    return value + (processes - 1) * (value - value.detach())
-
-
 # The KL as a reward function of TRL's, and the reward of a run that has none.
 
 
-def no_reward(completions: list[Any], **_: Any) -> list[float | None]:
+def no_reward(completions: list[object], **_: object) -> list[float | None]:
     """0 for every completion: the KL is the whole objective, as in distillation."""
     return [0.0] * len(completions)
 
@@ -129,8 +95,7 @@ class KLReward:
 
     __name__ = "kl_to_reference"
 
-    def __call__(self, completions: list[Any], **_: Any) -> list[None]:
-        """No number yet."""
+    def __call__(self, completions: list[object], **_: object) -> list[None]:
         return [None] * len(completions)
 
 
@@ -141,7 +106,7 @@ def listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list) else [given]
 
 
-def check_weights(weights: list[float] | None, rewards: list[Any]) -> None:
+def check_weights(weights: list[float] | None, rewards: list[object]) -> None:
     """Raise `MeaningError` unless there is a weight for each reward function that was given, or none at all."""
     if weights is not None and len(weights) != len(rewards):
         raise MeaningError(
@@ -157,11 +122,7 @@ def check_weights(weights: list[float] | None, rewards: list[Any]) -> None:
 
 
 class LagQueue:
-    """Generation batches that wait until they are `generations` generations old.
-
-    Attributes:
-        generations: how many generations a batch waits; 0 for no lag.
-    """
+    """Generation batches that wait until they are `generations` generations old; 0 for no lag."""
 
     def __init__(self, args: KLConfig) -> None:
         steps = (args.steps_per_generation or 1) * args.num_iterations
@@ -179,19 +140,17 @@ class LagQueue:
         self._waiting.append(fresh)
         return self._waiting[0] if len(self._waiting) <= self.generations else self._waiting.popleft()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The batches that wait."""
+    def state_dict(self) -> Json:
         return {"waiting": list(self._waiting)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with these batches."""
+    def load_state_dict(self, state: Json) -> None:
         self._waiting = deque(state["waiting"])
 
 
 # The reference: whether there is one, and a teacher in its place, checked and loaded by TRL's own code.
 
 
-def has_reference(model: Any, args: KLConfig, given: dict[str, Any]) -> bool:
+def has_reference(model: Model, args: KLConfig, given: Json) -> bool:
     """Whether there is a reference: a teacher, the model without its adapters, or the model as its name loads it.
 
     Without one, kl_coef must be 0.
@@ -209,17 +168,8 @@ def has_reference(model: Any, args: KLConfig, given: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def as_reference(model: Any, args: KLConfig, given: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """While TRL sets up a trainer, make it load the teacher as its reference.
-
-    Args:
-        model: the student, or its name.
-        args: the configuration, with the teacher's name.
-        given: the further arguments of the trainer.
-
-    Yields:
-        The model and the further arguments to build the trainer with.
-    """
+def as_reference(model: Model, args: KLConfig, given: Json) -> Iterator[tuple[Model, Json]]:
+    """While TRL sets up a trainer with what is yielded, make it load the teacher as its reference, if there is one."""
     if args.teacher is None:
         yield model, given
         return
@@ -298,11 +248,11 @@ def check_built(trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -
             f"per_device_train_batch_size={rows} on one process",
             "a completion has no peers there: raise it and lower gradient_accumulation_steps, or kl_baseline='none'",
         )
-    each, steps = args.per_device_train_batch_size, args.steps_per_generation or 1
-    if objective.compares_completions and not whole_groups(each, rows, steps, trainer.num_generations or 1):
+    on_process, steps = args.per_device_train_batch_size, args.steps_per_generation or 1
+    if objective.compares_completions and not whole_groups(on_process, rows, steps, trainer.num_generations or 1):
         raise MeaningError(
             f"micro-batches of whole groups of {trainer.num_generations} completions for kl_cell={args.kl_cell!r}",
-            f"{each} completions on each process, {rows} on all, in {steps} micro-batches per generation",
+            f"{on_process} completions on each process, {rows} on all, in {steps} micro-batches per generation",
             "make per_device_train_batch_size a multiple of num_generations, and lower gradient_accumulation_steps "
             "instead; with steps_per_generation=1 a multiple on all processes together is enough",
         )
@@ -315,16 +265,11 @@ def check_built(trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective) -
 
 
 def whole_groups(each: int, rows: int, steps: int, generations: int) -> bool:
-    """Whether each micro-batch of all processes consists of whole groups.
+    """Whether each micro-batch of all processes consists of whole groups, of `generations` rows.
 
     A process has adjacent rows of a generation, and cuts them into its micro-batches by itself: with more than one of
-    them, a group that lies in two processes is never whole.
-
-    Args:
-        each: rows of a micro-batch on one process.
-        rows: rows of a micro-batch on all processes.
-        steps: micro-batches of one generation.
-        generations: rows of a group.
+    them, a group that lies in two processes is never whole. A micro-batch has `each` rows on one process, and `rows` on
+    all.
     """
     return each % generations == 0 or (steps == 1 and rows % generations == 0)
 
@@ -357,16 +302,16 @@ class StartCheck:
             )
 
     def _causes(self) -> list[str]:
-        trainer, found = self._trainer, []
-        models: list[Any] = [each for each in (trainer.model, trainer.ref_model) if each is not None]
+        trainer, causes = self._trainer, list[str]()
+        models: list[Model] = [each for each in (trainer.model, trainer.ref_model) if each is not None]
         if any(m.p > 0 for m in models[0].modules() if isinstance(m, torch.nn.Dropout)):
-            found.append("dropout is active in the policy (disable_dropout=True)")
+            causes.append("dropout is active in the policy (disable_dropout=True)")
         if has_adapters(trainer.accelerator.unwrap_model(trainer.model)):
-            found.append("the adapter does not start at 0, or the reference keeps it")
+            causes.append("the adapter does not start at 0, or the reference keeps it")
         dtypes = {parameter.dtype for model in models for parameter in model.parameters()}
         if len(dtypes) > 1:
-            found.append(f"policy and reference differ in dtype ({', '.join(map(str, dtypes))})")
-        return [*found, "the reference is another checkpoint than the policy started from"]
+            causes.append(f"policy and reference differ in dtype ({', '.join(map(str, dtypes))})")
+        return [*causes, "the reference is another checkpoint than the policy started from"]
 
 
 START_AGAIN = "start again with kl_coef, without completions that wait (rollout_lag) and with all counts at 0"
@@ -405,20 +350,20 @@ class KLTrainer(GRPOTrainer):
     """
 
     args: KLConfig
-    model: Any
+    model: Model
 
     # Build
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         reward_funcs: Any = None,
         args: KLConfig | None = None,
         *,
         kl: KLTerm | None = None,
         **kwargs: Any,
     ) -> None:
-        check_contract(self, KLTrainer)
+        check_contract(type(self), KLTrainer)
         self.args = args = declared(args, kl)
         self.objective = args.objective
         self.coefficient = self.objective.beta()
@@ -435,25 +380,25 @@ class KLTrainer(GRPOTrainer):
         self._capture, self._check_start = PassCapture(), StartCheck(self, args)
         self._last_sampled: Sampled | None = None
         self._evaluating = False
-        self._restored: dict[str, Any] | None = None
+        self._restored: Json | None = None
         model = resolve_embedded(model)
         self.has_reference = has_reference(model, args, kwargs)
         self._build(model, reward_funcs, args, kwargs)
         check_built(self, args, self.objective)
-        others = [resolve_embedded(path) for path in list(teachers_of(args.teacher).values())[1:]]
-        self.scorer = Scorer(self, args, self.objective, [add_reference(self, path, args) for path in others])
+        further = [resolve_embedded(path) for path in list(teachers_of(args.teacher).values())[1:]]
+        self.scorer = Scorer(self, args, self.objective, [add_reference(self, path, args) for path in further])
 
-    def _build(self, model: Any, reward_funcs: Any, args: KLConfig, kwargs: dict[str, Any]) -> None:
+    def _build(self, model: Model, reward_funcs: Any, args: KLConfig, kwargs: Json) -> None:
         """Let TRL set up, with a reference, and with the KL as one more reward if it is placed there."""
-        own, weights = listed(reward_funcs), args.reward_weights
-        check_weights(weights, own)
-        rewards = own or [no_reward]
+        functions, weights = listed(reward_funcs), args.reward_weights
+        check_weights(weights, functions)
+        rewards = functions or [no_reward]
         args.reward_weights = list(weights or [1.0] * len(rewards))
         if self._has_kl_reward:
             rewards = [*rewards, KLReward()]
             args.reward_weights.append(-args.kl_coef)
         if classes := listed(kwargs.get("reward_processing_classes")):
-            kwargs = {**kwargs, "reward_processing_classes": [*classes, *[None] * (len(rewards) - len(own))]}
+            kwargs = {**kwargs, "reward_processing_classes": [*classes, *[None] * (len(rewards) - len(functions))]}
         try:
             with lend_beta(args, float(self.has_reference)), as_reference(model, args, kwargs) as (named, given):
                 super().__init__(named, reward_funcs=[*rewards], args=args, **given)
@@ -461,13 +406,11 @@ class KLTrainer(GRPOTrainer):
             args.reward_weights = weights
         self.beta = 0.0
         if len(self.reward_funcs) > len(rewards) and no_reward in self.reward_funcs:  # an environment has a reward
-            self._remove_reward(self.reward_funcs.index(no_reward))
-
-    def _remove_reward(self, index: int) -> None:
-        lists: Any = (self.reward_funcs, self.reward_func_names, self.reward_processing_classes)
-        for each in lists:
-            del each[index]
-        self.reward_weights = torch.cat([self.reward_weights[:index], self.reward_weights[index + 1 :]])
+            index = self.reward_funcs.index(no_reward)
+            lists: Any = (self.reward_funcs, self.reward_func_names, self.reward_processing_classes)
+            for each in lists:
+                del each[index]
+            self.reward_weights = torch.cat([self.reward_weights[:index], self.reward_weights[index + 1 :]])
 
     @property
     def _has_kl_reward(self) -> bool:
@@ -491,24 +434,24 @@ class KLTrainer(GRPOTrainer):
         with shuffled_by(shuffled_by_group):
             return super()._prepare_inputs(generation_batch)
 
-    def _generate(self, prompts: list[Any]) -> Any:
+    def _generate(self, prompts: list[object]) -> Any:
         returned = super()._generate(prompts)
         self._last_sampled = Sampled.of(returned)
         return returned
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+    def _generate_and_score_completions(self, inputs: list[Json]) -> Batch:
         scored = self.has_reference and not self.objective.exact and self.objective.placement != "reward"
         by_trl = self.args.teacher_prompt is None and self.args.teacher_column is None
         with lend_beta(self, float(scored and by_trl)):
             batch = super()._generate_and_score_completions(inputs)
         self.scorer.add_teachers(batch, inputs)
         if scored and not by_trl:
-            batch = compat.with_reference_log_probs(batch, self.scorer.reference_log_probs(batch))
-        batch["group"] = self.prompt_numbers.of_generation(compat.row_count(batch))
+            batch = {**batch, REF_LOGP: self.scorer.reference_log_probs(batch)}
+        batch["group"] = self.prompt_numbers.of_generation(len(batch["completion_ids"]))
         if current_mode(self) == "eval" or not self.args.rollout_lag:
             return batch
-        if not compat.has_old_log_probs(batch):
-            compat.keep_old_log_probs(batch, self.scorer.log_probs(self.model, batch))
+        if OLD_LOGP not in batch:
+            batch[OLD_LOGP] = self.scorer.log_probs(self.model, batch)
         return self.lag_queue.exchange(batch)
 
     def _calculate_rewards(
@@ -538,34 +481,38 @@ class KLTrainer(GRPOTrainer):
 
     # Loss
 
-    def _compute_loss(self, model: Any, inputs: Batch) -> Tensor:
+    def _compute_loss(self, model: Model, inputs: Batch) -> Tensor:
         if not self._has_kl_loss:
             return super()._compute_loss(model, inputs)
         with checked_at_the_end():
             return self._loss_with_kl(model, inputs)
 
-    def _loss_with_kl(self, model: Any, batch: Batch) -> Tensor:
+    def _loss_with_kl(self, model: Model, batch: Batch) -> Tensor:
         """TRL's loss without a KL, and the KL of the log-probs that it asked for."""
-        group = self._gathered_groups(batch)  # before the device has work to wait for
-        given, captured = dict(batch), list[tuple[Tensor, Rollout, slice, KLResult | None]]()
+        # On the CPU, where reading the groups waits for nothing, and before the device has work to wait for.
+        group = everywhere(self.accelerator, {"group": batch["group"]})[0]["group"].cpu()
+        lent, captured = dict(batch), list[tuple[Tensor, Rollout, slice, KLResult | None]]()
         in_advantages = self.objective.placement == "advantage" and self.objective.term is not None
         if in_advantages:
-            del given["advantages"]  # so that TRL cannot read them before the KL is subtracted
+            del lent["advantages"]  # so that TRL cannot read them before the KL is subtracted
 
         def answer(own: Pass) -> Result:
             passed = self.scorer.forward(model, batch, own)
             rollout, rows = self.scorer.rollout(passed, batch, group)
             self._check_start(rollout)
-            result = self._evaluated_term(rollout)
+            if (term := self.objective.term) is not None and current_mode(self) == "eval":
+                term = replace(term, baseline="none")  # an evaluation uses only the value
+            result = None if term is None else term(rollout)
             if in_advantages and result is not None:
                 by = self.coefficient.value * own_rows(result.coefficient, rows, passed.logp)
-                given["advantages"] = compat.lower_advantages(batch, by)
+                advantages = batch["advantages"]  # perhaps one number per completion
+                lent["advantages"] = (advantages[:, None] if advantages.dim() == 1 else advantages) - by
             captured.append((passed.logp, rollout, rows, result))
             return passed.logp, passed.entropy, passed.aux_loss
 
         try:
             with self._capture.answer(model, answer):
-                loss = super()._compute_loss(model, given)
+                loss = super()._compute_loss(model, lent)
         except KeyError as error:
             if captured:
                 raise
@@ -578,20 +525,9 @@ class KLTrainer(GRPOTrainer):
             self.kl_metrics.record_held("eval", last=not self._evaluating)
         return loss
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Result:
-        own = partial(super()._get_per_token_logps_and_entropies, model, *args, **kwargs)
-        return self._capture(model, own)
-
-    def _gathered_groups(self, batch: Batch) -> Tensor:
-        """(B,) the prompt numbers of all processes' completions; on the CPU, where reading them waits for nothing."""
-        return everywhere(self.accelerator, {"group": batch["group"]})[0]["group"].cpu()
-
-    def _evaluated_term(self, rollout: Rollout) -> KLResult | None:
-        """The term's result; None for a loss of the zoo. An evaluation needs no baseline: it uses only the value."""
-        term = self.objective.term
-        if term is not None and current_mode(self) == "eval":
-            term = replace(term, baseline="none")
-        return None if term is None else term(rollout)
+    def _get_per_token_logps_and_entropies(self, model: Model, *args: Any, **kwargs: Any) -> Result:
+        forward = partial(super()._get_per_token_logps_and_entropies, model, *args, **kwargs)
+        return self._capture(model, forward)
 
     def _per_token(self, rollout: Rollout, result: KLResult | None, own: slice, logp: Tensor) -> Tensor | None:
         """(B, T) what the KL adds to this process' loss; None if it is not a loss per token."""
@@ -599,25 +535,32 @@ class KLTrainer(GRPOTrainer):
         if cell is not None:
             # An evaluation may have one completion per prompt, and only its reward and KL are of interest.
             left_out = cell.compares_completions and current_mode(self) == "eval"
-            return None if left_out else per_token_cell(cell, rollout, own, logp)
+            return None if left_out or cell.per_token is None else own_rows(cell.per_token(rollout), own, logp)
         assert result is not None  # there is a term where there is no cell
-        found = per_token_loss(self.objective, rollout, result, own, logp)
-        gamma = self.objective.prefix_weight
-        return found * own_rows(prefix_weights(rollout, gamma), own, logp) if found is not None and gamma else found
+        per_token, gamma = per_token_loss(self.objective, rollout, result, own, logp), self.objective.prefix_weight
+        if per_token is None or not gamma:
+            return per_token
+        size = rollout.log_ratio.abs()
+        total = size.sum(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+        share = 1 - (size.cumsum(-1) - size) / total  # of a completion's Σ|l|, at the token or after it
+        return per_token * own_rows(1 + gamma * share, own, logp)
 
-    def _reduced(self, model: Any, batch: Batch, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
+    def _reduced(self, model: Model, batch: Batch, rollout: Rollout, per_token: Tensor | None) -> Tensor | float:
         """What the KL adds to this process' loss: reduced as TRL reduces its own, or summed over completions."""
         if per_token is not None and self.objective.reduction == "policy":
             return (token_weights(self, self._capture, model, batch, per_token) * per_token).sum()
         accumulation = self.current_gradient_accumulation_steps if current_mode(self) == "train" else 1
         cell = self.objective.cell
         if cell is not None and cell.per_token is None:
-            return whole_cell(cell, rollout, accumulation, self.accelerator.num_processes)
-        return summed_loss(per_token, accumulation)
+            value = cell(rollout) / accumulation
+            # Only this process' rows carry a gradient, and gradients and logged losses are averaged over processes: so
+            # the gradient is multiplied by their number, and the value is not.
+            return value + (self.accelerator.num_processes - 1) * (value - value.detach())
+        return 0.0 if per_token is None else per_token.sum() / (len(per_token) * accumulation)
 
     # Checkpoint
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: Model, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         self._save_parts(checkpoint_folder(self, trial))
 
@@ -664,8 +607,8 @@ class KLTrainer(GRPOTrainer):
         self.prompt_numbers.begin_evaluation()
         self.kl_metrics.restart("eval")
         try:
-            found = super().evaluation_loop(*args, **kwargs)
+            output = super().evaluation_loop(*args, **kwargs)
             self.kl_metrics.finish("eval")
         finally:
             self._evaluating = False
-        return found
+        return output

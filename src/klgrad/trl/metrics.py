@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from ..core.result import KLResult
 from ..core.rollout import Rollout
 from ..integrations import AdaptiveCoefficient, total_reverse_kl, weighted_k3
 from ..reports import KLSums, MismatchSums
+from ..support import Json
 from .compat import Mode
 from .config import TRLObjective
 
@@ -30,17 +30,13 @@ class Window:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was added."""
         return not self._sums.lengths.rows
 
     def add(self, step: int, rollout: Rollout, prompt: Tensor, *, of_the_sampler: bool) -> None:
-        """Add the completions of one micro-batch of all processes.
+        """Add the completions of one micro-batch of all processes, at the update `step`.
 
-        Args:
-            step: the number of the update.
-            rollout: the completions.
-            prompt: (B,) the keys of their prompts; the same prompt at another step is another draw.
-            of_the_sampler: whether `behavior_logp` is the sampler's own, and not the policy's before an update.
+        `prompt` are (B,) keys of their prompts; the same prompt at another step is another draw. `of_the_sampler`:
+        `behavior_logp` is the sampler's own, and not the policy's before an update.
         """
         keys = ((step, key) for key in prompt.tolist())
         group = torch.tensor([self._numbers.setdefault(key, len(self._numbers)) for key in keys])
@@ -52,11 +48,11 @@ class Window:
 
     def metrics(self) -> dict[str, float]:
         """Finite numbers by name; a single prompt has no standard error."""
-        found = self._sums.report().metrics()
+        metrics = self._sums.report().metrics()
         if self._mismatch.lengths.rows:
-            wanted = ("kl/mismatch", "ratio/token/share_outside_band")
-            found |= {name: x for name, x in self._mismatch.report().metrics().items() if name.startswith(wanted)}
-        return {name: x for name, x in {**found, **self._last}.items() if math.isfinite(x)}
+            prefixes = ("kl/mismatch", "ratio/token/share_outside_band")
+            metrics |= {name: x for name, x in self._mismatch.report().metrics().items() if name.startswith(prefixes)}
+        return {name: x for name, x in {**metrics, **self._last}.items() if math.isfinite(x)}
 
 
 COLLAPSED = 0.5
@@ -83,10 +79,10 @@ class MetricWindow:
     def metrics(self) -> dict[str, float]:
         """Metrics by name. Where both define one, the accumulated value wins."""
         peak = lambda name, values: values.amax() if name.endswith("max") else values.mean()
-        found = {name: peak(name, torch.stack(values)) for name, values in self.diagnostics.items()}
+        scalars = {name: peak(name, torch.stack(values)) for name, values in self.diagnostics.items()}
         report = self.sums.report()
-        found["kl"] = torch.as_tensor(self.k3) / max(self.sums.lengths.tokens, 1)  # under TRL's name
-        return replace(report, scalars=found | report.scalars).metrics()
+        scalars["kl"] = torch.as_tensor(self.k3) / max(self.sums.lengths.tokens, 1)  # under TRL's name
+        return replace(report, scalars=scalars | report.scalars).metrics()
 
     def kl(self, unit: str) -> float | None:
         """The KL to the reference, in nats per `sequence` or `token`; None if no token was live."""
@@ -113,30 +109,19 @@ class LengthWatch:
             stacklevel=2,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """The first update's numbers, and whether there was a warning."""
+    def state_dict(self) -> Json:
         return {"first": self.first, "warned": self.warned}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with them."""
+    def load_state_dict(self, state: Json) -> None:
         self.first = None if state["first"] is None else (state["first"][0], state["first"][1])
         self.warned = state["warned"]
 
 
 class KLMetrics:
-    """Collects micro-batches, logs their report when an update or an evaluation is complete, and adapts β.
-
-    Args:
-        objective: what is trained.
-        coefficient: β, which is logged and adapted.
-        log: takes `train` or `eval` and the metrics by name.
-    """
+    """Collects micro-batches, logs their report when an update or an evaluation is complete, and adapts β."""
 
     def __init__(
-        self,
-        objective: TRLObjective,
-        coefficient: AdaptiveCoefficient,
-        log: Callable[[Mode, dict[str, float]], None],
+        self, objective: TRLObjective, coefficient: AdaptiveCoefficient, log: Callable[[Mode, dict[str, float]], None]
     ) -> None:
         self._objective, self._coefficient, self._log = objective, coefficient, log
         self._windows: dict[Mode, MetricWindow] = {"train": MetricWindow(), "eval": MetricWindow()}
@@ -149,7 +134,6 @@ class KLMetrics:
 
     @property
     def is_held(self) -> bool:
-        """Whether a micro-batch is held."""
         return self._held is not None
 
     def drop_held(self) -> None:
@@ -157,7 +141,6 @@ class KLMetrics:
         self._held = None
 
     def record_held(self, mode: Mode, *, last: bool) -> None:
-        """Record the micro-batch that is held, if there is one."""
         if self._held is not None:
             self.record(mode, *self._held, last=last)
         self._held = None

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ..errors import MeaningError
 from ..kernels import Head
+from ..support import Json, Model
 from . import compat
-from .compat import Batch, Completions, base_of, has_adapters, is_split, without_adapters
+from .compat import OLD_LOGP, REF_LOGP, Batch, Completions, base_of, has_adapters, is_split, without_adapters
 from .scorer import (
-    Question,
     ReferencePass,
+    StatisticsRequest,
     ask,
     compare_head,
     head_of,
@@ -44,13 +45,9 @@ Pinned memory cannot be swapped out, and each tensor takes a power of 2 of it.""
 
 
 class StartWeights:
-    """A copy on the CPU of the weights that are trained.
+    """A copy on the CPU of the weights that are trained."""
 
-    Args:
-        model: the policy before training.
-    """
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
         self._kept: dict[str, Tensor] = {name: p.detach().to("cpu", copy=True) for name, p in trained}
 
@@ -61,7 +58,7 @@ class StartWeights:
                 self._kept[name] = _pinned(self._kept[name])
 
     @contextmanager
-    def loaded(self, model: Any) -> Iterator[None]:
+    def loaded(self, model: Model) -> Iterator[None]:
         """While the context lasts, the policy has its start weights; afterwards it has its own again, bit for bit.
 
         The weights are copied in place, so that what refers to their storage (optimizer, DDP) is not affected. The
@@ -69,19 +66,19 @@ class StartWeights:
         """
         pairs = self._pairs(model)
         room = all(2 * size <= free_bytes(device) for device, size in _sizes(pairs).items())
-        own = [p.data.clone() if room else p.data.to("cpu", copy=True) for p, _ in pairs]
+        values = [p.data.clone() if room else p.data.to("cpu", copy=True) for p, _ in pairs]
         try:
             for p, start in pairs:
                 p.data.copy_(start, non_blocking=True)
             yield
         finally:
-            for (p, _), value in zip(pairs, own, strict=True):
+            for (p, _), value in zip(pairs, values, strict=True):
                 p.data.copy_(value)
 
-    def _pairs(self, model: Any) -> list[tuple[Tensor, Tensor]]:
-        now = dict(model.named_parameters())
+    def _pairs(self, model: Model) -> list[tuple[Tensor, Tensor]]:
+        now, is_sharded = dict(model.named_parameters()), lambda p: hasattr(p, "device_mesh")  # a DTensor, as FSDP2 has
         for name, start in self._kept.items():
-            if name not in now or now[name].shape != start.shape or is_split(now[name]) or _is_sharded(now[name]):
+            if name not in now or now[name].shape != start.shape or is_split(now[name]) or is_sharded(now[name]):
                 raise MeaningError(
                     "the policy's parameters whole, as they were at the start",
                     f"`{name}` missing, or split between processes",
@@ -99,14 +96,10 @@ def _pinned(x: Tensor) -> Tensor:
 
 def _sizes(pairs: list[tuple[Tensor, Tensor]]) -> dict[torch.device, int]:
     """Bytes of the parameters on each device."""
-    found: dict[torch.device, int] = defaultdict(int)
+    sizes: dict[torch.device, int] = defaultdict(int)
     for p, _ in pairs:
-        found[p.device] += p.nbytes
-    return found
-
-
-def _is_sharded(parameter: Tensor) -> bool:
-    return hasattr(parameter, "device_mesh")  # a DTensor, as FSDP2 has
+        sizes[p.device] += p.nbytes
+    return sizes
 
 
 class Reference:
@@ -123,10 +116,10 @@ class Reference:
         start: the start weights, for form 4.
     """
 
-    def __init__(self, trainer: Any, given: Any, start: StartWeights | None) -> None:
+    def __init__(self, trainer: Any, given: Model, start: StartWeights | None) -> None:
         self._trainer, self._given = trainer, given
-        own = (getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))
-        self._own = next((model for model in own if model is not None), None)
+        models = (getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))
+        self._own = next((model for model in models if model is not None), None)
         self.start = start
 
     @property
@@ -140,16 +133,16 @@ class Reference:
         return self._given is None and self._own is None and not has_adapters(self._policy)
 
     @property
-    def separate(self) -> Any:
+    def separate(self) -> Model:
         """The model, if it is another one than the policy."""
         return self._given if self._given is not None else self._own
 
     @property
-    def _policy(self) -> Any:
+    def _policy(self) -> Model:
         return self._trainer.accelerator.unwrap_model(self._trainer.model)
 
     @contextmanager
-    def model(self) -> Iterator[Any]:
+    def model(self) -> Iterator[Model]:
         """The model to call, while the context lasts."""
         if self._given is not None:
             with _on_device(self._given, self._trainer.accelerator.device):
@@ -166,7 +159,7 @@ class Reference:
 
 
 @contextmanager
-def _on_device(model: Any, device: torch.device) -> Iterator[None]:
+def _on_device(model: Model, device: torch.device) -> Iterator[None]:
     home = next(iter(model.parameters())).device
     if home.type == device.type:
         yield
@@ -184,7 +177,7 @@ LOGITS, MOST_LOGITS = 2**28, 2**31
 """Bytes of logits in memory at once, unless one completion needs more: the first number on a CPU and on a full GPU, up
 to the second where a quarter of the free memory of a single GPU is enough. Fewer passes are faster on a GPU."""
 
-Columns = dict[str, Any]
+Columns = Json
 """(B, T) tensors of one micro-batch by role, or None, and (B,) the keys of its prompts under `group`."""
 
 
@@ -192,11 +185,7 @@ class Passes:
     """Scores micro-batches: all of them by the reference, which may have to be loaded, then all by the policy.
 
     Both models are in evaluation mode, so that no dropout is active, and the state of the random numbers is restored.
-
-    Args:
-        trainer: whose model, temperature and precision are used.
-        reference: the reference.
-        exact: compute the KLs over the whole vocabulary, and not from the sampled tokens alone.
+    The exact KLs are over the whole vocabulary.
     """
 
     def __init__(self, trainer: Any, reference: Reference, exact: bool) -> None:
@@ -206,18 +195,18 @@ class Passes:
         self.temperature = float(getattr(trainer, "temperature", 1.0))
 
     def __call__(self, batches: list[Batch]) -> list[Columns]:
-        """The columns of each micro-batch."""
         for batch in batches:
             if compat.has_images(batch):
                 raise MeaningError("prompts of text", "images", "remove KLCallback: it scores text alone")
-        with torch.no_grad(), _own_random_numbers(self._trainer.accelerator.device):
-            found = self._exact_kls(batches) if self._exact else self._log_probs(batches)
-        return [{**_given(batch, columns["logp"]), **columns} for batch, columns in zip(batches, found, strict=True)]
+        device = self._trainer.accelerator.device
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            scores = self._exact_kls(batches) if self._exact else self._log_probs(batches)
+        return [{**_given(batch, columns["logp"]), **columns} for batch, columns in zip(batches, scores, strict=True)]
 
     # Sampled
 
     def _log_probs(self, batches: list[Batch]) -> list[dict[str, Tensor]]:
-        if self._reference.is_the_trainers and all(map(compat.has_reference_log_probs, batches)):
+        if self._reference.is_the_trainers and all(REF_LOGP in batch for batch in batches):
             ref_logps = [compat.reference_log_probs(batch) for batch in batches]
         else:
             with self._reference.model() as model, without_dropout(model):
@@ -227,20 +216,23 @@ class Passes:
             logps = [self._of_model(policy, Completions.of(batch)) for batch in batches]
         return [{"logp": a, "ref_logp": b} for a, b in zip(logps, ref_logps, strict=True)]
 
-    def _of_model(self, model: Any, batch: Completions) -> Tensor:
+    def _of_model(self, model: Model, batch: Completions) -> Tensor:
         """(B, T) log-probs, from the model's own logits, some rows at a time."""
         base = base_of(self._trainer.accelerator.unwrap_model(model))
-        short = {"logits_to_keep": batch.keep + 1} if _has_parameter(base.forward, "logits_to_keep") else {}
+        short = (
+            {"logits_to_keep": batch.keep + 1} if "logits_to_keep" in inspect.signature(base.forward).parameters else {}
+        )
         vocabulary = base.config.get_text_config().vocab_size
         rows = max(1, self._bytes_for_logits(batch.ids.device) // (4 * vocabulary * (batch.keep + 1)))
-        found = []
+        logps = list[Tensor]()
         for ids, attention in zip(batch.ids.split(rows), batch.attention.split(rows), strict=True):
             with self._trainer.accelerator.autocast():
                 logits = model(input_ids=ids, attention_mask=attention, use_cache=False, **short).logits
-            rows_of_logits = zip(logits[:, -batch.keep - 1 : -1], ids[:, -batch.keep :], strict=True)
-            # One completion at a time, because float32 logits of all would be a second copy.
-            found += [_picked(each.float(), tokens, self.temperature) for each, tokens in rows_of_logits]
-        return torch.stack(found)
+            for row, tokens in zip(logits[:, -batch.keep - 1 : -1], ids[:, -batch.keep :], strict=True):
+                # One completion at a time, because float32 logits of all would be a second copy.
+                row = row.float() if self.temperature == 1 else row.float() / self.temperature
+                logps.append(row.gather(-1, tokens[:, None])[:, 0] - row.logsumexp(-1))
+        return torch.stack(logps)
 
     def _bytes_for_logits(self, device: torch.device) -> int:
         """With several processes always the same: a pass may be a collective of all of them, as in FSDP."""
@@ -251,7 +243,7 @@ class Passes:
     # Exact
 
     def _exact_kls(self, batches: list[Batch]) -> list[dict[str, Tensor]]:
-        given = [Completions.of(batch) for batch in batches]
+        texts = [Completions.of(batch) for batch in batches]
         policy = self._trainer.model
         with ExitStack() as stack:
             ref = stack.enter_context(self._reference.model())
@@ -266,16 +258,16 @@ class Passes:
                 for model in (policy, self._reference.separate):
                     if model is not None:
                         compare_head(self._trainer.accelerator, model, some_tokens(batches[0]))
-            plain = [Question(each.keep, self.temperature) for each in given]
-            hidden = [ask(self._trainer.accelerator, ref, *each).hidden for each in zip(given, plain, strict=True)]
+            plain = [StatisticsRequest(text.keep, self.temperature) for text in texts]
+            hidden = [ask(self._trainer.accelerator, ref, *text).hidden for text in zip(texts, plain, strict=True)]
             head = self._head(ref)
         with statistics_forward(self._base(policy)), without_dropout(policy):
-            return [self._statistics(each, h, head) for each, h in zip(given, hidden, strict=True)]
+            return [self._statistics(text, h, head) for text, h in zip(texts, hidden, strict=True)]
 
-    def _base(self, model: Any) -> Any:
+    def _base(self, model: Model) -> Model:
         return base_of(self._trainer.accelerator.unwrap_model(model))
 
-    def _head(self, ref: Any) -> Head:
+    def _head(self, ref: Model) -> Head:
         """The reference's head; a copy where the policy's parameters only stand for it while it is loaded."""
         head = head_of(self._trainer.accelerator.unwrap_model(ref), self.temperature, self.vocabulary)
         if self._reference.separate is not None:
@@ -284,7 +276,7 @@ class Passes:
 
     def _statistics(self, batch: Completions, hidden: Tensor | None, head: Head) -> dict[str, Tensor]:
         assert hidden is not None  # it was asked for
-        question = Question(
+        question = StatisticsRequest(
             batch.keep,
             self.temperature,
             batch.targets,
@@ -293,15 +285,9 @@ class Passes:
             self.vocabulary,
             float32=bool(getattr(self._trainer.args, "cast_lm_head_to_fp32", False)),
         )
-        found = ask(self._trainer.accelerator, self._trainer.model, batch, question)
+        answer = ask(self._trainer.accelerator, self._trainer.model, batch, question)
         names = {"ref_logp": "ref_logp", "token_reverse_kl": "reverse_kl", "token_forward_kl": "forward_kl"}
-        return {name: found[field] for name, field in {"logp": "logp", **names}.items()}
-
-
-def _picked(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """(T,) log-probs of the tokens of one completion."""
-    logits = logits if temperature == 1 else logits / temperature
-    return logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+        return {name: answer[field] for name, field in {"logp": "logp", **names}.items()}
 
 
 def _given(batch: Batch, logp: Tensor) -> Columns:
@@ -309,18 +295,7 @@ def _given(batch: Batch, logp: Tensor) -> Columns:
     return {
         "mask": compat.sampled_tokens(batch),
         "behavior_logp": compat.sampler_log_probs(batch, logp),
-        "old_logp": compat.old_log_probs(batch),
+        "old_logp": batch.get(OLD_LOGP),
         "token_id": Completions.of(batch).targets,
         "group": compat.prompt_keys(batch),
     }
-
-
-def _has_parameter(function: Any, name: str) -> bool:
-    return name in inspect.signature(function).parameters
-
-
-@contextmanager
-def _own_random_numbers(device: torch.device) -> Iterator[None]:
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield

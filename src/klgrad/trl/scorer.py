@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, get_args
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from transformers.utils.generic import ModelOutput
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -28,6 +29,7 @@ from ..kernels import (
     token_statistics,
     top_entries,
 )
+from ..support import Json, Model
 from . import compat
 from .compat import (
     Batch,
@@ -40,6 +42,7 @@ from .compat import (
     completion_log_probs,
     current_mode,
     gathered,
+    has_images,
     is_split,
     padded,
     padded_mask,
@@ -51,17 +54,16 @@ from .config_checks import teachers_of
 # All processes' completions of one step, so that baselines and reports are those of the whole batch.
 
 
-def everywhere(accelerator: Any, local: dict[str, Tensor | None]) -> tuple[dict[str, Any], slice]:
-    """Gather tensors from all processes, padded to one length.
+def everywhere(accelerator: Accelerator, local: dict[str, Tensor | None]) -> tuple[Json, slice]:
+    """Gather tensors from all processes, padded to one length; also return which rows are this process'.
 
-    Returns:
-        The tensors of all processes, of which this process' rows keep their gradient; and which rows these are.
+    Those keep their gradient.
     """
     rows = len(next(x for x in local.values() if x is not None))
     if accelerator.num_processes == 1:
         return dict(local), slice(0, rows)
-    own = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
-    return {name: None if x is None else _gathered(accelerator, x, own) for name, x in local.items()}, own
+    rows_here = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
+    return {name: None if x is None else _gathered(accelerator, x, rows_here) for name, x in local.items()}, rows_here
 
 
 def _gathered(accelerator: Any, x: Tensor, own: slice) -> Tensor:
@@ -103,21 +105,20 @@ class PromptNumbers:
 
         All batches of an evaluation, and all generations of one update, are numbered apart.
         """
-        number = self.of_rows(rows) + self._offset()
+        number = self.of_rows(rows)
         if current_mode(self._trainer) == "eval":
             self._evaluated += rows * self._trainer.accelerator.num_processes
-        return number
+            return number
+        self._generations += 1
+        steps = (self._args.steps_per_generation or 1) * self._trainer.num_iterations
+        together = math.ceil(self._args.gradient_accumulation_steps / steps) + 1
+        return number + (self._generations % together) * (self._args.generation_batch_size or 0)
 
     def begin_evaluation(self) -> None:
-        """Count the prompts of an evaluation from 0."""
         self._evaluated = 0
 
-    def check(self, rows: list[dict[str, Any]]) -> None:
-        """Raise `ContractError` if rows with the same number have different prompts.
-
-        Args:
-            rows: of the dataset, as TRL's sampler repeats them for this process.
-        """
+    def check(self, rows: list[Json]) -> None:
+        """Raise `ContractError` if rows of the dataset, as TRL repeats them, have one number and different prompts."""
         number = self.of_rows(len(rows)).tolist()
         for i in range(1, len(rows)):
             if number[i] == number[i - 1] and rows[i].get("prompt") != rows[i - 1].get("prompt"):
@@ -127,21 +128,11 @@ class PromptNumbers:
                     "use TRL's own sampler: baselines and standard errors are taken over these groups",
                 )
 
-    def state_dict(self) -> dict[str, Any]:
-        """How many generations there were."""
+    def state_dict(self) -> Json:
         return {"generations": self._generations}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue to count from there."""
+    def load_state_dict(self, state: Json) -> None:
         self._generations = state["generations"]
-
-    def _offset(self) -> int:
-        if current_mode(self._trainer) == "eval":
-            return 0
-        self._generations += 1
-        steps = (self._args.steps_per_generation or 1) * self._trainer.num_iterations
-        together = math.ceil(self._args.gradient_accumulation_steps / steps) + 1
-        return (self._generations % together) * (self._args.generation_batch_size or 0)
 
 
 def with_peers(group: Tensor) -> Tensor:
@@ -179,38 +170,31 @@ def shuffled_by_group(batch: Batch) -> Batch:
 
 
 def with_top_k_kl(
-    found: TokenStatistics, best: TopEntries, objective: TRLObjective, mask: Tensor, behavior_logp: Tensor | None
+    statistics: TokenStatistics, best: TopEntries, objective: TRLObjective, mask: Tensor, behavior_logp: Tensor | None
 ) -> TokenStatistics:
     """Add the declared divergence, over the likeliest entries and a tail, to the policy's statistics.
 
-    Args:
-        found: the policy's statistics, with its log-probs at the entries.
-        best: the entries, with the teacher's log-probs.
-        objective: the divergence, the kind of tail, and the bound of its ratio.
-        mask: (B, T) 1 for live tokens.
-        behavior_logp: (B, T) log-probs of what sampled the tokens; None if the policy did.
-
-    Returns:
-        The statistics with `ref_logp` and the divergence filled in.
+    `best` has the entries with the teacher's log-probs, `statistics` the policy's log-probs there. `behavior_logp` are
+    (B, T) log-probs of what sampled the tokens; None if the policy did.
     """
     term = objective.term
     assert term is not None  # a loss of the zoo has no top k
-    assert found.entries_logp is not None  # the question named them
+    assert statistics.entries_logp is not None  # the question named them
     if objective.tail == "sampled":
-        ratio = _tail_ratio(objective, Rollout(found.logp, best.token_logp, mask, behavior_logp=behavior_logp))
+        ratio = _tail_ratio(objective, Rollout(statistics.logp, best.token_logp, mask, behavior_logp=behavior_logp))
         kl = sampled_tail_kl(
-            found.entries_logp,
+            statistics.entries_logp,
             best.logp,
-            found.logp,
+            statistics.logp,
             best.token_logp,
             best.has_token,
             ratio=ratio,
             divergence=term.generator,
         )
     else:
-        kl = (lumped_kl if objective.tail == "lump" else head_kl)(found.entries_logp, best.logp, term.generator)
+        kl = (lumped_kl if objective.tail == "lump" else head_kl)(statistics.entries_logp, best.logp, term.generator)
     field = f"{term.divergence}_kl" if term.divergence in get_args(Direction) else "divergence"
-    return found._replace(ref_logp=best.token_logp, **{field: kl})
+    return statistics._replace(ref_logp=best.token_logp, **{field: kl})
 
 
 def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
@@ -231,12 +215,9 @@ def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class ReferencePass:
-    """A reference at the tokens of a batch.
+    """A reference at the tokens of a batch: (B, keep, H) hidden states, its head, and the weight of its divergence.
 
-    Attributes:
-        hidden: (B, keep, H') its hidden states.
-        head: its head.
-        weight: of its divergence, (B, 1) if it differs between rows; None if there is one reference.
+    The weight is (B, 1) if it differs between rows; None if there is one reference.
     """
 
     hidden: Tensor
@@ -245,12 +226,10 @@ class ReferencePass:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
-    """What a model returns instead of logits: hidden states, or statistics of its last tokens.
+class StatisticsRequest:
+    """What a model returns instead of logits: hidden states, or statistics of its last `keep` tokens.
 
     Attributes:
-        keep: how many of the last tokens are wanted.
-        temperature: at which the tokens were sampled.
         targets: (B, keep) tokens, or None for the hidden states that predict them.
         mask: (B, keep) 1 for live tokens.
         references: to which divergences are computed; sums of several are weighted.
@@ -276,7 +255,7 @@ class Question:
 
 
 @dataclass
-class Answer(ModelOutput):
+class StatisticsOutput(ModelOutput):
     """Hidden states, or the fields of `TokenStatistics` with entries and the reference's log-probs there."""
 
     hidden: Tensor | None = None
@@ -291,69 +270,69 @@ class Answer(ModelOutput):
     ref_entries_logp: Tensor | None = None
 
 
-def add_statistics_forward(model: Any) -> None:
-    """Let `model(..., question=Question(...))` return an `Answer`; without a question the forward is unchanged."""
+def add_statistics_forward(model: Model) -> None:
+    """Let the model return a `StatisticsOutput` where it is called with a `question`; else its forward is unchanged."""
     forward = model.forward
 
     @wraps(forward)
-    def answering(*args: Any, question: Question | None = None, **kwargs: Any) -> Any:
+    def answering(*args: Any, question: StatisticsRequest | None = None, **kwargs: Any) -> Any:
         if question is None:
             return forward(*args, **kwargs)
         last = model.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = last[:, -question.keep - 1 : -1]
         if question.targets is None:
-            return Answer(hidden=hidden)
+            return StatisticsOutput(hidden=hidden)
         with torch.autocast(hidden.device.type, enabled=False) if question.float32 else nullcontext():
             return statistics(hidden, question)
 
-    def statistics(hidden: Tensor, question: Question) -> Answer:
+    def statistics(hidden: Tensor, question: StatisticsRequest) -> StatisticsOutput:
         assert question.targets is not None  # else hidden states are returned
         head = head_of(model, question.temperature, question.vocabulary)
         how = {"mask": question.mask, "budget": question.budget}
         if question.top_k is not None:
             return over_top_k(hidden, head, question, how)
         if not question.references:
-            return Answer(**token_statistics(hidden, head, question.targets, **how)._asdict())
-        found = [
+            return StatisticsOutput(**token_statistics(hidden, head, question.targets, **how)._asdict())
+        by_reference = [
             token_statistics(
                 hidden, head, question.targets, ref.hidden, ref.head, divergence=question.divergence, **how
             )
             for ref in question.references
         ]
-        return Answer(**weighted_sum(found, [ref.weight for ref in question.references])._asdict())
+        return StatisticsOutput(**weighted_sum(by_reference, [ref.weight for ref in question.references])._asdict())
 
-    def over_top_k(hidden: Tensor, head: Head, question: Question, how: dict[str, Any]) -> Answer:
+    def over_top_k(hidden: Tensor, head: Head, question: StatisticsRequest, how: Json) -> StatisticsOutput:
         assert question.targets is not None
         assert question.top_k is not None
         [ref] = question.references
         of = (ref.hidden, ref.head) if question.top_k_of == "teacher" else (hidden.detach(), head)
         ids = top_entries(*of, question.targets, question.top_k, **how).ids
-        own = token_statistics(hidden, head, question.targets, entries=ids, **how)
+        student = token_statistics(hidden, head, question.targets, entries=ids, **how)
         with torch.no_grad():
-            seen = token_statistics(ref.hidden, ref.head, question.targets, entries=ids, **how)
-        found = own._replace(ref_logp=seen.logp)
-        return Answer(**found._asdict(), ids=ids, ref_entries_logp=seen.entries_logp)
+            teacher = token_statistics(ref.hidden, ref.head, question.targets, entries=ids, **how)
+        student = student._replace(ref_logp=teacher.logp)
+        return StatisticsOutput(**student._asdict(), ids=ids, ref_entries_logp=teacher.entries_logp)
 
     model.forward = answering
 
 
-def weighted_sum(found: list[TokenStatistics], weights: list[Tensor | float | None]) -> TokenStatistics:
+def weighted_sum(statistics: list[TokenStatistics], weights: list[Tensor | float | None]) -> TokenStatistics:
     """The statistics to several references, with their log-probs and divergences summed by weight.
 
     The sum of reverse KLs with weights of sum 1 is the KL to the references' geometric mean, up to a constant.
     """
-    first = found[0]
+    first = statistics[0]
     if weights == [None]:
         return first
     names = [
         name for name in ("ref_logp", "reverse_kl", "forward_kl", "divergence") if getattr(first, name) is not None
     ]
-    total = lambda name: torch.stack([w * getattr(x, name) for w, x in zip(weights, found, strict=True)]).sum(0)
+    total = lambda name: torch.stack([w * getattr(x, name) for w, x in zip(weights, statistics, strict=True)]).sum(0)
     return first._replace(**{name: total(name) for name in names})
 
 
 @contextmanager
-def statistics_forward(model: Any) -> Iterator[None]:
+def statistics_forward(model: Model) -> Iterator[None]:
     """`add_statistics_forward` while the context lasts."""
     before, was_own = model.forward, "forward" in vars(model)
     add_statistics_forward(model)
@@ -366,7 +345,7 @@ def statistics_forward(model: Any) -> Iterator[None]:
             del model.forward
 
 
-def head_of(model: Any, temperature: float, vocabulary: int | None) -> Head:
+def head_of(model: Model, temperature: float, vocabulary: int | None) -> Head:
     """The model's head: whole, even where DeepSpeed has split its weights, and cut to `vocabulary` entries."""
     output = model.get_output_embeddings()
     bias = getattr(output, "bias", None)
@@ -379,7 +358,7 @@ def head_of(model: Any, temperature: float, vocabulary: int | None) -> Head:
     return replace(head, weight=head.weight[:vocabulary], bias=None if head.bias is None else head.bias[:vocabulary])
 
 
-def shared_vocabulary(models: list[Any]) -> int | None:
+def shared_vocabulary(models: list[Model]) -> int | None:
     """How many entries all heads have, where one is padded beyond another; None where they agree."""
     sizes = {model.config.get_text_config().vocab_size for model in models}
     return min(sizes) if len(sizes) > 1 else None
@@ -402,7 +381,7 @@ def some_tokens(batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def compare_head(accelerator: Any, model: Any, ids: Tensor) -> None:
+def compare_head(accelerator: Accelerator, model: Model, ids: Tensor) -> None:
     """Raise `KernelInputError` if the head differs from the model's own logits by more than rounding.
 
     The model is called as training calls it, on all processes at once, and its head is read within that call: there
@@ -433,7 +412,7 @@ def compare_head(accelerator: Any, model: Any, ids: Tensor) -> None:
 
 
 @contextmanager
-def without_dropout(model: Any) -> Iterator[None]:
+def without_dropout(model: Model) -> Iterator[None]:
     """Two passes of one model differ by dropout; every module gets its mode back afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -447,24 +426,20 @@ def without_dropout(model: Any) -> Iterator[None]:
 # Forward passes of the policy and of its reference over completions.
 
 
-def ask(accelerator: Any, model: Any, batch: Completions, question: Question) -> Answer:
+def ask(accelerator: Accelerator, model: Model, batch: Completions, question: StatisticsRequest) -> StatisticsOutput:
     """Call a model as training calls it."""
     with accelerator.autocast():
         return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
 
 
 class Scorer:
-    """Log-probs and exact KLs of completions, as the objective needs them.
+    """Log-probs and exact KLs of completions, as the objective needs them; `others` are further references.
 
-    Args:
-        trainer: whose models, temperature and accelerator are used.
-        args: its configuration.
-        objective: what is trained; an exact one prepares all models to return statistics.
-        others: the references beside the trainer's own.
+    An exact objective prepares all models to return statistics.
     """
 
     def __init__(
-        self, trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective, others: Sequence[Any] = ()
+        self, trainer: GRPOTrainer, args: KLConfig, objective: TRLObjective, others: Sequence[Model] = ()
     ) -> None:
         self._trainer, self._args, self._objective = trainer, args, objective
         self._others = list(others)
@@ -479,28 +454,26 @@ class Scorer:
         for model in self._bases():
             add_statistics_forward(model)
 
-    def _bases(self) -> list[Any]:
+    def _bases(self) -> list[Model]:
         return [base_of(self._trainer.accelerator.unwrap_model(each)) for each in self._models()]
 
-    def _models(self) -> list[Any]:
+    def _models(self) -> list[Model]:
         trainer = self._trainer
         return [each for each in (trainer.model, trainer.ref_model, *self._others) if each is not None]
 
     # One model
 
-    def reference(self) -> AbstractContextManager[Any]:
-        """The reference model, while the context lasts."""
+    def reference(self) -> AbstractContextManager[Model]:
         return reference_model(self._trainer)
 
-    def log_probs(self, model: Any, batch: Batch) -> Tensor:
+    def log_probs(self, model: Model, batch: Batch) -> Tensor:
         """(B, T) log-probs by one of the models, without gradient, in batches that fit into memory."""
         with torch.no_grad():
             size = self._args.per_device_train_batch_size
             return completion_log_probs(self._trainer, model, batch, batch_size=size)[0]
 
-    def question(self, batch: Completions) -> Question:
-        """A question about the statistics of completions."""
-        return Question(
+    def question(self, batch: Completions) -> StatisticsRequest:
+        return StatisticsRequest(
             batch.keep,
             self._trainer.temperature,
             batch.targets,
@@ -512,7 +485,7 @@ class Scorer:
 
     # Policy and references
 
-    def add_teachers(self, batch: Batch, rows: list[dict[str, Any]]) -> None:
+    def add_teachers(self, batch: Batch, rows: list[Json]) -> None:
         """Store which teacher each row of the dataset names, and the prompt that it shows to it."""
         if (column := self._args.teacher_column) is not None:
             numbers = [self._number(row.get(column), column) for row in rows]
@@ -538,12 +511,11 @@ class Scorer:
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """(B, T) log-probs by the reference, or by each row's teacher, which may see another prompt."""
-        found = [self.log_probs(ref, compat.as_teacher_sees(batch)) for ref in self.each_reference()]
-        return (
-            found[0] if "teacher" not in batch else torch.stack(found)[batch["teacher"], range(len(batch["teacher"]))]
-        )
+        logps = [self.log_probs(ref, compat.as_teacher_sees(batch)) for ref in self.each_reference()]
+        teacher = batch.get("teacher")
+        return logps[0] if teacher is None else torch.stack(logps)[teacher, range(len(teacher))]
 
-    def each_reference(self) -> Iterator[Any]:
+    def each_reference(self) -> Iterator[Model]:
         """The references, one after the other; each is in place until the next is asked for."""
         with self.reference() as ref:
             yield ref
@@ -552,23 +524,25 @@ class Scorer:
     @torch.no_grad()
     def references(self, batch: Batch) -> tuple[ReferencePass, ...]:
         """The references at the tokens of a batch. Those that the rows name see their rows alone."""
-        given, accelerator = Completions.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
-        found: list[ReferencePass] = []
+        completions, accelerator = Completions.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
+        passes: list[ReferencePass] = []
         for i, ref in enumerate(self.each_reference()):
             weight, rows = self._weight(i, batch), None
             if "teacher" in batch:
                 rows = (batch["teacher"] == i).nonzero()[:, 0]
                 rows = rows if len(rows) else rows.new_zeros(1)  # every process calls every model
-            hidden = ask(accelerator, ref, given if rows is None else given.of_rows(rows), self._plain(given)).hidden
+            hidden = ask(
+                accelerator,
+                ref,
+                completions if rows is None else completions.of_rows(rows),
+                StatisticsRequest(completions.keep, self._trainer.temperature),
+            ).hidden
             head = head_of(accelerator.unwrap_model(ref), self._trainer.temperature, self.vocabulary)
             assert hidden is not None  # it was asked for
             if rows is not None:
-                hidden = hidden.new_zeros(len(given.ids), *hidden.shape[1:]).index_copy_(0, rows, hidden)
-            found.append(ReferencePass(hidden, head, weight))
-        return tuple(found)
-
-    def _plain(self, batch: Completions) -> Question:
-        return Question(batch.keep, self._trainer.temperature)
+                hidden = hidden.new_zeros(len(completions.ids), *hidden.shape[1:]).index_copy_(0, rows, hidden)
+            passes.append(ReferencePass(hidden, head, weight))
+        return tuple(passes)
 
     def _weight(self, i: int, batch: Batch) -> Tensor | float | None:
         """The weight of a reference's divergence; None if there is one reference alone."""
@@ -578,41 +552,41 @@ class Scorer:
             return None
         return self._args.teacher_weights[i] if self._args.teacher_weights else 1 / len(self._teachers)
 
-    def exact(self, model: Any, batch: Batch) -> TokenStatistics:
+    def exact(self, model: Model, batch: Batch) -> TokenStatistics:
         """Log-probs, exact divergences to the reference, and the entropy of completions; no logits are stored."""
         given, term = Completions.of(batch), self._objective.term
-        others = term is not None and term.divergence not in get_args(Direction)
+        is_other = term is not None and term.divergence not in get_args(Direction)
         question = replace(
             self.question(given),
             references=self.references(batch),
-            divergence=term.generator if others and term is not None else None,
+            divergence=term.generator if is_other and term is not None else None,
         )
         return _statistics(ask(self._trainer.accelerator, model, given, question))
 
-    def top_k(self, model: Any, batch: Batch, k: int, of: str) -> tuple[TokenStatistics, TopEntries]:
+    def top_k(self, model: Model, batch: Batch, k: int, of: str) -> tuple[TokenStatistics, TopEntries]:
         """Log-probs and entropy of the policy, and both models' log-probs at the k likeliest entries of one of them."""
-        given = Completions.of(batch)
-        question = replace(self.question(given), references=self.references(batch), top_k=k, top_k_of=of)
-        found = ask(self._trainer.accelerator, model, given, question)
-        has_token = (found["ids"] == given.targets[..., None]).any(-1)
-        return _statistics(found), TopEntries(found["ids"], found["ref_entries_logp"], found["ref_logp"], has_token)
+        completions = Completions.of(batch)
+        question = replace(self.question(completions), references=self.references(batch), top_k=k, top_k_of=of)
+        answer = ask(self._trainer.accelerator, model, completions, question)
+        has_token = (answer["ids"] == completions.targets[..., None]).any(-1)
+        return _statistics(answer), TopEntries(answer["ids"], answer["ref_entries_logp"], answer["ref_logp"], has_token)
 
-    def forward(self, model: Any, batch: Batch, own: Pass) -> ForwardPass:
+    def forward(self, model: Model, batch: Batch, own: Pass) -> ForwardPass:
         """The policy's pass over a batch, with its gradient: TRL's own, or one with exact KLs in its place."""
         if not self._objective.exact:
             return ForwardPass(*own())
-        refuse_images(compat.has_images(batch), "kl_estimator='exact'")
+        refuse_images(has_images(batch), "kl_estimator='exact'")
         if not self._heads_compared:  # with adapters the reference has the policy's head
             self._heads_compared = True
             for each in (model, *self._models()[1:]):
                 compare_head(self._trainer.accelerator, each, some_tokens(batch))
         if self._objective.top_k is None:
-            found = self.exact(model, batch)
+            statistics = self.exact(model, batch)
         else:
-            found, best = self.top_k(model, batch, self._objective.top_k, self._objective.top_k_of)
-            behavior = self._behavior(found.logp.detach(), batch)
-            found = with_top_k_kl(found, best, self._objective, batch["completion_mask"], behavior)
-        return ForwardPass(found.logp, found.entropy, None, found)
+            statistics, best = self.top_k(model, batch, self._objective.top_k, self._objective.top_k_of)
+            behavior = self._behavior(statistics.logp.detach(), batch)
+            statistics = with_top_k_kl(statistics, best, self._objective, batch["completion_mask"], behavior)
+        return ForwardPass(statistics.logp, statistics.entropy, None, statistics)
 
     def rollout(self, passed: ForwardPass, batch: Batch, group: Tensor) -> tuple[Rollout, slice]:
         """All processes' completions of a step, and which of the rows carry a gradient in this process."""
@@ -645,17 +619,17 @@ class Scorer:
 
     def _behavior(self, logp: Tensor, batch: Batch) -> Tensor | None:
         """(B, T) log-probs of the sampler; `logp`, the policy's own, if it sampled and the term has weights."""
-        found = compat.sampler_log_probs(batch, logp)
-        return logp if found is None and self._objective.is_weighted else found
+        sampler = compat.sampler_log_probs(batch, logp)
+        return logp if sampler is None and self._objective.is_weighted else sampler
 
 
-def refuse_images(found: bool, where: str) -> None:
+def refuse_images(has_any: bool, where: str) -> None:
     """Raise `MeaningError` for images: without its image, a completion would get other log-probs."""
-    if found:
+    if has_any:
         raise MeaningError(
             "prompts of text", f"images, with {where}", "use a sampled estimator with kl_placement='loss'"
         )
 
 
-def _statistics(answer: Answer) -> TokenStatistics:
+def _statistics(answer: StatisticsOutput) -> TokenStatistics:
     return TokenStatistics(*(getattr(answer, name) for name in TokenStatistics._fields))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from ..support import write_whole
+from ..support import Json, write_whole
 
 if TYPE_CHECKING:
     from .kl_trainer import KLTrainer
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class Checkpointed(Protocol):
     """A part of a trainer that survives a checkpoint; the state is plain data and tensors, and is not changed later."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         """The state between two updates."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Json) -> None:
         """Continue from a state."""
         ...
 
@@ -37,7 +37,7 @@ class Checkpointed(Protocol):
 Parts = Mapping[str, Checkpointed]
 
 
-def state_of(parts: Parts) -> dict[str, Any]:
+def state_of(parts: Parts) -> Json:
     """The state of all parts, by name."""
     return {name: part.state_dict() for name, part in parts.items()}
 
@@ -52,13 +52,7 @@ def load_state(parts: Parts, state: Mapping[str, Any]) -> None:
 
 
 def save_parts(trainer: "KLTrainer", folder: Path, **more: Any) -> None:
-    """Write the state of `trainer.checkpointed` to a checkpoint.
-
-    Args:
-        trainer: the trainer.
-        folder: the checkpoint.
-        more: further plain data of this process.
-    """
+    """Write the state of `trainer.checkpointed` to a checkpoint, and `more` plain data of this process."""
     state = {"processes": trainer.accelerator.num_processes, **more, "state": state_of(trainer.checkpointed)}
     content = io.BytesIO()
     torch.save({name: plain(x, name) for name, x in state.items()}, content)
@@ -66,14 +60,10 @@ def save_parts(trainer: "KLTrainer", folder: Path, **more: Any) -> None:
     write_whole(_state_file(folder, trainer.accelerator.process_index), content.getvalue())
 
 
-def load_parts(trainer: "KLTrainer", folder: Path) -> dict[str, Any]:
-    """Let `trainer.checkpointed` continue from what `save_parts` wrote.
+def load_parts(trainer: "KLTrainer", folder: Path) -> Json:
+    """Let `trainer.checkpointed` continue from what `save_parts` wrote, which is returned.
 
-    Returns:
-        The state of all parts.
-
-    Raises:
-        RunError: there is no state of as many processes.
+    It must have been written by as many processes.
     """
     accelerator = trainer.accelerator
     saved = read_state(folder, accelerator.process_index, accelerator.device) or {"processes": "fewer"}
@@ -84,7 +74,7 @@ def load_parts(trainer: "KLTrainer", folder: Path) -> dict[str, Any]:
     return saved["state"]
 
 
-def read_state(folder: Path, rank: int, device: Any = "cpu") -> dict[str, Any] | None:
+def read_state(folder: Path, rank: int, device: Any = "cpu") -> Json | None:
     """What `save_parts` wrote for one process; None if it wrote nothing. No code in the file is executed."""
     path = _state_file(folder, rank)
     if not path.is_file():
@@ -98,7 +88,7 @@ def read_state(folder: Path, rank: int, device: Any = "cpu") -> dict[str, Any] |
         raise RunError("a checkpoint of this version of klgrad", received, remedy) from error
 
 
-def plain(x: Any, name: str) -> Any:
+def plain(x: object, name: str) -> Any:
     """Nested data of tensors, numbers and text, which `torch.load` reads without running code; tuples become lists.
 
     Example:

@@ -39,12 +39,10 @@ class VerlObjective(Objective):
     task_rewards: bool = True
 
     def named(self, name: str, value: object) -> str:
-        """A setting as a user writes it."""
         return f"{name}={value}"
 
     @property
     def term(self) -> KLTerm:
-        """The KL term."""
         return self.declared_term
 
     @property
@@ -67,12 +65,7 @@ class VerlObjective(Objective):
 
 
 def term_of(node: Config) -> VerlObjective:
-    """Read the node `klgrad` alone, without the rest of the configuration.
-
-    Raises:
-        UnknownNameError: for a setting that does not exist, with near matches.
-        MeaningError: for a value that is not allowed.
-    """
+    """Read the node `klgrad` alone, without the rest of the configuration. Unknown names and bad values are errors."""
     known = [f.name for f in fields(VerlObjective) if f.name != "task_rewards"]
     for name in node:
         if name not in known:
@@ -83,13 +76,9 @@ def term_of(node: Config) -> VerlObjective:
 
 
 def read_declaration(config: Config) -> VerlObjective:
-    """Check verl's configuration, and read what it declares.
+    """Check verl's whole configuration, and read what it declares.
 
-    Args:
-        config: verl's whole configuration, an OmegaConf node or nested mappings.
-
-    Raises:
-        MeaningError: where settings contradict each other, or verl would change what they mean.
+    A `MeaningError` says where settings contradict each other, or verl would change what they mean.
     """
     node = config.get(NODE)
     if node is None:

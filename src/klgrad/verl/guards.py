@@ -69,11 +69,7 @@ class CheckedConfig:
 
 
 def guard_older_trainers(module: ModuleType) -> None:
-    """Make the base of verl's older trainers check its configuration.
-
-    Args:
-        module: `verl.trainer.ppo.ray_trainer`; a verl without these trainers has nothing to guard.
-    """
+    """Make the base of verl's older trainers check its configuration; a verl without them has nothing to guard."""
     base = getattr(module, "RayPPOTrainer", None)
     if base is not None:
         base.config = CheckedConfig()

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from ..errors import ActivationError
 from ..integrations import AdaptiveCoefficient
+from ..support import Json
 from .declaration import Config, VerlObjective, term_of
 from .loss import KLLoss
 
@@ -22,16 +22,12 @@ from .loss import KLLoss
 PLUGIN = "klgrad.verl.plugin"
 """The module that only verl imports."""
 
-Status = dict[str, Any]
+Status = Json
 """What a worker reports of itself."""
 
 
 def worker_status(loss: object) -> Status:
-    """What this process has: the version, whether verl loaded the plug-in, and the term in its loss.
-
-    Args:
-        loss: the loss function of the actor in this process.
-    """
+    """What this process has: the version, whether verl loaded the plug-in, and the term in its actor's loss."""
     return {
         "where": f"process {os.getpid()} on {socket.gethostname()}",
         "version": version("klgrad"),
@@ -41,17 +37,11 @@ def worker_status(loss: object) -> Status:
 
 
 def expected_status(declaration: VerlObjective) -> Status:
-    """What the driver expects of every worker."""
     return {"version": version("klgrad"), "plugin": True, "declaration": repr(declaration)}
 
 
-def check_status(wanted: Mapping[str, Any], reports: Sequence[Status]) -> None:
-    """Raise `ActivationError` for the first process that does not have what is wanted.
-
-    Args:
-        wanted: from `expected_status`.
-        reports: from `worker_status`, one per worker.
-    """
+def check_status(wanted: Mapping[str, object], reports: Sequence[Status]) -> None:
+    """Raise `ActivationError` for the first worker whose `worker_status` is not the `expected_status`."""
     if not reports:
         raise ActivationError("a report of every worker", "none", "look for the failure of the workers above")
     for each in reports:
@@ -81,7 +71,7 @@ NODE_OF_WORKERS = "klgrad"
 """The key inside `actor_rollout_ref`, all of the configuration that verl's workers get."""
 
 
-def to_worker_node(declaration: VerlObjective) -> dict[str, Any]:
+def to_worker_node(declaration: VerlObjective) -> Json:
     """The declaration and what the driver expects of a worker, as plain values."""
     settings = asdict(declaration)
     return {
@@ -104,14 +94,13 @@ STATE_FILE = "klgrad.json"
 
 def step_folder(config: Config, step: int) -> Path:
     """The folder of a step's checkpoint, as verl names it."""
-    given = config["trainer"]
-    if given["resume_mode"] == "resume_path":
-        return Path(given["resume_from_path"])
-    return Path(given["default_local_dir"]) / f"global_step_{step}"
+    trainer = config["trainer"]
+    if trainer["resume_mode"] == "resume_path":
+        return Path(trainer["resume_from_path"])
+    return Path(trainer["default_local_dir"]) / f"global_step_{step}"
 
 
 def save_beta(beta: AdaptiveCoefficient, folder: Path) -> None:
-    """Write the present β."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STATE_FILE).write_text(json.dumps(beta.state_dict()))
 

@@ -14,6 +14,7 @@ from ..core.term import KLTerm
 from ..errors import RolloutError
 from ..integrations import token_values, total_reverse_kl
 from ..reports import kl_report, mismatch_report
+from ..support import Json
 from .declaration import Config, VerlObjective
 
 # verl's tensors as a `Rollout`: the driver's after `_compute_advantage`, and a worker's micro-batch.
@@ -28,10 +29,8 @@ SAMPLERS = {"rollout": "rollout_log_probs", "old": "old_log_probs"}
 def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[object], *, scored: bool = True) -> Rollout:
     """A batch of the driver: the policy before the update is π, the rollout engine is the sampler if it is known.
 
-    Args:
-        batch: padded (B, T) tensors.
-        uid: of each row's prompt.
-        scored: False if `old_log_probs` are those of the rollout engine: a ratio to it would be 1, not measured.
+    The tensors are padded (B, T); `uid` has each row's prompt. Not `scored`: `old_log_probs` are those of the rollout
+    engine, a ratio to which would be 1, not measured.
     """
     behavior = batch.get("rollout_log_probs") if scored else None
     return Rollout(
@@ -44,14 +43,7 @@ def rollout_of_step(batch: Mapping[str, Tensor], uid: Sequence[object], *, score
 
 
 def rollout_of_micro_batch(declaration: VerlObjective, logp: Tensor, ref_logp: Tensor, batch: Any) -> Rollout:
-    """A micro-batch of a worker: the policy that is trained is π, and `sampler` says what sampled.
-
-    Args:
-        declaration: for the sampler.
-        logp: (B, T) with its gradient.
-        ref_logp: (B, T) of the reference.
-        batch: padded (B, T) tensors.
-    """
+    """A micro-batch of a worker: the policy that is trained is π, and `sampler` says what sampled."""
     behavior = None
     if declaration.term.weighting is not None:
         behavior = _needed(batch, SAMPLERS[declaration.sampler])
@@ -97,17 +89,15 @@ def lowered_advantages(term: KLTerm, beta: float, rollout: Rollout, advantages: 
 
 
 def rows(rollout: Rollout, chosen: Tensor) -> Rollout:
-    """Some of the rows of a batch."""
     optional = ("group", "behavior_logp")
-    more = {name: x[chosen] for name in optional if (x := getattr(rollout, name)) is not None}
-    return Rollout(rollout.logp[chosen], rollout.ref_logp[chosen], rollout.mask[chosen], **more)
+    fields = {name: x[chosen] for name in optional if (x := getattr(rollout, name)) is not None}
+    return Rollout(rollout.logp[chosen], rollout.ref_logp[chosen], rollout.mask[chosen], **fields)
 
 
 def check_one_row_per_session(keys: Sequence[str]) -> None:
-    """Raise if a session has more than one row: leave-one-out would compare a completion with parts of itself.
+    """Raise if a session has several rows: leave-one-out would compare a completion with parts of itself.
 
-    Args:
-        keys: verl's keys of the rows, `{uid}_{session}_{index}`.
+    verl's keys of the rows are `{uid}_{session}_{index}`.
     """
     sessions = [key.rsplit("_", 1)[0] for key in keys]
     if len(set(sessions)) < len(sessions):
@@ -123,24 +113,18 @@ def check_one_row_per_session(keys: Sequence[str]) -> None:
 
 
 def step_metrics(declaration: VerlObjective, beta: float, rollout: Rollout) -> dict[str, float]:
-    """Metrics by name, under the names that `KLTrainer` logs on TRL.
-
-    Args:
-        declaration: the term.
-        beta: the β of this step.
-        rollout: the batch of the step, with the policy before the update as π.
-    """
+    """Metrics of a step, with the policy before the update as π, under the names that `KLTrainer` logs on TRL."""
     if not bool(rollout.mask.any()):
         return {"kl/coef": beta}
-    seen = rows(rollout, rollout.mask.any(-1))
-    metrics = {"kl/coef": beta, **kl_report(seen).metrics()}
-    if seen.behavior_logp is not None:
-        mismatch = mismatch_report(seen.logp, seen.behavior_logp, seen.mask, group=seen.group).metrics()
+    live = rows(rollout, rollout.mask.any(-1))
+    metrics = {"kl/coef": beta, **kl_report(live).metrics()}
+    if live.behavior_logp is not None:
+        mismatch = mismatch_report(live.logp, live.behavior_logp, live.mask, group=live.group).metrics()
         metrics["mismatch/log_ratio/abs_max"] = mismatch.pop("log_ratio/abs_max")
         metrics |= mismatch
-    if weighting_of_step(declaration, seen) is not None:
+    if weighting_of_step(declaration, live) is not None:
         term = replace(declaration.term, baseline="none")
-        metrics |= {name: float(x) for name, x in term(seen).diagnostics.items()}
+        metrics |= {name: float(x) for name, x in term(live).diagnostics.items()}
     return metrics
 
 
@@ -177,26 +161,21 @@ FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs", "ref_log_prob")
 
 @dataclass(frozen=True)
 class KLLoss:
-    """verl's loss plus β times the declared term.
+    """verl's loss, `functools.partial(ppo_loss, config=...)` as verl sets it up, plus β times the declared term."""
 
-    Attributes:
-        policy_loss: `functools.partial(ppo_loss, config=...)`, as verl sets it up.
-        declaration: the term.
-    """
-
-    policy_loss: Callable[..., tuple[Tensor, dict[str, Any]]]
+    policy_loss: Callable[..., tuple[Tensor, Json]]
     declaration: VerlObjective
 
-    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, Json]:
         """The loss and the metrics of a micro-batch, as verl's workers call it."""
         loss, metrics = self.policy_loss(model_output=model_output, data=data, dp_group=dp_group)
         if self.declaration.in_advantage:
             return loss, metrics
         config = self.policy_loss.keywords["config"]  # pyright: ignore[reportFunctionMemberAccess]
-        kl, more = kl_loss(self.declaration, config, model_output, data)
+        kl, numbers = kl_loss(self.declaration, config, model_output, data)
         beta = self._beta(data)
         rest = loss if self.declaration.task_rewards else 0.0
-        return rest + beta * kl, {**metrics, **more, "klgrad/coef": beta}
+        return rest + beta * kl, {**metrics, **numbers, "klgrad/coef": beta}
 
     def _beta(self, data: Any) -> float:
         if self.declaration.target is None:
@@ -211,28 +190,22 @@ class KLLoss:
         return float(beta)
 
 
-def kl_loss(declaration: VerlObjective, actor: Config, model_output: Any, data: Any) -> tuple[Tensor, dict[str, Any]]:
-    """The declared term on a micro-batch, and its metrics.
+def kl_loss(declaration: VerlObjective, actor: Config, model_output: Any, data: Any) -> tuple[Tensor, Json]:
+    """The declared term on a micro-batch, a scalar, and its metrics.
 
-    Args:
-        declaration: the term, its sampler and its reduction.
-        actor: verl's configuration of the actor, for the reduction.
-        model_output: of the actor; its log-probs have no padding.
-        data: the micro-batch.
-
-    Returns:
-        A scalar, reduced and scaled over workers and micro-batches as verl does for its own losses; metrics.
+    It is reduced and scaled over workers and micro-batches as verl does for its own losses. The log-probs of the
+    actor's output have no padding.
     """
     from verl.trainer.ppo.core_algos import agg_loss
     from verl.workers.utils.padding import no_padding_2_padding
 
     logp = no_padding_2_padding(model_output["log_probs"], data)
-    kept = data.select(*(name for name in FIELDS if name in data.keys())).to_padded_tensor()  # noqa: SIM118
+    tensors = data.select(*(name for name in FIELDS if name in data.keys())).to_padded_tensor()  # noqa: SIM118
     if declaration.from_teacher:
         ref_logp = no_padding_2_padding(data["teacher_logprobs"], data).squeeze(-1)
     else:
-        ref_logp = kept.get("ref_log_prob", None)
-    rollout = rollout_of_micro_batch(declaration, logp, ref_logp, kept)
+        ref_logp = tensors.get("ref_log_prob", None)
+    rollout = rollout_of_micro_batch(declaration, logp, ref_logp, tensors)
     result = declaration.term(rollout)
     by_sequence = declaration.reduction == "sequence"
     kl = agg_loss(
@@ -251,7 +224,7 @@ WITHOUT_TOKENS = {"ratio/share_bounded": 0.0, "ratio/effective_sample_size": 1.0
 """The ratios of a micro-batch that has only verl's padding: none is bounded, none is large."""
 
 
-def _metrics(kl: Tensor, result: KLResult, *, weighted: bool) -> dict[str, Any]:
+def _metrics(kl: Tensor, result: KLResult, *, weighted: bool) -> Json:
     """What is known only in the workers: the loss, and the ratios to the policy as it moves.
 
     verl needs the same metrics from every micro-batch of every worker, also from one that has only padding.

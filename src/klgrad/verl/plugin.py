@@ -24,12 +24,7 @@ OLDER_TRAINERS = "verl.trainer.ppo.ray_trainer"
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function once a module is imported.
-
-    Args:
-        module: the name of the module.
-        then: the function.
-    """
+    """Calls a function once a module is imported."""
 
     def __init__(self, module: str, then: Callable[[], None]) -> None:
         self.module, self.then = module, then
@@ -64,11 +59,9 @@ class LoaderWithSequel(importlib.abc.Loader):
         self._loader, self._then = loader, then
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the other loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then the function."""
         self._loader.exec_module(module)
         self._then()
 

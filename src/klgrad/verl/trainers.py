@@ -26,6 +26,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_to_nested
 
 from ..errors import ActivationError, MeaningError
+from ..support import Json
 from . import handshake
 from .declaration import NODE, Config, notes, read_declaration, skips_scoring
 from .guards import PREFIX
@@ -71,7 +72,6 @@ class WithDeclaredKL:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def klgrad_status(self) -> Status:
-        """What this process has."""
         return worker_status(None if self.actor is None else self.actor.loss_fn)  # None before `init_model`
 
 
@@ -143,7 +143,7 @@ class DeclaredKL(PPOTrainer):
         check_status({"plugin": True}, [{"where": "the driver", "plugin": PLUGIN in sys.modules}])
         check_status(expected_status(self.declaration), self.actor_rollout_wg.klgrad_status())
 
-    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+    def _compute_advantage(self, batch: Any, metrics: Json) -> Any:
         batch = super()._compute_advantage(batch, metrics)
         if self.declaration.from_teacher:
             return batch
@@ -162,7 +162,7 @@ class DeclaredKL(PPOTrainer):
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
         return batch
 
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+    def _update_actor(self, batch: Any, metrics: Json) -> Any:
         self.check_active()  # a worker may have been started again since the last step
         batch.extra_info[BETA] = self.beta.value
         batch = super()._update_actor(batch, metrics)
@@ -196,22 +196,16 @@ def reference_is_built(config: Config, *, wanted: bool) -> Iterator[None]:
 
 @register_trainer(f"{PREFIX}sync")
 class KLTrainerSync(DeclaredKL, PPOTrainerSync):
-    """verl's `sync` with a declared KL."""
-
     base_mode, worker = "sync", KLActorWorker
 
 
 @register_trainer(f"{PREFIX}colocate_async")
 class KLTrainerColocateAsync(DeclaredKL, PPOTrainerColocateAsync):
-    """verl's `colocate_async` with a declared KL."""
-
     base_mode, worker = "colocate_async", KLActorWorker
 
 
 @register_trainer(f"{PREFIX}separate_async")
 class KLTrainerSeparateAsync(DeclaredKL, PPOTrainerSeparateAsync):
-    """verl's `separate_async` with a declared KL."""
-
     base_mode, worker = "separate_async", KLDetachActorWorker
 
 

@@ -17,16 +17,10 @@ from ..tiling import HALVES, CachedLogits, Operands
 
 @dataclass(frozen=True, eq=False)
 class HopperOperands:
-    """Operands of the products.
+    """Operands of the products: (N, H) hidden states and (entries, H) weights of both models, whose widths may differ.
 
-    Attributes:
-        hidden: (N, H) of the policy.
-        weight: (entries, H) of its head.
-        ref_hidden: (N, H') of the reference.
-        ref_weight: (entries, H') of its head.
-        factors: of the logits of policy and reference: scale / temperature.
-        targets: (N,) sampled tokens, counted from the start of the head.
-        start: the first entry, counted from the start of the head.
+    `factors` of the logits are scale / temperature. `targets` and `start`, the first entry, count from the start of the
+    head.
     """
 
     hidden: Tensor
@@ -50,27 +44,20 @@ Model = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def used_for(policy: Model, reference: Model, transforms: tuple[Transform, Transform], entries: int) -> bool:
-    """Whether the kernels do this computation; they do all of it or none.
+    """Whether the kernels do this computation; they do all of it or none, and compute no further `entries`.
 
     The two kinds of products round differently, and the gradient at a confident token is proportional to 1 - p: with
     logits of one kind and log-sum-exps of the other it would be wrong by much more than its rounding.
-
-    Args:
-        policy: hidden states, weight and bias of the policy, in one dtype.
-        reference: those of the reference, or None.
-        transforms: of the logits of policy and reference.
-        entries: number of further entries whose log-probs are computed; the kernels compute none.
     """
-    if not USED or entries or not all(map(_simple, transforms)):
+    if (
+        not USED
+        or entries
+        or not all(t.softcap is None and FACTORS[0] < t.scale / t.temperature < FACTORS[1] for t in transforms)
+    ):
         return False
     operands = [x for x in (*policy[:2], *reference[:2]) if x is not None]
     biased = policy[2] is not None or reference[2] is not None
     return len(operands) == 4 and not biased and _readable(operands) and runs_on(operands[0].device)
-
-
-def _simple(transform: Transform) -> bool:
-    """Whether the transform is a factor."""
-    return transform.softcap is None and FACTORS[0] < transform.scale / transform.temperature < FACTORS[1]
 
 
 def _readable(operands: list[Tensor]) -> bool:
@@ -109,10 +96,7 @@ FIELDS = 9
 def states_of(operands: Operands, picked: Tensor, kept: CachedLogits | None) -> Tensor:
     """Compute a few states of every token, (FIELDS, groups, N), over all entries.
 
-    Args:
-        operands: both models.
-        picked: (2, N); the logits of the targets that are among the entries are written.
-        kept: where the logits are kept whose places it has, or None.
+    The logits of the targets are written into `picked`, (2, N), and those for which `kept` has places into it.
     """
     strips = []
     for block in _blocks(operands, kept):

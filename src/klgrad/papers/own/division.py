@@ -1,0 +1,366 @@
+"""With a KL in the reward and advantages divided by the group's deviation, groups whose rewards are all equal hold a
+policy at ref; leaving just these undivided, or the KL in the advantage after the division, restores the learning.
+
+In such a group the deviation is that of β KL alone. Divided by it the KL has advantages of size 1 whatever β is, and
+they pull back what other prompts share with it. A softmax policy answers 64 prompts with one of 32 arms, and adds 20
+tokens that no reward depends on. Its logits are linear in 16 random features of the prompt, so that prompts share
+parameters; the start is the reference. Every update has 8 completions of each prompt, and Adam at 0.03. All arms share
+their random numbers, and differences are taken seed by seed. Arms: groups without spread left undivided; those with one
+divided by the reward's deviation only; groups without spread dropped, and as a control as many random ones; and the KL
+in the advantage after the division, which `klgrad.trl` has as `kl_placement="advantage"` and the plug-in for verl as
+`placement=advantage`. Then the task is varied: 32 features, and 64, where prompts share nothing; a faster rate; other
+numbers of irrelevant tokens, sizes of a group and shares of prompts without a right answer. A transformer of 1.2
+million parameters, with sums, has too few updates to learn much; there the pull shows in the KL.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
+from ..runs import band, exceeds_over_seeds
+from ..study import Check, Numbers, Settings, exceeds, over_repeats
+from .small_model import Transformer, pretrain, prompts, sample
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EPSILON = 1e-4
+"""What TRL adds to a deviation before it divides by it."""
+
+
+# The advantages of groups, (..., completions): reward r and log-ratio x of each completion.
+
+
+def centred(x: Tensor) -> Tensor:
+    """Less the mean of the group."""
+    return x - x.mean(-1, keepdim=True)
+
+
+def divided(x: Tensor, by: Tensor | None = None) -> Tensor:
+    """Centred and divided by the deviation of the group, its own or that of another quantity."""
+    return centred(x) / ((x if by is None else by).std(-1, keepdim=True) + EPSILON)
+
+
+def without_spread(r: Tensor) -> Tensor:
+    """(..., 1) where the rewards of a group are all equal."""
+    return r.std(-1, keepdim=True) == 0
+
+
+def random_groups(r: Tensor, generator: torch.Generator) -> Tensor:
+    """(..., groups, 1) as many groups as have no spread."""
+    none = without_spread(r)
+    order = torch.rand(none.shape, generator=generator, dtype=torch.float64).argsort(-2).argsort(-2)
+    return order < none.sum(-2, keepdim=True)
+
+
+Advantage = Callable[[Tensor, Tensor, float, torch.Generator], Tensor]
+
+ADVANTAGES: dict[str, Advantage] = {
+    "undivided": lambda r, x, beta, _: centred(r - beta * x),
+    "divided": lambda r, x, beta, _: divided(r - beta * x),
+    "no spread: undivided": lambda r, x, beta, _: torch.where(
+        without_spread(r), centred(r - beta * x), divided(r - beta * x)
+    ),
+    "by the reward's deviation": lambda r, x, beta, _: torch.where(
+        without_spread(r), centred(r - beta * x), divided(r - beta * x, by=r)
+    ),
+    "no spread: dropped": lambda r, x, beta, _: torch.where(without_spread(r), 0, divided(r - beta * x)),
+    "random: dropped": lambda r, x, beta, g: torch.where(random_groups(r, g), 0, divided(r - beta * x)),
+    "in the advantage": lambda r, x, beta, _: divided(r) - beta * centred(x),
+}
+
+
+# The softmax policy. All tensors have the seeds first.
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is varied.
+
+    Attributes:
+        features: of a prompt; random, or if there are as many as prompts, each prompt has one of its own.
+        rate: the learning rate.
+        irrelevant: tokens after the answer, with 8 choices each.
+        unsolvable: the share of prompts that have no right answer.
+        group: completions of a prompt.
+    """
+
+    features: int = 16
+    rate: float = 0.03
+    irrelevant: int = 20
+    unsolvable: float = 0.0
+    group: int = 8
+
+
+PROMPTS, ANSWERS, CHOICES = 64, 32, 8
+SHORT, LONG = 60, 300
+EVERY = 20
+REMEDY = "no spread: undivided"
+MAIN = {
+    "undivided": (0.0, 0.1),
+    "divided": (0.1, 0.01, 0.001),
+    REMEDY: (0.1, 0.01, 0.001),
+    "by the reward's deviation": (0.1,),
+    "no spread: dropped": (0.1,),
+    "random: dropped": (0.1,),
+    "in the advantage": (0.1,),
+}
+"""The β of each arm."""
+VARIED = {
+    "features": [Task(features=features) for features in (32, PROMPTS)],
+    "rate": [Task(rate=0.1)],
+    "irrelevant": [Task(irrelevant=irrelevant) for irrelevant in (0, 5, 40)],
+    "group": [Task(group=group) for group in (4, 16)],
+    "unsolvable": [Task(unsolvable=share) for share in (0.3, 0.6)],
+}
+
+
+def train(arm: str, beta: float, task: Task, seeds: int, updates: int, seed: int) -> dict[str, Tensor]:
+    """(points, seeds) the probability of right answers to solvable prompts and the KL, every `EVERY` updates."""
+    generator, other = (torch.Generator().manual_seed(each) for each in (2 * seed, 2 * seed + 1))
+    normal = lambda *shape: torch.randn(seeds, *shape, generator=generator, dtype=torch.float64)
+    features = normal(PROMPTS, task.features) / task.features**0.5
+    if task.features == PROMPTS:
+        features = torch.eye(PROMPTS, dtype=torch.float64).expand(seeds, -1, -1)
+    right = torch.zeros(seeds, PROMPTS, ANSWERS, dtype=torch.float64)
+    right.scatter_(-1, torch.randint(ANSWERS, (seeds, PROMPTS, 1), generator=generator), 1.0)
+    solvable = PROMPTS - round(task.unsolvable * PROMPTS)
+    right[:, solvable:] = 0
+    first = normal(task.irrelevant, CHOICES)
+    weights = torch.zeros(seeds, task.features, ANSWERS, dtype=torch.float64, requires_grad=True)
+    rest = first.clone().requires_grad_()
+    ref, ref_rest = torch.log_softmax(features @ weights.detach(), -1), first.log_softmax(-1)
+    adam, seen = torch.optim.Adam([weights, rest], task.rate), []
+    for update in range(updates + 1):
+        logp, logp_rest = torch.log_softmax(features @ weights, -1), rest.log_softmax(-1)
+        if update % EVERY == 0:
+            kl = (logp.exp() * (logp - ref)).sum(-1).mean(-1) + (logp_rest.exp() * (logp_rest - ref_rest)).sum((-1, -2))
+            answered = (logp.exp() * right).sum(-1)[:, :solvable].mean(-1)
+            seen.append(torch.stack([answered, kl]).detach())
+        uniform = torch.rand(seeds, PROMPTS, task.group, generator=generator, dtype=torch.float64)
+        answers = drawn(logp, uniform)
+        many = torch.rand(seeds, task.irrelevant, PROMPTS * task.group, generator=generator, dtype=torch.float64)
+        tokens = drawn(logp_rest, many)
+        of_rest = lambda x, tokens=tokens: x.gather(-1, tokens).sum(1).view(seeds, PROMPTS, task.group)
+        of_completion = logp.gather(-1, answers) + of_rest(logp_rest)
+        with torch.no_grad():
+            ratio = of_completion - ref.gather(-1, answers) - of_rest(ref_rest)
+            advantage = ADVANTAGES[arm](right.gather(-1, answers), ratio, beta, other)
+        adam.zero_grad()
+        (-(advantage * of_completion).mean((-1, -2)).sum()).backward()
+        adam.step()
+    return dict(zip(("right", "kl"), torch.stack(seen, 1), strict=True))
+
+
+def drawn(logp: Tensor, uniform: Tensor) -> Tensor:
+    """Indices of the choices by random numbers, over the last axis."""
+    found = torch.searchsorted(logp.detach().exp().cumsum(-1), uniform)
+    return found.clamp(max=logp.shape[-1] - 1)
+
+
+# Sums in a transformer.
+
+LM_ARMS = {"undivided": 0.1, "divided": 0.1, "no spread: undivided": 0.1, "in the advantage": 0.1}
+TRAINED = 80
+"""Updates of pretraining, after which few sums are right."""
+
+
+def sums(arm: str, beta: float, start: Transformer, updates: int, asked: int, seed: int) -> Numbers:
+    """Right answers, KL per completion and the share of groups without spread, every `EVERY` updates."""
+    policy, generator = Transformer(), torch.Generator().manual_seed(seed)
+    policy.load_state_dict(start.state_dict())
+    adam, seen, spread = torch.optim.Adam(policy.parameters(), 2e-4), [], []
+    advantage_of = ADVANTAGES[arm]
+    for update in range(updates + 1):
+        if update % EVERY == 0:
+            seen.append(_judged(policy, start))
+        batch = sample(policy, prompts(asked, generator).repeat_interleave(8, 0), generator)
+        logp = batch.of_tokens(batch.logp(policy))
+        with torch.no_grad():
+            ratio = (logp - batch.of_tokens(batch.logp(start))).sum(-1).view(asked, 8)
+            reward = batch.right.view(asked, 8)
+            advantage = advantage_of(reward, ratio, beta, generator).view(-1, 1)
+            spread.append(float(without_spread(reward).double().mean()))
+        adam.zero_grad()
+        (-(advantage * logp).sum() / len(logp)).backward()
+        adam.step()
+    return {
+        "right": [x["right"] for x in seen],
+        "kl": [x["kl"] for x in seen],
+        "without spread": sum(spread) / len(spread),
+    }
+
+
+@torch.no_grad()
+def _judged(policy: Transformer, start: Transformer) -> Numbers:
+    judged = sample(policy, prompts(512, torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
+    logp = judged.logp(policy)
+    kl = (logp.exp() * (logp - judged.logp(start))).sum(-1) * judged.mask
+    return {"right": float(judged.right.mean()), "kl": float(kl.sum(-1).mean())}
+
+
+def run(settings: Settings) -> Numbers:
+    """Right answers and KL of every arm, what changes with the task, and the transformer."""
+    seeds, long, short = settings.size(8, 2), settings.size(2 * LONG, SHORT), settings.size(LONG, SHORT)
+    of = lambda arm, beta, task, updates: train(arm, beta, task, seeds, updates, settings.seed)
+    main = {f"{arm}, β = {beta:g}": of(arm, beta, Task(), long) for arm, betas in MAIN.items() for beta in betas}
+    varied = [
+        {"varied": name, "task": asdict(task), **_gap(of, task, long if name == "unsolvable" else short)}
+        for name, tasks in VARIED.items()
+        for task in tasks
+    ]
+    return {
+        "seeds": seeds,
+        "updates": list(range(0, long + 1, EVERY)),
+        "main": {name: {key: over_repeats(x) for key, x in found.items()} for name, found in main.items()},
+        "differences": {
+            claim: [_difference(main[more], main[less], at) for at in (SHORT, long)]
+            for claim, (more, less) in COMPARED.items()
+        },
+        "varied": varied,
+        "sums": None if settings.quick else _sums(settings),
+    }
+
+
+def _difference(more: dict[str, Tensor], less: dict[str, Tensor], at: int) -> Numbers:
+    """Seed by seed, after a number of updates."""
+    return {"updates": at, **over_repeats((more["right"] - less["right"])[at // EVERY])}
+
+
+def _gap(of: Callable[..., dict[str, Tensor]], task: Task, updates: int) -> Numbers:
+    """Right answers with the division and with the remedy."""
+    sides = {arm: of(arm, 0.1, task, updates) for arm in ("divided", REMEDY)}
+    ends = [SHORT, updates] if updates > SHORT else [SHORT]
+    return {
+        "ends": ends,
+        "right": {arm: [over_repeats(x["right"][at // EVERY]) for at in ends] for arm, x in sides.items()},
+        "difference": [_difference(sides[REMEDY], sides["divided"], at) for at in ends],
+    }
+
+
+def _sums(settings: Settings) -> Numbers:
+    torch.manual_seed(settings.seed)
+    start = Transformer()
+    pretrain(start, TRAINED, torch.Generator().manual_seed(settings.seed))
+    seeds, updates, asked = 3, 40, 8
+    arms = {
+        arm: [sums(arm, beta, start, updates, asked, seed) for seed in range(seeds)] for arm, beta in LM_ARMS.items()
+    }
+    return {"updates": list(range(0, updates + 1, EVERY)), "arms": arms}
+
+
+NAMED = {arm: f"{arm}, β = 0.1" for arm in ADVANTAGES}
+COMPARED = {
+    "undivided, more answers are right than divided": (NAMED["undivided"], NAMED["divided"]),
+    "with groups without spread undivided, more answers are right than divided": (NAMED[REMEDY], NAMED["divided"]),
+    "with the same groups dropped, more are right than with as many random ones dropped": (
+        NAMED["no spread: dropped"],
+        NAMED["random: dropped"],
+    ),
+    "divided with a hundredfold smaller β, fewer are right than with groups without spread undivided": (
+        NAMED[REMEDY],
+        "divided, β = 0.001",
+    ),
+    "in the advantage, more are right than divided": (NAMED["in the advantage"], NAMED["divided"]),
+    "divided by the reward's deviation only, more are right than divided": (
+        NAMED["by the reward's deviation"],
+        NAMED["divided"],
+    ),
+    "in the advantage, more are right than divided by the reward's deviation only": (
+        NAMED["in the advantage"],
+        NAMED["by the reward's deviation"],
+    ),
+}
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """After 60 updates and at the end; then what it depends on, and the transformer."""
+    found = []
+    for claim, (early, late) in numbers["differences"].items():
+        judged = exceeds(f"after {early['updates']} updates: {claim}", early["mean"], early["error"])
+        more = f"by {early['mean']:.3f} ± {early['error']:.3f}, {judged.measured}"
+        then = f"after {late['updates']}: {late['mean']:+.3f} ± {late['error']:.3f}"
+        found.append(replace(judged, measured=f"{more}; {then}"))
+    of = {(x["varied"], x["task"][x["varied"]]): x for x in numbers["varied"]}
+    for (name, value), x in of.items():
+        gap = x["difference"][-1]
+        shares = {arm: right[-1]["mean"] for arm, right in x["right"].items()}
+        claim = f"after {gap['updates']} updates the remedy is ahead by more than {AHEAD:g} with {name} {value:g}"
+        judged = exceeds(claim, gap["mean"] - AHEAD, gap["error"])
+        found.append(
+            replace(judged, measured=f"{shares[REMEDY]:.3f} against {shares['divided']:.3f}, {judged.measured}")
+        )
+    return [*found, *_of_sums(numbers["sums"]["arms"])] if numbers["sums"] else found
+
+
+AHEAD = 0.05
+
+
+def _of_sums(arms: dict[str, list[Numbers]]) -> list[Check]:
+    end = lambda arm, key: torch.tensor([x[key][-1] for x in arms[arm]], dtype=torch.float64)
+    found = []
+    for claim, key, more, less in (
+        (
+            "transformer: with groups without spread undivided, more answers are right than divided",
+            "right",
+            REMEDY,
+            "divided",
+        ),
+        ("transformer: divided, the policy stays nearer to ref than with these undivided", "kl", REMEDY, "divided"),
+    ):
+        gap = over_repeats(end(more, key) - end(less, key))
+        error = max(gap["error"], EVALUATION / len(arms[more]) ** 0.5) if key == "right" else gap["error"]
+        found.append(exceeds_over_seeds(claim, {"difference": gap["mean"], "error": error, "seeds": len(arms[more])}))
+    return found
+
+
+EVALUATION = 0.026
+"""Standard error of a difference of two shares near 0.22 of 512 answers each."""
+LOOKS = {
+    "undivided, β = 0.1": (BLACK, "-"),
+    "divided, β = 0.1": (VERMILION, "-"),
+    "divided, β = 0.001": (VERMILION, "--"),
+    f"{REMEDY}, β = 0.1": (BLUE, "-"),
+    "random: dropped, β = 0.1": (GREY, "--"),
+    "in the advantage, β = 0.1": (GREEN, "-"),
+}
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Right answers over updates, the remedy's lead by task, and the transformer."""
+    figure.set_size_inches(13, 4.6)
+    learnt, lead, model = figure.subplots(1, 3)
+    for name, (colour, line) in LOOKS.items():
+        path = numbers["main"][name]["right"]
+        learnt.plot(numbers["updates"], path["mean"], line, color=colour, label=name)
+        band(learnt, numbers["updates"], path, colour)
+    learnt.set_title(f"64 prompts, 16 features\n({numbers['seeds']} seeds, ± 1 SE)", fontsize=10)
+    learnt.set(xlabel="updates", ylabel="right answers")
+    learnt.legend(fontsize=8)
+    labels = []
+    for i, x in enumerate(numbers["varied"]):
+        labels.append(f"{x['varied']} {x['task'][x['varied']]:g}")
+        for gap, colour in zip(x["difference"], (BLUE, ORANGE), strict=False):
+            early = gap["updates"] == SHORT
+            lead.errorbar([gap["mean"]], [i], xerr=[gap["error"]], fmt="o" if early else "s", ms=5, color=colour)
+    lead.plot([], [], "o", color=BLUE, label=f"after {SHORT} updates")
+    lead.plot([], [], "s", color=ORANGE, label="after 300; unsolvable: 600")
+    lead.axvline(0, color=BLACK, lw=0.8)
+    lead.set_yticks(range(len(labels)), labels)
+    lead.set_title(f"groups without spread undivided, less divided\n({numbers['seeds']} seeds, ± 1 SE)", fontsize=10)
+    lead.set(xlabel="difference of right answers", ylim=(-0.6, len(labels) + 1.2))
+    lead.legend(fontsize=8, loc="upper left")
+    if not numbers["sums"]:
+        model.set_axis_off()
+        return
+    for arm, colour in zip(LM_ARMS, (BLACK, VERMILION, BLUE, GREEN), strict=True):
+        for i, x in enumerate(numbers["sums"]["arms"][arm]):
+            model.plot(x["kl"], x["right"], ".-", color=colour, lw=1, label=arm if i == 0 else None)
+    last, seeds = numbers["sums"]["updates"][-1], len(numbers["sums"]["arms"]["divided"])
+    model.set_title(f"transformer, β = 0.1, {last} updates\n({seeds} seeds, one line a run)", fontsize=10)
+    model.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers", ylim=(0, 0.4))
+    model.legend(fontsize=8)

@@ -1,0 +1,626 @@
+"""A small push of k1 as a loss, on completions that are L updates old, grows if and only if η β λ_max(F) L > 1, under
+SGD and without noise; with noise a collapse can begin below that, and under Adam the product is no threshold.
+
+On samples of μ the gradient of k1 as a loss is E_μ[s] = -∇KL(μ‖π), about -F (θ - θ_μ), with F the Fisher matrix. With
+a queue of L batches SGD is θ' = θ + ηβF (θ - θ_L), where θ_L is θ of L updates before. Along an eigenvector of F, with
+c = ηβλ, a step is c times the sum of the last L steps. The largest root z of c (1/z + ... + 1/z^L) = 1 is above 1
+exactly if cL > 1; below, a push is enlarged to 1 / (1 - cL) of itself and stops. Two limits come with it. For a softmax
+over arms θ - ηβ (π_0 + ... + π_{L-1}) does not change, so the end is bounded and depends on ηβL alone: this is the mean
+field of a Potts model, whose transition is a jump for three arms or more, so noise can start a collapse below the
+threshold. And where one batch is repeated, in place of a queue, the lag grows, and every push by 1 + c an update.
+
+Exact: bandits with 2, 10 and 100 arms in float64, and the places of 32 texts in a transformer of 1.2 million parameters
+as prompts of one token each. Sampled: bandits with 64 and 1024 completions in a batch, where a run has collapsed if it
+has lost half of its entropy; the same with a reward, by SGD and by Adam, whose product has F times Adam's second
+moments; and the transformer with Adam, whole completions and the reward of a right sum.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jvp, vjp
+
+from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
+from ..runs import Found, below_if_run, counts, exceeds_over_seeds
+from ..study import Check, Numbers, Settings, below, exceeds, over_repeats
+from .small_model import PROMPT, Completions, Transformer, pretrain, prompts, sample, texts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PRODUCTS = (0.5, 0.8, 0.95, 1.05, 1.2, 2.0)
+"""Of η β λ_max(F) L, with λ_max at the start."""
+ARMS, LAGS = (2, 10, 100), (1, 2, 5, 10, 20, 50)
+Bandit = torch.float64
+
+
+def root(c: float, lag: int) -> float:
+    """The largest z with c (1/z + ... + 1/z^lag) = 1."""
+    low, high = 0.0, 1 + c * lag
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = c * sum(middle**-i for i in range(1, lag + 1)) > 1
+        low, high = (middle, high) if above else (low, middle)
+    return high
+
+
+# Bandits, many at a time: (..., arms) logits. A batch is the share of its samples that each arm has.
+
+
+def fisher(logits: Tensor) -> Tensor:
+    """(..., arms, arms) the Fisher matrix of a softmax."""
+    p = logits.softmax(-1)
+    return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+
+
+def largest_eigenvalue(logits: Tensor) -> Tensor:
+    """(..., 1) λ_max(F)."""
+    return torch.linalg.eigvalsh(fisher(logits))[..., -1:]
+
+
+def shares(p: Tensor, uniform: Tensor) -> Tensor:
+    """The shares of the arms in samples that are drawn by (problems, n) random numbers, the same for all settings."""
+    drawn = torch.searchsorted(p.cumsum(-1).contiguous(), uniform.expand(*p.shape[:-1], -1).contiguous())
+    n = uniform.shape[-1]
+    ones = torch.full(drawn.shape, 1 / n, dtype=p.dtype)
+    return torch.zeros_like(p).scatter_add_(-1, drawn.clamp(max=p.shape[-1] - 1), ones)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """(...,) of the arms."""
+    logp = logits.log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def push(logits: Tensor, rate: Tensor, lag: int, updates: int, size: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Exact descent after one random push: the length of every step (updates, ...), and the logits at the end."""
+    generator = torch.Generator().manual_seed(seed)
+    queue = deque([logits.softmax(-1)] * lag)
+    now = logits + size * torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
+    steps = []
+    for _ in range(updates):
+        p = now.softmax(-1)
+        queue.append(p)
+        step = rate * (p - queue.popleft())
+        now = now + step
+        steps.append(step.norm(dim=-1))
+    return torch.stack(steps), now
+
+
+def growth(problems: int, seed: int) -> list[Numbers]:
+    """The measured growth of a small push by arms, lag and product, and the one that the law predicts."""
+    found = []
+    for arms in ARMS:
+        logits = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
+        for lag in LAGS:
+            for product in PRODUCTS:
+                predicted = math.log(root(product / lag, lag))
+                updates = int(min(3000, max(6 * lag, 8 / abs(predicted))))
+                rate = product / lag / largest_eigenvalue(logits)
+                steps, _ = push(logits, rate, lag, updates, 1e-9, seed + 1)
+                half = updates // 2
+                # The steps of one lag together, because a step oscillates within it.
+                late, early = (steps[end - lag : end].square().sum(0) for end in (updates, half + lag))
+                measured = (late / early).log() / 2 / (updates - half - lag)
+                setting = {"arms": arms, "lag": lag, "product": product, "predicted": predicted}
+                share = float((measured > 0).double().mean())
+                found.append({**setting, "measured": over_repeats(measured), "share that grows": share})
+    return found
+
+
+def ends(problems: int, seed: int, updates: int = 2000) -> list[Numbers]:
+    """Where exact descents end, by arms, lag and product: the share of the entropy that is left."""
+    found = []
+    for arms in ARMS:
+        logits = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
+        for lag in (2, 10):
+            products = torch.tensor(PRODUCTS, dtype=Bandit)[:, None, None]
+            rate = products / lag / largest_eigenvalue(logits)
+            _, end = push(logits.expand(len(PRODUCTS), -1, -1), rate, lag, updates, 1e-3, seed + 1)
+            left = entropy(end) / entropy(logits)
+            for product, each in zip(PRODUCTS, left, strict=True):
+                found.append({"arms": arms, "lag": lag, "product": product, "entropy": over_repeats(each)})
+    return found
+
+
+QUEUES = {"fresh": "fresh completions", "queue": "a filled queue", "repeated": "one batch repeated"}
+SIZES = (64, 1024)
+FEW = (0.3, *PRODUCTS)
+
+
+def collapses(problems: int, seed: int) -> list[Numbers]:
+    """The share of sampled descents that collapse within 20 lags."""
+    found = []
+    products = torch.tensor(FEW, dtype=Bandit)[:, None, None]
+    for arms in ARMS[1:]:
+        start = torch.randn(problems, arms, generator=torch.Generator().manual_seed(seed), dtype=Bandit)
+        for size in SIZES:
+            for lag in (2, 10):
+                rate = products / lag / largest_eigenvalue(start)
+                for queue in QUEUES:
+                    end = _sampled(start.expand(len(FEW), -1, -1), rate, lag, size, queue, seed + 1)
+                    gone = (entropy(end) < entropy(start) / 2).double()
+                    setting = {"arms": arms, "size": size, "lag": lag, "queue": queue}
+                    found.append({**setting, "products": FEW, "collapsed": over_repeats(gone)})
+    return found
+
+
+def _sampled(logits: Tensor, rate: Tensor, lag: int, size: int, queue: str, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    batch = lambda p: shares(p, torch.rand(p.shape[-2], size, generator=generator, dtype=p.dtype))
+    kept = deque(batch(logits.softmax(-1)) for _ in range(lag))
+    for _ in range(20 * lag):
+        p = logits.softmax(-1)
+        kept.append(now := batch(p))
+        used = {"fresh": now, "queue": kept[0], "repeated": kept[0]}[queue]
+        kept.popleft() if queue != "repeated" else kept.pop()
+        logits = logits + rate * (p - used)
+    return logits
+
+
+# Bandits with a reward: the policy gradient of fresh samples, and k1 as a loss on stale ones.
+
+REWARDED = (0.0, 0.3, *PRODUCTS, 4.0)
+RATES = {"SGD": 0.3, "Adam": 0.03}
+SAMPLES, WATCHED = 16, 50
+"""Samples of a batch, and the update whose second moments give Adam's threshold."""
+
+
+def rewarded(problems: int, seed: int, updates: int = 150) -> list[Numbers]:
+    """The expected reward at the end less that without the term, on the same random numbers, by product."""
+    found = []
+    for optimiser, rate in RATES.items():
+        for lag in (2, 10):
+            generator = torch.Generator().manual_seed(seed)
+            logits, reward = torch.randn(2, problems, 10, generator=generator, dtype=Bandit)
+            run = lambda beta, lag=lag, optimiser=optimiser, rate=rate, logits=logits, reward=reward: _with_reward(
+                logits, reward, beta, lag, optimiser, rate, updates, seed + 1
+            )
+            scale = torch.ones_like(logits)
+            if optimiser == "Adam":
+                _, scale = run(torch.zeros(1, 1, 1, dtype=Bandit))
+                scale = scale[0]
+            root_of = scale.sqrt()
+            stretched = root_of[:, :, None] * fisher(logits) * root_of[:, None, :]
+            largest = torch.linalg.eigvalsh(stretched)[:, -1:]
+            beta = torch.tensor(REWARDED, dtype=Bandit)[:, None, None] / (lag * rate * largest)
+            end, _ = run(beta)
+            value = (end.softmax(-1) * reward).sum(-1)
+            setting = {"optimiser": optimiser, "lag": lag, "products": REWARDED}
+            gone = (entropy(end) < 0.1 * entropy(logits)).double()
+            found.append(
+                {**setting, "difference": over_repeats(value - value[0]), "collapsed": over_repeats(gone)}
+                | {"reward": over_repeats(value)}
+            )
+    return found
+
+
+def _with_reward(
+    logits: Tensor, reward: Tensor, beta: Tensor, lag: int, optimiser: str, rate: float, updates: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """The logits at the end, and one over the root of Adam's second moments after `WATCHED` updates."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = lambda p: shares(p, torch.rand(p.shape[-2], SAMPLES, generator=generator, dtype=p.dtype))
+    now = logits.expand(len(beta), -1, -1).clone().requires_grad_()
+    step = torch.optim.SGD([now], rate) if optimiser == "SGD" else torch.optim.Adam([now], rate)
+    queue = deque(batch(now.detach().softmax(-1)) for _ in range(lag))
+    scale = torch.ones_like(now)
+    for update in range(updates):
+        p = now.detach().softmax(-1)
+        queue.append(fresh := batch(p))
+        weighted = fresh * (reward - (fresh * reward).sum(-1, keepdim=True))
+        of_reward = weighted - p * weighted.sum(-1, keepdim=True)
+        now.grad = beta * (queue.popleft() - p) - of_reward
+        step.step()
+        if update == WATCHED and optimiser == "Adam":
+            state = step.state[now]
+            scale = 1 / ((state["exp_avg_sq"] / (1 - 0.999 ** (update + 1))).sqrt() + 1e-8)
+    return now.detach(), scale
+
+
+# The transformer. Its Fisher matrix by products with vectors, and its largest eigenvalue by power iteration.
+
+Parameters = dict[str, Tensor]
+
+
+def fisher_product(model: Transformer, given: Completions, vector: Parameters) -> Parameters:
+    """F v, with the mean over the completions of the sum over their places."""
+    parameters = {name: x.detach() for name, x in model.named_parameters()}
+    logits = lambda p: functional_call(model, p, (given.ids[:, :-1],))[:, PROMPT - 1 :]
+    out, moved, *_ = jvp(logits, (parameters,), (vector,))
+    p = out.softmax(-1) * given.mask[..., None] / len(given.ids)
+    back = p * (moved - (p * moved).sum(-1, keepdim=True) / p.sum(-1, keepdim=True).clamp(min=1e-30))
+    return vjp(logits, parameters)[1](back)[0]
+
+
+def length(vector: Parameters) -> float:
+    """The Euclidean norm."""
+    return math.sqrt(sum(float(x.square().sum()) for x in vector.values()))
+
+
+def top_eigenvector(
+    model: Transformer, given: Completions, scale: Parameters | None = None, times: int = 20
+) -> tuple[float, Parameters]:
+    """λ_max of the root of S times F times the root of S, S = `scale` on the diagonal, and its vector."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda x: torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    vector = {name: draw(x) for name, x in model.named_parameters()}
+    root_of = {name: 1.0 if scale is None else scale[name].sqrt() for name in vector}
+    size = length(vector)
+    for _ in range(times):
+        vector = {name: x / size * root_of[name] for name, x in vector.items()}
+        vector = {name: x * root_of[name] for name, x in fisher_product(model, given, vector).items()}
+        size = length(vector)
+    return size, {name: x / size for name, x in vector.items()}
+
+
+TRAINED = 100
+"""Updates of pretraining, after which a third of the sums are right."""
+IN_TRANSFORMER = {2: (0.8, 0.95, 1.05, 1.2), 10: (0.8, 1.2)}
+
+
+def pretrained(seed: int) -> Transformer:
+    """The transformer after `TRAINED` updates."""
+    torch.manual_seed(seed)
+    model = Transformer()
+    pretrain(model, TRAINED, torch.Generator().manual_seed(seed))
+    return model
+
+
+def growth_in_transformer(model: Transformer, shown: int, updates: int, seed: int) -> Numbers:
+    """The growth of a push along the top eigenvector: exact, each place of the texts is a prompt of one token."""
+    model = _copy(model).double()
+    given = texts(shown, torch.Generator().manual_seed(seed))
+    largest, vector = top_eigenvector(model, given)
+    start = {name: x.detach().clone() for name, x in model.named_parameters()}
+    found = []
+    for lag, products in IN_TRANSFORMER.items():
+        for product in products:
+            model.load_state_dict(start)
+            rate = product / lag / largest
+            with torch.no_grad():
+                queue = deque([given.logp(model).exp()] * lag)
+                for name, x in model.named_parameters():
+                    x += 1e-5 * vector[name]
+            steps = []
+            for _ in range(updates):
+                logp = given.logp(model)
+                queue.append(logp.detach().exp())
+                cross = (queue.popleft() * logp).sum(-1)
+                gradient = torch.autograd.grad((cross * given.mask).sum() / shown, list(model.parameters()))
+                with torch.no_grad():
+                    for x, g in zip(model.parameters(), gradient, strict=True):
+                        x -= rate * g
+                along = zip(gradient, vector.values(), strict=True)
+                steps.append(sum(float((g * v).sum()) for g, v in along))
+            half = updates // 2
+            late, early = (math.hypot(*steps[end - lag : end]) for end in (updates, half + lag))
+            measured = math.log(late / early) / (updates - half - lag)
+            predicted = math.log(root(product / lag, lag))
+            found.append({"lag": lag, "product": product, "predicted": predicted, "measured": measured})
+    return {"largest eigenvalue": largest, "parameters": sum(x.numel() for x in model.parameters()), "growth": found}
+
+
+def _copy(model: Transformer) -> Transformer:
+    other = Transformer()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+@dataclass
+class Arm:
+    """A run of the transformer with the reward of a right sum."""
+
+    lag: int
+    beta: float
+    repeated: bool = False
+
+
+LM_ARMS = [
+    Arm(1, 0.0),
+    *(Arm(lag, beta) for beta in (0.01, 0.03, 0.1) for lag in (2, 10)),
+    Arm(10, 0.03, repeated=True),
+]
+LM_RATE, GROUP = 2e-4, 8
+EVALUATION = 0.03
+"""Standard error of a difference of two shares near 0.35 of 512 answers each, rounded up to two digits."""
+
+
+def trained_with_reward(
+    model: Transformer, arm: Arm, updates: int, asked: int, seed: int
+) -> tuple[Numbers, Parameters]:
+    """Adam with fresh completions for the reward and stale ones for k1 as a loss; and its scale at half way."""
+    policy, generator = _copy(model), torch.Generator().manual_seed(seed)
+    draw = lambda: sample(policy, prompts(asked, generator).repeat_interleave(GROUP, 0), generator)
+    adam = torch.optim.Adam(policy.parameters(), LM_RATE)
+    queue = deque(draw() for _ in range(arm.lag))
+    scale: Parameters = {}
+    for update in range(updates):
+        fresh = draw()
+        queue.append(fresh)
+        stale = queue[0]
+        queue.pop() if arm.repeated else queue.popleft()
+        grouped = fresh.right.view(-1, GROUP)
+        advantage = (grouped - grouped.mean(1, keepdim=True)).flatten()[:, None]
+        loss = -(advantage * fresh.of_tokens(fresh.logp(policy))).sum() / len(advantage)
+        if arm.beta:
+            loss = loss + arm.beta * stale.of_tokens(stale.logp(policy)).sum() / len(advantage)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        if update == updates // 2:
+            correction = 1 - 0.999 ** (update + 1)
+            second = {name: adam.state[x]["exp_avg_sq"] / correction for name, x in policy.named_parameters()}
+            scale = {name: 1 / (x.sqrt() + 1e-8) for name, x in second.items()}
+    return _judged(policy), scale
+
+
+@torch.no_grad()
+def _judged(policy: Transformer) -> Numbers:
+    judged = sample(policy, prompts(512, torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2))
+    logp = judged.logp(policy)
+    own = (-(logp.exp() * logp).sum(-1) * judged.mask).sum(-1).mean()
+    tokens = judged.mask.sum(1).double().mean()
+    return {"right": float(judged.right.mean()), "entropy": float(own), "tokens": float(tokens)}
+
+
+def rewarded_transformer(model: Transformer, updates: int, asked: int, seeds: Sequence[int]) -> Numbers:
+    """Right answers at the end by lag and β, and the product of Adam's threshold."""
+    largest, runs = [], []
+    for seed in seeds:
+        for arm in LM_ARMS:
+            end, scale = trained_with_reward(model, arm, updates, asked, seed)
+            if not arm.beta:
+                given = sample(
+                    model, prompts(128, torch.Generator().manual_seed(seed)), torch.Generator().manual_seed(3)
+                )
+                largest.append(LM_RATE * top_eigenvector(model, given, scale)[0])
+            setting = {"lag": arm.lag, "beta": arm.beta, "repeated": arm.repeated, "seed": seed}
+            runs.append({**setting, "product": arm.beta * arm.lag * largest[-1], **end})
+    return {"start": _judged(model), "runs": runs, "updates": updates}
+
+
+def run(settings: Settings) -> Numbers:
+    """Growth, ends and collapses of bandits, and the transformer."""
+    problems, seed = settings.size(40, 10), settings.seed
+    numbers = {
+        "problems": problems,
+        "growth": growth(problems, seed),
+        "ends": ends(problems, seed, settings.size(2000, 300)),
+        "collapses": collapses(problems, seed),
+        "rewarded": rewarded(problems, seed),
+        "transformer": None,
+        "sums": None,
+    }
+    if not settings.quick:
+        model = pretrained(seed)
+        numbers["transformer"] = growth_in_transformer(model, 32, 50, seed)
+        numbers["sums"] = rewarded_transformer(model, 30, 8, range(3))
+    return numbers
+
+
+NEAR = 0.05
+"""The largest relative difference between a measured and a predicted growth, and a small share of a reward."""
+
+
+def check(numbers: Numbers) -> list[Check]:
+    """The law where it is exact; then where noise, a reward and Adam leave it."""
+    growth = numbers["growth"]
+    off = [abs(x["measured"]["mean"] / x["predicted"] - 1) for x in growth]
+    shares = {above: [x["share that grows"] for x in growth if (x["product"] > 1) == above] for above in (True, False)}
+    found = [
+        Check(
+            "exact: no push grows at a product of 0.95 or less, and every one at 1.05 or more",
+            f"{max(shares[False]):.0%} and {min(shares[True]):.0%} of the problems in every setting",
+            max(shares[False]) == 0 and min(shares[True]) == 1,
+        ),
+        below("exact: it grows at the predicted rate (largest relative difference of a mean)", max(off), NEAR),
+        _same_end(numbers["ends"]),
+    ]
+    queue, fresh, repeated = (_shares(numbers["collapses"], name) for name in ("queue", "fresh", "repeated"))
+    found += [
+        exceeds(
+            "sampled: above the threshold (1.2) more runs collapse than with fresh completions at the same rate",
+            *_difference(queue, fresh, 1.2),
+        ),
+        Check(
+            "sampled: no run collapses below the threshold (0.8)",
+            f"{_least(queue, 0.8):.0%} to {_most(queue, 0.8):.0%} of the runs of a setting",
+            _most(queue, 0.8) == 0,
+        ),
+        exceeds("a repeated batch collapses more runs than a queue, at 0.3", *_difference(repeated, queue, 0.3)),
+    ]
+    sgd, adam = ([x for x in numbers["rewarded"] if x["optimiser"] == name] for name in RATES)
+    found += [
+        _costs("with a reward, SGD: above the threshold (2) the term costs reward", sgd, 2.0),
+        _free("with a reward, SGD: below it (0.5) it costs less than 5% of the reward", sgd, 0.5),
+        Check(
+            "with a reward, Adam: policies collapse above the threshold of Adam's second moments (4)",
+            f"{max(_at(x, 'collapsed', 4.0)['mean'] for x in adam):.0%} of the runs lose nine tenths of their entropy",
+            min(_at(x, "collapsed", 4.0)["mean"] for x in adam) > 0.5,
+        ),
+    ]
+    return [*found, *_of_transformer(numbers)] if numbers["sums"] else found
+
+
+def _of_transformer(numbers: Numbers) -> list[Check]:
+    growth, sums = numbers["transformer"]["growth"], numbers["sums"]
+    off = max(abs(x["measured"] / x["predicted"] - 1) for x in growth)
+    signs = all((x["measured"] > 0) == (x["product"] > 1) for x in growth)
+    return [
+        Check("the same threshold in the transformer, places as prompts", f"{len(growth)} signs of the growth", signs),
+        below("the transformer: at the predicted rate (largest relative difference)", off, 2 * NEAR),
+        _older_is_worse(sums),
+        _costs_nothing(sums),
+        _ordered(sums),
+    ]
+
+
+def _same_end(ends: list[Numbers]) -> Check:
+    by = {(x["arms"], x["product"], x["lag"]): x["entropy"]["mean"] for x in ends}
+    off = max(abs(by[arms, product, 2] - by[arms, product, 10]) for arms, product, lag in by if lag == 2)
+    return below("exact: where it ends depends on the product and not on the lag (share of the entropy)", off, 1e-3)
+
+
+def _shares(found: list[Numbers], queue: str) -> list[Numbers]:
+    return [x for x in found if x["queue"] == queue]
+
+
+def _at(found: Numbers, key: str, product: float) -> dict[str, float]:
+    i = found["products"].index(product)
+    return {name: values[i] for name, values in found[key].items()}
+
+
+def _least(found: list[Numbers], product: float) -> float:
+    return min(_at(x, "collapsed", product)["mean"] for x in found)
+
+
+def _most(found: list[Numbers], product: float) -> float:
+    return max(_at(x, "collapsed", product)["mean"] for x in found)
+
+
+def _difference(ones: list[Numbers], others: list[Numbers], product: float) -> tuple[float, float]:
+    """The smallest difference of the settings, with the errors of both sides added as if independent."""
+    sides = ((_at(a, "collapsed", product), _at(b, "collapsed", product)) for a, b in zip(ones, others, strict=True))
+    return min(((a["mean"] - b["mean"], math.hypot(a["error"], b["error"])) for a, b in sides), key=lambda x: x[0])
+
+
+def _costs(claim: str, runs: list[Numbers], product: float) -> Check:
+    worst = max((_at(x, "difference", product) for x in runs), key=lambda x: x["mean"] / x["error"])
+    return exceeds(claim, -worst["mean"], worst["error"])
+
+
+def _free(claim: str, runs: list[Numbers], product: float) -> Check:
+    found = [(_at(x, "difference", product), x["reward"]["mean"][0]) for x in runs]
+    gap, base = min(found, key=lambda x: x[0]["mean"] / x[1])
+    cost, error = -gap["mean"] / base, gap["error"] / base
+    low, high = cost + 2 * error < NEAR, cost - 2 * error > NEAR
+    return Check(claim, f"{cost:.1%} ± {error:.1%}", low, decided=low or high)
+
+
+def _runs(sums: Numbers, lag: int, beta: float, key: str = "right") -> Tensor:
+    chosen = (x for x in sums["runs"] if (x["lag"], x["beta"], x["repeated"]) == (lag, beta, False))
+    return torch.tensor([x[key] for x in chosen], dtype=torch.float64)
+
+
+def _older_is_worse(sums: Numbers) -> Check:
+    """At the largest β, seed by seed."""
+    gap = _runs(sums, 2, 0.1) - _runs(sums, 10, 0.1)
+    products = [float(_runs(sums, lag, 0.1, "product").mean()) for lag in (2, 10)]
+    claim = "sums, Adam, β = 0.1: a lag of 10 (product {1:.2g}) ends with fewer right answers than one of 2 ({0:.2g})"
+    return exceeds_over_seeds(claim.format(*products), _over_seeds(gap))
+
+
+def _costs_nothing(sums: Numbers) -> Check:
+    gap = _runs(sums, 1, 0.0) - _runs(sums, 2, 0.1)
+    found, limit = _over_seeds(gap), NEAR * float(_runs(sums, 1, 0.0).mean())
+    return below_if_run("sums, Adam, β = 0.1: a lag of 2 costs less than 5% of the right answers", found, limit)
+
+
+def _ordered(sums: Numbers) -> Check:
+    """Whether Adam's product orders the losses of all settings: no smaller product loses more, by two errors."""
+    base, losses = _runs(sums, 1, 0.0), []
+    for lag, beta in ((lag, beta) for beta in (0.01, 0.03, 0.1) for lag in (2, 10)):
+        losses.append((float(_runs(sums, lag, beta, "product").mean()), base - _runs(sums, lag, beta)))
+    losses.sort(key=lambda pair: pair[0])
+    pairs = [_over_seeds(small - large) for i, (_, small) in enumerate(losses) for _, large in losses[i + 1 :]]
+    parts = "; ".join(f"{product:.2g}: {float(loss.mean()):+.2f}" for product, loss in losses)
+    claim = "sums, Adam: of two settings that differ the one with the larger product loses more right answers"
+    wrong = sum(counts(gap) for gap in pairs)
+    right = sum(counts({**gap, "difference": -gap["difference"]}) for gap in pairs)
+    words = f"{wrong} of {wrong + right} pairs are the other way round; losses by product: {parts}"
+    return Check(claim, words, wrong == 0 and right > 0, decided=wrong + right > 0)
+
+
+def _over_seeds(gap: Tensor) -> Found:
+    """A paired difference, with the error of 512 answers each as the least."""
+    error = max(float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0, EVALUATION / len(gap) ** 0.5)
+    return {"difference": float(gap.mean()), "error": error, "seeds": len(gap)}
+
+
+def draw(numbers: Numbers, figure: "Figure") -> None:
+    """Growth, the end, collapses by queue, the reward, and the transformer."""
+    figure.set_size_inches(12.5, 7.4)
+    growth, end, collapse, reward, model, answers = figure.subplots(2, 3).flat
+    _draw_growth(numbers, growth)
+    for axis in (model, answers):
+        axis.set_axis_on() if numbers["sums"] else axis.set_axis_off()
+    if numbers["sums"]:
+        _draw_growth(numbers, model, transformer=True)
+        _draw_answers(numbers["sums"], answers)
+    products = list(PRODUCTS)
+    for arms, colour in zip(ARMS, (GREY, BLUE, VERMILION), strict=True):
+        found = [x["entropy"] for x in numbers["ends"] if x["arms"] == arms and x["lag"] == 10]
+        mean, error = ([x[key] for x in found] for key in ("mean", "error"))
+        end.errorbar(products, mean, yerr=error, fmt="o-", color=colour, ms=4, label=f"{arms} arms")
+    problems = numbers["problems"]
+    _threshold(end, f"without noise: where it ends\n({problems} problems, ± 1 SE)", "entropy at the end / at the start")
+    end.legend(fontsize=8)
+    lines = {"fresh": (GREY, ":"), "queue": (BLUE, "-"), "repeated": (VERMILION, "--")}
+    for x in numbers["collapses"]:
+        if (x["arms"], x["size"]) == (10, 64) or (x["arms"], x["size"], x["queue"]) == (10, 1024, "queue"):
+            colour, line = lines[x["queue"]] if x["size"] == 64 else (GREEN, "-")
+            if x["lag"] == 10:
+                label = f"{QUEUES[x['queue']]}, {x['size']} samples"
+                share = x["collapsed"]
+                collapse.errorbar(x["products"], share["mean"], yerr=share["error"], fmt=f"o{line}", ms=4, color=colour)
+                collapse.lines[-1].set_label(label)
+    _threshold(collapse, f"sampled, 10 arms, lag 10\n({problems} problems, ± 1 SE)", "share of runs that collapse")
+    collapse.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.04), frameon=True)
+    for x in numbers["rewarded"]:
+        colour, line = (BLUE if x["optimiser"] == "SGD" else ORANGE), ("-" if x["lag"] == 10 else "--")
+        gap = x["difference"]
+        label = f"{x['optimiser']}, lag {x['lag']}"
+        reward.errorbar(x["products"], gap["mean"], yerr=gap["error"], fmt=f"o{line}", ms=4, color=colour, label=label)
+    title = f"with a reward, 10 arms, 150 updates\n({problems} problems, ± 1 SE)"
+    _threshold(reward, title, "reward less that without the term")
+    reward.legend(fontsize=8)
+
+
+def _threshold(axis: Any, title: str, ylabel: str) -> None:
+    axis.axvline(1, color=BLACK, lw=0.8, ls=":")
+    axis.set_title(title, fontsize=10)
+    axis.set(xlabel="η β λ_max(F) L", ylabel=ylabel)
+
+
+def _draw_growth(numbers: Numbers, axis: Any, *, transformer: bool = False) -> None:
+    rows = numbers["transformer"]["growth"] if transformer else numbers["growth"]
+    mean = lambda x: x["measured"] if transformer else x["measured"]["mean"]
+    colours = dict(zip(LAGS, (BLACK, BLUE, GREEN, ORANGE, VERMILION, GREY), strict=True))
+    for lag in (lag for lag in LAGS if any(x["lag"] == lag for x in rows)):
+        own = [x for x in rows if x["lag"] == lag]
+        axis.plot(
+            [x["predicted"] for x in own], [mean(x) for x in own], "o", ms=4, color=colours[lag], label=f"lag {lag}"
+        )
+    reach = [x["predicted"] for x in rows]
+    axis.plot([min(reach), max(reach)], [min(reach), max(reach)], color=BLACK, lw=0.8)
+    number = numbers["problems"]
+    what = "transformer of 1.2 million parameters" if transformer else f"2, 10, 100 arms, means of {number} problems"
+    axis.set_title(f"growth of a small push, no noise\n({what})", fontsize=10)
+    axis.set(xlabel="predicted log growth an update", ylabel="measured")
+    axis.legend(fontsize=8)
+
+
+def _draw_answers(sums: Numbers, axis: Any) -> None:
+    base = sums["runs"][0]
+    for lag, colour in ((2, BLUE), (10, VERMILION)):
+        runs = [x for x in sums["runs"] if x["lag"] == lag and not x["repeated"]]
+        label = f"lag {lag}"
+        axis.plot([x["product"] for x in runs], [x["right"] for x in runs], "o", ms=5, color=colour, label=label)
+    runs = [x for x in sums["runs"] if x["repeated"]]
+    axis.plot(
+        [x["product"] for x in runs], [x["right"] for x in runs], "x", ms=6, color=VERMILION, label="lag 10, repeated"
+    )
+    for x in sums["runs"]:
+        if not x["beta"]:
+            axis.axhline(x["right"], color=GREY, lw=0.8, ls="--", label="without the term" if x is base else None)
+    seeds = len({x["seed"] for x in sums["runs"]})
+    title = f"transformer, sums, Adam, {sums['updates']} updates\n({seeds} seeds, one mark a run)"
+    _threshold(axis, title, "right answers at the end")
+    axis.set(xlabel="η β λ_max L with Adam's second moments", xscale="log")
+    axis.legend(fontsize=8)
