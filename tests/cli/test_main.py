@@ -133,13 +133,15 @@ def test_the_shell_completes(words, found, ended, monkeypatch):
 
 
 def test_completion_is_installed(ended, monkeypatch, tmp_path):
+    is_bash = "shellingham.detect_shell", lambda: ("bash", "/bin/bash")  # above a test there may be another
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))  # above a test there may be another
+    monkeypatch.setattr(*is_bash)
     status, out, err = ended("--install-completion")
     assert (status, err) == (0, "")
     assert "completion installed" in out
     script = (tmp_path / ".bash_completions" / "klgrad.sh").read_text(encoding="utf-8")
     assert "_KLGRAD_COMPLETE=complete_bash" in script
+    monkeypatch.setattr(*is_bash)  # `ended` has undone it
     status, out, err = ended("--show-completion")
     assert (status, err) == (0, "")
     assert script.strip() == out.strip()
