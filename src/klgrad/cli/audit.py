@@ -54,7 +54,7 @@ def settings_of(console: Console, names: Iterable[str], *, wanted: bool) -> list
     Returns:
         The losses to audit.
     """
-    found: list[Subject] = []
+    subjects: list[Subject] = []
     for name in names:
         framework = FRAMEWORKS[framework_of(name)]
         try:
@@ -66,8 +66,8 @@ def settings_of(console: Console, names: Iterable[str], *, wanted: bool) -> list
             continue
         if framework.remark:
             console.print(framework.remark, style="yellow")
-        found += [every[each] for each in matching(name, list(every))]
-    return found
+        subjects += [every[each] for each in matching(name, list(every))]
+    return subjects
 
 
 def matching(name: str, settings: list[str]) -> list[str]:
@@ -75,10 +75,10 @@ def matching(name: str, settings: list[str]) -> list[str]:
     name = " ".join(name.split())
     if name in settings:
         return [name]
-    found = [each for each in settings if set(name.split(" ")) <= set(each.split(" "))]
-    if not found:
+    with_all = [each for each in settings if set(name.split(" ")) <= set(each.split(" "))]
+    if not with_all:
         raise UnknownNameError(f"setting of {framework_of(name)}", name, settings)
-    return found
+    return with_all
 
 
 def recorded_table(name: str) -> Group | None:
@@ -277,13 +277,13 @@ def command(
         losses = [loss for loss in losses if not _show_recorded(console, loss)]
         if not losses and not all_:
             return None
-    found = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
-    found += find_losses(losses or [], settings, console, failures)
+    chosen = settings_of(console, FRAMEWORKS, wanted=False) if all_ else []
+    chosen += find_losses(losses or [], settings, console, failures)
     if not losses and not all_:
         known = catalogue()
-        found = list(known.values()) if whole_catalogue else [known[common] for common in COMMON]
+        chosen = list(known.values()) if whole_catalogue else [known[common] for common in COMMON]
     audited: list[tuple[Subject, AuditResult]] = []
-    for subject in tracked(found, "Auditing", progress):
+    for subject in tracked(chosen, "Auditing", progress):
         with failures.collected(subject.name), first_lines(subject.name, progress), imports_for(subject.name):
             audited.append((subject, audit(subject, advantages=advantages.value)))
     if audited:
@@ -363,7 +363,7 @@ def _check_expectations(
 
     first = expect.name if isinstance(expect, Target) else expect
     wanted = (first, expect_off_policy and expect_off_policy.name)
-    failed = [f"{r.name}: {found}" for r in results for found in differences(r, *wanted, strict=strict)]
+    failed = [f"{r.name}: {difference}" for r in results for difference in differences(r, *wanted, strict=strict)]
     for line in failed:
         console.print(line, style="bold red", soft_wrap=True)
     return bool(failed)

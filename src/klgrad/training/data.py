@@ -153,7 +153,7 @@ def values_of(reward: Reward, arguments: Json) -> list[float | None]:
     return asyncio.run(values) if inspect.iscoroutine(values) else values
 
 
-def _numbers(name: str, values: Iterable[Any], completions: list[Completion]) -> list[float | None]:
+def _numbers(name: str, values: Iterable[float | None], completions: list[Completion]) -> list[float | None]:
     """Convert to floats; None, which means "not applicable" in TRL, is kept."""
     numbers = [None if value is None else float(value) for value in values]
     if len(numbers) != len(completions):

@@ -125,7 +125,7 @@ class LossSinceLog:
             setattr(self._trainer, name, _copied(value))
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -134,7 +134,7 @@ def _copied(value: Any) -> Any:
 # Touches `Trainer._save_checkpoint`, `_get_output_dir` and `_load_from_checkpoint`, and accelerate's `fsdp_plugin`.
 
 
-def checkpoint_folder(trainer: GRPOTrainer, trial: Any) -> Path:
+def checkpoint_folder(trainer: GRPOTrainer, trial: object) -> Path:
     """Where `Trainer` writes the checkpoint of this step."""
     return Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
 
@@ -335,7 +335,7 @@ def add_reference(trainer: GRPOTrainer, name: str, args: GRPOConfig) -> Model:
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def load_model(name: str, args: GRPOConfig, quantization: Any = None) -> Model:
+def load_model(name: str, args: GRPOConfig, quantization: object = None) -> Model:
     """Load a model as TRL loads one that is given by name."""
     declared: Any = args.model_init_kwargs or {}
     how: Json = {"trust_remote_code": args.trust_remote_code, **declared}

@@ -4,10 +4,10 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Trainer
 
 from ..errors import MeaningError
 from ..kernels import Head
@@ -116,7 +116,7 @@ class Reference:
         start: the start weights, for form 4.
     """
 
-    def __init__(self, trainer: Any, given: Model, start: StartWeights | None) -> None:
+    def __init__(self, trainer: Trainer, given: Model, start: StartWeights | None) -> None:
         self._trainer, self._given = trainer, given
         models = (getattr(trainer, name, None) for name in ("ref_model", "teacher_model"))
         self._own = next((model for model in models if model is not None), None)
@@ -188,7 +188,7 @@ class Passes:
     The exact KLs are over the whole vocabulary.
     """
 
-    def __init__(self, trainer: Any, reference: Reference, exact: bool) -> None:
+    def __init__(self, trainer: Trainer, reference: Reference, exact: bool) -> None:
         self._trainer, self._reference, self._exact = trainer, reference, exact
         self._heads_compared = False
         self.vocabulary: int | None = None

@@ -158,7 +158,7 @@ def shuffled_by_group(batch: Batch) -> Batch:
     place = torch.randperm(int(index.max()) + 1)[index.cpu()]
     order = place.argsort(stable=True)
 
-    def permuted(x: Any) -> Any:
+    def permuted(x: Tensor | list[object] | None) -> Tensor | list[object] | None:
         if x is None or (isinstance(x, Tensor) and x.ndim == 0):
             return x
         return x[order.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in order.tolist()]
@@ -275,7 +275,7 @@ def add_statistics_forward(model: Model) -> None:
     forward = model.forward
 
     @wraps(forward)
-    def answering(*args: Any, question: StatisticsRequest | None = None, **kwargs: Any) -> Any:
+    def answering(*args: object, question: StatisticsRequest | None = None, **kwargs: object) -> object:
         if question is None:
             return forward(*args, **kwargs)
         last = model.base_model(*args, use_cache=False, **kwargs).last_hidden_state
@@ -500,7 +500,7 @@ class Scorer:
                 )
             compat.keep_teacher_prompts(batch, self._trainer, [row[column] for row in rows])
 
-    def _number(self, name: Any, column: str) -> int:
+    def _number(self, name: str | None, column: str) -> int:
         if name not in self._teachers:
             raise SettingError(
                 f"one of the teachers ({', '.join(self._teachers)}) in the column {column!r}",

@@ -166,7 +166,7 @@ class KLLoss:
     policy_loss: Callable[..., tuple[Tensor, Json]]
     declaration: VerlObjective
 
-    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, Json]:
+    def __call__(self, model_output: Any, data: Any, dp_group: object = None) -> tuple[Tensor, Json]:
         """The loss and the metrics of a micro-batch, as verl's workers call it."""
         loss, metrics = self.policy_loss(model_output=model_output, data=data, dp_group=dp_group)
         if self.declaration.in_advantage:

@@ -7,7 +7,6 @@ test.
 import copyreg
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +77,7 @@ class Cell:
         """Compute the scalar loss of one batch."""
         return self.loss(rollout)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle a cell of the zoo by name: its functions are closures, and trainers pickle their arguments."""
         if CELLS.get(self.name) is self:
             return get, (self.name,)
