@@ -46,7 +46,7 @@ DR_GRPO = "trl grpo loss_type=dr_grpo"  # and TRL's defaults: bias corrected, by
 # corrects for vLLM multiplies the policy's term, and the KL is added after. So: l_t on the sampler's tokens.
 VLLM = summed("reverse-kl-token", "squared-token")
 # The KL of completions that are cut off is dropped; where all are equally long, all of them are.
-TRUNCATED = ("unknown", "unknown", "nothing")
+TRUNCATED = ("unknown", "unknown", "unknown")
 TRL = {
     **{
         name: claim
