@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from ...core.term import as_code
 from ...targets import TARGETS, Role, Verdict
 from ..advice import at_and_beyond, notes, outside, standing
-from ..gradients import proof_cases
+from ..batch import proof_cases
 from ..procedure import AuditResult
 from ..sentences import cells, report
 from .plot import BETA, COEFFICIENT, GENERATOR, REVERSE, Bars, Plot, Shape, bars_of, shape_of

@@ -14,7 +14,7 @@ from rich.text import Text
 from ...support import finite
 from ...targets import TARGETS, Role, Verdict
 from ..advice import STANDINGS, notes, standing
-from ..gradients import proof_cases
+from ..batch import proof_cases
 from ..procedure import AuditResult
 from ..sentences import cells, report
 from ..subject import Subject
