@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from klgrad.audit.batch import cases
-from klgrad.audit.render.terminal import LOOKS
+from klgrad.audit.render.page import ICONS
 from klgrad.enumeration import OBJECTIVES
 from klgrad.targets import TARGETS, Role, TargetName, Verdict, signed
 
@@ -29,9 +29,8 @@ def test_every_target_can_be_descended_and_climbed():
 
 
 def test_every_role_has_a_look():
-    assert set(LOOKS) == set(get_args(Role)) == {target.role for target in TARGETS.values()}
-    for field in ("label", "icon", "style"):
-        assert len({getattr(look, field) for look in LOOKS.values()}) == len(LOOKS)
+    assert set(ICONS) == set(get_args(Role)) == {target.role for target in TARGETS.values()}
+    assert len(set(ICONS.values())) == len(ICONS)
 
 
 @pytest.mark.parametrize("field", ["title", "does", "formula"])
