@@ -107,7 +107,7 @@ SHOWN_POLICY_LOSSES = (
 def framework_policy_losses() -> str:
     """A selection of the recorded policy losses of the frameworks."""
     rows = {row[0]: row for name in FRAMEWORKS if (known := recorded(name)) for row in known.policy_losses}
-    return policies.markdown_table([rows[name] for name in SHOWN_POLICY_LOSSES])
+    return markdown_table([rows[name] for name in SHOWN_POLICY_LOSSES], policies.COLUMNS)
 
 
 def example() -> str:
