@@ -12,12 +12,12 @@ It runs on a CPU, in about 20 minutes on one core. Result: src/klgrad/papers/rec
 
 import argparse
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import distill_runs
 import torch
 from harness import RECORDED, provenance, read, write
 from rl_runs import COMMON
@@ -29,24 +29,25 @@ from klgrad.training.data import TASKS, correct, evaluation_rows, tasks_of, trai
 SEEDS = (0, 1, 2)
 TEMPERATURES = (1.0, 0.5, 0.0)
 """0 is greedy decoding."""
-SIZE = 32
-"""Questions of a kind and seed."""
-DISTILLED = 8
-"""The same for distillation, which has five kinds."""
+EVERY, EVERY_DISTILLED = 8, 4
+"""One in so many of the questions on which trained models are judged. The first ones would not do: the questions are
+distinct, so the short ones, of which there are few, come first."""
 BATCH = 32
 
 
 def sets(seed: int) -> Iterator[tuple[str, int, list[Json]]]:
     """The questions of one seed: name, the most tokens of a completion, and rows."""
     trained, evaluated = (tasks_of(str(COMMON[name]).split(",")) for name in ("task", "eval_task"))
-    held_out = {task.name: evaluation_rows(task, SIZE, COMMON["digits"], seed) for task in evaluated}
+    size, digits = COMMON["eval_size"], COMMON["digits"]
+    held_out = {task.name: evaluation_rows(task, size, digits, seed)[::EVERY] for task in evaluated}
     inside = [task.name for task in trained]
     longest = COMMON["max_completion_length"]
     yield "in domain", longest, [row for name in inside for row in held_out[name]]
-    yield "drawn as in training", longest, training_rows(trained, 2 * SIZE, COMMON["digits"], seed)
+    yield "drawn as in training", longest, training_rows(trained, 2 * size // EVERY, digits, seed)
     yield "out of domain", longest, [row for name in held_out if name not in inside for row in held_out[name]]
     kinds = [task for task in TASKS.values() if task.use != "named"]
-    yield "distillation", 32, [row for kind in kinds for row in evaluation_rows(kind, DISTILLED, 1, seed)]
+    distilled = [row for kind in kinds for row in evaluation_rows(kind, distill_runs.COMMON["eval_size"], 1, seed)]
+    yield "distillation", distill_runs.COMMON["max_completion_length"], distilled[::EVERY_DISTILLED]
 
 
 class Sampler:
@@ -65,7 +66,7 @@ class Sampler:
     def __call__(self, prompts: list[str], longest: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(prompts, temperatures, tokens) ids, and the KL of each completion from temperature 1."""
         chats, copies, end = [self.chat(prompt) for prompt in prompts], len(TEMPERATURES), self.tokenizer.eos_token_id
-        shared = len(os.path.commonprefix(chats)) if len(chats) > 1 else 1
+        shared = next(i for i, column in enumerate(zip(*chats, strict=False)) if len(set(column)) > 1)
         width = max(map(len, chats))
         rows = torch.tensor([[*ids[:shared], *[end] * (width - len(ids)), *ids[shared:]] for ids in chats])
         mask = torch.tensor([[1] * shared + [0] * (width - len(ids)) + [1] * (len(ids) - shared) for ids in chats])

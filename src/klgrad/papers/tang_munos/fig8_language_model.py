@@ -22,6 +22,7 @@ from ..runs import (
     below_if_run,
     exceeds_if_run,
     grouped,
+    mean_of,
     over_seeds,
     paired_if_run,
     provenance,
@@ -177,8 +178,7 @@ def _progress(rows: list[Row], lengths: str) -> Found:
         share = gained("k3-loss", seed) / gained("k2-loss", seed)
         error = share * math.hypot(relative("k3-loss", seed), relative("k2-loss", seed))
         shares.append({"share": str(share), "share_se": str(error)})
-    found = over_seeds(shares, "share")
-    return {"difference": found["mean"], "error": found["error"], "seeds": found["seeds"]}
+    return mean_of(shares, "share") or {}
 
 
 def check(numbers: Numbers) -> list[Check]:
