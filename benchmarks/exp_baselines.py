@@ -29,7 +29,8 @@ from klgrad.training.data import TASKS, correct, evaluation_rows, tasks_of, trai
 SEEDS = (0, 1, 2)
 TEMPERATURES = (1.0, 0.5, 0.0)
 """0 is greedy decoding."""
-EVERY, EVERY_DISTILLED = 8, 4
+NAMES = ("in domain", "out of domain", "drawn as in training", "distillation")
+EVERY, EVERY_DISTILLED = 12, 6
 """One in so many of the questions on which trained models are judged. The first ones would not do: the questions are
 distinct, so the short ones, of which there are few, come first."""
 BATCH = 32
@@ -138,14 +139,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="not used: there is no unfinished work")
     given = parser.parse_args()
     path, sampler = given.out / "baselines.csv", None
-    for seed in SEEDS:
-        for name, longest, rows in sets(seed):
-            known = read(path)
-            if any((row["set"], row["seed"]) == (name, str(seed)) for row in known):
-                continue
-            sampler = sampler or Sampler(given.model)
-            write([*known, *measure(sampler, name, seed, longest, rows)], path)
-            print(f"seed {seed}, {name}: {len(rows)} questions", flush=True)
+    jobs = [(seed, *each) for seed in SEEDS for each in sets(seed)]
+    for seed, name, longest, rows in sorted(jobs, key=lambda job: NAMES.index(job[1])):
+        known = read(path)
+        if any((row["set"], row["seed"]) == (name, str(seed)) for row in known):
+            continue
+        sampler = sampler or Sampler(given.model)
+        write([*known, *measure(sampler, name, seed, longest, rows)], path)
+        print(f"{name}, seed {seed}: {len(rows)} questions", flush=True)
 
 
 if __name__ == "__main__":

@@ -39,10 +39,10 @@ PAGES = {
 HEAD = """# Reproduced results
 
 `make results` (`klgrad reproduce`, seed {seed}) writes this table and the pages of the tabular results, which have
-every sentence with its measured value. `klgrad reproduce NAME` recomputes one result. Statistical sentences are checked by
-their z-score over repeats (more than 4 standard errors), the others by the limit or tolerance shown. Results about
-language models are judged from recorded training runs, seed by seed, by more than 2 standard errors with three seeds or
-more: [experiments](experiments.md).
+every sentence with its measured value. `klgrad reproduce NAME` recomputes one result. Statistical sentences are
+checked by their z-score over repeats (more than 4 standard errors), the others by the limit or tolerance shown. Results
+about language models are judged from recorded training runs, seed by seed, by more than 2 standard errors with three
+seeds or more: [experiments](experiments.md).
 
 A sentence *holds* (✓), is *contradicted* (✗) if its opposite is shown, or is *undecided* (?): its error is too large,
 it has too few seeds, its runs are too short for it, or it depends on a setting that the paper does not give. Sentences
