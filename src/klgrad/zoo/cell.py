@@ -160,7 +160,10 @@ def live_ratio(rollout: Rollout) -> Tensor:
 TOKEN = KLTerm(level="token")
 TOKEN_RATIO = KLTerm(level="token", weighting=ImportanceWeighting("token", bound=None))
 K2_OR_TOKEN = Remedy(use=("k2-loss", TOKEN))
-BOUNDED = Remedy(use=(KLTerm(level="token", influence_bound=5.0),), why="the reverse KL, whose coefficient is bounded and zero at ref alone")
+BOUNDED = Remedy(
+    use=(KLTerm(level="token", influence_bound=5.0),),
+    why="the reverse KL, whose coefficient is bounded and zero at ref alone",
+)
 SUMMED = Remedy(use=(TOKEN,), why="it sums over the completion: divide β by the mean length")
 AFTER_DIVISION = Remedy("subtract β times the coefficient of a KLTerm from the advantage after the division")
 LEAVE_ONE_OUT = Remedy(use=("k1-reward-leave-one-out", KLTerm(baseline="leave_one_out")))
