@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..errors import UnknownNameError
 from ..frameworks import FRAMEWORKS, recorded
-from ..frameworks.drift import CellChange, FrameworkDrift, check
+from ..frameworks.drift import Difference, Drift, check
 from ..support import text_table
 from .audit import completed_framework
 from .console import beside, deliver, stderr, tracked
@@ -52,13 +52,13 @@ def command(
         known = recorded(framework.name)
         version, date = (known.version, known.date) if known else (None, "")
         here = None if framework.transcribed else framework.installed
-        drifts.append(check(framework, known) if check_ else FrameworkDrift(framework.name, version, date, None, here))
+        drifts.append(check(framework, known) if check_ else Drift(framework.name, version, date, None, here))
     deliver(beside(json), show(drifts, checked=check_), (json, lambda: _to_json(drifts)))
     if check_ and any(drift.has_changed for drift in drifts):
         raise typer.Exit(CHANGED)
 
 
-def show(drifts: list[FrameworkDrift], *, checked: bool) -> RenderableType:
+def show(drifts: list[Drift], *, checked: bool) -> RenderableType:
     """A row for each, and below it what differs."""
     heads = ("framework", "recorded", "on", "installed", *(["newest"] if checked else []))
     rows = []
@@ -80,13 +80,13 @@ def show(drifts: list[FrameworkDrift], *, checked: bool) -> RenderableType:
     return Group(*parts)
 
 
-def _line(difference: CellChange) -> Text:
+def _line(difference: Difference) -> Text:
     if difference.part == "setting":
         return Text(f"  {difference.setting}: {'is new' if difference.now else 'is gone'}")
     was, now = (cell or "nothing" for cell in (difference.was, difference.now))
     return Text(f"  {difference.setting}: {difference.part} was {was}, is {now}")
 
 
-def _to_json(drifts: list[FrameworkDrift]) -> str:
+def _to_json(drifts: list[Drift]) -> str:
     data = [asdict(drift) | {"has_newer": drift.has_newer} for drift in drifts]
     return json_module.dumps({"frameworks": data}, indent=2) + "\n"

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ..errors import UnknownNameError
-from ..frameworks.findings import Issue, findings
+from ..frameworks.findings import Finding, findings
 from ..support import text_table
 from .console import stdout
 
@@ -51,7 +51,7 @@ def command(
     stdout().print(Text(chosen[0].text), soft_wrap=True, end="")
 
 
-def _list(known: list[Issue]) -> None:
+def _list(known: list[Finding]) -> None:
     rows = [(each.framework, each.name, each.title.replace("`", "")) for each in known]
     note = Text("klgrad report FRAMEWORK FINDING prints one as Markdown.", style="dim")
     stdout().print(Group(text_table(rows, columns=3), "", note))

@@ -10,7 +10,7 @@ from importlib.resources import files
 
 
 @dataclass(frozen=True)
-class Issue:
+class Finding:
     """One text.
 
     Attributes:
@@ -43,11 +43,11 @@ class Issue:
         return block[1] if block else ""
 
 
-def findings() -> list[Issue]:
+def findings() -> list[Finding]:
     """All of them, by framework and name."""
     texts = [file for file in files(__name__).iterdir() if file.name.endswith(".md")]
     found = []
     for file in sorted(texts, key=lambda file: file.name):
         framework, name, _ = file.name.split(".")
-        found.append(Issue(framework, name, file.read_text(encoding="utf-8")))
+        found.append(Finding(framework, name, file.read_text(encoding="utf-8")))
     return found
