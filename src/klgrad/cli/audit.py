@@ -129,7 +129,7 @@ class Advantages(StrEnum):
     random = "random"
 
 
-class Parts(dict[str, str]):
+class ExpectedParts(dict[str, str]):
     """Values of parts that are expected: `divergence=reverse-kl,horizon=all`."""
 
 
@@ -140,10 +140,10 @@ def _target(name: str) -> Target:
     raise UnknownNameError("verdict", name, TARGETS)
 
 
-def _target_or_parts(text: str) -> Target | Parts:
+def _target_or_parts(text: str) -> Target | ExpectedParts:
     from ..audit.sentences import parse_parts
 
-    return Parts(parse_parts(text)) if "=" in text else _target(text)
+    return ExpectedParts(parse_parts(text)) if "=" in text else _target(text)
 
 
 def _completed(start: str) -> list[str]:
@@ -263,7 +263,8 @@ def command(
     if whole:
         _refuse_with_whole(
             {"--strict": strict, "--all": all_, "--catalogue": whole_catalogue}
-            | {"--advantages": advantages is not Advantages.zero, "--expect with parts": isinstance(expect, Parts)}
+            | {"--advantages": advantages is not Advantages.zero}
+            | {"--expect with parts": isinstance(expect, ExpectedParts)}
         )
         from .losses import check_whole, report_whole
 
@@ -353,7 +354,7 @@ def _page(subjects: list[Subject], results: list[AuditResult], not_audited: Mapp
 def _check_expectations(
     console: Console,
     results: list[AuditResult],
-    expect: Target | Parts | None,
+    expect: Target | ExpectedParts | None,
     expect_off_policy: Target | None,
     strict: bool,
 ) -> bool:

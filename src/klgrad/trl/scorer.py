@@ -33,7 +33,7 @@ from ..support import Json, Model
 from . import compat
 from .compat import (
     Batch,
-    Completions,
+    CompletionRows,
     ContractError,
     ForwardPass,
     Pass,
@@ -426,7 +426,7 @@ def without_dropout(model: Model) -> Iterator[None]:
 # Forward passes of the policy and of its reference over completions.
 
 
-def ask(accelerator: Accelerator, model: Model, batch: Completions, question: StatisticsRequest) -> StatisticsOutput:
+def ask(accelerator: Accelerator, model: Model, batch: CompletionRows, question: StatisticsRequest) -> StatisticsOutput:
     """Call a model as training calls it."""
     with accelerator.autocast():
         return model(input_ids=batch.ids, attention_mask=batch.attention, question=question)
@@ -472,7 +472,7 @@ class Scorer:
             size = self._args.per_device_train_batch_size
             return completion_log_probs(self._trainer, model, batch, batch_size=size)[0]
 
-    def question(self, batch: Completions) -> StatisticsRequest:
+    def question(self, batch: CompletionRows) -> StatisticsRequest:
         return StatisticsRequest(
             batch.keep,
             self._trainer.temperature,
@@ -524,7 +524,7 @@ class Scorer:
     @torch.no_grad()
     def references(self, batch: Batch) -> tuple[ReferencePass, ...]:
         """The references at the tokens of a batch. Those that the rows name see their rows alone."""
-        completions, accelerator = Completions.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
+        completions, accelerator = CompletionRows.of(compat.as_teacher_sees(batch)), self._trainer.accelerator
         passes: list[ReferencePass] = []
         for i, ref in enumerate(self.each_reference()):
             weight, rows = self._weight(i, batch), None
@@ -554,7 +554,7 @@ class Scorer:
 
     def exact(self, model: Model, batch: Batch) -> TokenStatistics:
         """Log-probs, exact divergences to the reference, and the entropy of completions; no logits are stored."""
-        given, term = Completions.of(batch), self._objective.term
+        given, term = CompletionRows.of(batch), self._objective.term
         is_other = term is not None and term.divergence not in get_args(Direction)
         question = replace(
             self.question(given),
@@ -565,7 +565,7 @@ class Scorer:
 
     def top_k(self, model: Model, batch: Batch, k: int, of: str) -> tuple[TokenStatistics, TopEntries]:
         """Log-probs and entropy of the policy, and both models' log-probs at the k likeliest entries of one of them."""
-        completions = Completions.of(batch)
+        completions = CompletionRows.of(batch)
         question = replace(self.question(completions), references=self.references(batch), top_k=k, top_k_of=of)
         answer = ask(self._trainer.accelerator, model, completions, question)
         has_token = (answer["ids"] == completions.targets[..., None]).any(-1)

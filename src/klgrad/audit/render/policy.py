@@ -296,7 +296,7 @@ RATIO_TICKS, WEIGHT_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10), (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
-class Card:
+class PolicyCard:
     """One policy loss: the weight of a score against the ratio, where the advantage is positive and negative."""
 
     result: PolicyResult
@@ -305,7 +305,7 @@ class Card:
     ticks: list[tuple[str, str, str, str]]
 
 
-def card_of(r: PolicyResult) -> Card:
+def card_of(r: PolicyResult) -> PolicyCard:
     """Build the card of a policy loss."""
     low, high = RATIO_RANGE
     across = lambda log_ratio: LEFT + (log_ratio - low) / (high - low) * (WIDTH - LEFT - RIGHT)
@@ -329,7 +329,7 @@ def card_of(r: PolicyResult) -> Card:
         (f"M{LEFT:g} {up(y):.1f}H{WIDTH - RIGHT:g}", f"{LEFT - 10:g}", f"{up(y) + 3.5:.1f}", f"{y:g}")
         for y in WEIGHT_TICKS
     ]
-    return Card(r, report(r), (lines[0], lines[1]), ticks)
+    return PolicyCard(r, report(r), (lines[0], lines[1]), ticks)
 
 
 def to_html(results: Sequence[PolicyResult], not_audited: Mapping[str, str] | None = None) -> str:
