@@ -16,6 +16,7 @@ from functools import cache
 from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from ..errors import RunFileError
 from . import trl
@@ -109,7 +110,10 @@ def kd_loss(logits: Tensor, teacher_logits: Tensor, beta: float, *, k: int | Non
     teacher = torch.log_softmax(top.values, -1)
     function = modules()["liger"].LigerFusedLinearKLTopKLogprobFunction.distillation_loss_fn
     settings = {"normalize_topk": None, **settings}
-    return function(logits, top.indices, teacher, torch.ones_like(teacher), beta=beta, **settings)
+    # Its cast to float32 takes the logarithm of 0 where a token has a probability below 1e-38, as one of the audit has.
+    wide = torch.Tensor.double if logits.dtype == torch.float64 else torch.Tensor.float
+    with patch.object(torch.Tensor, "float", wide):
+        return function(logits, top.indices, teacher, torch.ones_like(teacher), beta=beta, **settings)
 
 
 @cache
