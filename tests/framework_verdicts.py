@@ -45,8 +45,8 @@ DR_GRPO = "trl grpo loss_type=dr_grpo"  # and TRL's defaults: bias corrected, by
 # Scored by the trainer just before the loss, π_old is π: the ratio that should correct the KL is 1. The one that
 # corrects for vLLM multiplies the policy's term, and the KL is added after. So: l_t on the sampler's tokens.
 VLLM = summed("reverse-kl-token", "squared-token")
-# The KL of completions that are cut off is dropped; where all are equally long, all of them are.
-TRUNCATED = ("unknown", "unknown", "nothing")
+# The KL of completions that are cut off is dropped, so that no target is descended at any length.
+TRUNCATED = ("unknown", "unknown", "unknown")
 TRL = {
     **{
         name: claim

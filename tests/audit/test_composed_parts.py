@@ -10,7 +10,7 @@ from some import first
 
 from klgrad.audit import audit, catalogue
 from klgrad.audit.anatomy import enumerate_gradients, read_anatomy
-from klgrad.audit.verdict import name_of
+from klgrad.audit.procedure import name_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "hunt"))
 

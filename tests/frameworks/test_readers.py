@@ -485,4 +485,4 @@ def test_a_run_of_which_nothing_is_recognised_is_an_error(tmp_path):
     for name, reader in READERS.items():
         with pytest.raises(RunFileError):
             run_of(tmp_path, "model:\n  name: m\n", name, suffix=".yaml")
-        assert reader.version == "" or "read on" in reader.source
+        assert reader.source == "" or "read on" in reader.source

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..enumeration import population
-from .batch import Advantages, Batch, advantage_of, from_problem
+from .batch import Advantages, Batch, Case, advantage_of, from_problem, proof_cases
 from .call import UserLoss
-from .gradients import Measurement, evaluate, of_reference, proof_cases, sum_over_rows, unit_of
+from .gradients import Measurement, evaluate, of_reference, sum_over_rows, unit_of
 from .parts import (
     UNITS,
     Anatomy,
@@ -49,7 +49,6 @@ from .probes import (
     reader_of,
     round_short,
 )
-from .problems import Case
 from .subject import Subject
 
 PLACE = (0, 4)

@@ -19,13 +19,13 @@ from ..enumeration import population
 from ..policy_losses import PolicyLoss, PolicyParts, Ratio, Weight
 from ..targets import Verdict
 from .anatomy import MIXED, PLACE, ROUNDED, enumerate_gradients, read_anatomy
-from .batch import Batch, advantage_of, from_problem
+from .batch import Batch, advantage_of, from_problem, proof_cases
 from .call import UserLoss
-from .gradients import Parts, evaluate, proof_cases, sum_over_rows
+from .gradients import Parts, evaluate, sum_over_rows
 from .parts import UNITS, Anatomy, Baseline, Unit
 from .probes import EXACT, HIGHEST_TWIN, ROWS, SINGLE, TOKENS, WIDTH, ProbeInputs, round_short
+from .procedure import name_of
 from .subject import Subject, as_subject
-from .verdict import name_of
 
 # Inputs and answers.
 

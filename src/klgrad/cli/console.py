@@ -188,7 +188,7 @@ def deliver(console: Console, report: RenderableType, *files: tuple[Path | None,
                 write_output(path, content())
                 written.append(path)
     finally:
-        console.print(report)
+        console.print(report, crop=False)  # lines to copy may be longer than the console is wide
         for path in written:
             if not is_stdout(path):
                 print_path(stderr(), f"Wrote {path}")

@@ -347,7 +347,7 @@ def load_model(name: str, args: GRPOConfig, quantization: object = None) -> Mode
     return create_model_from_path(name, **how)
 
 
-# Completions: sampled, tokenized, padded and shuffled by TRL.
+# CompletionRows: sampled, tokenized, padded and shuffled by TRL.
 #
 # Touches `GRPOTrainer._generate` (the order of what it returns), `_generate_single_turn`, `_tokenize_prompts` and
 # `_tokenizer`, `Trainer.model_wrapped`, `trl.trainer.utils.pad`, and the global `shuffle_sequence_dict` of

@@ -22,15 +22,16 @@ from ..runs import (
     at_start,
     at_update,
     band,
+    by_setting,
     collapse_if_run,
     curve_of,
-    difference,
     exceeds_if_run,
     exceeds_over_seeds,
     grouped,
     height,
     paired_difference,
     paired_if_run,
+    pairs_by_seed,
     paths,
     provenance,
     rows_of,
@@ -185,6 +186,7 @@ def run(settings: Settings) -> Numbers:
         "made": provenance([*rows, *(row for each in others for row in each)]),
         "start": {column: at_start(rows, column) for column in COLUMNS},
         "end": summaries(last, COLUMNS, setting_of),
+        "differences": _differences(rows),
         "fallen": {arm: _fallen(long, arm) for arm in COLLAPSES.values()},
         "paths": paths(rows, "correct_in", setting_of),
         "runs": runs_of(last, arm_of),
@@ -193,6 +195,16 @@ def run(settings: Settings) -> Numbers:
             coef: {"pairs": len(found), **{column: paired_difference(found, column) for column in PLACES}}
             for coef, found in pairs.items()
         },
+    }
+
+
+def _differences(rows: list[Row]) -> dict[str, Found | None]:
+    """What is higher less what is lower, seed by seed; a start is that of the runs that are compared with it."""
+    ends, starts = (by_setting(at_update(rows, update), setting_of) for update in (LAST, 0))
+    side = lambda own, other: starts.get(other, []) if own == "start" else ends.get(own, [])
+    return {
+        claim: paired_if_run(side(high, low), side(low, high), column)
+        for claim, (column, high, low) in (HIGHER | OUR_HIGHER).items()
     }
 
 
@@ -206,21 +218,17 @@ def _pairs(last: list[Row], coef: str) -> list[tuple[Row, Row]]:
     """The runs of `POOLED` with one seed in one experiment, at a coefficient; advantages are not divided."""
     rows = [row for row in last if row["kl_coef"] == coef and row.get("division") != "divided"]
     by_arm = grouped(rows, arm_of)
-    one, other = ({row["seed"]: row for row in by_arm.get(arm, [])} for arm in POOLED)
-    return [(one[seed], other[seed]) for seed in one if seed in other]
+    return pairs_by_seed(*(by_arm.get(arm, []) for arm in POOLED))
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The paper's sentences, each by a difference at the last update, and ours."""
-    settings = {"start": numbers["start"], **numbers["end"]}
-    found = [*_pooled(numbers["pooled"])]
+    found, differences = [*_pooled(numbers["pooled"])], numbers["differences"]
     found += [exceeds_if_run(claim, numbers["fallen"][arm]) for claim, arm in COLLAPSES.items()]
-    for claim, (column, high, low) in HIGHER.items():
-        gap = difference(settings[high][column], settings[low][column])
-        found.append(collapse_if_run(claim, gap, HORIZON) if high == "start" else exceeds_over_seeds(claim, gap))
-    for claim, (column, high, low) in OUR_HIGHER.items():
-        found += ours(exceeds_over_seeds(claim, difference(settings[high][column], settings[low][column])))
-    return found
+    for claim, (_, high, _) in HIGHER.items():
+        gap = differences[claim]
+        found.append(collapse_if_run(claim, gap, HORIZON) if high == "start" else exceeds_if_run(claim, gap))
+    return [*found, *ours(*(exceeds_if_run(claim, differences[claim]) for claim in OUR_HIGHER))]
 
 
 def _pooled(numbers: Numbers) -> Iterator[Check]:

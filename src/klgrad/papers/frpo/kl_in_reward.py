@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from ...drawing import STYLES
 from ..runs import (
+    Found,
     Row,
     at_start,
     at_update,
     band,
+    by_setting,
     curve_of,
-    difference,
-    exceeds_over_seeds,
+    exceeds_if_run,
     height,
+    paired_if_run,
     paths,
     provenance,
     rows_of,
@@ -163,13 +165,12 @@ def run(settings: Settings) -> Numbers:
     """The settings at the last update, their paths, their comparisons, and the curve that they have in common."""
     rows = [{**row, "effective": _measured_effective(row)} for row in rows_of(EXPERIMENT, settings)]
     last = at_update(rows, LAST)
-    end = summaries(last, (*COLUMNS, "effective"), setting_of)
     return {
         "made": provenance(rows),
         "start": {c: at_start(rows, c) for c in COLUMNS[:2]},
-        "end": end,
+        "end": summaries(last, (*COLUMNS, "effective"), setting_of),
         "paths": paths([row for row in rows if row["kl_coef"] in (COMPARED_AT, "0.0")], "correct_in", name_of),
-        "comparisons": {claim: _at_every_coefficient(end, *sides) for claim, sides in COMPARISONS.items()},
+        "comparisons": {claim: _at_every_coefficient(last, *sides) for claim, sides in COMPARISONS.items()},
         "runs": runs_of(last, name_of),
         "curve": curve_of(last, name_of),
     }
@@ -195,15 +196,18 @@ def setting_of(row: Row) -> str:
     return f"{name_of(row)} {row['kl_coef']}"
 
 
-def _at_every_coefficient(end: Numbers, column: str, higher: str, lower: str) -> dict[str, dict[str, float]]:
-    coefficients = sorted({name.rpartition(" ")[2] for name in end} - {"0.0"}, key=float)
-    return {c: difference(end[f"{higher} {c}"][column], end[f"{lower} {c}"][column]) for c in coefficients}
+def _at_every_coefficient(last: list[Row], column: str, higher: str, lower: str) -> dict[str, Found | None]:
+    """The difference of two arms at each coefficient, seed by seed."""
+    runs = by_setting(last, setting_of)
+    coefficients = sorted({name.rpartition(" ")[2] for name in runs} - {"0.0"}, key=float)
+    side = lambda name, c: runs.get(f"{name} {c}", [])
+    return {c: paired_if_run(side(higher, c), side(lower, c), column) for c in coefficients}
 
 
 def check(numbers: Numbers) -> list[Check]:
     """The papers' claims at the coefficient with three seeds, and ours."""
     found = {claim: each[COMPARED_AT] for claim, each in numbers["comparisons"].items()}
     return [
-        *(exceeds_over_seeds(claim, found[claim]) for claim in CLAIMED),
-        *ours(*(exceeds_over_seeds(claim, found[claim]) for claim in EFFECTIVE)),
+        *(exceeds_if_run(claim, found[claim]) for claim in CLAIMED),
+        *ours(*(exceeds_if_run(claim, found[claim]) for claim in EFFECTIVE)),
     ]

@@ -29,10 +29,9 @@ from ..runs import (
     equal_over_seeds,
     exceeds_if_run,
     excess_by_seed,
-    excess_of,
     finite_rows,
     grouped,
-    mean_excess,
+    mean_of,
     nearest,
     over_seeds,
     paired_if_run,
@@ -116,7 +115,12 @@ EXPERIMENT = Experiment(
 PER_COMPLETION = "kl_per_sequence"
 """KL(student‖teacher) of whole completions: students differ in the length of theirs."""
 COLUMNS = (*DISTILLED, PER_COMPLETION)
-BY_SEED = ("seed", *(f"{column}{end}" for column in (OWN, TEACHERS, RIGHT) for end in ("", "_se")), PER_COMPLETION)
+BY_SEED = (
+    "seed",
+    *(f"{column}{end}" for column in (OWN, TEACHERS, RIGHT) for end in ("", "_se")),
+    PER_COMPLETION,
+    "seconds",
+)
 """What is kept of each run at its end."""
 ALL, HALF = 10240, 5120
 """Sampled completions: those of a whole run, and those at which a run is compared with whole ones."""
@@ -265,7 +269,7 @@ def _by_one_kl(end: Numbers, measure: str, words: str) -> Iterator[Check]:
         yield exceeds_if_run(f"{uses} uses end nearer than TRL's trainer, {words}", less(trl, arm))
     claim = f"1 use ends as near as TRL's reverse KL, within a tenth, {words}"
     same = named("trl-reverse", 1, WHOLE_BATCH)
-    excess = mean_excess(excess_by_seed(_rows_at(end, ONCE), _rows_at(end, same), measure))
+    excess = mean_of(excess_by_seed(_rows_at(end, ONCE), _rows_at(end, same), measure), "excess")
     yield equal_over_seeds(claim, excess, CLOSE) if excess else exceeds_if_run(claim, None)
 
 
@@ -293,11 +297,6 @@ def _rows_at(found: Numbers, arm: str | None) -> list[Row]:
 
 def _by_seconds(end: Numbers) -> Iterator[Check]:
     """Of our own trainer alone: TRL's is run without what makes ours sample faster."""
-    four, once = (_of(end, arm, "seconds") for arm in (FOUR, ONCE))
-    longer = excess_of(four, once) if four and once else None
+    four, once = ([row for row in _rows_at(end, arm) if row.get("seconds")] for arm in (FOUR, ONCE))
+    longer = mean_of(excess_by_seed(four, once, "seconds"), "excess")
     yield below_if_run("4 uses take less than twice the seconds of 1", longer, TWICE_AS_LONG)
-
-
-def _of(found: Numbers, arm: str | None, column: str) -> Found | None:
-    """A column of an arm; None for an arm without runs, and for seconds that were not taken."""
-    return found[arm][column] if arm in found else None

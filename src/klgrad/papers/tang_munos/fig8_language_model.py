@@ -21,11 +21,12 @@ from ..runs import (
     at_update,
     below_if_run,
     exceeds_if_run,
+    finite_rows,
     grouped,
+    mean_of,
     over_seeds,
     paired_if_run,
     provenance,
-    rows_of,
     summaries,
 )
 from ..study import Check, Experiment, Numbers, Settings, ours
@@ -115,7 +116,7 @@ FARTHER = "on the teacher's completions the best sequence-level student is farth
 
 def run(settings: Settings) -> Numbers:
     """Every arm over updates, and the differences of the claim, seed by seed."""
-    rows = rows_of(EXPERIMENT, settings)
+    rows = finite_rows(EXPERIMENT, settings)
     judged = _judged(rows)
     updates = sorted({int(row["update"]) for row in rows})
     at = [summaries(at_update(judged, update), COLUMNS, setting_of) for update in updates]
@@ -177,8 +178,7 @@ def _progress(rows: list[Row], lengths: str) -> Found:
         share = gained("k3-loss", seed) / gained("k2-loss", seed)
         error = share * math.hypot(relative("k3-loss", seed), relative("k2-loss", seed))
         shares.append({"share": str(share), "share_se": str(error)})
-    found = over_seeds(shares, "share")
-    return {"difference": found["mean"], "error": found["error"], "seeds": found["seeds"]}
+    return mean_of(shares, "share") or {}
 
 
 def check(numbers: Numbers) -> list[Check]:
