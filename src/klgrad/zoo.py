@@ -1,4 +1,9 @@
-r"""KL losses as found in published code and papers, sound or not, by name.
+r"""KL losses as found in published code and papers, sound or not, by name: for study and audit.
+
+The estimator is differentiated as a loss, with or without a ratio to the sampler, its detached value is put on the
+score, where policy-gradient training would put it, or both. Every cell takes a `Rollout` and returns a scalar: summed
+over the completion and averaged over completions, unless its name says otherwise. Where a ratio is used it is π/μ. The
+exponentials saturate; a trainer's own code may overflow where these do not.
 
 A cell is estimator x placement x level x weighting. Each docstring's Gradient line is compared with the audit by a
 test.
@@ -11,14 +16,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import credit
-from ..core.estimators import Estimator, exp_capped, k1, k2, k3, k_lambda
-from ..core.importance import ImportanceWeighting, Truncate, sequence_ratio, token_ratio
-from ..core.result import reduce
-from ..core.rollout import Rollout
-from ..core.term import KLTerm, Remedy
-from ..errors import UnknownNameError
-from ..targets import Descends, Verdict
+from .core import credit
+from .core.estimators import Estimator, exp_capped, k1, k2, k3, k_lambda
+from .core.importance import ImportanceWeighting, Truncate, sequence_ratio, token_ratio
+from .core.result import reduce
+from .core.rollout import Rollout
+from .core.term import KLTerm, Remedy
+from .errors import UnknownNameError
+from .targets import Descends, Verdict
+
+__all__ = ["CELLS", "Cell", "get"]
 
 # `Cell`, a named loss over a `Rollout`, and the decorators that make one of a function.
 
