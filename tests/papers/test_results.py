@@ -54,8 +54,11 @@ IF_QUICK = {
 }
 """Further ones of the quick runs, which have fewer problems, seeds and updates."""
 
-LONG = ("tang-munos/fig3", "tang-munos/fig4", "tang-munos/fig8", "tang-munos/fig8-tabular")
-"""Studies that take about ten seconds each, even the quick ones."""
+LONG = (
+    *("tang-munos/fig3", "tang-munos/fig4", "tang-munos/fig5", "tang-munos/fig8", "tang-munos/fig8-tabular"),
+    *("klgrad/k1-on-stale-samples", "klgrad/division", "klgrad/degenerate-distillation"),
+)
+"""Studies that take from three seconds to half a minute each, even the quick ones."""
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
