@@ -5,6 +5,7 @@ from functools import cache
 import playground
 import pytest
 from docs.choices import DEFAULTS, compared, loss_of
+from some import first
 
 from klgrad.audit import audit
 from klgrad.frameworks import FRAMEWORKS
@@ -17,14 +18,8 @@ def subjects(framework):
     return {subject.name: subject for subject in FRAMEWORKS[framework].subjects()}
 
 
-SEVERAL = ("trl grpo loss_type=grpo", "trl grpo loss_type=dr_grpo", "trl grpo loss_type=luspo")
-"""Settings that differ from another one by their unit alone."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.many if n.startswith(SEVERAL) else ()) for n in SETTINGS]
-)
+@pytest.mark.parametrize("name", first(SETTINGS, 3))
 def test_a_setting_is_its_choice(name):
     framework = name.split(" ")[0]
     if FRAMEWORKS[framework].version is None:
