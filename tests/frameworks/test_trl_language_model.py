@@ -15,6 +15,7 @@ from language_model import (
     token_level,
     trainer_of,
 )
+from some import first
 from tolerances import EXACT
 
 from klgrad.frameworks import FRAMEWORKS
@@ -44,7 +45,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", first(CASES, ("bias corrected, tempered", "in the reward")))
 def test_the_parameters_get_the_gradient_of_the_divergence(case):
     kind, settings, divergence, scale = CASES[case]
     trainer = trainer_of(kind, **settings)
