@@ -75,7 +75,7 @@ def test_an_unknown_name():
     assert result.exit_code != 0
 
 
-@pytest.mark.slow
+@pytest.mark.many
 def test_without_a_loss_it_is_the_published_ones_in_80_columns(monkeypatch):
     monkeypatch.setattr("klgrad.cli.console.PIPED_WIDTH", 80)
     result = run()
