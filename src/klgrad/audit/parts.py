@@ -534,10 +534,9 @@ class Anatomy:
         }
 
     def _divergence(self) -> dict[str, object]:
-        shares = self.shares
-        each: list[dict[str, object]] = [_named_part(name, weight) for name, weight in shares.items()]
         curve = self.curve
-        if not curve.shares and not curve.is_zero:
+        each: list[dict[str, object]] = [_named_part(name, weight) for name, weight in self.shares.items()]
+        if "other" in self.shares:
             each = [{"name": "other", "curve": [x.tolist() for x in curve.points]}]
         named: dict[str, object] = {"name": "sum", "parts": each} if each else {"name": "nothing"}
         named = each[0] if len(each) == 1 else named
