@@ -461,14 +461,10 @@ def _difference(parts: Anatomy, inputs: ProbeInputs, answer: Derivatives) -> flo
 
 def _rescale(formula: Tensor, answer: Tensor, group: Tensor, spread: str) -> Tensor:
     """The formula with one factor per group, or per batch, which stands for its spread."""
-    if spread == "batch":
-        return formula * (formula * answer).sum() / formula.square().sum().clamp(min=1e-300)
-    scaled = torch.zeros_like(formula)
-    for g in group.unique():
-        rows = group == g
-        factor = (formula[rows] * answer[rows]).sum() / formula[rows].square().sum().clamp(min=1e-300)
-        scaled[rows] = formula[rows] * factor
-    return scaled
+    group = group if spread == "group" else torch.zeros_like(group)
+    none = formula.new_zeros(int(group.max()) + 1)
+    along, square = (none.index_add(0, group, (formula * x).sum(-1)) for x in (answer, formula))
+    return formula * (along / square.clamp(min=1e-300))[group, None]
 
 
 def _baselines(couples_rows: bool) -> Iterator[Baseline]:
