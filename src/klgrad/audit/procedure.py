@@ -206,7 +206,8 @@ def name_of(a: Anatomy, measured: Sequence[Measurement], *, on_policy: bool) -> 
     if verdict == "unknown" or not all(_has(m, terms, free) for m in measured):
         return Named("unknown", None)
     in_every = a.unit.name in ("sum", "fixed-length") and a.baseline.name in ("none", "leave-one-out", "group-mean")
-    return Named(verdict, "always" if in_every and a.baseline.spread == "none" else "large-batches")
+    is_zero = verdict == "nothing" and not a.constant  # the gradient of each token, whatever divides it
+    return Named(verdict, "always" if is_zero or (in_every and a.baseline.spread == "none") else "large-batches")
 
 
 Terms = dict[str, float]
