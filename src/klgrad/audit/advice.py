@@ -8,22 +8,13 @@ from typing import TYPE_CHECKING, Literal
 from ..core.term import ImportanceWeighting, KLTerm, Piece, Remedy, capitalised, joined
 from ..targets import TARGETS, UNCORRECTED, Verdict
 from ..zoo.cell import AFTER_DIVISION, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
-from .sentences import part_differences, remarks, summary
+from .sentences import part_differences, percent, remarks, summary
 from .subject import Subject
 
 if TYPE_CHECKING:
     from .procedure import AuditResult
 
 # Numbers as text: a difference is never rounded away.
-
-
-def percent(share: float) -> str:
-    """A share in percent, with more digits if it is small, so that only 0 reads 0%."""
-    if not math.isfinite(share):
-        return "–"
-    if share >= 0.01 or share <= 0:
-        return f"{share:.0%}"
-    return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
 
 
 def outside(below: float | None, above: float | None, number: Callable[[float], str] = "{:.3g}".format) -> str:
@@ -95,7 +86,7 @@ def notes(r: "AuditResult") -> list[str]:
     if not a.deterministic:
         texts.append("not deterministic")
     elif a.finite and not a.proved_fresh:
-        texts.append("not proved")
+        texts.append(f"depends on {', '.join(a.matters)}" if a.matters else "not proved")
     if r.float32_wrong_from is not None and _is_live(r, r.float32_wrong_from):
         texts.append(f"float32 fails from l = {r.float32_wrong_from:g}")
     if r.dead_below is not None or r.dead_above is not None:
@@ -268,10 +259,12 @@ def _finding(result: "AuditResult") -> str:
     if TARGETS[result.verdict].climbed:
         return f"{TARGETS[result.verdict].does}: the sign is wrong"
     if not a.proved_fresh:
-        return f"has a coefficient of which these parts leave {min(a.largest_gap(stale=False), 1):.0%} unexplained"
+        return f"descends no divergence that is known: {summary(a).removeprefix('not known: ')}"
     if result.verdict in ("unknown", "sum-of-targets"):
         text = summary(a)
-        return text if text.startswith(("climbs", "none")) else f"descends {text}"
+        if text.startswith(("climbs", "nothing")):
+            return text if text.startswith("climbs") else f"regularises {text}"
+        return f"descends {text}" if text.startswith("a ") else f"descends the {text}"
     return TARGETS[result.verdict].does + (" in large batches" if result.holds == "large-batches" else "")
 
 
@@ -293,10 +286,12 @@ def _warnings(result: "AuditResult") -> list[str]:
         texts.append("masked positions inside a completion, such as the output of a tool, change its gradient")
     if result.finite_if_empty is False:
         texts.append("it is no finite number if a completion is empty")
+    if not a.proved_fresh:
+        return texts
     if _lost_when_stale(result) and result.verdict_off_policy != "nothing" and result.depends_on_reference:
         texts.append(f"on stale samples: {summary(a, on_policy=False)}")
     elif not result.depends_on_reference and a.constant:
-        texts.append(f"on stale samples it {summary(a, on_policy=False)}")
+        texts.append(f"on stale samples: {summary(a, on_policy=False)}")
     return texts
 
 
