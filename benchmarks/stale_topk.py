@@ -24,11 +24,15 @@ from klgrad.kernels import head_kl, lumped_kl, sampled_tail_kl
 WORDS, RANK, LENGTH, ROWS = 64, 6, 12, 32
 SPREAD = 2.0
 """Of the teacher's logits."""
-UPDATES, AGES, RATES, SEEDS = 150, (0, 16, 64), (0.03, 0.1, 0.3), range(4)
+UPDATES, AGES, RATES, SEEDS = 120, (0, 64), (0.03, 0.1, 0.3), 6
 K = 8
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""From (N, V) log-probs of the student and the teacher, (N,) tokens and their old log-probs, to (N,) losses."""
+"""From (..., V) log-probs of the student and the teacher, (...) tokens and their old log-probs, to (...) losses."""
+
+
+def at(log: Tensor, token: Tensor) -> Tensor:
+    return log.gather(-1, token[..., None])[..., 0]
 
 
 def over_top(tail: str, of: str, divergence: str) -> Loss:
@@ -36,11 +40,11 @@ def over_top(tail: str, of: str, divergence: str) -> Loss:
 
     def loss(log_p: Tensor, log_q: Tensor, token: Tensor, old: Tensor) -> Tensor:
         ids = (log_q if of == "teacher" else log_p.detach()).topk(K).indices
-        pair = log_p.gather(1, ids), log_q.gather(1, ids)
+        pair = log_p.gather(-1, ids), log_q.gather(-1, ids)
         if tail != "sampled":
             return (lumped_kl if tail == "lump" else head_kl)(*pair, divergence)
-        own, other = (x.gather(1, token[:, None])[:, 0] for x in (log_p, log_q))
-        inside = (ids == token[:, None]).any(-1)
+        own, other = at(log_p, token), at(log_q, token)
+        inside = (ids == token[..., None]).any(-1)
         return sampled_tail_kl(*pair, own, other, inside, ratio=(own.detach() - old).exp(), divergence=divergence)
 
     return loss
@@ -56,7 +60,7 @@ def exact(divergence: str) -> Loss:
 
 def of_token(log_p: Tensor, log_q: Tensor, token: Tensor, old: Tensor) -> Tensor:
     """The sampled log-ratio as the coefficient, with the importance ratio of the token."""
-    own, other = (x.gather(1, token[:, None])[:, 0] for x in (log_p, log_q))
+    own, other = at(log_p, token), at(log_q, token)
     return ((own.detach() - old).exp() * (own - other)).detach() * own
 
 
@@ -70,50 +74,52 @@ ARMS |= {
 ARMS["reverse, sampled token alone"] = of_token
 
 
-def visits(log_p: Tensor) -> Tensor:
-    """(V,) the expected number of times that a token is before one of the completion; the first is token 0."""
-    at = torch.zeros(WORDS).index_fill_(0, torch.tensor(0), 1.0)
-    total = torch.zeros(WORDS)
+def kl_of(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """(...) KL(student‖teacher) per token on the student's completions, whose prefix is token 0."""
+    visits, total = torch.zeros(log_p.shape[:-1]), torch.zeros(log_p.shape[:-1])
+    visits[..., 0] = 1
     for _ in range(LENGTH):
-        total, at = total + at, at @ log_p.exp()
-    return total
+        total, visits = total + visits, torch.einsum("...i,...ij->...j", visits, log_p.exp())
+    return (total * (log_p.exp() * (log_p - log_q)).sum(-1)).sum(-1) / LENGTH
 
 
-def run(loss: Loss, rate: float, age: int, seed: int) -> tuple[float, float]:
-    """KL(student‖teacher) per token at the end, on the student's completions; and as it starts."""
-    generator = torch.Generator().manual_seed(seed)
-    new = lambda *shape: torch.randn(*shape, generator=generator)
+def runs(loss: Loss, age: int) -> tuple[Tensor, Tensor]:
+    """(rates, seeds) KL at the end, and as it starts. All runs are computed at once; none depends on another."""
+    generator = torch.Generator().manual_seed(0)
+    new = lambda *shape: torch.randn(SEEDS, *shape, generator=generator)
     log_q = (SPREAD * new(WORDS, WORDS)).log_softmax(-1)
-    parameters = [new(WORDS, RANK).requires_grad_(), (new(RANK, WORDS) / RANK**0.5).requires_grad_()]
-    optimizer = torch.optim.Adam(parameters, rate, betas=(0.9, 0.95))
+    start = new(WORDS, RANK), new(RANK, WORDS) / RANK**0.5
+    parameters = [[x.clone().requires_grad_() for x in start] for _ in RATES]
+    groups = [{"params": pair, "lr": rate} for pair, rate in zip(parameters, RATES, strict=True)]
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.95))
     waiting: deque[tuple[Tensor, Tensor, Tensor]] = deque()
+    log_q = log_q.expand(len(RATES), -1, -1, -1)
+
+    def table() -> Tensor:
+        """(rates, seeds, V, V) log-probs of the next token."""
+        return torch.stack([a @ b for a, b in parameters]).log_softmax(-1)
+
+    def after(log: Tensor, states: Tensor) -> Tensor:
+        return log.gather(2, states[..., None].expand(*states.shape, WORDS))
 
     @torch.no_grad()
     def sample() -> tuple[Tensor, Tensor, Tensor]:
-        log_p, at = (parameters[0] @ parameters[1]).log_softmax(-1), torch.zeros(ROWS, dtype=torch.long)
-        before, after = [], []
+        log_p, steps = table(), [torch.zeros(len(RATES), SEEDS, ROWS, dtype=torch.long)]
         for _ in range(LENGTH):
-            before.append(at)
-            at = log_p[at].exp().multinomial(1, generator=generator)[:, 0]
-            after.append(at)
-        states, tokens = torch.cat(before), torch.cat(after)
-        return states, tokens, log_p[states, tokens]
+            chances = after(log_p, steps[-1]).exp().flatten(0, -2)
+            steps.append(chances.multinomial(1, generator=generator).view(steps[-1].shape))
+        states, tokens = torch.cat(steps[:-1], -1), torch.cat(steps[1:], -1)
+        return states, tokens, at(after(log_p, states), tokens)
 
-    @torch.no_grad()
-    def measured() -> float:
-        log_p = (parameters[0] @ parameters[1]).log_softmax(-1)
-        return float(visits(log_p) @ (log_p.exp() * (log_p - log_q)).sum(-1)) / LENGTH
-
-    start = measured()
+    before = kl_of(table().detach(), log_q)
     waiting.extend(sample() for _ in range(age))
     for _ in range(UPDATES):
         waiting.append(sample())
         states, tokens, old = waiting.popleft()
-        log_p = (parameters[0][states] @ parameters[1]).log_softmax(-1)
         optimizer.zero_grad()
-        loss(log_p, log_q[states], tokens, old).mean().backward()
+        loss(after(table(), states), after(log_q, states), tokens, old).mean(-1).sum().backward()
         optimizer.step()
-    return measured(), start
+    return kl_of(table().detach(), log_q), before
 
 
 def summary(name: str, values: list[float]) -> dict[str, str]:
@@ -127,15 +133,15 @@ def main() -> None:
     made: list[dict[str, object]] = []
     fresh: list[float] = []
     for (name, loss), age in itertools.product(ARMS.items(), AGES):
-        ends = {rate: [run(loss, rate, age, seed) for seed in SEEDS] for rate in RATES}
-        best = min(RATES, key=lambda rate: fmean(end for end, _ in ends[rate]))
-        kl = [end for end, _ in ends[best]]
+        ends, start = runs(loss, age)
+        best = int(ends.mean(1).argmin())
+        kl = ends[best].tolist()
         fresh = fresh if age else kl
         costs = [x / y - 1 for x, y in zip(kl, fresh, strict=True)]
-        row = {"arm": name, "age": age, "rate": best, **summary("kl", kl), **summary("cost", costs)}
-        row |= {"start": f"{fmean(x for _, x in ends[best]):.4f}"}
+        row = {"arm": name, "age": age, "rate": RATES[best], **summary("kl", kl), **summary("cost", costs)}
+        row["start"] = f"{float(start.mean()):.4f}"
         print(row, flush=True)
-        made.append({**row, "updates": UPDATES, "seeds": len(SEEDS), **provenance()})
+        made.append({**row, "updates": UPDATES, "seeds": SEEDS, **provenance()})
         write(made, RESULTS / "stale_topk.csv")
 
 
