@@ -397,7 +397,10 @@ def _read_declared(given: dict[str, Any], mode: str) -> tuple[KLPart, list[Chang
     name = f"verl klgrad {written} loss_agg_mode={reduction}"
     caveat = "Audited at the first update on a batch." if found.in_advantage else ""
     place = "advantage" if found.in_advantage else "loss"
-    part = KLPart(place, name, float(found.coef), partial(declared, settings, reduction), caveat)
+    if found.over_entries:
+        caveat = "Not audited: it is over the teacher's top k, from logits that the audit does not have."
+    build = None if found.over_entries else partial(declared, settings, reduction)
+    part = KLPart(place, name, float(found.coef), build, caveat)
     return part, changes, found.term.descends.on_policy
 
 
