@@ -1,6 +1,5 @@
 """What the audit says of a loss as a whole: its notes, its advice, and what differs from an expectation."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -14,16 +13,7 @@ from .subject import Subject
 if TYPE_CHECKING:
     from .procedure import AuditResult
 
-# Numbers as text: a difference is never rounded away.
-
-
-def percent(share: float) -> str:
-    """A share in percent, with more digits if it is small, so that only 0 reads 0%."""
-    if not math.isfinite(share):
-        return "–"
-    if share >= 0.01 or share <= 0:
-        return f"{share:.0%}"
-    return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
+# Numbers as text.
 
 
 def outside(below: float | None, above: float | None, number: Callable[[float], str] = "{:.3g}".format) -> str:
@@ -45,18 +35,6 @@ def at_and_beyond(log_ratio: float, number: Callable[[float], str] = "{:g}".form
         'where log π/ref is -16 or less'
     """
     return f"where log π/ref is {number(log_ratio)} or {'less' if log_ratio < 0 else 'more'}"
-
-
-def apart(low: float, high: float, digits: int = 3) -> tuple[str, str]:
-    """Two different numbers, with enough digits to tell them apart."""
-    while f"{low:.{digits}g}" == f"{high:.{digits}g}" and digits < 17:
-        digits += 1
-    return f"{low:.{digits}g}", f"{high:.{digits}g}"
-
-
-def listed(words: list[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 # How a loss stands as a reverse KL, for reports of many.
@@ -95,7 +73,7 @@ def notes(r: "AuditResult") -> list[str]:
     if not a.deterministic:
         texts.append("not deterministic")
     elif a.finite and not a.proved_fresh:
-        texts.append("not proved")
+        texts.append(f"depends on {', '.join(a.matters)}" if a.matters else "not proved")
     if r.float32_wrong_from is not None and _is_live(r, r.float32_wrong_from):
         texts.append(f"float32 fails from l = {r.float32_wrong_from:g}")
     if r.dead_below is not None or r.dead_above is not None:
@@ -268,10 +246,12 @@ def _finding(result: "AuditResult") -> str:
     if TARGETS[result.verdict].climbed:
         return f"{TARGETS[result.verdict].does}: the sign is wrong"
     if not a.proved_fresh:
-        return f"has a coefficient of which these parts leave {min(a.largest_gap(stale=False), 1):.0%} unexplained"
+        return f"descends no divergence that is known: {summary(a).removeprefix('not known: ')}"
     if result.verdict in ("unknown", "sum-of-targets"):
         text = summary(a)
-        return text if text.startswith(("climbs", "none")) else f"descends {text}"
+        if text.startswith(("climbs", "nothing")):
+            return text if text.startswith("climbs") else f"regularises {text}"
+        return f"descends {text}" if text.startswith("a ") else f"descends the {text}"
     return TARGETS[result.verdict].does + (" in large batches" if result.holds == "large-batches" else "")
 
 
@@ -293,10 +273,11 @@ def _warnings(result: "AuditResult") -> list[str]:
         texts.append("masked positions inside a completion, such as the output of a tool, change its gradient")
     if result.finite_if_empty is False:
         texts.append("it is no finite number if a completion is empty")
-    if _lost_when_stale(result) and result.verdict_off_policy != "nothing" and result.depends_on_reference:
+    if not a.proved_fresh:
+        return texts
+    is_other = _lost_when_stale(result) and result.verdict_off_policy != "nothing"
+    if is_other if result.depends_on_reference else a.constant:
         texts.append(f"on stale samples: {summary(a, on_policy=False)}")
-    elif not result.depends_on_reference and a.constant:
-        texts.append(f"on stale samples it {summary(a, on_policy=False)}")
     return texts
 
 
@@ -367,7 +348,7 @@ def differences(
         return [Difference("a verdict", "none, since the same batch gives different gradients")]
     differ: list[Difference] = []
     if isinstance(on_policy, dict):
-        differ += [Difference(f"{x.part}={x.expected}", x.received) for x in part_differences(a, on_policy)]
+        differ += [Difference(*pair) for pair in part_differences(a, on_policy)]
     elif on_policy is not None:
         differ += _verdict(TARGETS[on_policy].same_on_policy or on_policy, result.verdict, "on-policy", ON_POLICY)
     if off_policy is not None:

@@ -7,8 +7,9 @@ random inputs, token by token, so that a part that was misread, or that no probe
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,9 @@ from .probes import (
     ProbeInputs,
     Read,
     bisect,
+    fit,
     function_of,
+    is_single,
     read_curve,
     reader_of,
     round_short,
@@ -99,13 +102,8 @@ class PartReader:
         self.highest = HIGHEST_TWIN if self.takes_logits else -1e-6
         self.deterministic = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*answers, strict=True))
         self.finite = all(bool(torch.isfinite(x).all()) for x in answers[0])
-        is_same = lambda step: all(
-            torch.equal(a, b)
-            for a, b in zip(answers[0], self.read(replace(random, log_ratio=random.log_ratio + step)), strict=True)
-        )
-        rounds = all(torch.equal(x, x.float().double()) for x in answers[0]) and any(bool(x.any()) for x in answers[0])
-        is_single = rounds or (is_same(1e-11) and not is_same(1e-2))
-        self.same = SINGLE if is_single else EXACT
+        nudged = lambda step: self.read(replace(random, log_ratio=random.log_ratio + step))
+        self.same = SINGLE if is_single(answers[0], nudged) else EXACT
         self.unit = Unit("sum")
         self.late, self.anchor = 0, "ref"
         self.coupled = "none"
@@ -124,11 +122,13 @@ class PartReader:
             self.starts.append(self.read(self.base))
         return self.starts[0]
 
-    def rows_at_reference(self, rows: int) -> ProbeInputs:
-        """So many completions of equal length, at ref."""
-        if rows == ROWS:
-            return self.base
-        inputs = ProbeInputs.at_reference([TOKENS] * rows, WIDTH)
+    def at_reference(self, lengths: list[int], width: int = WIDTH) -> ProbeInputs:
+        """Completions of these lengths at ref, which is where this loss has it."""
+        return replace(ProbeInputs.at_reference(lengths, width), late=self.late, anchor=self.anchor)
+
+    def at_random(self, lengths: list[int], width: int = WIDTH, group: int = GROUP, **more: Any) -> ProbeInputs:
+        """The same at random inputs."""
+        inputs = ProbeInputs.at_random(lengths, width, group, highest=self.highest, **more)
         return replace(inputs, late=self.late, anchor=self.anchor)
 
     def responses(self, name: str, place: tuple[int, int] = PLACE, value: float = STEP) -> Derivatives:
@@ -156,7 +156,7 @@ class PartReader:
         for some in values.split(at_once):
             # At least two at the end are not moved.
             rows = ROWS if apart == ROWS else math.ceil((len(some) * apart + 2) / ROWS) * ROWS
-            yield some, self.rows_at_reference(rows), [i * apart for i in range(len(some))]
+            yield some, self.at_reference([TOKENS] * rows), [i * apart for i in range(len(some))]
 
     def along(self, log_ratios: Tensor, moved: int, seen: int) -> Tensor:
         """The coefficient of one token as the log-ratio of another of its completion takes these values."""
@@ -169,7 +169,9 @@ class PartReader:
     def above_others(self, answer: Tensor, rows: list[int]) -> Tensor:
         """How much more these rows answer than rows at the end with the same padding, in the unit of the loss."""
         others = [len(answer) - 2 + row % 2 for row in rows]
-        return self._change(answer[rows], answer[others]) / self.unit.shares(self.rows_at_reference(len(answer)))[0]
+        return (
+            self._change(answer[rows], answer[others]) / self.unit.shares(self.at_reference([TOKENS] * len(answer)))[0]
+        )
 
     # The parts.
 
@@ -177,12 +179,16 @@ class PartReader:
         """The unit by which responses in batches of several shapes are all alike; `other` if none is."""
         responses, inputs = [], []
         for lengths, width, (row, peer) in SHAPES:
-            base = replace(ProbeInputs.at_reference(lengths, width), late=self.late, anchor=self.anchor)
-            moved = self.read(base.with_entries("log_ratio", {(row, 2): STEP}).with_entries("tilt", {(row, 2): STEP}))
+            base = self.at_reference(lengths, width)
+            entries = {name: {(row, 2): STEP} for name in ("log_ratio", "tilt")} | {"logp": {(row, 2): DEPTH + STEP}}
+            changed = base
+            for name, entry in entries.items():
+                changed = changed.with_entries(name, entry)
+            moved = self.read(changed)
             own, full = (float(x[row, 2] - x[peer, 2]) for x in (moved.score, moved.full))
             exact = float(moved.reverse[row, 2]), float(moved.forward[row, 2])
-            constant = float(moved.score[peer, 2])
-            responses.append(next((x for x in (full, *exact, own, constant) if x), 0.0))
+            rest = float(moved.score[peer, 2]), float(moved.full[peer, 2])
+            responses.append(next((x for x in (full, *exact, own, *rest) if abs(x) > self.same / 1000), 0.0))
             inputs.append((base, row))
         for unit in UNITS:
             scaled = [r / float(unit.shares(base)[row, 0]) for r, (base, row) in zip(responses, inputs, strict=True)]
@@ -210,18 +216,19 @@ class PartReader:
             self.starts.clear()
             self.moves.clear()
 
-    def read_entropy(self) -> tuple[float, float]:
-        """The weights of the log-prob itself, at ref and at the sampler."""
+    def read_entropy(self) -> tuple[tuple[float, float], bool]:
+        """The weights of the log-prob itself, at ref and at the sampler; and whether it is that of the completion."""
         moved, start = self.read(self.base.with_entries("logp", {PLACE: DEPTH + STEP})), self.start()
-        sampled = float((moved.score - start.score)[PLACE] / self.shares()[0, 0]) / STEP
+        change = (moved.score - start.score)[PLACE[0]] / self.shares()[0, 0] / STEP
         full = float(start.full[PLACE] / self.shares()[0, 0]) / ODDS
         short = lambda x: 0.0 if abs(x) <= self.same else round_short(x, 10 * self.same)
-        return short(sampled), short(full)
+        sampled = short(float(change[PLACE[1]]))
+        is_alike = bool((change[:TOKENS] - sampled).abs().max() <= 10 * self.same * abs(sampled))
+        return (sampled, short(full)), sampled != 0 and is_alike
 
     def counts_cut_off(self, others: Derivatives) -> bool:
         """Whether a completion that fills its row has a gradient, if others have one."""
-        inputs = ProbeInputs.at_random([TOKENS] * ROWS, TOKENS, highest=self.highest, seed=8)
-        inputs = replace(inputs, late=self.late, anchor=self.anchor)
+        inputs = self.at_random([TOKENS] * ROWS, TOKENS, seed=8)
         return not any(bool(x.any()) for x in others) or any(bool(x.any()) for x in self.read(inputs))
 
     def has_spread(self) -> bool:
@@ -248,8 +255,7 @@ class PartReader:
 def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     """Read every part, and compare their formula with the loss at random inputs."""
     reader = PartReader(subject, advantages)
-    zero = Curve({}, (GRID, 0 * GRID), torch.zeros_like)
-    empty = Anatomy(zero, "token", (0.0, 0.0), None, (), Unit("sum"), Samples(), Baseline(), 0.0)
+    empty = Anatomy(Curve({}, (GRID, 0 * GRID), torch.zeros_like))
     if not reader.deterministic:
         return replace(empty, deterministic=False)
     start = reader.start()
@@ -269,35 +275,39 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     full = _read_full(reader)
     exact = (round_short(float(start.reverse[PLACE])), round_short(float(start.forward[PLACE])))
     credits = _read_credits(reader, own, full)
-    entropy = reader.read_entropy()
-    constant = round_short(float(start.score[PLACE]) - entropy[0] * DEPTH, reader.same)
-    if abs(constant) <= reader.same:
+    entropy, is_of_whole = reader.read_entropy()
+    logps = DEPTH * (TOKENS if is_of_whole else 1)
+    constant = round_short(float(start.score[PLACE]) - entropy[0] * logps, reader.same)
+    if abs(constant) <= reader.same * max(1.0, abs(entropy[0] * logps)):
         constant = 0.0
-    last = reader.responses("log_ratio", (0, TOKENS - 1)).score[0, TOKENS - 1]
+    # A log-ratio near STEP to which the coefficient responds: inside a dead zone the last token has none either.
+    responds = own.points[0][own.points[1] != 0]
+    value = STEP if own.is_zero else float(responds[(responds - STEP).abs().argmin()])
+    last = reader.responses("log_ratio", (0, TOKENS - 1), value).score[0, TOKENS - 1]
     parts = Anatomy(
         own,
-        "token",
-        exact,
-        full,
-        credits,
-        reader.unit,
-        Samples(),
-        Baseline(),
-        constant,
+        exact=exact,
+        full=full,
+        credits=credits,
+        unit=reader.unit,
+        constant=constant,
         entropy=entropy,
+        entropy_of_whole=is_of_whole,
         late=reader.late,
         anchor=reader.anchor,
         ends=bool(last != 0) or own.is_zero,
         allowed=max(reader.same * 10, ROUNDED),
     )
-    check = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
+    check = reader.at_random(MIXED, seed=1)
     answer = reader.read(check)
     leaks = any(bool((x * ~check.mask).any()) for x in answer)
     parts = replace(parts, leaks=leaks, cut_off=reader.counts_cut_off(answer))
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
     parts = replace(parts, unexplained=_compare(reader, parts))
-    parts = (parts if parts.proved else replace(parts, matters=_find_causes(reader, parts))).times(reader.size)
+    if not parts.proved:
+        parts = replace(parts, matters=_find_causes(reader, parts), sees_reference=_sees_reference(reader))
+    parts = parts.times(reader.size)
     if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
         top_k, gap = _read_large_vocabulary(subject, parts)
         parts = replace(parts, top_k=top_k, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
@@ -465,14 +475,10 @@ def _difference(parts: Anatomy, inputs: ProbeInputs, answer: Derivatives) -> flo
 
 def _rescale(formula: Tensor, answer: Tensor, group: Tensor, spread: str) -> Tensor:
     """The formula with one factor per group, or per batch, which stands for its spread."""
-    if spread == "batch":
-        return formula * (formula * answer).sum() / formula.square().sum().clamp(min=1e-300)
-    scaled = torch.zeros_like(formula)
-    for g in group.unique():
-        rows = group == g
-        factor = (formula[rows] * answer[rows]).sum() / formula[rows].square().sum().clamp(min=1e-300)
-        scaled[rows] = formula[rows] * factor
-    return scaled
+    group = group if spread == "group" else torch.zeros_like(group)
+    none = formula.new_zeros(int(group.max()) + 1)
+    along, square = (none.index_add(0, group, (formula * x).sum(-1)) for x in (answer, formula))
+    return formula * (along / square.clamp(min=1e-300))[group, None]
 
 
 def _baselines(couples_rows: bool) -> Iterator[Baseline]:
@@ -488,10 +494,9 @@ def _baselines(couples_rows: bool) -> Iterator[Baseline]:
 def _best(reader: PartReader, candidates: Iterator[Anatomy], *probes: ProbeInputs) -> tuple[Anatomy, float]:
     """The candidate whose formula is nearest; the first that has all coefficients ends the search."""
     best, least = None, math.inf
-    several = [replace(inputs, late=reader.late, anchor=reader.anchor) for inputs in probes]
-    answers = [reader.read(inputs) for inputs in several]
+    answers = [reader.read(inputs) for inputs in probes]
     for parts in candidates:
-        gap = max(_difference(parts, *pair) for pair in zip(several, answers, strict=True))
+        gap = max(_difference(parts, *pair) for pair in zip(probes, answers, strict=True))
         if best is None or gap < least:
             best, least = parts, gap
         if gap <= 10 * reader.same:
@@ -501,22 +506,12 @@ def _best(reader: PartReader, candidates: Iterator[Anatomy], *probes: ProbeInput
 
 
 def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> Anatomy:
-    inputs = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
+    inputs = reader.at_random(MIXED, seed=1)
 
     def candidates() -> Iterator[Anatomy]:
         for baseline in _baselines(couples_rows):
             factor = 1 / baseline.own_share()
-            credits = tuple(
-                replace(c, curve=None if c.curve is None else c.curve.times(factor), now=c.now * factor)
-                if c.source == "sampled"
-                else replace(
-                    c,
-                    now=c.now * factor,
-                    later=tuple(w * factor for w in c.later),
-                    earlier=tuple(w * factor for w in c.earlier),
-                )
-                for c in parts.credits
-            )
+            credits = tuple(c.times(factor) for c in parts.credits)
             option = replace(parts, own=parts.own.times(factor), credits=credits, baseline=baseline)
             yield option
             if parts.unit.name == "other":
@@ -533,7 +528,7 @@ def _choose_baseline(reader: PartReader, parts: Anatomy, couples_rows: bool) -> 
                 yield replace(option, level="completion", credits=tuple(c for c in credits if c.source != "sampled"))
 
     one_group = replace(inputs, group=torch.zeros_like(inputs.group))
-    wider = ProbeInputs.at_random(MIXED, WIDTH + 3, highest=reader.highest, seed=7)
+    wider = reader.at_random(MIXED, WIDTH + 3, seed=7)
     best, gap = _best(reader, candidates(), inputs, wider, *([one_group] if couples_rows else []))
     if gap > best.allowed and couples_rows and best.baseline.name == "none":
         best = replace(best, baseline=Baseline("other"))
@@ -544,7 +539,7 @@ RATIOS = ("none", "token", "prefix", "before", "sequence", "mean")
 
 
 def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
-    inputs = ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, stale=0.02, highest=reader.highest, seed=2)
+    inputs = reader.at_random([TOKENS] * ROWS, stale=0.02, seed=2)
     has_exact = any(parts.exact) or parts.full is not None or any(c.source != "sampled" for c in parts.credits)
 
     def candidates() -> Iterator[Anatomy]:
@@ -565,13 +560,29 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     if best.samples.ratio == "none":
         return best
     up, down = (_read_bound(reader, best, step) for step in (STEP, -STEP))
-    if up is not None and down is not None and up != down and (up.kind, down.kind, down.low) == ("mask", "mask", None):
-        up = Bound("ppo", up.low, down.high, up.high)
+    if up is not None and up == down and best.baseline.name != "none":
+        # An estimate that is never negative: the credit of another completion makes the coefficient so.
+        down = _read_bound(reader, best, -STEP, AGAINST)
+    if up is not None and down is not None and up != down:
+        more, less = (up, down) if up.low is not None else (down, up)
+        if (more.kind, less.kind, less.low) == ("mask", "mask", None):
+            up = Bound("ppo", more.low, less.high, more.high)
     return replace(best, samples=replace(best.samples, bound=up))
 
 
-def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None:
-    """Where the coefficients stop following the ratio, and whether they are then constant or 0."""
+AGAINST = -6.0
+"""The log-ratio of a token of another completion, at which the usual estimates of its KL are larger than at STEP."""
+
+
+def _read_bound(reader: PartReader, parts: Anatomy, step: float, against: float = 0.0) -> Bound | None:
+    """Where the coefficients stop following the ratio, and whether they are then constant or 0.
+
+    Args:
+        reader: of the loss.
+        parts: what is known of it.
+        step: the log-ratio of the token.
+        against: the log-ratio of a token of another completion of its group.
+    """
     token = PLACE[1]
     is_before = parts.samples.ratio == "before" or (parts.samples.ratio == "prefix" and parts.samples.before)
     moved = 0 if is_before else token
@@ -579,7 +590,9 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
     def answer(xs: Tensor) -> Tensor:
         values = []
         for some, base, rows in reader.each(xs):
-            start = base.with_entries("log_ratio", {(row, token): step for row in rows})
+            moves = {(row, token): step for row in rows}
+            moves |= {(row + 1, token): against for row in rows if against}
+            start = base.with_entries("log_ratio", moves)
             for name in ("tilt", "token_reverse_kl"):
                 start = start.with_entries(name, {(row, token): STEP for row in rows})
             columns = range(TOKENS) if parts.samples.ratio == "mean" else (moved,)
@@ -633,7 +646,11 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
             values.append((score[0, seen] - score[1, seen]) / (score[2, token] - score[1, token]))
         return torch.stack(values)
 
-    own = read_curve(lambda x: read(x) - read(torch.zeros(1))[0], max(reader.same, 1e-7))
+    same = max(reader.same, 1e-7)
+    own = read_curve(lambda x: read(x) - read(torch.zeros(1))[0], same)
+    if not own.shares and not own.has_edges:  # where an estimate is large the spread has rounded the others away
+        near = GRID.abs() <= 4
+        own = replace(own, shares=fit(GRID[near], own.points[1][near], same) or {})
     if len(own.shares) == 1:
         own = own.times(1 / next(iter(own.shares.values())))
     one = torch.tensor([1.0], dtype=torch.float64)
@@ -641,7 +658,7 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
     short = lambda xs: tuple(round_short(float(x), 1e-6) for x in xs)
     credits = (Credit("sampled", own, 0.0, short(credit[:token].flip(0)), short(credit[token + 1 :])),)
     credits = credits if bool((credit.abs() > 1e-6).sum() > 1) else ()
-    check = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=1)
+    check = reader.at_random(MIXED, seed=1)
 
     def candidates() -> Iterator[Anatomy]:
         for spread, name, ended, unit in product(
@@ -657,8 +674,24 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
             )
 
     best, _ = _best(reader, candidates(), check)
-    best = _choose_samples(reader, best)
+    best = _choose_samples(reader, _with_sign(reader, best))
     return replace(best, unexplained=_compare(reader, best))
+
+
+def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
+    """The parts of a loss that is divided by a spread, with the sign of their factor, or that it has no fixed one."""
+    factors = []
+    for seed, turn in product((1, 3), (1, -1)):
+        inputs = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=seed)
+        inputs = replace(inputs, log_ratio=turn * inputs.log_ratio)
+        alike = reader.read(inputs).score * parts.derivatives(inputs).score
+        factors += [float(alike[inputs.group == g].sum()) for g in inputs.group.unique()]
+    if min(factors) < 0 < max(factors):
+        return replace(parts, baseline=replace(parts.baseline, signed=True))
+    if max(factors) > 0:
+        return parts
+    credits = tuple(replace(c, curve=c.curve and c.curve.times(-1)) for c in parts.credits)
+    return replace(parts, own=parts.own.times(-1), credits=credits)
 
 
 # What a loss depends on that the formula does not have.
@@ -667,11 +700,7 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
 def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
     """What changes the coefficients though the formula says that it does not."""
     live = reader.base.mask
-    random = replace(
-        ProbeInputs.at_random([TOKENS] * ROWS, WIDTH, highest=reader.highest, seed=11),
-        late=reader.late,
-        anchor=reader.anchor,
-    )
+    random = reader.at_random([TOKENS] * ROWS, seed=11)
     none = torch.zeros_like(random.tilt)
     plain = replace(random, tilt=none, odds=none + ODDS)
     differ = lambda x, y: bool((x - y).abs().max() > 100 * reader.same * max(float(x.abs().max()), reader.same))
@@ -683,18 +712,14 @@ def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
         )
         return (moved - start)[place]
 
-    several = replace(
-        ProbeInputs.at_random([*MIXED, 6, 9, 3, 9], WIDTH, highest=reader.highest, seed=12),
-        late=reader.late,
-        anchor=reader.anchor,
-    )
+    several = reader.at_random([*MIXED, 6, 9, 3, 9], seed=12)
     turn = lambda x: x.roll(GROUP, 0)  # other halves of the batch, the same groups
     fields = ("log_ratio", "log_weight", "logp", "mask", "token_reverse_kl", "token_forward_kl", "odds", "tilt")
     turned = reader.read(replace(several, **{name: turn(getattr(several, name)) for name in fields}))
     less = replace(plain, logp=plain.logp - torch.arange(ROWS * WIDTH).reshape(ROWS, WIDTH) % 3 * live)
     unit = reader.unit if reader.unit.name != "other" else Unit("sum")
     odd = ProbeInputs.at_reference([TOKENS] * (ROWS + 1), WIDTH, 3) if reader.coupled == "none" else None
-    wider = reader.rows_at_reference(ROWS + GROUP) if odd is None else odd
+    wider = reader.at_reference([TOKENS] * (ROWS + GROUP)) if odd is None else odd
     more = (reader.read(wider.with_entries("log_ratio", {PLACE: STEP})).score - reader.read(wider).score)[PLACE]
     more = more / unit.shares(wider)[0, 0] * unit.shares(reader.base)[0, 0]
     rest = replace(plain, odds=none - 2 * ODDS)
@@ -713,19 +738,26 @@ def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
     return tuple(name for name, matters in causes.items() if matters)
 
 
+def _sees_reference(reader: PartReader) -> bool:
+    """Whether the reference changes the gradient at random inputs."""
+    inputs, other = (reader.at_random(MIXED, seed=seed) for seed in (13, 14))
+    of_ref = ("log_ratio", "tilt", "token_reverse_kl", "token_forward_kl")
+    changed = replace(inputs, **{name: getattr(other, name) for name in of_ref})
+    pairs = zip(reader.read(inputs), reader.read(changed), strict=True)
+    return any(bool((a - b).abs().max() > 10 * reader.same * float(a.abs().max())) for a, b in pairs)
+
+
 # Comparison of the formula with the loss.
 
 
 def _compare(reader: PartReader, parts: Anatomy) -> dict[str, float]:
     """By probe, the share of the coefficients that the formula does not have."""
-    at_random = partial(ProbeInputs.at_random, highest=reader.highest)
     probes = {
-        "random log-ratios": at_random(MIXED, WIDTH, seed=3),
-        "large log-ratios": at_random(MIXED, WIDTH, spread=9.0, seed=4),
-        "groups of 64, 64 tokens": at_random([63] * 40 + [1, 5, 33] * 8, 64, 64, seed=5),
-        "one group of 2": at_random([9, 4], WIDTH, 2, seed=9),
-        "one group of 3": at_random([9, 4, 7], WIDTH, 3, seed=10),
-        "stale samples": at_random(MIXED, WIDTH, stale=1.0, seed=6),
+        "random log-ratios": reader.at_random(MIXED, seed=3),
+        "large log-ratios": reader.at_random(MIXED, spread=9.0, seed=4),
+        "groups of 64, 64 tokens": reader.at_random([63] * 40 + [1, 5, 33] * 8, 64, 64, seed=5),
+        "one group of 2": reader.at_random([9, 4], group=2, seed=9),
+        "one group of 3": reader.at_random([9, 4, 7], group=3, seed=10),
+        "stale samples": reader.at_random(MIXED, stale=1.0, seed=6),
     }
-    probes = {name: replace(inputs, late=parts.late, anchor=parts.anchor) for name, inputs in probes.items()}
     return {name: _difference(parts, inputs, reader.read(inputs)) for name, inputs in probes.items()}

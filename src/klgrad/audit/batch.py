@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Literal
 
@@ -64,11 +64,7 @@ class Batch:
 
     def copy(self) -> "Batch":
         """Copies of the tensors, through which gradients flow back to the leaves of this batch."""
-        return Batch(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
-
-    def part(self, rows: slice) -> "Batch":
-        """Some of the rows, with new leaves."""
-        return Batch(**{f.name: getattr(self, f.name)[rows] for f in fields(self)}).fresh()
+        return Batch(**{name: x.clone() for name, x in vars(self).items()})
 
     def at_reference(self) -> "Batch":
         """The same batch with the reference set to the policy, so that every KL is zero."""

@@ -88,7 +88,7 @@ class AuditResult:
     def depends_on_reference(self) -> bool:
         """Whether ref has any effect on the gradient."""
         a = self.anatomy
-        return not a.proved_fresh or not (a.is_nothing or a.anchor == "sampler")
+        return not (a.is_nothing or (a.anchor == "sampler" and a.proved_fresh))
 
     def to_dict(self) -> dict[str, object]:
         """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
@@ -152,7 +152,7 @@ def audit(
         verdict_off_policy=stale.verdict,
         holds=fresh.holds,
         holds_off_policy=stale.holds,
-        scale=None if anatomy.is_nothing else anatomy.scale,
+        scale=None if anatomy.is_nothing or not anatomy.proved_fresh else anatomy.scale,
         variance=None,
         variance_near=None,
         float32_wrong_from=numerics.wrong_from,
@@ -206,7 +206,8 @@ def name_of(a: Anatomy, measured: Sequence[Measurement], *, on_policy: bool) -> 
     if verdict == "unknown" or not all(_has(m, terms, free) for m in measured):
         return Named("unknown", None)
     in_every = a.unit.name in ("sum", "fixed-length") and a.baseline.name in ("none", "leave-one-out", "group-mean")
-    return Named(verdict, "always" if in_every and a.baseline.spread == "none" else "large-batches")
+    is_zero = verdict == "nothing" and not a.constant  # the gradient of each token, whatever divides it
+    return Named(verdict, "always" if is_zero or (in_every and a.baseline.spread == "none") else "large-batches")
 
 
 Terms = dict[str, float]

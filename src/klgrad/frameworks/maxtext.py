@@ -9,6 +9,7 @@ as labels; offline the teacher has its two most likely entries. Only these files
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -118,16 +119,14 @@ def read_config(given: dict[str, Any], _: str | None = None) -> Run:
     values = tunix.GRPO | {name.removeprefix(RL): value for name, value in settings.items()}
     values["beta"] = settings[f"{RL}grpo_beta"]
     part, changes = tunix.grpo_part("maxtext", RL, values, None)
+    part = replace(part, loss=f"maxtext rl.grpo_beta rl.loss_agg_mode={values['loss_agg_mode']}")
     own = [change for change in changes if change.name in KNOWN]
     if values["beta"]:
         own.insert(
             0, Change(f"{RL}grpo_beta", 0.0, values["beta"], "k1 as a loss descends nothing; or patch the trainer")
         )
-    parts = (part,) if values["beta"] else ()
-    trainer = "Tunix's GRPO"
-    return Run(
-        "maxtext", trainer, settings, named, parts, tunix.stale(values), "reverse-kl-token", tuple(own), (NO_MODE,)
-    )  # fmt: skip
+    parts, stale = (part,) if values["beta"] else (), tunix.stale(values)
+    return Run("maxtext", "Tunix's GRPO", settings, named, parts, stale, "reverse-kl-token", tuple(own), (NO_MODE,))
 
 
 FRAMEWORK = Framework(

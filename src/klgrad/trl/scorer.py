@@ -217,12 +217,12 @@ def _tail_ratio(objective: TRLObjective, rollout: Rollout) -> Tensor | None:
 class ReferencePass:
     """A reference at the tokens of a batch: (B, keep, H) hidden states, its head, and the weight of its divergence.
 
-    The weight is (B, 1) if it differs between rows; None if there is one reference.
+    The weight is (B, 1) if it differs between rows.
     """
 
     hidden: Tensor
     head: Head
-    weight: Tensor | float | None = None
+    weight: Tensor | float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,13 +293,13 @@ def add_statistics_forward(model: Model) -> None:
             return over_top_k(hidden, head, question, how)
         if not question.references:
             return StatisticsOutput(**token_statistics(hidden, head, question.targets, **how)._asdict())
-        by_reference = [
-            token_statistics(
-                hidden, head, question.targets, ref.hidden, ref.head, divergence=question.divergence, **how
-            )
-            for ref in question.references
-        ]
-        return StatisticsOutput(**weighted_sum(by_reference, [ref.weight for ref in question.references])._asdict())
+        refs = question.references
+        given = ([ref.hidden for ref in refs], [ref.head for ref in refs])
+        weights = [ref.weight for ref in refs]
+        found = token_statistics(
+            hidden, head, question.targets, *given, ref_weights=weights, divergence=question.divergence, **how
+        )
+        return StatisticsOutput(**found._asdict())
 
     def over_top_k(hidden: Tensor, head: Head, question: StatisticsRequest, how: Json) -> StatisticsOutput:
         assert question.targets is not None
@@ -314,21 +314,6 @@ def add_statistics_forward(model: Model) -> None:
         return StatisticsOutput(**student._asdict(), ids=ids, ref_entries_logp=teacher.entries_logp)
 
     model.forward = answering
-
-
-def weighted_sum(statistics: list[TokenStatistics], weights: list[Tensor | float | None]) -> TokenStatistics:
-    """The statistics to several references, with their log-probs and divergences summed by weight.
-
-    The sum of reverse KLs with weights of sum 1 is the KL to the references' geometric mean, up to a constant.
-    """
-    first = statistics[0]
-    if weights == [None]:
-        return first
-    names = [
-        name for name in ("ref_logp", "reverse_kl", "forward_kl", "divergence") if getattr(first, name) is not None
-    ]
-    total = lambda name: torch.stack([w * getattr(x, name) for w, x in zip(weights, statistics, strict=True)]).sum(0)
-    return first._replace(**{name: total(name) for name in names})
 
 
 @contextmanager
@@ -544,13 +529,10 @@ class Scorer:
             passes.append(ReferencePass(hidden, head, weight))
         return tuple(passes)
 
-    def _weight(self, i: int, batch: Batch) -> Tensor | float | None:
-        """The weight of a reference's divergence; None if there is one reference alone."""
+    def _weight(self, i: int, batch: Batch) -> Tensor | float:
         if "teacher" in batch:
             return (batch["teacher"] == i).float()[:, None]
-        if not self._others:
-            return None
-        return self._args.teacher_weights[i] if self._args.teacher_weights else 1 / len(self._teachers)
+        return self._args.teacher_weights[i] if self._args.teacher_weights else 1 / (1 + len(self._others))
 
     def exact(self, model: Model, batch: Batch) -> TokenStatistics:
         """Log-probs, exact divergences to the reference, and the entropy of completions; no logits are stored."""

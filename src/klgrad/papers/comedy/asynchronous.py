@@ -79,11 +79,10 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     axes[2].sharey(axes[0])
     _k1_loss(numbers, axes[3])
     _weights(numbers, axes[4])
-    named = {
-        label: handle for axis in axes[:2] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    for label, colour, line in LABELS.values():
+        axes[5].plot([], [], line, color=colour, label=label)
     axes[5].axis("off")
-    axes[5].legend(named.values(), named.keys(), loc="center", fontsize=9, title="lines and marks but for k1 by lag")
+    axes[5].legend(loc="center", fontsize=9, title="lines and marks but for k1 by lag")
 
 
 def _k1_loss(numbers: Numbers, axis: Any) -> None:
@@ -100,7 +99,9 @@ def _k1_loss(numbers: Numbers, axis: Any) -> None:
 
 
 def _updates(numbers: Numbers, axis: Any, lag: str) -> None:
-    for arm, (label, colour, line) in LABELS.items():
+    """The arms without weights; those with weights lie on k1 in the reward."""
+    for arm in UNCORRECTED:
+        label, colour, line = LABELS[arm]
         path = numbers["paths"].get(f"{arm} {lag}")
         if path is None:
             continue

@@ -217,7 +217,7 @@ KINDS = {
     "k1-{}-leave-one-out": ("k1, leave-one-out", GREEN, "^"),
 }
 """Label, colour and mark of a kind of arm."""
-SIZES = {"256": "-", "64": "--"}
+SIZES = ("256", "64")
 PANELS = {
     "kl_per_token": "KL(student‖teacher) per token,\non the student's completions",
     "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions",
@@ -235,10 +235,10 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     (*axes, sweep), of_gradients = _places(figure, len(students))
     _rates(sweep, numbers["rates"], numbers["start"])
     for axis, (measure, title) in zip(axes, PANELS.items(), strict=True):
-        for size, line in SIZES.items():
+        for size in SIZES:
             end = {arm.partition(" ")[2]: x for arm, x in numbers["end"].items() if arm.startswith(f"{size} ")}
-            _lines(axis, end, measure, line, f", {size} completions")
-        axis.set(title=title, ylabel="nats, each arm at its best rate")
+            _lines(axis, end, measure, " ", f", {size} completions", open_marks=size == "64")
+        axis.set(title=f"{title}\n3 seeds, ± 1 SE", ylabel="nats, each arm at its best rate")
     for axis, update in zip(of_gradients, students, strict=True):
         _lines(axis, numbers["gradients"][update], "relative_variance", "-", "")
         _lines(axis, numbers["gradients"][update], "relative_squared_bias", ":", None)
@@ -309,8 +309,8 @@ def _named(axes: Any) -> dict[str, Any]:
     return found
 
 
-def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None) -> None:
-    """A line for each kind of arm, over the discounts that were run; without a suffix it is not in the legend."""
+def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None, *, open_marks: bool = False) -> None:
+    """Marks and a line for each kind of arm, over the discounts; without a suffix it is not in the legend."""
     for pattern, (label, colour, mark) in KINDS.items():
         # Without a future the exact arm has no baseline: it begins both lines of the exact arms.
         names = ["exact-0" if d == "0" and pattern.startswith("exact") else pattern.format(d) for d in DISCOUNTS]
@@ -324,7 +324,15 @@ def _lines(axis: Any, arms: Numbers, measure: str, line: str, suffix: str | None
             order = 3 - list(KINDS).index(pattern) / len(KINDS)
             look = {"fmt": f"{mark}{line}", "color": colour, "ms": 5, "lw": 1.4, "zorder": order}
             label = None if suffix is None else label + suffix
-            axis.errorbar(list(run), mean, yerr=[each.get("error") or 0 for each in found], label=label, **look)
+            if open_marks:
+                look["mfc"] = "white"
+            axis.errorbar(
+                [x + 0.1 * open_marks for x in run],
+                mean,
+                yerr=[each.get("error") or 0 for each in found],
+                label=label,
+                **look,
+            )
 
 
 SEEDS = Experiment("discount.csv", SWEEP.script, ("seeds",))

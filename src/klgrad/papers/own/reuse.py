@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from ...drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from ..runs import (
     COLUMNS as DISTILLED,
     FIRST_SEED,
@@ -43,62 +43,64 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# The figure of `reuse`: both KLs over completions, over updates and over seconds.
+# The figure of `reuse`: both KLs over completions and over updates.
 
 ARMS = {
     "klgrad 1 256": ("1 use", SKY, "-"),
     "klgrad 2 256": ("2 uses", BLUE, "-"),
     "klgrad 4 256": ("4 uses", GREEN, "-"),
     "klgrad 8 256": ("8 uses", ORANGE, "-"),
+    "trl-reverse 1 256": ("TRL, reverse KL", BLACK, "--"),
+    "trl-forward 1 256": ("TRL, forward KL", GREY, "--"),
     "klgrad 1 64": ("1 use, batches of 64", SKY, ":"),
     "klgrad 2 64": ("2 uses, batches of 64", BLUE, ":"),
     "klgrad 1 32": ("1 use, batches of 32", PURPLE, ":"),
-    "trl-reverse 1 256": ("TRL, reverse KL", BLACK, "--"),
-    "trl-jsd 1 256": ("TRL, JSD", VERMILION, "--"),
-    "trl-forward 1 256": ("TRL, forward KL", GREY, "--"),
     "trl-reverse 1 64": ("TRL, reverse KL, batches of 64", BLACK, ":"),
 }
 """Label, colour and line of an arm."""
+MANY_UPDATES = ("klgrad 4 256", "klgrad 8 256", "klgrad 1 64", "klgrad 2 64", "klgrad 1 32", "trl-reverse 1 64")
+PANELS = {
+    "completions": ("sampled completions", "batches of 256", tuple(arm for arm in ARMS if arm.endswith("256"))),
+    "updates": ("updates", "arms with 160 or 320 updates", MANY_UPDATES),
+}
+"""What is below a column of panels, its title, and its arms."""
 ROWS = {
     "kl_per_token": "KL(student‖teacher) per token,\non the student's completions, nats",
     "forward_kl_per_token": "KL(teacher‖student) per token,\non the teacher's completions, nats",
 }
-OVER = {"completions": "sampled completions", "updates": "updates", "seconds": "seconds of training, on a shared GPU"}
 
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Means over seeds after the first evaluation, with bars of one standard error; what has no runs is left out."""
-    figure.set_size_inches(14, 8.4)
-    axes = figure.subplots(len(ROWS), len(OVER), sharey="row", sharex="col")
+    figure.set_size_inches(11, 8.4)
+    axes = figure.subplots(len(ROWS), len(PANELS), sharey="row", sharex="col")
     for (column, label), row in zip(ROWS.items(), axes, strict=True):
-        for (over, name), axis in zip(OVER.items(), row, strict=True):
-            _lines(numbers, column, over, axis)
-            axis.set_title(f"over {name}; ± 1 SE", fontsize=9.5)
+        for (over, (_, title, arms)), axis in zip(PANELS.items(), row, strict=True):
+            _lines(numbers, column, over, axis, arms)
+            axis.set_title(f"{title}\n3 seeds, ± 1 SE", fontsize=9.5)
         row[0].set(ylabel=label, yscale="log")
         for formatter in (row[0].yaxis.set_major_formatter, row[0].yaxis.set_minor_formatter):
             formatter("{x:g}")
         for axis in row:
             axis.tick_params(which="both", labelsize=8)
-    for axis, name in zip(axes[-1], OVER.values(), strict=True):
+    for axis, (name, *_) in zip(axes[-1], PANELS.values(), strict=True):
         axis.set_xlabel(name)
-    # Handles so long that dots differ from dashes; four columns of the longest labels just fit.
-    look = {"ncols": 4, "fontsize": 8.5, "handlelength": 3, "columnspacing": 1.2}
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", **look)
+    named = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    # Handles so long that dots differ from dashes; three columns of the longest labels just fit.
+    look = {"ncols": 3, "fontsize": 8.5, "handlelength": 3, "columnspacing": 1.2}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", **look)
 
 
-def _seeds(count: float) -> str:
-    return f"{count:g} seed{'s' * (count != 1)}"
-
-
-def _lines(numbers: Numbers, column: str, over: str, axis: Any) -> None:
+def _lines(numbers: Numbers, column: str, over: str, axis: Any, arms: tuple[str, ...]) -> None:
     """Without the evaluation before training, whose KL is several times as large."""
-    for arm, (label, colour, line) in ARMS.items():
-        if (path := numbers["paths"].get(arm)) is None or None in path[over]:
+    for arm in arms:
+        label, colour, line = ARMS[arm]
+        if (path := numbers["paths"].get(arm)) is None:
             continue
         x = path[over][1:]
         mean, error = ([each[name] for each in path[column][1:]] for name in ("mean", "error"))
         look = {"fmt": line, "marker": "o", "ms": 4, "color": colour, "lw": 1.4, "capsize": 2}
-        name = f"{label}, {numbers['settings'][arm]} ({_seeds(path[column][-1]['seeds'])})"
+        name = f"{label}, {numbers['settings'][arm]}"
         axis.errorbar(x, mean, yerr=error, label=name, **look)
     if not axis.lines:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
@@ -235,14 +237,12 @@ def _seconds(rows: list[Row]) -> Found | None:
 
 
 def _path(rows: list[Row]) -> dict[str, list[Any]]:
-    """Both KLs of an arm over the completions, with its updates and mean seconds."""
-    found: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", "seconds", OWN, TEACHERS)}
+    """Both KLs of an arm over the completions, with its updates."""
+    found: dict[str, list[Any]] = {name: [] for name in ("completions", "updates", OWN, TEACHERS)}
     for completions in sorted({completions_of(row) for row in rows}):
         here = [row for row in rows if completions_of(row) == completions]
-        seconds = _seconds(here)
         found["completions"].append(completions)
         found["updates"].append(int(here[0]["update"]))
-        found["seconds"].append(seconds["mean"] if seconds else None)
         for column in (OWN, TEACHERS):
             found[column].append(over_seeds(here, column))
     return found

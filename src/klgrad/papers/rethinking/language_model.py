@@ -62,7 +62,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
         for axis, column in zip(row, PANELS, strict=True):
             _updates(axis, numbers["paths"][column], rate)
     for axis, title in zip(axes[0], PANELS.values(), strict=True):
-        axis.set_title(title, fontsize=10)
+        axis.set_title(f"{title}\n3 seeds, ± 1 SE", fontsize=10)
     for axis in axes[-1]:
         axis.set(xlabel="updates", xticks=[0, 20, 40, 60])
     handles, labels = axes[0][0].get_legend_handles_labels()

@@ -59,11 +59,11 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     arms = {arm: found for arm, found in numbers["arms"].items() if found is not None}
     colours = [LABELS[arm][1] for arm in arms]
     _bars(needed, [LABELS[arm][0] for arm in arms], [each["mean"] for each in arms.values()], arms.values(), colours)
-    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers, every β")
+    needed.set(xlabel="KL(π‖ref) per completion, nats", title="KL at 25% right answers\n3 seeds, ± 1 SE")
     words = [name.replace(" answers ", "\nanswers ") for name in numbers["gaps"]]
     found = numbers["gaps"].values()
     _bars(gaps, words, [each["difference"] for each in found], found, ["#999999"] * len(words))
-    gaps.set(xlabel="difference of right answers", title="at equal KL")
+    gaps.set(xlabel="difference of right answers", title="at equal KL\n3 seeds, ± 1 SE")
     handles, labels = points.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(LABELS), fontsize=8.5)
 
@@ -73,7 +73,11 @@ def _points(numbers: Numbers, axis: Any) -> None:
         own = [point for point in numbers["points"] if point["name"] == arm]
         kl, right = [p["kl"] for p in own], [p["correct_in"] for p in own]
         axis.plot(kl, right, mark, ms=4, color=colour, mfc="none", label=label, lw=0)
-    axis.set(xlabel="KL(π‖ref) per completion, nats", ylabel="right answers, in domain", title="every β and evaluation")
+    axis.set(
+        xlabel="KL(π‖ref) per completion, nats",
+        ylabel="right answers, in domain",
+        title="each evaluation of each run,\nevery β",
+    )
 
 
 def _bars(axis: Any, names: list[str], values: list[float], found: Iterable[Numbers], colours: list[str]) -> None:

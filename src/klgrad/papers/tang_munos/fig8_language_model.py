@@ -55,6 +55,9 @@ STYLES = {
     "exact-discount-0.9-leave-one-out": ("sequence: exact, discount 0.9, leave-one-out", VERMILION, "--"),
 }
 
+MOST_LINES = 6
+"""In a panel: of our arm, the last one, the ends are drawn alone."""
+
 
 def draw(numbers: Numbers, figure: "Figure") -> None:
     """Medians over seeds, and the end of each run."""
@@ -63,7 +66,7 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
     for across, (lengths, title) in zip(axes, TITLES.items(), strict=True):
         runs = {arm: numbers["runs"][f"{lengths} {arm}"] for arm in STYLES}
         for axis, (measure, label) in zip(across, PANELS.items(), strict=False):
-            for arm, (name, color, line) in STYLES.items():
+            for arm, (name, color, line) in list(STYLES.items())[:MOST_LINES]:
                 at = [median(run[measure][i] for run in runs[arm]) for i in range(len(numbers["updates"]))]
                 axis.plot(numbers["updates"], at, line, color=color, label=name, lw=1.8)
             axis.set_title(f"{title}: {label}\nmedians of 6 seeds (k3: 3)", fontsize=9.5)
@@ -76,8 +79,9 @@ def draw(numbers: Numbers, figure: "Figure") -> None:
             axis.yaxis.set_major_formatter("{x:g}")
             axis.yaxis.set_minor_formatter("{x:g}")
             axis.tick_params(which="both", axis="y", labelsize=8)
-    handles, names = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=4, loc="outside lower center")
+    for name, color, line in list(STYLES.values())[MOST_LINES:]:
+        axes[0][0].plot([], [], line, color=color, label=f"{name} (ends alone)")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
 
 
 def _each_end(runs: dict[str, list[dict[str, list[float]]]], axis: Any) -> None:
