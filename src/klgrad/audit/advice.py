@@ -73,7 +73,7 @@ def notes(r: "AuditResult") -> list[str]:
     if not a.deterministic:
         texts.append("not deterministic")
     elif a.finite and not a.proved_fresh:
-        texts.append("not proved")
+        texts.append(f"depends on {', '.join(a.matters)}" if a.matters else "not proved")
     if r.float32_wrong_from is not None and _is_live(r, r.float32_wrong_from):
         texts.append(f"float32 fails from l = {r.float32_wrong_from:g}")
     if r.dead_below is not None or r.dead_above is not None:
@@ -246,10 +246,12 @@ def _finding(result: "AuditResult") -> str:
     if TARGETS[result.verdict].climbed:
         return f"{TARGETS[result.verdict].does}: the sign is wrong"
     if not a.proved_fresh:
-        return f"has a coefficient of which these parts leave {min(a.largest_gap(stale=False), 1):.0%} unexplained"
+        return f"descends no divergence that is known: {summary(a).removeprefix('not known: ')}"
     if result.verdict in ("unknown", "sum-of-targets"):
         text = summary(a)
-        return text if text.startswith(("climbs", "none")) else f"descends {text}"
+        if text.startswith(("climbs", "nothing")):
+            return text if text.startswith("climbs") else f"regularises {text}"
+        return f"descends {text}" if text.startswith("a ") else f"descends the {text}"
     return TARGETS[result.verdict].does + (" in large batches" if result.holds == "large-batches" else "")
 
 
@@ -271,10 +273,11 @@ def _warnings(result: "AuditResult") -> list[str]:
         texts.append("masked positions inside a completion, such as the output of a tool, change its gradient")
     if result.finite_if_empty is False:
         texts.append("it is no finite number if a completion is empty")
-    if _lost_when_stale(result) and result.verdict_off_policy != "nothing" and result.depends_on_reference:
+    if not a.proved_fresh:
+        return texts
+    is_lost = _lost_when_stale(result) and result.verdict_off_policy != "nothing"
+    if is_lost if result.depends_on_reference else a.constant:
         texts.append(f"on stale samples: {summary(a, on_policy=False)}")
-    elif not result.depends_on_reference and a.constant:
-        texts.append(f"on stale samples it {summary(a, on_policy=False)}")
     return texts
 
 

@@ -45,6 +45,7 @@ from .probes import (
     ProbeInputs,
     Read,
     bisect,
+    fit,
     function_of,
     is_single,
     read_curve,
@@ -178,12 +179,14 @@ class PartReader:
         """The unit by which responses in batches of several shapes are all alike; `other` if none is."""
         responses, inputs = [], []
         for lengths, width, (row, peer) in SHAPES:
-            base = self.at_reference(lengths, width)
-            moved = self.read(base.with_entries("log_ratio", {(row, 2): STEP}).with_entries("tilt", {(row, 2): STEP}))
+            base = changed = self.at_reference(lengths, width)
+            for name, value in (("log_ratio", STEP), ("tilt", STEP), ("logp", DEPTH + STEP)):
+                changed = changed.with_entries(name, {(row, 2): value})
+            moved = self.read(changed)
             own, full = (float(x[row, 2] - x[peer, 2]) for x in (moved.score, moved.full))
             exact = float(moved.reverse[row, 2]), float(moved.forward[row, 2])
-            constant = float(moved.score[peer, 2])
-            responses.append(next((x for x in (full, *exact, own, constant) if x), 0.0))
+            rest = float(moved.score[peer, 2]), float(moved.full[peer, 2])
+            responses.append(next((x for x in (full, *exact, own, *rest) if abs(x) > self.same / 1000), 0.0))
             inputs.append((base, row))
         for unit in UNITS:
             scaled = [r / float(unit.shares(base)[row, 0]) for r, (base, row) in zip(responses, inputs, strict=True)]
@@ -211,13 +214,15 @@ class PartReader:
             self.starts.clear()
             self.moves.clear()
 
-    def read_entropy(self) -> tuple[float, float]:
-        """The weights of the log-prob itself, at ref and at the sampler."""
+    def read_entropy(self) -> tuple[tuple[float, float], bool]:
+        """The weights of the log-prob itself, at ref and at the sampler; and whether it is that of the completion."""
         moved, start = self.read(self.base.with_entries("logp", {PLACE: DEPTH + STEP})), self.start()
-        sampled = float((moved.score - start.score)[PLACE] / self.shares()[0, 0]) / STEP
+        change = (moved.score - start.score)[PLACE[0]] / self.shares()[0, 0] / STEP
         full = float(start.full[PLACE] / self.shares()[0, 0]) / ODDS
         short = lambda x: 0.0 if abs(x) <= self.same else round_short(x, 10 * self.same)
-        return short(sampled), short(full)
+        sampled = short(float(change[PLACE[1]]))
+        is_alike = bool((change[:TOKENS] - sampled).abs().max() <= 10 * self.same * abs(sampled))
+        return (sampled, short(full)), sampled != 0 and is_alike
 
     def counts_cut_off(self, others: Derivatives) -> bool:
         """Whether a completion that fills its row has a gradient, if others have one."""
@@ -268,11 +273,15 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     full = _read_full(reader)
     exact = (round_short(float(start.reverse[PLACE])), round_short(float(start.forward[PLACE])))
     credits = _read_credits(reader, own, full)
-    entropy = reader.read_entropy()
-    constant = round_short(float(start.score[PLACE]) - entropy[0] * DEPTH, reader.same)
-    if abs(constant) <= reader.same:
+    entropy, is_of_whole = reader.read_entropy()
+    logps = DEPTH * (TOKENS if is_of_whole else 1)
+    constant = round_short(float(start.score[PLACE]) - entropy[0] * logps, reader.same)
+    if abs(constant) <= reader.same * max(1.0, abs(entropy[0] * logps)):
         constant = 0.0
-    last = reader.responses("log_ratio", (0, TOKENS - 1)).score[0, TOKENS - 1]
+    # A log-ratio near STEP to which the coefficient responds: inside a dead zone the last token has none either.
+    responds = own.points[0][own.points[1] != 0]
+    value = STEP if own.is_zero else float(responds[(responds - STEP).abs().argmin()])
+    last = reader.responses("log_ratio", (0, TOKENS - 1), value).score[0, TOKENS - 1]
     parts = Anatomy(
         own,
         exact=exact,
@@ -281,6 +290,7 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
         unit=reader.unit,
         constant=constant,
         entropy=entropy,
+        entropy_of_whole=is_of_whole,
         late=reader.late,
         anchor=reader.anchor,
         ends=bool(last != 0) or own.is_zero,
@@ -293,7 +303,9 @@ def read_anatomy(subject: Subject, advantages: Advantages = "zero") -> Anatomy:
     parts = _choose_baseline(reader, parts, couples_rows)
     parts = _choose_samples(reader, parts)
     parts = replace(parts, unexplained=_compare(reader, parts))
-    parts = (parts if parts.proved else replace(parts, matters=_find_causes(reader, parts))).times(reader.size)
+    if not parts.proved:
+        parts = replace(parts, matters=_find_causes(reader, parts), sees_reference=_sees_reference(reader))
+    parts = parts.times(reader.size)
     if reader.takes_logits and subject.kind != "framework":  # a framework's trainer has a vocabulary of its own
         top_k, gap = _read_large_vocabulary(subject, parts)
         parts = replace(parts, top_k=top_k, unexplained=parts.unexplained | {f"a vocabulary of {VOCABULARY}": gap})
@@ -546,13 +558,29 @@ def _choose_samples(reader: PartReader, parts: Anatomy) -> Anatomy:
     if best.samples.ratio == "none":
         return best
     up, down = (_read_bound(reader, best, step) for step in (STEP, -STEP))
-    if up is not None and down is not None and up != down and (up.kind, down.kind, down.low) == ("mask", "mask", None):
-        up = Bound("ppo", up.low, down.high, up.high)
+    if up is not None and up == down and best.baseline.name != "none":
+        # An estimate that is never negative: the credit of another completion makes the coefficient so.
+        down = _read_bound(reader, best, -STEP, AGAINST)
+    if up is not None and down is not None and up != down:
+        more, less = (up, down) if up.low is not None else (down, up)
+        if (more.kind, less.kind, less.low) == ("mask", "mask", None):
+            up = Bound("ppo", more.low, less.high, more.high)
     return replace(best, samples=replace(best.samples, bound=up))
 
 
-def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None:
-    """Where the coefficients stop following the ratio, and whether they are then constant or 0."""
+AGAINST = -6.0
+"""The log-ratio of a token of another completion, at which the usual estimates of its KL are larger than at STEP."""
+
+
+def _read_bound(reader: PartReader, parts: Anatomy, step: float, against: float = 0.0) -> Bound | None:
+    """Where the coefficients stop following the ratio, and whether they are then constant or 0.
+
+    Args:
+        reader: of the loss.
+        parts: what is known of it.
+        step: the log-ratio of the token.
+        against: the log-ratio of a token of another completion of its group.
+    """
     token = PLACE[1]
     is_before = parts.samples.ratio == "before" or (parts.samples.ratio == "prefix" and parts.samples.before)
     moved = 0 if is_before else token
@@ -560,7 +588,9 @@ def _read_bound(reader: PartReader, parts: Anatomy, step: float) -> Bound | None
     def answer(xs: Tensor) -> Tensor:
         values = []
         for some, base, rows in reader.each(xs):
-            start = base.with_entries("log_ratio", {(row, token): step for row in rows})
+            moves = {(row, token): step for row in rows}
+            moves |= {(row + 1, token): against for row in rows if against}
+            start = base.with_entries("log_ratio", moves)
             for name in ("tilt", "token_reverse_kl"):
                 start = start.with_entries(name, {(row, token): STEP for row in rows})
             columns = range(TOKENS) if parts.samples.ratio == "mean" else (moved,)
@@ -614,7 +644,11 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
             values.append((score[0, seen] - score[1, seen]) / (score[2, token] - score[1, token]))
         return torch.stack(values)
 
-    own = read_curve(lambda x: read(x) - read(torch.zeros(1))[0], max(reader.same, 1e-7))
+    same = max(reader.same, 1e-7)
+    own = read_curve(lambda x: read(x) - read(torch.zeros(1))[0], same)
+    if not own.shares and not own.has_edges:  # where an estimate is large the spread has rounded the others away
+        near = GRID.abs() <= 4
+        own = replace(own, shares=fit(GRID[near], own.points[1][near], same) or {})
     if len(own.shares) == 1:
         own = own.times(1 / next(iter(own.shares.values())))
     one = torch.tensor([1.0], dtype=torch.float64)
@@ -638,8 +672,23 @@ def _read_spread(reader: PartReader, empty: Anatomy) -> Anatomy:
             )
 
     best, _ = _best(reader, candidates(), check)
-    best = _choose_samples(reader, best)
+    best = _choose_samples(reader, _with_sign(reader, best))
     return replace(best, unexplained=_compare(reader, best))
+
+
+def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
+    """The parts of a loss that is divided by a spread, with the sign of their factor, or that it has no fixed one."""
+    factors = []
+    for seed, turn in product((1, 3), (1, -1)):
+        inputs = reader.at_random(MIXED, seed=seed)
+        inputs = replace(inputs, log_ratio=turn * inputs.log_ratio)
+        alike = reader.read(inputs).score * parts.derivatives(inputs).score
+        factors += [float(alike[inputs.group == g].sum()) for g in inputs.group.unique()]
+    if min(factors) < 0 < max(factors):
+        return replace(parts, baseline=replace(parts.baseline, signed=True))
+    if max(factors) > 0:
+        return parts
+    return replace(parts, own=parts.own.times(-1), credits=tuple(c.times(-1) for c in parts.credits))
 
 
 # What a loss depends on that the formula does not have.
@@ -684,6 +733,15 @@ def _find_causes(reader: PartReader, parts: Anatomy) -> tuple[str, ...]:
         "the log-ratios of other completions": differ(gain({}), gain({(ROWS - 1, 1): 2.0, (1, 2): -2.0})),
     }
     return tuple(name for name, matters in causes.items() if matters)
+
+
+def _sees_reference(reader: PartReader) -> bool:
+    """Whether the reference changes the gradient at random inputs."""
+    inputs, other = (reader.at_random(MIXED, seed=seed) for seed in (13, 14))
+    of_ref = ("log_ratio", "tilt", "token_reverse_kl", "token_forward_kl")
+    changed = replace(inputs, **{name: getattr(other, name) for name in of_ref})
+    pairs = zip(reader.read(inputs), reader.read(changed), strict=True)
+    return any(bool((a - b).abs().max() > 10 * reader.same * float(a.abs().max())) for a, b in pairs)
 
 
 # Comparison of the formula with the loss.

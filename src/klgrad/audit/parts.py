@@ -189,12 +189,14 @@ class Baseline:
         covers: `all` of the coefficient, or only the `credit` that stands in a reward, with or `beside` the token's
             own.
         spread: `none`, or the `group` or `batch` by whose spread the rest is divided.
+        signed: whether it is no spread but a number that can be negative, such as the mean.
     """
 
     name: str = "none"
     ended: str = "credit"
     covers: str = "all"
     spread: str = "none"
+    signed: bool = False
 
     def centre(self, credit: Tensor, inputs: ProbeInputs) -> Tensor:
         """(B, T) the credit without the baseline."""
@@ -230,12 +232,14 @@ class Anatomy:
         constant: the coefficient at ref.
         entropy: weight of the log-prob itself in the coefficient of the score, and in that of an entry of the logits:
             that of an entropy bonus.
+        entropy_of_whole: whether it is the log-prob of the whole completion that stands in the coefficient.
         late: by how many tokens the reference is late; 0 where it is in its place.
         anchor: `ref`, or `sampler` where the log-probs of the sampler are in the place of ref.
         ends: whether the last token of a completion has a coefficient.
         leaks: whether masked positions have one.
         cut_off: whether a completion that fills its row, as one that was cut off does, has a gradient.
         top_k: of how many entries of a large vocabulary it depends, if not of all.
+        sees_reference: False if the reference was seen to change nothing, where the parts are not the loss.
         deterministic, finite: whether the same inputs give the same finite numbers.
         finite_at_ref: whether they are finite where all log-ratios are equal, as a spread of 0 is divided by there.
         unexplained: by probe, the share of the coefficients that the formula does not have.
@@ -254,12 +258,14 @@ class Anatomy:
     baseline: Baseline = Baseline()
     constant: float = 0.0
     entropy: tuple[float, float] = (0.0, 0.0)
+    entropy_of_whole: bool = False
     late: int = 0
     anchor: str = "ref"
     ends: bool = True
     leaks: bool = False
     cut_off: bool = True
     top_k: int | None = None
+    sees_reference: bool = True
     deterministic: bool = True
     finite: bool = True
     finite_at_ref: bool = True
@@ -352,7 +358,9 @@ class Anatomy:
         if self.constant:
             score = score + self.constant * (weights if self.samples.constant else 1.0)
         if self.entropy[0]:
-            score = score + self.entropy[0] * inputs.logp * (weights if self.samples.constant else 1.0)
+            logp = torch.where(mask, inputs.logp, 0.0)
+            logp = logp.sum(-1, keepdim=True) if self.entropy_of_whole else logp
+            score = score + self.entropy[0] * logp * (weights if self.samples.constant else 1.0)
         bound = self.samples.bound
         if bound is not None and bound.kind == "ppo":
             low, high, dual = bound.low or 0.0, bound.high or math.inf, bound.dual or math.inf
@@ -473,7 +481,7 @@ class Anatomy:
     @property
     def is_nothing(self) -> bool:
         """Whether no log-ratio has an effect."""
-        return not self.shares and not self.credits
+        return not self.sees_reference or (not self.shares and not self.credits and self.proved_fresh)
 
     def largest_gap(self, *, stale: bool) -> float:
         """The largest share of the coefficients that the formula does not have, on stale or on fresh samples."""
@@ -510,7 +518,7 @@ class Anatomy:
             "unit": self.unit.name,
             "mean_over_rows": self.unit.rows,
             "baseline": self.baseline.name,
-            "divided_by_spread": self.baseline.spread != "none",
+            "divided_by_spread": self.baseline.spread != "none" and not self.baseline.signed,
             "constant": self.constant,
             "entropy": sum(self.entropy),
             "additive": self.level == "token" and self.baseline.spread == "none",

@@ -370,14 +370,14 @@ def read_curve(ask: Callable[[Tensor], Tensor], same: float = EXACT, likely: Seq
     values = read(GRID)
     if not bool(torch.isfinite(values).all()) or bool((values == 0).all()):
         return Curve({}, (GRID, values), read)
-    shares = _fit(GRID, values, same, likely)
+    shares = fit(GRID, values, same, likely)
     if shares is not None:
         return Curve(shares, (GRID, values), read)
     flat = FLAT if same < SINGLE else FLAT_SINGLE
     low, below = _find_edge(read, GRID, values, flat)
     high, above = _find_edge(read, GRID.flip(0), values.flip(0), flat)
     inside = ((-math.inf if low is None else low) < GRID) & ((math.inf if high is None else high) > GRID)
-    shares = _fit(GRID[inside], values[inside], same) if int(inside.sum()) > 6 else None
+    shares = fit(GRID[inside], values[inside], same) if int(inside.sum()) > 6 else None
     if shares:  # a function that only tends to its limit is not cut off
         ends = sum(w * function_of(name)(GRID[[0, -1]]) for name, w in shares.items())
         assert isinstance(ends, Tensor)
@@ -407,7 +407,7 @@ def bisect(holds: Callable[[Tensor], Tensor], inside: float, outside: float, at_
     return inside
 
 
-def _fit(x: Tensor, y: Tensor, same: float, likely: Sequence[str] = ()) -> dict[str, float] | None:
+def fit(x: Tensor, y: Tensor, same: float, likely: Sequence[str] = ()) -> dict[str, float] | None:
     """The known function, or the sum of two, that these points lie on."""
     choices = [tuple(likely)] * bool(likely) + [(name,) for name in (*NAMED, *ESTIMATES)] + list(SUMS)
     for names in (*choices, *((name,) for name in _one_parameter(x, y))):

@@ -88,7 +88,7 @@ class AuditResult:
     def depends_on_reference(self) -> bool:
         """Whether ref has any effect on the gradient."""
         a = self.anatomy
-        return not a.proved_fresh or not (a.is_nothing or a.anchor == "sampler")
+        return not (a.is_nothing or (a.anchor == "sampler" and a.proved_fresh))
 
     def to_dict(self) -> dict[str, object]:
         """Plain data, ready for JSON: `advice` as text, and its remedies as data in `remedies`."""
@@ -152,7 +152,7 @@ def audit(
         verdict_off_policy=stale.verdict,
         holds=fresh.holds,
         holds_off_policy=stale.holds,
-        scale=None if anatomy.is_nothing else anatomy.scale,
+        scale=None if anatomy.is_nothing or not anatomy.proved_fresh else anatomy.scale,
         variance=None,
         variance_near=None,
         float32_wrong_from=numerics.wrong_from,

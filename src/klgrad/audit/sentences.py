@@ -27,8 +27,13 @@ def report(a: Anatomy) -> list[tuple[str, str]]:
         return [("divergence", "none can be told: the same batch gives different gradients")]
     if not a.finite:
         return [("divergence", "none can be told: the gradient is NaN or infinite at usual inputs")]
-    rows = [
-        ("divergence", divergence(a)),
+    rows = [("divergence", divergence(a))]
+    if not a.proved_fresh:
+        if a.shares:
+            alone = f"{formula(a)}, as in {_sum(a.shares, brief=False) if _is_named(a) else 'no known divergence'}"
+            rows.append(("one token", f"moved away from ref alone has the coefficient {alone}"))
+        return [*rows, *(("beside it", text) for text in remarks(a)), ("proved", proof(a))]
+    rows += [
         ("looks ahead", horizon(a)),
         ("samples", samples(a)),
         ("unit", unit(a.unit)),
@@ -48,9 +53,9 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
         return "none can be told: its gradient is NaN or infinite at usual inputs"
     if not on_policy:
         return _stale(a)
-    text = divergence(a, brief=True)
-    if a.is_nothing or text.startswith("none"):
-        return f"{text}: {_matters(a)} change{'s' * (len(a.matters) == 1)} it" if a.matters else text
+    if a.is_nothing or not a.proved_fresh:
+        return divergence(a)
+    text = divergence(a, brief=True).replace("one of its own", "a divergence of its own")
     h = a.horizon
     if a.level == "token" and not h.fits:
         text += f", token by token, and later tokens by {BY.get(h.estimate, h.estimate)}"
@@ -59,13 +64,27 @@ def summary(a: Anatomy, *, on_policy: bool = True) -> str:
         text += f", {ahead.get(h.kind, 'with a future of its own')}"
     text += {"completion-mean": ", mean per completion", "token-mean": ", mean over tokens"}.get(a.unit.name, "")
     text += ", centred token by token" if a.baseline.name == "token-mean" else ""
-    text += _spread(a)
-    return text if a.proved_fresh else f"{text} ({min(a.largest_gap(stale=False), 1):.0%} not explained)"
+    return text + _spread(a)
 
 
-def _matters(a: Anatomy) -> str:
-    """What the coefficient depends on beside the parts."""
-    return " and ".join(filter(None, [", ".join(a.matters[:-1]), *a.matters[-1:]]))
+def percent(share: float) -> str:
+    """A share in percent, with more digits if it is small, so that only 0 reads 0%."""
+    if not math.isfinite(share):
+        return "–"
+    if share >= 0.01 or share <= 0:
+        return f"{share:.0%}"
+    return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
+
+
+def _unexplained(a: Anatomy, *, stale: bool) -> str:
+    return f"{percent(min(a.largest_gap(stale=stale), 1))} of the coefficient is not explained"
+
+
+def _cause(a: Anatomy) -> str:
+    """Why no divergence is known."""
+    if not a.matters:
+        return _unexplained(a, stale=False)
+    return f"its coefficient depends on {' and '.join(filter(None, [', '.join(a.matters[:-1]), a.matters[-1]]))}"
 
 
 BY = {"exact": "their exact divergences", "excess": "f(u)/u", "other": "an estimate of its own"}
@@ -73,21 +92,28 @@ BY = {"exact": "their exact divergences", "excess": "f(u)/u", "other": "an estim
 
 
 def _spread(a: Anatomy) -> str:
-    return "" if a.baseline.spread == "none" else f", divided by the spread of the {a.baseline.spread}"
+    return "" if a.baseline.spread == "none" else f", divided by {_divisor(a)}"
+
+
+def _divisor(a: Anatomy) -> str:
+    of = a.baseline.spread
+    return f"a number of the {of} that may be below 0, as a mean" if a.baseline.signed else f"the spread of the {of}"
 
 
 def _stale(a: Anatomy) -> str:
     """On samples of another policy μ."""
     s, bounded = a.samples, _bound(a.samples.bound)
     carried = s.ratio in ("token", "prefix", "sequence")
+    if not a.proved_fresh:
+        return "not known"
+    if not a.proved:
+        return f"not proved: {_unexplained(a, stale=True)}"
     if a.is_nothing:
         if not a.constant or (carried and s.constant and not a.looks_at_length and not bounded):
             return "nothing"
         if s.ratio != "none" or a.looks_at_length:
             return f"moves {'away from' if a.constant > 0 else 'to'} what was sampled"
         return f"{_climb(a.constant)}, {'away from' if a.constant > 0 else 'to'} what was sampled"
-    if a.largest_gap(stale=True) > a.allowed:
-        return f"not proved: {min(a.largest_gap(stale=True), 1):.0%} of the coefficient is not explained"
     if a.anchor == "sampler":
         return "a divergence to the sampler"
     if s.ratio == "before":
@@ -101,11 +127,11 @@ def _stale(a: Anatomy) -> str:
     else:
         text = _corrected(a)
     if bounded and s.ratio != "mean":
-        text += f"{bounded}, which adds bias"
+        text += f"; the ratio is {bounded}, which adds bias"
     if s.frozen and text.startswith(("the mean", "climbs the mean")):
         text = "no objective: log π/ref is that of the sampler"
     elif s.frozen:
-        text += ", with log π/ref of the sampler"
+        text += "; log π/ref is that of the sampler"
     drifts = []
     if a.constant and not (carried and s.constant):
         drifts.append(_climb(a.constant) if not a.looks_at_length else "its constant adds a drift")
@@ -171,7 +197,10 @@ def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
     """A row of a table: divergence, looks ahead, samples, unit, scale."""
     if not (a.deterministic and a.finite):
         return ("not told", "", "", "", "")
+    if not a.proved_fresh:
+        return (divergence(a, brief=True), "", "", "", "")
     ratio = {"none": "fresh", "other": "other"}.get(a.samples.ratio, f"{a.samples.ratio} ratio")
+    ratio = ", ".join(filter(None, [ratio, _bound(a.samples.bound) if a.proved else "not proved if stale"]))
     factor = "spread" if a.baseline.spread != "none" else f"{a.scale:.3g}" if math.isfinite(a.scale) else "jump"
     horizon_ = a.horizon
     ahead = {"none": "no", "all": "all", "discount": f"{horizon_.discount or 0:g} a token"}.get(
@@ -181,7 +210,7 @@ def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
     return (
         divergence(a, brief=True),
         "" if a.is_nothing else ahead,
-        "" if a.is_nothing else ratio + _bound(a.samples.bound),
+        "" if a.is_nothing else ratio,
         units.get(a.unit.name, a.unit.name),
         "" if a.is_nothing else factor,
     )
@@ -189,16 +218,19 @@ def cells(a: Anatomy) -> tuple[str, str, str, str, str]:
 
 def divergence(a: Anatomy, *, brief: bool = False) -> str:
     """The divergence that the coefficient of a token's own log-ratio descends."""
-    if not a.proved_fresh and not a.shares:
-        return "none that the probes can name"
     if a.is_nothing:
-        return _nothing(a)
+        return _nothing(a, brief)
     shares = a.shares
-    if "other" in shares or not shares:
+    if not a.proved_fresh:
+        alone = f"; one token alone: {_sum(shares, brief=True)}" if _is_named(a) else ""
+        return f"not known{alone}" if brief else f"not known: {_cause(a)}"
+    if not _is_named(a):
+        if _is_flat_inside(a):
+            return _nothing_inside(a, brief)
         own = "" if brief else ", of which the coefficient below is the slope"
         text = f"one of its own{own}{'' if a.curve.convex else ' (not convex)'}"
     else:
-        text = _sum(shares, brief)
+        text = _sum(shares, brief=brief)
     if a.level == "completion":
         text += ", between completions"
     if a.top_k is not None:
@@ -212,7 +244,31 @@ def divergence(a: Anatomy, *, brief: bool = False) -> str:
     return text + _edges(a, brief)
 
 
-def _nothing(a: Anatomy) -> str:
+def _is_named(a: Anatomy) -> bool:
+    return bool(a.shares) and "other" not in a.shares
+
+
+def _is_flat_inside(a: Anatomy) -> bool:
+    """Whether a token's own log-ratio has an effect beyond both edges only."""
+    c = a.curve
+    if c.low is None or c.high is None:
+        return False
+    inside = (c.points[0] > c.low) & (c.points[0] < c.high)
+    return not bool(c.points[1][inside].any())
+
+
+def _nothing_inside(a: Anatomy, brief: bool) -> str:
+    c = a.curve
+    text = f"nothing where l > {c.low:.3g} and l < {c.high:.3g}"
+    if brief:
+        return text
+    beyond = (f"{pull + a.constant:.4g} {word}" for pull, word in ((c.below, "below"), (c.above, "above")))
+    return f"{text}: ref has no effect there; the coefficient is {a.constant:.4g}, and {', '.join(beyond)}"
+
+
+def _nothing(a: Anatomy, brief: bool) -> str:
+    if not a.proved_fresh:
+        return "nothing: ref has no effect" + ("" if brief else f"; {_cause(a)}")
     if not a.constant and not any(a.entropy):
         return "nothing: no gradient depends on ref"
     if a.constant and a.unit.name == "completion-mean":
@@ -222,7 +278,7 @@ def _nothing(a: Anatomy) -> str:
     return "nothing: ref has no effect"
 
 
-def _sum(shares: dict[str, float], brief: bool) -> str:
+def _sum(shares: dict[str, float], *, brief: bool) -> str:
     if len(shares) == 1:
         ((name, weight),) = shares.items()
         return f"climbs the {_title(name, brief)}" if weight < 0 else _title(name, brief)
@@ -243,18 +299,21 @@ def _title(name: str, brief: bool) -> str:
 def _edges(a: Anatomy, brief: bool) -> str:
     texts = []
     c = a.curve
+    flat: list[str] = []
+    symbol = "L" if a.level == "completion" else "l"
     for edge, pull, word, sign in ((c.low, c.below, "below", ">"), (c.high, c.above, "above", "<")):
         if edge is None:
             continue
-        level = "no pull" if pull == 0 else f"a constant pull of {pull:.3g}"
-        texts.append(
-            f"{'L' if a.level == 'completion' else 'l'} {sign} {edge:.3g}"
-            if brief
-            else f"{word} log π/ref = {edge:.4g} {level}"
-        )
-    if not texts:
-        return ""
-    return f" where {' and '.join(texts)}" if brief else f"; {', '.join(texts)}"
+        if not brief:
+            level = "no pull" if pull == 0 else f"a constant pull of {pull:.3g}"
+            texts.append(f"{word} log π/ref = {edge:.4g} {level}")
+        elif pull == 0:
+            texts.append(f"{symbol} {sign} {edge:.3g}")
+        else:
+            flat.append(f"{word} {'' if flat else f'{symbol} = '}{edge:.3g}")
+    if not brief:
+        return f"; {', '.join(texts)}" if texts else ""
+    return (f" where {' and '.join(texts)}" if texts else "") + (f", constant {' and '.join(flat)}" if flat else "")
 
 
 def horizon(a: Anatomy) -> str:
@@ -287,7 +346,7 @@ def samples(a: Anatomy) -> str:
     if a.is_nothing and not a.constant:
         return "any: there is nothing to weigh"
     if s.ratio == "other":
-        return "fresh ones only: how it depends on π/μ is none of token, prefix, sequence and mean ratio"
+        return "fresh ones only: it depends on π/μ in another way than by a token, prefix, sequence or mean ratio"
     ratio = {
         "none": "fresh ones only: no importance ratio",
         "token": "ratio of the token itself",
@@ -299,15 +358,19 @@ def samples(a: Anatomy) -> str:
     return f"{ratio}; on stale ones {_stale(a)}"
 
 
-BOUNDS = {"truncate": "truncated", "clip": "clipped", "mask": "masked", "ppo": "clipped as in PPO"}
+BOUNDS = {"truncate": "truncated", "clip": "clipped", "ppo": "clipped as in PPO"}
 
 
 def _bound(bound: Bound | None) -> str:
     if bound is None:
         return ""
     word = BOUNDS.get(bound.kind, "bounded")
+    if bound.kind == "mask":
+        ends = [f"{side} {x:.4g}" for side, x in (("below", bound.low), ("above", bound.high)) if x is not None]
+        return f"masked {' and '.join(ends)}"
     ends = [f"{x:.4g}" for x in (bound.low, bound.high) if x is not None]
-    return f", {word} at {' and '.join(ends)}"
+    dual = "" if bound.dual is None else f", with a dual clip at {bound.dual:.4g}"
+    return f"{word} at {' and '.join(ends)}{dual}"
 
 
 def unit(u: Unit) -> str:
@@ -334,7 +397,7 @@ def baseline(a: Anatomy) -> str:
     }.get(a.baseline.name, "completions influence each other in a way that no known baseline does")
     if a.baseline.covers != "all" and a.baseline.name != "none":
         text += ", of the detached credit alone"
-    return text if a.baseline.spread == "none" else f"{text}; divided by the spread of the {a.baseline.spread}"
+    return text if a.baseline.spread == "none" else f"{text}; divided by {_divisor(a)}"
 
 
 def scale(a: Anatomy) -> str:
@@ -342,7 +405,7 @@ def scale(a: Anatomy) -> str:
     if a.is_nothing:
         return "0 on fresh samples: β scales noise alone" if a.constant else "0: β has no effect"
     if a.baseline.spread != "none":
-        return "depends on the spread: β has no fixed meaning"
+        return "depends on what it is divided by: β has no fixed meaning"
     return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"
 
 
@@ -364,16 +427,16 @@ def formula(a: Anatomy) -> str:
         terms.append("∇D_t over the vocabulary")
     for part in a.credits:
         terms += _credit_terms(part)
-    text = " + ".join(terms) or "0"
+    text = " + ".join(terms).replace("+ -", "- ") or "0"
     if a.baseline.name not in ("none", "other"):
         text += " - baseline"
     if a.baseline.spread != "none":
-        text = f"({text}) / spread"
+        text = f"({text}) / {'mean' if a.baseline.signed else 'spread'}"
     if a.samples.ratio in SYMBOLS:
         bounded = SYMBOLS[a.samples.ratio] if a.samples.bound is None else f"bound({SYMBOLS[a.samples.ratio]})"
         text = f"{bounded} ({text})" if len(terms) > 1 or " " in text else f"{bounded} {text}"
     if a.constant:
-        text = _times(a.constant, "1") if text == "0" else f"{text} + {a.constant:g}"
+        text = f"{a.constant:.4g}" if text == "0" else f"{text} {'-' if a.constant < 0 else '+'} {abs(a.constant):.4g}"
     if a.level == "completion":
         text += ", L = Σ l_s"
     return text + (f", with c(l) = {_cut_curve(a)}" if a.has_edges and a.own.shares else "")
@@ -426,20 +489,23 @@ def _slope(name: str) -> str:
 def _times(weight: float, text: str) -> str:
     if abs(weight - 1) < 1e-6:
         return text
+    if abs(weight + 1) < 1e-6:
+        return f"-({text})" if " " in text else f"-{text}"
     return f"{weight:.4g} ({text})" if " " in text else f"{weight:.4g} {text}"
 
 
 def remarks(a: Anatomy) -> list[str]:
     """What is neither the KL nor its form: constants, an entropy bonus, misplaced inputs, leaks."""
     texts = []
-    if a.matters and not a.proved:
-        texts.append(f"its coefficient depends on {_matters(a)}, which is none of these parts")
+    if a.matters and a.proved_fresh and not a.proved:
+        texts.append(_cause(a))
     if a.constant and not a.is_nothing:
         fresh = "a pull on lengths" if a.looks_at_length else "nothing"
         texts.append(f"a constant of {a.constant:g} on every score: {fresh} on fresh samples, {_constant_drift(a)}")
     if any(a.entropy):
         bonus = sum(a.entropy)
-        texts.append(f"an entropy {'bonus' if bonus > 0 else 'penalty'} of {abs(bonus):g}")
+        whole = " over whole completions" if a.entropy_of_whole else ""
+        texts.append(f"an entropy {'bonus' if bonus > 0 else 'penalty'} of {abs(bonus):g}{whole}")
     if a.late:
         texts.append(f"the reference is one token {'late' if a.late > 0 else 'early'}: shift its log-probs")
     if not a.ends:
@@ -467,8 +533,8 @@ def proof(a: Anatomy) -> str:
         return f"at random inputs{summed}, fresh and stale{tokens}; largest difference {largest:.0e}"
     name, worst = max(a.unexplained.items(), key=lambda pair: pair[1])
     if a.proved_fresh:
-        return f"on fresh samples; on stale ones {min(worst, 1):.0%} of the coefficient is not explained"
-    return f"no: at {name}, {min(worst, 1):.0%} of the coefficient is not explained by these parts"
+        return f"on fresh samples; on stale ones {_unexplained(a, stale=True)}"
+    return f"no: at {name}, {percent(min(worst, 1))} of the coefficient is not explained"
 
 
 # Expectations of parts.
