@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from some import first
 
 from klgrad.audit import audit, catalogue
 from klgrad.audit.anatomy import enumerate_gradients, read_anatomy
@@ -140,7 +141,7 @@ MUTATED = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", MUTATED, ids=str)
+@pytest.mark.parametrize("recipe", first(MUTATED, 3), ids=str)
 def test_a_changed_part_turns_that_part_of_the_report(recipe):
     whole = parts_of(recipe)
     assert differences(whole, declared(recipe)) == set()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.term import ImportanceWeighting, KLTerm, Piece, Remedy, capitalised, joined
 from ..targets import TARGETS, UNCORRECTED, Verdict
-from ..zoo.cell import AFTER_DIVISION, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
+from ..zoo import AFTER_DIVISION, K2_OR_TOKEN, TOKEN, TOKEN_RATIO
 from .sentences import part_differences, remarks, summary
 from .subject import Subject
 

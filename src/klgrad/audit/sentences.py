@@ -96,8 +96,9 @@ def _spread(a: Anatomy) -> str:
 
 
 def _divisor(a: Anatomy) -> str:
-    of = a.baseline.spread
-    return f"a number of the {of} that may be below 0, as a mean" if a.baseline.signed else f"the spread of the {of}"
+    b = a.baseline
+    divisor = "a number of the {}, which may be below 0, as a mean may" if b.signed else "the spread of the {}"
+    return divisor.format(b.spread)
 
 
 def _stale(a: Anatomy) -> str:
