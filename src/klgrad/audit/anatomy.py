@@ -703,7 +703,8 @@ def _with_sign(reader: PartReader, parts: Anatomy) -> Anatomy:
     factors = []
     for seed, turn in product((1, 3), (1, -1)):
         inputs = ProbeInputs.at_random(MIXED, WIDTH, highest=reader.highest, seed=seed)
-        inputs = replace(inputs, log_ratio=turn * inputs.log_ratio)
+        lower = torch.minimum(inputs.logp, reader.highest - inputs.log_ratio.abs())  # no log-prob of ref is above 0
+        inputs = replace(inputs, log_ratio=turn * inputs.log_ratio, logp=lower)
         alike = reader.read(inputs).score * parts.derivatives(inputs).score
         factors += [float(alike[inputs.group == g].sum()) for g in inputs.group.unique()]
     if min(factors) < 0 < max(factors):
@@ -770,6 +771,7 @@ def _sees_reference(reader: PartReader) -> bool:
     """Whether the reference changes the gradient at random inputs."""
     at_random = partial(ProbeInputs.at_random, MIXED, WIDTH, highest=reader.highest)
     inputs, other = (replace(at_random(seed=seed), late=reader.late, anchor=reader.anchor) for seed in (13, 14))
+    inputs = replace(inputs, logp=torch.minimum(inputs.logp, other.logp))  # no log-prob of ref is above 0
     of_ref = ("log_ratio", "tilt", "token_reverse_kl", "token_forward_kl")
     changed = replace(inputs, **{name: getattr(other, name) for name in of_ref})
     pairs = zip(reader.read(inputs), reader.read(changed), strict=True)

@@ -107,7 +107,7 @@ def _spread(a: Anatomy) -> str:
 
 def _divisor(a: Anatomy) -> str:
     b = a.baseline
-    return f"the spread of the {b.spread}" if not b.signed else f"a number of the {b.spread} that may be below 0, as a mean"
+    return f"the spread of the {b.spread}" if not b.signed else f"a number of the {b.spread} that is no spread, as it changes sign"
 
 
 def _stale(a: Anatomy) -> str:
@@ -417,7 +417,7 @@ def scale(a: Anatomy) -> str:
     if a.is_nothing:
         return "0 on fresh samples: β scales noise alone" if a.constant else "0: β has no effect"
     if a.baseline.spread != "none":
-        return "depends on what it is divided by: β has no fixed meaning"
+        return f"depends on {_divisor(a)}: β has no fixed meaning"
     return f"{a.scale:.4g} x β near ref" if math.isfinite(a.scale) else "jumps at ref: as strong beside it as far away"
 
 
